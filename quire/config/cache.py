@@ -1,0 +1,24 @@
+"""The KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    block_size: int = 16
+    """Tokens a KV block."""
+    gpu_memory_utilization: float = 0.92
+    """Share of the memory that is free at start which this engine may take (weights, activations and KV cache)."""
+    kv_cache_memory_bytes: int | None = None
+    """Exact size of the KV cache; overrides the share."""
+    num_gpu_blocks_override: int | None = None
+    """Exact number of KV blocks, for tests."""
+    kv_cache_dtype: Literal["auto"] = "auto"
+    """Number type of the KV cache; auto: the model's."""
+    enable_prefix_caching: bool = True
+    """Reuse the KV blocks of equal prompt beginnings."""
+    cpu_kv_cache_memory_bytes: int | None = None
+    """Size of the KV cache on a CPU. None: enough for the context and a few requests, at most a quarter of free memory."""

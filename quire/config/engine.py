@@ -1,0 +1,50 @@
+"""EngineConfig: every option of an engine, one section a room.
+
+Each option is at once a keyword of `LLM(...)`, a CLI flag, a YAML key and a row of the reference: its field says it once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.config.cache import CacheConfig
+from quire.config.model import ModelConfig
+from quire.config.runtime import ObserveConfig, RuntimeConfig
+from quire.config.schedule import SchedulerConfig
+from quire.foundation.errors import ConfigError
+
+SECTIONS: dict[str, type] = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "schedule": SchedulerConfig,
+    "runtime": RuntimeConfig,
+    "observe": ObserveConfig,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    schedule: SchedulerConfig = field(default_factory=SchedulerConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    observe: ObserveConfig = field(default_factory=ObserveConfig)
+
+    @classmethod
+    def from_flat(cls, **options: Any) -> EngineConfig:
+        """Build from flat names (`max_model_len=4096`).
+
+        Raises ConfigError for an unknown name, with the nearest one.
+        """
+        homes = {f.name: name for name, section in SECTIONS.items() for f in dataclasses.fields(section)}
+        parts: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+        for name, value in options.items():
+            if name not in homes:
+                near = difflib.get_close_matches(name, homes, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise ConfigError(f"unknown option {name!r}{hint}", name)
+            parts[homes[name]][name] = value
+        return cls(**{name: SECTIONS[name](**parts[name]) for name in SECTIONS})

@@ -1,0 +1,44 @@
+"""What to run: the model, its tokenizer, its numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+DType = Literal["auto", "bfloat16", "float16", "float32", "half", "float"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    model: str = ""
+    """Local folder or Hugging Face id. Empty: the demo model that ships with Quire."""
+    tokenizer: str | None = None
+    """Folder or id of the tokenizer, if it is not the model's own."""
+    skip_tokenizer_init: bool = False
+    """Work on token ids only; text prompts and stop strings are then refused."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub."""
+    hf_token: str | None = None
+    """Hub token for gated models; the HF_TOKEN variable works too."""
+    download_dir: str | None = None
+    """Where downloads are kept (the hub's own cache if not given)."""
+    dtype: DType = "auto"
+    """Number type of weights and activations. auto: the checkpoint's; float32 checkpoints run in bfloat16 on a GPU."""
+    seed: int = 0
+    """Seed of everything drawn at random for requests without a seed of their own and for dummy weights."""
+    max_model_len: int | None = None
+    """Context length in tokens. None: the model's own, lowered (and said so) if the KV cache cannot hold it."""
+    max_logprobs: int = 20
+    """Most log-probabilities a request may ask for at each position."""
+    served_model_name: list[str] = field(default_factory=list)
+    """Names the API answers to; the first is used in replies. None given: the `model` value."""
+    chat_template: str | None = None
+    """Jinja chat template, or a file that holds one, instead of the model's own."""
+    generation_config: str = "auto"
+    """Where sampling defaults come from: auto (the model's generation_config.json), none, or a folder."""
+    hf_overrides: dict[str, Any] = field(default_factory=dict)
+    """JSON object laid over the model's config.json."""
+    load_format: Literal["auto", "safetensors", "dummy"] = "auto"
+    """dummy: random weights of the right shapes, for measuring without a checkpoint."""
+    use_tqdm_on_load: bool = True
+    """Show progress while weights load."""

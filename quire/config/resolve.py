@@ -1,0 +1,184 @@
+"""The only place where "auto" becomes a value. Each choice is noted with its reason."""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.config.engine import EngineConfig
+from quire.config.model import ModelConfig
+from quire.config.model_info import ModelInfo, read_model_info
+from quire.foundation.errors import ConfigError
+
+DEMO_MODEL = Path(__file__).parent.parent / "demo_model"
+BIG_GPU_BYTES = 70 * 1024**3
+_SHORT_DTYPES = {"half": "float16", "float": "float32"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """The options of the user with every "auto" decided. Only the KV cache's size is still open: the worker measures it."""
+
+    config: EngineConfig
+    info: ModelInfo
+    device: str  # cuda | cpu
+    dtype: str  # bfloat16 | float16 | float32
+    max_model_len: int  # wanted; the worker may lower it if it was not asked for
+    max_model_len_is_explicit: bool
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    depth: int  # plans in flight
+    executor: str  # uni | mp
+    notes: tuple[str, ...] = ()
+
+
+def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
+    """Decide everything that can be decided without loading the model.
+
+    Raises ConfigError naming the option that cannot work.
+    """
+    notes: list[str] = []
+    _check(config)
+    info = read_model_info(locate_model(config.model), config.model.hf_overrides, config.model.generation_config)
+    device = _device(config.runtime.device, notes)
+    dtype = _dtype(config.model.dtype, info.dtype, device, notes)
+    big = device == "cuda" and _gpu_bytes() >= BIG_GPU_BYTES
+    seqs = config.schedule.max_num_seqs or (64 if device == "cpu" else 1024 if big else 256)
+    tokens = config.schedule.max_num_batched_tokens or (
+        2048 if device == "cpu" else (8192 if serving else 16384) if big else 4096
+    )
+    longest = config.model.max_model_len or info.max_position
+    if longest > info.max_position:
+        raise ConfigError(
+            f"max_model_len={longest} is more than the model's {info.max_position} positions", "max_model_len"
+        )
+    executor = (
+        "uni" if config.runtime.distributed_executor_backend == "auto" else config.runtime.distributed_executor_backend
+    )
+    overlap = config.schedule.async_scheduling
+    if overlap is None:
+        overlap = device == "cuda" or executor == "mp"
+    return Resolved(
+        config=config,
+        info=info,
+        device=device,
+        dtype=dtype,
+        max_model_len=longest,
+        max_model_len_is_explicit=config.model.max_model_len is not None,
+        max_num_seqs=min(seqs, tokens),
+        max_num_batched_tokens=tokens,
+        depth=2 if overlap else 1,
+        executor=executor,
+        notes=tuple(notes),
+    )
+
+
+def locate_model(model: ModelConfig) -> Path:
+    """The local folder of the model: as given, the demo model, or a download from the hub."""
+    if not model.model:
+        return DEMO_MODEL
+    path = Path(model.model).expanduser()
+    if path.is_dir():
+        return path
+    if model.model.startswith((".", "/", "~")) or model.model.count("/") > 1:
+        raise ConfigError(f"model folder {model.model!r} does not exist", "model")
+    return _download(model)
+
+
+def _download(model: ModelConfig) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    except ImportError:
+        raise ConfigError("downloading from the hub needs `pip install quire[hub]`", "model") from None
+    patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "*.txt"]
+    if model.load_format == "dummy":
+        patterns.remove("*.safetensors")
+    try:
+        return Path(
+            snapshot_download(
+                model.model,
+                revision=model.revision,
+                cache_dir=model.download_dir,
+                token=model.hf_token,
+                allow_patterns=patterns,
+                ignore_patterns=["original/*"],
+            )
+        )
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigError(
+            f"{model.model!r} is neither a local folder nor a model that the hub could deliver: {first_line}",
+            "model",
+        ) from error
+
+
+def _check(config: EngineConfig) -> None:
+    share = config.cache.gpu_memory_utilization
+    if not 0 < share <= 1:
+        raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {share}", "gpu_memory_utilization")
+    size = config.cache.block_size
+    if size < 1 or size & (size - 1):
+        raise ConfigError(f"block_size must be a power of two, got {size}", "block_size")
+    for section, name in (
+        (config.model, "max_model_len"),
+        (config.schedule, "max_num_seqs"),
+        (config.schedule, "max_num_batched_tokens"),
+        (config.schedule, "max_num_queued_reqs"),
+        (config.runtime, "num_threads"),
+    ):
+        value = getattr(section, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} must be >= 1, got {value}", name)
+    if config.runtime.tensor_parallel_size != 1:
+        raise ConfigError(
+            f"tensor_parallel_size must be 1 in this version, got {config.runtime.tensor_parallel_size}",
+            "tensor_parallel_size",
+        )
+
+
+def _device(wanted: str, notes: list[str]) -> str:
+    if wanted != "auto":
+        if wanted == "cuda" and not _has_gpu():
+            raise ConfigError("device=cuda, but no NVIDIA GPU and driver were found; use device=cpu", "device")
+        return wanted
+    found = "cuda" if _has_gpu() else "cpu"
+    notes.append(f"device={found}: " + ("an NVIDIA GPU was found" if found == "cuda" else "no NVIDIA GPU was found"))
+    return found
+
+
+def _has_gpu() -> bool:
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") or not glob.glob("/dev/nvidia[0-9]*"):
+        return False
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def _gpu_bytes() -> int:
+    """Total memory of the GPU in bytes, asked of the driver's management library; 0 if it does not say."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return 0
+    handle, sizes = ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    index = int(visible) if visible.isdigit() else 0
+    if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)):
+        return 0
+    failed = nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(sizes))
+    return 0 if failed else int(sizes[0])
+
+
+def _dtype(wanted: str, checkpoint: str, device: str, notes: list[str]) -> str:
+    if wanted != "auto":
+        return _SHORT_DTYPES.get(wanted, wanted)
+    if checkpoint == "float32" and device == "cuda":
+        notes.append("dtype=bfloat16: the checkpoint is float32, which a GPU would run at a fraction of the speed")
+        return "bfloat16"
+    return checkpoint if checkpoint in ("bfloat16", "float16", "float32") else "bfloat16"

@@ -1,0 +1,36 @@
+"""Devices, processes, graphs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeConfig:
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """Where the model runs; auto: a GPU if there is one."""
+    tensor_parallel_size: int = 1
+    """GPUs one model is spread over (1 in this version)."""
+    distributed_executor_backend: Literal["auto", "uni", "mp"] = "auto"
+    """uni: the worker shares the engine's process; mp: a process of its own. auto: uni for one device."""
+    attention_backend: str = "auto"
+    """Attention implementation by name; auto: the first in the platform's order that supports the model."""
+    enforce_eager: bool = False
+    """Launch every kernel from Python instead of replaying captured CUDA graphs."""
+    cuda_graph_sizes: list[int] = field(default_factory=list)
+    """Batch sizes to capture. None given: 1, 2, 4, then steps that grow with the size, up to max_num_seqs (at most 512)."""
+    num_threads: int | None = None
+    """CPU threads of the worker; None: the physical cores this process may use."""
+    debug: bool = False
+    """Check invariants at every step and poison memory that must not be read (slow)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObserveConfig:
+    disable_log_stats: bool = False
+    """No periodic statistics line."""
+    enable_log_requests: bool = False
+    """Log every request (ids and lengths, never text)."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """How much is logged."""

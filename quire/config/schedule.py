@@ -1,0 +1,26 @@
+"""How requests share the steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    max_num_seqs: int | None = None
+    """Most requests in one step (seats). None: 1024 on a GPU with 70 GiB or more, else 256; 64 on a CPU."""
+    max_num_batched_tokens: int | None = None
+    """Most tokens in one step. None: 16384 on a GPU with 70 GiB or more (8192 under `quire serve`), else 4096; 2048 on a CPU."""
+    max_prefill_chunk: int = 0
+    """Most prompt tokens one request may bring to one step; 0: no limit but the token budget."""
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    """Order of waiting requests; priority: lower value first, then arrival."""
+    max_num_queued_reqs: int | None = None
+    """Most waiting requests; one more is refused (HTTP 503). None: no limit offline, 4096 under `quire serve`."""
+    async_scheduling: bool | None = None
+    """Plan the next step while the device runs this one (two plans in flight). None: on, except on a CPU in-process."""
+    stream_interval: int = 1
+    """Tokens a streamed chunk."""
+    preempt_every_step: bool = False
+    """Test mode: preempt one running request at every step."""

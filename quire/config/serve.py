@@ -1,0 +1,47 @@
+"""The HTTP server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    host: str = "127.0.0.1"
+    """Address to bind."""
+    port: int = 8000
+    """Port to bind; 0: any free one (it is printed)."""
+    uds: str | None = None
+    """Unix socket to bind instead of host and port."""
+    api_key: list[str] = field(default_factory=list)
+    """Keys that clients may present as `Authorization: Bearer …`; every route but the health probes then needs one. QUIRE_API_KEY works too."""
+    api_key_file: str | None = None
+    """File with one key a line."""
+    allowed_origins: list[str] = field(default_factory=list)
+    """CORS origins; none given: CORS is off."""
+    allow_credentials: bool = False
+    """CORS: allow credentials."""
+    allowed_methods: list[str] = field(default_factory=lambda: ["*"])
+    """CORS: allowed methods."""
+    allowed_headers: list[str] = field(default_factory=lambda: ["*"])
+    """CORS: allowed headers."""
+    root_path: str = ""
+    """Path prefix when behind a proxy."""
+    ssl_keyfile: str | None = None
+    """TLS key."""
+    ssl_certfile: str | None = None
+    """TLS certificate."""
+    max_body_bytes: int = 32 * 1024 * 1024
+    """Largest request body."""
+    shutdown_grace: float = 0.0
+    """Seconds after SIGTERM in which new requests are still accepted, while /readyz already says 503."""
+    shutdown_timeout: float = 30.0
+    """Seconds after the grace in which running requests may finish before they are aborted."""
+    hang_timeout: float = 20.0
+    """Seconds without a finished step, with work queued, after which /readyz says 503."""
+    uvicorn_log_level: str = "warning"
+    """Log level of the HTTP server itself."""
+    enable_request_id_headers: bool = False
+    """Answer with X-Request-Id."""
+    enable_docs: bool = False
+    """Serve /docs and /openapi.json."""

@@ -1,0 +1,39 @@
+"""The errors a user can meet. Each says what is wrong, with the numbers, and what to do."""
+
+from __future__ import annotations
+
+
+class QuireError(Exception):
+    """Base of every error that Quire raises on purpose."""
+
+
+class InputError(QuireError, ValueError):
+    """A request cannot be accepted. It is raised at the door and harms no other request.
+
+    `param` names the field (as the user wrote it), so that the server can answer with it.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class ConfigError(QuireError, ValueError):
+    """An option, a model folder or the combination of both cannot work."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class WeightsError(ConfigError):
+    """A checkpoint does not fit the model: the message lists every missing, extra or misshapen tensor."""
+
+
+class DoesNotFitError(ConfigError):
+    """Weights and one request do not fit: the message names the bytes short and the option to change."""
+
+
+class EngineDeadError(QuireError, RuntimeError):
+    """The engine (or its process) stopped. Requests in flight cannot be finished by it."""

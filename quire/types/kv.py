@@ -1,0 +1,39 @@
+"""What the KV cache of a model looks like, in numbers that the brain can count with."""
+
+from __future__ import annotations
+
+import msgspec
+
+NULL_BLOCK = 0  # never allocated: padding rows read and write here
+PAD_SEAT = 0  # never handed out: padding rows of a graph use it
+
+
+class KVGroupSpec(msgspec.Struct, frozen=True):
+    """Layers that share one block table: same kind of attention, same bytes a token."""
+
+    kind: str  # "full" (window, mamba: later kinds register in kv/)
+    block_size: int  # tokens a block
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype_bytes: int
+
+    @property
+    def bytes_per_block(self) -> int:
+        return 2 * self.block_size * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype_bytes
+
+
+class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker says once it is ready: how much fits, and where the start-up time went."""
+
+    device: str  # "NVIDIA H200", "cpu (2 threads)"
+    num_blocks: int  # KV blocks, the null block included
+    max_model_len: int  # tokens; lowered when the model's own does not fit
+    groups: list[KVGroupSpec]
+    vocab_size: int
+    weight_bytes: int
+    kv_bytes: int
+    free_bytes: int
+    attention_backend: str
+    phases: dict[str, float]  # seconds by start-up phase
+    notes: list[str] = msgspec.field(default_factory=list)  # every "auto" with its reason

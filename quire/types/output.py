@@ -1,0 +1,121 @@
+"""What comes back: EngineOutput from the core (token ids), RequestOutput to the user (text)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
+    """Log-probabilities of one position; entry 0 is the sampled (or prompt) token, then the top-k."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int  # of entry 0, 1-based
+
+
+class EngineOutput(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """News of one request after one step."""
+
+    request_id: str
+    token_ids: list[int] = msgspec.field(default_factory=list)  # new ones only
+    logprobs: list[TokenLogprobs] | None = None  # one a new token
+    prompt_logprobs: list[TokenLogprobs] | None = None  # new prompt positions, in order, from position 1
+    finish_reason: str | None = None  # stop | length | abort | error
+    stop_reason: int | str | None = None  # the stop token id; None for EOS
+    num_cached_tokens: int = 0
+    queued: float = 0.0  # seconds from arrival to first scheduling, set on the first output
+    num_preemptions: int = 0
+    error: str | None = None
+
+
+class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Counters of the core since its start and gauges of now; merged into /metrics by the server."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_steps: int = 0
+    kv_usage: float = 0.0  # 0 … 1
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    num_seats_used: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    cached_tokens: int = 0
+    prefix_queries: int = 0  # tokens
+    prefix_hits: int = 0  # tokens
+    num_preemptions: int = 0
+    last_step_time: float = 0.0  # time.time() of the last settled step
+    step_tokens: list[int] = msgspec.field(default_factory=list)  # tokens of the steps since the last report
+    phase_seconds: dict[str, float] = msgspec.field(default_factory=dict)  # plan, submit, wait, settle
+
+
+class EngineOutputs(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One message from the core: the news of all requests of one step, now and then with statistics."""
+
+    outputs: list[EngineOutput] = msgspec.field(default_factory=list)
+    stats: EngineStats | None = None
+
+
+@dataclass(slots=True)
+class Logprob:
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One of the `n` answers to a request."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None  # stop | length | abort | error
+    stop_reason: int | str | None = None
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Times of one request in seconds (time.time())."""
+
+    arrival_time: float
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    finished_time: float | None = None
+    num_preemptions: int = 0
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int = 0
+    metrics: RequestMetrics | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class BeamSearchSequence:
+    orig_prompt: str | list[int]
+    tokens: list[int]
+    logprobs: list[dict[int, Logprob]]
+    cum_logprob: float = 0.0
+    text: str | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    sequences: list[BeamSearchSequence] = field(default_factory=list)

@@ -1,0 +1,69 @@
+"""StepPlan: all that a worker learns from the brain about one step. Built once, sent, never changed.
+
+Rows come in two runs. First the *decode* rows: one token each, and its id is already on the device
+(`seats.last_token`), so the plan says nothing about it. Then the *catch-up* rows (prompt chunks, requests
+resumed after preemption): their token ids travel in `token_ids`, concatenated in row order.
+Seats are 1 … max_num_seqs; seat 0 is padding. Arrays are int32 unless noted.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from quire.types.sampling import SamplingParams
+
+
+class Admit(msgspec.Struct, frozen=True, array_like=True):
+    """A request takes a seat (first time, or again after a preemption)."""
+
+    seat: int
+    num_computed: int  # tokens whose KV is already there (prefix cache)
+    num_prompt: int  # of the original prompt; later tokens are output (penalties, seeds and min_tokens count them)
+    params: SamplingParams
+    stop_token_ids: list[int]
+    seed: int
+
+
+class NewBlocks(msgspec.Struct, frozen=True, array_like=True):
+    """Entries to write in the block tables of one KV group: `table[seats[i], index[i]] = blocks[i]`."""
+
+    seats: np.ndarray
+    index: np.ndarray
+    blocks: np.ndarray
+
+
+class CopyBlocks(msgspec.Struct, frozen=True, tag="copy_blocks"):
+    """Copy KV blocks on the device before the step: `dst[i] <- src[i]`."""
+
+    group: int
+    src: np.ndarray
+    dst: np.ndarray
+
+
+class PoolRows(msgspec.Struct, frozen=True, tag="pool_rows"):
+    """Rows whose hidden states are pooled instead of sampled."""
+
+    rows: np.ndarray
+
+
+Attachment = CopyBlocks | PoolRows
+
+
+class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
+    step: int
+    admits: list[Admit]
+    seats: np.ndarray  # [rows]
+    num_tokens: np.ndarray  # [rows] tokens this step; 1 for decode rows
+    num_decodes: int  # rows [0, num_decodes) are decode rows
+    token_ids: np.ndarray  # [tokens of the catch-up rows]
+    samples: np.ndarray  # [rows] bool: the row reaches its last known token and samples the next
+    blocks: list[NewBlocks]  # one a KV group
+    max_seq_len: int  # upper bound of tokens any row attends to, its own included
+    releases: list[int] = msgspec.field(default_factory=list)  # seats given back before this step
+    attachments: list[Attachment] = msgspec.field(default_factory=list)
+    split_sample: bool = False  # a mask for this step follows before it samples (grammars)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.seats)

@@ -1,0 +1,25 @@
+"""One request as the engine core sees it: token ids only, everything about text stays in the frontend."""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.types.sampling import SamplingParams
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Built by `frontend.inputs.build`; nobody changes it afterwards."""
+
+    id: str
+    token_ids: list[int]
+    params: SamplingParams
+    max_tokens: int  # resolved: never None, never past the context
+    stop_token_ids: list[int] = msgspec.field(default_factory=list)  # EOS (unless ignored) and the user's own
+    eos_token_id: int | None = None  # the one that finishes with stop_reason None
+    seed: int = 0  # resolved: the user's, or drawn at random
+    priority: int = 0  # lower runs first
+    arrival: float = 0.0  # seconds, time.time()
+    lora: str | None = None
+    cache_salt: str | None = None  # part of the prefix-cache key
+    media_hashes: list[bytes] = msgspec.field(default_factory=list)  # part of the prefix-cache key
+    trace: dict[str, str] | None = None

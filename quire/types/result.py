@@ -1,0 +1,29 @@
+"""StepResult: what one step produced. Rows in plan order, no ids."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+
+class LogprobRows(msgspec.Struct, frozen=True):
+    """Top log-probabilities of some positions; column 0 is the sampled (or the prompt's own) token.
+
+    `rows[i]` is the plan row that line i belongs to; a prompt chunk has several lines for one row.
+    A line holds `counts[i]` valid columns.
+    """
+
+    rows: np.ndarray  # int32 [lines]
+    counts: np.ndarray  # int32 [lines]
+    token_ids: np.ndarray  # int32 [lines, 1 + k]
+    logprobs: np.ndarray  # float32 [lines, 1 + k]
+    ranks: np.ndarray  # int32 [lines], 1-based rank of column 0
+
+
+class StepResult(msgspec.Struct, frozen=True, kw_only=True):
+    step: int
+    tokens: np.ndarray  # int32 [rows, 1 + k]; rows that did not sample hold -1
+    counts: np.ndarray  # int32 [rows], valid columns of `tokens`
+    logprobs: LogprobRows | None = None
+    prompt_logprobs: LogprobRows | None = None
+    error: str | None = None  # the step failed as a whole
