@@ -6,30 +6,11 @@ Seat 0 is padding: it is read like any other (its table points to the null block
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
+from quire.kernels.step_state import SeatState, StepBuffers
 
-@dataclass(frozen=True, slots=True)
-class SeatState:
-    """What a step reads and writes of all seats."""
-
-    last_token: torch.Tensor  # [seats]
-    num_computed: torch.Tensor  # [seats]
-    block_table: torch.Tensor  # [seats, max_blocks]
-    token_of_slot: torch.Tensor  # [num_blocks * block_size]: the token whose KV is there
-    block_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepBuffers:
-    """Inputs of the forward pass, filled by `gather`."""
-
-    input_ids: torch.Tensor  # [tokens]
-    positions: torch.Tensor  # [tokens]
-    slots: torch.Tensor  # [tokens]
-    seq_lens: torch.Tensor  # [rows]
+__all__ = ["SeatState", "StepBuffers", "commit", "gather", "gather_decode", "scatter"]
 
 
 def scatter(dst: torch.Tensor, index: torch.Tensor, values: torch.Tensor) -> None:

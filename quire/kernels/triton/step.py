@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 if TYPE_CHECKING:
-    from quire.kernels.step import SeatState, StepBuffers
+    from quire.kernels.step_state import SeatState, StepBuffers
 
 _ROWS = 128  # rows a program, where a program handles rows
 _TOKENS = 512  # tokens of one row a program, in gather
