@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import torch
 
-from quire.kernels.dispatch import on_triton
+from quire.kernels.dispatch import INTERPRETED, on_triton
 
 
 def decode_workspace(
     max_rows: int, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device
 ) -> torch.Tensor:
     """Scratch memory for `decode` of up to `max_rows` rows; shared by all layers. Empty where none is needed."""
-    if device.type != "cuda":
+    if device.type != "cuda" and not INTERPRETED:
         return torch.empty(0, device=device)
     from quire.kernels.triton.decode import workspace_elements
     from quire.kernels.triton.launch import num_processors

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quire.kernels import paged_attention
-from tests.kernels.compare import assert_near
+from tests.kernels.compare import NARROW, assert_near
 
 
 @dataclass
@@ -63,7 +63,7 @@ SHAPES = [  # heads, kv heads, dim, block size, window
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", sorted({NARROW, torch.float16, torch.float32}, key=str))
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size", "window"), SHAPES)
 def test_decode(
     device: torch.device, heads: int, kv_heads: int, dim: int, block_size: int, window: int, dtype: torch.dtype
@@ -80,7 +80,7 @@ def test_decode(
         assert_near(out, torch.cat(rows), dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", sorted({NARROW, torch.float16, torch.float32}, key=str))
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size", "window"), SHAPES)
 def test_prefill(
     device: torch.device, heads: int, kv_heads: int, dim: int, block_size: int, window: int, dtype: torch.dtype
@@ -121,15 +121,15 @@ def test_many_rows_find_their_tiles(device: torch.device) -> None:
 
 def test_padding_rows_are_harmless(device: torch.device) -> None:
     """Seat 0, one token, null block: finite output, and the real rows are what they are alone."""
-    cache = make_cache([50, 20], 2, 64, 16, torch.bfloat16, device)
+    cache = make_cache([50, 20], 2, 64, 16, NARROW, device)
     cache.k[0], cache.v[0], cache.table[0] = 1.0, 1.0, 0
-    q = torch.randn(4, 4, 64, device=device, dtype=torch.bfloat16)
+    q = torch.randn(4, 4, 64, device=device, dtype=NARROW)
     seats = torch.cat([cache.seats, torch.zeros(2, device=device, dtype=torch.int32)])
     seq_lens = torch.tensor([50, 20, 1, 1], device=device, dtype=torch.int32)
     workspace = paged_attention.decode_workspace(4, 4, 2, 64, device)
     out = paged_attention.decode(q, cache.k, cache.v, seats, cache.table, seq_lens, 0.125, workspace)
     assert_near(out[:2], torch.cat([attend(q[i : i + 1], *cache.tokens[i], 0.125, 0) for i in range(2)]), q.dtype)
-    assert torch.equal(out[2:].cpu(), torch.ones(2, 4 * 64, dtype=torch.bfloat16))
+    assert torch.equal(out[2:].cpu(), torch.ones(2, 4 * 64, dtype=NARROW))
 
 
 @pytest.mark.gpu

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from quire.kernels import skinny_gemm
-from tests.kernels.compare import assert_near
+from tests.kernels.compare import NARROW, assert_near
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", sorted({NARROW, torch.float16}, key=str))
 @pytest.mark.parametrize("m", [1, 2, 3, 8, 11, 16])
 @pytest.mark.parametrize(("n", "k", "biased"), [(48, 1024, True), (37, 96, False), (130, 1500, True)])
 def test_linear(device: torch.device, m: int, n: int, k: int, biased: bool, dtype: torch.dtype) -> None:
