@@ -7,7 +7,7 @@ import os
 import select
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
@@ -94,7 +94,7 @@ class _Client:
         self._waiting_outputs: deque[EngineOutputs] = deque()
         self._calls: dict[int, Future[Any]] = {}
         self._num_calls = 0
-        self._aborted: set[str] = set()  # outputs that the core sent before it knew are dropped
+        self._aborted: Counter[str] = Counter()  # aborts the core has not confirmed; outputs sent before it did are dropped
         self._dead: EngineDeadError | None = None
 
     def _send(self, message: ToCore) -> None:
@@ -188,7 +188,7 @@ class _Client:
                 case News(outputs):
                     self._waiting_outputs.append(self._without_aborted(outputs))
                 case Aborted(ids):
-                    self._aborted.difference_update(ids)
+                    self._aborted -= Counter(ids)
                 case Reply(number, value, failure):
                     answer = self._calls.pop(number)
                     if not answer.set_running_or_notify_cancel():
@@ -265,7 +265,7 @@ class InProcessClient(_Client):
 
 
 class _LocalInbox:
-    """The Inbox of a core in this process; any thread puts. A pipe wakes the core, so that it can wait for a worker too."""
+    """The Inbox of a core in this process; any thread puts. A pipe wakes it, for it may have to watch a worker too."""
 
     def __init__(self) -> None:
         self._messages: deque[ToCore] = deque()
@@ -291,7 +291,7 @@ class _LocalInbox:
                 poll.register(fd, select.POLLIN)
         poll.poll(None if timeout is None else timeout * 1000)
         try:
-            os.read(self._awake, 65536)  # before `drain`: what comes in between wakes us once too often, never too rarely
+            os.read(self._awake, 65536)  # before `drain`: rather wake once too often than too rarely
         except BlockingIOError:
             pass
 
@@ -379,6 +379,8 @@ class ProcessClient(_Client):
                 self._lock.notify_all()
 
     def shutdown(self) -> None:
+        if not self._child.is_open:
+            return
         if self._dead is None:
             self._send(Stop())
         if self._loop_reads is None:

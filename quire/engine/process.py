@@ -10,7 +10,7 @@ from quire.engine.core import EngineCore
 from quire.engine.messages import News, Ready, Start, Stop, ToCore
 from quire.executor.base import make_executor
 from quire.foundation.child import Failure, Parent
-from quire.foundation.errors import ConfigError, DoesNotFitError
+from quire.foundation.errors import ConfigError, DoesNotFitError, QuireError
 from quire.foundation.log import get_logger, setup
 from quire.foundation.wire import WireError
 from quire.types.output import INVALID_REQUEST, EngineOutput, EngineOutputs
@@ -45,10 +45,9 @@ def _run(parent: Parent[ToCore]) -> int:
                 parent.channel.send(message)
         return EXIT_STOPPED if inbox.stop_came else EXIT_FAILED
     except Exception as error:
-        failure = Failure.of(error)
-        if not isinstance(error, ConfigError):
+        if not isinstance(error, QuireError):
             _log.exception("the engine core ended")
-        parent.channel.send(failure)
+        parent.channel.send(Failure.of(error))
         return _exit_code(error)
     finally:
         core.shutdown()

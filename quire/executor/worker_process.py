@@ -9,6 +9,7 @@ from queue import SimpleQueue
 from quire.executor.base import FailedLaunch, StepFuture, Worker, failed_step
 from quire.executor.messages import Answer, Call, Ran, Run, Start, Started, Stop, ToWorker
 from quire.foundation.child import Failure, Parent
+from quire.foundation.errors import QuireError
 from quire.foundation.log import get_logger, setup
 from quire.foundation.registry import load
 from quire.foundation.wire import Channel
@@ -39,10 +40,9 @@ def _start(parent: Parent[ToWorker]) -> Worker | None:
         worker: Worker = load(start.worker)(start.resolved)
         report = worker.start()
     except Exception as error:
-        failure = Failure.of(error)
-        if failure.kind == "EngineDeadError":
+        if not isinstance(error, QuireError):
             _log.exception("the worker could not start")
-        parent.channel.send(failure)
+        parent.channel.send(Failure.of(error))
         return None
     parent.channel.send(Started(report))
     return worker

@@ -1,4 +1,4 @@
-"""Every environment variable that Quire reads, in one place and typed. Options of an engine are not here: see `config`."""
+"""Every environment variable that Quire reads, in one place, typed. Options of an engine live in `config`."""
 
 from __future__ import annotations
 
