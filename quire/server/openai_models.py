@@ -20,6 +20,7 @@ def _card(service: Service, name: str) -> dict[str, Any]:
         "owned_by": "quire",
         "root": service.config.model.model or name,
         "parent": None,
+        "vocab_size": service.running().info.resolved.info.vocab_size,
         "max_model_len": service.running().info.max_model_len,
     }
 
