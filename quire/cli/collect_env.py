@@ -13,10 +13,27 @@ from pathlib import Path
 import quire
 from quire.cli import machine
 
-PACKAGES = (
-    *("torch", "triton", "numpy", "safetensors", "tokenizers", "transformers", "huggingface-hub", "msgspec", "pyzmq"),
-    *("jinja2", "fastapi", "uvicorn", "pydantic", "orjson", "uvloop", "httptools", "prometheus_client", "tyro", "openai"),
-)
+PACKAGES = [
+    "torch",
+    "triton",
+    "numpy",
+    "safetensors",
+    "tokenizers",
+    "transformers",
+    "huggingface-hub",
+    "msgspec",
+    "pyzmq",
+    "jinja2",
+    "tyro",
+    "fastapi",
+    "uvicorn",
+    "pydantic",
+    "orjson",
+    "uvloop",
+    "httptools",
+    "prometheus_client",
+    "openai",
+]
 VARIABLES = ("QUIRE_", "CUDA", "NCCL", "TORCH", "TRITON", "OMP_", "HF_", "LD_LIBRARY_PATH", "PYTHON")
 SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
@@ -46,10 +63,8 @@ def facts() -> list[tuple[str, str]]:
         *((tool, _first_line(tool)) for tool in ("gcc", "clang", "nvcc", "cmake")),
         *((name, machine.version(name) or "not installed") for name in PACKAGES),
     ]
-    for name in sorted(os.environ):
-        if name.startswith(VARIABLES):
-            lines.append((name, "(hidden)" if any(word in name for word in SECRET) else os.environ[name]))
-    return lines
+    names = sorted(name for name in os.environ if name.startswith(VARIABLES))
+    return lines + [(name, "(hidden)" if any(word in name for word in SECRET) else os.environ[name]) for name in names]
 
 
 def _cpu_name() -> str:

@@ -12,6 +12,7 @@ from quire.cli import machine
 MIN_PYTHON, MIN_TORCH = (3, 11), (2, 11)
 LOW_MEMORY, LOW_DISK = 4 * machine.GIB, 10 * machine.GIB
 PORT = 8000
+SERVER_PACKAGES = ("fastapi", "uvicorn", "httptools", "orjson", "prometheus_client")
 
 Finding = tuple[str, str, str]  # mark, subject, what was found and what to do
 
@@ -52,7 +53,7 @@ def check_packages() -> Iterator[Finding]:
     for name in ("tokenizers", "safetensors", "msgspec", "zmq"):
         found = machine.version("pyzmq" if name == "zmq" else name)
         yield ("ok" if found else "BAD"), name, found or "not installed: pip install quire"
-    missing = [name for name in ("fastapi", "uvicorn", "httptools", "orjson", "prometheus_client") if not machine.version(name)]
+    missing = [name for name in SERVER_PACKAGES if not machine.version(name)]
     text = f"missing for `quire serve`: {', '.join(missing)}: pip install 'quire[server]'" if missing else "installed"
     yield "warn" if missing else "ok", "HTTP server", text
 

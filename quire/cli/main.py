@@ -64,8 +64,9 @@ def run_command(module: str, arguments: list[str]) -> int:
 
 
 _EXTRAS = {
-    name: "server" for name in ("fastapi", "uvicorn", "httptools", "orjson", "prometheus_client", "pydantic", "starlette")
-} | {"aiohttp": "bench"}
+    **dict.fromkeys(("fastapi", "uvicorn", "httptools", "orjson", "prometheus_client", "pydantic"), "server"),
+    "aiohttp": "bench",
+}
 
 
 def _usage() -> str:

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import difflib
 import inspect
+import itertools
 import re
 import sys
 import textwrap
@@ -47,7 +48,7 @@ def parse(
     flat = dataclasses.make_dataclass(
         "Options", [_flag(section, field, field.name in positional, merged) for section, field in fields.values()]
     )
-    parsed = tyro.cli(
+    parsed: Any = tyro.cli(
         flat,
         prog=f"quire {command}",
         description=about,
@@ -72,7 +73,7 @@ def field_docs(section: type) -> dict[str, str]:
     """The string that follows each field of a dataclass in its source."""
     body = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0].body  # type: ignore[attr-defined]
     docs = {}
-    for field, text in zip(body, body[1:], strict=False):
+    for field, text in itertools.pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
             docs[field.target.id] = str(text.value.value)  # type: ignore[union-attr]
     return docs

@@ -109,7 +109,7 @@ class Local:
             return tokenizer.encode(prompt, True)
         from quire.frontend.chat import render
 
-        return tokenizer.encode(render(prompt, None, self._engine.chat_template, True, False, {}), False)
+        return tokenizer.encode(render(tokenizer, prompt), False)
 
     async def _generate(self, ids: list[int]) -> AsyncIterator[str]:
         defaults = self._engine.info.resolved.info.generation_defaults

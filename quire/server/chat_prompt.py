@@ -1,95 +1,35 @@
-"""From chat messages to the text that the model's template makes of them."""
+"""From the messages of a request to the text that the model's template makes of them."""
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
-import orjson
-
 from quire.foundation.errors import InputError
+from quire.frontend.chat import render
+from quire.server.params import field_names
+from quire.server.protocol import ChatBody, TokenizeBody
 from quire.server.service import Service
 
-BIG_CHAT = 64  # messages; longer conversations are rendered on a thread
+BIG_CHAT = 64  # messages; longer conversations are rendered on a thread, so that other streams go on
 
 
-async def render_chat(
-    service: Service,
-    messages: list[dict[str, Any]],
-    *,
-    tools: list[dict[str, Any]] | None,
-    add_generation_prompt: bool | None,
-    continue_final_message: bool,
-    template_kwargs: dict[str, Any],
-) -> str:
+async def render_chat(service: Service, body: ChatBody | TokenizeBody, template_kwargs: dict[str, Any]) -> str:
     """Raises InputError for messages that are malformed or that the template refuses."""
-    from quire.frontend.chat import render
-
-    engine = service.running()
-    arguments = (
-        [clean_message(i, message) for i, message in enumerate(messages)],
-        tools,
-        engine.chat_template,
-        (not continue_final_message) if add_generation_prompt is None else add_generation_prompt,
-        continue_final_message,
-        template_kwargs,
+    tokenizer = service.running().get_tokenizer()
+    if tokenizer is None:
+        raise InputError("this server has no tokenizer (skip_tokenizer_init): use /v1/completions", "messages")
+    messages = body.messages or []
+    generate = body.add_generation_prompt
+    call = partial(
+        render,
+        tokenizer,
+        messages,
+        tools=None if body.tool_choice == "none" else body.tools,
+        add_generation_prompt=not body.continue_final_message if generate is None else generate,
+        continue_final_message=body.continue_final_message,
+        kwargs=template_kwargs,
     )
-    if len(messages) > BIG_CHAT:
-        return await asyncio.to_thread(render, *arguments)
-    return render(*arguments)
-
-
-def clean_message(index: int, message: dict[str, Any]) -> dict[str, Any]:
-    """The message as templates expect it: text content in one string, tool arguments as objects."""
-    where = f"messages[{index}]"
-    if not isinstance(message.get("role"), str) or not message["role"]:
-        raise InputError(f"{where}.role must be a non-empty string, got {message.get('role')!r}", "messages")
-    clean = {key: value for key, value in message.items() if value is not None}
-    clean["content"] = _text(where, message.get("content"))
-    if "reasoning" in clean:
-        clean.setdefault("reasoning_content", clean["reasoning"])  # the name that templates know
-    if "tool_calls" in clean:
-        clean["tool_calls"] = _tool_calls(where, clean["tool_calls"])
-    return clean
-
-
-def _text(where: str, content: Any) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise InputError(f"{where}.content must be a string or a list of parts", "messages")
-    texts = []
-    for i, part in enumerate(content):
-        if isinstance(part, str):
-            texts.append(part)
-            continue
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("text", "refusal"):
-            raise InputError(f"{where}.content[{i}] has type {kind!r}; this model takes text only", "messages")
-        if not isinstance(part.get(kind), str):
-            raise InputError(f"{where}.content[{i}].{kind} must be a string", "messages")
-        texts.append(part[kind])
-    return "\n".join(texts)
-
-
-def _tool_calls(where: str, calls: Any) -> list[dict[str, Any]]:
-    if not isinstance(calls, list):
-        raise InputError(f"{where}.tool_calls must be a list", "messages")
-    clean = []
-    for i, call in enumerate(calls):
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise InputError(f"{where}.tool_calls[{i}].function.name must be a string", "messages")
-        arguments = function.get("arguments") or {}
-        if isinstance(arguments, str):
-            try:
-                arguments = orjson.loads(arguments)
-            except orjson.JSONDecodeError:
-                message = f"{where}.tool_calls[{i}].function.arguments must be a JSON object"
-                raise InputError(message, "messages") from None
-        if not isinstance(arguments, dict):
-            raise InputError(f"{where}.tool_calls[{i}].function.arguments must be a JSON object", "messages")
-        clean.append({**call, "function": {**function, "arguments": arguments}})
-    return clean
+    with field_names({"kwargs": "chat_template_kwargs"}):
+        return await asyncio.to_thread(call) if len(messages) > BIG_CHAT else call()

@@ -78,10 +78,13 @@ def explain_validation(error: ValidationError) -> tuple[str, str | None]:
         if isinstance(cause, InputError):  # raised by a validator of ours
             return cause.message, cause.param
         field = str(item["loc"][0]) if item["loc"] else "body"
-        by_field.setdefault(field, []).append(item["msg"].removeprefix("Input should be ").removeprefix("Value error, "))
+        by_field.setdefault(field, []).append(item["msg"])
         values[field] = item["input"]
-    parts = [f"{f} should be {' or '.join(dict.fromkeys(msgs))}, got {_short(values[f])}" for f, msgs in by_field.items()]
-    return "; ".join(parts), next(iter(by_field))
+    sentences = []
+    for field, messages in by_field.items():
+        wanted = " or ".join(dict.fromkeys(message.removeprefix("Input should be ") for message in messages))
+        sentences.append(f"{field}: expected {wanted}, got {_short(values[field])}")
+    return "; ".join(sentences), next(iter(by_field))
 
 
 def _short(value: Any) -> str:

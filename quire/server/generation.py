@@ -18,10 +18,11 @@ from quire.server.errors import ApiError
 from quire.server.limits import MAX_ANSWERS
 from quire.server.logprobs import LogprobWriter
 from quire.server.metrics import RequestClock
+from quire.server.params import field_names
 from quire.server.protocol import GenerationBody
 from quire.server.service import Service
 from quire.types.output import RequestOutput
-from quire.types.sampling import SamplingParams
+from quire.types.sampling import RequestOutputKind, SamplingParams
 
 FINGERPRINT = f"quire-{__version__}"
 BIG_TEXT = 16 * 1024  # characters; longer texts are tokenised on a thread, so that other streams go on
@@ -44,6 +45,8 @@ class Generation:
     params: SamplingParams
     priority: int
     cache_salt: str | None
+    engine_id: str
+    names: dict[str, str] = field(default_factory=dict)  # fields that the client calls otherwise than SamplingParams
     created: int = field(default_factory=lambda: int(time.time()))
     num_cached: int = 0
     num_generated: int = 0
@@ -113,26 +116,26 @@ class Generation:
         engine, metrics = self.service.running(), self.service.metrics
         assert metrics is not None
         prompt = self.prompts[index]
-        request_id = self.id if len(self.prompts) == 1 else f"{self.id}-{index}"
+        request_id = self.engine_id if len(self.prompts) == 1 else f"{self.engine_id}-{index}"
         given = {"prompt_token_ids": prompt.token_ids, "prompt": prompt.text}
-        streamed = self.params.output_kind == 1
+        streamed = self.params.output_kind == RequestOutputKind.DELTA
         clock, num_tokens = RequestClock(metrics), 0
-        source = engine.generate(
-            given, self.params, request_id, priority=self.priority, cache_salt=self.cache_salt
-        )
-        async with aclosing(source):
-            async for output in source:
-                if streamed:
-                    clock.tick()
-                num_tokens += sum(len(answer.token_ids) for answer in output.outputs)
-                if output.finished:
-                    self.num_cached += output.num_cached_tokens
-                    metrics.finish(
-                        output, num_tokens, n=self.params.n, max_tokens=self.params.max_tokens, streamed=streamed
-                    )
+        source = engine.generate(given, self.params, request_id, priority=self.priority, cache_salt=self.cache_salt)
+        with field_names(self.names):
+            async with aclosing(source):
+                async for output in source:
+                    if streamed:
+                        clock.tick()
+                    for answer in output.outputs:
+                        num_tokens += len(answer.token_ids)
+                        if answer.finish_reason is not None:
+                            metrics.finished[answer.finish_reason] += 1
                     if output.error is not None:
                         raise ApiError(500, output.error)
-                yield output
+                    if output.finished:
+                        self.num_cached += output.num_cached_tokens
+                        metrics.finish(output, num_tokens, self.params)
+                    yield output
 
 
 async def tokenize(service: Service, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -171,10 +174,14 @@ def start(
         raise InputError(f"prompts x n must be <= {MAX_ANSWERS}, got {len(prompts)} x {params.n}", "n")
     if body.priority and service.config.schedule.scheduling_policy != "priority":
         raise InputError("priority needs a server with scheduling_policy=priority", "priority")
-    given_id = body.request_id or request.headers.get("x-request-id") or secrets.token_hex(12)
+    header_id = request.headers.get("x-request-id", "")[:256]
+    reply_id = f"{id_prefix}-{body.request_id or header_id or secrets.token_hex(12)}"
+    # A header may come twice (a proxy's retry); an id in the body is promised to be unique.
+    is_unique = body.request_id or not header_id
     return Generation(
         service=service,
-        id=f"{id_prefix}-{given_id[:256]}",
+        id=reply_id,
+        engine_id=reply_id if is_unique else f"{reply_id}-{secrets.token_hex(4)}",
         model=model,
         prompts=prompts,
         params=params,
@@ -190,5 +197,7 @@ def reply_headers(request: Request, generation: Generation) -> list[tuple[bytes,
     return [(b"x-request-id", given.encode("latin-1", "replace"))]
 
 
-def logprob_writer(body: GenerationBody, top: int) -> LogprobWriter:
-    return LogprobWriter(as_ids=body.return_tokens_as_token_ids, top=top)
+def logprob_writer(service: Service, body: GenerationBody, top: int) -> LogprobWriter:
+    tokenizer = service.running().get_tokenizer()
+    decode = tokenizer.decode if tokenizer is not None else None
+    return LogprobWriter(as_ids=body.return_tokens_as_token_ids, top=top, decode=decode)

@@ -74,8 +74,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         body = error_body(431, f"the request line and headers are larger than {MAX_HEADER_BYTES} bytes")
-        head = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\n"
-        self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        head = (
+            b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
+            b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+        )
+        self.transport.write(head + body)
         self.transport.close()
 
 

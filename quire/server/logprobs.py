@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from quire.types.output import Logprob
@@ -11,11 +11,15 @@ LOWEST = -9999.0  # stands for -inf, which JSON cannot say
 
 
 class LogprobWriter:
-    """`as_ids` shows tokens as "token_id:N" instead of text, which is exact for tokens that are not whole characters."""
+    """`as_ids` shows tokens as "token_id:N" instead of text: exact, even for parts of a character.
 
-    def __init__(self, *, as_ids: bool, top: int) -> None:
+    `decode` makes text of a token that no log-probability came with (the first of an echoed prompt).
+    """
+
+    def __init__(self, *, as_ids: bool, top: int, decode: Callable[[list[int]], str] | None) -> None:
         self.as_ids = as_ids
         self.top = top
+        self.decode = decode
 
     def completion(
         self, token_ids: Sequence[int], positions: Sequence[dict[int, Logprob] | None], offset: int
@@ -49,9 +53,12 @@ class LogprobWriter:
         return {"token": text, "logprob": _finite(entry.logprob), "bytes": list(text.encode("utf-8", "replace"))}
 
     def _text(self, token_id: int, entry: Logprob | None) -> str:
-        if self.as_ids or entry is None or entry.decoded_token is None:
-            return f"token_id:{token_id}"
-        return entry.decoded_token
+        if not self.as_ids:
+            if entry is not None and entry.decoded_token is not None:
+                return entry.decoded_token
+            if entry is None and self.decode is not None:
+                return self.decode([token_id])
+        return f"token_id:{token_id}"
 
 
 def prompt_logprobs(positions: Iterable[dict[int, Logprob] | None] | None) -> list[dict[str, Any] | None] | None:

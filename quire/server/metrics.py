@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -16,16 +17,17 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from quire.types.output import EngineStats, RequestOutput
+from quire.types.sampling import RequestOutputKind, SamplingParams
 
-LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
-FIRST_TOKEN = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
-    *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
-)
-TOKEN_GAP = (
-    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
-    *(1, 2.5, 5, 7.5, 10, 20, 40, 80),
-)
+
+def _bounds(text: str) -> tuple[float, ...]:
+    return tuple(map(float, text.split()))
+
+
+# Bounds in seconds; the usual ones, and finer ones below where small models live.
+LATENCY = _bounds("0.005 0.01 0.025 0.05 0.1 0.3 0.5 0.8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960")
+FIRST_TOKEN = _bounds("0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5 5 7.5 10 20 40 80 160 640 2560")
+TOKEN_GAP = _bounds("0.001 0.0025 0.005 0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1 2.5 5 7.5 10 20 40 80")
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 FINISH_REASONS = ("stop", "length", "abort", "error")
 
@@ -76,7 +78,7 @@ class Metrics(Collector):
     def __init__(self, model_name: str, max_model_len: int) -> None:
         tokens = one_two_five(max_model_len)
         self._names, self._labels = ["model_name", "engine"], [model_name, "0"]
-        self.finished = dict.fromkeys(FINISH_REASONS, 0)
+        self.finished: Counter[str] = Counter(dict.fromkeys(FINISH_REASONS, 0))
         self.rejected = 0
         self.first_token = Histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN)
         self.token_gap = Histogram("vllm:inter_token_latency_seconds", "Gap between outputs of a request.", TOKEN_GAP)
@@ -99,11 +101,9 @@ class Metrics(Collector):
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
 
-    def finish(self, output: RequestOutput, num_tokens: int, *, n: int, max_tokens: int | None, streamed: bool) -> None:
+    def finish(self, output: RequestOutput, num_tokens: int, params: SamplingParams) -> None:
         """A request is done; `num_tokens` were generated for all its answers."""
-        for answer in output.outputs:
-            if answer.finish_reason in self.finished:
-                self.finished[answer.finish_reason] += 1
+        n, max_tokens = params.n, params.max_tokens
         self.prompt_size.observe(len(output.prompt_token_ids))
         self.answer_size.observe(num_tokens)
         self.asked_answers.observe(n)
@@ -121,7 +121,7 @@ class Metrics(Collector):
         if num_tokens > n:
             gap = decoding * n / (num_tokens - n)
             self.token_mean.observe(gap)
-            if not streamed:  # its gaps were not seen one by one
+            if params.output_kind != RequestOutputKind.DELTA:  # its gaps were not seen one by one
                 self.token_gap.observe(gap, num_tokens - n)
         if times.first_scheduled_time is not None:
             self.queue.observe(times.first_scheduled_time - times.arrival_time)

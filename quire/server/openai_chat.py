@@ -9,10 +9,10 @@ from fastapi import APIRouter, Request, Response
 
 from quire.server import generation
 from quire.server.body import openapi_body, read_body
-from quire.server.chat_prompt import clean_message, render_chat
+from quire.server.chat_prompt import render_chat
 from quire.server.generation import Generation, Prompt
 from quire.server.logprobs import LogprobWriter, prompt_logprobs
-from quire.server.params import sampling_params
+from quire.server.params import field_names, sampling_params
 from quire.server.protocol import ChatBody
 from quire.server.service import Service
 from quire.server.sse import ChunkWriter, EventStream, JsonReply
@@ -30,24 +30,22 @@ async def chat_completions(request: Request) -> Response:
     model = service.check_model(body.model)
     defaults = info.resolved.info.generation_defaults
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    params = sampling_params(
-        body,
-        defaults,
-        max_tokens=defaults.get("max_tokens") if asked is None else asked,
-        logprobs=body.top_logprobs if body.logprobs else None,
-        prompt_logprobs=body.prompt_logprobs,
-    )
-    text = await render_chat(
-        service,
-        body.messages,
-        tools=None if body.tool_choice == "none" else body.tools,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-        template_kwargs=_template_kwargs(body),
-    )
+    names = {"logprobs": "top_logprobs"}
+    if body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    with field_names(names):
+        params = sampling_params(
+            body,
+            defaults,
+            max_tokens=defaults.get("max_tokens") if asked is None else asked,
+            logprobs=body.top_logprobs if body.logprobs else None,
+            prompt_logprobs=body.prompt_logprobs,
+        )
+    text = await render_chat(service, body, _template_kwargs(body))
     ids = await generation.tokenize(service, text, add_special_tokens=body.add_special_tokens)
     prompt = Prompt(generation.truncated(ids, body, info.max_model_len), text)
     job = generation.start(request, body, model, [prompt], params, "chatcmpl")
+    job.names = names
     reply = Chat(job, body)
     headers = generation.reply_headers(request, job)
     if body.stream:
@@ -71,7 +69,7 @@ class Chat:
     def __init__(self, job: Generation, body: ChatBody) -> None:
         self.job = job
         self.body = body
-        self.logprobs: LogprobWriter = generation.logprob_writer(body, body.top_logprobs)
+        self.logprobs: LogprobWriter = generation.logprob_writer(job.service, body, body.top_logprobs)
         self.echoed = self._last_message() if body.echo else ""
         # Text may lag behind tokens (half a character, half a stop string); such a chunk is worth sending only then.
         self.wants_all = body.logprobs or body.return_token_ids or body.continuous_usage
@@ -148,5 +146,6 @@ class Chat:
         return self.logprobs.chat(answer.token_ids, answer.logprobs)
 
     def _last_message(self) -> str:
-        last = clean_message(len(self.body.messages) - 1, self.body.messages[-1])
-        return last["content"] if last["role"] == ROLE else ""
+        last = self.body.messages[-1]
+        content = last.get("content")
+        return content if last.get("role") == ROLE and isinstance(content, str) else ""

@@ -21,6 +21,7 @@ from quire.types.output import CompletionOutput, RequestOutput
 
 router = APIRouter()
 DEFAULT_MAX_TOKENS = 16
+Echoed = tuple[str, list[int], list[Any]]  # text, ids and log-probabilities of a prompt
 
 
 @router.post("/v1/completions", openapi_extra=openapi_body(CompletionBody))
@@ -38,10 +39,9 @@ async def completions(request: Request) -> Response:
     )
     prompts = []
     for given in parse_prompts(body.prompt):
-        text = given if isinstance(given, str) else None
-        ids = given if isinstance(given, list) else await generation.tokenize(
-            service, given, add_special_tokens=body.add_special_tokens
-        )
+        ids, text = given, None
+        if isinstance(given, str):
+            ids, text = await generation.tokenize(service, given, add_special_tokens=body.add_special_tokens), given
         prompts.append(Prompt(generation.truncated(ids, body, info.max_model_len), text))
     job = generation.start(request, body, model, prompts, params, "cmpl")
     reply = Completion(job, body)
@@ -57,16 +57,13 @@ class Completion:
     def __init__(self, job: Generation, body: CompletionBody) -> None:
         self.job = job
         self.body = body
-        self.logprobs: LogprobWriter = generation.logprob_writer(body, body.logprobs or 0)
+        self.logprobs: LogprobWriter = generation.logprob_writer(job.service, body, body.logprobs or 0)
         self.prompt_only = body.echo and body.max_tokens == 0
         # Text may lag behind tokens (half a character, half a stop string); such a chunk is worth sending only then.
         self.wants_all = body.logprobs is not None or body.return_token_ids or body.continuous_usage
 
     async def whole(self) -> dict[str, Any]:
-        final: dict[int, RequestOutput] = {}
-        async for index, output in self.job.outputs():
-            if output.finished:
-                final[index] = output
+        final = {index: output async for index, output in self.job.outputs() if output.finished}
         choices = []
         for index, output in sorted(final.items()):
             echoed = self._echo(index, output) if self.body.echo else None
@@ -108,7 +105,11 @@ class Completion:
         return prompt_index * self.job.params.n + answer.index
 
     def _choice(
-        self, prompt_index: int, answer: CompletionOutput, echoed: tuple[str, list[int], list[Any]] | None, offset: int = 0
+        self,
+        prompt_index: int,
+        answer: CompletionOutput,
+        echoed: Echoed | None,
+        offset: int = 0,
     ) -> dict[str, Any]:
         text, ids, positions = answer.text, answer.token_ids, answer.logprobs or []
         if self.prompt_only:
@@ -128,7 +129,7 @@ class Completion:
             choice["token_ids"] = list(ids if echoed is None else ids[len(echoed[1]) :])
         return choice
 
-    def _echo(self, index: int, output: RequestOutput) -> tuple[str, list[int], list[Any]]:
+    def _echo(self, index: int, output: RequestOutput) -> Echoed:
         """The prompt's text, ids and log-probabilities, to stand before the answer."""
         prompt = self.job.prompts[index]
         text = prompt.text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from quire.foundation.errors import InputError
@@ -52,6 +54,19 @@ def sampling_params(
         prompt_logprobs=prompt_logprobs,
         output_kind=RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
     )
+
+
+@contextmanager
+def field_names(names: Mapping[str, str]) -> Iterator[None]:
+    """Let an InputError name the field as the client wrote it."""
+    try:
+        yield
+    except InputError as error:
+        name = names.get(error.param or "")
+        if name is None:
+            raise
+        message = error.message.removeprefix(str(error.param))
+        raise InputError(f"{name}{message}" if message != error.message else f"{name}: {message}", name) from None
 
 
 def _logit_bias(given: dict[str, float] | None) -> dict[int, float] | None:

@@ -45,12 +45,12 @@ class GenerationBody(Body):
     repetition_penalty: float | None = None
     seed: int | None = Field(None, ge=-INT64, lt=INT64)
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] = []
+    stop_token_ids: list[int] = Field(default_factory=list)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
-    bad_words: list[str] = []
+    bad_words: list[str] = Field(default_factory=list)
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -81,7 +81,7 @@ class GenerationBody(Body):
             raise InputError("prompt_logprobs cannot be streamed; use stream=false", "prompt_logprobs")
         kind = (self.response_format or {}).get("type", "text")
         if kind != "text":
-            raise InputError(f"response_format type {kind!r} is not supported by this version; use 'text'", "response_format")
+            raise InputError(f"response_format type must be 'text' in this version, got {kind!r}", "response_format")
         return self
 
     @property
@@ -125,7 +125,7 @@ class ChatBody(GenerationBody):
     reasoning_effort: str | None = None
     documents: list[dict[str, Any]] | None = None
     chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     add_special_tokens: bool = False
@@ -152,7 +152,8 @@ class TokenizeBody(Body):
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
     tools: list[dict[str, Any]] | None = None
-    chat_template_kwargs: dict[str, Any] = {}
+    tool_choice: str | dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
 
@@ -176,7 +177,8 @@ def check_tools(tools: list[dict[str, Any]] | None, choice: str | dict[str, Any]
     """Raises InputError for tools that are not functions or a choice that this version cannot enforce."""
     for i, tool in enumerate(tools or []):
         function = tool.get("function")
-        if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        name = function.get("name") if isinstance(function, dict) else None
+        if tool.get("type") != "function" or not isinstance(name, str):
             raise InputError(f'tools[{i}] must be {{"type": "function", "function": {{"name": …}}}}', "tools")
     if choice in (None, "none"):
         return

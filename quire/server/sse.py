@@ -58,7 +58,7 @@ class LiveReply(Response):
     async def interrupted(self, send: Send, error: Exception) -> None:
         """The reply has begun and cannot be finished. By default the HTTP server closes the connection unfinished."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         self.admission.enter(self.answers)
         work = asyncio.create_task(self.produce(send))
         gone = asyncio.create_task(_client_gone(receive))

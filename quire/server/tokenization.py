@@ -23,14 +23,7 @@ async def tokenize(request: Request) -> Response:
     service.check_model(body.model)
     special = body.add_special_tokens
     if body.messages is not None:
-        text = await render_chat(
-            service,
-            body.messages,
-            tools=body.tools,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            template_kwargs=body.chat_template_kwargs,
-        )
+        text = await render_chat(service, body, body.chat_template_kwargs)
         ids = await generation.tokenize(service, text, add_special_tokens=bool(special))
     else:
         assert body.prompt is not None

@@ -24,10 +24,10 @@ CONTEXT = 4096
 class ByteTokenizer:
     chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, _add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
-    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+    def decode(self, ids: list[int], _skip_special_tokens: bool = True) -> str:
         return bytes(i for i in ids if i < 256).decode("utf-8", "replace")
 
     def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
