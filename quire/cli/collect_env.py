@@ -13,27 +13,11 @@ from pathlib import Path
 import quire
 from quire.cli import machine
 
-PACKAGES = [
-    "torch",
-    "triton",
-    "numpy",
-    "safetensors",
-    "tokenizers",
-    "transformers",
-    "huggingface-hub",
-    "msgspec",
-    "pyzmq",
-    "jinja2",
-    "tyro",
-    "fastapi",
-    "uvicorn",
-    "pydantic",
-    "orjson",
-    "uvloop",
-    "httptools",
-    "prometheus_client",
-    "openai",
-]
+PACKAGES = (
+    *("torch", "triton", "numpy", "safetensors", "tokenizers", "transformers", "huggingface-hub", "msgspec"),
+    *("pyzmq", "jinja2", "tyro", "fastapi", "uvicorn", "pydantic", "orjson", "uvloop", "httptools"),
+    *("prometheus_client", "openai"),
+)
 VARIABLES = ("QUIRE_", "CUDA", "NCCL", "TORCH", "TRITON", "OMP_", "HF_", "LD_LIBRARY_PATH", "PYTHON")
 SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 

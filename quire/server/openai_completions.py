@@ -39,9 +39,8 @@ async def completions(request: Request) -> Response:
     )
     prompts = []
     for given in parse_prompts(body.prompt):
-        ids, text = given, None
-        if isinstance(given, str):
-            ids, text = await generation.tokenize(service, given, add_special_tokens=body.add_special_tokens), given
+        ids = await _ids(service, given, body)
+        text = given if isinstance(given, str) else None
         prompts.append(Prompt(generation.truncated(ids, body, info.max_model_len), text))
     job = generation.start(request, body, model, prompts, params, "cmpl")
     reply = Completion(job, body)
@@ -49,6 +48,12 @@ async def completions(request: Request) -> Response:
     if body.stream:
         return EventStream(service.admission, job.num_answers, reply.frames, headers)
     return JsonReply(service.admission, job.num_answers, reply.whole, headers)
+
+
+async def _ids(service: Service, given: str | list[int], body: CompletionBody) -> list[int]:
+    if isinstance(given, list):
+        return given
+    return await generation.tokenize(service, given, add_special_tokens=body.add_special_tokens)
 
 
 class Completion:
