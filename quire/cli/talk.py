@@ -109,7 +109,7 @@ class Local:
             return tokenizer.encode(prompt, True)
         from quire.frontend.chat import render
 
-        return tokenizer.encode(render(tokenizer, prompt), False)
+        return tokenizer.encode(render(prompt, template=self._engine.chat_template), False)
 
     async def _generate(self, ids: list[int]) -> AsyncIterator[str]:
         defaults = self._engine.info.resolved.info.generation_defaults

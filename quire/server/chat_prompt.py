@@ -6,7 +6,6 @@ import asyncio
 from functools import partial
 from typing import Any
 
-from quire.foundation.errors import InputError
 from quire.frontend.chat import render
 from quire.server.params import field_names
 from quire.server.protocol import ChatBody, TokenizeBody
@@ -17,15 +16,12 @@ BIG_CHAT = 64  # messages; longer conversations are rendered on a thread, so tha
 
 async def render_chat(service: Service, body: ChatBody | TokenizeBody, template_kwargs: dict[str, Any]) -> str:
     """Raises InputError for messages that are malformed or that the template refuses."""
-    tokenizer = service.running().get_tokenizer()
-    if tokenizer is None:
-        raise InputError("this server has no tokenizer (skip_tokenizer_init): use /v1/completions", "messages")
     messages = body.messages or []
     generate = body.add_generation_prompt
     call = partial(
         render,
-        tokenizer,
         messages,
+        template=service.running().chat_template,
         tools=None if body.tool_choice == "none" else body.tools,
         add_generation_prompt=not body.continue_final_message if generate is None else generate,
         continue_final_message=body.continue_final_message,

@@ -25,6 +25,7 @@ from quire.types.output import RequestOutput
 from quire.types.sampling import RequestOutputKind, SamplingParams
 
 FINGERPRINT = f"quire-{__version__}"
+REFUSALS = {"queue_full": 503, "draining": 503, "invalid_request": 400}  # stop_reason → HTTP status; others 500
 BIG_TEXT = 16 * 1024  # characters; longer texts are tokenised on a thread, so that other streams go on
 
 
@@ -131,18 +132,24 @@ class Generation:
                         if answer.finish_reason is not None:
                             metrics.finished[answer.finish_reason] += 1
                     if output.error is not None:
-                        raise ApiError(500, output.error)
+                        raise self._refusal(output)
                     if output.finished:
                         self.num_cached += output.num_cached_tokens
                         metrics.finish(output, num_tokens, self.params)
                     yield output
 
+    def _refusal(self, output: RequestOutput) -> ApiError:
+        """The engine gave up on a request: `stop_reason` says of what kind that is."""
+        kind = next((answer.stop_reason for answer in output.outputs if answer.finish_reason == "error"), None)
+        status = REFUSALS.get(str(kind), 500)
+        if status == 503 and self.service.metrics is not None:
+            self.service.metrics.rejected += 1
+        return ApiError(status, output.error or "the engine gave up")
+
 
 async def tokenize(service: Service, text: str, *, add_special_tokens: bool) -> list[int]:
     """Token ids of `text`. Raises InputError if the server runs without a tokenizer."""
     tokenizer = service.running().get_tokenizer()
-    if tokenizer is None:
-        raise InputError("this server has no tokenizer (skip_tokenizer_init): send token ids", "prompt")
     if len(text) > BIG_TEXT:
         return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
     return tokenizer.encode(text, add_special_tokens)
@@ -198,6 +205,7 @@ def reply_headers(request: Request, generation: Generation) -> list[tuple[bytes,
 
 
 def logprob_writer(service: Service, body: GenerationBody, top: int) -> LogprobWriter:
-    tokenizer = service.running().get_tokenizer()
-    decode = tokenizer.decode if tokenizer is not None else None
+    engine = service.running()
+    has_text = not service.config.model.skip_tokenizer_init
+    decode = engine.get_tokenizer().decode if has_text else None
     return LogprobWriter(as_ids=body.return_tokens_as_token_ids, top=top, decode=decode)

@@ -1,4 +1,4 @@
-"""What a client may send, and how many may wait."""
+"""What a client may send, and what is being answered."""
 
 from __future__ import annotations
 
@@ -99,25 +99,9 @@ def check_depth(body: bytes, value: Any) -> None:
         ]
 
 
-class Admission:
-    """Counts the answers being made and refuses new ones when the queue is full.
+class InFlight:
+    """The requests being answered: how many answers that makes, and their tasks, so that a shutdown can end them."""
 
-    `limit` is seats plus waiting places; None means no limit. `tasks` are the requests in flight, so that a shutdown
-    can end them.
-    """
-
-    def __init__(self, limit: int | None = None) -> None:
-        self.limit = limit
-        self.active = 0
-        self.rejected = 0
+    def __init__(self) -> None:
+        self.num_answers = 0
         self.tasks: set[asyncio.Task[None]] = set()
-
-    def enter(self, answers: int) -> None:
-        """Raises ApiError 503 if `answers` more do not fit."""
-        if self.limit is not None and self.active + answers > self.limit:
-            self.rejected += 1
-            raise ApiError(503, f"the queue is full: {self.active} of {self.limit} places are taken; try again later")
-        self.active += answers
-
-    def leave(self, answers: int) -> None:
-        self.active -= answers

@@ -49,8 +49,8 @@ async def chat_completions(request: Request) -> Response:
     reply = Chat(job, body)
     headers = generation.reply_headers(request, job)
     if body.stream:
-        return EventStream(service.admission, job.num_answers, reply.frames, headers)
-    return JsonReply(service.admission, job.num_answers, reply.whole, headers)
+        return EventStream(service.in_flight, job.num_answers, reply.frames, headers)
+    return JsonReply(service.in_flight, job.num_answers, reply.whole, headers)
 
 
 def _template_kwargs(body: ChatBody) -> dict[str, Any]:

@@ -46,8 +46,8 @@ async def completions(request: Request) -> Response:
     reply = Completion(job, body)
     headers = generation.reply_headers(request, job)
     if body.stream:
-        return EventStream(service.admission, job.num_answers, reply.frames, headers)
-    return JsonReply(service.admission, job.num_answers, reply.whole, headers)
+        return EventStream(service.in_flight, job.num_answers, reply.frames, headers)
+    return JsonReply(service.in_flight, job.num_answers, reply.whole, headers)
 
 
 async def _ids(service: Service, given: str | list[int], body: CompletionBody) -> list[int]:

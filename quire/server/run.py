@@ -131,7 +131,7 @@ class ServerProcess:
             await asyncio.wait_for(asyncio.shield(aborted), self.serve.shutdown_grace)
         self.service.closed = True
         deadline = time.monotonic() + self.serve.shutdown_timeout
-        while (tasks := self.service.admission.tasks) and not self.abort.is_set() and time.monotonic() < deadline:
+        while (tasks := self.service.in_flight.tasks) and not self.abort.is_set() and time.monotonic() < deadline:
             log.info("waiting for %d requests to finish", len(tasks))
             await asyncio.wait(
                 {aborted, *tasks}, timeout=deadline - time.monotonic(), return_when=asyncio.FIRST_COMPLETED
@@ -140,7 +140,7 @@ class ServerProcess:
 
     async def _close(self, http: HttpServer, serving: asyncio.Task[None]) -> None:
         self.service.closed = self.service.draining = True
-        tasks = set(self.service.admission.tasks)
+        tasks = set(self.service.in_flight.tasks)
         for task in tasks:
             task.cancel()
         if tasks:

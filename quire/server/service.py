@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from quire.config.engine import EngineConfig
 from quire.config.serve import ServeConfig
 from quire.server.errors import ApiError
-from quire.server.limits import Admission
+from quire.server.limits import InFlight
 from quire.server.metrics import Metrics
 from quire.types.output import EngineStats
 
@@ -28,7 +28,7 @@ class Service:
         self.created = int(time.time())
         self.engine: AsyncLLM | None = None
         self.metrics: Metrics | None = None
-        self.admission = Admission()
+        self.in_flight = InFlight()
         self.draining = False  # /readyz says so; requests are still taken during the grace
         self.closed = False  # new requests are refused
         self._progress = time.monotonic()
@@ -37,9 +37,6 @@ class Service:
 
     def attach(self, engine: AsyncLLM) -> None:
         """The engine is up and has made its first token."""
-        resolved = engine.info.resolved
-        waiting = self.config.schedule.max_num_queued_reqs
-        self.admission.limit = None if waiting is None else resolved.max_num_seqs + waiting
         self.metrics = Metrics(self.names[0], engine.info.max_model_len)
         self.engine = engine
 
@@ -77,17 +74,15 @@ class Service:
 
     def watch(self, stats: EngineStats) -> None:
         """Note progress: a step has finished, or there is nothing to do. Called about once a second."""
-        if self.admission.active == 0 or stats.last_step_time != self._last_step:
+        if self.in_flight.num_answers == 0 or stats.last_step_time != self._last_step:
             self._progress = time.monotonic()
             self._last_step = stats.last_step_time
-        if self.metrics is not None:
-            self.metrics.rejected = self.admission.rejected
 
     def hung(self) -> str | None:
         """Said when work is queued and no step has finished for `hang_timeout` seconds."""
         idle = time.monotonic() - self._progress
-        if self.admission.active and idle > self.serve.hang_timeout:
-            return f"the engine hangs: no step for {idle:.0f} s with {self.admission.active} answers queued"
+        if self.in_flight.num_answers and idle > self.serve.hang_timeout:
+            return f"the engine hangs: no step for {idle:.0f} s with {self.in_flight.num_answers} answers queued"
         return None
 
     def not_ready(self) -> str | None:

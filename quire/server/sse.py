@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.server.errors import ApiError, error_body, explain
-from quire.server.limits import Admission
+from quire.server.limits import InFlight
 
 DONE = b"data: [DONE]\n\n"
 SSE_HEADERS = [
@@ -41,12 +41,12 @@ class ChunkWriter:
 class LiveReply(Response):
     """Runs `produce(send)` and cancels it when the client goes away, so that what it waits for is aborted.
 
-    It holds `answers` places of `admission` while it runs. Exceptions before the first byte become an ordinary error
+    It counts as `answers` answers in flight while it runs. Exceptions before the first byte become an ordinary error
     reply (the app's handlers); `produce` must handle those that come later.
     """
 
-    def __init__(self, admission: Admission, answers: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self.admission = admission
+    def __init__(self, in_flight: InFlight, answers: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.in_flight = in_flight
         self.answers = answers
         self.extra_headers = headers
         self.background = None
@@ -59,10 +59,10 @@ class LiveReply(Response):
         """The reply has begun and cannot be finished. By default the HTTP server closes the connection unfinished."""
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        self.admission.enter(self.answers)
         work = asyncio.create_task(self.produce(send))
         gone = asyncio.create_task(_client_gone(receive))
-        self.admission.tasks.add(work)
+        self.in_flight.tasks.add(work)
+        self.in_flight.num_answers += self.answers
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
@@ -76,8 +76,8 @@ class LiveReply(Response):
             else:
                 work.result()
         finally:
-            self.admission.tasks.discard(work)
-            self.admission.leave(self.answers)
+            self.in_flight.tasks.discard(work)
+            self.in_flight.num_answers -= self.answers
             gone.cancel()
             work.cancel()
 
@@ -87,12 +87,12 @@ class EventStream(LiveReply):
 
     def __init__(
         self,
-        admission: Admission,
+        in_flight: InFlight,
         answers: int,
         frames: Callable[[], AsyncGenerator[bytes, None]],
         headers: list[tuple[bytes, bytes]],
     ) -> None:
-        super().__init__(admission, answers, headers)
+        super().__init__(in_flight, answers, headers)
         self.frames = frames
 
     async def produce(self, send: Send) -> None:
@@ -120,12 +120,12 @@ class JsonReply(LiveReply):
 
     def __init__(
         self,
-        admission: Admission,
+        in_flight: InFlight,
         answers: int,
         make: Callable[[], Awaitable[dict[str, Any]]],
         headers: list[tuple[bytes, bytes]],
     ) -> None:
-        super().__init__(admission, answers, headers)
+        super().__init__(in_flight, answers, headers)
         self.make = make
 
     async def produce(self, send: Send) -> None:

@@ -44,7 +44,4 @@ async def detokenize(request: Request) -> Response:
     for token in body.tokens:
         if not 0 <= token < vocab:
             raise InputError(f"tokens must be in [0, {vocab}), got {token}", "tokens")
-    tokenizer = engine.get_tokenizer()
-    if tokenizer is None:
-        raise InputError("this server has no tokenizer (skip_tokenizer_init)", "tokens")
-    return JSONResponse({"prompt": tokenizer.decode(body.tokens)})
+    return JSONResponse({"prompt": engine.get_tokenizer().decode(body.tokens)})
