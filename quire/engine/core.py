@@ -20,6 +20,7 @@ from quire.foundation.child import Failure
 from quire.foundation.errors import EngineDeadError, InputError
 from quire.foundation.log import get_logger
 from quire.observe.profiling import PhaseClock
+from quire.observe.stats_line import StatsLine
 from quire.scheduling.scheduler import Scheduler
 from quire.types.kv import WorkerReport
 from quire.types.output import DRAINING, INVALID_REQUEST, QUEUE_FULL, EngineOutput, EngineOutputs, EngineStats
@@ -59,6 +60,7 @@ class EngineCore:
         self._last_step_time = 0.0
         self._step_tokens: list[int] = []
         self._stats_due = 0.0
+        self._stats_line = StatsLine()
         self._utilities: dict[str, Callable[..., Any]] = {
             "ping": lambda: "pong",
             "stats": self.stats,
@@ -247,6 +249,8 @@ class EngineCore:
         self._stats_due = now + STATS_SECONDS
         stats = self.stats()
         stats.step_tokens, self._step_tokens = self._step_tokens, []
+        if not self.resolved.config.observe.disable_log_stats and (line := self._stats_line.take(stats)) is not None:
+            _log.info(line)
         return stats
 
 

@@ -257,7 +257,7 @@ def test_a_core_that_ignores_signals_ends_with_its_client() -> None:
 
 
 def test_a_hung_step_does_not_hold_up_the_shutdown(monkeypatch) -> None:
-    monkeypatch.setattr("quire.engine.client._GRACE", 0.3)
+    monkeypatch.setattr("quire.engine.remote._GRACE", 0.3)
     client = make_client("process", "uni", hf_overrides={"step_seconds": 60})
     client.add(make_request("a", [1], 2))
     assert client.poll(0.2) == EngineOutputs()
