@@ -14,7 +14,7 @@ DRAINING = "draining"  # the engine finishes what it has and takes nothing new
 STEP_FAILED = "step_failed"  # was part of a step that failed; the engine ends
 
 
-class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
+class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Log-probabilities of one position; entry 0 is the sampled (or prompt) token, then the top-k."""
 
     token_ids: list[int]
@@ -22,7 +22,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
     rank: int  # of entry 0, 1-based
 
 
-class EngineOutput(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class EngineOutput(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """News of one request after one step."""
 
     request_id: str
