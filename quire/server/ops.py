@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import orjson
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
 
 import quire
 from quire.server.errors import error_response
@@ -13,7 +13,8 @@ router = APIRouter()
 
 
 def service_of(request: Request) -> Service:
-    return request.app.state.service
+    service: Service = request.app.state.service
+    return service
 
 
 def _probe(problem: str | None) -> Response:
@@ -48,7 +49,7 @@ async def health(request: Request) -> Response:
 
 @router.get("/version")
 async def version() -> Response:
-    return Response(orjson.dumps({"version": quire.__version__}), media_type="application/json")
+    return JSONResponse({"version": quire.__version__})
 
 
 @router.get("/load")
