@@ -40,7 +40,8 @@ async def readyz(request: Request) -> Response:
 
 
 @router.get("/health")
-@router.api_route("/ping", methods=["GET", "POST"])
+@router.get("/ping")
+@router.post("/ping")
 async def health(request: Request) -> Response:
     """The engine is loaded and alive."""
     service = service_of(request)

