@@ -56,9 +56,7 @@ async def version() -> Response:
 @router.get("/load")
 async def load(request: Request) -> Response:
     """Answers being made or waiting."""
-    return Response(
-        orjson.dumps({"server_load": service_of(request).in_flight.num_answers}), media_type="application/json"
-    )
+    return JSONResponse({"server_load": service_of(request).in_flight.num_answers})
 
 
 @router.get("/metrics")
