@@ -56,14 +56,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _in_headers = True
 
     def data_received(self, data: bytes) -> None:
-        was_in_headers = self._in_headers
+        if self._in_headers:
+            self._header_bytes += len(data)
         super().data_received(data)
-        self._header_bytes = self._header_bytes + len(data) if was_in_headers and self._in_headers else 0
         if self._header_bytes > MAX_HEADER_BYTES:
             self._refuse()
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
+        self._header_bytes = 0
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import orjson
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
 
 import quire
 from quire.server.errors import error_response
@@ -13,7 +13,8 @@ router = APIRouter()
 
 
 def service_of(request: Request) -> Service:
-    return request.app.state.service
+    service: Service = request.app.state.service
+    return service
 
 
 def _probe(problem: str | None) -> Response:
@@ -39,7 +40,8 @@ async def readyz(request: Request) -> Response:
 
 
 @router.get("/health")
-@router.api_route("/ping", methods=["GET", "POST"])
+@router.get("/ping")
+@router.post("/ping")
 async def health(request: Request) -> Response:
     """The engine is loaded and alive."""
     service = service_of(request)
@@ -48,15 +50,13 @@ async def health(request: Request) -> Response:
 
 @router.get("/version")
 async def version() -> Response:
-    return Response(orjson.dumps({"version": quire.__version__}), media_type="application/json")
+    return JSONResponse({"version": quire.__version__})
 
 
 @router.get("/load")
 async def load(request: Request) -> Response:
     """Answers being made or waiting."""
-    return Response(
-        orjson.dumps({"server_load": service_of(request).in_flight.num_answers}), media_type="application/json"
-    )
+    return JSONResponse({"server_load": service_of(request).in_flight.num_answers})
 
 
 @router.get("/metrics")

@@ -21,9 +21,11 @@ from quire.types.sampling import RequestOutputKind, SamplingParams
 CONTEXT = 4096
 
 
-class ByteTokenizer:
-    chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}
+{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"""
 
+
+class ByteTokenizer:
     def encode(self, text: str, _add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
@@ -104,6 +106,10 @@ class EchoLLM:
     def get_tokenizer(self) -> ByteTokenizer:
         return ByteTokenizer()
 
+    @property
+    def chat_template(self) -> str:
+        return TEMPLATE
+
     def shutdown(self) -> None:
         self.running.clear()
 
@@ -115,7 +121,7 @@ class EchoLLM:
             raise InputError("prompt must not be empty", "prompt")
         room = CONTEXT - len(ids)
         if (params.max_tokens or 1) > room:
-            raise InputError(f"maximum context length is {CONTEXT} tokens", "max_tokens")
+            raise InputError(f"max_tokens must fit into the context of {CONTEXT} tokens", "max_tokens")
         self.running.add(request_id)
         self.seen.append({"id": request_id, "params": params, "prompt": prompt, **options})
         arrival = time.time()
