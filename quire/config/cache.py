@@ -21,4 +21,4 @@ class CacheConfig:
     enable_prefix_caching: bool = True
     """Reuse the KV blocks of equal prompt beginnings."""
     cpu_kv_cache_memory_bytes: int | None = None
-    """Size of the KV cache on a CPU. None: enough for the context and a few requests, at most a quarter of free memory."""
+    """Size of the KV cache on a CPU. None: what all seats could fill, at most a quarter of the free memory."""

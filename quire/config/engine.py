@@ -1,6 +1,7 @@
 """EngineConfig: every option of an engine, one section a room.
 
-Each option is at once a keyword of `LLM(...)`, a CLI flag, a YAML key and a row of the reference: its field says it once.
+Each option is at once a keyword of `LLM(...)`, a CLI flag, a YAML key and a row of the reference: its field says it
+once.
 """
 
 from __future__ import annotations

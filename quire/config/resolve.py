@@ -20,7 +20,7 @@ _SHORT_DTYPES = {"half": "float16", "float": "float32"}
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """The options of the user with every "auto" decided. Only the KV cache's size is still open: the worker measures it."""
+    """The user's options with every "auto" decided. Only the size of the KV cache is open: the worker measures it."""
 
     config: EngineConfig
     info: ModelInfo

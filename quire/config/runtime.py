@@ -19,7 +19,7 @@ class RuntimeConfig:
     enforce_eager: bool = False
     """Launch every kernel from Python instead of replaying captured CUDA graphs."""
     cuda_graph_sizes: list[int] = field(default_factory=list)
-    """Batch sizes to capture. None given: 1, 2, 4, then steps that grow with the size, up to max_num_seqs (at most 512)."""
+    """Batch sizes to capture. None given: 1, 2, 4, 8 and on in growing steps up to max_num_seqs (at most 512)."""
     num_threads: int | None = None
     """CPU threads of the worker; None: the physical cores this process may use."""
     debug: bool = False

@@ -14,7 +14,7 @@ class ServeConfig:
     uds: str | None = None
     """Unix socket to bind instead of host and port."""
     api_key: list[str] = field(default_factory=list)
-    """Keys that clients may present as `Authorization: Bearer …`; every route but the health probes then needs one. QUIRE_API_KEY works too."""
+    """Keys clients present as `Authorization: Bearer KEY`; all routes but the health probes then need one."""
     api_key_file: str | None = None
     """File with one key a line."""
     allowed_origins: list[str] = field(default_factory=list)

@@ -1,0 +1,45 @@
+# `make demo` and `make test` do everything from a fresh clone: environment, install, run.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+.DELETE_ON_ERROR:
+.PHONY: demo test test-gpu bench-gpu bench-cpu docs lint clean
+
+# A Python that already has a torch keeps it (system site packages): nothing may replace a CUDA build.
+$(VENV)/.ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Quire needs Python 3.11 or newer (PYTHON=... make)"; exit 1; }
+	@if $(PYTHON) -c 'import torch, sys; v = tuple(int(x) for x in torch.__version__.split("+")[0].split(".")[:2]); sys.exit(v < (2, 11))' 2>/dev/null; then \
+		echo "using the torch of $(PYTHON)"; \
+		test -x $(BIN)/python || $(PYTHON) -m venv --system-site-packages $(VENV); \
+	else \
+		test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); \
+		$(BIN)/python -c 'import torch' 2>/dev/null || { echo "installing $(TORCH)"; $(BIN)/python -m pip install -q --disable-pip-version-check "$(TORCH)"; }; \
+	fi
+	@echo "installing Quire"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[server,test]'
+	@touch $@
+
+demo: $(VENV)/.ready
+	@$(BIN)/python examples/demo.py
+
+test: $(VENV)/.ready
+	@$(BIN)/python -m pytest -m "not gpu" tests
+
+test-gpu: $(VENV)/.ready
+	@$(BIN)/python -m pytest -m gpu tests
+
+bench-gpu: $(VENV)/.ready
+	@$(BIN)/python -m benchmarks.gpu
+
+bench-cpu: $(VENV)/.ready
+	@$(BIN)/python -m benchmarks.cpu
+
+docs: $(VENV)/.ready
+	@$(BIN)/python docs/generate.py
+
+lint: $(VENV)/.ready
+	@$(BIN)/python -m ruff check . && $(BIN)/python -m ruff format --check . && $(BIN)/python -m mypy
+
+clean:
+	rm -rf $(VENV) build *.egg-info

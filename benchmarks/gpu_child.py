@@ -1,0 +1,110 @@
+"""One process of `benchmarks.gpu`: start an engine, run the tests named, print a ROW a figure.
+
+T1, T1b, T4 clock one `generate` call, requests handed over included, at temperature 0.6. T2 and T3 are greedy.
+T2 is (a run of 256 tokens less a run of 1 token on other prompts) / 255, median of three.
+T3 is the median of five calls (three for the large one). All requests ignore the end token.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks import peers, workloads
+from benchmarks.results_file import Row
+
+FACT_NAMES = ("device", "num_blocks", "max_model_len", "attention_backend", "phases", "kv_bytes", "notes")
+
+
+class Bench:
+    def __init__(self, model: str, options: dict[str, object]) -> None:
+        from quire import LLM
+
+        self.model = model
+        folder = workloads.write_model_dir(model, Path(tempfile.mkdtemp()) / model)
+        self.llm = LLM(str(folder), load_format="dummy", skip_tokenizer_init=True, **options)
+
+    def emit(self, test: str, case: str, metric: str, value: float, unit: str, floor: float | None = None) -> None:
+        row = Row(test, self.model, case, metric, round(value, 4), unit, floor and round(floor, 4))
+        print("ROW " + json.dumps(row.__dict__), flush=True)
+
+    def generate(self, requests: list[workloads.Request], temperature: float) -> float:
+        """Seconds of one call that must return every token asked for."""
+        from quire import SamplingParams
+
+        prompts = [{"prompt_token_ids": ids} for ids, _ in requests]
+        params = [
+            SamplingParams(temperature=temperature, max_tokens=out, ignore_eos=True, detokenize=False)
+            for _, out in requests
+        ]
+        began = time.perf_counter()
+        outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        seconds = time.perf_counter() - began
+        lengths = [len(output.outputs[0].token_ids) for output in outputs]
+        assert lengths == [out for _, out in requests], "an output is shorter or longer than asked for"
+        return seconds
+
+    def t1(self) -> None:
+        for round_ in (0, 1):
+            requests = workloads.t1(round_)
+            seconds = self.generate(requests, 0.6)
+            self.emit("T1", f"round={round_}", "output_tok_s", sum(out for _, out in requests) / seconds, "tok/s")
+
+    def t1b(self) -> None:
+        requests = workloads.t1b()
+        seconds = self.generate(requests, 0.6)
+        self.emit("T1b", "", "output_tok_s", sum(out for _, out in requests) / seconds, "tok/s")
+
+    def t2(self) -> None:
+        for batch in workloads.T2_BATCHES:
+            steps = []
+            for round_ in range(3):
+                short = [(ids, 1) for ids, _ in workloads.t2(batch, 100 + round_)]
+                one = self.generate(short, 0.0)
+                steps.append((self.generate(workloads.t2(batch, round_), 0.0) - one) / 255 * 1e3)
+            floor = sum(workloads.decode_bytes(self.model, batch, 256)) / peers.COPY_BYTES_PER_S * 1e3
+            self.emit("T2", f"batch={batch}", "step_ms", statistics.median(steps), "ms", floor)
+
+    def t3(self) -> None:
+        cases = [(length, 1, 5) for length in workloads.T3_LENGTHS] + [(workloads.T3_MANY[1], workloads.T3_MANY[0], 3)]
+        for length, count, repeats in cases:
+            times = [self.generate(workloads.t3(length, count, r), 0.0) for r in range(repeats)]
+            seconds = statistics.median(times)
+            floor = workloads.prefill_flops(self.model, count, length) / peers.MATMUL_FLOPS
+            case = f"{count}x{length}"
+            self.emit("T3", case, "ttft_ms", seconds * 1e3, "ms", floor * 1e3)
+            self.emit("T3", case, "prefill_tok_s", count * length / seconds, "tok/s", count * length / floor)
+
+    def t4(self) -> None:
+        for round_ in (0, 1):
+            self.emit("T4", f"round={round_}", "seconds", self.generate(workloads.t4(round_), 0.6), "s")
+
+    def run(self, test: str) -> None:
+        name, _, case = test.partition("=")
+        if name == "T6":
+            self.generate([(list(range(1000, 1016)), 1)], 0.0)
+            seconds = time.time() - float(os.environ["BENCH_STARTED"])
+            self.emit("T6", case, "first_token_s", seconds, "s")
+            return
+        self.generate(workloads.warmup(), 0.0)
+        {"T1": self.t1, "T1b": self.t1b, "T2": self.t2, "T3": self.t3, "T4": self.t4}[name]()
+
+
+def main() -> None:
+    model, options, *tests = sys.argv[1:]
+    bench = Bench(model, json.loads(options))
+    for test in tests:
+        bench.run(test)
+    report = bench.llm.info.report
+    print("FACTS " + json.dumps({name: getattr(report, name) for name in FACT_NAMES}), flush=True)
+    print("STATS " + json.dumps(bench.llm.stats().phase_seconds), flush=True)
+    bench.llm.shutdown()
+
+
+if __name__ == "__main__":
+    main()

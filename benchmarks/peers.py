@@ -1,0 +1,51 @@
+"""What two other engines did on the same work, on one H200 each, on 2026-11-21 (bf16, random weights).
+
+vLLM 0.26.0 (torch 2.11, FlashAttention 3, CUDA graphs, torch.compile, asynchronous scheduling) and
+SGLang 0.5.17 (torch 2.11, FlashAttention 3, overlap scheduling, radix cache), engine defaults. Ceilings of that
+machine: 4,217 GB/s device-to-device copy, 747 TFLOP/s bf16 matrix product of size 8192.
+"""
+
+from __future__ import annotations
+
+COPY_BYTES_PER_S = 4217e9
+MATMUL_FLOPS = 747e12
+
+# (test, model, case, metric) → (vLLM, SGLang); None: not measured.
+FIGURES: dict[tuple[str, str, str, str], tuple[float | None, float | None]] = {
+    ("T1", "qwen3-0.6b", "round=0", "output_tok_s"): (23798, 21928),
+    ("T1", "qwen3-0.6b", "round=1", "output_tok_s"): (24724, 21907),
+    ("T1", "llama-3.1-8b", "round=0", "output_tok_s"): (10194, 9743),
+    ("T1", "llama-3.1-8b", "round=1", "output_tok_s"): (10253, 9746),
+    ("T1b", "qwen3-0.6b", "", "output_tok_s"): (26973, 28473),
+    ("T1b", "llama-3.1-8b", "", "output_tok_s"): (10250, 10063),
+    ("T2", "qwen3-0.6b", "batch=1", "step_ms"): (1.622, 1.545),
+    ("T2", "qwen3-0.6b", "batch=8", "step_ms"): (1.481, 1.519),
+    ("T2", "qwen3-0.6b", "batch=64", "step_ms"): (2.300, 2.301),
+    ("T2", "llama-3.1-8b", "batch=1", "step_ms"): (4.872, 4.815),
+    ("T2", "llama-3.1-8b", "batch=8", "step_ms"): (5.016, 5.089),
+    ("T2", "llama-3.1-8b", "batch=64", "step_ms"): (6.153, 6.139),
+    ("T3", "qwen3-0.6b", "1x1024", "ttft_ms"): (15.9, 8.2),
+    ("T3", "qwen3-0.6b", "1x8192", "ttft_ms"): (35.7, 32.7),
+    ("T3", "qwen3-0.6b", "1x32768", "ttft_ms"): (276.1, 269.4),
+    ("T3", "qwen3-0.6b", "16x4096", "ttft_ms"): (193.9, 192.8),
+    ("T3", "llama-3.1-8b", "1x1024", "ttft_ms"): (27.5, 28.9),
+    ("T3", "llama-3.1-8b", "1x8192", "ttft_ms"): (212.1, 218.1),
+    ("T3", "llama-3.1-8b", "1x32768", "ttft_ms"): (1190.6, 1184.8),
+    ("T3", "llama-3.1-8b", "16x4096", "ttft_ms"): (1590.7, 1584.3),
+    ("T4", "qwen3-0.6b", "round=0", "seconds"): (1.71, 1.59),
+    ("T4", "qwen3-0.6b", "round=1", "seconds"): (1.72, 1.50),
+    ("T4", "llama-3.1-8b", "round=0", "seconds"): (2.78, 2.68),
+    ("T4", "llama-3.1-8b", "round=1", "seconds"): (2.69, 2.69),
+    ("T6", "qwen3-0.6b", "cold", "first_token_s"): (149.8, 68.4),
+    ("T6", "qwen3-0.6b", "warm", "first_token_s"): (41.1, 33.1),
+    ("T6", "llama-3.1-8b", "cold", "first_token_s"): (143.9, 64.5),
+    ("T6", "llama-3.1-8b", "warm", "first_token_s"): (51.1, None),
+}
+
+
+def best(test: str, model: str, case: str, metric: str) -> float | None:
+    """The better peer's figure: the larger for rates, the smaller for times."""
+    figures = [f for f in FIGURES.get((test, model, case, metric), ()) if f is not None]
+    if not figures:
+        return None
+    return max(figures) if metric.endswith("tok_s") else min(figures)

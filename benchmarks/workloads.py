@@ -1,0 +1,181 @@
+"""The work that engines are compared on: model shapes, prompts, lengths. A pure function of seeds.
+
+T1  256 requests, input and output uniform in 100…1024       T1b 1,000 requests, input 32…1024, output 32…512
+T2  decode: a batch of 128-token prompts, 256 tokens each     T3  prefill: n prompts of one length, one token each
+T4  256 requests that share 4,096 tokens, 64 of their own, 64 out
+T5  Poisson arrivals over HTTP, log-normal lengths            T6  start-up: process start to first token
+Weights are random; token ids lie where every model has them. Nothing here imports an engine.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+Request = tuple[list[int], int]  # token ids, output length
+
+FIRST_ID, END_ID = 256, 120_000
+T2_BATCHES = (1, 8, 64)
+T3_LENGTHS = (1024, 8192, 32768)
+T3_MANY = (16, 4096)
+
+_SHARED: dict[str, Any] = {
+    "torch_dtype": "bfloat16",
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "initializer_range": 0.02,
+    "use_cache": True,
+    "head_dim": 128,
+}
+
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen3-0.6b": {
+        **_SHARED,
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "intermediate_size": 3072,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000,
+        "max_position_embeddings": 40960,
+        "bos_token_id": 151643,
+        "eos_token_id": 151645,
+    },
+    "llama-3.1-8b": {
+        **_SHARED,
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "vocab_size": 128256,
+        "tie_word_embeddings": False,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        "max_position_embeddings": 131072,
+        "bos_token_id": 128000,
+        "eos_token_id": 128001,
+    },
+}
+MODELS["tiny-qwen3"] = {
+    **MODELS["qwen3-0.6b"],
+    "hidden_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 512,
+}
+
+
+def write_model_dir(model: str, path: Path) -> Path:
+    """A folder with nothing but config.json: enough for `load_format="dummy"` and token-id prompts."""
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(MODELS[model], indent=1))
+    return path
+
+
+def token_ids(rng: random.Random, count: int) -> list[int]:
+    draw, span = rng.random, END_ID - FIRST_ID
+    return [FIRST_ID + int(draw() * span) for _ in range(count)]
+
+
+def _uniform(name: str, content: str, count: int, inputs: tuple[int, int], outputs: tuple[int, int]) -> list[Request]:
+    lengths = random.Random(f"len-{name}")
+    sizes = [(lengths.randint(*inputs), lengths.randint(*outputs)) for _ in range(count)]
+    ids = random.Random(f"content-{content}")
+    return [(token_ids(ids, size), out) for size, out in sizes]
+
+
+def t1(round_: int = 0, seed: int = 0) -> list[Request]:
+    """The lengths are the same in every round, the content is new."""
+    return _uniform(f"t1-{seed}", f"t1-{seed}-{round_}", 256, (100, 1024), (100, 1024))
+
+
+def t1b(round_: int = 0, seed: int = 0) -> list[Request]:
+    return _uniform(f"t1b-{seed}", f"t1b-{seed}-{round_}", 1000, (32, 1024), (32, 512))
+
+
+def warmup(seed: int = 0, count: int = 8, inputs: int = 64, outputs: int = 16) -> list[Request]:
+    ids = random.Random(f"warmup-{seed}")
+    return [(token_ids(ids, inputs), outputs) for _ in range(count)]
+
+
+def t2(batch: int, round_: int = 0) -> list[Request]:
+    ids = random.Random(f"t2-{batch}-{round_}")
+    return [(token_ids(ids, 128), 256) for _ in range(batch)]
+
+
+def t3(length: int, count: int = 1, round_: int = 0) -> list[Request]:
+    ids = random.Random(f"t3-{length}-{count}-{round_}")
+    return [(token_ids(ids, length), 1) for _ in range(count)]
+
+
+def t4(round_: int = 0, count: int = 256, shared: int = 4096, own: int = 64, out: int = 64) -> list[Request]:
+    ids = random.Random(f"t4-{round_}")
+    prefix = token_ids(ids, shared)
+    return [(prefix + token_ids(ids, own), out) for _ in range(count)]
+
+
+def t5(
+    rate: float, duration: float = 25.0, inf_requests: int = 1000, seed: int = 0
+) -> list[tuple[float, list[int], int]]:
+    """(arrival in seconds, token ids, output length); an infinite rate sends `inf_requests` at once."""
+    rng = random.Random(f"t5-{seed}-{float(rate)}")
+    requests: list[tuple[float, list[int], int]] = []
+    arrival = 0.0
+    while True:
+        if math.isinf(rate):
+            if len(requests) >= inf_requests:
+                return requests
+        else:
+            arrival += rng.expovariate(rate)
+            if arrival > duration:
+                return requests
+        inputs = _lognormal(rng, 500, 16, 2048)
+        outputs = _lognormal(rng, 200, 16, 1024)
+        requests.append((arrival, token_ids(rng, inputs), outputs))
+
+
+def _lognormal(rng: random.Random, mean: float, low: int, high: int, sigma: float = 0.7) -> int:
+    value = rng.lognormvariate(math.log(mean) - sigma * sigma / 2, sigma)
+    return max(low, min(high, round(value)))
+
+
+# -- floors -----------------------------------------------------------------------------------------------------
+
+
+def decode_bytes(model: str, batch: int, context: int) -> tuple[int, int]:
+    """(weight bytes, KV bytes) one decode step must read: every weight once, the head but not the embedding."""
+    c = MODELS[model]
+    hidden, dim, layers = c["hidden_size"], c["head_dim"], c["num_hidden_layers"]
+    q, kv = c["num_attention_heads"] * dim, c["num_key_value_heads"] * dim
+    layer = 2 * hidden * q + 2 * hidden * kv + 3 * hidden * c["intermediate_size"]
+    return 2 * (layers * layer + c["vocab_size"] * hidden), batch * context * 4 * kv * layers
+
+
+def prefill_flops(model: str, count: int, length: int) -> float:
+    """Matrix and causal-attention operations of `count` prompts; the head once a prompt."""
+    c = MODELS[model]
+    hidden, dim, layers = c["hidden_size"], c["head_dim"], c["num_hidden_layers"]
+    q, kv = c["num_attention_heads"] * dim, c["num_key_value_heads"] * dim
+    layer = 2 * hidden * q + 2 * hidden * kv + 3 * hidden * c["intermediate_size"]
+    attention = layers * 4 * q * length * length / 2
+    return count * (2 * layers * layer * length + attention + 2 * c["vocab_size"] * hidden)

@@ -1,0 +1,1 @@
+"""Triton implementations. Imported only when a tensor lives on a GPU: Triton may be absent elsewhere."""

@@ -1,0 +1,154 @@
+"""From plan and seats to the inputs of a forward pass, written straight into the buffers that graphs read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from quire.attention.context import AttentionInputs
+from quire.kernels.step import StepBuffers, gather
+from quire.types.plan import StepPlan
+from quire.worker.seats import Seats
+from quire.worker.staging import Staging
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step's inputs on the device. Decode-only steps may be padded to a graph's size with seat 0."""
+
+    num_rows: int  # padding included
+    num_tokens: int
+    seats: torch.Tensor  # int32 [rows]
+    buffers: StepBuffers  # views of this step's length
+    attention: AttentionInputs
+    sample_rows: torch.Tensor | None  # int32 [samples]: rows that sample; None: all
+    logit_tokens: torch.Tensor | None  # int32 [samples]: their last tokens; None: token i of row i
+    sample_index: torch.Tensor | None  # int32 [rows]: place among the samples or -1; None: all
+    sample_rows_np: np.ndarray  # plan rows that sample
+
+
+class BatchBuilder:
+    """Owns the step's input buffers."""
+
+    def __init__(self, seats: Seats, max_rows: int, max_tokens: int, max_seq_len: int, device: torch.device) -> None:
+        def ints(n: int) -> torch.Tensor:
+            return torch.zeros(n, dtype=torch.int32, device=device)
+
+        self._seats = seats
+        self._max_seq_len = max_seq_len
+        self._host_copies = device.type == "cpu"
+        self.seats = ints(max_rows)
+        self.one_token_each = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
+        self._input_ids, self._positions, self._slots = ints(max_tokens), ints(max_tokens), ints(max_tokens)
+        self._seq_lens = ints(max_rows)
+        self._row_numbers = np.arange(max_rows, dtype=np.int32)
+        self._seats_there = np.zeros(max_rows, dtype=np.int32)  # what `self.seats` holds
+
+    def decode(self, plan: StepPlan, size: int, staging: Staging) -> Batch:
+        """A step of decode rows only. Sends the seats only if they differ from those of the step before."""
+        rows = plan.num_rows
+        there = self._seats_there
+        writes = self._seats.stage(plan, staging)
+        changed = not np.array_equal(there[:rows], plan.seats) or there[rows:size].any()
+        if changed:
+            there[:rows], there[rows:] = plan.seats, 0
+            span = staging.put(there[: max(size, rows)])
+        if writes or changed:
+            staging.send()
+            self._seats.apply(writes, staging)
+            if changed:
+                self.seats[: span.stop - span.start].copy_(staging.view(span))
+        return self.decode_views(size, plan)
+
+    def decode_views(self, size: int, plan: StepPlan | None = None) -> Batch:
+        """The batch of `size` decode rows as graphs see it: always the same memory."""
+        host = plan is not None and self._host_copies
+        return Batch(
+            num_rows=size,
+            num_tokens=size,
+            seats=self.seats[:size],
+            buffers=self._buffers(size, size),
+            attention=AttentionInputs(
+                num_rows=size,
+                num_tokens=size,
+                num_decodes=size,
+                max_query_len=0,
+                max_seq_len=plan.max_seq_len if host and plan else self._max_seq_len,
+                seats=self.seats[:size],
+                query_start=self.one_token_each[: size + 1],
+                seq_lens=self._seq_lens[:size],
+                block_table=self._seats.state.block_table,
+                seats_host=plan.seats.tolist() if host and plan else None,
+                query_start_host=list(range(size + 1)) if host else None,
+                seq_lens_host=(self._seats.num_computed_np[plan.seats] + 1).tolist() if host and plan else None,
+            ),
+            sample_rows=None,
+            logit_tokens=None,
+            sample_index=None,
+            sample_rows_np=self._row_numbers[:size],
+        )
+
+    def mixed(self, plan: StepPlan, staging: Staging) -> Batch:
+        """A step with catch-up rows, built without padding by the `gather` kernel."""
+        rows = plan.num_rows
+        query_start = np.zeros(rows + 1, dtype=np.int32)
+        np.cumsum(plan.num_tokens, out=query_start[1:])
+        tokens = int(query_start[-1])
+        sample_rows = np.flatnonzero(plan.samples).astype(np.int32)
+        sample_index = np.full(rows, -1, dtype=np.int32)
+        sample_index[sample_rows] = self._row_numbers[: len(sample_rows)]
+        max_query_len = int(plan.num_tokens[plan.num_decodes :].max())
+
+        writes = self._seats.stage(plan, staging)
+        spans = [
+            staging.put(values)
+            for values in (
+                plan.seats,
+                query_start,
+                plan.token_ids,
+                sample_rows,
+                query_start[1:][sample_rows] - 1,
+                sample_index,
+            )
+        ]
+        staging.send()
+        self._seats.apply(writes, staging)
+        seats, starts, ids, sampling, logit_tokens, index = (staging.view(span) for span in spans)
+        self._seats_there[:] = -1  # the decode rows' seats are sent anew at the next decode step
+        buffers = self._buffers(rows, tokens)
+        gather(self._seats.state, buffers, seats, starts, ids, plan.num_decodes, max_query_len)
+        host = self._host_copies
+        return Batch(
+            num_rows=rows,
+            num_tokens=tokens,
+            seats=seats,
+            buffers=buffers,
+            attention=AttentionInputs(
+                num_rows=rows,
+                num_tokens=tokens,
+                num_decodes=plan.num_decodes,
+                max_query_len=max_query_len,
+                max_seq_len=plan.max_seq_len,
+                seats=seats,
+                query_start=starts,
+                seq_lens=buffers.seq_lens,
+                block_table=self._seats.state.block_table,
+                seats_host=plan.seats.tolist() if host else None,
+                query_start_host=query_start.tolist() if host else None,
+                seq_lens_host=(self._seats.num_computed_np[plan.seats] + plan.num_tokens).tolist() if host else None,
+            ),
+            sample_rows=sampling,
+            logit_tokens=logit_tokens,
+            sample_index=index,
+            sample_rows_np=sample_rows,
+        )
+
+    def _buffers(self, rows: int, tokens: int) -> StepBuffers:
+        return StepBuffers(
+            input_ids=self._input_ids[:tokens],
+            positions=self._positions[:tokens],
+            slots=self._slots[:tokens],
+            seq_lens=self._seq_lens[:rows],
+        )

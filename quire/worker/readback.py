@@ -1,0 +1,130 @@
+"""Results leave the device on a stream of their own, into pinned memory; nobody waits until `result()` is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from quire.types.plan import StepPlan
+from quire.types.result import LogprobRows, StepResult
+from quire.worker.sampling.logprobs import LogprobTensors
+
+
+class ReadyStep:
+    """A result that is already on the host (CPU)."""
+
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> StepResult:
+        return self._result
+
+
+class PendingStep:
+    """A result on its way from the device."""
+
+    def __init__(self, copied: torch.cuda.Event, finish: Callable[[], StepResult]) -> None:
+        self._copied = copied
+        self._finish = finish
+
+    def done(self) -> bool:
+        return self._copied.query()
+
+    def result(self) -> StepResult:
+        self._copied.synchronize()
+        return self._finish()
+
+
+StepHandle = ReadyStep | PendingStep
+
+
+class Readback:
+    """Copies sampled tokens (and log-probabilities) to the host.
+
+    The device's token buffer is one and the same at every step: `before_commit` makes the compute stream wait for
+    the copy of the step before, which has long been done by then.
+    """
+
+    def __init__(self, max_rows: int, device: torch.device, slots: int = 4) -> None:
+        self._on_gpu = device.type == "cuda"
+        if self._on_gpu:
+            self._stream = torch.cuda.Stream(device)
+            self._tokens = [torch.empty(max_rows, dtype=torch.int32, pin_memory=True) for _ in range(slots)]
+            self._computed = [torch.cuda.Event() for _ in range(slots)]
+            self._copied = [torch.cuda.Event() for _ in range(slots)]
+        self._slot = 0
+
+    def before_commit(self) -> None:
+        if self._on_gpu:
+            torch.cuda.current_stream().wait_event(self._copied[self._slot - 1])
+
+    def start(
+        self,
+        plan: StepPlan,
+        tokens: torch.Tensor,
+        logprobs: LogprobTensors | None,
+        prompt_logprobs: LogprobTensors | None,
+    ) -> StepHandle:
+        """tokens: [rows] int32 on the device, -1 where a row did not sample."""
+        if not self._on_gpu:
+            return ReadyStep(_result(plan, tokens.numpy().copy(), _host(logprobs), _host(prompt_logprobs)))
+        slot, rows = self._slot, plan.num_rows
+        self._slot = (slot + 1) % len(self._tokens)
+        self._computed[slot].record()
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(self._computed[slot])
+            host_tokens = self._tokens[slot][:rows]
+            host_tokens.copy_(tokens[:rows], non_blocking=True)
+            sampled, prompt = _start_copy(logprobs, self._stream), _start_copy(prompt_logprobs, self._stream)
+            self._copied[slot].record()
+        return PendingStep(
+            self._copied[slot], lambda: _result(plan, host_tokens.numpy().copy(), _host(sampled), _host(prompt))
+        )
+
+
+def _start_copy(tensors: LogprobTensors | None, stream: torch.cuda.Stream) -> LogprobTensors | None:
+    if tensors is None:
+        return None
+
+    def copy(source: torch.Tensor) -> torch.Tensor:
+        if not source.is_cuda:
+            return source
+        source.record_stream(stream)  # its memory must not be reused before the copy has read it
+        return torch.empty(source.shape, dtype=source.dtype, pin_memory=True).copy_(source, non_blocking=True)
+
+    return LogprobTensors(
+        rows=copy(tensors.rows),
+        counts=copy(tensors.counts),
+        token_ids=copy(tensors.token_ids),
+        logprobs=copy(tensors.logprobs),
+        ranks=copy(tensors.ranks),
+    )
+
+
+def _host(tensors: LogprobTensors | None) -> LogprobRows | None:
+    if tensors is None:
+        return None
+    return LogprobRows(
+        rows=tensors.rows.numpy().astype(np.int32),
+        counts=tensors.counts.numpy().astype(np.int32),
+        token_ids=tensors.token_ids.numpy().astype(np.int32),
+        logprobs=tensors.logprobs.numpy().astype(np.float32),
+        ranks=tensors.ranks.numpy().astype(np.int32),
+    )
+
+
+def _result(
+    plan: StepPlan, tokens: np.ndarray, logprobs: LogprobRows | None, prompt_logprobs: LogprobRows | None
+) -> StepResult:
+    return StepResult(
+        step=plan.step,
+        tokens=tokens.reshape(-1, 1),
+        counts=(tokens >= 0).astype(np.int32),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )

@@ -1,0 +1,231 @@
+"""Device up, load, measure, allocate, capture; then plans."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from quire.attention.base import AttentionSpec
+from quire.attention.select import select
+from quire.config.resolve import Resolved
+from quire.foundation.errors import ConfigError, DoesNotFitError
+from quire.models import catalog, weights
+from quire.platforms import select_platform
+from quire.types.kv import KVGroupSpec, WorkerReport
+from quire.types.plan import NewBlocks, StepPlan
+from quire.worker.batch import BatchBuilder
+from quire.worker.graphs import graph_sizes
+from quire.worker.kv_store import KVStore
+from quire.worker.readback import StepHandle
+from quire.worker.runner import Runner
+from quire.worker.sampling.sampler import Sampler
+from quire.worker.seats import Seats
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_GIB = 1024**3
+_SPARE_BYTES = _GIB // 4  # for kernel modules and graph pools, which no measurement before them can see
+_STAGED_INTS = 1 << 20
+
+
+class Worker:
+    """One device's muscle. Knows plans and arrays, nothing of requests, text or time."""
+
+    def __init__(self, resolved: Resolved) -> None:
+        self._resolved = resolved
+        self._phases: dict[str, float] = {}
+        self._notes: list[str] = []
+        self.runner: Runner | None = None
+
+    # -- start --------------------------------------------------------------------------------------------------
+
+    def start(self) -> WorkerReport:
+        """Bring the model up. Raises ConfigError (and kin) if it cannot run here."""
+        config, info = self._resolved.config, self._resolved.info
+        with self._phase("device"):
+            self._platform = select_platform(self._resolved.device)
+            self._device = self._platform.set_up(config.runtime.num_threads)
+            self._free_at_start = self._platform.free_bytes()
+        dtype = _DTYPES[self._resolved.dtype]
+        with self._phase("build"):
+            model = catalog.build(info, dtype, self._device, self._resolved.max_model_len)
+        with self._phase("weights"):
+            weights.load(
+                model,
+                Path(info.path),
+                load_format=config.model.load_format,
+                show_progress=config.model.use_tqdm_on_load,
+                seed=config.model.seed,
+            )
+        self._model = model
+        self._spec: KVGroupSpec = model.kv_spec(config.cache.block_size)
+        with self._phase("profile"):
+            activation_bytes = self._profile()
+        num_blocks, max_model_len = self._size_cache(activation_bytes)
+        with self._phase("kv_cache"):
+            self.runner = self._build_runner(num_blocks, max_model_len)
+        with self._phase("graphs"):
+            self.runner.capture()
+        return WorkerReport(
+            device=self._platform.device_name(),
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            groups=[self._spec],
+            vocab_size=info.vocab_size,
+            weight_bytes=model.num_bytes(),
+            kv_bytes=num_blocks * self._spec.bytes_per_block,
+            free_bytes=self._platform.free_bytes(),
+            attention_backend=self._backend_name,
+            phases=self._phases,
+            notes=self._notes,
+        )
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._phases[name] = time.perf_counter() - began
+
+    def _build_runner(self, num_blocks: int, max_model_len: int, *, with_graphs: bool = True) -> Runner:
+        resolved, device = self._resolved, self._device
+        rows, tokens, block_size = resolved.max_num_seqs, resolved.max_num_batched_tokens, self._spec.block_size
+        store = KVStore(self._spec, num_blocks, _DTYPES[resolved.dtype], device)
+        seats = Seats(rows, -(-max_model_len // block_size), store.token_of_slot, block_size, device)
+        eager = resolved.config.runtime.enforce_eager or not with_graphs
+        sizes = [] if eager else graph_sizes(rows, resolved.config.runtime.cuda_graph_sizes)
+        backend = select(
+            resolved.config.runtime.attention_backend,
+            AttentionSpec(
+                num_heads=self._model.num_heads,
+                num_kv_heads=self._spec.num_kv_heads,
+                head_dim=self._spec.head_dim,
+                block_size=block_size,
+                dtype=_DTYPES[resolved.dtype],
+                device=device,
+                max_rows=rows,
+                max_tokens=tokens,
+                max_seq_len=max_model_len,
+                sliding_window=self._model.sliding_window,
+            ),
+        )
+        self._backend_name = backend.name
+        if not backend.graph_support:
+            sizes = []
+        return Runner(
+            self._model,
+            backend,
+            store,
+            seats,
+            BatchBuilder(seats, rows, tokens, max_model_len, device),
+            Sampler(rows, resolved.info.vocab_size, rows, block_size, device),
+            max_rows=rows,
+            staging_capacity=max(_STAGED_INTS, 2 * tokens + 8 * rows),
+            device=device,
+            graph_sizes=sizes,
+        )
+
+    # -- measuring ----------------------------------------------------------------------------------------------
+
+    def _profile(self) -> int:
+        """Run the largest step there can be on a cache of one block; returns the bytes it took beside the weights."""
+        if self._device.type == "cpu":
+            return 0
+        rows, tokens = self._resolved.max_num_seqs, self._resolved.max_num_batched_tokens
+        runner = self._build_runner(1, self._resolved.max_model_len, with_graphs=False)
+        counts = np.full(rows, tokens // rows, dtype=np.int32)
+        counts[: tokens % rows] += 1
+        torch.cuda.reset_peak_memory_stats()
+        runner.run(_dummy_plan(counts)).result()
+        torch.cuda.synchronize()
+        taken = torch.cuda.max_memory_reserved() - self._model.num_bytes()
+        del runner
+        torch.cuda.empty_cache()
+        return taken
+
+    def _size_cache(self, activation_bytes: int) -> tuple[int, int]:
+        """Blocks of the KV cache and the context length it can hold.
+
+        Raises DoesNotFitError, with the bytes short and the option to change, if one request cannot fit.
+        """
+        resolved, cache = self._resolved, self._resolved.config.cache
+        block_size, block_bytes = self._spec.block_size, self._spec.bytes_per_block
+        budget, why = self._cache_budget(activation_bytes)
+        longest = -(-resolved.max_model_len // block_size)
+        useful = resolved.max_num_seqs * longest + 1  # more blocks than all seats can ever hold serve nobody
+        num_blocks = cache.num_gpu_blocks_override or min(int(budget // block_bytes), useful)
+        fits = (num_blocks - 1) * block_size
+        if fits >= resolved.max_model_len:
+            return num_blocks, resolved.max_model_len
+        needed = (longest + 1) * block_bytes
+        if resolved.max_model_len_is_explicit or fits < block_size:
+            raise DoesNotFitError(
+                f"the KV cache may take {budget / _GIB:.2f} GiB ({why}), which holds {max(fits, 0)} tokens; "
+                f"max_model_len={resolved.max_model_len} needs {needed / _GIB:.2f} GiB, "
+                f"{(needed - budget) / _GIB:.2f} GiB more: lower --max-model-len, raise "
+                f"{'--cpu-kv-cache-memory-bytes' if self._device.type == 'cpu' else '--gpu-memory-utilization'}, "
+                "or free memory",
+                "max_model_len",
+            )
+        self._notes.append(
+            f"max_model_len={fits}: the model's {resolved.max_model_len} tokens would need "
+            f"{needed / _GIB:.2f} GiB of KV cache, {budget / _GIB:.2f} GiB are there"
+        )
+        return num_blocks, fits
+
+    def _cache_budget(self, activation_bytes: int) -> tuple[float, str]:
+        cache = self._resolved.config.cache
+        if self._device.type == "cpu":
+            if cache.cpu_kv_cache_memory_bytes:
+                return cache.cpu_kv_cache_memory_bytes, "cpu_kv_cache_memory_bytes"
+            return self._platform.free_bytes() / 4, "a quarter of the free memory"
+        if cache.kv_cache_memory_bytes:
+            return cache.kv_cache_memory_bytes, "kv_cache_memory_bytes"
+        share = cache.gpu_memory_utilization
+        weight_bytes = self._model.num_bytes()
+        budget = self._free_at_start * share - weight_bytes - activation_bytes - _SPARE_BYTES
+        return budget, (
+            f"{share:.0%} of the {self._free_at_start / _GIB:.1f} GiB free at start, less "
+            f"{weight_bytes / _GIB:.1f} GiB weights and {activation_bytes / _GIB:.1f} GiB activations"
+        )
+
+    # -- serve --------------------------------------------------------------------------------------------------
+
+    def execute(self, plan: StepPlan) -> StepHandle:
+        """Start a step; never waits for the device."""
+        if self.runner is None:
+            raise ConfigError("the worker was not started")
+        return self.runner.run(plan)
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Utilities outside the steps: "memory" → bytes by use."""
+        if method == "memory":
+            return {"free": self._platform.free_bytes(), "free_at_start": self._free_at_start}
+        raise ConfigError(f"the worker has no method {method!r} ({len(args)} arguments given)")
+
+    def shutdown(self) -> None:
+        self.runner = None
+        self._model = None
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+
+
+def _dummy_plan(counts: np.ndarray) -> StepPlan:
+    """A step of prompt chunks of the given lengths whose KV all goes to the null block."""
+    nothing = np.zeros(0, dtype=np.int32)
+    return StepPlan(
+        step=0,
+        admits=[],
+        seats=np.arange(1, len(counts) + 1, dtype=np.int32),
+        num_tokens=counts,
+        num_decodes=0,
+        token_ids=np.ones(int(counts.sum()), dtype=np.int32),
+        samples=np.ones(len(counts), dtype=bool),
+        blocks=[NewBlocks(nothing, nothing, nothing)],
+        max_seq_len=int(counts.max()),
+    )
