@@ -4,51 +4,82 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from quire.foundation.errors import InputError
-from quire.frontend.tokenizer import Tokenizer, check_text
+from quire.frontend.template import Template
+from quire.frontend.text import check_text
 
 Message = Mapping[str, Any]
 _CONTINUE_MARK = "\ue000quire-continues-here\ue000 "  # private-use characters; the space shows whether it was trimmed
 _RESERVED = ("messages", "tools", "add_generation_prompt")
 
+compiled = lru_cache(maxsize=16)(Template)
+
+
+class ChatTemplate:
+    """The chat templates of a model by name ("default", perhaps "tool_use"), and the special tokens they may write.
+
+    Raises ConfigError for a source that is not valid Jinja.
+    """
+
+    def __init__(self, sources: str | Mapping[str, str], special_tokens: Mapping[str, str] | None = None) -> None:
+        self.sources = {"default": sources} if isinstance(sources, str) else dict(sources)
+        self.special_tokens = dict(special_tokens or {})
+        self._templates = {name: compiled(source) for name, source in self.sources.items()}
+
+    def pick(self, *, with_tools: bool) -> Template:
+        """Raises InputError if there is no template named "default"."""
+        name = "tool_use" if with_tools and "tool_use" in self._templates else "default"
+        if name not in self._templates:
+            raise InputError(f"the model has no default chat template, only: {', '.join(self._templates)}", "messages")
+        return self._templates[name]
+
 
 def render(
-    tokenizer: Tokenizer,
     messages: Sequence[Message],
-    *,
     tools: Sequence[Mapping[str, Any]] | None = None,
-    template: str | None = None,
+    template: ChatTemplate | str | None = None,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     kwargs: Mapping[str, Any] | None = None,
 ) -> str:
     """The prompt of a conversation; encode it with `add_special_tokens=False`, for templates write BOS themselves.
 
-    `template` is Jinja source instead of the model's own; `kwargs` are further template variables. With
+    `template` is the model's (`Tokenizer.template`) or Jinja source; `kwargs` are further template variables. With
     `continue_final_message` the prompt ends inside the last message, so that the model goes on writing it.
     Raises InputError naming the message and field that cannot be rendered.
     """
+    if template is None:
+        raise InputError(
+            "this model has no chat template: give one with chat_template, or use plain completions", "messages"
+        )
     if continue_final_message and add_generation_prompt:
         raise InputError(
             "continue_final_message and add_generation_prompt exclude each other: the prompt ends either inside the "
             "last message or at the start of a new one",
             "continue_final_message",
         )
-    compiled = tokenizer.template(with_tools=bool(tools), source=template)
-    chat = normalize(messages, keep_parts=compiled.wants_parts)
+    template = ChatTemplate(template) if isinstance(template, str) else template
+    chosen = template.pick(with_tools=bool(tools))
+    chat = normalize(messages, keep_parts=chosen.wants_parts)
     if continue_final_message:
         _mark_end(chat[-1], len(chat) - 1)
     taken = [name for name in kwargs or {} if name in _RESERVED]
     if taken:
-        raise InputError(f"chat_template_kwargs must not hold {taken[0]!r}: it has a field of its own", "kwargs")
-    variables = {"documents": None, **tokenizer.special_tokens, **(kwargs or {})}
-    text = compiled.render(
-        messages=chat,
-        tools=list(tools) if tools else None,
-        add_generation_prompt=add_generation_prompt,
-        **variables,
+        raise InputError(
+            f"chat_template_kwargs must not hold {taken[0]!r}, which is set already", "chat_template_kwargs"
+        )
+    text = chosen.render(
+        {
+            "documents": None,
+            **template.special_tokens,
+            **(kwargs or {}),
+            "messages": chat,
+            "tools": list(tools) if tools else None,
+            "add_generation_prompt": add_generation_prompt,
+        }
     )
     return _cut_at_mark(text) if continue_final_message else text
 

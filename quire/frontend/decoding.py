@@ -183,7 +183,8 @@ class _PieceStream:
             piece = self._close_run() + piece
         if self._to_strip and piece:
             piece, self._to_strip = self._strip(piece)
-        return piece
+        text: str = piece
+        return text
 
     def flush(self) -> str:
         return self._strip(self._close_run())[0]

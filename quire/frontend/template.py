@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jinja2
@@ -25,7 +25,7 @@ MAX_CHARS = 64 * 1024 * 1024
 _CONTENT = "content"
 
 
-class ChatTemplate:
+class Template:
     """One compiled template. Raises ConfigError when the source is not valid Jinja."""
 
     def __init__(self, source: str) -> None:
@@ -42,7 +42,7 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ConfigError(f"the chat template is not valid Jinja: {error}", "chat_template") from None
 
-    def render(self, **variables: Any) -> str:
+    def render(self, variables: dict[str, Any]) -> str:
         """The text. Raises InputError when the template refuses the messages or fails on them."""
         parts: list[str] = []
         size = 0
@@ -96,7 +96,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 class _Generation(jinja2.ext.Extension):
     """`{% generation %}` marks the assistant's text for training; here its body is rendered and nothing else."""
 
-    tags = frozenset(["generation"])
+    tags = {"generation"}  # noqa: RUF012 (the base class says a plain set)
 
     def parse(self, parser: jinja2.parser.Parser) -> list[nodes.Node]:
         line = next(parser.stream).lineno
@@ -148,13 +148,17 @@ def _strftime_now(form: str) -> str:
 def _loops_over_content(tree: nodes.Template) -> bool:
     """Whether a loop runs over a message's content: such a template takes lists of parts, others need a string."""
     names = {_CONTENT}
-    is_content: Callable[[nodes.Node], bool] = lambda node: (  # noqa: E731
-        (isinstance(node, nodes.Getattr) and node.attr == _CONTENT)
-        or (isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == _CONTENT)
-        or (isinstance(node, nodes.Name) and node.name in names)
-    )
+
+    def is_content(node: nodes.Node | None) -> bool:
+        if isinstance(node, nodes.Filter) and node.name == _METER:
+            node = node.node
+        if isinstance(node, nodes.Getitem):
+            return isinstance(node.arg, nodes.Const) and node.arg.value == _CONTENT
+        return (isinstance(node, nodes.Getattr) and node.attr == _CONTENT) or (
+            isinstance(node, nodes.Name) and node.name in names
+        )
+
     for assign in tree.find_all(nodes.Assign):
         if isinstance(assign.target, nodes.Name) and is_content(assign.node):
             names.add(assign.target.name)
-    loops = (loop.iter for loop in tree.find_all(nodes.For))
-    return any(is_content(it.node if isinstance(it, nodes.Filter) and it.name == _METER else it) for it in loops)
+    return any(is_content(loop.iter) for loop in tree.find_all(nodes.For))

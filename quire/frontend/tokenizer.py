@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ from typing import Any
 from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as RawTokenizer
 
+from quire.config.resolve import Resolved, locate_model
 from quire.foundation.errors import ConfigError, InputError
+from quire.frontend.chat import ChatTemplate, Message, render
 from quire.frontend.decoding import Decoding
-from quire.frontend.template import ChatTemplate
+from quire.frontend.text import check_text
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -33,10 +36,10 @@ class Tokenizer:
         self._add_missing_tokens()
         self._follow_bos_and_eos_flags()
         self.decoding = Decoding(self.raw)
-        self._templates = _templates(folder, self._config)
+        sources = _templates(folder, self._config)
         if chat_template is not None:
-            self._templates = {"default": _template_source(chat_template)}
-        self._compiled: dict[str, ChatTemplate] = {}
+            sources = {"default": _template_source(chat_template)}
+        self.template = ChatTemplate(sources, self.special_tokens) if sources else None
 
     # Names and numbers
 
@@ -118,24 +121,24 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        return self._templates.get("default")
+        """The source of the default chat template."""
+        return None if self.template is None else self.template.sources.get("default")
 
-    def template(self, *, with_tools: bool = False, source: str | None = None) -> ChatTemplate:
-        """The compiled chat template. Raises InputError when the model has none."""
-        if source is None:
-            name = "tool_use" if with_tools and "tool_use" in self._templates else "default"
-            source = self._templates.get(name)
-        if source is None:
-            named = f" under the name 'default' (there is: {', '.join(self._templates)})" if self._templates else ""
-            raise InputError(
-                f"the tokenizer in {self.folder} has no chat template{named}: "
-                "give one with chat_template, or use plain completions",
-                "messages",
-            )
-        if source not in self._compiled:
-            self._compiled = {source: ChatTemplate(source)} if len(self._compiled) > 16 else self._compiled
-            self._compiled[source] = ChatTemplate(source)
-        return self._compiled[source]
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tokenize: bool = True,
+        **kwargs: Any,
+    ) -> str | list[int]:
+        """`chat.render` under the name and with the defaults that Hugging Face tokenizers have."""
+        template = self.template if chat_template is None else ChatTemplate(chat_template, self.special_tokens)
+        text = render(messages, tools, template, add_generation_prompt, continue_final_message, kwargs)
+        return self.encode(text, add_special_tokens=False) if tokenize else text
 
     # Loading
 
@@ -165,15 +168,16 @@ class Tokenizer:
         )
 
 
-def check_text(text: str, param: str) -> None:
-    """Raises InputError for text that cannot be UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        code = ord(text[error.start])
-        raise InputError(
-            f"{param} is not valid Unicode: lone surrogate U+{code:04X} at character {error.start}", param
-        ) from None
+def load_tokenizer(resolved: Resolved) -> Tokenizer | None:
+    """The tokenizer an engine was configured with; None with skip_tokenizer_init."""
+    model = resolved.config.model
+    if model.skip_tokenizer_init:
+        return None
+    folder = Path(resolved.info.path)
+    if model.tokenizer is not None:
+        # "dummy" leaves the weights out of a download
+        folder = locate_model(dataclasses.replace(model, model=model.tokenizer, load_format="dummy"))
+    return Tokenizer(folder, model.chat_template)
 
 
 def _load(folder: Path) -> RawTokenizer:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.frontend.tokenizers_for_tests import byte_fallback, byte_level, word_level
 from tokenizers import Tokenizer as RawTokenizer
 
 from quire.frontend.decoding import REPLACEMENT, Decoding
 from quire.frontend.detokenizer import Detokenizer, can_wait
 from quire.frontend.stops import StopAutomaton
 from quire.types.sampling import RequestOutputKind, SamplingParams
+from tests.frontend.tokenizers_for_tests import byte_fallback, byte_level, word_level
 
 EXACT = {"byte_level": byte_level(), "strip": byte_fallback(), "no_strip": byte_fallback(strip=False)}
 DECODINGS = {name: Decoding(raw) for name, raw in EXACT.items()}
@@ -146,7 +146,9 @@ def run(decoding: Decoding, ids: list[int], params: SamplingParams) -> tuple[lis
 
 STOPS = st.lists(
     st.one_of(
-        st.sampled_from(["\n", "\n\n", "STOP", "世", "。", "the", "he", "e", " ", "User:", "👋🏽", "e\u0301", "aab", "aa"]),
+        st.sampled_from(
+            ["\n", "\n\n", "STOP", "世", "。", "the", "he", "e", " ", "User:", "👋🏽", "e\u0301", "aab", "aa"]
+        ),
         st.text("abe\n 世\u0301", min_size=1, max_size=3),
     ),
     min_size=1,
@@ -163,9 +165,7 @@ def test_stop_strings_equal_the_naive_search(
     raw = EXACT[name]
     text = data.draw(st.lists(st.sampled_from([*TEXTS, "aaab", "aab", "\n", "the", "龘\n"]), max_size=5).map("".join))
     ids = raw.encode(text, add_special_tokens=False).ids
-    params = SamplingParams(
-        stop=stop, include_stop_str_in_output=include, max_tokens=None, min_tokens=min_tokens
-    )
+    params = SamplingParams(stop=stop, include_stop_str_in_output=include, max_tokens=None, min_tokens=min_tokens)
     parts, found, used = run(DECODINGS[name], ids, params)
     assert ("".join(parts), found, used) == naive(raw, ids, params)
 
