@@ -47,7 +47,18 @@ class PoolRows(msgspec.Struct, frozen=True, tag="pool_rows"):
     rows: np.ndarray
 
 
-Attachment = CopyBlocks | PoolRows
+class PromptLogprobs(msgspec.Struct, frozen=True, tag="prompt_logprobs"):
+    """Catch-up rows whose prompt positions are scored; `StepResult.prompt_logprobs` answers.
+
+    A chunk over prompt positions [a, b) gives one line for each of the prompt tokens a + 1 … b, in order (the last
+    prompt token at most). Token b is not among the chunk's own: it comes here, -1 where the prompt has no more.
+    """
+
+    rows: np.ndarray
+    next_ids: np.ndarray
+
+
+Attachment = CopyBlocks | PoolRows | PromptLogprobs
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
