@@ -35,7 +35,9 @@ class ClientBase:
         self._waiting_outputs: deque[EngineOutputs] = deque()
         self._calls: dict[int, Future[Any]] = {}
         self._num_calls = 0
-        self._aborted: Counter[str] = Counter()  # aborts the core has not confirmed; outputs sent before it did are dropped
+        self._aborted: Counter[str] = (
+            Counter()
+        )  # aborts the core has not confirmed; outputs sent before it did are dropped
         self._dead: EngineDeadError | None = None
 
     def _send(self, message: ToCore) -> None:

@@ -77,7 +77,7 @@ def _launch(worker: Worker, plan: StepPlan) -> StepFuture:
         return FailedLaunch(error)
 
 
-def _send_results(channel: Channel, launched: SimpleQueue[tuple[int, StepFuture] | None]) -> None:
+def _send_results(channel: Channel[ToWorker], launched: SimpleQueue[tuple[int, StepFuture] | None]) -> None:
     while (item := launched.get()) is not None:
         step, future = item
         try:

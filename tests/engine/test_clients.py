@@ -21,14 +21,14 @@ import pytest
 from quire.engine.client import EngineClient, InProcessClient, ProcessClient
 from quire.foundation.errors import ConfigError, EngineDeadError, InputError, QuireError
 from quire.foundation.wire import WireError
-from quire.types.output import INVALID_REQUEST, EngineOutputs
+from quire.types.output import INVALID_REQUEST, EngineOutput, EngineOutputs
 from tests.engine.echo_worker import NAME, expected, make_request, make_resolved
 
 KINDS = [("in process", "uni"), ("in process", "mp"), ("process", "uni"), ("process", "mp")]
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_behind(tmp_path, monkeypatch) -> Iterator[None]:
+def nothing_is_left_behind(monkeypatch) -> Iterator[None]:
     """No test may leave a process, a zombie or a socket folder."""
     sockets = Path(tempfile.mkdtemp(dir="/tmp", prefix="qt-"))
     monkeypatch.setattr(tempfile, "tempdir", str(sockets))
@@ -175,7 +175,7 @@ def test_a_request_of_wrong_types_ends_alone(kind: tuple[str, str]) -> None:
         outputs += client.poll(5).outputs
     refusal = next(o for o in outputs if o.request_id == "bad")
     assert (refusal.finish_reason, refusal.stop_reason) == ("error", INVALID_REQUEST)
-    with pytest.raises(WireError, match="cannot be sent|cannot send"):
+    with pytest.raises(WireError, match="cannot be sent"):
         client.add(make_request("worse", [object()], 5))  # type: ignore[list-item]
     assert client.call("ping") == "pong"
     client.shutdown()
@@ -194,16 +194,21 @@ def test_a_worker_that_refuses_to_start_is_heard_word_for_word(kind: tuple[str, 
 def test_a_failed_step_is_told_and_ends_the_engine(kind: tuple[str, str]) -> None:
     client = make_client(*kind, hf_overrides={"fail_at_step": 5})
     client.add(make_request("a", [1], 50))
-    outputs = []
+    outputs: list[EngineOutput] = []
     with pytest.raises(EngineDeadError, match="step 5 failed: RuntimeError: echo was told to fail"):
-        while True:
-            outputs += client.poll(5).outputs
+        read_for(client, 10, outputs)
     assert outputs[-1].finish_reason == "error"
     with pytest.raises(EngineDeadError):
         client.add(make_request("b", [1], 1))
     with pytest.raises(EngineDeadError):
         client.call("ping")
     client.shutdown()
+
+
+def read_for(client: EngineClient, seconds: float, outputs: list[EngineOutput]) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        outputs += client.poll(seconds).outputs
 
 
 def kill(pid: int) -> float:
@@ -225,8 +230,7 @@ def test_kill_9_is_noticed_within_a_second(kind: tuple[str, str], victim: str, b
         assert client.poll(5).outputs
     since = kill(pid)
     with pytest.raises(EngineDeadError, match="SIGKILL"):
-        while time.monotonic() < since + 5:
-            client.poll(5)
+        read_for(client, 5, [])
     assert time.monotonic() - since < 1.0
     client.shutdown()
 
