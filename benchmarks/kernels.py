@@ -205,7 +205,49 @@ def bench_linear(model: Model) -> Iterator[Line]:
         del weights
 
 
-BENCHES = {"small": bench_small, "decode": bench_decode, "prefill": bench_prefill, "linear": bench_linear}
+def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    if skinny_gemm.pays(x.shape[0], *weight.shape):
+        return skinny_gemm.linear(x, weight)
+    return F.linear(x, weight)
+
+
+def bench_layer(model: Model) -> Iterator[Line]:
+    """A decoder layer's whole decode step, chained as in the model; the bytes are its weights and its KV."""
+    shapes = [(model.qkv, model.hidden), (model.hidden, model.heads * model.dim), (2 * model.inner, model.hidden),
+              (model.hidden, model.inner)]  # fmt: skip
+    weight_bytes = sum(n * k for n, k in shapes) * 2
+    layers = copies(weight_bytes, least=4)
+    weights = [[random(n, k) * 0.02 for n, k in shapes] for _ in range(layers)]
+    gain, head_gain = random(model.hidden), random(model.dim) if model.qk_norm else None
+    table = random(4096, model.dim, dtype=torch.float32)
+    for rows, length in [(1, 256), (1, 4096), (8, 256), (64, 256), (256, 1024)]:
+        cache = paged(model, [length] * rows, layers if rows * length < 65536 else 1)
+        workspace = paged_attention.decode_workspace(rows, model.heads, model.kv_heads, model.dim, DEVICE)
+        positions = torch.full((rows,), length - 1, device=DEVICE, dtype=torch.int32)
+        x, residual = random(rows, model.hidden), random(rows, model.hidden)
+
+        def run(i: int, cache: Paged = cache, positions: torch.Tensor = positions) -> None:
+            seats = cache.seats[i % len(cache.seats)]
+            qkv_weight, o_weight, gate_up_weight, down_weight = weights[i]
+            h = norm.add_rms_norm(state[0], residual, gain, 1e-6)  # noqa: B023
+            q = rope.qk_norm_rope_write(
+                linear(h, qkv_weight), table, positions, positions, cache.k, cache.v, model.heads, model.kv_heads,
+                model.dim, head_gain, head_gain,
+            )  # fmt: skip
+            h = paged_attention.decode(
+                q, cache.k, cache.v, seats, cache.table, cache.seq_lens, model.dim**-0.5, workspace  # noqa: B023
+            )
+            h = norm.add_rms_norm(linear(h, o_weight), residual, gain, 1e-6)  # noqa: B023
+            state[0] = linear(activation.silu_and_mul(linear(h, gate_up_weight)), down_weight)
+
+        state = [x]
+        us = microseconds([lambda i=i: run(i) for i in range(layers)])
+        size = weight_bytes + rows * length * model.kv_heads * model.dim * 4
+        yield Line("layer", model.name, f"{rows}x{length}", us, size / us / 1e3, "GB/s")
+
+
+BENCHES = {"small": bench_small, "decode": bench_decode, "prefill": bench_prefill, "linear": bench_linear,
+           "layer": bench_layer}  # fmt: skip
 
 
 def show(line: Line) -> None:
