@@ -133,8 +133,8 @@ class ClientBase:
                 case Aborted(ids):
                     self._aborted -= Counter(ids)
                 case Reply(number, value, failure):
-                    answer = self._calls.pop(number)
-                    if not answer.set_running_or_notify_cancel():
+                    answer = self._calls.pop(number, None)
+                    if answer is None or not answer.set_running_or_notify_cancel():
                         continue
                     if failure is None:
                         answer.set_result(value)

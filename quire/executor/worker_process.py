@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from queue import SimpleQueue
@@ -45,6 +46,8 @@ def _start(parent: Parent[ToWorker]) -> Worker | None:
         parent.channel.send(Failure.of(error))
         return None
     parent.channel.send(Started(report))
+    gc.collect()
+    gc.freeze()  # what is there now stays: no later collection needs to look at it
     return worker
 
 

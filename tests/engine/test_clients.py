@@ -19,8 +19,9 @@ import psutil
 import pytest
 
 from quire.engine.client import EngineClient, InProcessClient, ProcessClient
+from quire.engine.messages import Add
 from quire.foundation.errors import ConfigError, EngineDeadError, InputError, QuireError
-from quire.foundation.wire import WireError
+from quire.foundation.wire import Encoder, WireError
 from quire.types.output import INVALID_REQUEST, EngineOutput, EngineOutputs
 from tests.engine.echo_worker import NAME, expected, make_request, make_resolved
 
@@ -60,9 +61,10 @@ def generate(client: EngineClient, count: int = 12) -> dict[str, list[int]]:
     unfinished = set(prompts)
     while unfinished:
         for output in client.poll(10).outputs:
-            tokens[output.request_id] += output.token_ids
-            if output.finish_reason:
-                unfinished.remove(output.request_id)
+            if output.request_id in unfinished:
+                tokens[output.request_id] += output.token_ids
+                if output.finish_reason:
+                    unfinished.remove(output.request_id)
     return tokens
 
 
@@ -178,6 +180,40 @@ def test_a_request_of_wrong_types_ends_alone(kind: tuple[str, str]) -> None:
     with pytest.raises(WireError, match="cannot be sent"):
         client.add(make_request("worse", [object()], 5))  # type: ignore[list-item]
     assert client.call("ping") == "pong"
+    client.shutdown()
+
+
+def test_garbage_on_the_wire_is_dropped() -> None:
+    client = make_client("process", "uni")
+    rng = random.Random(3)
+    frame = Encoder().encode(Add(make_request("x", [1, 2, 3], 5)))[0]
+    for _ in range(300):
+        damaged = bytearray(frame)
+        for _ in range(rng.randrange(1, 5)):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        client._child.channel._out.send_multipart(  # type: ignore[attr-defined]
+            rng.choice([[damaged], [rng.randbytes(rng.randrange(60))], [b""], [damaged, b"more"]])
+        )
+    client.abort(["x"])
+    assert client.call("ping") == "pong"
+    assert generate(client)["r0"] == expected([1, 2, 3], 10)
+    client.shutdown()
+
+
+def test_control_c_interrupts_the_caller_and_not_a_step() -> None:
+    client = make_client("in process", "uni", hf_overrides={"step_seconds": 0.2})
+    client.add(make_request("a", [1], 3))
+    for expect_output in (True, False):  # in the middle of a step; while nothing is to be done
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            client.poll(5)
+        assert time.monotonic() - began < 2
+        if expect_output:
+            client.abort(["a"])
+            client.poll(1)
+    client.call("check")
+    assert client.stats().num_running == 0
     client.shutdown()
 
 
