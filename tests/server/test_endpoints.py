@@ -56,7 +56,7 @@ COMPLETIONS: list[dict[str, Any]] = [
     {"prompt": "hello", "max_tokens": 3, "echo": True},
     {"prompt": "hello", "max_tokens": 3, "echo": True, "logprobs": 1},
     {"prompt": "hello", "max_tokens": 0, "echo": True, "logprobs": 1},
-    {"prompt": "héllo", "max_tokens": 6, "return_token_ids": True},
+    {"prompt": "hello", "max_tokens": 6, "return_token_ids": True},
     {"prompt": "hello", "max_tokens": 3, "logprobs": 0, "return_tokens_as_token_ids": True},
     {"prompt": "hello", "max_tokens": 3, "truncate_prompt_tokens": 2},
     {"prompt": "hello", "max_tokens": 3, "truncate_prompt_tokens": 2, "truncation_side": "right", "echo": True},
