@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from quire.engine.in_process import InProcessClient
 from quire.engine.messages import EngineInfo
 from quire.engine.remote import ProcessClient
-from quire.types.output import EngineOutputs, EngineStats
+from quire.types.output import EngineOutputs
 from quire.types.request import EngineRequest
 
 __all__ = ["EngineClient", "EngineInfo", "InProcessClient", "ProcessClient"]

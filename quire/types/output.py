@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-
 # `stop_reason` of an output with finish_reason "error", for programs; `error` says it to people.
 INVALID_REQUEST = "invalid_request"  # can never run here
 QUEUE_FULL = "queue_full"  # max_num_queued_reqs; later it may
@@ -55,7 +54,9 @@ class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
     num_preemptions: int = 0
     last_step_time: float = 0.0  # time.time() of the last settled step
     step_tokens: list[int] = msgspec.field(default_factory=list)  # tokens of the steps since the last report
-    phase_seconds: dict[str, float] = msgspec.field(default_factory=dict)  # idle, inbox, plan, submit, wait, settle, outbox
+    phase_seconds: dict[str, float] = msgspec.field(
+        default_factory=dict
+    )  # idle, inbox, plan, submit, wait, settle, outbox
 
 
 class EngineOutputs(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

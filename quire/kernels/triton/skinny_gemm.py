@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.triton.launch import has_pdl, next_power_of_2
+from quire.kernels.triton.launch import has_pdl
 
 PREFETCH = 1024  # elements of each weight row brought to the L2 cache ahead of the wait
 SMALL_WEIGHT = 2**23  # elements: below, one row goes over the ordinary cores, whose programs start faster
