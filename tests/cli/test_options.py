@@ -117,7 +117,7 @@ def test_a_file_holds_the_same_options_and_the_command_line_wins(yaml_file: Path
 )
 def test_a_wrong_file_says_what_is_wrong(yaml_file: Path, text: str, says: str) -> None:
     yaml_file.write_text(text)
-    with pytest.raises(ConfigError, match="config.yaml") as error:
+    with pytest.raises(ConfigError, match=r"config\.yaml") as error:
         parse("--config", str(yaml_file))
     assert says in str(error.value)
 
