@@ -78,7 +78,10 @@ class EngineCore:
 
     def shutdown(self) -> None:
         self.stopped = True
-        self._executor.shutdown()
+        try:
+            self._executor.shutdown()
+        except Exception:
+            _log.exception("the worker did not shut down cleanly")
 
     @property
     def has_work(self) -> bool:
@@ -211,6 +214,8 @@ class EngineCore:
         self._last_step_time = time.time()
         self._step_tokens.append(int(plan.num_tokens.sum()))
         self._clock.lap("settle")
+        if self.resolved.config.runtime.debug:
+            self._scheduler.check()
         if result.error is not None:
             self._fail(EngineDeadError(f"step {plan.step} failed: {result.error}"))
         return outputs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 import msgspec
@@ -39,6 +40,8 @@ def _run(parent: Parent[ToCore]) -> int:
     core = EngineCore(start.resolved, make_executor(start.resolved, start.worker))
     try:
         parent.channel.send(Ready(core.start()))
+        gc.collect()
+        gc.freeze()  # what is there now stays: no later collection needs to look at it
         inbox = SocketInbox(parent)
         while not core.stopped:
             for message in core.turn(inbox, None):

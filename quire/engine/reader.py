@@ -35,7 +35,9 @@ class ClientBase:
         self._waiting_outputs: deque[EngineOutputs] = deque()
         self._calls: dict[int, Future[Any]] = {}
         self._num_calls = 0
-        self._aborted: Counter[str] = Counter()  # aborts the core has not confirmed; outputs sent before it did are dropped
+        self._aborted: Counter[str] = (
+            Counter()
+        )  # aborts the core has not confirmed; outputs sent before it did are dropped
         self._dead: EngineDeadError | None = None
 
     def _send(self, message: ToCore) -> None:
@@ -131,8 +133,8 @@ class ClientBase:
                 case Aborted(ids):
                     self._aborted -= Counter(ids)
                 case Reply(number, value, failure):
-                    answer = self._calls.pop(number)
-                    if not answer.set_running_or_notify_cancel():
+                    answer = self._calls.pop(number, None)
+                    if answer is None or not answer.set_running_or_notify_cancel():
                         continue
                     if failure is None:
                         answer.set_result(value)

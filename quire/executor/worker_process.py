@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from queue import SimpleQueue
@@ -45,6 +46,8 @@ def _start(parent: Parent[ToWorker]) -> Worker | None:
         parent.channel.send(Failure.of(error))
         return None
     parent.channel.send(Started(report))
+    gc.collect()
+    gc.freeze()  # what is there now stays: no later collection needs to look at it
     return worker
 
 
@@ -77,7 +80,7 @@ def _launch(worker: Worker, plan: StepPlan) -> StepFuture:
         return FailedLaunch(error)
 
 
-def _send_results(channel: Channel, launched: SimpleQueue[tuple[int, StepFuture] | None]) -> None:
+def _send_results(channel: Channel[ToWorker], launched: SimpleQueue[tuple[int, StepFuture] | None]) -> None:
     while (item := launched.get()) is not None:
         step, future = item
         try:

@@ -38,7 +38,8 @@ _MAX_SOCKET_PATH = 100  # bytes; the kernel's limit is 107
 _REAP_SECONDS = 1.0
 _LAST_WORDS_SECONDS = 0.05  # a message sent just before the end may reach us after the end does
 _RELAYED: dict[str, type[QuireError]] = {
-    kind.__name__: kind for kind in (InputError, ConfigError, WeightsError, DoesNotFitError, EngineDeadError, QuireError)
+    kind.__name__: kind
+    for kind in (InputError, ConfigError, WeightsError, DoesNotFitError, EngineDeadError, QuireError)
 }
 
 
@@ -138,7 +139,7 @@ class Child(Generic[T]):
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
-def _close(process: subprocess.Popen, lifeline: socket.socket, channel: Channel, folder: Path) -> None:
+def _close(process: subprocess.Popen[bytes], lifeline: socket.socket, channel: Channel[Any], folder: Path) -> None:
     if process.poll() is None:
         process.kill()
         process.wait()

@@ -47,7 +47,8 @@ class Encoder:
 
     def encode(self, message: Any) -> list[Frame]:
         """The frames of `message`. Frames after the first are views: the arrays must not change until they are sent."""
-        self._frames = frames = [b""]
+        frames: list[Frame] = [b""]
+        self._frames = frames
         try:
             frames[0] = self._encoder.encode(message)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -65,9 +66,7 @@ class Encoder:
         value = np.ascontiguousarray(value).reshape(value.shape)
         shape = struct.pack(f"<{value.ndim}Q", *value.shape)
         if value.nbytes < INLINE_BYTES:
-            return msgspec.msgpack.Ext(
-                ARRAY_CODE, _HEADER.pack(index, value.ndim, 0) + shape + value.tobytes()
-            )
+            return msgspec.msgpack.Ext(ARRAY_CODE, _HEADER.pack(index, value.ndim, 0) + shape + value.tobytes())
         self._frames.append(memoryview(value.reshape(-1).view(np.uint8)))
         return msgspec.msgpack.Ext(ARRAY_CODE, _HEADER.pack(index, value.ndim, len(self._frames) - 1) + shape)
 
@@ -75,8 +74,8 @@ class Encoder:
 class Decoder(Generic[T]):
     """Reads messages of one type (a struct or a union of tagged structs). One a thread."""
 
-    def __init__(self, type: Any) -> None:
-        self._decoder = msgspec.msgpack.Decoder(type, ext_hook=self._array)
+    def __init__(self, kind: Any) -> None:
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind, ext_hook=self._array)
         self._frames: Sequence[Frame] = ()
 
     def decode(self, frames: Sequence[Frame]) -> T:
@@ -158,7 +157,7 @@ class Channel(Generic[T]):
 
     def fileno(self) -> int:
         """Readable when messages may have come. Edge-triggered: call `receive` until None before waiting on it."""
-        return self._in.getsockopt(zmq.FD)
+        return int(self._in.getsockopt(zmq.FD))
 
     def close(self, linger: float = 0) -> None:
         """Close both sockets; waits up to `linger` seconds for messages that are still on their way out."""

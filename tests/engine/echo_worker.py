@@ -143,7 +143,12 @@ def expected(prompt: list[int], max_tokens: int, stop_token_ids: list[int] | tup
 
 
 def make_resolved(
-    *, depth: int = 2, executor: str = "uni", max_num_seqs: int = 8, max_tokens: int = 64, max_model_len: int = 256,
+    *,
+    depth: int = 2,
+    executor: str = "uni",
+    max_num_seqs: int = 8,
+    max_tokens: int = 64,
+    max_model_len: int = 256,
     **options: Any,
 ) -> Resolved:
     """Options of an engine around this worker; `options` as in EngineConfig.from_flat."""

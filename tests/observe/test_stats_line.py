@@ -19,7 +19,8 @@ def test_rates_are_those_of_the_window() -> None:
     for second in range(1, 10):
         assert line.take(report(second), now=100.0 + second) is None
     text = line.take(report(50, num_running=3, prefix_queries=100, prefix_hits=25, kv_usage=0.5), now=110.0)
-    assert text == "prompt 50.0 tokens/s, generation 5.0 tokens/s, running 3, waiting 0, KV cache 50.0%, prefix hits 25.0%"
+    rates = "prompt 50.0 tokens/s, generation 5.0 tokens/s"
+    assert text == f"{rates}, running 3, waiting 0, KV cache 50.0%, prefix hits 25.0%"
     assert line.take(report(60), now=111.0) is None
 
 
