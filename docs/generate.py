@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import itertools
 import sys
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def docstrings(file: Path, class_name: str) -> dict[str, tuple[str, str]]:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     body = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == class_name).body
     found = {}
-    for field, below in zip(body, body[1:], strict=False):
+    for field, below in itertools.pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
             text = ast.literal_eval(below.value)
             found[field.target.id] = (ast.unparse(field.annotation), " ".join(text.split()))

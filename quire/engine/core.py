@@ -20,7 +20,9 @@ from quire.foundation.child import Failure
 from quire.foundation.errors import EngineDeadError, InputError
 from quire.foundation.log import get_logger
 from quire.observe.profiling import PhaseClock
+from quire.observe.stats_line import StatsLine
 from quire.scheduling.scheduler import Scheduler
+from quire.types.kv import WorkerReport
 from quire.types.output import DRAINING, INVALID_REQUEST, QUEUE_FULL, EngineOutput, EngineOutputs, EngineStats
 from quire.types.plan import StepPlan
 from quire.types.request import EngineRequest
@@ -50,6 +52,7 @@ class EngineCore:
         self._executor = executor
         self._in_flight: deque[tuple[StepPlan, StepFuture]] = deque()
         self._refused: list[EngineOutput] = []  # told with the next outputs
+        self._num_new = 0  # requests added since the last plan
         self._draining: list[int] = []  # calls that are answered when all work is done
         self._failure: EngineDeadError | None = None
         self._clock = PhaseClock()
@@ -57,6 +60,7 @@ class EngineCore:
         self._last_step_time = 0.0
         self._step_tokens: list[int] = []
         self._stats_due = 0.0
+        self._stats_line = StatsLine()
         self._utilities: dict[str, Callable[..., Any]] = {
             "ping": lambda: "pong",
             "stats": self.stats,
@@ -67,14 +71,17 @@ class EngineCore:
     def start(self) -> EngineInfo:
         """Bring the worker up. Raises ConfigError if the model cannot run here."""
         report = self._executor.start()
-        self._scheduler = Scheduler(self.resolved, report)
+        self._scheduler = _make_scheduler(self.resolved, report)
         self._utilities["reset_prefix_cache"] = self._scheduler.reset_prefix_cache
         self._utilities["check"] = self._scheduler.check
         return EngineInfo(self.resolved, report)
 
     def shutdown(self) -> None:
         self.stopped = True
-        self._executor.shutdown()
+        try:
+            self._executor.shutdown()
+        except Exception:
+            _log.exception("the worker did not shut down cleanly")
 
     @property
     def has_work(self) -> bool:
@@ -126,11 +133,12 @@ class EngineCore:
         limit = self.resolved.config.schedule.max_num_queued_reqs
         if self._draining:
             self._refuse(request.id, DRAINING, "the engine is finishing its work and takes no new requests")
-        elif limit is not None and self._scheduler.num_queued >= limit:
-            self._refuse(request.id, QUEUE_FULL, f"{limit} requests are waiting already (max_num_queued_reqs={limit})")
+        elif limit is not None and self._is_queue_full(limit):
+            self._refuse(request.id, QUEUE_FULL, f"the queue is full: max_num_queued_reqs is {limit}")
         else:
             try:
                 self._scheduler.add(request)
+                self._num_new += 1
             except InputError as error:
                 self._refuse(request.id, INVALID_REQUEST, error.message)
 
@@ -139,6 +147,12 @@ class EngineCore:
         self._scheduler.abort(ids)
         gone = set(ids)
         self._refused = [output for output in self._refused if output.request_id not in gone]
+
+    def _is_queue_full(self, limit: int) -> bool:
+        """Requests that no plan has looked at yet wait only if there is no seat for them or others wait already."""
+        stats = self._scheduler.stats()
+        others_wait = stats.num_waiting > self._num_new
+        return stats.num_waiting >= limit + (0 if others_wait else self.resolved.max_num_seqs - stats.num_running)
 
     def _refuse(self, request_id: str, reason: str, message: str) -> None:
         self._refused.append(
@@ -178,6 +192,7 @@ class EngineCore:
     def _submit_plans(self) -> None:
         while len(self._in_flight) < self.resolved.depth:
             plan = self._scheduler.plan()
+            self._num_new = 0
             self._clock.lap("plan")
             if plan is None:
                 return
@@ -199,6 +214,8 @@ class EngineCore:
         self._last_step_time = time.time()
         self._step_tokens.append(int(plan.num_tokens.sum()))
         self._clock.lap("settle")
+        if self.resolved.config.runtime.debug:
+            self._scheduler.check()
         if result.error is not None:
             self._fail(EngineDeadError(f"step {plan.step} failed: {result.error}"))
         return outputs
@@ -237,4 +254,21 @@ class EngineCore:
         self._stats_due = now + STATS_SECONDS
         stats = self.stats()
         stats.step_tokens, self._step_tokens = self._step_tokens, []
+        if not self.resolved.config.observe.disable_log_stats and (line := self._stats_line.take(stats)) is not None:
+            _log.info(line)
         return stats
+
+
+def _make_scheduler(resolved: Resolved, report: WorkerReport) -> Scheduler:
+    schedule, cache = resolved.config.schedule, resolved.config.cache
+    return Scheduler(
+        max_num_seqs=resolved.max_num_seqs,
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
+        max_model_len=report.max_model_len,
+        num_blocks=report.num_blocks,
+        groups=report.groups,
+        max_prefill_chunk=schedule.max_prefill_chunk,
+        policy=schedule.scheduling_policy,
+        preempt_every_step=schedule.preempt_every_step,
+        enable_prefix_caching=cache.enable_prefix_caching,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 import msgspec
@@ -10,7 +11,7 @@ from quire.engine.core import EngineCore
 from quire.engine.messages import News, Ready, Start, Stop, ToCore
 from quire.executor.base import make_executor
 from quire.foundation.child import Failure, Parent
-from quire.foundation.errors import ConfigError, DoesNotFitError
+from quire.foundation.errors import ConfigError, DoesNotFitError, QuireError
 from quire.foundation.log import get_logger, setup
 from quire.foundation.wire import WireError
 from quire.types.output import INVALID_REQUEST, EngineOutput, EngineOutputs
@@ -39,16 +40,17 @@ def _run(parent: Parent[ToCore]) -> int:
     core = EngineCore(start.resolved, make_executor(start.resolved, start.worker))
     try:
         parent.channel.send(Ready(core.start()))
+        gc.collect()
+        gc.freeze()  # what is there now stays: no later collection needs to look at it
         inbox = SocketInbox(parent)
         while not core.stopped:
             for message in core.turn(inbox, None):
                 parent.channel.send(message)
         return EXIT_STOPPED if inbox.stop_came else EXIT_FAILED
     except Exception as error:
-        failure = Failure.of(error)
-        if not isinstance(error, ConfigError):
+        if not isinstance(error, QuireError):
             _log.exception("the engine core ended")
-        parent.channel.send(failure)
+        parent.channel.send(Failure.of(error))
         return _exit_code(error)
     finally:
         core.shutdown()

@@ -91,4 +91,5 @@ EXECUTORS = Registry(
 
 def make_executor(resolved: Resolved, worker: str = WORKER) -> Executor:
     """The executor that `resolved` asks for, around the worker class that `worker` names; not started yet."""
-    return EXECUTORS.get(resolved.executor)(resolved, worker)
+    executor: Executor = EXECUTORS.get(resolved.executor)(resolved, worker)
+    return executor

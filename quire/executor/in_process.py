@@ -20,8 +20,10 @@ class InProcessExecutor:
         self._worker: Worker | None = None
 
     def start(self) -> WorkerReport:
-        self._worker = load(self._worker_class)(self._resolved)
-        return self._worker.start()
+        worker: Worker = load(self._worker_class)(self._resolved)
+        report = worker.start()
+        self._worker = worker
+        return report
 
     def submit(self, plan: StepPlan) -> StepFuture:
         assert self._worker is not None, "start() comes first"

@@ -64,8 +64,9 @@ class MultiprocExecutor:
         self._child.check()
 
     def shutdown(self) -> None:
-        self._child.channel.send(Stop())
-        self._child.stop()
+        if self._child.is_open:
+            self._child.channel.send(Stop())
+            self._child.stop()
 
     def receive(self, timeout: float | None) -> None:
         """Hand out one message of the worker, waiting up to `timeout` seconds. Raises EngineDeadError if it is gone."""

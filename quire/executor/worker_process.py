@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from queue import SimpleQueue
@@ -9,6 +10,7 @@ from queue import SimpleQueue
 from quire.executor.base import FailedLaunch, StepFuture, Worker, failed_step
 from quire.executor.messages import Answer, Call, Ran, Run, Start, Started, Stop, ToWorker
 from quire.foundation.child import Failure, Parent
+from quire.foundation.errors import QuireError
 from quire.foundation.log import get_logger, setup
 from quire.foundation.registry import load
 from quire.foundation.wire import Channel
@@ -39,12 +41,13 @@ def _start(parent: Parent[ToWorker]) -> Worker | None:
         worker: Worker = load(start.worker)(start.resolved)
         report = worker.start()
     except Exception as error:
-        failure = Failure.of(error)
-        if failure.kind == "EngineDeadError":
+        if not isinstance(error, QuireError):
             _log.exception("the worker could not start")
-        parent.channel.send(failure)
+        parent.channel.send(Failure.of(error))
         return None
     parent.channel.send(Started(report))
+    gc.collect()
+    gc.freeze()  # what is there now stays: no later collection needs to look at it
     return worker
 
 
@@ -77,7 +80,7 @@ def _launch(worker: Worker, plan: StepPlan) -> StepFuture:
         return FailedLaunch(error)
 
 
-def _send_results(channel: Channel, launched: SimpleQueue[tuple[int, StepFuture] | None]) -> None:
+def _send_results(channel: Channel[ToWorker], launched: SimpleQueue[tuple[int, StepFuture] | None]) -> None:
     while (item := launched.get()) is not None:
         step, future = item
         try:

@@ -38,12 +38,16 @@ _MAX_SOCKET_PATH = 100  # bytes; the kernel's limit is 107
 _REAP_SECONDS = 1.0
 _LAST_WORDS_SECONDS = 0.05  # a message sent just before the end may reach us after the end does
 _RELAYED: dict[str, type[QuireError]] = {
-    kind.__name__: kind for kind in (InputError, ConfigError, WeightsError, DoesNotFitError, EngineDeadError)
+    kind.__name__: kind
+    for kind in (InputError, ConfigError, WeightsError, DoesNotFitError, EngineDeadError, QuireError)
 }
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure", omit_defaults=True):
-    """An error on its way to another process, where it is raised as the same class with the same text."""
+    """An error on its way to another process, where it is raised as the same class with the same text.
+
+    One that is not Quire's own becomes a plain QuireError with its class name and first line.
+    """
 
     kind: str
     message: str
@@ -52,14 +56,14 @@ class Failure(msgspec.Struct, frozen=True, tag="failure", omit_defaults=True):
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         if isinstance(error, QuireError):
-            kind = next((k.__name__ for k in type(error).__mro__ if k.__name__ in _RELAYED), "EngineDeadError")
+            kind = next(k.__name__ for k in type(error).__mro__ if k.__name__ in _RELAYED)
             field = getattr(error, "param", None) or getattr(error, "field", None)
             return cls(kind, str(error), field)
         first_line = next(iter(str(error).splitlines()), "")
-        return cls("EngineDeadError", f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__)
+        return cls("QuireError", f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__)
 
     def error(self) -> QuireError:
-        kind = _RELAYED.get(self.kind, EngineDeadError)
+        kind = _RELAYED.get(self.kind, QuireError)
         return kind(self.message, self.field) if issubclass(kind, InputError | ConfigError) else kind(self.message)
 
 
@@ -91,6 +95,11 @@ class Child(Generic[T]):
         """File descriptor that becomes readable when the child is gone."""
         return self._lifeline.fileno()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether `stop` has not been called."""
+        return self._close.alive
+
     def receive(self, timeout: float | None = None) -> T | None:
         """The next message, or None after `timeout` seconds.
 
@@ -106,7 +115,7 @@ class Child(Generic[T]):
 
     def check(self) -> None:
         """Raises EngineDeadError if the child is gone."""
-        if not self._close.alive:
+        if not self.is_open:
             raise EngineDeadError(f"the {self.title} was shut down")
         if not _is_readable(self._lifeline):
             return
@@ -115,7 +124,7 @@ class Child(Generic[T]):
         raise EngineDeadError(f"the {self.title} (pid {self.pid}) {self._how_it_ended()}")
 
     def stop(self, grace: float = 5.0) -> None:
-        """Wait up to `grace` seconds for the child to end by itself, then kill it. Removes every trace."""
+        """Wait up to `grace` seconds for the child to end by itself, then kill it. Removes every trace. Idempotent."""
         try:
             self._process.wait(grace)
         except subprocess.TimeoutExpired:
@@ -130,7 +139,7 @@ class Child(Generic[T]):
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
-def _close(process: subprocess.Popen, lifeline: socket.socket, channel: Channel, folder: Path) -> None:
+def _close(process: subprocess.Popen[bytes], lifeline: socket.socket, channel: Channel[Any], folder: Path) -> None:
     if process.poll() is None:
         process.kill()
         process.wait()

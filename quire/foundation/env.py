@@ -1,11 +1,11 @@
-"""Every environment variable that Quire reads, in one place and typed. Options of an engine are not here: see `config`."""
+"""Every environment variable that Quire reads, in one place, typed. Options of an engine live in `config`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from quire.foundation.errors import ConfigError
 
@@ -48,4 +48,4 @@ LOG_LEVEL = Variable[str | None]("QUIRE_LOG_LEVEL", None, _level, "Overrides the
 LOG_JSON = Variable[bool]("QUIRE_LOG_JSON", False, _flag, "Log one JSON object a line.")
 API_KEY = Variable[str | None]("QUIRE_API_KEY", None, str, "Key that clients of the server must present.")
 
-VARIABLES: tuple[Variable, ...] = (LOG_LEVEL, LOG_JSON, API_KEY)
+VARIABLES: tuple[Variable[Any], ...] = (LOG_LEVEL, LOG_JSON, API_KEY)

@@ -26,10 +26,7 @@ ARRAY_CODE = 1  # msgpack extension type
 INLINE_BYTES = 64 * 1024  # arrays below travel inside frame 0: one copy is cheaper than one more frame
 MAX_DIMS = 8
 _HEADER = struct.Struct("<BBI")  # index in _DTYPES, dimensions, frame (0: the bytes follow the shape)
-_DTYPES = tuple(
-    np.dtype(name)
-    for name in "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
-)
+_DTYPES = tuple(np.dtype(code) for code in "?bhilBHILefd")  # bool, int8 … int64, uint8 … uint64, float16 … float64
 _DTYPE_INDEX = {dtype: index for index, dtype in enumerate(_DTYPES)}
 
 
@@ -50,7 +47,8 @@ class Encoder:
 
     def encode(self, message: Any) -> list[Frame]:
         """The frames of `message`. Frames after the first are views: the arrays must not change until they are sent."""
-        self._frames = frames = [b""]
+        frames: list[Frame] = [b""]
+        self._frames = frames
         try:
             frames[0] = self._encoder.encode(message)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -68,9 +66,7 @@ class Encoder:
         value = np.ascontiguousarray(value).reshape(value.shape)
         shape = struct.pack(f"<{value.ndim}Q", *value.shape)
         if value.nbytes < INLINE_BYTES:
-            return msgspec.msgpack.Ext(
-                ARRAY_CODE, _HEADER.pack(index, value.ndim, 0) + shape + value.tobytes()
-            )
+            return msgspec.msgpack.Ext(ARRAY_CODE, _HEADER.pack(index, value.ndim, 0) + shape + value.tobytes())
         self._frames.append(memoryview(value.reshape(-1).view(np.uint8)))
         return msgspec.msgpack.Ext(ARRAY_CODE, _HEADER.pack(index, value.ndim, len(self._frames) - 1) + shape)
 
@@ -78,8 +74,8 @@ class Encoder:
 class Decoder(Generic[T]):
     """Reads messages of one type (a struct or a union of tagged structs). One a thread."""
 
-    def __init__(self, type: Any) -> None:
-        self._decoder = msgspec.msgpack.Decoder(type, ext_hook=self._array)
+    def __init__(self, kind: Any) -> None:
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind, ext_hook=self._array)
         self._frames: Sequence[Frame] = ()
 
     def decode(self, frames: Sequence[Frame]) -> T:
@@ -113,7 +109,8 @@ class Decoder(Generic[T]):
 class Channel(Generic[T]):
     """Two one-way ZMQ sockets between two processes: any thread may send, one thread reads.
 
-    The parent binds, so that it can remove the files whatever happens to the child. Nothing is ever dropped.
+    Readers bind and writers connect, so that a writer queues at once, whether or not the other side is there (yet).
+    Nothing is ever dropped.
     """
 
     def __init__(self, folder: Path, incoming: Any, *, parent: bool) -> None:
@@ -122,12 +119,14 @@ class Channel(Generic[T]):
         self._send_lock = threading.Lock()
         self._out = self._context.socket(zmq.PUSH)
         self._in = self._context.socket(zmq.PULL)
-        down, up = f"ipc://{folder}/down", f"ipc://{folder}/up"
-        for socket, address in ((self._out, down if parent else up), (self._in, up if parent else down)):
+        for socket in (self._out, self._in):
             socket.setsockopt(zmq.SNDHWM, 0)
             socket.setsockopt(zmq.RCVHWM, 0)
             socket.setsockopt(zmq.LINGER, 0)
-            (socket.bind if parent else socket.connect)(address)
+            socket.setsockopt(zmq.RECONNECT_IVL, 10)  # ms until a parent finds its child
+        down, up = f"ipc://{folder}/down", f"ipc://{folder}/up"
+        self._in.bind(up if parent else down)
+        self._out.connect(down if parent else up)
 
     def send(self, message: Any) -> None:
         """Queue a message; never waits for the other side. Raises WireError if it cannot be written."""
@@ -158,7 +157,7 @@ class Channel(Generic[T]):
 
     def fileno(self) -> int:
         """Readable when messages may have come. Edge-triggered: call `receive` until None before waiting on it."""
-        return self._in.getsockopt(zmq.FD)
+        return int(self._in.getsockopt(zmq.FD))
 
     def close(self, linger: float = 0) -> None:
         """Close both sockets; waits up to `linger` seconds for messages that are still on their way out."""

@@ -10,8 +10,8 @@ MAX_ROWS = 16
 
 
 def pays(m: int, n: int, k: int) -> bool:
-    """Whether `linear` beats the library for x [m, k] and weight [n, k] on an H200 (see benchmarks/kernels.py)."""
-    return 1 <= m <= MAX_ROWS and n * k <= 2**24
+    """Whether `linear` beats the library for x [m, k] and weight [n, k], as measured on an H200."""
+    return k >= 256 and (1 <= m <= 8 or (m <= MAX_ROWS and n <= 4096))
 
 
 def linear(
@@ -22,7 +22,7 @@ def linear(
 ) -> torch.Tensor:
     """x [m, k] @ weight [n, k].T + bias [n] → [m, n], m ≤ 16, accumulated in float32; `out_dtype` defaults to x's.
 
-    The weight must not be written by the kernel launched just before: its first tile may be read ahead of that one.
+    The weight must not be written by the kernel launched just before: its rows' heads are read ahead of that one's end.
     """
     if not on_triton(x):
         return linear_reference(x, weight, bias, out_dtype)
@@ -30,8 +30,7 @@ def linear(
         raise ValueError(f"skinny linear takes 1 to {MAX_ROWS} rows, got {x.shape[0]}")
     from quire.kernels.triton import skinny_gemm
 
-    run = skinny_gemm.vector_linear if x.shape[0] == 1 else skinny_gemm.matrix_linear
-    return run(x, weight, bias, out_dtype or x.dtype)
+    return skinny_gemm.linear(x, weight, bias, out_dtype or x.dtype)
 
 
 def linear_reference(

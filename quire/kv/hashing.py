@@ -30,12 +30,12 @@ def extra_key(lora: str | None, cache_salt: str | None, media_hashes: Sequence[b
     return msgspec.msgpack.encode((lora, cache_salt, list(media_hashes)))
 
 
-def extend_hashes(hashes: list[bytes], tokens: array[int], num_blocks: int, block_size: int, start: bytes) -> None:
-    """Grow `hashes` until it names the first `num_blocks` blocks of `tokens` (int32; these blocks must be full)."""
+def extend_hashes(hashes: list[bytes], tokens: array[int], num_blocks: int, block_size: int, parent: bytes) -> None:
+    """Grow `hashes` until it names the first `num_blocks` blocks of `tokens` (int32; these blocks must be full).
+
+    parent: the last of `hashes`, or the start of the chain if there is none yet.
+    """
     known = len(hashes)
-    if known >= num_blocks:
-        return
-    parent = hashes[-1] if hashes else start
     data = tokens[known * block_size : num_blocks * block_size].tobytes()
     stride = block_size * tokens.itemsize
     for i in range(0, len(data), stride):

@@ -1,8 +1,9 @@
 """KVManager: the block tables of all requests that hold blocks, and the prefix cache over them.
 
-A full block is registered as soon as the step that fills it is planned. That is early enough and safe: all steps run
-on one stream, and within a step every layer writes the KV of the whole batch before it reads any. So a request may
-hit blocks that a neighbour in the very same plan computes.
+A full block of known tokens is registered as soon as the step that fills it is planned. That is safe: all steps run on
+one stream, and within a step every layer writes the KV of the whole batch before it reads any. So a request may hit
+blocks that a neighbour in the very same plan computes. Blocks of sampled tokens are registered when their request
+ends or is preempted: nobody knows these tokens sooner, and hashing many blocks at once is cheaper.
 """
 
 from __future__ import annotations
@@ -23,9 +24,7 @@ Hit = list[list[Block]]  # cached blocks, one list a group
 class TokenOwner(Protocol):
     """What the manager must know of a request."""
 
-    @property
-    def id(self) -> str: ...
-
+    id: str
     tokens: array[int]  # int32, known ones only
     hashes: list[bytes]  # of its full blocks, grown here
     extra_key: bytes  # what besides tokens names its KV
@@ -193,6 +192,7 @@ class KVManager:
         self.pool.check_refs(refs)
 
     def _extend_hashes(self, request: TokenOwner, num_blocks: int) -> None:
-        if len(request.hashes) < num_blocks:
-            start = chain_start(self._root, request.extra_key)
-            extend_hashes(request.hashes, request.tokens, num_blocks, self.block_size, start)
+        hashes = request.hashes
+        if len(hashes) < num_blocks:
+            parent = hashes[-1] if hashes else chain_start(self._root, request.extra_key)
+            extend_hashes(hashes, request.tokens, num_blocks, self.block_size, parent)

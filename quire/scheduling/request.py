@@ -41,6 +41,7 @@ class Request:
         "extra_key",
         "first_scheduled",
         "hashes",
+        "id",
         "limit",
         "num_cached",
         "num_preemptions",
@@ -63,6 +64,7 @@ class Request:
         except (OverflowError, TypeError):
             raise InputError(f"request {spec.id!r}: prompt token ids must be int32 integers", "prompt") from None
         self.spec = spec
+        self.id = spec.id
         self.rank = rank
         self.limit = limit
         self.status = Status.WAITING
@@ -80,10 +82,6 @@ class Request:
         params = spec.params
         # Nobody looks at the tokens before the end: they are told at the end, in one output.
         self.quiet = params.output_kind is RequestOutputKind.FINAL_ONLY and not params.stop and params.logprobs is None
-
-    @property
-    def id(self) -> str:
-        return self.spec.id
 
     @property
     def is_finished(self) -> bool:

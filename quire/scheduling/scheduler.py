@@ -135,7 +135,7 @@ class Scheduler:
         """One token for everyone who is one token behind."""
         seats, kv = self._state.seats, self.kv
         while True:
-            rows = seats.ready_rows()
+            rows = seats.decode_rows()
             if not rows:
                 return
             computed = seats.num_computed.take(rows.seats)
@@ -149,8 +149,12 @@ class Scheduler:
             new = kv.allocate_one_each(seats.requests.take(growing).tolist())
             build.add_column(growing, computed[full] // kv.block_size, new)
             seats.room[growing] += kv.block_size
-        seats.num_computed[rows.seats] = computed + 1
-        build.add_decodes(rows, int(computed.max()) + 1)
+        computed += 1
+        seats.num_computed[rows.seats] = computed
+        build.add_decodes(rows, int(computed.max()))
+        drained = computed + 1 >= seats.limit.take(rows.seats)
+        if drained.any():  # the samples under way reach the limit: no further row for these
+            seats.stop_decoding(rows.seats[drained])
 
     def _catch_up(self, build: PlanBuilder) -> None:
         """Chunks of the running requests that are further behind, best rank first."""
@@ -203,11 +207,12 @@ class Scheduler:
             build.add_table(seat, room // kv.block_size, new)
             seats.room[seat] = room + len(new[0]) * kv.block_size
         seats.num_computed[seat] = end
-        state.cover(request, end)
+        kv.register(request, end)
         build.add_chunk(Chunk(request, start, end, samples=end == total))
         if end == total:
             del state.prefilling[request.id]
-            seats.start_decoding(seat)
+            if total + 1 < request.limit:
+                seats.start_decoding(seat)
 
     def _skip_cached(self, request: Request, build: PlanBuilder) -> None:
         """Jump over blocks that others have computed (or planned) since the request was admitted."""
@@ -266,13 +271,13 @@ class Scheduler:
 
     def _victim(self) -> Request:
         """Who has to go: one that computes nothing more anyway, else the worst rank."""
-        seats = self._state.seats
+        state = self._state
 
         def cost(request: Request) -> tuple[bool, Rank]:
-            drained = seats.decoding[request.seat] and seats.num_computed[request.seat] + 1 >= request.limit
-            return bool(drained), request.rank
+            drained = request.id not in state.prefilling and not state.seats.decoding[request.seat]
+            return drained, request.rank
 
-        return max(self._state.running.values(), key=cost)
+        return max(state.running.values(), key=cost)
 
     def _make_room_for_urgent(self) -> None:
         """If the best waiting request lacks a seat or blocks, requests of lower priority yield to it."""

@@ -5,6 +5,7 @@ A decoding request costs no Python work of its own in `plan`: its counters advan
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,7 +15,6 @@ from quire.scheduling.request import Request
 from quire.types.kv import PAD_SEAT
 
 Ints = np.ndarray  # int32
-NEVER = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,6 @@ class DecodeRows:
     requests: list[Request]
     ids: list[str]
     appends: list[Callable[[int], None]]  # of the requests' tokens
-    stops: list[frozenset[int]]
     loud: list[int] | None  # rows whose every token is told at once; None: all
 
     def __len__(self) -> int:
@@ -41,13 +40,12 @@ class Seats:
         self.num_seen = np.zeros(size, np.int32)  # tokens whose ids are known
         self.limit = np.zeros(size, np.int32)
         self.room = np.zeros(size, np.int32)  # that its blocks can hold
-        self.next_full = np.zeros(size, np.int32)  # when its next block can be registered in the prefix cache
-        self.decoding = np.zeros(size, np.bool_)  # its last known token is sampled or about to be
+        self.decoding = np.zeros(size, np.bool_)  # it takes part in the next step with the token sampled last
         self.quiet = np.zeros(size, np.bool_)
         self.requests = np.full(size, None, object)
         self._ids = np.full(size, None, object)
         self._appends = np.full(size, None, object)
-        self._stops = np.full(size, None, object)
+        self.stops: Counter[int] = Counter()  # tokens that end a seated request, and how many
         self._free = list(range(max_seats, PAD_SEAT, -1))
         self._max_seats = max_seats
         self._rows: DecodeRows | None = None
@@ -66,19 +64,23 @@ class Seats:
         self.num_computed[seat] = self.room[seat] = num_computed
         self.num_seen[seat] = len(request.tokens)
         self.limit[seat] = request.limit
-        self.next_full[seat] = NEVER
         self.quiet[seat] = request.quiet
         self.requests[seat] = request
         self._ids[seat] = request.id
         self._appends[seat] = request.tokens.append
-        self._stops[seat] = request.stops
+        self.stops.update(request.stops)
 
     def give_back(self, request: Request) -> int:
         """Empty the seat of `request`; returns its number."""
         seat, request.seat = request.seat, PAD_SEAT
-        self.stop_decoding(seat)
-        for column in (self.requests, self._ids, self._appends, self._stops):
+        if self.decoding[seat]:
+            self.stop_decoding(seat)
+        for column in (self.requests, self._ids, self._appends):
             column[seat] = None
+        for token in request.stops:
+            self.stops[token] -= 1
+            if not self.stops[token]:
+                del self.stops[token]
         self._free.append(seat)
         return seat
 
@@ -86,32 +88,23 @@ class Seats:
         self.decoding[seat] = True
         self._rows = None
 
-    def stop_decoding(self, seat: int) -> None:
-        if self.decoding[seat]:
-            self.decoding[seat] = False
-            self._rows = None
+    def stop_decoding(self, seats: int | Ints) -> None:
+        self.decoding[seats] = False
+        self._rows = None
 
-    def ready_rows(self) -> DecodeRows:
-        """All that decode and have not yet as many samples under way as they may have tokens.
-
-        As long as these stay the same requests the very same object comes back.
-        """
+    def decode_rows(self) -> DecodeRows:
+        """All that decode. As long as these stay the same requests the very same object comes back."""
         if self._rows is None:
-            self._rows = self._gather(np.flatnonzero(self.decoding).astype(np.int32))
-        rows = self._rows
-        ready = self.num_computed.take(rows.seats) + 1 < self.limit.take(rows.seats)
-        return rows if ready.all() else self._gather(rows.seats[ready])
-
-    def _gather(self, seats: Ints) -> DecodeRows:
-        quiet = self.quiet.take(seats)
-        return DecodeRows(
-            seats,
-            self.requests.take(seats).tolist(),
-            self._ids.take(seats).tolist(),
-            self._appends.take(seats).tolist(),
-            self._stops.take(seats).tolist(),
-            np.flatnonzero(~quiet).tolist() if quiet.any() else None,
-        )
+            seats = np.flatnonzero(self.decoding).astype(np.int32)
+            quiet = self.quiet.take(seats)
+            self._rows = DecodeRows(
+                seats,
+                self.requests.take(seats).tolist(),
+                self._ids.take(seats).tolist(),
+                self._appends.take(seats).tolist(),
+                np.flatnonzero(~quiet).tolist() if quiet.any() else None,
+            )
+        return self._rows
 
     def check(self) -> None:
         """Raise AssertionError if a seat is free and taken, or neither."""

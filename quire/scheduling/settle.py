@@ -13,8 +13,9 @@ import numpy as np
 from quire.foundation.errors import QuireError
 from quire.scheduling.logprobs import lines_by_row
 from quire.scheduling.request import Request
+from quire.scheduling.seats import DecodeRows
 from quire.scheduling.state import Chunk, InFlight, State
-from quire.types.output import EngineOutput, TokenLogprobs
+from quire.types.output import STEP_FAILED, EngineOutput, TokenLogprobs
 from quire.types.plan import StepPlan
 from quire.types.result import StepResult
 
@@ -30,6 +31,8 @@ def settle(state: State, plan: StepPlan, result: StepResult) -> list[EngineOutpu
     if step is None or step.plan.step != plan.step or result.step != plan.step:
         expected = "none" if step is None else step.plan.step
         raise QuireError(f"the result of step {result.step} came for plan {plan.step}; expected: {expected}")
+    if result.error is not None:
+        return _fail(state, result.error)
     sampled = result.tokens[:, 0]
     if len(sampled) != plan.num_rows or (sampled[plan.samples] < 0).any():
         raise QuireError(f"step {plan.step}: the result lacks a token of a row that samples")
@@ -50,11 +53,25 @@ def settle(state: State, plan: StepPlan, result: StepResult) -> list[EngineOutpu
     return outputs
 
 
+def _fail(state: State, error: str) -> list[EngineOutput]:
+    """The oldest step failed as a whole: every request in it ends with an error."""
+    step, outputs = state.in_flight.popleft(), []
+    for request in (*step.decodes.requests, *(chunk.request for chunk in step.chunks)):
+        if not request.is_finished:
+            state.finish(request)
+            outputs.append(
+                EngineOutput(request_id=request.id, finish_reason="error", stop_reason=STEP_FAILED, error=error)
+            )
+    return outputs
+
+
 def _settle_decodes(state: State, step: InFlight, tokens: list[int], lines: Lines) -> list[EngineOutput]:
     rows, seats = step.decodes, state.seats
     if not rows:
         return []
-    for append, token in zip(rows.appends, tokens):  # noqa: B905 (the tokens of catch-up rows follow)
+    if len(tokens) > len(rows):
+        tokens = tokens[: len(rows)]  # those of catch-up rows follow
+    for append, token in zip(rows.appends, tokens):  # noqa: B905 (hot)
         append(token)
     gone = {row for row, request_id in enumerate(rows.ids) if request_id in step.left} if step.left else set()
     state.totals.generation_tokens += len(rows) - len(gone)
@@ -63,17 +80,12 @@ def _settle_decodes(state: State, step: InFlight, tokens: list[int], lines: Line
     seated = rows.seats[here]
     seen = seats.num_seen.take(seated) + 1
     seats.num_seen[seated] = seen
-    full = np.minimum(seen, seats.num_computed.take(seated)) >= seats.next_full.take(seated)
-    for row in here[full].tolist():
-        _cover_seen(state, rows.requests[row])
     # Rows with more to tell than their token.
-    special = {row for row, (token, stops) in enumerate(zip(tokens, rows.stops)) if token in stops}  # noqa: B905
-    special.update(here[seen >= seats.limit.take(seated)].tolist(), gone)
+    special = set(here[seen >= seats.limit.take(seated)].tolist()) | gone
+    if not seats.stops.keys().isdisjoint(tokens):
+        special.update(row for row, token in enumerate(tokens) if token in seats.stops)
     special.update(row for row in lines if row < len(rows))
-    if rows.loud is None and not special:
-        return [EngineOutput(request_id=i, token_ids=[t]) for i, t in zip(rows.ids, tokens)]  # noqa: B905
-    loud = range(len(rows)) if rows.loud is None else rows.loud
-    outputs = [EngineOutput(request_id=rows.ids[r], token_ids=[tokens[r]]) for r in loud if r not in special]
+    outputs = _plain_outputs(rows, tokens, special)
     for row in sorted(special):
         request = rows.requests[row]
         if row in gone:
@@ -87,6 +99,19 @@ def _settle_decodes(state: State, step: InFlight, tokens: list[int], lines: Line
     return outputs
 
 
+def _plain_outputs(rows: DecodeRows, tokens: list[int], special: set[int]) -> list[EngineOutput]:
+    """A token each for all loud rows but the special ones."""
+    ids = rows.ids
+    if rows.loud is not None:
+        loud = [row for row in rows.loud if row not in special]
+        ids, tokens = [ids[row] for row in loud], [tokens[row] for row in loud]
+    elif special:
+        ids, tokens = ids.copy(), tokens.copy()
+        for row in sorted(special, reverse=True):
+            del ids[row], tokens[row]
+    return [EngineOutput(request_id=i, token_ids=[t]) for i, t in zip(ids, tokens)]  # noqa: B905 (hot)
+
+
 def _settle_one(
     state: State, step: InFlight, request: Request, token: int, lines: list[TokenLogprobs] | None
 ) -> EngineOutput | None:
@@ -96,12 +121,7 @@ def _settle_one(
         request.num_unseen -= 1
     else:
         state.seats.num_seen[request.seat] = len(request.tokens)
-        _cover_seen(state, request)
     return _tell(state, request, lines)
-
-
-def _cover_seen(state: State, request: Request) -> None:
-    state.cover(request, min(len(request.tokens), int(state.seats.num_computed[request.seat])))
 
 
 def _tell(state: State, request: Request, lines: list[TokenLogprobs] | None) -> EngineOutput | None:

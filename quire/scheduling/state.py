@@ -9,7 +9,7 @@ from typing import NamedTuple
 from quire.kv.manager import Hit, KVManager
 from quire.scheduling.queue import WaitingQueue
 from quire.scheduling.request import Request, Status
-from quire.scheduling.seats import NEVER, DecodeRows, Seats
+from quire.scheduling.seats import DecodeRows, Seats
 from quire.types.plan import StepPlan
 
 
@@ -66,17 +66,10 @@ class State:
         self.running[request.id] = request
         self.prefilling[request.id] = request
 
-    def cover(self, request: Request, num_tokens: int) -> None:
-        """The first `num_tokens` tokens are known and their KV is planned: their full blocks may be shared."""
-        kv = self.kv
-        kv.register(request, num_tokens)
-        full = num_tokens // kv.block_size * kv.block_size
-        self.seats.next_full[request.seat] = full + kv.block_size if kv.enable_prefix_caching else NEVER
-
     def preempt(self, request: Request) -> None:
         """Take its seat and blocks; it goes on later from its tokens, those in flight included."""
         seat = request.seat
-        if self.seats.decoding[seat]:
+        if request.id not in self.prefilling:
             request.num_unseen = int(self.seats.num_computed[seat]) + 1 - len(request.tokens)
         self._unseat(request)
         request.become(Status.PREEMPTED)
@@ -95,6 +88,7 @@ class State:
             self.queue.forget_finished()
 
     def _unseat(self, request: Request) -> None:
+        self.kv.register(request, min(len(request.tokens), int(self.seats.num_computed[request.seat])))
         # Steps in flight may still write to these blocks; whoever gets them writes later, on the same stream.
         self.kv.free(request)
         self.releases.append(self.seats.give_back(request))
@@ -119,6 +113,8 @@ class State:
                 assert seats.num_computed[seat] < request.limit, f"{request.id} outran its limit"
                 room = len(self.kv.table(request)[0]) * self.kv.block_size
                 assert seats.room[seat] == room, f"{request.id}: its table holds {room} tokens"
-                assert seats.decoding[seat] == (request.id not in self.prefilling), f"{request.id} is in no phase"
+                drained = seats.num_computed[seat] + 1 == request.limit
+                phases = (request.id in self.prefilling, bool(seats.decoding[seat]), bool(drained))
+                assert sum(phases) == 1, f"{request.id}: prefilling, decoding, drained = {phases}"
         waiting = len(self.requests) - len(self.running)
         assert len(self.queue) == waiting, f"{waiting} requests wait, {len(self.queue)} are queued"

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-
 # `stop_reason` of an output with finish_reason "error", for programs; `error` says it to people.
 INVALID_REQUEST = "invalid_request"  # can never run here
 QUEUE_FULL = "queue_full"  # max_num_queued_reqs; later it may
@@ -14,7 +13,7 @@ DRAINING = "draining"  # the engine finishes what it has and takes nothing new
 STEP_FAILED = "step_failed"  # was part of a step that failed; the engine ends
 
 
-class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
+class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Log-probabilities of one position; entry 0 is the sampled (or prompt) token, then the top-k."""
 
     token_ids: list[int]
@@ -22,7 +21,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
     rank: int  # of entry 0, 1-based
 
 
-class EngineOutput(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class EngineOutput(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """News of one request after one step."""
 
     request_id: str
@@ -55,7 +54,9 @@ class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
     num_preemptions: int = 0
     last_step_time: float = 0.0  # time.time() of the last settled step
     step_tokens: list[int] = msgspec.field(default_factory=list)  # tokens of the steps since the last report
-    phase_seconds: dict[str, float] = msgspec.field(default_factory=dict)  # idle, inbox, plan, submit, wait, settle, outbox
+    phase_seconds: dict[str, float] = msgspec.field(
+        default_factory=dict
+    )  # idle, inbox, plan, submit, wait, settle, outbox
 
 
 class EngineOutputs(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from quire.foundation.wire import INLINE_BYTES, Channel, Decoder, Encoder, WireError
-from quire.types.plan import Admit, CopyBlocks, NewBlocks, PoolRows, StepPlan
+from quire.types.plan import Admit, NewBlocks, PromptLogprobs, StepPlan
 from quire.types.result import LogprobRows, StepResult
 from quire.types.sampling import SamplingParams
 
@@ -60,11 +60,11 @@ def test_a_plan_and_a_result_come_back() -> None:
         blocks=[NewBlocks(ints(3), ints(1), ints(9))],
         max_seq_len=33,
         releases=[2],
-        attachments=[CopyBlocks(0, ints(1), ints(2)), PoolRows(ints(0))],
+        attachments=[PromptLogprobs(ints(1), ints(2)), PromptLogprobs(ints(0), ints(-1))],
     )
     back = Decoder[StepPlan](StepPlan).decode(ENCODER.encode(plan))
     assert back.admits == plan.admits
-    assert back.attachments[0].dst.tolist() == [2]
+    assert back.attachments[0].next_ids.tolist() == [2]
     assert back.samples.tolist() == [True, False]
     assert back.blocks[0].blocks.dtype == np.int32
     lines = LogprobRows(ints(0), ints(2), ints(4, 5).reshape(1, 2), np.zeros((1, 2), np.float32), ints(1))

@@ -7,18 +7,18 @@ here calls `gdc_wait` in every program before it touches memory that another ker
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import torch
 
 
-@lru_cache(maxsize=None)
+@cache
 def has_pdl(device: torch.device) -> bool:
     """Whether `device` supports programmatic dependent launch (compute capability 9.0 on)."""
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 9
 
 
-@lru_cache(maxsize=None)
+@cache
 def num_processors(device: torch.device) -> int:
     """Streaming multiprocessors of `device`; an H200's number where there is none (the interpreter)."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132

@@ -28,29 +28,32 @@ def _find_row(query_start_ptr, origin, tile, num_rows, TOKENS: tl.constexpr, ROW
 
 @triton.jit
 def _attend(
-    acc, top, total, q, table, k_head, v_head, begin, end, query_position, seq_len, k_block_stride, v_block_stride,
-    scale, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr,
+    acc, top, total, q, table, k_head, v_head, begin, end, query_position, seq_len, block_stride, scale,
+    DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One online-softmax pass over tokens [begin, end), a multiple of BLOCK_N apart; scores are in units of log 2."""
+    """One online-softmax pass over tokens [begin, end), begin a multiple of BLOCK_N; scores are in units of log 2."""
     token = tl.arange(0, BLOCK_N)
     column = tl.arange(0, BLOCK_DIM)
+    in_dim = (column < DIM)[None, :]
+    inner = ((token % BLOCK_SIZE) * DIM)[:, None] + column[None, :]  # place within a block
     position = begin + token
     block = tl.load(table + position // BLOCK_SIZE, position < seq_len, 0)
     for start in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
         position = start + token
-        inner = ((position % BLOCK_SIZE) * DIM)[:, None] + column[None, :]
-        wide = block.to(tl.int64)[:, None]
-        ahead = position + BLOCK_N  # the next tile's blocks are looked up while this tile is on its way
-        block = tl.load(table + ahead // BLOCK_SIZE, ahead < seq_len, 0)
-        k_at, v_at = k_head + wide * k_block_stride + inner, v_head + wide * v_block_stride + inner
+        if BLOCK_SIZE > BLOCK_N:
+            inner = ((position % BLOCK_SIZE) * DIM)[:, None] + column[None, :]
+        at = (block.to(tl.int64) * block_stride)[:, None] + inner
+        # The next tile's blocks are looked up while this tile is on its way.
+        more = (position + BLOCK_N < seq_len) if MASKED else (start + BLOCK_N < end)
+        block = tl.load(table + (position + BLOCK_N) // BLOCK_SIZE, more, 0)
         if MASKED:
-            inside = (position < seq_len)[:, None] & (column < DIM)[None, :]
-            k, v = tl.load(k_at, inside, 0.0), tl.load(v_at, inside, 0.0)
+            inside = (position < seq_len)[:, None] & in_dim
+            k, v = tl.load(k_head + at, inside, 0.0), tl.load(v_head + at, inside, 0.0)
         elif BLOCK_DIM != DIM:
-            k, v = tl.load(k_at, (column < DIM)[None, :], 0.0), tl.load(v_at, (column < DIM)[None, :], 0.0)
+            k, v = tl.load(k_head + at, in_dim, 0.0), tl.load(v_head + at, in_dim, 0.0)
         else:
-            k, v = tl.load(k_at), tl.load(v_at)
+            k, v = tl.load(k_head + at), tl.load(v_head + at)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [lines, tokens]
         if MASKED:
             seen = position[None, :] <= query_position[:, None]
@@ -69,14 +72,14 @@ def _attend(
 @triton.jit(do_not_specialize=["num_rows"])
 def _prefill_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, seats_ptr, table_ptr, query_start_ptr, seq_lens_ptr, num_rows,
-    q_stride, table_stride, k_block_stride, k_head_stride, v_block_stride, v_head_stride, scale,
+    q_stride, table_stride, block_stride, head_stride, scale,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr, STAGES: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     TOKENS: tl.constexpr = BLOCK_M // GROUP
-    kv_head = tl.program_id(1)
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # late tokens first: they have the most to read
+    kv_head = tl.program_id(0)
+    tile = tl.num_programs(1) - 1 - tl.program_id(1)  # late tokens first: they have the most to read
     line = tl.arange(0, BLOCK_M)
     column = tl.arange(0, BLOCK_DIM)
     if PDL:
@@ -91,8 +94,8 @@ def _prefill_kernel(
         return
     seq_len = tl.load(seq_lens_ptr + row)
     table = table_ptr + tl.load(seats_ptr + row).to(tl.int64) * table_stride
-    k_head = k_ptr + kv_head.to(tl.int64) * k_head_stride
-    v_head = v_ptr + kv_head.to(tl.int64) * v_head_stride
+    k_head = k_ptr + kv_head.to(tl.int64) * head_stride
+    v_head = v_ptr + kv_head.to(tl.int64) * head_stride
 
     query = first + line // GROUP
     head = kv_head * GROUP + line % GROUP
@@ -113,25 +116,25 @@ def _prefill_kernel(
         begin = tl.maximum(context + first + 1 - WINDOW, 0) // BLOCK_N * BLOCK_N
         diagonal = begin
     acc, top, total = _attend(
-        acc, top, total, q, table, k_head, v_head, begin, diagonal, query_position, seq_len, k_block_stride,
-        v_block_stride, scale, DIM, BLOCK_SIZE, WINDOW, False, BLOCK_N, BLOCK_DIM, STAGES, PRECISION,
+        acc, top, total, q, table, k_head, v_head, begin, diagonal, query_position, seq_len, block_stride,
+        scale, DIM, BLOCK_SIZE, WINDOW, False, BLOCK_N, BLOCK_DIM, STAGES, PRECISION,
     )  # fmt: skip
     acc, top, total = _attend(
-        acc, top, total, q, table, k_head, v_head, diagonal, end, query_position, seq_len, k_block_stride,
-        v_block_stride, scale, DIM, BLOCK_SIZE, WINDOW, True, BLOCK_N, BLOCK_DIM, STAGES, PRECISION,
+        acc, top, total, q, table, k_head, v_head, diagonal, end, query_position, seq_len, block_stride,
+        scale, DIM, BLOCK_SIZE, WINDOW, True, BLOCK_N, BLOCK_DIM, STAGES, PRECISION,
     )  # fmt: skip
     out = out_ptr + (query_token * HEADS + head)[:, None] * DIM + column[None, :]
     tl.store(out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), q_mask)
 
 
 def shape(head_dim: int, element_size: int, lines: int) -> tuple[int, int, int, int]:
-    """(lines, tokens, warps, stages) of a tile for rows of at most `lines` query tokens times heads a KV head."""
+    """(lines, tokens, warps, stages) of a tile, for rows of at most `lines` query tokens times heads a KV head."""
     if element_size == 4:
         return 64, 32, 8, 2
     wide = next_power_of_2(head_dim) > 128
     if lines <= 64:
         return 64, 32 if wide else 64, 4, 3
-    return 128, 64 if wide else 128, 8, 2 if wide else 3
+    return (128, 64, 8, 2) if wide else (256, 64, 16, 3)
 
 
 def prefill(
@@ -160,10 +163,10 @@ def prefill(
     block_m, block_n, num_warps, num_stages = tiles or shape(dim, q.element_size(), max_query_len * group)
     block_m = max(block_m, next_power_of_2(group))
     pdl = has_pdl(q.device)
-    _prefill_kernel[(num_tokens // (block_m // group) + num_rows, num_kv_heads)](
+    _prefill_kernel[(num_kv_heads, num_tokens // (block_m // group) + num_rows)](
         q, k_cache, v_cache, out, seats, block_table, query_start, seq_lens, num_rows,
-        q.stride(0), block_table.stride(0), k_cache.stride(0), k_cache.stride(1), v_cache.stride(0), v_cache.stride(1),
-        scale * LOG2_E, HEADS=num_heads, GROUP=group, DIM=dim, BLOCK_SIZE=block_size, WINDOW=sliding_window,
+        q.stride(0), block_table.stride(0), k_cache.stride(0), k_cache.stride(1), scale * LOG2_E,
+        HEADS=num_heads, GROUP=group, DIM=dim, BLOCK_SIZE=block_size, WINDOW=sliding_window,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_DIM=next_power_of_2(dim), STAGES=num_stages,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl, num_warps=num_warps, launch_pdl=pdl,
     )  # fmt: skip
