@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-
 _ALIGNED = 4  # elements, 16 bytes: kernels are compiled once for aligned arrays, not once more for others
 
 

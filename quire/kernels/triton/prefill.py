@@ -69,7 +69,9 @@ def _attend(
     return acc, top, total
 
 
-@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["seats_ptr", "query_start_ptr", "seq_lens_ptr"])
+@triton.jit(
+    do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["seats_ptr", "query_start_ptr", "seq_lens_ptr"]
+)
 def _prefill_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, seats_ptr, table_ptr, query_start_ptr, seq_lens_ptr, num_rows,
     q_stride, table_stride, block_stride, head_stride, scale,
