@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import logging
 
-from typing import Any
-
 from quire.attention.base import AttentionBackend, AttentionSpec
 from quire.foundation.errors import ConfigError
 
@@ -32,7 +30,7 @@ def select(name: str, spec: AttentionSpec) -> AttentionBackend:
     refusals = []
     for candidate in candidates:
         module, _, attribute = BACKENDS[candidate].partition(":")
-        backend: Any = getattr(importlib.import_module(module), attribute)
+        backend: type[AttentionBackend] = getattr(importlib.import_module(module), attribute)
         reason = backend.refuses(spec)
         if reason is None:
             logger.info("attention backend: %s", candidate)
