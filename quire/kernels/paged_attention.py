@@ -1,9 +1,10 @@
 """Attention over the paged KV cache: `decode` for rows of one query token, `prefill` for rows of many.
 
-Caches are [num_blocks, num_kv_heads, block_size, head_dim], the last two dims contiguous. Token t of the row in seat
-s lies in block `block_table[s, t // block_size]`. Query heads g*n … g*n + g-1 share KV head n (g heads a group).
-A `sliding_window` of w lets a query see the last w tokens, its own included; 0: all of them. `out` (contiguous)
-takes the result where given.
+Caches are [num_blocks, num_kv_heads, block_size, head_dim], both of the same strides, the last two dims contiguous.
+Token t of the row in seat s lies in block `block_table[s, t // block_size]`. Query heads g*n … g*n + g-1 share KV
+head n (g heads a group). A `sliding_window` of w lets a query see the last w tokens, its own included; 0: all of them.
+`out` (contiguous) takes the result where given. The integer tensors must not be written by the kernel launched just
+before: they are read ahead of that one's end.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from quire.kernels.dispatch import INTERPRETED, on_triton
 def decode_workspace(
     max_rows: int, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device
 ) -> torch.Tensor:
-    """Scratch memory for `decode` of up to `max_rows` rows; shared by all layers. Empty where none is needed."""
+    """Scratch memory for `decode` of up to `max_rows` rows, shared by all layers of one stream; starts as zeros."""
     if device.type != "cuda" and not INTERPRETED:
         return torch.empty(0, device=device)
     from quire.kernels.triton.decode import workspace_elements
     from quire.kernels.triton.launch import num_processors
 
     size = workspace_elements(max_rows, num_heads, num_kv_heads, head_dim, num_processors(device))
-    return torch.empty(size, dtype=torch.float32, device=device)
+    return torch.zeros(size, dtype=torch.float32, device=device)
 
 
 def decode(
