@@ -83,7 +83,7 @@ def penalize(
     prompt = rows[:, Column.NUM_PROMPT].tolist()
     penalty = [_floats(rows, column) for column in (Column.REPETITION, Column.PRESENCE, Column.FREQUENCY)]
     for row, (repetition, presence, frequency) in enumerate(torch.stack(penalty, 1).tolist()):
-        if repetition == 1 and presence == 0 and frequency == 0:
+        if seats[row] == 0 or (repetition == 1 and presence == 0 and frequency == 0):
             continue
         tokens = history.at(seats[row : row + 1].long(), torch.arange(int(lengths[row])).unsqueeze(0))[0].long()
         seen = tokens.unique()
@@ -150,8 +150,9 @@ def _draw_rows(logits: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor, 
     if not torch.isfinite(top).all():
         logits = _clean(logits)
         top = logits.amax(-1, keepdim=True).clamp(min=-_LARGEST)
-    chunks = -(-vocab // CHUNK)
-    weights = torch.zeros(n, chunks * CHUNK)
+    width = min(vocab, CHUNK)
+    chunks = -(-vocab // width)
+    weights = torch.zeros(n, chunks * width)
     inside = weights[:, :vocab]
     torch.sub(logits, top, out=inside)
     inside.mul_(_floats(rows, Column.INV_TEMPERATURE).unsqueeze(1)).exp_()
@@ -160,12 +161,12 @@ def _draw_rows(logits: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor, 
             cut = _cut(logits[i], inside[i], rows[i])
             if cut > -math.inf:
                 inside[i].masked_fill_(logits[i] < cut, 0)
-    weights = weights.view(n, chunks, CHUNK)
+    weights = weights.view(n, chunks, width)
     sums = weights.sum(-1)
     u = uniform(rows[:, Column.KEY_LOW], rows[:, Column.KEY_HIGH], lengths)
     chunk, rest = _pick(sums, u * sums.sum(-1))
     token, _ = _pick(weights[torch.arange(n), chunk], rest)
-    return chunk * CHUNK + token
+    return chunk * width + token
 
 
 def _pick(weights: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

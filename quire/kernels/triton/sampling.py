@@ -135,7 +135,7 @@ def _draw_from_list(
         cut = exact_cut(x, weights, top_p * mass)
         weights = tl.where(x >= cut, weights, 0.0)
     place, _ = draw(weights, i, u * tl.sum(weights, 0))
-    return tl.load(short_ids + place)
+    return tl.load(short_ids + place, mask=place < count, other=0)  # a row without any candidate: token 0
 
 
 @triton.jit(do_not_specialize_on_alignment=_ANYWHERE)
