@@ -25,7 +25,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _LARGEST = torch.finfo(torch.float32).max
-_CPU_SLICE_BYTES = 32 * 1024**2
+_CPU_SLICE_BYTES = 8 * 1024**2
 
 
 def sample(
@@ -51,11 +51,13 @@ def sample(
         sampling.sample(logits, columns, seats, lengths, out, scratch, filtered=filtered)
         return
     rows = columns[seats.long()]
-    inv_temperature = _floats(rows, Column.INV_TEMPERATURE)
-    out.copy_(_argmax(logits))
-    drawing = torch.nonzero(inv_temperature > 0).squeeze(1)
-    for part in drawing.split(max(1, _CPU_SLICE_BYTES // (4 * logits.shape[1]))):
-        out[part] = _draw_rows(logits[part], rows[part], lengths[part], filtered=filtered).to(torch.int32)
+    drawing = _floats(rows, Column.INV_TEMPERATURE) > 0
+    if not drawing.any():
+        out.copy_(_argmax(logits))
+    else:
+        out[~drawing] = _argmax(logits[~drawing]).int()
+        for part in torch.split(drawing.nonzero().squeeze(1), max(1, _CPU_SLICE_BYTES // (4 * logits.shape[1]))):
+            out[part] = _draw_rows(logits[part], rows[part], lengths[part], filtered=filtered).int()
     out.masked_fill_(seats == 0, 0)
 
 
@@ -86,10 +88,10 @@ def penalize(
         if seats[row] == 0 or (repetition == 1 and presence == 0 and frequency == 0):
             continue
         tokens = history.at(seats[row : row + 1].long(), torch.arange(int(lengths[row])).unsqueeze(0))[0].long()
-        seen = tokens.unique()
+        seen = torch.unique(tokens)
         old = logits[row, seen]
         logits[row, seen] = torch.where(old > 0, old / repetition, old * repetition)
-        seen, counts = tokens[prompt[row] :].unique(return_counts=True)
+        seen, counts = torch.unique(tokens[prompt[row] :], return_counts=True)
         logits[row, seen] -= presence + frequency * counts
 
 
