@@ -14,6 +14,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -92,21 +93,20 @@ def random(*shape: int, dtype: torch.dtype = DTYPE) -> torch.Tensor:
 
 def bench_small(model: Model) -> Iterator[Line]:
     weight, head_weight = random(model.hidden), random(model.dim) if model.qk_norm else None
-    angle = torch.arange(32768, device=DEVICE)[:, None] * 1e-4 ** (torch.arange(0, model.dim, 2, device=DEVICE) / model.dim)
-    table = torch.cat([angle.cos(), angle.sin()], 1).float()
+    table = random(8192, model.dim, dtype=torch.float32)
     for tokens in (1, 64, 8192):
         size = tokens * model.hidden * 2
         sets = copies(3 * size)
         pairs = [(random(tokens, model.hidden), random(tokens, model.hidden)) for _ in range(sets)]
-        us = microseconds([lambda p=p: norm.rms_norm(p[0], weight, 1e-6) for p in pairs])
-        library = microseconds([lambda p=p: F.rms_norm(p[0], (model.hidden,), weight, 1e-6) for p in pairs])
+        us = microseconds([partial(norm.rms_norm, x, weight, 1e-6) for x, _ in pairs])
+        library = microseconds([partial(F.rms_norm, x, (model.hidden,), weight, 1e-6) for x, _ in pairs])
         yield Line("rms_norm", model.name, f"{tokens}", us, 2 * size / us / 1e3, "GB/s", library)
-        us = microseconds([lambda p=p: norm.add_rms_norm(p[0], p[1], weight, 1e-6) for p in pairs])
+        us = microseconds([partial(norm.add_rms_norm, *pair, weight, 1e-6) for pair in pairs])
         yield Line("add_rms_norm", model.name, f"{tokens}", us, 4 * size / us / 1e3, "GB/s")
 
         size = tokens * model.inner * 2
         inputs = [random(tokens, 2 * model.inner) for _ in range(copies(3 * size))]
-        us = microseconds([lambda x=x: activation.silu_and_mul(x) for x in inputs])
+        us = microseconds([partial(activation.silu_and_mul, x) for x in inputs])
         yield Line("silu_and_mul", model.name, f"{tokens}", us, 3 * size / us / 1e3, "GB/s")
 
         size = tokens * model.qkv * 2
@@ -114,9 +114,9 @@ def bench_small(model: Model) -> Iterator[Line]:
         positions = torch.arange(tokens, device=DEVICE, dtype=torch.int32)
         k_cache, v_cache = (random(tokens // BLOCK_SIZE + 2, model.kv_heads, BLOCK_SIZE, model.dim) for _ in "kv")
         us = microseconds([
-            lambda x=x: rope.qk_norm_rope_write(
-                x, table, positions, positions, k_cache, v_cache, model.heads, model.kv_heads, model.dim,
-                head_weight, head_weight,
+            partial(
+                rope.qk_norm_rope_write, x, table, positions, positions, k_cache, v_cache, model.heads,
+                model.kv_heads, model.dim, head_weight, head_weight,
             )
             for x in inputs
         ])  # fmt: skip
@@ -156,13 +156,13 @@ def bench_decode(model: Model) -> Iterator[Line]:
     for rows, length in [(1, 256), (1, 4096), (1, 32768), (8, 1024), (64, 256), (64, 1024), (64, 4096), (256, 1024)]:
         cache, q, workspace, size = decode_case(model, rows, length)
         us = microseconds([
-            lambda s=s: paged_attention.decode(
-                q, cache.k, cache.v, s, cache.table, cache.seq_lens, model.dim**-0.5, workspace
+            partial(
+                paged_attention.decode, q, cache.k, cache.v, seats, cache.table, cache.seq_lens, model.dim**-0.5,
+                workspace,
             )
-            for s in cache.seats
+            for seats in cache.seats
         ])  # fmt: skip
         yield Line("decode", model.name, f"{rows}x{length}", us, size / us / 1e3, "GB/s")
-        del cache
 
 
 def prefill_case(model: Model, rows: int, queries: int, length: int) -> tuple[Paged, torch.Tensor, torch.Tensor, float]:
@@ -178,17 +178,16 @@ def bench_prefill(model: Model) -> Iterator[Line]:
     for rows, queries, length in [(1, 1024, 1024), (1, 8192, 8192), (1, 8192, 32768), (16, 512, 512), (64, 64, 4160)]:
         cache, q, starts, flops = prefill_case(model, rows, queries, length)
         us = microseconds([
-            lambda: paged_attention.prefill(
-                q, cache.k, cache.v, cache.seats[0], cache.table, starts, cache.seq_lens, rows, queries,
-                model.dim**-0.5,
+            partial(
+                paged_attention.prefill, q, cache.k, cache.v, cache.seats[0], cache.table, starts, cache.seq_lens,
+                rows, queries, model.dim**-0.5,
             )
         ] * 4)  # fmt: skip
         library = None
         if queries == length:  # the library reads contiguous K and V
             ours = [random(rows, n, queries, model.dim) for n in (model.heads, model.kv_heads, model.kv_heads)]
-            library = microseconds([
-                lambda: F.scaled_dot_product_attention(*ours, is_causal=True, enable_gqa=True)
-            ] * 4)  # fmt: skip
+            call = partial(F.scaled_dot_product_attention, *ours, is_causal=True, enable_gqa=True)
+            library = microseconds([call] * 4)
         yield Line("prefill", model.name, f"{rows}x{queries}/{length}", us, flops / us / 1e6, "TFLOP/s", library)
 
 
@@ -199,8 +198,8 @@ def bench_linear(model: Model) -> Iterator[Line]:
         weights = [random(n, k) for _ in range(copies(n * k * 2, least=4))]
         for m in (1, 2, 4, 8, 16):
             x = random(m, k)
-            us = microseconds([lambda w=w: skinny_gemm.linear(x, w) for w in weights])
-            library = microseconds([lambda w=w: F.linear(x, w) for w in weights])
+            us = microseconds([partial(skinny_gemm.linear, x, w) for w in weights])
+            library = microseconds([partial(F.linear, x, w) for w in weights])
             yield Line("linear", model.name, f"{m}x{k}->{n}", us, n * k * 2 / us / 1e3, "GB/s", library)
         del weights
 
@@ -211,39 +210,53 @@ def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return F.linear(x, weight)
 
 
+@dataclass
+class Layer:
+    """A decoder layer's decode step, chained as in the model."""
+
+    model: Model
+    cache: Paged
+    seats: torch.Tensor
+    weights: list[torch.Tensor]  # qkv, o, gate_up, down
+    gain: torch.Tensor
+    head_gain: torch.Tensor | None
+    table: torch.Tensor
+    positions: torch.Tensor
+    workspace: torch.Tensor
+    x: torch.Tensor
+    residual: torch.Tensor
+
+    def __call__(self) -> None:
+        m, cache, (qkv, o, gate_up, down) = self.model, self.cache, self.weights
+        h = norm.add_rms_norm(self.x, self.residual, self.gain, 1e-6)
+        q = rope.qk_norm_rope_write(
+            linear(h, qkv), self.table, self.positions, self.positions, cache.k, cache.v, m.heads, m.kv_heads, m.dim,
+            self.head_gain, self.head_gain,
+        )  # fmt: skip
+        h = paged_attention.decode(
+            q, cache.k, cache.v, self.seats, cache.table, cache.seq_lens, m.dim**-0.5, self.workspace
+        )
+        h = norm.add_rms_norm(linear(h, o), self.residual, self.gain, 1e-6)
+        linear(activation.silu_and_mul(linear(h, gate_up)), down)
+
+
 def bench_layer(model: Model) -> Iterator[Line]:
-    """A decoder layer's whole decode step, chained as in the model; the bytes are its weights and its KV."""
     shapes = [(model.qkv, model.hidden), (model.hidden, model.heads * model.dim), (2 * model.inner, model.hidden),
               (model.hidden, model.inner)]  # fmt: skip
     weight_bytes = sum(n * k for n, k in shapes) * 2
-    layers = copies(weight_bytes, least=4)
-    weights = [[random(n, k) * 0.02 for n, k in shapes] for _ in range(layers)]
+    weights = [[random(n, k) * 0.02 for n, k in shapes] for _ in range(copies(weight_bytes, least=4))]
     gain, head_gain = random(model.hidden), random(model.dim) if model.qk_norm else None
-    table = random(4096, model.dim, dtype=torch.float32)
-    for rows, length in [(1, 256), (1, 4096), (8, 256), (64, 256), (256, 1024)]:
-        cache = paged(model, [length] * rows, layers if rows * length < 65536 else 1)
-        workspace = paged_attention.decode_workspace(rows, model.heads, model.kv_heads, model.dim, DEVICE)
+    table = random(8192, model.dim, dtype=torch.float32)
+    for rows, length in [(1, 256), (1, 4096), (8, 256), (16, 256), (64, 256), (256, 1024)]:
+        cache, _, workspace, kv_bytes = decode_case(model, rows, length)
         positions = torch.full((rows,), length - 1, device=DEVICE, dtype=torch.int32)
         x, residual = random(rows, model.hidden), random(rows, model.hidden)
-
-        def run(i: int, cache: Paged = cache, positions: torch.Tensor = positions) -> None:
-            seats = cache.seats[i % len(cache.seats)]
-            qkv_weight, o_weight, gate_up_weight, down_weight = weights[i]
-            h = norm.add_rms_norm(state[0], residual, gain, 1e-6)  # noqa: B023
-            q = rope.qk_norm_rope_write(
-                linear(h, qkv_weight), table, positions, positions, cache.k, cache.v, model.heads, model.kv_heads,
-                model.dim, head_gain, head_gain,
-            )  # fmt: skip
-            h = paged_attention.decode(
-                q, cache.k, cache.v, seats, cache.table, cache.seq_lens, model.dim**-0.5, workspace  # noqa: B023
-            )
-            h = norm.add_rms_norm(linear(h, o_weight), residual, gain, 1e-6)  # noqa: B023
-            state[0] = linear(activation.silu_and_mul(linear(h, gate_up_weight)), down_weight)
-
-        state = [x]
-        us = microseconds([lambda i=i: run(i) for i in range(layers)])
-        size = weight_bytes + rows * length * model.kv_heads * model.dim * 4
-        yield Line("layer", model.name, f"{rows}x{length}", us, size / us / 1e3, "GB/s")
+        us = microseconds([
+            Layer(model, cache, cache.seats[i % len(cache.seats)], w, gain, head_gain, table, positions, workspace, x,
+                  residual)
+            for i, w in enumerate(weights)
+        ])  # fmt: skip
+        yield Line("layer", model.name, f"{rows}x{length}", us, (weight_bytes + kv_bytes) / us / 1e3, "GB/s")
 
 
 BENCHES = {"small": bench_small, "decode": bench_decode, "prefill": bench_prefill, "linear": bench_linear,
@@ -251,8 +264,9 @@ BENCHES = {"small": bench_small, "decode": bench_decode, "prefill": bench_prefil
 
 
 def show(line: Line) -> None:
+    rate = f"{line.rate:8.0f} {line.unit:8}"
     beside = "" if line.library_us is None else f"{line.library_us:9.1f} {line.library_us / line.us:5.2f}x"
-    print(f"{line.model:13} {line.kernel:19} {line.shape:18} {line.us:9.1f} {line.rate:8.0f} {line.unit:8}{beside}", flush=True)
+    print(f"{line.model:13} {line.kernel:19} {line.shape:18} {line.us:9.1f} {rate}{beside}")
 
 
 def main() -> None:

@@ -38,6 +38,7 @@ def select(name: str, spec: AttentionSpec) -> AttentionBackend:
         logger.info("attention backend %s refused: %s", candidate, reason)
         refusals.append(f"{candidate} ({reason})")
     raise ConfigError(
-        f"attention_backend={name}: nothing serves this model on {spec.device.type}: {'; '.join(refusals) or 'no backend'}",
+        f"attention_backend={name}: nothing serves this model on {spec.device.type}: "
+        + ("; ".join(refusals) or "there is no backend for it"),
         "attention_backend",
     )

@@ -175,9 +175,8 @@ def _count_logprobs(name: str, wanted: int | None, info: EngineInfo) -> int | No
     if wanted is None:
         return None
     limit, vocab_size = info.resolved.config.model.max_logprobs, info.report.vocab_size
-    limit = vocab_size if limit == -1 else limit
     count = vocab_size if wanted == -1 else wanted
-    if count > limit:
+    if count > limit != -1:
         raise InputError(f"{name} must be <= {limit} (max_logprobs), got {wanted}", name)
     return min(count, vocab_size)
 

@@ -146,6 +146,14 @@ class Conversion:
         return all(answer.finish_reason is not None for answer in self.answers)
 
     @property
+    def num_prompt_tokens(self) -> int:
+        return len(self._prompt_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(len(answer.token_ids) for answer in self.answers)
+
+    @property
     def running_ids(self) -> list[str]:
         return [answer.request_id for answer in self.answers if answer.finish_reason is None]
 

@@ -16,12 +16,14 @@ import jinja2.ext
 import jinja2.parser
 import jinja2.sandbox
 from jinja2 import nodes
+from jinja2.visitor import NodeTransformer
 
 from quire.foundation.errors import ConfigError, InputError
 
 MAX_SOURCE_CHARS = 1_000_000
 MAX_LOOP_STEPS = 1_000_000
-MAX_CHARS = 64 * 1024 * 1024
+MAX_CHARS = 64 * 1024 * 1024  # of the prompt and of any text or list made on the way
+MAX_BITS = 4096  # of an integer
 _CONTENT = "content"
 
 
@@ -60,6 +62,7 @@ class Template:
 
 
 _METER = "_quire_steps_left"  # a template variable: one list with the number of loop steps left
+_CONCAT = "_quire_concat"
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
@@ -69,28 +72,46 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
         self.filters["tojson"] = _to_json
         self.filters[_METER] = _metered
+        self.filters[_CONCAT] = _concatenated
         self.globals["raise_exception"] = _raise
         self.globals["strftime_now"] = _strftime_now
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """Every loop of the template goes through the meter."""
-        tree = super()._parse(source, name, filename)
-        for loop in list(tree.find_all(nodes.For)):
-            loop.iter = nodes.Filter(loop.iter, _METER, [], [], None, None).set_lineno(loop.lineno)
+        tree: nodes.Template = _Metering().visit(super()._parse(source, name, filename))
         tree.set_environment(self)
         return tree
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "*" and (isinstance(left, str | list | tuple) or isinstance(right, str | list | tuple)):
+        """Refuse results that are too large, before they are made."""
+        if isinstance(left, int) and isinstance(right, int):
+            bits = {"**": left.bit_length() * right, "*": left.bit_length() + right.bit_length()}
+            if bits.get(operator, 0) > MAX_BITS:
+                raise jinja2.TemplateRuntimeError(f"a number is over the limit of {MAX_BITS} bits")
+        elif (
+            operator == "*"
+            and isinstance(left, int | str | list | tuple)
+            and isinstance(right, int | str | list | tuple)
+        ):
             times, items = (left, right) if isinstance(left, int) else (right, left)
-            if isinstance(times, int):
-                _check_size(len(items) * max(times, 0))
-        if operator == "**" and isinstance(right, int | float) and abs(right) > 1000:
-            raise jinja2.TemplateRuntimeError(f"the exponent {right} is over the limit of 1000")
-        result = super().call_binop(context, operator, left, right)
-        if isinstance(result, str):
-            _check_size(len(result))
-        return result
+            if isinstance(times, int) and not isinstance(items, int):
+                _check_size(len(items) * times)
+        elif operator == "+" and isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
+            _check_size(len(left) + len(right))
+        return super().call_binop(context, operator, left, right)
+
+
+class _Metering(NodeTransformer):
+    """Sends every loop, and every `~`, through a filter that counts."""
+
+    def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802 (the name of the node)
+        self.generic_visit(node)
+        node.iter = nodes.Filter(node.iter, _METER, [], [], None, None, lineno=node.lineno)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:  # noqa: N802 (the name of the node)
+        self.generic_visit(node)
+        items = nodes.List(node.nodes, lineno=node.lineno)
+        return nodes.Filter(items, _CONCAT, [], [], None, None, lineno=node.lineno)
 
 
 class _Generation(jinja2.ext.Extension):
@@ -118,6 +139,12 @@ def _metered(context: jinja2.runtime.Context, items: Iterable[Any]) -> Iterable[
     if isinstance(items, jinja2.Undefined) or not isinstance(items, Iterable):
         return items  # fails or stays empty as it would without the meter
     return count()
+
+
+def _concatenated(items: list[Any]) -> str:
+    texts = [str(item) for item in items]
+    _check_size(sum(map(len, texts)))
+    return "".join(texts)
 
 
 def _check_size(size: int) -> int:

@@ -1,4 +1,7 @@
-"""The tokenizer of a model folder: tokenizer.json for the work, tokenizer_config.json for names and chat templates."""
+"""The tokenizer of a model folder: tokenizer.json for the work, tokenizer_config.json for names and chat templates.
+
+As in transformers 5, tokenizer.json alone decides which special tokens are put around a text.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 
 from quire.config.resolve import Resolved, locate_model
@@ -34,7 +37,6 @@ class Tokenizer:
         self._config = _read_json(folder / "tokenizer_config.json")
         self.special_tokens = _special_tokens(folder, self._config)
         self._add_missing_tokens()
-        self._follow_bos_and_eos_flags()
         self.decoding = Decoding(self.raw)
         sources = _templates(folder, self._config)
         if chat_template is not None:
@@ -151,21 +153,6 @@ class Tokenizer:
                 token = AddedToken(entry["content"], special=entry.get("special", False), **flags)
                 add = self.raw.add_special_tokens if token.special else self.raw.add_tokens
                 add([token])
-
-    def _follow_bos_and_eos_flags(self) -> None:
-        """`add_bos_token` and `add_eos_token`, where a folder states them, overrule tokenizer.json's post-processor."""
-        if "add_bos_token" not in self._config and "add_eos_token" not in self._config:
-            return
-        bos = self.bos_token if self._config.get("add_bos_token") else None
-        eos = self.eos_token if self._config.get("add_eos_token") else None
-        named = [(token, self.raw.token_to_id(token)) for token in (bos, eos) if token is not None]
-        if any(i is None for _, i in named):
-            return
-        single = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
-        pair = [*single, *([bos] if bos else []), "$B", *([eos] if eos else [])]
-        self.raw.post_processor = processors.TemplateProcessing(
-            single=single, pair=[f"{p}:1" if p == "$B" else p for p in pair], special_tokens=list(dict(named).items())
-        )
 
 
 def load_tokenizer(resolved: Resolved) -> Tokenizer | None:

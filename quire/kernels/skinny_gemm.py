@@ -10,7 +10,7 @@ MAX_ROWS = 16
 
 
 def pays(m: int, n: int, k: int) -> bool:
-    """Whether `linear` beats the library for x [m, k] and weight [n, k]: measured on an H200, benchmarks/kernels.py."""
+    """Whether `linear` beats the library for x [m, k] and weight [n, k], as measured on an H200."""
     return k >= 256 and (1 <= m <= 8 or (m <= MAX_ROWS and n <= 4096))
 
 
@@ -22,7 +22,7 @@ def linear(
 ) -> torch.Tensor:
     """x [m, k] @ weight [n, k].T + bias [n] → [m, n], m ≤ 16, accumulated in float32; `out_dtype` defaults to x's.
 
-    The weight must not be written by the kernel launched just before: the head of its rows is read ahead of that one's end.
+    The weight must not be written by the kernel launched just before: its rows' heads are read ahead of that one's end.
     """
     if not on_triton(x):
         return linear_reference(x, weight, bias, out_dtype)

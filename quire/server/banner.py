@@ -32,6 +32,7 @@ def ready_lines(
     resolved, report = info.resolved, info.report
     tokens = (report.num_blocks - 1) * (report.groups[0].block_size if report.groups else 0)
     phases = {**report.phases, "first token": first_token}
+    phases["imports and processes"] = max(total - sum(phases.values()), 0.0)
     notes = list(dict.fromkeys([*resolved.notes, *report.notes]))
     url = address_of(listener, tls=service.serve.ssl_certfile is not None)
     key = '-H "Authorization: Bearer $QUIRE_API_KEY" ' if has_keys else ""

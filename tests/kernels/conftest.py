@@ -1,4 +1,4 @@
-"""The same tests run on the CPU (plain torch), on a GPU, and with TRITON_INTERPRET=1 on the Triton kernels themselves."""
+"""The tests run on the CPU (plain torch), on a GPU, and with TRITON_INTERPRET=1 on the Triton kernels themselves."""
 
 from __future__ import annotations
 

@@ -20,7 +20,9 @@ class Cache:
     tokens: list[tuple[torch.Tensor, torch.Tensor]]  # float64 k, v [tokens, kv heads, dim] of each row
 
 
-def make_cache(seq_lens: list[int], kv_heads: int, dim: int, block_size: int, dtype: torch.dtype, device: torch.device) -> Cache:
+def make_cache(
+    seq_lens: list[int], kv_heads: int, dim: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> Cache:
     counts = [-(-n // block_size) for n in seq_lens]
     num_blocks, max_blocks = sum(counts) + 3, max(counts) + 2
     pool = torch.full((num_blocks, 2, kv_heads, block_size, dim), float("nan"), dtype=dtype)
@@ -99,9 +101,7 @@ def test_prefill(
             q, cache.k, cache.v, cache.seats, cache.table, torch.tensor(starts, device=device, dtype=torch.int32),
             torch.tensor(seq_lens, device=device, dtype=torch.int32), len(rows), max(queries), dim**-0.5, window,
         )  # fmt: skip
-        parts = [
-            attend(part, *cache.tokens[i], dim**-0.5, window) for i, part in enumerate(q.split(queries))
-        ]
+        parts = [attend(part, *cache.tokens[i], dim**-0.5, window) for i, part in enumerate(q.split(queries))]
         assert_near(out, torch.cat(parts), dtype)
 
 

@@ -46,7 +46,10 @@ def test_rotates_norms_and_writes(
 
     q, k, v = qkv.double().view(tokens, -1, dim).split([heads, kv_heads, kv_heads], dim=1)
     if normed:
-        q, k = (x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * w.double() for x, w in zip((q, k), weights))
+        q, k = (
+            x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * w.double()
+            for x, w in zip((q, k), weights, strict=True)
+        )
     written = pool.transpose(2, 3).reshape(NUM_BLOCKS, 2, BLOCK_SIZE, kv_heads, dim)
     block, offset = slots.long() // BLOCK_SIZE, slots.long() % BLOCK_SIZE
     assert_near(q_out, rotate(q, positions, table), dtype)

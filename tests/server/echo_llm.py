@@ -82,6 +82,7 @@ class EchoLLM:
         self.info = make_info(**options)
         self.delay = delay
         self.frozen = False
+        self.refuse_with: str | None = None  # stop_reason of a refusal
         self.dead_error: BaseException | None = None
         self.running: set[str] = set()
         self.aborted: list[str] = []
@@ -122,6 +123,10 @@ class EchoLLM:
         room = CONTEXT - len(ids)
         if (params.max_tokens or 1) > room:
             raise InputError(f"max_tokens must fit into the context of {CONTEXT} tokens", "max_tokens")
+        if self.refuse_with is not None:
+            refusal = CompletionOutput(0, "", [], finish_reason="error", stop_reason=self.refuse_with)
+            yield RequestOutput(request_id, None, ids, [refusal], True, error=self.refuse_with)
+            return
         self.running.add(request_id)
         self.seen.append({"id": request_id, "params": params, "prompt": prompt, **options})
         arrival = time.time()

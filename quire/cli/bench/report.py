@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import json
 import platform
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 import quire
 
 PERCENTILES = (50, 90, 99)
+SECRETS = ("api_key", "hf_token")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,9 +45,22 @@ def publish(title: str, numbers: Mapping[str, Any], report: ReportConfig, **abou
         return
     header = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["quire", *sys.argv[1:]]),
+        "command": _command(sys.argv[1:]),
         "quire": quire.__version__,
         "python": platform.python_version(),
         "machine": platform.platform(),
     }
+    if "options" in about:
+        about["options"] = {name: value for name, value in about["options"].items() if name not in SECRETS}
     Path(report.output_json).write_text(json.dumps({**header, **about, **numbers}, indent=2) + "\n", encoding="utf-8")
+
+
+def _command(arguments: Sequence[str]) -> str:
+    """The command to repeat, its secrets left out."""
+    shown, hide = [], False
+    for argument in arguments:
+        name, equals, _ = argument.removeprefix("--").replace("-", "_").partition("=")
+        is_secret = argument.startswith("--") and name in SECRETS
+        shown.append("…" if hide else f"{argument.partition('=')[0]}=…" if is_secret and equals else argument)
+        hide = is_secret and not equals
+    return shlex.join(["quire", *shown])

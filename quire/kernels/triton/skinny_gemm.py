@@ -12,8 +12,7 @@ import triton.language as tl
 
 from quire.kernels.triton.launch import has_pdl
 
-PREFETCH = 1024  # elements of each weight row brought to the L2 cache ahead of the wait
-SMALL_WEIGHT = 2**23  # elements: below, one row goes over the ordinary cores, whose programs start faster
+PREFETCH = 512  # elements of each weight row brought to the L2 cache ahead of the wait
 
 
 @triton.jit
@@ -28,13 +27,13 @@ def _prefetch(weight_ptr, first, N, weight_stride, K: tl.constexpr, BLOCK_N: tl.
     )
 
 
-@triton.jit(do_not_specialize=["M"])
+@triton.jit
 def _vector_kernel(
-    x_ptr, weight_ptr, bias_ptr, out_ptr, M, N, x_stride, weight_stride,
+    x_ptr, weight_ptr, bias_ptr, out_ptr, N, weight_stride,
     K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, AHEAD: tl.constexpr,
     BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One row (M is 1) on the ordinary cores: products stay spread over K until one reduction at the end."""
+    """One row on the ordinary cores: products stay spread over K until one reduction at the end."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     rows = weight_ptr + n.to(tl.int64)[:, None] * weight_stride
@@ -107,19 +106,19 @@ def linear(
     (m, k), n = x.shape, weight.shape[0]
     out = torch.empty((m, n), dtype=out_dtype, device=x.device)
     pdl = has_pdl(x.device)
-    arguments = (x, weight, weight if bias is None else bias, out, m, n, x.stride(0), weight.stride(0))
-    if matrix is None and m == 1 and (vector or n * k <= SMALL_WEIGHT):
-        block_n, block_k, num_warps = vector or (4, 1024, 4)
+    bias_or_any = weight if bias is None else bias
+    if matrix is None and m == 1:
+        block_n, block_k, num_warps = vector or ((4, 512, 2) if k <= 1024 else (4, 1024, 4))
         _vector_kernel[(triton.cdiv(n, block_n),)](
-            *arguments, K=k, BLOCK_N=block_n, BLOCK_K=block_k, AHEAD=ahead, BIAS=bias is not None, PDL=pdl,
-            num_warps=num_warps, launch_pdl=pdl,
+            x, weight, bias_or_any, out, n, weight.stride(0), K=k, BLOCK_N=block_n, BLOCK_K=block_k, AHEAD=ahead,
+            BIAS=bias is not None, PDL=pdl, num_warps=num_warps, launch_pdl=pdl,
         )  # fmt: skip
     else:
         # Few outputs make few programs: let each ask for more at once.
         block_n, block_k, split, num_warps, num_stages = matrix or (16, 128 if n <= 2048 else 64, 4, 4, 4)
         _matrix_kernel[(triton.cdiv(n, block_n),)](
-            *arguments, K=k, BLOCK_M=8 if m <= 8 else 16, BLOCK_N=block_n, BLOCK_K=block_k, SPLIT=split, AHEAD=ahead,
-            BIAS=bias is not None, STAGES=num_stages, PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-            PDL=pdl, num_warps=num_warps, launch_pdl=pdl,
+            x, weight, bias_or_any, out, m, n, x.stride(0), weight.stride(0), K=k, BLOCK_M=8 if m <= 8 else 16,
+            BLOCK_N=block_n, BLOCK_K=block_k, SPLIT=split, AHEAD=ahead, BIAS=bias is not None, STAGES=num_stages,
+            PRECISION="ieee" if x.dtype == torch.float32 else "tf32", PDL=pdl, num_warps=num_warps, launch_pdl=pdl,
         )  # fmt: skip
     return out
