@@ -187,10 +187,8 @@ class AsyncLLM:
         """The core's counters and gauges as of its last report."""
         return self._stats
 
-    def get_tokenizer(self) -> Tokenizer:
-        """Raises InputError if the engine runs without one."""
-        if self._tokenizer is None:
-            raise InputError("this engine works on token ids only (skip_tokenizer_init)", "prompt")
+    def get_tokenizer(self) -> Tokenizer | None:
+        """None if the engine works on token ids only."""
         return self._tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
