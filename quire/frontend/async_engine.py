@@ -9,7 +9,7 @@ from typing import Any
 from quire.config.engine import EngineConfig
 from quire.config.resolve import resolve
 from quire.engine.client import EngineClient, EngineInfo, ProcessClient
-from quire.foundation.errors import EngineDeadError, InputError
+from quire.foundation.errors import EngineDeadError
 from quire.frontend.chat import ChatTemplate
 from quire.frontend.inputs import PromptLike, build, read_prompt
 from quire.frontend.outputs import Conversion, OutputProcessor
