@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.conftest import Served, echo_server
 from tests.server.echo_llm import EchoLLM
+from tests.server.process import send_raw
 
 PATHS = {
     "/v1/completions": {"prompt": "hello"},
@@ -20,11 +21,7 @@ PATHS = {
 
 
 def open_request(served: Served, path: str = "/v1/completions", **fields: object) -> socket.socket:
-    body = json.dumps({**PATHS[path], "max_tokens": 3000, **fields}).encode()
-    connection = socket.create_connection(served.address, timeout=10)
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    connection.sendall(head.encode() + body)
-    return connection
+    return send_raw(served.url, path, **{**PATHS[path], "max_tokens": 3000, **fields})
 
 
 @pytest.mark.parametrize("path", PATHS)
