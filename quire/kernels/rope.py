@@ -29,6 +29,7 @@ def qk_norm_rope_write(
     point into the null block); caches [num_blocks, num_kv_heads, block_size, head_dim], last two dims contiguous.
     q_weight and k_weight [head_dim] turn on the per-head RMS norm: give both or neither. Rotation pairs column i
     with i + rotary_dim / 2 (Su et al., 2021, in the half-split form of GPT-NeoX); columns ≥ rotary_dim pass through.
+    positions and slots must not be written by the kernel launched just before: they are read ahead of its end.
     """
     arguments = (qkv, cos_sin, positions, slots, k_cache, v_cache, num_heads, num_kv_heads, head_dim)
     if on_triton(qkv):

@@ -14,8 +14,37 @@ import triton.language as tl
 
 from quire.kernels.triton.launch import has_pdl, next_power_of_2, num_processors
 
-MAX_SPLITS = 64
+MAX_SPLITS = 32
 LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def _merge(
+    partial_ptr, lse_ptr, out_ptr, first_line, shares, num_splits,
+    GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """The shares of one KV head's queries weighed together, CHUNK of them fetched at once."""
+    member = tl.arange(0, BLOCK_GROUP)
+    column = tl.arange(0, BLOCK_DIM)
+    top = tl.full([BLOCK_GROUP], -1.0e30, tl.float32)
+    total = tl.zeros([BLOCK_GROUP], tl.float32)
+    acc = tl.zeros([BLOCK_GROUP, BLOCK_DIM], tl.float32)
+    for base in range(0, shares, CHUNK):
+        share = base + tl.arange(0, CHUNK)
+        line = (first_line + member)[None, :] * num_splits + share[:, None]  # [shares, heads]
+        alive = (share < shares)[:, None] & (member < GROUP)[None, :]
+        # Not through the L1 cache: other processors wrote this a moment ago.
+        lse = tl.load(lse_ptr + line, alive, -1.0e30, cache_modifier=".cg")
+        at = partial_ptr + line[:, :, None] * DIM + column[None, None, :]
+        part = tl.load(at, alive[:, :, None] & (column < DIM)[None, None, :], 0.0, cache_modifier=".cg")
+        new_top = tl.maximum(top, tl.max(lse, axis=0))
+        shrink, weight = tl.exp2(top - new_top), tl.exp2(lse - new_top[None, :])
+        total = total * shrink + tl.sum(weight, axis=0)
+        acc = acc * shrink[:, None] + tl.sum(part * weight[:, :, None], axis=0)
+        top = new_top
+    out = out_ptr + (first_line + member)[:, None] * DIM + column[None, :]
+    mask = (member < GROUP)[:, None] & (column < DIM)[None, :]
+    tl.store(out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask)
 
 
 @triton.jit
@@ -23,22 +52,16 @@ def _decode_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, lse_ptr, counter_ptr, seats_ptr, table_ptr, seq_lens_ptr,
     q_stride, table_stride, block_stride, head_stride, scale,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr, STAGES: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    CHUNK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     num_splits = tl.num_programs(0)
     member = tl.arange(0, BLOCK_M)  # query heads of this KV head
     token = tl.arange(0, BLOCK_N)
     column = tl.arange(0, BLOCK_DIM)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     seq_len = tl.load(seq_lens_ptr + row)
     table = table_ptr + tl.load(seats_ptr + row).to(tl.int64) * table_stride
-    head = kv_head * GROUP + member
-    mask = (member < GROUP)[:, None] & (column < DIM)[None, :]
-    q = tl.load(q_ptr + row * q_stride + head[:, None] * DIM + column[None, :], mask, 0.0)  # [heads, dim]
 
     # Shares are whole tiles; a row of few tiles has fewer shares than there are programs.
     first = 0
@@ -48,17 +71,23 @@ def _decode_kernel(
     tiles_a_share = tl.cdiv(tiles, num_splits)
     begin = (first + split * tiles_a_share) * BLOCK_N
     end = tl.minimum(begin + tiles_a_share * BLOCK_N, seq_len)
+    position = begin + token
+    block = tl.load(table + position // BLOCK_SIZE, position < end, 0)
+    if PDL:  # what is read above was written before the predecessor started
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     if begin >= end:
         return
     shares = tl.cdiv(tiles, tiles_a_share)
 
+    head = kv_head * GROUP + member
+    mask = (member < GROUP)[:, None] & (column < DIM)[None, :]
+    q = tl.load(q_ptr + row * q_stride + head[:, None] * DIM + column[None, :], mask, 0.0)  # [heads, dim]
     k_head, v_head = k_ptr + kv_head.to(tl.int64) * head_stride, v_ptr + kv_head.to(tl.int64) * head_stride
     top = tl.full([BLOCK_M], -1.0e30, tl.float32)  # finite: a wholly masked tile must not make NaN
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DIM], tl.float32)
     inner = ((token % BLOCK_SIZE) * DIM)[:, None] + column[None, :]  # place within a block
-    position = begin + token
-    block = tl.load(table + position // BLOCK_SIZE, position < end, 0)
     for start in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
         position = start + token
         inside = (position < end)[:, None] & (column < DIM)[None, :]
@@ -82,34 +111,26 @@ def _decode_kernel(
         top = new_top
 
     acc = acc / total[:, None]
-    if shares > 1:
-        line = (row * HEADS + head) * num_splits
-        partial = partial_ptr + line[:, None] * DIM + column[None, :]
-        tl.store(partial + split * DIM, acc, mask)
-        tl.store(lse_ptr + line + split, top + tl.log2(total), member < GROUP)
-        tl.debug_barrier()  # every thread's part is written before one of them says so
-        counter = counter_ptr + row * (HEADS // GROUP) + kv_head
-        if tl.atomic_add(counter, 1, sem="acq_rel") < shares - 1:
-            return
+    if shares == 1:
+        out = out_ptr + (row * HEADS + head[:, None]) * DIM + column[None, :]
+        tl.store(out, acc.to(out_ptr.dtype.element_ty), mask)
+        return
+    line = (row * HEADS + head) * num_splits + split
+    tl.store(partial_ptr + line[:, None] * DIM + column[None, :], acc, mask)
+    tl.store(lse_ptr + line, top + tl.log2(total), member < GROUP)
+    tl.debug_barrier()  # every thread's part is written before one of them says so
+    counter = counter_ptr + row * (HEADS // GROUP) + kv_head
+    if tl.atomic_add(counter, 1, sem="acq_rel") == shares - 1:
         tl.store(counter, 0)
-        top = tl.full([BLOCK_M], -1.0e30, tl.float32)
-        total = tl.zeros([BLOCK_M], tl.float32)
-        acc = tl.zeros([BLOCK_M, BLOCK_DIM], tl.float32)
-        for other in tl.range(0, shares, loop_unroll_factor=4):
-            part = tl.load(partial + other * DIM, mask, 0.0, cache_modifier=".cg")
-            lse = tl.load(lse_ptr + line + other, member < GROUP, 0.0, cache_modifier=".cg")
-            new_top = tl.maximum(top, lse)
-            shrink, weight = tl.exp2(top - new_top), tl.exp2(lse - new_top)
-            total = total * shrink + weight
-            acc = acc * shrink[:, None] + part * weight[:, None]
-            top = new_top
-        acc = acc / total[:, None]
-    tl.store(out_ptr + (row * HEADS + head[:, None]) * DIM + column[None, :], acc.to(out_ptr.dtype.element_ty), mask)
+        _merge(
+            partial_ptr, lse_ptr, out_ptr, row * HEADS + kv_head * GROUP, shares, num_splits, GROUP, DIM,
+            BLOCK_GROUP, BLOCK_DIM, CHUNK,
+        )  # fmt: skip
 
 
 def num_splits(num_rows: int, num_kv_heads: int, processors: int) -> int:
-    """Shares a row's tokens are cut into: a power of two that gives every processor about four programs."""
-    wanted = 4 * processors // (num_rows * num_kv_heads)
+    """Shares a row's tokens are cut into: a power of two that gives every processor about two programs."""
+    wanted = 2 * processors // (num_rows * num_kv_heads)
     return min(next_power_of_2(wanted + 1) // 2, MAX_SPLITS) if wanted > 1 else 1
 
 
@@ -146,14 +167,16 @@ def decode(
         raise ValueError(f"decode of {num_rows} rows needs {lines * (dim + 1) + counters} workspace elements, "
                          f"got {workspace.numel()}")  # fmt: skip
     group = num_heads // num_kv_heads
-    # A K tile of 8 KiB: small enough for several programs a processor, which hide each other's latency.
-    block_n, num_warps, num_stages = tile or (max(8192 // (next_power_of_2(dim) * q.element_size()), 16), 4, 4)
+    block_group = next_power_of_2(group)
+    # A K tile of 16 KiB, two at a time: several programs fit a processor and hide each other's latency.
+    block_n, num_warps, num_stages = tile or (max(16384 // (next_power_of_2(dim) * q.element_size()), 16), 4, 2)
     pdl = has_pdl(q.device)
     _decode_kernel[(splits, num_kv_heads, num_rows)](
         q, k_cache, v_cache, out, workspace, workspace[lines * dim :], workspace.view(torch.int32)[-counters:],
         seats, block_table, seq_lens, q.stride(0), block_table.stride(0), k_cache.stride(0), k_cache.stride(1),
         scale * LOG2_E, HEADS=num_heads, GROUP=group, DIM=dim, BLOCK_SIZE=block_size, WINDOW=sliding_window,
-        BLOCK_M=max(next_power_of_2(group), 16), BLOCK_N=block_n, BLOCK_DIM=next_power_of_2(dim), STAGES=num_stages,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl, num_warps=num_warps, launch_pdl=pdl,
+        BLOCK_M=max(block_group, 16), BLOCK_N=block_n, BLOCK_GROUP=block_group, BLOCK_DIM=next_power_of_2(dim),
+        CHUNK=max(32 // block_group, 1), STAGES=num_stages, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        PDL=pdl, num_warps=num_warps, launch_pdl=pdl,
     )  # fmt: skip
     return out

@@ -1,8 +1,10 @@
 """What every launch asks of the device.
 
 Programmatic dependent launch: a kernel may be scheduled while its predecessor's last blocks still run. Each kernel
-here calls `gdc_wait` in every program before it touches memory that another kernel writes or reads, and only then
-`gdc_launch_dependents`, so that no two kernels of a stream overlap in anything but their prologues.
+here calls `gdc_wait` in every program before it touches what its predecessor writes or reads, and only then
+`gdc_launch_dependents`. So when a kernel starts, its predecessor may still run, but nothing before that one does:
+ahead of the wait a kernel may read weights and the step's own inputs (seats, lengths, tables, positions), and only
+those. Whoever writes one of these must not be the kernel launched just before.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.triton.decode import LOG2_E
-from quire.kernels.triton.launch import has_pdl, next_power_of_2
+from quire.kernels.triton.launch import has_pdl, next_power_of_2, num_processors
 
 
 @triton.jit
@@ -59,9 +59,14 @@ def _attend(
             seen = position[None, :] <= query_position[:, None]
             if WINDOW > 0:
                 seen = seen & (position[None, :] > query_position[:, None] - WINDOW)
-            s = tl.where(seen, s, -1.0e30)  # finite: a wholly masked line must not make NaN
-        new_top = tl.maximum(top, tl.max(s, axis=1) * scale)
-        p = tl.exp2(s * scale - new_top[:, None])
+            # Finite, so that a wholly masked line makes no NaN; after scaling, because a fused multiply-add of this
+            # value and its rounded negative leaves an error that exp2 turns into infinity.
+            s = tl.where(seen, s * scale, -1.0e30)
+            new_top = tl.maximum(top, tl.max(s, axis=1))
+            p = tl.exp2(s - new_top[:, None])
+        else:
+            new_top = tl.maximum(top, tl.max(s, axis=1) * scale)
+            p = tl.exp2(s * scale - new_top[:, None])
         shrink = tl.exp2(top - new_top)
         total = total * shrink + tl.sum(p, axis=1)
         acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
@@ -69,7 +74,9 @@ def _attend(
     return acc, top, total
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(
+    do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["seats_ptr", "query_start_ptr", "seq_lens_ptr"]
+)
 def _prefill_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, seats_ptr, table_ptr, query_start_ptr, seq_lens_ptr, num_rows,
     q_stride, table_stride, block_stride, head_stride, scale,
@@ -82,18 +89,18 @@ def _prefill_kernel(
     tile = tl.num_programs(1) - 1 - tl.program_id(1)  # late tokens first: they have the most to read
     line = tl.arange(0, BLOCK_M)
     column = tl.arange(0, BLOCK_DIM)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     origin = tl.load(query_start_ptr)  # token of q's first line
     row = _find_row(query_start_ptr, origin, tile, num_rows, TOKENS, 256)
     row_start = tl.load(query_start_ptr + row) - origin
     query_len = tl.load(query_start_ptr + row + 1) - origin - row_start
     first = (tile - row_start // TOKENS - row) * TOKENS  # the tile's first token within the row
-    if first >= query_len:
-        return
     seq_len = tl.load(seq_lens_ptr + row)
     table = table_ptr + tl.load(seats_ptr + row).to(tl.int64) * table_stride
+    if PDL:  # what is read above was written before the predecessor started
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    if first >= query_len:
+        return
     k_head = k_ptr + kv_head.to(tl.int64) * head_stride
     v_head = v_ptr + kv_head.to(tl.int64) * head_stride
 
@@ -127,14 +134,18 @@ def _prefill_kernel(
     tl.store(out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), q_mask)
 
 
-def shape(head_dim: int, element_size: int, lines: int) -> tuple[int, int, int, int]:
-    """(lines, tokens, warps, stages) of a tile, for rows of at most `lines` query tokens times heads a KV head."""
+def shape(head_dim: int, element_size: int, lines: int, programs: float) -> tuple[int, int, int, int]:
+    """(lines, tokens, warps, stages) of a tile, as measured on an H200.
+
+    Large tiles read K and V less often; small ones waste less at the diagonal and fill the device sooner. `lines`:
+    query tokens times heads a KV head, of the longest row; `programs`: large tiles a processor would get.
+    """
     if element_size == 4:
         return 64, 32, 8, 2
-    wide = next_power_of_2(head_dim) > 128
-    if lines <= 64:
-        return 64, 32 if wide else 64, 4, 3
-    return (128, 64, 8, 2) if wide else (256, 64, 16, 3)
+    small = lines <= 128 or programs < 4
+    if next_power_of_2(head_dim) > 128:
+        return (64, 32, 4, 3) if small else (128, 64, 8, 2)
+    return (64, 64, 4, 3) if small else (256, 64, 16, 3)
 
 
 def prefill(
@@ -160,7 +171,8 @@ def prefill(
         out = torch.empty((num_tokens, num_heads * dim), dtype=q.dtype, device=q.device)
     if not num_rows:
         return out
-    block_m, block_n, num_warps, num_stages = tiles or shape(dim, q.element_size(), max_query_len * group)
+    programs = num_tokens * num_heads / 256 / num_processors(q.device)
+    block_m, block_n, num_warps, num_stages = tiles or shape(dim, q.element_size(), max_query_len * group, programs)
     block_m = max(block_m, next_power_of_2(group))
     pdl = has_pdl(q.device)
     _prefill_kernel[(num_kv_heads, num_tokens // (block_m // group) + num_rows)](

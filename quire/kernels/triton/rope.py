@@ -30,20 +30,20 @@ def _qk_norm_rope_write_kernel(
     first = column < ROTARY // 2
     partner = tl.where(rotated, tl.where(first, column + ROTARY // 2, column - ROTARY // 2), column)
     angle = tl.where(first, column, column - ROTARY // 2)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-
     position = tl.load(positions_ptr + token).to(tl.int64)
     slot = tl.load(slots_ptr + token).to(tl.int64)
-    row = qkv_ptr + token * qkv_stride + head[:, None] * DIM
-    mask = (is_q | is_k | is_v)[:, None] & in_dim[None, :]
-    x = tl.load(row + column[None, :], mask, 0.0).to(tl.float32)  # [heads, dim]
-    pair = tl.load(row + partner[None, :], mask, 0.0).to(tl.float32)  # a second look at the same cache lines
     cos_sin = cos_sin_ptr + position * cos_sin_stride + angle
     cos = tl.load(cos_sin, rotated, 1.0)
     sin = tl.load(cos_sin + ROTARY // 2, rotated, 0.0)
     sin = tl.where(first, -sin, sin)
+    if PDL:  # what is read above was written before the predecessor started
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+    row = qkv_ptr + token * qkv_stride + head[:, None] * DIM
+    mask = (is_q | is_k | is_v)[:, None] & in_dim[None, :]
+    x = tl.load(row + column[None, :], mask, 0.0).to(tl.float32)  # [heads, dim]
+    pair = tl.load(row + partner[None, :], mask, 0.0).to(tl.float32)  # a second look at the same cache lines
 
     y, y_pair = x, pair
     if NORM:

@@ -12,8 +12,7 @@ import triton.language as tl
 
 from quire.kernels.triton.launch import has_pdl
 
-PREFETCH = 1024  # elements of each weight row brought to the L2 cache ahead of the wait
-SMALL_WEIGHT = 2**23  # elements: below, one row goes over the ordinary cores, whose programs start faster
+PREFETCH = 512  # elements of each weight row brought to the L2 cache ahead of the wait
 
 
 @triton.jit
@@ -108,8 +107,8 @@ def linear(
     out = torch.empty((m, n), dtype=out_dtype, device=x.device)
     pdl = has_pdl(x.device)
     bias_or_any = weight if bias is None else bias
-    if matrix is None and m == 1 and (vector or n * k <= SMALL_WEIGHT):
-        block_n, block_k, num_warps = vector or (4, 1024, 4)
+    if matrix is None and m == 1:
+        block_n, block_k, num_warps = vector or ((4, 512, 2) if k <= 1024 else (4, 1024, 4))
         _vector_kernel[(triton.cdiv(n, block_n),)](
             x, weight, bias_or_any, out, n, weight.stride(0), K=k, BLOCK_N=block_n, BLOCK_K=block_k, AHEAD=ahead,
             BIAS=bias is not None, PDL=pdl, num_warps=num_warps, launch_pdl=pdl,
