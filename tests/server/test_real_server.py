@@ -281,7 +281,7 @@ def test_metrics_of_the_engine(server: ServerProcess) -> None:
     post(server, "/v1/completions", prompt="Hello", max_tokens=10, ignore_eos=True)
     assert wait_until(lambda: gauge(server, "vllm:generation_tokens_total") >= before + 9)
     assert gauge(server, "vllm:time_to_first_token_seconds_count") > 0
-    assert gauge(server, "vllm:iteration_tokens_total_count") > 0
+    assert wait_until(lambda: gauge(server, "vllm:iteration_tokens_total_count") >= before + 9)
     assert gauge(server, "quire:kv_blocks") > 0
 
 
@@ -304,6 +304,16 @@ def test_start_up_prints_little_and_sigterm_drains(model: Path) -> None:
         assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
         assert process.exit_code() == 0
         assert "Traceback" not in "".join(process.err)
+
+
+def test_sigterm_while_the_model_loads_ends_all_processes(model: Path) -> None:
+    with serve(model) as process:
+        started = psutil.Process(process.process.pid)
+        assert wait_until(lambda: bool(started.children(recursive=True)), 30)
+        children = started.children(recursive=True)
+        process.signal(signal.SIGTERM)
+        assert process.exit_code(5) == 0
+        assert not psutil.wait_procs(children, timeout=5)[1]
 
 
 def test_a_killed_engine_process_ends_the_server(model: Path) -> None:
