@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from quire.config.engine import EngineConfig
@@ -31,6 +31,7 @@ class AsyncLLM:
         self._processor = OutputProcessor(tokenizer)
         self._waiting: dict[str, asyncio.Event] = {}  # by request id: set when there is news for its reader
         self._stats = EngineStats()
+        self.on_stats: Callable[[EngineStats], None] | None = None  # called with each report of the core
         self._interval = client.info.resolved.config.schedule.stream_interval
         self._dead_error: BaseException | None = None
         self._is_shut_down = False
@@ -133,6 +134,8 @@ class AsyncLLM:
     async def _take(self, outputs: EngineOutputs) -> None:
         if outputs.stats is not None:
             self._stats = outputs.stats
+            if self.on_stats is not None:
+                self.on_stats(outputs.stats)
         news = outputs.outputs
         for start in range(0, len(news), OUTPUTS_A_TURN):
             if start:

@@ -120,11 +120,19 @@ class Generation:
         request_id = self.engine_id if len(self.prompts) == 1 else f"{self.engine_id}-{index}"
         given = {"prompt_token_ids": prompt.token_ids, "prompt": prompt.text}
         streamed = self.params.output_kind == RequestOutputKind.DELTA
-        clock, num_tokens = RequestClock(metrics), 0
+        clock, num_tokens, progress = RequestClock(metrics), 0, self.service.progress
         source = engine.generate(given, self.params, request_id, priority=self.priority, cache_salt=self.cache_salt)
         with field_names(self.names):
             async with aclosing(source):
-                async for output in source:
+                while True:
+                    progress.wait()
+                    try:
+                        output = await anext(source, None)
+                    finally:
+                        progress.done()
+                    if output is None:
+                        return
+                    progress.seen()
                     if streamed:
                         clock.tick()
                     for answer in output.outputs:

@@ -17,7 +17,7 @@ import uvicorn
 
 from quire.config.engine import EngineConfig
 from quire.config.serve import ServeConfig
-from quire.foundation.errors import ConfigError, EngineDeadError
+from quire.foundation.errors import ConfigError
 from quire.server.app import build_app, protect
 from quire.server.auth import load_keys
 from quire.server.banner import ready_lines
@@ -73,7 +73,10 @@ class ServerProcess:
         try:
             await asyncio.wait((starting, stopped, serving), return_when=asyncio.FIRST_COMPLETED)
             if not starting.done():
-                return EXIT_OK
+                await self._close(http, serving)
+                # The thread that loads cannot be stopped, and leaving would wait for it. The engine's processes end
+                # with this one.
+                os._exit(EXIT_OK)
             starting.result()
             code = await self._watch()
             if code == EXIT_OK:
@@ -121,8 +124,6 @@ class ServerProcess:
             if problem := self.service.dead():
                 log.error("%s; leaving with exit code %d", problem, EXIT_ENGINE_DEAD)
                 return EXIT_ENGINE_DEAD
-            with contextlib.suppress(EngineDeadError):
-                self.service.watch(await self.service.stats())
 
     async def _drain(self) -> None:
         """Let what runs finish: new requests are taken for the grace, then refused until the last one is done."""
