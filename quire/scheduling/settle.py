@@ -15,7 +15,7 @@ from quire.scheduling.logprobs import lines_by_row
 from quire.scheduling.request import Request
 from quire.scheduling.seats import DecodeRows
 from quire.scheduling.state import Chunk, InFlight, State
-from quire.types.output import EngineOutput, TokenLogprobs
+from quire.types.output import STEP_FAILED, EngineOutput, TokenLogprobs
 from quire.types.plan import StepPlan
 from quire.types.result import StepResult
 
@@ -31,6 +31,8 @@ def settle(state: State, plan: StepPlan, result: StepResult) -> list[EngineOutpu
     if step is None or step.plan.step != plan.step or result.step != plan.step:
         expected = "none" if step is None else step.plan.step
         raise QuireError(f"the result of step {result.step} came for plan {plan.step}; expected: {expected}")
+    if result.error is not None:
+        return _fail(state, result.error)
     sampled = result.tokens[:, 0]
     if len(sampled) != plan.num_rows or (sampled[plan.samples] < 0).any():
         raise QuireError(f"step {plan.step}: the result lacks a token of a row that samples")
@@ -48,6 +50,18 @@ def settle(state: State, plan: StepPlan, result: StepResult) -> list[EngineOutpu
                     outputs.append(output)
     state.totals.num_steps += 1
     state.totals.last_step_time = time.time()
+    return outputs
+
+
+def _fail(state: State, error: str) -> list[EngineOutput]:
+    """The oldest step failed as a whole: every request in it ends with an error."""
+    step, outputs = state.in_flight.popleft(), []
+    for request in (*step.decodes.requests, *(chunk.request for chunk in step.chunks)):
+        if not request.is_finished:
+            state.finish(request)
+            outputs.append(
+                EngineOutput(request_id=request.id, finish_reason="error", stop_reason=STEP_FAILED, error=error)
+            )
     return outputs
 
 

@@ -33,20 +33,6 @@ class NewBlocks(msgspec.Struct, frozen=True, array_like=True):
     blocks: np.ndarray
 
 
-class CopyBlocks(msgspec.Struct, frozen=True, tag="copy_blocks"):
-    """Copy KV blocks on the device before the step: `dst[i] <- src[i]`."""
-
-    group: int
-    src: np.ndarray
-    dst: np.ndarray
-
-
-class PoolRows(msgspec.Struct, frozen=True, tag="pool_rows"):
-    """Rows whose hidden states are pooled instead of sampled."""
-
-    rows: np.ndarray
-
-
 class PromptLogprobs(msgspec.Struct, frozen=True, tag="prompt_logprobs"):
     """Catch-up rows whose prompt positions are scored; `StepResult.prompt_logprobs` answers.
 
@@ -58,7 +44,7 @@ class PromptLogprobs(msgspec.Struct, frozen=True, tag="prompt_logprobs"):
     next_ids: np.ndarray
 
 
-Attachment = CopyBlocks | PoolRows | PromptLogprobs
+Attachment = PromptLogprobs  # a tagged union: one member a feature that single steps carry
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ def run(folder: Path, wanted: list[list[int]], tokens: int = TOKENS, **options: 
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
     with LLM(str(folder), **options) as llm:
         outputs = llm.generate([{"prompt_token_ids": p} for p in wanted], params, use_tqdm=False)
-        assert llm.client.call("check") is None  # no block, no seat is left behind
+        assert llm.call("check") is None  # no block, no seat is left behind
     return [output.outputs[0].token_ids for output in outputs]
 
 

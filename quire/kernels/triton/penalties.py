@@ -1,0 +1,102 @@
+"""Triton twin of `kernels.sampling.penalize`: count the history's tokens into scratch, then walk the vocabulary."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from quire.kernels.sampling_state import Column, History, Scratch
+from quire.kernels.triton.sampling_draw import load_float
+
+_WIDTH = tl.constexpr(len(Column))
+_NUM_PROMPT = tl.constexpr(int(Column.NUM_PROMPT))
+_REPETITION = tl.constexpr(int(Column.REPETITION))
+_PRESENCE = tl.constexpr(int(Column.PRESENCE))
+_FREQUENCY = tl.constexpr(int(Column.FREQUENCY))
+_IN_PROMPT = tl.constexpr(1 << 30)  # beside the count of a token in the output
+_TOKENS = 1024  # a program, of the history or of the vocabulary
+_ANYWHERE = ["seats", "lengths"]
+
+
+@triton.jit
+def _load_penalties(column):
+    repetition = load_float(column + _REPETITION)
+    presence = load_float(column + _PRESENCE)
+    frequency = load_float(column + _FREQUENCY)
+    return repetition, presence, frequency, (repetition != 1.0) | (presence != 0.0) | (frequency != 0.0)
+
+
+@triton.jit(do_not_specialize_on_alignment=_ANYWHERE)
+def _count(
+    columns,
+    seats,
+    lengths,
+    token_of_slot,
+    block_table,
+    counts,
+    max_blocks,
+    vocab,
+    BLOCK_SIZE: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    row = tl.program_id(1).to(tl.int64)
+    seat = tl.load(seats + row).to(tl.int64)
+    length = tl.load(lengths + row)
+    column = columns + seat * _WIDTH
+    _, _, _, wanted = _load_penalties(column)
+    if (seat == 0) | (not wanted) | (tl.program_id(0) * TOKENS >= length):
+        return
+    position = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    live = position < length
+    block = tl.load(block_table + seat * max_blocks + position // BLOCK_SIZE, mask=live, other=0).to(tl.int64)
+    token = tl.load(token_of_slot + block * BLOCK_SIZE + position % BLOCK_SIZE, mask=live, other=0)
+    live &= (token >= 0) & (token < vocab)
+    num_prompt = tl.load(column + _NUM_PROMPT)
+    place = counts + row * vocab + token
+    tl.atomic_or(place, _IN_PROMPT, mask=live & (position < num_prompt), sem="relaxed")
+    tl.atomic_add(place, 1, mask=live & (position >= num_prompt), sem="relaxed")
+
+
+@triton.jit(do_not_specialize_on_alignment=_ANYWHERE)
+def _apply(logits, columns, seats, counts, stride, vocab, TOKENS: tl.constexpr):
+    row = tl.program_id(1).to(tl.int64)
+    seat = tl.load(seats + row)
+    repetition, presence, frequency, wanted = _load_penalties(columns + seat * _WIDTH)
+    if (seat == 0) | (not wanted):
+        return
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    count = tl.load(counts + row * vocab + token, mask=token < vocab, other=0)
+    seen = count != 0
+    tl.store(counts + row * vocab + token, 0, mask=seen)
+    count = count & (_IN_PROMPT - 1)
+    x = tl.load(logits + row * stride + token, mask=seen, other=0.0)
+    x = tl.where(x > 0, x / repetition, x * repetition)
+    x = x - tl.where(count > 0, presence + frequency * count.to(tl.float32), 0.0)
+    tl.store(logits + row * stride + token, x, mask=seen)
+
+
+def penalize(
+    logits: torch.Tensor,
+    columns: torch.Tensor,
+    seats: torch.Tensor,
+    lengths: torch.Tensor,
+    history: History,
+    scratch: Scratch,
+) -> None:
+    rows, vocab = logits.shape
+    _count[(triton.cdiv(history.max_len, _TOKENS), rows)](
+        columns,
+        seats,
+        lengths,
+        history.token_of_slot,
+        history.block_table,
+        scratch.counts,
+        history.block_table.shape[1],
+        vocab,
+        BLOCK_SIZE=history.block_size,
+        TOKENS=_TOKENS,
+    )
+    _apply[(triton.cdiv(vocab, _TOKENS), rows)](
+        logits, columns, seats, scratch.counts, logits.stride(0), vocab, TOKENS=_TOKENS
+    )
