@@ -24,7 +24,8 @@ def test_a_block_is_named_by_all_tokens_up_to_its_end() -> None:
 
 
 def test_growing_gives_the_same_as_starting_over() -> None:
-    tokens, found = array("i", range(40)), []
+    tokens = array("i", range(40))
+    found: list[bytes] = []
     for count in (0, 1, 1, 4, 10):
         parent = found[-1] if found else chain_start(ROOT, b"")
         extend_hashes(found, tokens, max(count, len(found)), 4, parent)

@@ -188,7 +188,8 @@ class Device:
         return _lines(rows, [sampled[row] for row in rows])
 
     def _prompt_logprobs(self, plan: StepPlan, news: list[tuple[int, Seat, int, bool]]) -> LogprobRows | None:
-        rows, tokens = [], []
+        rows: list[int] = []
+        tokens: list[int] = []
         for attachment in plan.attachments:
             assert isinstance(attachment, PromptLogprobs)
             for row, next_id in zip(attachment.rows.tolist(), attachment.next_ids.tolist(), strict=True):

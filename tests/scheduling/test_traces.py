@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import traceback
 from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -72,7 +73,7 @@ def worlds(draw: st.DrawFn) -> World:
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(worlds(), st.lists(st.one_of(adds, others), max_size=25))
-def test_any_trace(world: World, acts: list[tuple]) -> None:
+def test_any_trace(world: World, acts: list[tuple[Any, ...]]) -> None:
     """The same with a tool that shrinks what fails to the shortest story."""
     life = Life(world)
     for act in acts:
@@ -84,7 +85,7 @@ def test_any_trace(world: World, acts: list[tuple]) -> None:
                 )
                 life.add(spec)
             case ("plan", _) if len(life.in_flight) < world.depth:
-                life.plan()
+                life.plan_if_any()
             case ("abort", index):
                 if life.open:
                     life.abort(list(life.open)[index % len(life.open)])

@@ -75,7 +75,12 @@ class Life:
         self.scheduler.abort([name])
         self.open.pop(name, None)
 
-    def plan(self) -> StepPlan | None:
+    def plan(self) -> StepPlan:
+        plan = self.plan_if_any()
+        assert plan is not None, "nothing can be planned"
+        return plan
+
+    def plan_if_any(self) -> StepPlan | None:
         plan = self.scheduler.plan()
         if plan is not None:
             self.plans.append(plan)
@@ -95,7 +100,7 @@ class Life:
 
     def turn(self) -> None:
         """One turn of the engine core: plan ahead, then settle the oldest."""
-        while len(self.in_flight) < self.world.depth and self.plan() is not None:
+        while len(self.in_flight) < self.world.depth and self.plan_if_any() is not None:
             pass
         if self.in_flight:
             self.settle()
@@ -199,7 +204,7 @@ def random_life(seed: int) -> Life:
         if rng.random() < 0.01:
             life.scheduler.reset_prefix_cache()
         if len(life.in_flight) < life.world.depth and rng.random() < 0.8:
-            life.plan()
+            life.plan_if_any()
         else:
             life.turn()
         if rng.random() < 0.2:
