@@ -110,7 +110,7 @@ class TorchCPUAttention:
         return plan
 
     def run(self, q: torch.Tensor, cache: LayerCache, plan: CPUPlan, scale: float) -> torch.Tensor:
-        out = torch.empty_like(q)
+        out = torch.empty(q.shape, dtype=q.dtype)
         for gather, pieces in plan:
             k, v = gather(cache.k, self._scratch[0]), gather(cache.v, self._scratch[1])
             for piece in pieces:

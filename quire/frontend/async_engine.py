@@ -9,7 +9,7 @@ from typing import Any
 from quire.config.engine import EngineConfig
 from quire.config.resolve import resolve
 from quire.engine.client import EngineClient, EngineInfo, ProcessClient
-from quire.foundation.errors import EngineDeadError, InputError
+from quire.foundation.errors import EngineDeadError
 from quire.frontend.chat import ChatTemplate
 from quire.frontend.inputs import PromptLike, build, read_prompt
 from quire.frontend.outputs import Conversion, OutputProcessor
@@ -190,10 +190,8 @@ class AsyncLLM:
         """The core's counters and gauges as of its last report."""
         return self._stats
 
-    def get_tokenizer(self) -> Tokenizer:
-        """Raises InputError if the engine runs without one."""
-        if self._tokenizer is None:
-            raise InputError("this engine works on token ids only (skip_tokenizer_init)", "prompt")
+    def get_tokenizer(self) -> Tokenizer | None:
+        """None if the engine works on token ids only."""
         return self._tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:

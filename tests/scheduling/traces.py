@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 from quire.scheduling.scheduler import Scheduler
 from quire.types.output import EngineOutput
@@ -159,7 +160,7 @@ def random_request(rng: random.Random, number: int, max_len: int, prefixes: list
     prompt = prefix[: rng.randint(0, len(prefix))] + [rng.randrange(VOCAB) for _ in range(rng.randint(0, 3))]
     prompt = (prompt or [1])[: max_len - 1]
     max_tokens = rng.randint(1, 8)
-    options: dict[str, object] = {}
+    options: dict[str, Any] = {}
     if rng.random() < 0.2:
         options["min_tokens"] = rng.randint(0, max_tokens)
     if rng.random() < 0.2:
