@@ -62,7 +62,7 @@ def run_command(module: str, arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output (head, less) has left
-        sys.stdout = None  # type: ignore[assignment]  # nothing to flush at exit
+        sys.stdout = None  # nothing to flush at exit
         return 0
 
 
