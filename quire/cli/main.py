@@ -19,7 +19,7 @@ EXIT_USAGE = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0 fine, 1 something failed, 2 a bad option or model, 3 it does not fit in memory, 4 the engine died."""
+    """Returns the exit code: 0 fine, 1 failed, 2 a bad option or model, 3 does not fit in memory, 4 the engine died."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_usage())
@@ -62,7 +62,7 @@ def run_command(module: str, arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output (head, less) has left
-        sys.stdout = None  # type: ignore[assignment]  # nothing to flush at exit
+        sys.stdout = None  # nothing to flush at exit
         return 0
 
 

@@ -18,6 +18,7 @@ import uvicorn
 from quire.config.engine import EngineConfig
 from quire.config.serve import ServeConfig
 from quire.foundation.errors import ConfigError
+from quire.foundation.log import get_logger, setup
 from quire.server.app import build_app, protect
 from quire.server.auth import load_keys
 from quire.server.banner import ready_lines
@@ -25,7 +26,7 @@ from quire.server.limits import BoundedHttpProtocol
 from quire.server.service import Service
 from quire.types.sampling import SamplingParams
 
-log = logging.getLogger("quire.server")
+log = get_logger(__name__)
 
 EXIT_OK, EXIT_ENGINE_DEAD = 0, 4
 DEFAULT_QUEUE = 4096
@@ -46,6 +47,9 @@ def run_server(config: EngineConfig, serve: ServeConfig) -> int:
 
     Returns the exit code: 0 after a signal, 4 when the engine died. Raises ConfigError if it cannot start.
     """
+    setup(config.observe.log_level)
+    http_log = logging.getLogger("uvicorn")
+    http_log.handlers, http_log.propagate = logging.getLogger("quire").handlers, False
     if config.schedule.max_num_queued_reqs is None:
         config = replace(config, schedule=replace(config.schedule, max_num_queued_reqs=DEFAULT_QUEUE))
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:

@@ -102,6 +102,19 @@ def test_the_engine_dies_in_a_stream() -> None:
     assert rest[-1] == "data: [DONE]"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_mistake_of_ours_is_500_without_a_trace_and_harms_nobody(
+    monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    with echo_server() as served:
+        monkeypatch.setattr(served.llm, "_answer", lambda *_: 1 / 0)
+        response = served.client.post("/v1/completions", json={"prompt": "a", "stream": stream})
+        assert response.status_code == 500
+        assert "division" not in response.text
+        monkeypatch.undo()
+        assert served.client.post("/v1/completions", json={"prompt": "a", "stream": stream}).status_code == 200
+
+
 def test_an_engine_that_hangs_is_not_ready() -> None:
     llm = EchoLLM()
     llm.frozen = True

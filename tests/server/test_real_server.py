@@ -277,11 +277,13 @@ def gauge(server: ServerProcess, name: str) -> float:
 
 
 def test_metrics_of_the_engine(server: ServerProcess) -> None:
-    before = gauge(server, "vllm:generation_tokens_total")
+    names = ("vllm:generation_tokens_total", "quire:steps_total", "vllm:iteration_tokens_total_count")
+    before, steps, seen = (gauge(server, name) for name in names)
     post(server, "/v1/completions", prompt="Hello", max_tokens=10, ignore_eos=True)
     assert wait_until(lambda: gauge(server, "vllm:generation_tokens_total") >= before + 9)
     assert gauge(server, "vllm:time_to_first_token_seconds_count") > 0
-    assert wait_until(lambda: gauge(server, "vllm:iteration_tokens_total_count") >= before + 9)
+    assert wait_until(lambda: gauge(server, names[1]) >= steps + 10)
+    assert gauge(server, names[2]) - seen == gauge(server, names[1]) - steps, "no step is missed between two reports"
     assert gauge(server, "quire:kv_blocks") > 0
 
 
