@@ -59,7 +59,8 @@ def drive(scheduler: Scheduler, rows: int, steps: int, depth: int, make: Make) -
     """Keep `rows` requests alive; returns microseconds of plan and of settle a step, once all have a seat."""
     number = 0
     in_flight: deque[tuple[StepPlan, StepResult]] = deque()
-    plans, settles = [], []
+    plans: list[float] = []
+    settles: list[float] = []
     warm = 0
     while len(plans) < steps:
         for _ in range(rows - alive(scheduler)):

@@ -33,7 +33,8 @@ class FullAttention:
     def __init__(self, spec: KVGroupSpec, index: int, pool: BlockPool) -> None:
         self.spec = spec
         self._pool = pool
-        self._suffix = index.to_bytes(1, "big")  # groups share the pool, not the content
+        # Groups share the pool, not the content.
+        self._suffix = index.to_bytes(1, "big") if index else b""
 
     def num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.spec.block_size)

@@ -305,11 +305,11 @@ class Scheduler:
         return settle(self._state, plan, result)
 
     def stats(self) -> EngineStats:
+        """What the scheduler knows of the statistics; the engine core adds the rest."""
         state, totals = self._state, self._state.totals
         return EngineStats(
             num_running=len(state.running),
             num_waiting=len(state.queue),
-            num_steps=totals.num_steps,
             kv_usage=self.kv.usage,
             num_blocks=self.kv.pool.num_usable,
             num_free_blocks=self.kv.num_free,
@@ -320,7 +320,6 @@ class Scheduler:
             prefix_queries=totals.prefix_queries,
             prefix_hits=totals.prefix_hits,
             num_preemptions=totals.num_preemptions,
-            last_step_time=totals.last_step_time,
         )
 
     def reset_prefix_cache(self) -> None:

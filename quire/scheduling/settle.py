@@ -6,8 +6,6 @@ token) are looked at one by one.
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 
 from quire.foundation.errors import QuireError
@@ -48,14 +46,13 @@ def settle(state: State, plan: StepPlan, result: StepResult) -> list[EngineOutpu
                 output = _settle_one(state, step, chunk.request, tokens[row], lines.get(row))
                 if output is not None:
                     outputs.append(output)
-    state.totals.num_steps += 1
-    state.totals.last_step_time = time.time()
     return outputs
 
 
 def _fail(state: State, error: str) -> list[EngineOutput]:
     """The oldest step failed as a whole: every request in it ends with an error."""
     step, outputs = state.in_flight.popleft(), []
+    state.kv.reset_prefix_cache()  # what the step should have written may be in there
     for request in (*step.decodes.requests, *(chunk.request for chunk in step.chunks)):
         if not request.is_finished:
             state.finish(request)

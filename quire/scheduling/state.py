@@ -36,14 +36,12 @@ class InFlight:
 class Totals:
     """Counters since the start."""
 
-    num_steps: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
     cached_tokens: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
     num_preemptions: int = 0
-    last_step_time: float = 0.0
 
 
 class State:

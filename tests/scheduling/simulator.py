@@ -9,6 +9,7 @@ its own request's tokens. So sharing, chunking, preemption and running ahead mus
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -36,13 +37,13 @@ def make_request(
     priority: int = 0,
     cache_salt: str | None = None,
     arrival: float = 0.0,
-    **params: object,
+    **params: Any,
 ) -> EngineRequest:
     """`number` identifies the request to the device: it travels as the seed."""
     return EngineRequest(
         id=name,
         token_ids=prompt,
-        params=SamplingParams(max_tokens=max_tokens, **params),  # type: ignore[arg-type]
+        params=SamplingParams(max_tokens=max_tokens, **params),
         max_tokens=max_tokens,
         stop_token_ids=list(stops),
         eos_token_id=EOS,
@@ -187,7 +188,8 @@ class Device:
         return _lines(rows, [sampled[row] for row in rows])
 
     def _prompt_logprobs(self, plan: StepPlan, news: list[tuple[int, Seat, int, bool]]) -> LogprobRows | None:
-        rows, tokens = [], []
+        rows: list[int] = []
+        tokens: list[int] = []
         for attachment in plan.attachments:
             assert isinstance(attachment, PromptLogprobs)
             for row, next_id in zip(attachment.rows.tolist(), attachment.next_ids.tolist(), strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 from quire.scheduling.scheduler import Scheduler
 from quire.types.output import EngineOutput
@@ -74,7 +75,12 @@ class Life:
         self.scheduler.abort([name])
         self.open.pop(name, None)
 
-    def plan(self) -> StepPlan | None:
+    def plan(self) -> StepPlan:
+        plan = self.plan_if_any()
+        assert plan is not None, "nothing can be planned"
+        return plan
+
+    def plan_if_any(self) -> StepPlan | None:
         plan = self.scheduler.plan()
         if plan is not None:
             self.plans.append(plan)
@@ -94,7 +100,7 @@ class Life:
 
     def turn(self) -> None:
         """One turn of the engine core: plan ahead, then settle the oldest."""
-        while len(self.in_flight) < self.world.depth and self.plan() is not None:
+        while len(self.in_flight) < self.world.depth and self.plan_if_any() is not None:
             pass
         if self.in_flight:
             self.settle()
@@ -159,7 +165,7 @@ def random_request(rng: random.Random, number: int, max_len: int, prefixes: list
     prompt = prefix[: rng.randint(0, len(prefix))] + [rng.randrange(VOCAB) for _ in range(rng.randint(0, 3))]
     prompt = (prompt or [1])[: max_len - 1]
     max_tokens = rng.randint(1, 8)
-    options: dict[str, object] = {}
+    options: dict[str, Any] = {}
     if rng.random() < 0.2:
         options["min_tokens"] = rng.randint(0, max_tokens)
     if rng.random() < 0.2:
@@ -198,7 +204,7 @@ def random_life(seed: int) -> Life:
         if rng.random() < 0.01:
             life.scheduler.reset_prefix_cache()
         if len(life.in_flight) < life.world.depth and rng.random() < 0.8:
-            life.plan()
+            life.plan_if_any()
         else:
             life.turn()
         if rng.random() < 0.2:
