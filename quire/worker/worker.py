@@ -122,7 +122,7 @@ class Worker:
             store,
             seats,
             BatchBuilder(seats, rows, tokens, max_model_len, device),
-            Sampler(rows, resolved.info.vocab_size, rows, device),
+            Sampler(rows, resolved.info.vocab_size, rows, block_size, device),
             max_rows=rows,
             staging_capacity=max(_STAGED_INTS, 2 * tokens + 8 * rows),
             device=device,
