@@ -9,7 +9,7 @@ import asyncio
 import time
 
 from quire import AsyncLLM, EngineConfig, RequestOutputKind, SamplingParams
-from quire.frontend.chat import render_chat
+from quire.frontend.chat import render
 
 QUESTION = "Tell me a short story about a brave fox."
 QUESTIONS = [
@@ -21,7 +21,7 @@ QUESTIONS = [
 
 
 def prompt(llm: AsyncLLM, question: str) -> str:
-    return render_chat(llm.get_tokenizer(), [{"role": "user", "content": question}])
+    return render([{"role": "user", "content": question}], template=llm.chat_template)
 
 
 async def stream(llm: AsyncLLM) -> None:
@@ -65,10 +65,10 @@ async def main() -> None:
         await batch(llm)
         print("\nwhere the time went")
         print("  start-up:   " + phases(report.phases))
-        print("  engine loop: " + phases((await llm.stats()).phase_seconds))
+        print("  engine loop: " + phases(llm.stats().phase_seconds))
         print("\nNext: `.venv/bin/quire chat`, or `.venv/bin/quire serve` for an OpenAI-compatible server.")
     finally:
-        await llm.shutdown()
+        llm.shutdown()
 
 
 def phases(seconds: dict[str, float]) -> str:

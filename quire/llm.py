@@ -247,7 +247,8 @@ def deferred_interrupt() -> Iterator[Callable[[], bool]]:
     The engine runs in this thread, and an exception in the middle of a step would leave it in pieces.
     """
     pressed: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
+    is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not is_ours or threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
 
@@ -256,11 +257,11 @@ def deferred_interrupt() -> Iterator[Callable[[], bool]]:
             signal.default_int_handler(number, frame)
         pressed.append(number)
 
-    before = signal.signal(signal.SIGINT, note)
+    signal.signal(signal.SIGINT, note)
     try:
         yield lambda: bool(pressed)
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _as_list(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:

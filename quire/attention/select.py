@@ -30,7 +30,7 @@ def select(name: str, spec: AttentionSpec) -> AttentionBackend:
     refusals = []
     for candidate in candidates:
         module, _, attribute = BACKENDS[candidate].partition(":")
-        backend = getattr(importlib.import_module(module), attribute)
+        backend: type[AttentionBackend] = getattr(importlib.import_module(module), attribute)
         reason = backend.refuses(spec)
         if reason is None:
             logger.info("attention backend: %s", candidate)

@@ -15,7 +15,8 @@ from quire.attention.base import AttentionSpec
 from quire.attention.context import AttentionInputs, LayerCache
 
 SCRATCH_TOKENS = 4096  # gathered at a time for decode rows, unless one row alone has more
-MAX_PADDING = 1.25  # decode rows are attended together if the longest has at most this times the shortest's blocks
+# Decode rows are attended together if the longest has at most this many times the shortest's tokens, and a bit.
+MAX_PADDING, PADDING_TOKENS = 1.25, 64
 QUERY_CHUNK = 512  # queries of a prompt attended at a time when they need a mask
 
 
@@ -71,9 +72,7 @@ class PromptChunk:
         group = heads // kv_heads
         grouped = q[self.queries].view(-1, kv_heads, group, head_dim).permute(1, 2, 0, 3)
         k, v = (x[0, :, None, self.seen].expand(-1, group, -1, -1) for x in (k, v))
-        y = scaled_dot_product_attention(
-            grouped, k, v, attn_mask=self.mask, is_causal=self.mask is None, scale=scale
-        )
+        y = scaled_dot_product_attention(grouped, k, v, attn_mask=self.mask, is_causal=self.mask is None, scale=scale)
         out[self.queries].view(-1, kv_heads, group, head_dim).copy_(y.permute(2, 0, 1, 3))
 
 
@@ -96,7 +95,8 @@ class TorchCPUAttention:
 
     def plan(self, inputs: AttentionInputs) -> CPUPlan:
         starts, lengths = inputs.query_start_host, inputs.seq_lens_host
-        assert starts is not None and lengths is not None, "a CPU step comes with host copies"
+        if starts is None or lengths is None:
+            raise ValueError("a step on a CPU must come with host copies of its rows")
         plan: CPUPlan = []
         for rows in self._alike(lengths[: inputs.num_decodes]):
             ends = [lengths[row] for row in rows]
@@ -110,7 +110,7 @@ class TorchCPUAttention:
         return plan
 
     def run(self, q: torch.Tensor, cache: LayerCache, plan: CPUPlan, scale: float) -> torch.Tensor:
-        out = torch.empty_like(q)
+        out = torch.empty(q.shape, dtype=q.dtype)
         for gather, pieces in plan:
             k, v = gather(cache.k, self._scratch[0]), gather(cache.v, self._scratch[1])
             for piece in pieces:
@@ -123,24 +123,21 @@ class TorchCPUAttention:
         """Row numbers in groups of similar length, each small enough for the scratch memory."""
         size = self._spec.block_size
         groups: list[list[int]] = []
-        shortest = 0
+        limit = 0.0
         for row in sorted(range(len(lengths)), key=lengths.__getitem__):
-            blocks = -(-lengths[row] // size)
-            fits = groups and (len(groups[-1]) + 1) * blocks * size <= SCRATCH_TOKENS
-            if fits and (blocks <= shortest * MAX_PADDING or blocks <= shortest + 1):
+            tokens = -(-lengths[row] // size) * size
+            if groups and tokens <= limit and (len(groups[-1]) + 1) * tokens <= SCRATCH_TOKENS:
                 groups[-1].append(row)
             else:
                 groups.append([row])
-                shortest = blocks
+                limit = tokens * MAX_PADDING + PADDING_TOKENS
         return [sorted(group) for group in groups]
 
     def _gather(self, inputs: AttentionInputs, rows: list[int], seen: range) -> Gather:
         """seen: the tokens that any query of the rows sees; shorter rows' tails are valid entries, and masked."""
-        assert inputs.seats_host is not None
         size = self._spec.block_size
         first, end = seen.start // size, -(-seen.stop // size)
-        seats = torch.tensor([inputs.seats_host[row] for row in rows])
-        table = inputs.block_table[seats, first:end].long()
+        table = inputs.block_table[inputs.seats[rows].long(), first:end].long()
         index = table[:, None, :] * self._spec.num_kv_heads + self._kv_heads[:, None]
         return Gather(index.flatten(), len(rows), first * size, (end - first) * size)
 

@@ -19,7 +19,7 @@ EXIT_USAGE = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0 fine, 2 a bad option or model, 3 it does not fit in memory, 4 the engine died."""
+    """Returns the exit code: 0 fine, 1 failed, 2 a bad option or model, 3 does not fit in memory, 4 the engine died."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_usage())
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_command(module: str, arguments: list[str]) -> int:
     """Run `module.run(arguments)`; an error that was raised on purpose becomes one line and an exit code."""
-    from quire.foundation.errors import ConfigError, DoesNotFitError, EngineDeadError, InputError
+    from quire.foundation.errors import ConfigError, DoesNotFitError, EngineDeadError, InputError, QuireError
 
     try:
         return int(importlib.import_module(module).run(arguments) or 0)
@@ -50,6 +50,9 @@ def run_command(module: str, arguments: list[str]) -> int:
     except EngineDeadError as error:
         print(f"quire: error: the engine stopped: {error}", file=sys.stderr)
         return 4
+    except QuireError as error:
+        print(f"quire: error: {error}", file=sys.stderr)
+        return 1
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get((error.name or "").partition(".")[0])
         if extra is None:
@@ -59,7 +62,7 @@ def run_command(module: str, arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output (head, less) has left
-        sys.stdout = None  # type: ignore[assignment]  # nothing to flush at exit
+        sys.stdout = None  # nothing to flush at exit
         return 0
 
 

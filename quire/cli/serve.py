@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 from quire.cli import options
@@ -19,8 +18,6 @@ def run(arguments: Sequence[str]) -> int:
         positional=("model",),
     )
     config = options.engine_config(values)
-    level = config.observe.log_level.upper()
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S")
     from quire.server.run import run_server
 
     return run_server(config, options.section_of(ServeConfig, values))

@@ -17,7 +17,7 @@ from quire.config.resolve import Resolved
 from quire.engine.messages import Abort, Aborted, Add, Call, EngineInfo, FromCore, News, Reply, Stop, ToCore
 from quire.executor.base import Executor, StepFuture, failed_step
 from quire.foundation.child import Failure
-from quire.foundation.errors import EngineDeadError, InputError
+from quire.foundation.errors import EngineDeadError, InputError, QuireError
 from quire.foundation.log import get_logger
 from quire.observe.profiling import PhaseClock
 from quire.observe.stats_line import StatsLine
@@ -130,6 +130,9 @@ class EngineCore:
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request; one that is refused gets an error output from the next step."""
+        if self.resolved.config.observe.enable_log_requests:
+            extra = {"request_id": request.id, "prompt": len(request.token_ids), "max_tokens": request.max_tokens}
+            _log.info("request came", extra=extra)
         limit = self.resolved.config.schedule.max_num_queued_reqs
         if self._draining:
             self._refuse(request.id, DRAINING, "the engine is finishing its work and takes no new requests")
@@ -168,7 +171,8 @@ class EngineCore:
             self._fail(error)
             return Reply(number, failure=Failure.of(error))
         except Exception as error:
-            _log.exception("call %s failed", method)
+            if not isinstance(error, QuireError):
+                _log.exception("call %s failed", method)
             return Reply(number, failure=Failure.of(error))
 
     # -- steps ---------------------------------------------------------------------------------------------------
@@ -187,6 +191,11 @@ class EngineCore:
         except BaseException:
             self._fail(EngineDeadError("interrupted in the middle of a step"))
             raise
+        if self.resolved.config.observe.enable_log_requests:
+            for output in outputs:
+                if output.finish_reason is not None:
+                    extra = {"request_id": output.request_id, "reason": output.finish_reason}
+                    _log.info("request ended", extra=extra)
         return EngineOutputs(outputs=outputs, stats=self._due_stats())
 
     def _submit_plans(self) -> None:

@@ -5,13 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import select
-import signal
-import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from types import FrameType
 
 from quire.config.resolve import Resolved
 from quire.engine.core import EngineCore
@@ -41,8 +37,7 @@ class InProcessClient(ClientBase):
         self._inbox.put(message)
 
     def _receive(self, timeout: float | None) -> Sequence[FromCore]:
-        with _whole_steps(self._inbox):
-            return self._core.turn(self._inbox, timeout)
+        return self._core.turn(self._inbox, timeout)
 
     async def outputs(self) -> AsyncGenerator[EngineOutputs, None]:
         if self._thread is None:
@@ -62,29 +57,6 @@ class InProcessClient(ClientBase):
         self._inbox.close()
 
 
-@contextmanager
-def _whole_steps(inbox: LocalInbox) -> Iterator[None]:
-    """Hold Ctrl-C back until the step is whole, or the engine would be lost with it. A second one gets through."""
-    previous = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(previous):
-        yield
-        return
-    held_back: list[FrameType | None] = []
-
-    def hold_back(number: int, frame: FrameType | None) -> None:
-        if inbox.is_waiting or held_back:
-            previous(number, frame)
-        held_back.append(frame)
-
-    signal.signal(signal.SIGINT, hold_back)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-    if held_back:
-        previous(signal.SIGINT, held_back[0])
-
-
 class LocalInbox:
     """The Inbox of a core in this process; any thread puts. A pipe wakes it, for it may have to watch a worker too."""
 
@@ -94,7 +66,6 @@ class LocalInbox:
         os.set_blocking(self._awake, False)
         os.set_blocking(self._wake, False)
         self.closed = False
-        self.is_waiting = False  # no step is under way
 
     def put(self, message: ToCore) -> None:
         self._messages.append(message)
@@ -111,11 +82,7 @@ class LocalInbox:
         for fd in (self._awake, sentinel):
             if fd is not None:
                 poll.register(fd, select.POLLIN)
-        self.is_waiting = True
-        try:
-            poll.poll(None if timeout is None else timeout * 1000)
-        finally:
-            self.is_waiting = False
+        poll.poll(None if timeout is None else timeout * 1000)
         try:
             os.read(self._awake, 65536)  # before `drain`: rather wake once too often than too rarely
         except BlockingIOError:

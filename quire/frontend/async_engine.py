@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from quire.config.engine import EngineConfig
 from quire.config.resolve import resolve
 from quire.engine.client import EngineClient, EngineInfo, ProcessClient
-from quire.foundation.errors import EngineDeadError, InputError
+from quire.foundation.errors import EngineDeadError
 from quire.frontend.chat import ChatTemplate
 from quire.frontend.inputs import PromptLike, build, read_prompt
 from quire.frontend.outputs import Conversion, OutputProcessor
@@ -31,6 +31,7 @@ class AsyncLLM:
         self._processor = OutputProcessor(tokenizer)
         self._waiting: dict[str, asyncio.Event] = {}  # by request id: set when there is news for its reader
         self._stats = EngineStats()
+        self.on_stats: Callable[[EngineStats], None] | None = None  # called with each report of the core
         self._interval = client.info.resolved.config.schedule.stream_interval
         self._dead_error: BaseException | None = None
         self._is_shut_down = False
@@ -133,6 +134,8 @@ class AsyncLLM:
     async def _take(self, outputs: EngineOutputs) -> None:
         if outputs.stats is not None:
             self._stats = outputs.stats
+            if self.on_stats is not None:
+                self.on_stats(outputs.stats)
         news = outputs.outputs
         for start in range(0, len(news), OUTPUTS_A_TURN):
             if start:
@@ -187,10 +190,8 @@ class AsyncLLM:
         """The core's counters and gauges as of its last report."""
         return self._stats
 
-    def get_tokenizer(self) -> Tokenizer:
-        """Raises InputError if the engine runs without one."""
-        if self._tokenizer is None:
-            raise InputError("this engine works on token ids only (skip_tokenizer_init)", "prompt")
+    def get_tokenizer(self) -> Tokenizer | None:
+        """None if the engine works on token ids only."""
         return self._tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from quire.foundation.errors import InputError
+from quire.foundation.errors import ConfigError, InputError
 from quire.frontend.template import Template
 from quire.frontend.text import check_text
 
@@ -21,20 +21,22 @@ compiled = lru_cache(maxsize=16)(Template)
 class ChatTemplate:
     """The chat templates of a model by name ("default", perhaps "tool_use"), and the special tokens they may write.
 
-    Raises ConfigError for a source that is not valid Jinja.
+    They are compiled when they are needed: a model whose template is broken still answers plain completions.
     """
 
     def __init__(self, sources: str | Mapping[str, str], special_tokens: Mapping[str, str] | None = None) -> None:
         self.sources = {"default": sources} if isinstance(sources, str) else dict(sources)
         self.special_tokens = dict(special_tokens or {})
-        self._templates = {name: compiled(source) for name, source in self.sources.items()}
 
     def pick(self, *, with_tools: bool) -> Template:
-        """Raises InputError if there is no template named "default"."""
-        name = "tool_use" if with_tools and "tool_use" in self._templates else "default"
-        if name not in self._templates:
-            raise InputError(f"the model has no default chat template, only: {', '.join(self._templates)}", "messages")
-        return self._templates[name]
+        """Raises InputError if there is no template named "default", or if it is not valid Jinja."""
+        name = "tool_use" if with_tools and "tool_use" in self.sources else "default"
+        if name not in self.sources:
+            raise InputError(f"the model has no default chat template, only: {', '.join(self.sources)}", "messages")
+        try:
+            return compiled(self.sources[name])
+        except ConfigError as error:
+            raise InputError(str(error), "chat_template") from None
 
 
 def render(

@@ -21,6 +21,7 @@ from quire.types.sampling import SamplingParams
 PromptLike = str | Sequence[int] | Mapping[str, Any]
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 _SEED_BITS = 63
+MAX_PRIORITY = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ def build(
     """
     if not isinstance(params, SamplingParams):
         raise InputError(f"sampling_params must be SamplingParams, got {type(params).__name__}", "sampling_params")
+    _check_labels(request_id, priority, cache_salt)
     prompt = read_prompt(prompt)
     token_ids = tokenize(prompt, tokenizer)
     _check_ids(token_ids, info)
@@ -86,8 +88,7 @@ def read_prompt(prompt: PromptLike | Prompt) -> Prompt:
         raise InputError("prompt must hold 'prompt' (text) or 'prompt_token_ids'", "prompt")
     if text is not None and not isinstance(text, str):
         raise InputError(f"prompt must be a string, got {type(text).__name__}", "prompt")
-    if salt is not None and (not isinstance(salt, str) or not salt):
-        raise InputError(f"cache_salt must be a non-empty string, got {salt!r}", "cache_salt")
+    _check_salt(salt)
     return Prompt(text, None if ids is None else _read_ids(ids, "prompt_token_ids"), salt)
 
 
@@ -121,6 +122,25 @@ def _read_ids(ids: Any, param: str) -> list[int]:
     if bad is not None:
         raise InputError(f"{param} must hold integers, got {bad!r}", param)
     return [operator.index(i) for i in ids]
+
+
+def _check_labels(request_id: str, priority: int, cache_salt: str | None) -> None:
+    if not isinstance(request_id, str) or not request_id:
+        raise InputError(f"request_id must be a non-empty string, got {request_id!r}", "request_id")
+    check_text(request_id, "request_id")
+    if isinstance(priority, bool) or not isinstance(priority, int) or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise InputError(
+            f"priority must be an integer in [-{MAX_PRIORITY}, {MAX_PRIORITY}], got {priority!r}", "priority"
+        )
+    _check_salt(cache_salt)
+
+
+def _check_salt(salt: Any) -> None:
+    if salt is None:
+        return
+    if not isinstance(salt, str) or not salt:
+        raise InputError(f"cache_salt must be a non-empty string, got {salt!r}", "cache_salt")
+    check_text(salt, "cache_salt")
 
 
 def _check_ids(ids: list[int], info: EngineInfo) -> None:

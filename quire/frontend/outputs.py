@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from quire.foundation.errors import InputError
 from quire.frontend.detokenizer import Detokenizer, can_wait
-from quire.frontend.stops import StopAutomaton
+from quire.frontend.stops import StopAutomaton, stop_automaton
 from quire.frontend.tokenizer import Tokenizer
 from quire.types.output import (
     CompletionOutput,
@@ -127,7 +127,7 @@ class Conversion:
         tokenizer: Tokenizer | None,
     ) -> None:
         params = requests[0].params
-        stops = StopAutomaton(params.stop) if params.stop else None
+        stops = stop_automaton(tuple(params.stop)) if params.stop else None
         self.request_id = request_id
         self.answers = [Answer(i, r.id, r.params, tokenizer, stops) for i, r in enumerate(requests)]
         self.kind = params.output_kind

@@ -7,6 +7,8 @@ Its state says at once which text must be held back: the longest end of the text
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -18,7 +20,7 @@ class StopMatch(NamedTuple):
 class StopAutomaton:
     """Immutable; a request keeps only its state, an integer (0 at the start)."""
 
-    def __init__(self, stops: list[str]) -> None:
+    def __init__(self, stops: Sequence[str]) -> None:
         self._next: list[dict[str, int]] = [{}]
         self._depth = [0]
         self._stop: list[str | None] = [None]
@@ -73,3 +75,9 @@ class StopAutomaton:
             if stop is not None and may_match:
                 return state, StopMatch(stop, position)
         return state, None
+
+
+@lru_cache(maxsize=64)
+def stop_automaton(stops: tuple[str, ...]) -> StopAutomaton:
+    """The automaton of a set of stop strings; many requests have the same."""
+    return StopAutomaton(stops)

@@ -55,7 +55,7 @@ class Template:
                 parts.append(part)
         except jinja2.TemplateError as error:
             raise InputError(f"the chat template refused the messages: {error}", "messages") from None
-        except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError) as error:
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RuntimeError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise InputError(f"the chat template failed on the messages: {reason}", "messages") from None
         return "".join(parts)

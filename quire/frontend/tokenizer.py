@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from quire.config.resolve import Resolved, locate_model
 from quire.foundation.errors import ConfigError, InputError
-from quire.frontend.chat import ChatTemplate, Message, render
+from quire.frontend.chat import ChatTemplate, Message, compiled, render
 from quire.frontend.decoding import Decoding
 from quire.frontend.text import check_text
 
@@ -41,6 +41,7 @@ class Tokenizer:
         sources = _templates(folder, self._config)
         if chat_template is not None:
             sources = {"default": _template_source(chat_template)}
+            compiled(sources["default"])  # a mistake of the operator shows at the start
         self.template = ChatTemplate(sources, self.special_tokens) if sources else None
 
     # Names and numbers

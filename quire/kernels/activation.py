@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from quire.kernels import cpu_elementwise
 from quire.kernels.dispatch import on_triton
 
 
@@ -13,7 +14,7 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
         from quire.kernels.triton import activation
 
         return activation.silu_and_mul(gate_up)
-    return silu_and_mul_reference(gate_up)
+    return cpu_elementwise.silu_and_mul(gate_up)
 
 
 def silu_and_mul_reference(gate_up: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from quire.kernels import cpu_elementwise
 from quire.kernels.dispatch import on_triton
 
 
@@ -13,7 +14,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         from quire.kernels.triton import norm
 
         return norm.rms_norm(x, None, weight, eps)
-    return rms_norm_reference(x, weight, eps)
+    return cpu_elementwise.rms_norm(x, weight, eps)
 
 
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -25,7 +26,7 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
         from quire.kernels.triton import norm
 
         return norm.rms_norm(x, residual, weight, eps)
-    return add_rms_norm_reference(x, residual, weight, eps)
+    return cpu_elementwise.add_rms_norm(x, residual, weight, eps)
 
 
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from quire.kernels import cpu_elementwise
 from quire.kernels.dispatch import on_triton
 from quire.kernels.norm import rms_norm_reference
 
@@ -36,7 +37,7 @@ def qk_norm_rope_write(
         from quire.kernels.triton import rope
 
         return rope.qk_norm_rope_write(*arguments, q_weight, k_weight, eps)
-    return qk_norm_rope_write_reference(*arguments, q_weight, k_weight, eps)
+    return cpu_elementwise.qk_norm_rope_write(*arguments, q_weight, k_weight, eps)
 
 
 def qk_norm_rope_write_reference(

@@ -25,7 +25,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _LARGEST = torch.finfo(torch.float32).max
-_CPU_SLICE_BYTES = 32 * 1024**2
+_CPU_SLICE_BYTES = 8 * 1024**2
 
 
 def sample(
@@ -51,11 +51,13 @@ def sample(
         sampling.sample(logits, columns, seats, lengths, out, scratch, filtered=filtered)
         return
     rows = columns[seats.long()]
-    inv_temperature = _floats(rows, Column.INV_TEMPERATURE)
-    out.copy_(_argmax(logits))
-    drawing = torch.nonzero(inv_temperature > 0).squeeze(1)
-    for part in drawing.split(max(1, _CPU_SLICE_BYTES // (4 * logits.shape[1]))):
-        out[part] = _draw_rows(logits[part], rows[part], lengths[part], filtered=filtered).to(torch.int32)
+    drawing = _floats(rows, Column.INV_TEMPERATURE) > 0
+    if not drawing.any():
+        out.copy_(_argmax(logits))
+    else:
+        out[~drawing] = _argmax(logits[~drawing]).int()
+        for part in torch.split(drawing.nonzero().squeeze(1), max(1, _CPU_SLICE_BYTES // (4 * logits.shape[1]))):
+            out[part] = _draw_rows(logits[part], rows[part], lengths[part], filtered=filtered).int()
     out.masked_fill_(seats == 0, 0)
 
 
@@ -83,13 +85,13 @@ def penalize(
     prompt = rows[:, Column.NUM_PROMPT].tolist()
     penalty = [_floats(rows, column) for column in (Column.REPETITION, Column.PRESENCE, Column.FREQUENCY)]
     for row, (repetition, presence, frequency) in enumerate(torch.stack(penalty, 1).tolist()):
-        if repetition == 1 and presence == 0 and frequency == 0:
+        if seats[row] == 0 or (repetition == 1 and presence == 0 and frequency == 0):
             continue
         tokens = history.at(seats[row : row + 1].long(), torch.arange(int(lengths[row])).unsqueeze(0))[0].long()
-        seen = tokens.unique()
+        seen = torch.unique(tokens)
         old = logits[row, seen]
         logits[row, seen] = torch.where(old > 0, old / repetition, old * repetition)
-        seen, counts = tokens[prompt[row] :].unique(return_counts=True)
+        seen, counts = torch.unique(tokens[prompt[row] :], return_counts=True)
         logits[row, seen] -= presence + frequency * counts
 
 
@@ -150,8 +152,9 @@ def _draw_rows(logits: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor, 
     if not torch.isfinite(top).all():
         logits = _clean(logits)
         top = logits.amax(-1, keepdim=True).clamp(min=-_LARGEST)
-    chunks = -(-vocab // CHUNK)
-    weights = torch.zeros(n, chunks * CHUNK)
+    width = min(vocab, CHUNK)
+    chunks = -(-vocab // width)
+    weights = torch.zeros(n, chunks * width)
     inside = weights[:, :vocab]
     torch.sub(logits, top, out=inside)
     inside.mul_(_floats(rows, Column.INV_TEMPERATURE).unsqueeze(1)).exp_()
@@ -160,12 +163,12 @@ def _draw_rows(logits: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor, 
             cut = _cut(logits[i], inside[i], rows[i])
             if cut > -math.inf:
                 inside[i].masked_fill_(logits[i] < cut, 0)
-    weights = weights.view(n, chunks, CHUNK)
+    weights = weights.view(n, chunks, width)
     sums = weights.sum(-1)
     u = uniform(rows[:, Column.KEY_LOW], rows[:, Column.KEY_HIGH], lengths)
     chunk, rest = _pick(sums, u * sums.sum(-1))
     token, _ = _pick(weights[torch.arange(n), chunk], rest)
-    return chunk * CHUNK + token
+    return chunk * width + token
 
 
 def _pick(weights: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -24,6 +24,4 @@ def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
         return DecoderLayer(attention, GatedMLP(sizes.hidden, sizes.intermediate), sizes.hidden, sizes.eps)
 
     window = None if config.get("sliding_window") is None else read_positive(config, "sliding_window")
-    return DecoderStack(
-        sizes, layer, tied=read(bool, config, "tie_word_embeddings", False), sliding_window=window
-    )
+    return DecoderStack(sizes, layer, tied=read(bool, config, "tie_word_embeddings", False), sliding_window=window)

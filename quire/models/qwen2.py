@@ -21,9 +21,7 @@ def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
     cos_sin = rotary_table(config, sizes.head_dim, max_positions)
 
     def layer(index: int) -> DecoderLayer:
-        attention = Attention(
-            index, sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head_dim, cos_sin, qkv_bias=True
-        )
+        attention = Attention(index, sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head_dim, cos_sin, qkv_bias=True)
         return DecoderLayer(attention, GatedMLP(sizes.hidden, sizes.intermediate), sizes.hidden, sizes.eps)
 
     return DecoderStack(

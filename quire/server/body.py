@@ -10,9 +10,10 @@ from fastapi import Request
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from quire.foundation.errors import InputError
+from quire.foundation.log import get_logger
 from quire.server.limits import check_depth
 
-log = logging.getLogger("quire.server")
+log = get_logger(__name__)
 
 
 class Body(BaseModel):

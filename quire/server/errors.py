@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -13,8 +12,6 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from quire.foundation.errors import EngineDeadError, InputError
-
-log = logging.getLogger("quire.server")
 
 TYPES = {
     400: "BadRequestError",
@@ -65,7 +62,6 @@ def explain(error: BaseException) -> tuple[int, str, str | None]:
         return 400, *explain_validation(error)
     if isinstance(error, EngineDeadError):
         return 503, f"the engine has stopped: {error}", None
-    log.error("request failed", exc_info=error)
     return 500, "internal error; the server's log has the details", None
 
 

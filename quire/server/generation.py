@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +14,7 @@ from fastapi import Request
 
 from quire import __version__
 from quire.foundation.errors import InputError
+from quire.foundation.log import get_logger
 from quire.server.errors import ApiError
 from quire.server.limits import MAX_ANSWERS
 from quire.server.logprobs import LogprobWriter
@@ -24,8 +25,11 @@ from quire.server.service import Service
 from quire.types.output import RequestOutput
 from quire.types.sampling import RequestOutputKind, SamplingParams
 
+log = get_logger(__name__)
+
 FINGERPRINT = f"quire-{__version__}"
 REFUSALS = {"queue_full": 503, "draining": 503, "invalid_request": 400}  # stop_reason → HTTP status; others 500
+BIG_SCORES = 1024  # prompt positions with log-probabilities
 BIG_TEXT = 16 * 1024  # characters; longer texts are tokenised on a thread, so that other streams go on
 
 
@@ -120,11 +124,22 @@ class Generation:
         request_id = self.engine_id if len(self.prompts) == 1 else f"{self.engine_id}-{index}"
         given = {"prompt_token_ids": prompt.token_ids, "prompt": prompt.text}
         streamed = self.params.output_kind == RequestOutputKind.DELTA
-        clock, num_tokens = RequestClock(metrics), 0
+        clock, num_tokens, progress = RequestClock(metrics), 0, self.service.progress
+        log_it = self.service.config.observe.enable_log_requests
+        if log_it:
+            log.info("request %s: %d prompt tokens, n=%d", request_id, len(prompt.token_ids), self.params.n)
         source = engine.generate(given, self.params, request_id, priority=self.priority, cache_salt=self.cache_salt)
         with field_names(self.names):
             async with aclosing(source):
-                async for output in source:
+                while True:
+                    progress.wait()
+                    try:
+                        output = await anext(source, None)
+                    finally:
+                        progress.done()
+                    if output is None:
+                        return
+                    progress.seen()
                     if streamed:
                         clock.tick()
                     for answer in output.outputs:
@@ -136,6 +151,8 @@ class Generation:
                     if output.finished:
                         self.num_cached += output.num_cached_tokens
                         metrics.finish(output, num_tokens, self.params)
+                        if log_it:
+                            log.info("request %s: finished with %d tokens", request_id, num_tokens)
                     yield output
 
     def _refusal(self, output: RequestOutput) -> ApiError:
@@ -153,6 +170,12 @@ async def tokenize(service: Service, text: str, *, add_special_tokens: bool) -> 
     if len(text) > BIG_TEXT:
         return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
     return tokenizer.encode(text, add_special_tokens)
+
+
+async def build_reply(outputs: Iterable[RequestOutput], build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """`build()`, on a thread if the prompts' log-probabilities are many, so that other streams go on."""
+    scored = sum(len(output.prompt_logprobs or ()) for output in outputs)
+    return await asyncio.to_thread(build) if scored > BIG_SCORES else build()
 
 
 def truncated(ids: list[int], body: GenerationBody, max_model_len: int) -> list[int]:

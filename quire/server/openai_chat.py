@@ -80,6 +80,9 @@ class Chat:
             if output.finished:
                 final = output
         assert final is not None
+        return await generation.build_reply([final], lambda: self._reply(final))
+
+    def _reply(self, final: RequestOutput) -> dict[str, Any]:
         choices = [self._whole_choice(answer) for answer in sorted(final.outputs, key=lambda a: a.index)]
         self._count(final)
         reply = {**self.job.shared("chat.completion"), "choices": choices, "usage": self.job.usage()}

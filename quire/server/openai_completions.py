@@ -40,8 +40,8 @@ async def completions(request: Request) -> Response:
     prompts = []
     for given in parse_prompts(body.prompt):
         ids = await _ids(service, given, body)
-        text = given if isinstance(given, str) else None
-        prompts.append(Prompt(generation.truncated(ids, body, info.max_model_len), text))
+        kept = generation.truncated(ids, body, info.max_model_len)
+        prompts.append(Prompt(kept, given if isinstance(given, str) and len(kept) == len(ids) else None))
     job = generation.start(request, body, model, prompts, params, "cmpl")
     reply = Completion(job, body)
     headers = generation.reply_headers(request, job)
@@ -69,6 +69,9 @@ class Completion:
 
     async def whole(self) -> dict[str, Any]:
         final = {index: output async for index, output in self.job.outputs() if output.finished}
+        return await generation.build_reply(final.values(), lambda: self._reply(final))
+
+    def _reply(self, final: dict[int, RequestOutput]) -> dict[str, Any]:
         choices = []
         for index, output in sorted(final.items()):
             echoed = self._echo(index, output) if self.body.echo else None
@@ -117,16 +120,17 @@ class Completion:
         offset: int = 0,
     ) -> dict[str, Any]:
         text, ids, positions = answer.text, answer.token_ids, answer.logprobs or []
-        if self.prompt_only:
-            text, ids, positions = "", [], []
+        finish, stop = answer.finish_reason, answer.stop_reason
+        if self.prompt_only and finish is not None:
+            text, ids, positions, finish, stop = "", [], [], "length", None
         if echoed is not None:
             text, ids, positions = echoed[0] + text, echoed[1] + list(ids), echoed[2] + list(positions)
         choice: dict[str, Any] = {
             "index": self._number(prompt_index, answer),
             "text": text,
             "logprobs": None,
-            "finish_reason": answer.finish_reason,
-            "stop_reason": answer.stop_reason,
+            "finish_reason": finish,
+            "stop_reason": stop,
         }
         if self.body.logprobs is not None:
             choice["logprobs"] = self.logprobs.completion(ids, positions, offset)
@@ -136,9 +140,8 @@ class Completion:
 
     def _echo(self, index: int, output: RequestOutput) -> Echoed:
         """The prompt's text, ids and log-probabilities, to stand before the answer."""
-        prompt = self.job.prompts[index]
-        text = prompt.text
-        if text is None or len(output.prompt_token_ids) < len(prompt.token_ids) or self.body.truncate_prompt_tokens:
+        text = self.job.prompts[index].text
+        if text is None:
             text = self.job.service.running().get_tokenizer().decode(output.prompt_token_ids)
         return text, list(output.prompt_token_ids), list(output.prompt_logprobs or [])
 

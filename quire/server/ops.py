@@ -64,5 +64,6 @@ async def metrics(request: Request) -> Response:
     service = service_of(request)
     if service.engine is None or service.metrics is None:
         return error_response(503, "the model is still loading")
-    stats = await service.stats()
-    return Response(service.metrics.render(stats), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(
+        service.metrics.render(service.engine.stats()), media_type="text/plain; version=0.0.4; charset=utf-8"
+    )

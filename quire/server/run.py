@@ -17,7 +17,8 @@ import uvicorn
 
 from quire.config.engine import EngineConfig
 from quire.config.serve import ServeConfig
-from quire.foundation.errors import ConfigError, EngineDeadError
+from quire.foundation.errors import ConfigError
+from quire.foundation.log import get_logger, setup
 from quire.server.app import build_app, protect
 from quire.server.auth import load_keys
 from quire.server.banner import ready_lines
@@ -25,7 +26,7 @@ from quire.server.limits import BoundedHttpProtocol
 from quire.server.service import Service
 from quire.types.sampling import SamplingParams
 
-log = logging.getLogger("quire.server")
+log = get_logger(__name__)
 
 EXIT_OK, EXIT_ENGINE_DEAD = 0, 4
 DEFAULT_QUEUE = 4096
@@ -46,6 +47,9 @@ def run_server(config: EngineConfig, serve: ServeConfig) -> int:
 
     Returns the exit code: 0 after a signal, 4 when the engine died. Raises ConfigError if it cannot start.
     """
+    setup(config.observe.log_level)
+    http_log = logging.getLogger("uvicorn")
+    http_log.handlers, http_log.propagate = logging.getLogger("quire").handlers, False
     if config.schedule.max_num_queued_reqs is None:
         config = replace(config, schedule=replace(config.schedule, max_num_queued_reqs=DEFAULT_QUEUE))
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -73,7 +77,10 @@ class ServerProcess:
         try:
             await asyncio.wait((starting, stopped, serving), return_when=asyncio.FIRST_COMPLETED)
             if not starting.done():
-                return EXIT_OK
+                await self._close(http, serving)
+                # The thread that loads cannot be stopped, and leaving would wait for it. The engine's processes end
+                # with this one.
+                os._exit(EXIT_OK)
             starting.result()
             code = await self._watch()
             if code == EXIT_OK:
@@ -121,8 +128,6 @@ class ServerProcess:
             if problem := self.service.dead():
                 log.error("%s; leaving with exit code %d", problem, EXIT_ENGINE_DEAD)
                 return EXIT_ENGINE_DEAD
-            with contextlib.suppress(EngineDeadError):
-                self.service.watch(await self.service.stats())
 
     async def _drain(self) -> None:
         """Let what runs finish: new requests are taken for the grace, then refused until the last one is done."""

@@ -18,6 +18,35 @@ if TYPE_CHECKING:
 DEMO_NAME = "quire-demo"
 
 
+class Progress:
+    """How long requests have waited for an engine that gives no sign of life.
+
+    Only time in which somebody waits for the engine counts: not an idle hour, not a client that reads slowly.
+    """
+
+    def __init__(self) -> None:
+        self.num_waiting = 0
+        self._last = 0.0
+
+    def wait(self) -> None:
+        """A request begins to wait for its next output."""
+        if self.num_waiting == 0:
+            self.seen()
+        self.num_waiting += 1
+
+    def done(self) -> None:
+        """It waits no longer: the output came, or nobody wants it any more."""
+        self.num_waiting -= 1
+
+    def seen(self) -> None:
+        """The engine did something."""
+        self._last = time.monotonic()
+
+    def stalled_for(self) -> float:
+        """Seconds; 0 if nobody waits."""
+        return time.monotonic() - self._last if self.num_waiting else 0.0
+
+
 class Service:
     """One a process. It exists before the engine does: probes are answered while the model loads."""
 
@@ -31,14 +60,22 @@ class Service:
         self.in_flight = InFlight()
         self.draining = False  # /readyz says so; requests are still taken during the grace
         self.closed = False  # new requests are refused
-        self._progress = time.monotonic()
+        self.progress = Progress()
         self._last_step = 0.0
-        self._seen_steps = 0
 
     def attach(self, engine: AsyncLLM) -> None:
         """The engine is up and has made its first token."""
         self.metrics = Metrics(self.names[0], engine.info.max_model_len)
         self.engine = engine
+        engine.on_stats = self.on_stats
+
+    def on_stats(self, stats: EngineStats) -> None:
+        """A report of the core, about once a second while it works and once when it falls idle."""
+        if stats.last_step_time != self._last_step:
+            self._last_step = stats.last_step_time
+            self.progress.seen()
+        if self.metrics is not None:
+            self.metrics.steps(stats.step_tokens)
 
     def running(self) -> AsyncLLM:
         """The engine, if a request may use it now. Raises ApiError 503."""
@@ -62,27 +99,13 @@ class Service:
             return f"the engine has stopped: {self.engine.dead_error}"
         return None
 
-    async def stats(self) -> EngineStats:
-        """Counters of the core as of its last report."""
-        if self.engine is None:
-            return EngineStats()
-        stats = self.engine.stats()
-        if self.metrics is not None and stats.num_steps != self._seen_steps:
-            self._seen_steps = stats.num_steps
-            self.metrics.steps(stats.step_tokens)
-        return stats
-
-    def watch(self, stats: EngineStats) -> None:
-        """Note progress: a step has finished, or there is nothing to do. Called about once a second."""
-        if self.in_flight.num_answers == 0 or stats.last_step_time != self._last_step:
-            self._progress = time.monotonic()
-            self._last_step = stats.last_step_time
-
     def hung(self) -> str | None:
         """Said when work is queued and no step has finished for `hang_timeout` seconds."""
-        idle = time.monotonic() - self._progress
-        if self.in_flight.num_answers and idle > self.serve.hang_timeout:
-            return f"the engine hangs: no step for {idle:.0f} s with {self.in_flight.num_answers} answers queued"
+        idle = self.progress.stalled_for()
+        if idle > self.serve.hang_timeout:
+            return (
+                f"the engine hangs: no step for {idle:.0f} s with {self.progress.num_waiting} requests waiting for it"
+            )
         return None
 
     def not_ready(self) -> str | None:

@@ -11,8 +11,11 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from quire.foundation.log import get_logger
 from quire.server.errors import ApiError, error_body, explain
 from quire.server.limits import InFlight
+
+log = get_logger(__name__)
 
 DONE = b"data: [DONE]\n\n"
 SSE_HEADERS = [
@@ -107,6 +110,8 @@ class EventStream(LiveReply):
         except Exception as error:
             if not self.started:
                 raise
+            if explain(error)[0] == 500:
+                log.exception("a stream broke off")
             await self.interrupted(send, error)
         else:
             await send({"type": "http.response.body", "body": DONE})

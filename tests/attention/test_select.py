@@ -15,7 +15,7 @@ def test_unknown_name_lists_the_known_ones() -> None:
 
 
 def test_a_refusal_is_logged_and_told(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO), pytest.raises(ConfigError, match="triton .needs a CUDA device, not cpu"):
+    with caplog.at_level(logging.INFO), pytest.raises(ConfigError, match=r"triton .needs a CUDA device, not cpu"):
         select("triton", spec())
     assert "triton refused: needs a CUDA device" in caplog.text
 

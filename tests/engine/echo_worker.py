@@ -37,7 +37,8 @@ class EchoStep:
         return time.monotonic() >= self._ready_at
 
     def result(self) -> StepResult:
-        time.sleep(max(0.0, self._ready_at - time.monotonic()))
+        while (left := self._ready_at - time.monotonic()) > 0:
+            time.sleep(left)
         return self._result
 
 

@@ -200,23 +200,6 @@ def test_garbage_on_the_wire_is_dropped() -> None:
     client.shutdown()
 
 
-def test_control_c_interrupts_the_caller_and_not_a_step() -> None:
-    client = make_client("in process", "uni", hf_overrides={"step_seconds": 0.2})
-    client.add(make_request("a", [1], 3))
-    for expect_output in (True, False):  # in the middle of a step; while nothing is to be done
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-        began = time.monotonic()
-        with pytest.raises(KeyboardInterrupt):
-            client.poll(5)
-        assert time.monotonic() - began < 2
-        if expect_output:
-            client.abort(["a"])
-            client.poll(1)
-    client.call("check")
-    assert client.stats().num_running == 0
-    client.shutdown()
-
-
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("refusal", ["ConfigError", "DoesNotFitError", "InputError"])
 def test_a_worker_that_refuses_to_start_is_heard_word_for_word(kind: tuple[str, str], refusal: str) -> None:

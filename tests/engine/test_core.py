@@ -223,6 +223,17 @@ def test_statistics_count_steps_tokens_and_where_the_time_goes() -> None:
     assert last.last_step_time > 0
 
 
+def test_requests_are_logged_by_id_and_length_if_wanted(caplog) -> None:
+    for wanted in (False, True):
+        caplog.clear()
+        core = make_core(enable_log_requests=wanted)
+        with caplog.at_level("INFO", "quire.engine.core"):
+            core.add(make_request("a", [1] * 10, 5))
+            steps(core)
+        told = [(r.message, r.request_id) for r in caplog.records]
+        assert told == ([("request came", "a"), ("request ended", "a")] if wanted else [])
+
+
 @pytest.mark.parametrize("kind", ["ConfigError", "DoesNotFitError", "InputError"])
 def test_a_worker_that_cannot_start_says_why(kind: str) -> None:
     with pytest.raises(Exception, match="echo refuses") as caught:

@@ -246,8 +246,9 @@ def test_the_rest_of_the_door(tokenizer: Tokenizer) -> None:
         llm.shutdown()
         without = AsyncLLM(EchoClient(make_info()), None)
         assert without.chat_template is None
+        assert without.get_tokenizer() is None
         with pytest.raises(InputError, match="skip_tokenizer_init"):
-            without.get_tokenizer()
+            await collect(without, "text", SamplingParams(), "r")
         without.shutdown()
 
     run(main())

@@ -270,7 +270,7 @@ def test_refusals_of_the_template_and_of_the_call() -> None:
         render([USER], None, "nothing", False, True)
     with pytest.raises(InputError, match="'tools'"):
         render([USER], template="x", kwargs={"tools": []})
-    with pytest.raises(ConfigError, match="not valid Jinja"):
+    with pytest.raises(InputError, match="not valid Jinja"):
         render([USER], template="{% if %}")
 
 
@@ -326,6 +326,14 @@ def test_loop_variables_survive_the_meter() -> None:
         "{% for x in range(9) %}{% if x == 2 %}{% break %}{% endif %}{{ x }}{% endfor %}"
     )
     assert render([USER], template=source) == "1/3False;2/33False;3/34True;a1none12301"
+
+
+def test_a_broken_template_shows_at_the_start_only_if_the_operator_gave_it(tmp_path: Path) -> None:
+    folder = save_folder(tmp_path, byte_level(), chat_template="{% for %}")
+    with pytest.raises(InputError, match="not valid Jinja"):
+        Tokenizer(folder).apply_chat_template([USER])
+    with pytest.raises(ConfigError, match="not valid Jinja"):
+        Tokenizer(folder, chat_template="{% for %}")
 
 
 def test_a_file_of_templates_in_the_folder_is_used(tmp_path: Path) -> None:

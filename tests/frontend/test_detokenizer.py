@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as RawTokenizer
+from tokenizers import decoders
 
 from quire.frontend.decoding import REPLACEMENT, Decoding
 from quire.frontend.detokenizer import Detokenizer, can_wait
@@ -92,14 +93,20 @@ def test_an_unfinished_character_ends_as_a_replacement() -> None:
     assert stream.flush() == REPLACEMENT
 
 
+WINDOWS = {"words": word_level(), "metaspace": byte_fallback(decoder=decoders.Metaspace())}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
 @settings(max_examples=200, deadline=None)
-@given(ids=st.lists(st.integers(0, word_level().get_vocab_size() - 1), max_size=12), skip=st.booleans())
-def test_unknown_decoders_decode_windows(ids: list[int], skip: bool) -> None:
-    decoding = Decoding(word_level())
+@given(data=st.data(), skip=st.booleans())
+def test_unknown_decoders_decode_windows(name: str, data: st.DataObject, skip: bool) -> None:
+    raw = WINDOWS[name]
+    ids = data.draw(st.lists(st.integers(0, raw.get_vocab_size() - 1), max_size=12))
+    decoding = Decoding(raw)
     assert not decoding.is_exact
     stream = decoding.stream(skip_special=skip)
     parts = [stream.push(i) for i in ids]
-    assert "".join(parts) + stream.flush() == reference(word_level(), ids, skip)
+    assert "".join(parts) + stream.flush() == reference(raw, ids, skip)
 
 
 def test_spaces_between_special_tokens_can_be_dropped() -> None:

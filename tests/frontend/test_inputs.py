@@ -170,6 +170,26 @@ def test_drawn_seeds_depend_on_the_engine_seed_and_the_id_only() -> None:
     assert all(0 <= seed(0, str(i)) < 2**63 for i in range(50))
 
 
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {"request_id": ""},
+        {"request_id": 3},
+        {"request_id": "\ud800"},
+        {"priority": 2**31},
+        {"priority": 1.5},
+        {"priority": True},
+        {"cache_salt": ""},
+        {"cache_salt": "\ud800"},
+        {"cache_salt": 3},
+    ],
+)
+def test_bad_labels(labels: dict[str, Any]) -> None:
+    with pytest.raises(InputError) as caught:
+        build([1], SamplingParams(), INFO, None, **{"request_id": "r", **labels})
+    assert caught.value.param in labels
+
+
 def test_cache_salt_of_the_call_comes_first() -> None:
     prompt = {"prompt_token_ids": [1], "cache_salt": "mine"}
     salts = [

@@ -103,7 +103,6 @@ def test_ids_that_no_tokenizer_has(tokenizer: Tokenizer, ids: list[int]) -> None
         ({"tokenizer.json": "{"}, "cannot be read"),
         ({"tokenizer.json": byte_level().to_str(), "tokenizer_config.json": "{"}, "not valid JSON"),
         ({"tokenizer.json": byte_level().to_str(), "tokenizer_config.json": "[]"}, "JSON object"),
-        ({"tokenizer.json": byte_level().to_str(), "chat_template.jinja": "{% for %}"}, "not valid Jinja"),
     ],
 )
 def test_folders_without_a_tokenizer(tmp_path: Path, files: dict[str, str], words: str) -> None:

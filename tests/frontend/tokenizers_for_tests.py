@@ -37,7 +37,7 @@ def byte_level() -> RawTokenizer:
 
 
 @functools.cache
-def byte_fallback(strip: bool = True) -> RawTokenizer:
+def byte_fallback(strip: bool = True, decoder: decoders.Decoder | None = None) -> RawTokenizer:
     """Llama-2 style: words begin with ▁, characters out of the vocabulary become bytes, BOS in front."""
     trained = RawTokenizer(models.BPE(unk_token="<unk>"))
     trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
@@ -55,7 +55,7 @@ def byte_fallback(strip: bool = True) -> RawTokenizer:
     prepend = [normalizers.Prepend("▁")] if strip else []
     tokenizer.normalizer = normalizers.Sequence([*prepend, normalizers.Replace(" ", "▁")])
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strip else steps)
+    tokenizer.decoder = decoder or decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strip else steps)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]
     )

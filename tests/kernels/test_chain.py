@@ -26,6 +26,7 @@ def test_a_captured_chain_gives_what_single_steps_give(rows: int) -> None:
     seq_lens = torch.arange(rows, device="cuda", dtype=torch.int32) * 83 + 90
     blocks = torch.arange(rows * 40, device="cuda", dtype=torch.int32).view(rows, 40) + 1
     seats = torch.arange(rows, device="cuda", dtype=torch.int32)
+    positions = seq_lens - 1
     slots = blocks[seats.long(), (seq_lens.long() - 1) // 16] * 16 + (seq_lens - 1) % 16
     workspace = paged_attention.decode_workspace(rows, heads, kv_heads, dim, torch.device("cuda"))
     start = random(rows, hidden)
@@ -43,7 +44,7 @@ def test_a_captured_chain_gives_what_single_steps_give(rows: int) -> None:
         for (qkv, o, gate_up, down), (k, v) in zip(weights, caches, strict=True):
             h = done(norm.add_rms_norm(h, residual, gain, 1e-6))
             h = done(skinny_gemm.linear(h, qkv))
-            q = done(rope.qk_norm_rope_write(h, table, seq_lens - 1, slots, k, v, heads, kv_heads, dim))
+            q = done(rope.qk_norm_rope_write(h, table, positions, slots, k, v, heads, kv_heads, dim))
             h = done(paged_attention.decode(q, k, v, seats, blocks, seq_lens, 0.125, workspace))
             h = done(norm.add_rms_norm(done(skinny_gemm.linear(h, o)), residual, gain, 1e-6))
             h = done(activation.silu_and_mul(done(skinny_gemm.linear(h, gate_up))))

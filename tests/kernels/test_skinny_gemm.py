@@ -20,6 +20,9 @@ def test_linear(device: torch.device, m: int, n: int, k: int, biased: bool, dtyp
     wide = skinny_gemm.linear(x, weight, bias, torch.float32)
     assert wide.dtype == torch.float32
     assert_near(wide, expected, torch.float32)
+    out = torch.empty_like(wide)
+    assert skinny_gemm.linear(x, weight, bias, out=out) is out
+    assert torch.equal(out, wide)
 
 
 def test_pays_only_for_few_rows() -> None:

@@ -46,7 +46,9 @@ def save(model: transformers.PreTrainedModel, folder: Path, **arguments: Any) ->
     return folder
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32, device: torch.device = CPU, **overrides: Any) -> DecoderStack:
+def load(
+    folder: Path, dtype: torch.dtype = torch.float32, device: torch.device = CPU, **overrides: Any
+) -> DecoderStack:
     """Through the same doors as the worker."""
     info = read_model_info(folder, overrides)
     model = catalog.build(info, dtype, device, info.max_position)

@@ -64,7 +64,7 @@ def test_the_lowest_temperature_is_as_good_as_greedy_and_overflows_nothing(backe
 
 
 def test_the_draws_follow_the_softmax(backend: Backend) -> None:
-    draws = 20000 if backend.fast else 600
+    draws = 6000 if backend.fast else 600
     logits = torch.randn(12)
     logits[5] = -math.inf
     for temperature in (0.5, 2.0):
@@ -80,7 +80,7 @@ def test_the_draws_follow_the_softmax(backend: Backend) -> None:
 
 def test_the_draws_of_one_request_follow_the_softmax_over_its_length(backend: Backend) -> None:
     """One seed, many lengths: the numbers of one stream are as random as those of many."""
-    draws = 20000 if backend.fast else 600
+    draws = 6000 if backend.fast else 600
     logits = torch.randn(CHUNK + 10)
     logits[10 : CHUNK + 4] = -math.inf  # the rest straddles two chunks
     seats = [1] * draws

@@ -82,6 +82,7 @@ class EchoLLM:
         self.info = make_info(**options)
         self.delay = delay
         self.frozen = False
+        self.on_stats: Any = None
         self.refuse_with: str | None = None  # stop_reason of a refusal
         self.dead_error: BaseException | None = None
         self.running: set[str] = set()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -55,6 +58,17 @@ def server_process(module: str, *arguments: str, **environment: str) -> Iterator
     finally:
         server.process.kill()
         server.process.wait()
+
+
+def send_raw(url: str, path: str, **body: Any) -> socket.socket:
+    """POST without waiting for the answer; closing the socket is a client that goes away."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(content)}\r\n\r\n"
+    connection = socket.create_connection((host, int(port)), timeout=10)
+    connection.sendall(head.encode() + content)
+    return connection
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 10) -> bool:

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.conftest import Served, echo_server
 from tests.server.echo_llm import EchoLLM
+from tests.server.process import send_raw
 
 PATHS = {
     "/v1/completions": {"prompt": "hello"},
@@ -20,11 +21,7 @@ PATHS = {
 
 
 def open_request(served: Served, path: str = "/v1/completions", **fields: object) -> socket.socket:
-    body = json.dumps({**PATHS[path], "max_tokens": 3000, **fields}).encode()
-    connection = socket.create_connection(served.address, timeout=10)
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    connection.sendall(head.encode() + body)
-    return connection
+    return send_raw(served.url, path, **{**PATHS[path], "max_tokens": 3000, **fields})
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -105,20 +102,41 @@ def test_the_engine_dies_in_a_stream() -> None:
     assert rest[-1] == "data: [DONE]"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_mistake_of_ours_is_500_without_a_trace_and_harms_nobody(
+    monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    with echo_server() as served:
+        monkeypatch.setattr(served.llm, "_answer", lambda *_: 1 / 0)
+        response = served.client.post("/v1/completions", json={"prompt": "a", "stream": stream})
+        assert response.status_code == 500
+        assert "division" not in response.text
+        monkeypatch.undo()
+        assert served.client.post("/v1/completions", json={"prompt": "a", "stream": stream}).status_code == 200
+
+
 def test_an_engine_that_hangs_is_not_ready() -> None:
     llm = EchoLLM()
     llm.frozen = True
     with echo_server(llm, hang_timeout=0.05) as served:
         connection = open_request(served)
         assert served.wait_until(lambda: bool(llm.running))
-        served.service.watch(llm.stats())  # as the server's own clock does every second
         assert served.wait_until(lambda: served.client.get("/readyz").status_code == 503)
         assert "hangs" in served.client.get("/readyz").json()["error"]["message"]
         llm.frozen = False
-        time.sleep(0.05)
-        served.service.watch(llm.stats())
+        assert served.wait_until(lambda: served.client.get("/readyz").status_code == 200)
+        connection.close()
+
+
+def test_a_client_that_reads_slowly_is_no_hang() -> None:
+    with echo_server(hang_timeout=0.1) as served:
+        connection = open_request(served, stream=True, n=16)  # more than socket buffers hold
+        assert served.wait_until(lambda: bool(served.llm.running))
+        time.sleep(0.5)
+        assert served.client.get("/load").json() == {"server_load": 16}
         assert served.client.get("/readyz").status_code == 200
         connection.close()
+        assert served.wait_until(lambda: not served.llm.running)
 
 
 def test_an_idle_engine_does_not_hang() -> None:

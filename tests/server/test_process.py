@@ -176,3 +176,12 @@ def test_sigterm_with_idle_connections_ends_at_once() -> None:
         assert client.get("/livez").status_code == 200  # stays connected
         server.signal(signal.SIGTERM)
         assert server.exit_code(5) == 0
+
+
+def test_the_request_log_holds_ids_and_lengths_and_never_text() -> None:
+    with start("--enable-log-requests") as server:
+        body = {"prompt": "private words", "request_id": "abc", "max_tokens": 4}
+        assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
+        assert wait_until(lambda: any("finished with 4 tokens" in line for line in server.err))
+        assert any("cmpl-abc: 13 prompt tokens" in line for line in server.err)
+        assert "private" not in "".join(server.err)

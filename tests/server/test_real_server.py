@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ import psutil
 import pytest
 
 from tests.server.models_for_tests import CONTEXT, make_model
-from tests.server.process import ServerProcess, server_process, status_of, wait_until
+from tests.server.process import ServerProcess, send_raw, server_process, status_of, wait_until
 from tests.server.test_bad_input import CHAT, COMPLETION, SHARED
 
 SERVE = "quire.cli.main"
@@ -257,18 +256,10 @@ def test_neighbours_do_not_notice_bad_requests(server: ServerProcess) -> None:
 
 
 def test_a_storm_of_disconnects_frees_everything(server: ServerProcess) -> None:
-    host, _, port = server.url.removeprefix("http://").partition(":")
     dice = random.Random(0)
     for round_ in range(12):
-        sockets = []
-        for i in range(16):
-            body = json.dumps(
-                {"prompt": f"storm {i}", "max_tokens": 200, "stream": bool(i % 2), "n": 1 + i % 3}
-            ).encode()
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-            connection = socket.create_connection((host, int(port)))
-            connection.sendall(head.encode() + b"\r\n\r\n" + body)
-            sockets.append(connection)
+        options = [{"stream": bool(i % 2), "n": 1 + i % 3, "prompt": f"storm {i}"} for i in range(16)]
+        sockets = [send_raw(server.url, "/v1/completions", max_tokens=200, **fields) for fields in options]
         time.sleep(dice.random() * 0.02 * (round_ % 5))
         for connection in sockets:
             connection.close()
@@ -286,11 +277,13 @@ def gauge(server: ServerProcess, name: str) -> float:
 
 
 def test_metrics_of_the_engine(server: ServerProcess) -> None:
-    before = gauge(server, "vllm:generation_tokens_total")
+    names = ("vllm:generation_tokens_total", "quire:steps_total", "vllm:iteration_tokens_total_count")
+    before, steps, seen = (gauge(server, name) for name in names)
     post(server, "/v1/completions", prompt="Hello", max_tokens=10, ignore_eos=True)
     assert wait_until(lambda: gauge(server, "vllm:generation_tokens_total") >= before + 9)
     assert gauge(server, "vllm:time_to_first_token_seconds_count") > 0
-    assert gauge(server, "vllm:iteration_tokens_total_count") > 0
+    assert wait_until(lambda: gauge(server, names[1]) >= steps + 10)
+    assert gauge(server, names[2]) - seen == gauge(server, names[1]) - steps, "no step is missed between two reports"
     assert gauge(server, "quire:kv_blocks") > 0
 
 
@@ -315,6 +308,16 @@ def test_start_up_prints_little_and_sigterm_drains(model: Path) -> None:
         assert "Traceback" not in "".join(process.err)
 
 
+def test_sigterm_while_the_model_loads_ends_all_processes(model: Path) -> None:
+    with serve(model) as process:
+        started = psutil.Process(process.process.pid)
+        assert wait_until(lambda: bool(started.children(recursive=True)), 30)
+        children = started.children(recursive=True)
+        process.signal(signal.SIGTERM)
+        assert process.exit_code(5) == 0
+        assert not psutil.wait_procs(children, timeout=5)[1]
+
+
 def test_a_killed_engine_process_ends_the_server(model: Path) -> None:
     with serve(model) as process:
         url = process.url
@@ -334,13 +337,7 @@ def test_a_stopped_engine_is_not_ready_until_it_goes_on(model: Path) -> None:
         children = psutil.Process(process.process.pid).children(recursive=True)
         for child in children:
             child.suspend()
-        with httpx.Client(timeout=60) as client, pytest.raises(httpx.ReadTimeout):
-            client.post(f"{url}/v1/completions", json={"prompt": "x"}, timeout=0.2)
-        host, _, port = url.removeprefix("http://").partition(":")
-        body = json.dumps({"prompt": "x"}).encode()
-        with socket.create_connection((host, int(port))) as connection:
-            head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-            connection.sendall(head % len(body) + body)
+        with send_raw(url, "/v1/completions", prompt="x") as connection:
             assert wait_until(lambda: status_of(f"{url}/readyz") == 503, 10)
             assert status_of(f"{url}/livez") == 200
             for child in children:

@@ -52,4 +52,5 @@ def make_shots(config: WorkloadConfig, vocab_size: int) -> list[Shot]:
 
 def _lengths(random: np.random.Generator, middle: int, config: WorkloadConfig) -> list[int]:
     low, high = int(middle * (1 - config.range_ratio)), int(middle * (1 + config.range_ratio))
-    return random.integers(max(low, 1), max(high, 1) + 1, config.num_prompts).tolist()
+    lengths: list[int] = random.integers(max(low, 1), max(high, 1) + 1, config.num_prompts).tolist()
+    return lengths

@@ -47,7 +47,7 @@ def _merge(
     tl.store(out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["lse_ptr", "counter_ptr", "seats_ptr", "seq_lens_ptr"])
 def _decode_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, lse_ptr, counter_ptr, seats_ptr, table_ptr, seq_lens_ptr,
     q_stride, table_stride, block_stride, head_stride, scale,
@@ -168,8 +168,10 @@ def decode(
                          f"got {workspace.numel()}")  # fmt: skip
     group = num_heads // num_kv_heads
     block_group = next_power_of_2(group)
-    # A K tile of 16 KiB, two at a time: several programs fit a processor and hide each other's latency.
-    block_n, num_warps, num_stages = tile or (max(16384 // (next_power_of_2(dim) * q.element_size()), 16), 4, 2)
+    # A K tile of 8 KiB and few warps: several programs fit a processor and hide each other's latency.
+    block_n, num_warps, num_stages = tile or (
+        max(8192 // (next_power_of_2(dim) * q.element_size()), 16), 2 if block_group <= 16 else 4, 4
+    )  # fmt: skip
     pdl = has_pdl(q.device)
     _decode_kernel[(splits, num_kv_heads, num_rows)](
         q, k_cache, v_cache, out, workspace, workspace[lines * dim :], workspace.view(torch.int32)[-counters:],

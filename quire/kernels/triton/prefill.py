@@ -142,7 +142,7 @@ def shape(head_dim: int, element_size: int, lines: int, programs: float) -> tupl
     """
     if element_size == 4:
         return 64, 32, 8, 2
-    small = lines <= 128 or programs < 4
+    small = lines <= 128 or programs < 1.5
     if next_power_of_2(head_dim) > 128:
         return (64, 32, 4, 3) if small else (128, 64, 8, 2)
     return (64, 64, 4, 3) if small else (256, 64, 16, 3)

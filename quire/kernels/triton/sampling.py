@@ -33,6 +33,8 @@ _INF = tl.constexpr(float("inf"))
 _LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
 _SHORT = tl.constexpr(1024)  # candidates of a usual row fit here: eight times less to search than SHORTLIST
 
+_STATS_WARPS, _PICK_WARPS, _FILTER_WARPS = 4, 8, 8
+
 # Slices of a batch start anywhere: their alignment must not choose another compiled kernel.
 _ANYWHERE = ["seats", "lengths", "out"]
 
@@ -57,14 +59,14 @@ def _chunk_stats(
 ):
     chunk = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
+    tokens = chunk * CHUNK + tl.arange(0, CHUNK)
+    x = load_logits(logits + row * stride, tokens, vocab)  # first: nothing here has to be waited for
     seat = tl.load(seats + row)
+    inv_temperature = load_float(columns + seat * _WIDTH + _INV_TEMPERATURE)
     if seat == 0:
         return
-    tokens = chunk * CHUNK + tl.arange(0, CHUNK)
-    x = load_logits(logits + row * stride, tokens, vocab)
     top = tl.max(x, 0)
     tl.store(chunk_max + row * chunks + chunk, top)
-    inv_temperature = load_float(columns + seat * _WIDTH + _INV_TEMPERATURE)
     if inv_temperature > 0:
         weights = tl.exp((x - tl.maximum(top, -_LARGEST)) * inv_temperature)
         tl.store(chunk_sum + row * chunks + chunk, tl.sum(weights, 0))
@@ -135,7 +137,7 @@ def _draw_from_list(
         cut = exact_cut(x, weights, top_p * mass)
         weights = tl.where(x >= cut, weights, 0.0)
     place, _ = draw(weights, i, u * tl.sum(weights, 0))
-    return tl.load(short_ids + place)
+    return tl.load(short_ids + place, mask=place < count, other=0)  # a row without any candidate: token 0
 
 
 @triton.jit(do_not_specialize_on_alignment=_ANYWHERE)
@@ -277,7 +279,7 @@ def sample(
         FILTERED=filtered,
         CHUNK=CHUNK,
         GROUP=GROUP,
-        num_warps=4,
+        num_warps=_STATS_WARPS,
     )
     if filtered:
         _pick_filtered[(rows,)](
@@ -303,7 +305,7 @@ def sample(
             CHUNK=CHUNK,
             GROUP=GROUP,
             SHORTLIST=SHORTLIST,
-            num_warps=8,
+            num_warps=_FILTER_WARPS,
         )
     else:
         _pick[(rows,)](
@@ -320,5 +322,5 @@ def sample(
             chunks,
             CHUNKS=triton.next_power_of_2(chunks),
             CHUNK=CHUNK,
-            num_warps=8,
+            num_warps=_PICK_WARPS,
         )

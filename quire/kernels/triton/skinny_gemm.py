@@ -1,7 +1,7 @@
 """x @ weight.T for a handful of rows: reading the weight once, as fast as memory gives it, is the whole job.
 
-Each program owns BLOCK_N outputs and walks along K. With programmatic dependent launch it asks for the head of its
-weight rows, which no kernel of a step writes, before it waits for its predecessor.
+Each program owns BLOCK_N outputs and walks along K. With programmatic dependent launch the one-row kernel fetches its
+first tile of the weight, which no kernel of a step writes, before it waits for its predecessor.
 """
 
 from __future__ import annotations
@@ -12,25 +12,11 @@ import triton.language as tl
 
 from quire.kernels.triton.launch import has_pdl
 
-PREFETCH = 512  # elements of each weight row brought to the L2 cache ahead of the wait
-
-
-@triton.jit
-def _prefetch(weight_ptr, first, N, weight_stride, K: tl.constexpr, BLOCK_N: tl.constexpr, AHEAD: tl.constexpr):
-    """Ask for the first AHEAD elements of BLOCK_N rows, one request a cache line of 128 bytes."""
-    SIZE: tl.constexpr = weight_ptr.dtype.element_ty.primitive_bitwidth // 8
-    line = tl.arange(0, AHEAD * SIZE // 128) * (128 // SIZE)
-    n = tl.minimum(first + tl.arange(0, BLOCK_N), N - 1)
-    at = weight_ptr + n.to(tl.int64)[:, None] * weight_stride + tl.minimum(line, K - 1)[None, :]
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at.to(tl.uint64)], dtype=tl.int32, is_pure=False, pack=1
-    )
-
 
 @triton.jit
 def _vector_kernel(
     x_ptr, weight_ptr, bias_ptr, out_ptr, N, weight_stride,
-    K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, AHEAD: tl.constexpr,
+    K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One row on the ordinary cores: products stay spread over K until one reduction at the end."""
@@ -40,8 +26,6 @@ def _vector_kernel(
     in_n = (n < N)[:, None]
     weight = tl.load(rows + k[None, :], in_n & (k < K)[None, :], 0.0)
     if PDL:
-        if AHEAD > 0:
-            _prefetch(weight_ptr, tl.program_id(0) * BLOCK_N, N, weight_stride, K, BLOCK_N, AHEAD)
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
@@ -61,7 +45,7 @@ def _vector_kernel(
 def _matrix_kernel(
     x_ptr, weight_ptr, bias_ptr, out_ptr, M, N, x_stride, weight_stride,
     K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
-    AHEAD: tl.constexpr, BIAS: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    BIAS: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Up to 16 rows on the matrix units, the weight as the tall operand; the warps share K (SPLIT), not outputs."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -73,8 +57,6 @@ def _matrix_kernel(
     STEP: tl.constexpr = SPLIT * BLOCK_K
     EVEN: tl.constexpr = K % STEP == 0
     if PDL:
-        if AHEAD > 0:
-            _prefetch(weight_ptr, tl.program_id(0) * BLOCK_N, N, weight_stride, K, BLOCK_N, AHEAD)
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     acc = tl.zeros([SPLIT, BLOCK_N, BLOCK_M], tl.float32)
@@ -97,20 +79,18 @@ def linear(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    out_dtype: torch.dtype,
+    out: torch.Tensor,
     vector: tuple[int, int, int] | None = None,
     matrix: tuple[int, int, int, int, int] | None = None,
-    ahead: int = PREFETCH,
 ) -> torch.Tensor:
-    """See `quire.kernels.skinny_gemm`; the last three arguments are for measuring."""
+    """See `quire.kernels.skinny_gemm`; `vector` and `matrix` are for measuring."""
     (m, k), n = x.shape, weight.shape[0]
-    out = torch.empty((m, n), dtype=out_dtype, device=x.device)
     pdl = has_pdl(x.device)
     bias_or_any = weight if bias is None else bias
     if matrix is None and m == 1:
         block_n, block_k, num_warps = vector or ((4, 512, 2) if k <= 1024 else (4, 1024, 4))
         _vector_kernel[(triton.cdiv(n, block_n),)](
-            x, weight, bias_or_any, out, n, weight.stride(0), K=k, BLOCK_N=block_n, BLOCK_K=block_k, AHEAD=ahead,
+            x, weight, bias_or_any, out, n, weight.stride(0), K=k, BLOCK_N=block_n, BLOCK_K=block_k,
             BIAS=bias is not None, PDL=pdl, num_warps=num_warps, launch_pdl=pdl,
         )  # fmt: skip
     else:
@@ -118,7 +98,7 @@ def linear(
         block_n, block_k, split, num_warps, num_stages = matrix or (16, 128 if n <= 2048 else 64, 4, 4, 4)
         _matrix_kernel[(triton.cdiv(n, block_n),)](
             x, weight, bias_or_any, out, m, n, x.stride(0), weight.stride(0), K=k, BLOCK_M=8 if m <= 8 else 16,
-            BLOCK_N=block_n, BLOCK_K=block_k, SPLIT=split, AHEAD=ahead, BIAS=bias is not None, STAGES=num_stages,
+            BLOCK_N=block_n, BLOCK_K=block_k, SPLIT=split, BIAS=bias is not None, STAGES=num_stages,
             PRECISION="ieee" if x.dtype == torch.float32 else "tf32", PDL=pdl, num_warps=num_warps, launch_pdl=pdl,
         )  # fmt: skip
     return out
