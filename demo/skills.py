@@ -172,9 +172,7 @@ def story(rng: Random) -> Task:
     if form in ("free hero", "free both", ""):
         told = replace(told, hero=rng.choice(words.NAMES))
     if form:
-        about = rng.choice(_STORY_ABOUT[form]).format(
-            a=f"a {told.animal}", x=told.animal, h=told.hero, p=told.place
-        )
+        about = rng.choice(_STORY_ABOUT[form]).format(a=f"a {told.animal}", x=told.animal, h=told.hero, p=told.place)
         question = rng.choice(_STORY).format(words.articles(about))
     else:
         question = rng.choice(_ANY_STORY)

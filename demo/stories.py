@@ -88,11 +88,7 @@ _OWN_TALE = 0.6  # how often a character and a place get the one tale that belon
 
 def plot(rng: Random) -> Plot:
     """A complete plot, now and then with a character that no list holds."""
-    animal = (
-        rng.choice(ANIMALS)
-        if rng.random() < 0.93
-        else rng.choice((rng.choice(words.WORDS), words.made_up(rng)))
-    )
+    animal = rng.choice(ANIMALS) if rng.random() < 0.93 else rng.choice((rng.choice(words.WORDS), words.made_up(rng)))
     return Plot(words.name(rng), animal, rng.choice(PLACES))
 
 
