@@ -38,7 +38,7 @@ def qk_norm_rope_write(
     eps: float,
 ) -> torch.Tensor:
     heads = qkv.view(-1, num_heads + 2 * num_kv_heads, head_dim)
-    qk, v = heads.split([num_heads + num_kv_heads, num_kv_heads], dim=1)
+    qk, v = torch.split(heads, [num_heads + num_kv_heads, num_kv_heads], dim=1)
     qk = qk.float()  # queries and keys go through everything together
     if q_weight is not None and k_weight is not None:
         weights = torch.cat([q_weight.expand(num_heads, -1), k_weight.expand(num_kv_heads, -1)])
@@ -51,7 +51,7 @@ def qk_norm_rope_write(
 
 
 def _inverse_rms(wide: torch.Tensor, eps: float) -> torch.Tensor:
-    norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    norm: torch.Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     return norm.square_().div_(wide.shape[-1]).add_(eps).rsqrt_()
 
 
@@ -59,9 +59,10 @@ def _rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
     """x [tokens, heads, head_dim], cos_sin [tokens, 1, rotary_dim], both float32."""
     cos, sin = cos_sin.chunk(2, dim=-1)
     half = cos.shape[-1]
-    first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
+    parts = [half, half, x.shape[-1] - 2 * half]
+    first, second, rest = torch.split(x, parts, dim=-1)
     y = torch.empty_like(x)
-    y_first, y_second, y_rest = y.split([half, half, rest.shape[-1]], dim=-1)
+    y_first, y_second, y_rest = torch.split(y, parts, dim=-1)
     torch.mul(first, cos, out=y_first).addcmul_(second, sin, value=-1)
     torch.mul(second, cos, out=y_second).addcmul_(first, sin)
     y_rest.copy_(rest)

@@ -48,4 +48,5 @@ class Attention(nn.Module):
         place = (ctx.positions, ctx.slots, cache.k, cache.v)
         norms = (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps) if self.q_norm and self.k_norm else ()
         q = qk_norm_rope_write(self.qkv_proj(x), self.cos_sin, *place, *self.heads, *norms)
-        return self.o_proj(ctx.backend.run(q, cache, ctx.plan, self.scale))
+        y: torch.Tensor = self.o_proj(ctx.backend.run(q, cache, ctx.plan, self.scale))
+        return y

@@ -26,4 +26,5 @@ class DecoderLayer(nn.Module):
     def forward(self, x: torch.Tensor, residual: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         """x: the normed residual; both [tokens, hidden]. `residual` is updated in place."""
         x = self.self_attn(x, ctx)
-        return self.mlp(self.post_attention_layernorm.add(x, residual))
+        x = self.mlp(self.post_attention_layernorm.add(x, residual))
+        return x

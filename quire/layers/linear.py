@@ -48,7 +48,11 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 def float_linear(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """As `linear` without bias, but float32 [m, n], into `out` if given: logits keep what the sum has gained."""
-    if x.is_cuda and x.dtype != torch.float32:
-        return torch.mm(x, weight.t(), out_dtype=torch.float32, **({} if out is None else {"out": out}))
-    y = linear(x, weight)
-    return y.float() if out is None else out.copy_(y)
+    if not x.is_cuda:
+        y = cpu_linear.linear(x, weight)
+        return y.float() if out is None else out.copy_(y)
+    if skinny_gemm.pays(x.shape[0], *weight.shape):
+        return skinny_gemm.linear(x, weight, out_dtype=torch.float32, out=out)
+    if out is None:
+        out = torch.empty((x.shape[0], weight.shape[0]), dtype=torch.float32, device=x.device)
+    return torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)

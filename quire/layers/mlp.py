@@ -18,4 +18,5 @@ class GatedMLP(nn.Module):
         self.down_proj = Linear(intermediate, hidden, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(silu_and_mul(self.gate_up_proj(x)))
+        y: torch.Tensor = self.down_proj(silu_and_mul(self.gate_up_proj(x)))
+        return y

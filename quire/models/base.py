@@ -77,20 +77,20 @@ class DecoderStack(nn.Module):
         self.num_heads = sizes.heads
         self.sliding_window = sliding_window
         self.embed_tokens = Embedding(sizes.vocab, sizes.hidden)
-        self.layers = nn.ModuleList(layer(index) for index in range(sizes.layers))
+        layers = [layer(index) for index in range(sizes.layers)]
+        self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(sizes.hidden, sizes.eps)
+        norms = [each.input_layernorm for each in layers] + [self.norm]
+        self._chain = list(zip(layers, norms[1:], strict=True))  # each layer, and the norm that takes its last sum
         self.lm_head = None if tied else Linear(sizes.hidden, sizes.vocab, bias=False)
 
     def forward(self, input_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         """input_ids int32 [tokens] → final hidden states [tokens, hidden]."""
         residual = self.embed_tokens(input_ids)
-        x = self.layers[0].input_layernorm(residual)
-        for layer, next_norm in zip(self.layers, self._norms_after(), strict=True):
+        x: torch.Tensor = self._chain[0][0].input_layernorm(residual)
+        for layer, next_norm in self._chain:
             x = next_norm.add(layer(x, residual, ctx), residual)
         return x
-
-    def _norms_after(self) -> list[RMSNorm]:
-        return [*(layer.input_layernorm for layer in self.layers[1:]), self.norm]
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """hidden [rows, hidden] → float32 [rows, vocab], written to `out` if given."""

@@ -50,10 +50,10 @@ class Transfer:
 
     def _mark_sent(self) -> None:
         if self._on_gpu:
-            event = torch.cuda.Event()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
             self._sent[self._turn] = event
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.view(torch.uint8).numpy())
+    return memoryview(tensor.view(torch.uint8).numpy())  # type: ignore[arg-type]
