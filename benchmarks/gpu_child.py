@@ -102,7 +102,7 @@ def main() -> None:
         bench.run(test)
     report = bench.llm.info.report
     print("FACTS " + json.dumps({name: getattr(report, name) for name in FACT_NAMES}), flush=True)
-    print("STATS " + json.dumps(bench.llm.stats().phase_seconds), flush=True)
+    print("STATS " + json.dumps(bench.llm.call("stats")["phase_seconds"]), flush=True)
     bench.llm.shutdown()
 
 

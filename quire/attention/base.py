@@ -70,7 +70,7 @@ class AttentionBackend(Protocol):
         ...
 
     def plan(self, inputs: AttentionInputs) -> Any:
-        """Prepare a step; must not wait for the device."""
+        """Prepare a step; must not wait for the device. Its launches are captured with the step."""
         ...
 
     def run(self, q: torch.Tensor, cache: LayerCache, plan: Any, scale: float) -> torch.Tensor:

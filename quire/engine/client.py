@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
-from quire.config.resolve import Resolved
-from quire.types.kv import WorkerReport
+from quire.engine.in_process import InProcessClient
+from quire.engine.messages import EngineInfo
+from quire.engine.remote import ProcessClient
 from quire.types.output import EngineOutputs
 from quire.types.request import EngineRequest
 
-
-@dataclass(frozen=True)
-class EngineInfo:
-    """What the front end must know of a started engine."""
-
-    resolved: Resolved
-    report: WorkerReport
-
-    @property
-    def max_model_len(self) -> int:
-        return self.report.max_model_len
+__all__ = ["EngineClient", "EngineInfo", "InProcessClient", "ProcessClient"]
 
 
 class EngineClient(Protocol):
     info: EngineInfo
+    last_heard: float
+    """time.monotonic() of the latest message. With requests unfinished and an old one, the engine hangs."""
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. One that can never run comes back as an output with finish_reason 'error'."""
@@ -39,8 +31,21 @@ class EngineClient(Protocol):
         """The next outputs; empty if there are none within `timeout` seconds. Raises EngineDeadError."""
         ...
 
-    def call(self, method: str, *args: Any) -> Any:
-        """A utility of the core: "stats", "reset_prefix_cache", "check" …"""
+    def outputs(self) -> AsyncGenerator[EngineOutputs, None]:
+        """All outputs from now on, for one asyncio task. Raises EngineDeadError. Ends with `aclose()`."""
         ...
 
-    def shutdown(self) -> None: ...
+    def call(self, method: str, *args: Any) -> Any:
+        """A utility of the core: "stats", "reset_prefix_cache", "check", "drain", "ping", "profile", "worker".
+
+        Waits for the answer, plain data. Raises what the utility raised.
+        """
+        ...
+
+    async def call_async(self, method: str, *args: Any) -> Any:
+        """`call` for an event loop, whether or not it reads `outputs()`."""
+        ...
+
+    def shutdown(self) -> None:
+        """End the core. Call it from the thread that reads the outputs, or when nobody does."""
+        ...

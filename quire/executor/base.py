@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import numpy as np
+
+from quire.config.resolve import Resolved
+from quire.foundation.child import Failure
+from quire.foundation.registry import Registry
 from quire.types.kv import WorkerReport
 from quire.types.plan import StepPlan
 from quire.types.result import StepResult
+
+# Named, not imported: a core whose worker is another process never loads torch.
+WORKER = "quire.worker.worker:Worker"
 
 
 class StepFuture(Protocol):
@@ -21,6 +29,9 @@ class StepFuture(Protocol):
 
 class Executor(Protocol):
     """Runs plans in order. Plans may be submitted before earlier ones have finished."""
+
+    sentinel: int | None
+    """File descriptor that becomes readable when the worker is gone; None if it cannot go without us."""
 
     def start(self) -> WorkerReport:
         """Bring the device up, load, measure, allocate, capture. Raises ConfigError if the model cannot run here."""
@@ -37,3 +48,48 @@ class Executor(Protocol):
         ...
 
     def shutdown(self) -> None: ...
+
+
+class Worker(Protocol):
+    """What an executor drives; `quire.worker.worker.Worker` is the real one. Constructed with `Resolved`."""
+
+    def start(self) -> WorkerReport: ...
+
+    def execute(self, plan: StepPlan) -> StepFuture:
+        """Launch a step. Does not wait for a device that can run ahead."""
+        ...
+
+    def call(self, method: str, *args: Any) -> Any: ...
+
+    def shutdown(self) -> None: ...
+
+
+class FailedLaunch:
+    """The future of a step that could not even be launched; it keeps its turn among the others."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> StepResult:
+        raise self._error
+
+
+def failed_step(step: int, error: Exception) -> StepResult:
+    """The result of a step that raised `error`."""
+    nothing = np.empty(0, np.int32)
+    return StepResult(step=step, tokens=nothing, counts=nothing, error=Failure.of(error).message)
+
+
+EXECUTORS = Registry(
+    "executor",
+    {"uni": "quire.executor.in_process:InProcessExecutor", "mp": "quire.executor.multiproc:MultiprocExecutor"},
+)
+
+
+def make_executor(resolved: Resolved, worker: str = WORKER) -> Executor:
+    """The executor that `resolved` asks for, around the worker class that `worker` names; not started yet."""
+    executor: Executor = EXECUTORS.get(resolved.executor)(resolved, worker)
+    return executor

@@ -6,8 +6,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+# `stop_reason` of an output with finish_reason "error", for programs; `error` says it to people.
+INVALID_REQUEST = "invalid_request"  # can never run here
+QUEUE_FULL = "queue_full"  # max_num_queued_reqs; later it may
+DRAINING = "draining"  # the engine finishes what it has and takes nothing new
+STEP_FAILED = "step_failed"  # was part of a step that failed; the engine ends
 
-class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
+
+class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Log-probabilities of one position; entry 0 is the sampled (or prompt) token, then the top-k."""
 
     token_ids: list[int]
@@ -15,7 +21,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
     rank: int  # of entry 0, 1-based
 
 
-class EngineOutput(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class EngineOutput(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """News of one request after one step."""
 
     request_id: str
@@ -23,7 +29,7 @@ class EngineOutput(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     logprobs: list[TokenLogprobs] | None = None  # one a new token
     prompt_logprobs: list[TokenLogprobs] | None = None  # new prompt positions, in order, from position 1
     finish_reason: str | None = None  # stop | length | abort | error
-    stop_reason: int | str | None = None  # the stop token id; None for EOS
+    stop_reason: int | str | None = None  # the stop token id; None for EOS; after an error one of the words above
     num_cached_tokens: int = 0
     queued: float = 0.0  # seconds from arrival to first scheduling, set on the first output
     num_preemptions: int = 0
@@ -48,7 +54,9 @@ class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
     num_preemptions: int = 0
     last_step_time: float = 0.0  # time.time() of the last settled step
     step_tokens: list[int] = msgspec.field(default_factory=list)  # tokens of the steps since the last report
-    phase_seconds: dict[str, float] = msgspec.field(default_factory=dict)  # plan, submit, wait, settle
+    phase_seconds: dict[str, float] = msgspec.field(
+        default_factory=dict
+    )  # idle, inbox, plan, submit, wait, settle, outbox
 
 
 class EngineOutputs(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

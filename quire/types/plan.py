@@ -33,21 +33,18 @@ class NewBlocks(msgspec.Struct, frozen=True, array_like=True):
     blocks: np.ndarray
 
 
-class CopyBlocks(msgspec.Struct, frozen=True, tag="copy_blocks"):
-    """Copy KV blocks on the device before the step: `dst[i] <- src[i]`."""
+class PromptLogprobs(msgspec.Struct, frozen=True, tag="prompt_logprobs"):
+    """Catch-up rows whose prompt positions are scored; `StepResult.prompt_logprobs` answers.
 
-    group: int
-    src: np.ndarray
-    dst: np.ndarray
-
-
-class PoolRows(msgspec.Struct, frozen=True, tag="pool_rows"):
-    """Rows whose hidden states are pooled instead of sampled."""
+    A chunk over prompt positions [a, b) gives one line for each of the prompt tokens a + 1 … b, in order (the last
+    prompt token at most). Token b is not among the chunk's own: it comes here, -1 where the prompt has no more.
+    """
 
     rows: np.ndarray
+    next_ids: np.ndarray
 
 
-Attachment = CopyBlocks | PoolRows
+Attachment = PromptLogprobs  # a tagged union: one member a feature that single steps carry
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,7 +25,3 @@ class KVStore:
     @property
     def num_bytes(self) -> int:
         return self.data.numel() * self.data.element_size()
-
-    def copy_blocks(self, src: torch.Tensor, dst: torch.Tensor) -> None:
-        """Copy whole blocks in every layer: dst[i] <- src[i] (int64 indices)."""
-        self.data[:, :, dst] = self.data[:, :, src]

@@ -72,7 +72,9 @@ class Readback:
     ) -> StepHandle:
         """tokens: [rows] int32 on the device, -1 where a row did not sample."""
         if not self._on_gpu:
-            return ReadyStep(_result(plan, tokens.numpy().copy(), _host(logprobs), _host(prompt_logprobs)))
+            return ReadyStep(
+                _result(plan, tokens[: plan.num_rows].numpy().copy(), _host(logprobs), _host(prompt_logprobs))
+            )
         slot, rows = self._slot, plan.num_rows
         self._slot = (slot + 1) % len(self._tokens)
         self._computed[slot].record()

@@ -12,11 +12,11 @@ from quire.attention.base import AttentionBackend
 from quire.attention.context import StepContext
 from quire.kernels.step import commit, gather_decode
 from quire.models.base import DecoderStack
-from quire.types.plan import CopyBlocks, StepPlan
+from quire.types.plan import PromptLogprobs, StepPlan
 from quire.worker.batch import Batch, BatchBuilder
 from quire.worker.graphs import DecodeGraphs
 from quire.worker.kv_store import KVStore
-from quire.worker.prompt_logprobs import PromptLogprobs
+from quire.worker.prompt_logprobs import PromptScorer
 from quire.worker.readback import Readback, StepHandle
 from quire.worker.sampling.logprobs import LogprobTensors
 from quire.worker.sampling.sampler import Features, History, Sampler
@@ -52,7 +52,7 @@ class Runner:
         self._builder = builder
         self._sampler = sampler
         self._history = History(store.token_of_slot, seats.state.block_table, seats.state.block_size)
-        self._prompt_logprobs = PromptLogprobs(model, vocab_size=sampler.vocab_size)
+        self._prompt_scorer = PromptScorer(model, sampler.vocab_size)
         self._staging = Staging(staging_capacity, device)
         self._readback = Readback(max_rows, device)
         self._device = device
@@ -84,8 +84,7 @@ class Runner:
     def run(self, plan: StepPlan) -> StepHandle:
         with self.on_stream():
             self._sampler.admit(plan.admits)
-            self._prompt_logprobs.admit(plan.admits, plan.releases)
-            self._attach(plan)
+            self._prompt_scorer.admit(plan.admits)
             handle = self._decode(plan) if plan.num_decodes == plan.num_rows else self._mixed(plan)
             self._seats.advance(plan.seats, plan.num_tokens)
             return handle
@@ -126,8 +125,10 @@ class Runner:
     def _mixed(self, plan: StepPlan) -> StepHandle:
         batch = self._builder.mixed(plan, self._staging)
         hidden = self._forward(batch)
-        prompt_logprobs = self._prompt_logprobs.run(plan, hidden, batch.buffers.input_ids)
-        logprobs = None
+        logprobs = prompt_logprobs = None
+        for attachment in plan.attachments:
+            if isinstance(attachment, PromptLogprobs):
+                prompt_logprobs = self._prompt_scorer.score(plan, attachment, hidden, batch.buffers.input_ids)
         if len(batch.sample_rows_np):
             logits = self.model.logits(hidden.index_select(0, batch.logit_tokens))
             seats = plan.seats[batch.sample_rows_np]
@@ -171,11 +172,3 @@ class Runner:
         self._readback.before_commit()
         tokens = self._tokens[: batch.num_rows]
         commit(self._seats.state, tokens, batch.seats, batch.buffers.seq_lens, sampled, batch.sample_index)
-
-    def _attach(self, plan: StepPlan) -> None:
-        for attachment in plan.attachments:
-            if isinstance(attachment, CopyBlocks):
-                src, dst = (torch.from_numpy(a.astype(np.int64)) for a in (attachment.src, attachment.dst))
-                self._store.copy_blocks(src.to(self._device), dst.to(self._device))
-            else:
-                raise ValueError(f"no feature of this worker reads {type(attachment).__name__}")

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+_ALIGNED = 4  # elements, 16 bytes: kernels are compiled once for aligned arrays, not once more for others
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -39,10 +41,11 @@ class Staging:
     @property
     def room(self) -> int:
         """Elements that still fit before the next `send`."""
-        return self.capacity - self._fill
+        return self.capacity - self._fill - _ALIGNED
 
     def put(self, values: np.ndarray | list[int]) -> Span:
-        start, stop = self._fill, self._fill + len(values)
+        start = -(-self._fill // _ALIGNED) * _ALIGNED
+        stop = start + len(values)
         if stop > self.capacity:
             raise ValueError(f"staging holds {self.capacity} values, {stop} were put")
         self._host_np[self._slot][start:stop] = values

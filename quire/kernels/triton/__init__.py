@@ -1,1 +1,1 @@
-"""Triton implementations. Imported only when a tensor lives on a GPU: Triton may be absent elsewhere."""
+"""The Triton side of `quire.kernels`: imported only once a CUDA tensor turns up, so Triton may be absent."""

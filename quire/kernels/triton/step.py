@@ -15,7 +15,7 @@ _ROWS = 128  # rows a program, where a program handles rows
 _TOKENS = 512  # tokens of one row a program, in gather
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["index", "values"])
 def _scatter(dst, index, values, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = i < n
@@ -27,7 +27,10 @@ def scatter(dst: torch.Tensor, index: torch.Tensor, values: torch.Tensor) -> Non
     _scatter[(triton.cdiv(n, 1024),)](dst, index, values, n, BLOCK=1024)
 
 
-@triton.jit(do_not_specialize=["num_decodes", "max_blocks"])
+@triton.jit(
+    do_not_specialize=["num_decodes", "max_blocks"],
+    do_not_specialize_on_alignment=["seats", "query_start", "staged_ids"],
+)
 def _gather(
     last_token,
     num_computed,
@@ -146,7 +149,7 @@ def gather_decode(state: SeatState, out: StepBuffers, seats: torch.Tensor) -> No
     )
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["seats", "sampled", "sample_index"])
 def _commit(
     last_token,
     num_computed,

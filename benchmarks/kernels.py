@@ -1,0 +1,292 @@
+"""Times every kernel on the shapes of two models and puts the achieved rate beside the library's.
+
+    python benchmarks/kernels.py [--only decode,linear] [--json results.json]
+
+Each line is the median of ten CUDA-graph replays of a chain of calls over buffers that rotate past the L2 cache,
+divided by the calls. Bytes are the least that must move (inputs read once, outputs written once).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from quire.kernels import activation, norm, paged_attention, rope, skinny_gemm
+
+DEVICE, DTYPE, BLOCK_SIZE = torch.device("cuda"), torch.bfloat16, 16
+PAST_L2 = 256 * 2**20  # bytes that a chain of calls must touch before it comes back to its first buffer
+
+
+@dataclass(frozen=True)
+class Model:
+    name: str
+    hidden: int
+    heads: int
+    kv_heads: int
+    dim: int
+    inner: int
+    vocab: int
+    qk_norm: bool
+
+    @property
+    def qkv(self) -> int:
+        return (self.heads + 2 * self.kv_heads) * self.dim
+
+
+MODELS = [
+    Model("qwen3-0.6b", 1024, 16, 8, 128, 3072, 151936, True),
+    Model("llama-3.1-8b", 4096, 32, 8, 128, 14336, 128256, False),
+]
+
+
+@dataclass
+class Line:
+    kernel: str
+    model: str
+    shape: str
+    us: float
+    rate: float
+    unit: str  # GB/s or TFLOP/s
+    library_us: float | None = None
+
+
+def microseconds(calls: list[Callable[[], object]], replays: int = 10) -> float:
+    """Time of one call, as the median over replays of a graph that holds all of `calls` once."""
+    for call in calls[:2]:
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    graph.replay()
+    times = []
+    for _ in range(replays):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1000 / len(calls))
+    return statistics.median(times)
+
+
+def copies(num_bytes: int, least: int = 8, most: int = 64) -> int:
+    """How many buffers of `num_bytes` a chain needs."""
+    return min(max(PAST_L2 // num_bytes + 1, least), most)
+
+
+def random(*shape: int, dtype: torch.dtype = DTYPE) -> torch.Tensor:
+    return torch.randn(shape, device=DEVICE, dtype=dtype)
+
+
+def bench_small(model: Model) -> Iterator[Line]:
+    weight, head_weight = random(model.hidden), random(model.dim) if model.qk_norm else None
+    table = random(8192, model.dim, dtype=torch.float32)
+    for tokens in (1, 64, 8192):
+        size = tokens * model.hidden * 2
+        sets = copies(3 * size)
+        pairs = [(random(tokens, model.hidden), random(tokens, model.hidden)) for _ in range(sets)]
+        us = microseconds([partial(norm.rms_norm, x, weight, 1e-6) for x, _ in pairs])
+        library = microseconds([partial(F.rms_norm, x, (model.hidden,), weight, 1e-6) for x, _ in pairs])
+        yield Line("rms_norm", model.name, f"{tokens}", us, 2 * size / us / 1e3, "GB/s", library)
+        us = microseconds([partial(norm.add_rms_norm, *pair, weight, 1e-6) for pair in pairs])
+        yield Line("add_rms_norm", model.name, f"{tokens}", us, 4 * size / us / 1e3, "GB/s")
+
+        size = tokens * model.inner * 2
+        inputs = [random(tokens, 2 * model.inner) for _ in range(copies(3 * size))]
+        us = microseconds([partial(activation.silu_and_mul, x) for x in inputs])
+        yield Line("silu_and_mul", model.name, f"{tokens}", us, 3 * size / us / 1e3, "GB/s")
+
+        size = tokens * model.qkv * 2
+        inputs = [random(tokens, model.qkv) for _ in range(copies(2 * size))]
+        positions = torch.arange(tokens, device=DEVICE, dtype=torch.int32)
+        k_cache, v_cache = (random(tokens // BLOCK_SIZE + 2, model.kv_heads, BLOCK_SIZE, model.dim) for _ in "kv")
+        us = microseconds([
+            partial(
+                rope.qk_norm_rope_write, x, table, positions, positions, k_cache, v_cache, model.heads,
+                model.kv_heads, model.dim, head_weight, head_weight,
+            )
+            for x in inputs
+        ])  # fmt: skip
+        yield Line("qk_norm_rope_write", model.name, f"{tokens}", us, 2 * size / us / 1e3, "GB/s")
+
+
+@dataclass
+class Paged:
+    k: torch.Tensor
+    v: torch.Tensor
+    table: torch.Tensor
+    seats: list[torch.Tensor]  # one a set of rows
+    seq_lens: torch.Tensor
+
+
+def paged(model: Model, seq_lens: list[int], sets: int) -> Paged:
+    """A cache for `sets` batches of the same lengths, its blocks in random order."""
+    counts = [-(-n // BLOCK_SIZE) for n in seq_lens] * sets
+    order = (torch.randperm(sum(counts), device=DEVICE) + 1).int()
+    table = torch.zeros(len(counts) + 1, max(counts), device=DEVICE, dtype=torch.int32)
+    for i, part in enumerate(order.split(counts)):
+        table[i + 1, : len(part)] = part
+    k, v = (random(sum(counts) + 1, model.kv_heads, BLOCK_SIZE, model.dim) for _ in "kv")
+    seats = (torch.arange(len(counts), device=DEVICE, dtype=torch.int32) + 1).split(len(seq_lens))
+    return Paged(k, v, table, list(seats), torch.tensor(seq_lens, device=DEVICE, dtype=torch.int32))
+
+
+def decode_case(model: Model, rows: int, length: int) -> tuple[Paged, torch.Tensor, torch.Tensor, int]:
+    """Cache, queries, workspace and the KV bytes of one call."""
+    size = rows * length * model.kv_heads * model.dim * 4
+    cache = paged(model, [length] * rows, copies(size, least=2))
+    workspace = paged_attention.decode_workspace(rows, model.heads, model.kv_heads, model.dim, DEVICE)
+    return cache, random(rows, model.heads, model.dim), workspace, size
+
+
+def bench_decode(model: Model) -> Iterator[Line]:
+    for rows, length in [(1, 256), (1, 4096), (1, 32768), (8, 1024), (64, 256), (64, 1024), (64, 4096), (256, 1024)]:
+        cache, q, workspace, size = decode_case(model, rows, length)
+        us = microseconds([
+            partial(
+                paged_attention.decode, q, cache.k, cache.v, seats, cache.table, cache.seq_lens, model.dim**-0.5,
+                workspace,
+            )
+            for seats in cache.seats
+        ])  # fmt: skip
+        yield Line("decode", model.name, f"{rows}x{length}", us, size / us / 1e3, "GB/s")
+
+
+def prefill_case(model: Model, rows: int, queries: int, length: int) -> tuple[Paged, torch.Tensor, torch.Tensor, float]:
+    """Cache, queries, their offsets and the floating-point operations of one call."""
+    cache = paged(model, [length] * rows, 1)
+    q = random(rows * queries, model.heads, model.dim)
+    starts = torch.arange(rows + 1, device=DEVICE, dtype=torch.int32) * queries
+    pairs = rows * (queries * (length - queries) + queries * (queries + 1) / 2)
+    return cache, q, starts, 4 * pairs * model.heads * model.dim
+
+
+def bench_prefill(model: Model) -> Iterator[Line]:
+    for rows, queries, length in [(1, 1024, 1024), (1, 8192, 8192), (1, 8192, 32768), (16, 512, 512), (64, 64, 4160)]:
+        cache, q, starts, flops = prefill_case(model, rows, queries, length)
+        us = microseconds([
+            partial(
+                paged_attention.prefill, q, cache.k, cache.v, cache.seats[0], cache.table, starts, cache.seq_lens,
+                rows, queries, model.dim**-0.5,
+            )
+        ] * 4)  # fmt: skip
+        library = None
+        if queries == length:  # the library reads contiguous K and V
+            ours = [random(rows, n, queries, model.dim) for n in (model.heads, model.kv_heads, model.kv_heads)]
+            call = partial(F.scaled_dot_product_attention, *ours, is_causal=True, enable_gqa=True)
+            library = microseconds([call] * 4)
+        yield Line("prefill", model.name, f"{rows}x{queries}/{length}", us, flops / us / 1e6, "TFLOP/s", library)
+
+
+def bench_linear(model: Model) -> Iterator[Line]:
+    shapes = [(model.hidden, model.qkv), (model.heads * model.dim, model.hidden), (model.hidden, 2 * model.inner),
+              (model.inner, model.hidden), (model.hidden, model.vocab)]  # fmt: skip
+    for k, n in shapes:
+        weights = [random(n, k) for _ in range(copies(n * k * 2, least=4))]
+        for m in (1, 2, 4, 8, 16):
+            x = random(m, k)
+            us = microseconds([partial(skinny_gemm.linear, x, w) for w in weights])
+            library = microseconds([partial(F.linear, x, w) for w in weights])
+            yield Line("linear", model.name, f"{m}x{k}->{n}", us, n * k * 2 / us / 1e3, "GB/s", library)
+        del weights
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    if skinny_gemm.pays(x.shape[0], *weight.shape):
+        return skinny_gemm.linear(x, weight)
+    return F.linear(x, weight)
+
+
+@dataclass
+class Layer:
+    """A decoder layer's decode step, chained as in the model."""
+
+    model: Model
+    cache: Paged
+    seats: torch.Tensor
+    weights: list[torch.Tensor]  # qkv, o, gate_up, down
+    gain: torch.Tensor
+    head_gain: torch.Tensor | None
+    table: torch.Tensor
+    positions: torch.Tensor
+    workspace: torch.Tensor
+    x: torch.Tensor
+    residual: torch.Tensor
+
+    def __call__(self) -> None:
+        m, cache, (qkv, o, gate_up, down) = self.model, self.cache, self.weights
+        h = norm.add_rms_norm(self.x, self.residual, self.gain, 1e-6)
+        q = rope.qk_norm_rope_write(
+            linear(h, qkv), self.table, self.positions, self.positions, cache.k, cache.v, m.heads, m.kv_heads, m.dim,
+            self.head_gain, self.head_gain,
+        )  # fmt: skip
+        h = paged_attention.decode(
+            q, cache.k, cache.v, self.seats, cache.table, cache.seq_lens, m.dim**-0.5, self.workspace
+        )
+        h = norm.add_rms_norm(linear(h, o), self.residual, self.gain, 1e-6)
+        linear(activation.silu_and_mul(linear(h, gate_up)), down)
+
+
+def bench_layer(model: Model) -> Iterator[Line]:
+    shapes = [(model.qkv, model.hidden), (model.hidden, model.heads * model.dim), (2 * model.inner, model.hidden),
+              (model.hidden, model.inner)]  # fmt: skip
+    weight_bytes = sum(n * k for n, k in shapes) * 2
+    weights = [[random(n, k) * 0.02 for n, k in shapes] for _ in range(copies(weight_bytes, least=4))]
+    gain, head_gain = random(model.hidden), random(model.dim) if model.qk_norm else None
+    table = random(8192, model.dim, dtype=torch.float32)
+    for rows, length in [(1, 256), (1, 4096), (8, 256), (16, 256), (64, 256), (256, 1024)]:
+        cache, _, workspace, kv_bytes = decode_case(model, rows, length)
+        positions = torch.full((rows,), length - 1, device=DEVICE, dtype=torch.int32)
+        x, residual = random(rows, model.hidden), random(rows, model.hidden)
+        us = microseconds([
+            Layer(model, cache, cache.seats[i % len(cache.seats)], w, gain, head_gain, table, positions, workspace, x,
+                  residual)
+            for i, w in enumerate(weights)
+        ])  # fmt: skip
+        yield Line("layer", model.name, f"{rows}x{length}", us, (weight_bytes + kv_bytes) / us / 1e3, "GB/s")
+
+
+BENCHES = {"small": bench_small, "decode": bench_decode, "prefill": bench_prefill, "linear": bench_linear,
+           "layer": bench_layer}  # fmt: skip
+
+
+def show(line: Line) -> None:
+    rate = f"{line.rate:8.0f} {line.unit:8}"
+    beside = "" if line.library_us is None else f"{line.library_us:9.1f} {line.library_us / line.us:5.2f}x"
+    print(f"{line.model:13} {line.kernel:19} {line.shape:18} {line.us:9.1f} {rate}{beside}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(BENCHES), help="comma-separated: " + ", ".join(BENCHES))
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {DTYPE}, block size {BLOCK_SIZE}")
+    print(f"{'model':13} {'kernel':19} {'shape':18} {'µs':>9} {'rate':>8} {'':8}{'library µs':>9}")
+    lines = []
+    for name in arguments.only.split(","):
+        for model in MODELS:
+            for line in BENCHES[name](model):
+                show(line)
+                lines.append(line)
+            torch.cuda.empty_cache()
+    if arguments.json:
+        arguments.json.write_text(json.dumps([asdict(line) for line in lines], indent=1))
+
+
+if __name__ == "__main__":
+    main()

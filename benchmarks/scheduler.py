@@ -1,0 +1,140 @@
+"""What planning costs: microseconds of `plan` and of `settle` a step, without any model.
+
+    python -m benchmarks.scheduler [--rows 1024] [--steps 400] [--depth 2]
+
+steady: all rows decode, nobody comes or goes (a block boundary every `block_size` tokens, spread over the rows).
+churn: like it, but outputs are short, so that requests end and new ones are admitted nearly every step.
+quiet: steady, for requests whose output is wanted only at the end.
+prefix: admission of prompts that share a long prefix, microseconds a request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from quire.scheduling.scheduler import Scheduler
+from quire.types.kv import KVGroupSpec
+from quire.types.plan import StepPlan
+from quire.types.request import EngineRequest
+from quire.types.result import StepResult
+from quire.types.sampling import RequestOutputKind, SamplingParams
+
+Make = Callable[[int], EngineRequest]
+
+
+def make_scheduler(rows: int) -> Scheduler:
+    return Scheduler(
+        max_num_seqs=rows,
+        max_num_batched_tokens=8192,
+        max_model_len=8192,
+        num_blocks=65_536,
+        groups=[KVGroupSpec("full", 16, 28, 8, 128, 2)],
+    )
+
+
+def request(number: int, prompt: list[int], max_tokens: int, kind: RequestOutputKind) -> EngineRequest:
+    params = SamplingParams(max_tokens=max_tokens, output_kind=kind)
+    return EngineRequest(
+        id=f"cmpl-{number:032x}", token_ids=prompt, params=params, max_tokens=max_tokens, stop_token_ids=[0, 1]
+    )
+
+
+def answer(plan: StepPlan) -> StepResult:
+    return StepResult(
+        step=plan.step,
+        tokens=np.where(plan.samples, 7, -1).astype(np.int32)[:, None],
+        counts=plan.samples.astype(np.int32),
+    )
+
+
+def drive(scheduler: Scheduler, rows: int, steps: int, depth: int, make: Make) -> tuple[list[float], list[float]]:
+    """Keep `rows` requests alive; returns microseconds of plan and of settle a step, once all have a seat."""
+    number = 0
+    in_flight: deque[tuple[StepPlan, StepResult]] = deque()
+    plans: list[float] = []
+    settles: list[float] = []
+    warm = 0
+    while len(plans) < steps:
+        for _ in range(rows - alive(scheduler)):
+            scheduler.add(make(number))
+            number += 1
+        start = time.perf_counter()
+        plan = scheduler.plan()
+        planned = time.perf_counter()
+        assert plan is not None
+        in_flight.append((plan, answer(plan)))
+        if len(in_flight) < depth:
+            continue
+        oldest = in_flight.popleft()
+        settling = time.perf_counter()
+        scheduler.settle(*oldest)
+        settled = time.perf_counter()
+        warm += plan.num_decodes >= rows * 0.9
+        if warm > 20:
+            plans.append((planned - start) * 1e6)
+            settles.append((settled - settling) * 1e6)
+    return plans, settles
+
+
+def alive(scheduler: Scheduler) -> int:
+    stats = scheduler.stats()
+    return stats.num_running + stats.num_waiting
+
+
+def report(name: str, plans: list[float], settles: list[float]) -> None:
+    both = [p + s for p, s in zip(plans, settles, strict=True)]
+    cells = [f"{statistics.median(times):8.0f} {max(times):8.0f}" for times in (plans, settles, both)]
+    print(f"{name:10}{cells[0]}{cells[1]}{cells[2]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1024)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--depth", type=int, default=2)
+    options = parser.parse_args()
+    rng = random.Random(0)
+    prompts = [[rng.randrange(2, 1000) for _ in range(rng.randint(16, 240))] for _ in range(options.rows)]
+
+    def endless(kind: RequestOutputKind) -> Make:
+        return lambda i: request(i, prompts[i % len(prompts)], 4096, kind)
+
+    def brief(i: int) -> EngineRequest:
+        return request(i, prompts[i % len(prompts)], 64 + i % 512, RequestOutputKind.DELTA)
+
+    print(f"{options.rows} rows, depth {options.depth}; microseconds a step, median and worst")
+    print(f"{'':10}{'plan':>17}{'settle':>17}{'both':>17}")
+    for name, make in (
+        ("steady", endless(RequestOutputKind.DELTA)),
+        ("churn", brief),
+        ("quiet", endless(RequestOutputKind.FINAL_ONLY)),
+    ):
+        scheduler = make_scheduler(options.rows)
+        gc.collect()
+        gc.freeze()  # as the engine core does once it is up: the pool's blocks are no garbage
+        report(name, *drive(scheduler, options.rows, options.steps, options.depth, make))
+
+    scheduler = make_scheduler(options.rows)
+    shared = [rng.randrange(2, 1000) for _ in range(4096)]
+    count = min(256, options.rows)
+    for i in range(count):
+        scheduler.add(request(i, shared + prompts[i][:16], 16, RequestOutputKind.DELTA))
+    start, computed = time.perf_counter(), 0
+    while plan := scheduler.plan():
+        computed += int(plan.num_tokens.sum())
+        scheduler.settle(plan, answer(plan))
+    spent = (time.perf_counter() - start) * 1e6 / count
+    print(f"prefix    {count} prompts of 4096 shared + 16 own tokens, 16 of output: ", end="")
+    print(f"{computed} tokens computed, {spent:.0f} us a request")
+
+
+if __name__ == "__main__":
+    main()

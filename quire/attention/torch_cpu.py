@@ -1,0 +1,183 @@
+"""Attention on a CPU with torch's own kernels: gather a row's blocks into one piece, then fused attention on it.
+
+Decode rows of similar length are attended together. The gathered piece is scratch memory small enough to stay in the
+cache, so that a step reads the KV cache from memory once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from quire.attention.base import AttentionSpec
+from quire.attention.context import AttentionInputs, LayerCache
+
+SCRATCH_TOKENS = 4096  # gathered at a time for decode rows, unless one row alone has more
+# Decode rows are attended together if the longest has at most this many times the shortest's tokens, and a bit.
+MAX_PADDING, PADDING_TOKENS = 1.25, 64
+QUERY_CHUNK = 512  # queries of a prompt attended at a time when they need a mask
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """The blocks of some rows as rows of a cache seen as [num_blocks * kv_heads, block_size * head_dim]."""
+
+    index: torch.Tensor  # int64 [rows * kv_heads * blocks]
+    rows: int
+    start: int  # first token gathered
+    num_tokens: int  # of each row, whole blocks
+
+    def slice(self, seen: range) -> slice:
+        return slice(seen.start - self.start, seen.stop - self.start)
+
+    def __call__(self, cache: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
+        """→ [rows, kv_heads, num_tokens, head_dim], in scratch memory."""
+        _, kv_heads, block_size, head_dim = cache.shape
+        piece = scratch[: len(self.index) * block_size * head_dim].view(len(self.index), block_size * head_dim)
+        torch.index_select(cache.view(-1, block_size * head_dim), 0, self.index, out=piece)
+        return piece.view(self.rows, kv_heads, self.num_tokens, head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class Decodes:
+    """Rows of one query each, attended together."""
+
+    queries: slice | torch.Tensor
+    seen: slice  # tokens of the gathered piece that any of the rows sees
+    mask: torch.Tensor | None  # [rows, 1, 1, seen]; None: each row sees all of them
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, scale: float) -> None:
+        heads = q.shape[1]
+        kv_heads, head_dim = k.shape[1], k.shape[3]
+        # A KV head's query heads take the place of queries: the head's keys are read once for all of them.
+        grouped = q[self.queries].view(-1, kv_heads, heads // kv_heads, head_dim)
+        k, v = k[:, :, self.seen], v[:, :, self.seen]
+        y = scaled_dot_product_attention(grouped, k, v, attn_mask=self.mask, scale=scale)
+        out[self.queries] = y.view(-1, heads, head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChunk:
+    """Consecutive queries of one row."""
+
+    queries: slice
+    seen: slice
+    mask: torch.Tensor | None  # [queries, seen]; None: causal, as many queries as tokens
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, scale: float) -> None:
+        heads = q.shape[1]
+        kv_heads, head_dim = k.shape[1], k.shape[3]
+        group = heads // kv_heads
+        grouped = q[self.queries].view(-1, kv_heads, group, head_dim).permute(1, 2, 0, 3)
+        k, v = (x[0, :, None, self.seen].expand(-1, group, -1, -1) for x in (k, v))
+        y = scaled_dot_product_attention(grouped, k, v, attn_mask=self.mask, is_causal=self.mask is None, scale=scale)
+        out[self.queries].view(-1, kv_heads, group, head_dim).copy_(y.permute(2, 0, 1, 3))
+
+
+CPUPlan = list[tuple[Gather, list[Decodes | PromptChunk]]]
+
+
+class TorchCPUAttention:
+    name = "torch_cpu"
+    graph_support = False
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        self._spec = spec
+        self._kv_heads = torch.arange(spec.num_kv_heads)
+        self._scratch = [torch.empty(0, dtype=spec.dtype) for _ in "kv"]
+        self._reserve(min(SCRATCH_TOKENS, spec.max_rows * spec.max_seq_len))
+
+    @staticmethod
+    def refuses(spec: AttentionSpec) -> str | None:
+        return None if spec.device.type == "cpu" else f"needs a CPU, not {spec.device.type}"
+
+    def plan(self, inputs: AttentionInputs) -> CPUPlan:
+        starts, lengths = inputs.query_start_host, inputs.seq_lens_host
+        if starts is None or lengths is None:
+            raise ValueError("a step on a CPU must come with host copies of its rows")
+        plan: CPUPlan = []
+        for rows in self._alike(lengths[: inputs.num_decodes]):
+            ends = [lengths[row] for row in rows]
+            gather = self._gather(inputs, rows, range(min(map(self._first_seen, ends)), max(ends)))
+            plan.append((gather, [self._decodes(rows, ends, inputs.num_decodes, gather)]))
+        for row in range(inputs.num_decodes, inputs.num_rows):
+            before = lengths[row] - (starts[row + 1] - starts[row])
+            gather = self._gather(inputs, [row], range(self._first_seen(before + 1), lengths[row]))
+            plan.append((gather, self._chunks(starts[row], starts[row + 1], before, gather)))
+        self._reserve(max((gather.rows * gather.num_tokens for gather, _ in plan), default=0))
+        return plan
+
+    def run(self, q: torch.Tensor, cache: LayerCache, plan: CPUPlan, scale: float) -> torch.Tensor:
+        out = torch.empty(q.shape, dtype=q.dtype)
+        for gather, pieces in plan:
+            k, v = gather(cache.k, self._scratch[0]), gather(cache.v, self._scratch[1])
+            for piece in pieces:
+                piece.attend(q, k, v, out, scale)
+        return out.view(len(q), -1)
+
+    # -- planning -----------------------------------------------------------------------------------------------
+
+    def _alike(self, lengths: list[int]) -> list[list[int]]:
+        """Row numbers in groups of similar length, each small enough for the scratch memory."""
+        size = self._spec.block_size
+        groups: list[list[int]] = []
+        limit = 0.0
+        for row in sorted(range(len(lengths)), key=lengths.__getitem__):
+            tokens = -(-lengths[row] // size) * size
+            if groups and tokens <= limit and (len(groups[-1]) + 1) * tokens <= SCRATCH_TOKENS:
+                groups[-1].append(row)
+            else:
+                groups.append([row])
+                limit = tokens * MAX_PADDING + PADDING_TOKENS
+        return [sorted(group) for group in groups]
+
+    def _gather(self, inputs: AttentionInputs, rows: list[int], seen: range) -> Gather:
+        """seen: the tokens that any query of the rows sees; shorter rows' tails are valid entries, and masked."""
+        size = self._spec.block_size
+        first, end = seen.start // size, -(-seen.stop // size)
+        table = inputs.block_table[inputs.seats[rows].long(), first:end].long()
+        index = table[:, None, :] * self._spec.num_kv_heads + self._kv_heads[:, None]
+        return Gather(index.flatten(), len(rows), first * size, (end - first) * size)
+
+    def _first_seen(self, length: int) -> int:
+        """The first token that the last of `length` tokens sees."""
+        window = self._spec.sliding_window
+        return 0 if window is None else max(0, length - window)
+
+    def _decodes(self, rows: list[int], ends: list[int], num_decodes: int, gather: Gather) -> Decodes:
+        firsts = [self._first_seen(end) for end in ends]
+        seen = range(min(firsts), max(ends))
+        mask = None
+        if len(set(ends)) > 1:
+            tokens = torch.arange(seen.start, seen.stop)
+            visible = (tokens >= torch.tensor(firsts)[:, None]) & (tokens < torch.tensor(ends)[:, None])
+            mask = self._additive(visible)[:, None, None]
+        queries = slice(0, num_decodes) if len(rows) == num_decodes else torch.tensor(rows)
+        return Decodes(queries, gather.slice(seen), mask)
+
+    def _chunks(self, start: int, end: int, before: int, gather: Gather) -> list[Decodes | PromptChunk]:
+        """The queries [start, end) of a row that has `before` tokens in the cache from earlier steps."""
+        if before == 0 and self._first_seen(end - start) == 0:
+            return [PromptChunk(slice(start, end), gather.slice(range(end - start)), None)]
+        pieces: list[Decodes | PromptChunk] = []
+        for begin in range(start, end, QUERY_CHUNK):
+            stop = min(begin + QUERY_CHUNK, end)
+            positions = torch.arange(before + begin - start, before + stop - start)[:, None]
+            seen = range(self._first_seen(int(positions[0]) + 1), int(positions[-1]) + 1)
+            tokens = torch.arange(seen.start, seen.stop)
+            visible = tokens <= positions
+            if self._spec.sliding_window is not None:
+                visible &= tokens > positions - self._spec.sliding_window
+            pieces.append(PromptChunk(slice(begin, stop), gather.slice(seen), self._additive(visible)))
+        return pieces
+
+    def _additive(self, visible: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(visible.shape, dtype=self._spec.dtype).masked_fill_(~visible, float("-inf"))
+
+    def _reserve(self, tokens: int) -> None:
+        values = -(-tokens // self._spec.block_size) * self._spec.block_size
+        values *= self._spec.num_kv_heads * self._spec.head_dim
+        if len(self._scratch[0]) < values:
+            self._scratch = [torch.empty(values, dtype=self._spec.dtype) for _ in "kv"]

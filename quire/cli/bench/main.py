@@ -1,0 +1,24 @@
+"""quire bench KIND …"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+KINDS = {
+    "throughput": "Tokens a second of many requests at once, in this process",
+    "latency": "Seconds of one batch from start to end, in this process",
+    "serve": "Time to first token and gaps of a running server under a given load",
+    "startup": "Seconds from nothing to the first token, in fresh processes",
+}
+
+
+def run(arguments: Sequence[str]) -> int:
+    kind = arguments[0] if arguments else ""
+    if kind in KINDS:
+        return int(importlib.import_module(f"quire.cli.bench.{kind}").run(arguments[1:]))
+    usage = "\n".join(["usage: quire bench KIND …", "", *(f"  {name:<10}  {text}" for name, text in KINDS.items())])
+    asked = kind in ("-h", "--help")
+    print(usage, file=sys.stdout if asked else sys.stderr)
+    return 0 if asked else 2

@@ -1,0 +1,205 @@
+"""Command lines and YAML files from the config dataclasses: a field is a flag, its docstring is the help."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import inspect
+import itertools
+import re
+import sys
+import textwrap
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import tyro
+
+from quire.config.engine import SECTIONS, EngineConfig
+from quire.foundation.errors import ConfigError
+
+ENGINE_SECTIONS = tuple(SECTIONS.values())
+UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def parse(
+    command: str,
+    about: str,
+    arguments: Sequence[str],
+    sections: Sequence[type],
+    *,
+    positional: Sequence[str] = (),
+    defaults: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The values of all fields of `sections` by name: command line, else the `--config` file, else the default.
+
+    `positional` names fields that are given without a flag. Prints help or one error and exits (2) as command lines do;
+    raises ConfigError for a bad `--config` file.
+    """
+    merged = {**(defaults or {})}
+    path, rest = _take_config(list(arguments))
+    fields = {field.name: (section, field) for section in sections for field in dataclasses.fields(section)}
+    if path is not None:
+        merged |= _read_yaml(path, fields)
+    flat = dataclasses.make_dataclass(
+        "Options", [_flag(section, field, field.name in positional, merged) for section, field in fields.values()]
+    )
+    parsed: Any = tyro.cli(
+        flat,
+        prog=f"quire {command}",
+        description=about,
+        args=[_with_dashes(argument) for argument in rest],
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
+    return {name: getattr(parsed, name) for name in fields}
+
+
+def engine_config(values: Mapping[str, Any]) -> EngineConfig:
+    """The engine's part of parsed values."""
+    names = {field.name for section in ENGINE_SECTIONS for field in dataclasses.fields(section)}
+    return EngineConfig.from_flat(**{name: value for name, value in values.items() if name in names})
+
+
+def section_of(section: type, values: Mapping[str, Any]) -> Any:
+    """One section's part of parsed values."""
+    return section(**{field.name: values[field.name] for field in dataclasses.fields(section)})
+
+
+def field_docs(section: type) -> dict[str, str]:
+    """The string that follows each field of a dataclass in its source."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0].body  # type: ignore[attr-defined]
+    docs = {}
+    for field, text in itertools.pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            docs[field.target.id] = str(text.value.value)  # type: ignore[union-attr]
+    return docs
+
+
+def parse_size(text: str) -> int:
+    """A whole number, perhaps with a unit: 4096, 4k (4000), 4K (4096), 1.5G. Raises ValueError."""
+    match = re.fullmatch(r"([+-]?\d[\d_]*(?:\.\d+)?)([kmgtKMGT]?)", text.strip())
+    number = float(match[1].replace("_", "")) * UNITS.get(match[2], 1) if match else 0.5
+    if number != int(number):
+        raise ValueError(f"{text!r} is not a whole number (4096, 4k = 4000, 4K = 4096)")
+    return int(number) if not match or match[2] or "." in match[1] else int(match[1])
+
+
+def _take_config(arguments: list[str]) -> tuple[Path | None, list[str]]:
+    """Split `--config FILE` (or `--config=FILE`) from the rest."""
+    found: list[str] = []
+    rest: list[str] = []
+    items = iter(arguments)
+    for item in items:
+        if item == "--config":
+            found.append(next(items, ""))
+        elif item.startswith("--config="):
+            found.append(item.removeprefix("--config="))
+        else:
+            rest.append(item)
+    if len(found) > 1:
+        raise ConfigError("--config may be given once", "config")
+    return (Path(found[0]) if found else None), rest
+
+
+def _read_yaml(path: Path, fields: Mapping[str, tuple[type, dataclasses.Field[Any]]]) -> dict[str, Any]:
+    import yaml
+
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"config file {str(path)!r} cannot be read: {error}", "config") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"config file {str(path)!r} must hold a mapping of options to values", "config")
+    values = {}
+    for key, value in data.items():
+        name = str(key).replace("-", "_")
+        if name not in fields:
+            near = difflib.get_close_matches(name, fields, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"{path}: unknown option {key!r}{hint}", name)
+        section, _ = fields[name]
+        wanted = typing.get_type_hints(section)[name]
+        if isinstance(value, str) and _is_int(wanted):
+            try:
+                value = parse_size(value)
+            except ValueError as error:
+                raise ConfigError(f"{path}: {name}: {error}", name) from None
+        try:
+            values[name] = msgspec.convert(value, wanted)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{path}: {name}: {error}", name) from None
+    return values
+
+
+def _flag(
+    section: type, field: dataclasses.Field[Any], positional: bool, merged: Mapping[str, Any]
+) -> tuple[str, Any, Any]:
+    """One field as `make_dataclass` wants it, with tyro's view of its type, help and default."""
+    wanted = typing.get_type_hints(section)[field.name]
+    marks: list[Any] = [tyro.conf.arg(help=field_docs(section).get(field.name, ""))]
+    if positional:
+        marks.append(tyro.conf.Positional)
+    if typing.get_origin(wanted) is dict:
+        marks.append(_json_object())
+    elif _is_int(wanted):
+        marks.append(_whole_number(optional=wanted is not int))
+    default: Any = field.default
+    if field.name in merged:
+        default = merged[field.name]
+    elif field.default_factory is not dataclasses.MISSING:
+        default = field.default_factory()
+    if isinstance(default, list | dict):
+        return field.name, Annotated[(wanted, *marks)], dataclasses.field(default_factory=lambda: default)
+    return field.name, Annotated[(wanted, *marks)], dataclasses.field(default=default)
+
+
+def _is_int(wanted: Any) -> bool:
+    return wanted is int or (isinstance(wanted, types.UnionType) and set(wanted.__args__) == {int, types.NoneType})
+
+
+def _whole_number(*, optional: bool) -> Any:
+    def read(arguments: list[str]) -> int | None:
+        if optional and arguments[0].lower() in ("none", "auto"):
+            return None
+        return parse_size(arguments[0])
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT|auto" if optional else "INT",
+        instance_from_str=read,
+        is_instance=lambda value: value is None or isinstance(value, int),
+        str_from_instance=lambda value: ["auto" if value is None else str(value)],
+    )
+
+
+def _json_object() -> Any:
+    def read(arguments: list[str]) -> dict[str, Any]:
+        try:
+            return msgspec.json.decode(arguments[0].encode(), type=dict[str, Any])
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"{arguments[0]!r} is not a JSON object: {error}") from None
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="JSON",
+        instance_from_str=read,
+        is_instance=lambda value: isinstance(value, dict),
+        str_from_instance=lambda value: [msgspec.json.encode(value).decode()],
+    )
+
+
+def _with_dashes(argument: str) -> str:
+    """`--max_model_len=…` and `--max-model-len=…` are the same flag."""
+    if not argument.startswith("--"):
+        return argument
+    name, equals, value = argument.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def fail(message: str) -> int:
+    print(f"quire: error: {message}", file=sys.stderr)
+    return 2

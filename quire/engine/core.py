@@ -1,0 +1,283 @@
+"""The loop: requests in, plans out to the executor, results settled, outputs back. One thread, no waiting but for work.
+
+Up to `resolved.depth` plans are in flight: while the device runs one step, the next is planned from counters that
+advance at plan time. Depth 1 is the same loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from quire.config.resolve import Resolved
+from quire.engine.messages import Abort, Aborted, Add, Call, EngineInfo, FromCore, News, Reply, Stop, ToCore
+from quire.executor.base import Executor, StepFuture, failed_step
+from quire.foundation.child import Failure
+from quire.foundation.errors import EngineDeadError, InputError, QuireError
+from quire.foundation.log import get_logger
+from quire.observe.profiling import PhaseClock
+from quire.observe.stats_line import StatsLine
+from quire.scheduling.scheduler import Scheduler
+from quire.types.kv import WorkerReport
+from quire.types.output import DRAINING, INVALID_REQUEST, QUEUE_FULL, EngineOutput, EngineOutputs, EngineStats
+from quire.types.plan import StepPlan
+from quire.types.request import EngineRequest
+
+STATS_SECONDS = 1.0  # statistics travel with the outputs this often; they are also the heartbeat of a busy engine
+_log = get_logger(__name__)
+
+
+class Inbox(Protocol):
+    """Where messages for the core arrive: a socket, or a queue within the process."""
+
+    def drain(self) -> list[ToCore]:
+        """All that has arrived; never waits."""
+        ...
+
+    def wait(self, timeout: float | None, sentinel: int | None) -> None:
+        """Sleep until a message is there, `sentinel` (a file descriptor) is readable or `timeout` seconds passed."""
+        ...
+
+
+class EngineCore:
+    """Owns the scheduler and drives the executor. Everything here runs in the one thread that calls `turn`."""
+
+    def __init__(self, resolved: Resolved, executor: Executor) -> None:
+        self.resolved = resolved
+        self.stopped = False
+        self._executor = executor
+        self._in_flight: deque[tuple[StepPlan, StepFuture]] = deque()
+        self._refused: list[EngineOutput] = []  # told with the next outputs
+        self._num_new = 0  # requests added since the last plan
+        self._draining: list[int] = []  # calls that are answered when all work is done
+        self._failure: EngineDeadError | None = None
+        self._clock = PhaseClock()
+        self._num_steps = 0
+        self._last_step_time = 0.0
+        self._step_tokens: list[int] = []
+        self._stats_due = 0.0
+        self._stats_line = StatsLine()
+        self._utilities: dict[str, Callable[..., Any]] = {
+            "ping": lambda: "pong",
+            "stats": self.stats,
+            "worker": executor.call,
+            "profile": lambda *args: executor.call("profile", *args),
+        }
+
+    def start(self) -> EngineInfo:
+        """Bring the worker up. Raises ConfigError if the model cannot run here."""
+        report = self._executor.start()
+        self._scheduler = _make_scheduler(self.resolved, report)
+        self._utilities["reset_prefix_cache"] = self._scheduler.reset_prefix_cache
+        self._utilities["check"] = self._scheduler.check
+        return EngineInfo(self.resolved, report)
+
+    def shutdown(self) -> None:
+        self.stopped = True
+        try:
+            self._executor.shutdown()
+        except Exception:
+            _log.exception("the worker did not shut down cleanly")
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._in_flight or self._refused or self._scheduler.has_work)
+
+    # -- messages ------------------------------------------------------------------------------------------------
+
+    def turn(self, inbox: Inbox, timeout: float | None) -> list[FromCore]:
+        """Take what has arrived, make one step if there is work, and return what is to be sent.
+
+        Sleeps at most `timeout` seconds (None: as long as it takes), and only if there is nothing to do.
+        After a failure the last message is a Failure and `stopped` is set.
+        """
+        self._clock.lap("outbox")
+        if not self.has_work:
+            inbox.wait(timeout, self._executor.sentinel)
+            self._clock.lap("idle")
+        replies = [reply for message in inbox.drain() if (reply := self.handle(message)) is not None]
+        self._clock.lap("inbox")
+        outputs = self.step() if self.has_work else self._check_worker()
+        if outputs.outputs or outputs.stats is not None:
+            replies.append(News(outputs))
+        if self._draining and not self.has_work:
+            replies.extend(Reply(number) for number in self._draining)
+            self._draining.clear()
+        if self._failure is not None:
+            self.stopped = True
+            replies.append(Failure.of(self._failure))
+        return replies
+
+    def handle(self, message: ToCore) -> FromCore | None:
+        """Do what one message asks; returns what must be answered at once."""
+        match message:
+            case Add(request):
+                self.add(request)
+            case Abort(ids):
+                self.abort(ids)
+                return Aborted(ids)
+            case Call(number, "drain", _):
+                self._draining.append(number)
+            case Call(number, method, args):
+                return self._call(number, method, args)
+            case Stop():
+                self._failure = EngineDeadError("the engine was shut down")
+        return None
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request; one that is refused gets an error output from the next step."""
+        if self.resolved.config.observe.enable_log_requests:
+            extra = {"request_id": request.id, "prompt": len(request.token_ids), "max_tokens": request.max_tokens}
+            _log.info("request came", extra=extra)
+        limit = self.resolved.config.schedule.max_num_queued_reqs
+        if self._draining:
+            self._refuse(request.id, DRAINING, "the engine is finishing its work and takes no new requests")
+        elif limit is not None and self._is_queue_full(limit):
+            self._refuse(request.id, QUEUE_FULL, f"the queue is full: max_num_queued_reqs is {limit}")
+        else:
+            try:
+                self._scheduler.add(request)
+                self._num_new += 1
+            except InputError as error:
+                self._refuse(request.id, INVALID_REQUEST, error.message)
+
+    def abort(self, ids: Sequence[str]) -> None:
+        """Forget requests and free what they hold; unknown ids are ignored."""
+        self._scheduler.abort(ids)
+        gone = set(ids)
+        self._refused = [output for output in self._refused if output.request_id not in gone]
+
+    def _is_queue_full(self, limit: int) -> bool:
+        """Requests that no plan has looked at yet wait only if there is no seat for them or others wait already."""
+        stats = self._scheduler.stats()
+        others_wait = stats.num_waiting > self._num_new
+        return stats.num_waiting >= limit + (0 if others_wait else self.resolved.max_num_seqs - stats.num_running)
+
+    def _refuse(self, request_id: str, reason: str, message: str) -> None:
+        self._refused.append(
+            EngineOutput(request_id=request_id, finish_reason="error", stop_reason=reason, error=message)
+        )
+
+    def _call(self, number: int, method: str, args: list[Any]) -> Reply:
+        try:
+            if method not in self._utilities:
+                raise InputError(f"the engine has no utility {method!r} (it has: {', '.join(self._utilities)}, drain)")
+            return Reply(number, msgspec.to_builtins(self._utilities[method](*args)))
+        except EngineDeadError as error:
+            self._fail(error)
+            return Reply(number, failure=Failure.of(error))
+        except Exception as error:
+            if not isinstance(error, QuireError):
+                _log.exception("call %s failed", method)
+            return Reply(number, failure=Failure.of(error))
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def step(self) -> EngineOutputs:
+        """Plan and submit while there is room, then wait for the oldest step in flight and settle it."""
+        outputs, self._refused = self._refused, []
+        try:
+            self._submit_plans()
+            if self._in_flight:
+                outputs += self._settle_oldest()
+            elif self._scheduler.has_work:
+                raise EngineDeadError("internal error: requests are waiting, but the scheduler finds nothing to do")
+        except Exception as error:
+            self._fail(error)
+        except BaseException:
+            self._fail(EngineDeadError("interrupted in the middle of a step"))
+            raise
+        if self.resolved.config.observe.enable_log_requests:
+            for output in outputs:
+                if output.finish_reason is not None:
+                    extra = {"request_id": output.request_id, "reason": output.finish_reason}
+                    _log.info("request ended", extra=extra)
+        return EngineOutputs(outputs=outputs, stats=self._due_stats())
+
+    def _submit_plans(self) -> None:
+        while len(self._in_flight) < self.resolved.depth:
+            plan = self._scheduler.plan()
+            self._num_new = 0
+            self._clock.lap("plan")
+            if plan is None:
+                return
+            self._in_flight.append((plan, self._executor.submit(plan)))
+            self._clock.lap("submit")
+
+    def _settle_oldest(self) -> list[EngineOutput]:
+        plan, future = self._in_flight.popleft()
+        try:
+            result = future.result()
+        except EngineDeadError:
+            raise  # the worker is gone: nothing says that these requests were the reason
+        except Exception as error:
+            _log.exception("step %d failed", plan.step)
+            result = failed_step(plan.step, error)
+        self._clock.lap("wait")
+        outputs = self._scheduler.settle(plan, result)
+        self._num_steps += 1
+        self._last_step_time = time.time()
+        self._step_tokens.append(int(plan.num_tokens.sum()))
+        self._clock.lap("settle")
+        if self.resolved.config.runtime.debug:
+            self._scheduler.check()
+        if result.error is not None:
+            self._fail(EngineDeadError(f"step {plan.step} failed: {result.error}"))
+        return outputs
+
+    def _fail(self, error: Exception) -> None:
+        """Remember why the engine ends; `turn` tells it. The first reason is the cause of the others."""
+        if self._failure is None:
+            if not isinstance(error, EngineDeadError):
+                _log.error("the engine failed", exc_info=error)
+                error = EngineDeadError(f"the engine failed: {Failure.of(error).message}")
+            self._failure = error
+        self._in_flight.clear()
+
+    def _check_worker(self) -> EngineOutputs:
+        try:
+            self._executor.check_health()
+        except EngineDeadError as error:
+            self._fail(error)
+        return EngineOutputs()
+
+    # -- statistics ----------------------------------------------------------------------------------------------
+
+    def stats(self) -> EngineStats:
+        """Counters since the start and gauges of now."""
+        stats = self._scheduler.stats()
+        stats.num_steps = self._num_steps
+        stats.last_step_time = self._last_step_time
+        stats.phase_seconds = dict(self._clock.seconds)
+        return stats
+
+    def _due_stats(self) -> EngineStats | None:
+        """Now and then, and always with the last step before a pause, so that the gauges come to rest."""
+        now = time.monotonic()
+        if now < self._stats_due and self.has_work:
+            return None
+        self._stats_due = now + STATS_SECONDS
+        stats = self.stats()
+        stats.step_tokens, self._step_tokens = self._step_tokens, []
+        if not self.resolved.config.observe.disable_log_stats and (line := self._stats_line.take(stats)) is not None:
+            _log.info(line)
+        return stats
+
+
+def _make_scheduler(resolved: Resolved, report: WorkerReport) -> Scheduler:
+    schedule, cache = resolved.config.schedule, resolved.config.cache
+    return Scheduler(
+        max_num_seqs=resolved.max_num_seqs,
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
+        max_model_len=report.max_model_len,
+        num_blocks=report.num_blocks,
+        groups=report.groups,
+        max_prefill_chunk=schedule.max_prefill_chunk,
+        policy=schedule.scheduling_policy,
+        preempt_every_step=schedule.preempt_every_step,
+        enable_prefix_caching=cache.enable_prefix_caching,
+    )

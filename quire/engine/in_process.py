@@ -1,0 +1,95 @@
+"""The client of a core in this process: whoever polls runs the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from quire.config.resolve import Resolved
+from quire.engine.core import EngineCore
+from quire.engine.messages import FromCore, Stop, ToCore
+from quire.engine.reader import ClientBase
+from quire.executor.base import WORKER, make_executor
+from quire.types.output import EngineOutputs
+
+
+class InProcessClient(ClientBase):
+    """The core in this process: whoever polls runs it."""
+
+    def __init__(self, resolved: Resolved, worker: str = WORKER) -> None:
+        """Starts the engine. Raises ConfigError if the model cannot run here."""
+        super().__init__()
+        self._inbox = LocalInbox()
+        self._thread: ThreadPoolExecutor | None = None
+        self._core = EngineCore(resolved, make_executor(resolved, worker))
+        try:
+            self.info = self._core.start()
+        except BaseException:
+            self._core.shutdown()
+            self._inbox.close()
+            raise
+
+    def _send(self, message: ToCore) -> None:
+        self._inbox.put(message)
+
+    def _receive(self, timeout: float | None) -> Sequence[FromCore]:
+        return self._core.turn(self._inbox, timeout)
+
+    async def outputs(self) -> AsyncGenerator[EngineOutputs, None]:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine-core")
+        while True:
+            yield await asyncio.get_running_loop().run_in_executor(self._thread, self.poll, None)
+
+    def shutdown(self) -> None:
+        if self._inbox.closed:
+            return
+        if self._dead is None:
+            self._send(Stop())
+            self._read_until(lambda: False, None)  # until it is dead
+        if self._thread is not None:
+            self._thread.shutdown()
+        self._core.shutdown()
+        self._inbox.close()
+
+
+class LocalInbox:
+    """The Inbox of a core in this process; any thread puts. A pipe wakes it, for it may have to watch a worker too."""
+
+    def __init__(self) -> None:
+        self._messages: deque[ToCore] = deque()
+        self._awake, self._wake = os.pipe()
+        os.set_blocking(self._awake, False)
+        os.set_blocking(self._wake, False)
+        self.closed = False
+
+    def put(self, message: ToCore) -> None:
+        self._messages.append(message)
+        try:
+            os.write(self._wake, b"!")
+        except BlockingIOError:
+            pass  # full: it is awake for sure
+
+    def drain(self) -> list[ToCore]:
+        return [self._messages.popleft() for _ in range(len(self._messages))]
+
+    def wait(self, timeout: float | None, sentinel: int | None) -> None:
+        poll = select.poll()
+        for fd in (self._awake, sentinel):
+            if fd is not None:
+                poll.register(fd, select.POLLIN)
+        poll.poll(None if timeout is None else timeout * 1000)
+        try:
+            os.read(self._awake, 65536)  # before `drain`: rather wake once too often than too rarely
+        except BlockingIOError:
+            pass
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            os.close(self._awake)
+            os.close(self._wake)

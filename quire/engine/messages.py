@@ -1,0 +1,77 @@
+"""What a client and a core say to each other: the same words in one process and between two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from quire.config.resolve import Resolved
+from quire.foundation.child import Failure
+from quire.types.kv import WorkerReport
+from quire.types.output import EngineOutputs
+from quire.types.request import EngineRequest
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """What the front end must know of a started engine."""
+
+    resolved: Resolved
+    report: WorkerReport
+
+    @property
+    def max_model_len(self) -> int:
+        return self.report.max_model_len
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    resolved: Resolved
+    worker: str  # dotted name of the worker class
+
+
+class Add(msgspec.Struct, frozen=True, tag="add"):
+    request: EngineRequest
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    ids: list[str]
+
+
+class Call(msgspec.Struct, frozen=True, tag="call"):
+    number: int
+    method: str
+    args: list[Any]
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    pass
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    info: EngineInfo
+
+
+class News(msgspec.Struct, frozen=True, tag="news"):
+    """The outputs of a step."""
+
+    outputs: EngineOutputs
+
+
+class Aborted(msgspec.Struct, frozen=True, tag="aborted"):
+    """No output of these requests follows."""
+
+    ids: list[str]
+
+
+class Reply(msgspec.Struct, frozen=True, tag="reply", omit_defaults=True):
+    """Of a call. Plain data only, also within one process."""
+
+    number: int
+    value: Any = None
+    failure: Failure | None = None
+
+
+ToCore = Start | Add | Abort | Call | Stop
+FromCore = Ready | News | Aborted | Reply | Failure  # Failure: the core has ended, or could not start

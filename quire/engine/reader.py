@@ -1,0 +1,167 @@
+"""What both clients share: how requests go out and how answers find those who wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import msgspec
+
+from quire.engine.messages import Abort, Aborted, Add, Call, EngineInfo, FromCore, News, Reply, ToCore
+from quire.foundation.child import Failure
+from quire.foundation.errors import EngineDeadError
+from quire.types.output import EngineOutputs, EngineStats
+from quire.types.request import EngineRequest
+
+
+class ClientBase:
+    """What both clients share: outputs wait in a deque, answers find their callers, one thread at a time reads.
+
+    Any thread may add, abort and call. Whoever waits for something reads the messages for all; the others sleep until
+    it has news for them.
+    """
+
+    info: EngineInfo
+
+    def __init__(self) -> None:
+        self.last_heard = time.monotonic()
+        self._lock = threading.Condition()
+        self._reading = False
+        self._waiting_outputs: deque[EngineOutputs] = deque()
+        self._calls: dict[int, Future[Any]] = {}
+        self._num_calls = 0
+        self._aborted: Counter[str] = (
+            Counter()
+        )  # aborts the core has not confirmed; outputs sent before it did are dropped
+        self._dead: EngineDeadError | None = None
+
+    def _send(self, message: ToCore) -> None:
+        raise NotImplementedError
+
+    def _receive(self, timeout: float | None) -> Sequence[FromCore]:
+        """Messages of the core, waiting up to `timeout` seconds for the first. Raises EngineDeadError."""
+        raise NotImplementedError
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def add(self, request: EngineRequest) -> None:
+        self._raise_if_dead()
+        self._send(Add(request))
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        ids = list(request_ids)
+        if not ids or self._dead is not None:
+            return
+        with self._lock:
+            self._aborted.update(ids)
+            self._waiting_outputs = deque(self._without_aborted(outputs) for outputs in self._waiting_outputs)
+        self._send(Abort(ids))
+
+    def poll(self, timeout: float | None = None) -> EngineOutputs:
+        self._read_until(lambda: bool(self._waiting_outputs), timeout)
+        with self._lock:
+            if self._waiting_outputs:
+                return self._waiting_outputs.popleft()
+        self._raise_if_dead()
+        return EngineOutputs()
+
+    # -- utilities -----------------------------------------------------------------------------------------------
+
+    def call(self, method: str, *args: Any) -> Any:
+        answer = self._call(method, args)
+        self._read_until(answer.done, None)
+        return answer.result()
+
+    async def call_async(self, method: str, *args: Any) -> Any:
+        answer = self._call(method, args)
+        await asyncio.to_thread(self._read_until, answer.done, None)
+        return answer.result()
+
+    def stats(self) -> EngineStats:
+        return msgspec.convert(self.call("stats"), EngineStats)
+
+    def _call(self, method: str, args: Sequence[Any]) -> Future[Any]:
+        self._raise_if_dead()
+        answer: Future[Any] = Future()
+        with self._lock:
+            self._num_calls += 1
+            number = self._num_calls
+            self._calls[number] = answer
+        self._send(Call(number, method, list(args)))
+        return answer
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def _read_until(self, ready: Callable[[], bool], timeout: float | None) -> None:
+        """Return when `ready()`, after `timeout` seconds or when the core is dead."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._lock:
+            while not ready() and self._dead is None:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if self._reading:
+                    self._lock.wait(left)
+                else:
+                    self._read(left)
+                if left == 0:
+                    return
+
+    def _read(self, timeout: float | None) -> None:
+        """Read once, with the lock let go meanwhile."""
+        self._reading = True
+        self._lock.release()
+        messages: Sequence[FromCore] = ()
+        death: EngineDeadError | None = None
+        try:
+            messages = self._receive(timeout)
+        except EngineDeadError as error:
+            death = error
+        finally:
+            self._lock.acquire()
+            self._reading = False
+            self._take(messages, death)
+
+    def _take(self, messages: Sequence[FromCore], death: EngineDeadError | None = None) -> None:
+        for message in messages:
+            match message:
+                case News(outputs):
+                    self._waiting_outputs.append(self._without_aborted(outputs))
+                case Aborted(ids):
+                    self._aborted -= Counter(ids)
+                case Reply(number, value, failure):
+                    answer = self._calls.pop(number, None)
+                    if answer is None or not answer.set_running_or_notify_cancel():
+                        continue
+                    if failure is None:
+                        answer.set_result(value)
+                    else:
+                        answer.set_exception(failure.error())
+                case Failure():
+                    death = EngineDeadError(message.message)
+        if messages:
+            self.last_heard = time.monotonic()
+        if death is not None:
+            self._die(death)
+        self._lock.notify_all()
+
+    def _without_aborted(self, outputs: EngineOutputs) -> EngineOutputs:
+        if not self._aborted:
+            return outputs
+        kept = [output for output in outputs.outputs if output.request_id not in self._aborted]
+        return EngineOutputs(outputs=kept, stats=outputs.stats)
+
+    def _die(self, error: EngineDeadError) -> None:
+        if self._dead is None:
+            self._dead = error
+        while self._calls:
+            _, answer = self._calls.popitem()
+            if answer.set_running_or_notify_cancel():
+                answer.set_exception(error)
+
+    def _raise_if_dead(self) -> None:
+        if self._dead is not None:
+            raise EngineDeadError(str(self._dead))

@@ -1,0 +1,45 @@
+"""The worker in the process of the core: nothing between them but a method call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.config.resolve import Resolved
+from quire.executor.base import WORKER, FailedLaunch, StepFuture, Worker
+from quire.foundation.registry import load
+from quire.types.kv import WorkerReport
+from quire.types.plan import StepPlan
+
+
+class InProcessExecutor:
+    sentinel = None
+
+    def __init__(self, resolved: Resolved, worker: str = WORKER) -> None:
+        self._resolved = resolved
+        self._worker_class = worker
+        self._worker: Worker | None = None
+
+    def start(self) -> WorkerReport:
+        worker: Worker = load(self._worker_class)(self._resolved)
+        report = worker.start()
+        self._worker = worker
+        return report
+
+    def submit(self, plan: StepPlan) -> StepFuture:
+        assert self._worker is not None, "start() comes first"
+        try:
+            return self._worker.execute(plan)
+        except Exception as error:
+            return FailedLaunch(error)
+
+    def call(self, method: str, *args: Any) -> Any:
+        assert self._worker is not None, "start() comes first"
+        return self._worker.call(method, *args)
+
+    def check_health(self) -> None:
+        """It lives as long as we do."""
+
+    def shutdown(self) -> None:
+        if self._worker is not None:
+            self._worker.shutdown()
+            self._worker = None

@@ -1,0 +1,48 @@
+"""What a core and a worker process say to each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from quire.config.resolve import Resolved
+from quire.foundation.child import Failure
+from quire.types.kv import WorkerReport
+from quire.types.plan import StepPlan
+from quire.types.result import StepResult
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    resolved: Resolved
+    worker: str  # dotted name of the class
+
+
+class Run(msgspec.Struct, frozen=True, tag="run"):
+    plan: StepPlan
+
+
+class Call(msgspec.Struct, frozen=True, tag="call"):
+    method: str
+    args: list[Any]
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    pass
+
+
+class Started(msgspec.Struct, frozen=True, tag="started"):
+    report: WorkerReport
+
+
+class Ran(msgspec.Struct, frozen=True, tag="ran"):
+    result: StepResult
+
+
+class Answer(msgspec.Struct, frozen=True, tag="answer"):
+    value: Any = None
+    failure: Failure | None = None
+
+
+ToWorker = Start | Run | Call | Stop
+FromWorker = Started | Ran | Answer | Failure

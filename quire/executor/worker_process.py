@@ -1,0 +1,102 @@
+"""Main of a worker process: one thread launches plans as they come, another sends results as they get ready."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from queue import SimpleQueue
+
+from quire.executor.base import FailedLaunch, StepFuture, Worker, failed_step
+from quire.executor.messages import Answer, Call, Ran, Run, Start, Started, Stop, ToWorker
+from quire.foundation.child import Failure, Parent
+from quire.foundation.errors import QuireError
+from quire.foundation.log import get_logger, setup
+from quire.foundation.registry import load
+from quire.foundation.wire import Channel
+from quire.types.plan import StepPlan
+
+_LINGER = 2.0  # seconds for the last messages to leave
+_log = get_logger(__name__)
+
+
+def main(arguments: list[str]) -> int:
+    parent: Parent[ToWorker] = Parent(arguments, ToWorker)
+    try:
+        worker = _start(parent)
+        if worker is None:
+            return 2
+        _serve(parent, worker)
+        worker.shutdown()
+        return 0
+    finally:
+        parent.channel.close(_LINGER)
+
+
+def _start(parent: Parent[ToWorker]) -> Worker | None:
+    start = _next(parent)
+    assert isinstance(start, Start)
+    setup(start.resolved.config.observe.log_level)
+    try:
+        worker: Worker = load(start.worker)(start.resolved)
+        report = worker.start()
+    except Exception as error:
+        if not isinstance(error, QuireError):
+            _log.exception("the worker could not start")
+        parent.channel.send(Failure.of(error))
+        return None
+    parent.channel.send(Started(report))
+    gc.collect()
+    gc.freeze()  # what is there now stays: no later collection needs to look at it
+    return worker
+
+
+def _serve(parent: Parent[ToWorker], worker: Worker) -> None:
+    launched: SimpleQueue[tuple[int, StepFuture] | None] = SimpleQueue()
+    sender = threading.Thread(target=_send_results, args=(parent.channel, launched), name="results")
+    sender.start()
+    while True:
+        message = _next(parent)
+        if isinstance(message, Run):
+            launched.put((message.plan.step, _launch(worker, message.plan)))
+        elif isinstance(message, Call):
+            parent.channel.send(_call(worker, message))
+        elif isinstance(message, Stop):
+            break
+    launched.put(None)
+    sender.join()
+
+
+def _next(parent: Parent[ToWorker]) -> ToWorker:
+    while (message := parent.receive()) is None:
+        pass
+    return message
+
+
+def _launch(worker: Worker, plan: StepPlan) -> StepFuture:
+    try:
+        return worker.execute(plan)
+    except Exception as error:
+        return FailedLaunch(error)
+
+
+def _send_results(channel: Channel[ToWorker], launched: SimpleQueue[tuple[int, StepFuture] | None]) -> None:
+    while (item := launched.get()) is not None:
+        step, future = item
+        try:
+            result = future.result()
+        except Exception as error:
+            _log.exception("step %d failed", step)
+            result = failed_step(step, error)
+        channel.send(Ran(result))
+
+
+def _call(worker: Worker, message: Call) -> Answer:
+    try:
+        return Answer(worker.call(message.method, *message.args))
+    except Exception as error:
+        return Answer(failure=Failure.of(error))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,213 @@
+"""AsyncLLM: the one door to an engine for everything that serves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
+
+from quire.config.engine import EngineConfig
+from quire.config.resolve import resolve
+from quire.engine.client import EngineClient, EngineInfo, ProcessClient
+from quire.foundation.errors import EngineDeadError
+from quire.frontend.chat import ChatTemplate
+from quire.frontend.inputs import PromptLike, build, read_prompt
+from quire.frontend.outputs import Conversion, OutputProcessor
+from quire.frontend.tokenizer import Tokenizer, load_tokenizer
+from quire.types.output import EngineOutputs, EngineStats, RequestOutput
+from quire.types.sampling import SamplingParams
+
+BIG_PROMPT = 16 * 1024  # characters or ids; a longer prompt is tokenized and checked on a thread
+OUTPUTS_A_TURN = 256  # outputs turned into text before the event loop gets a turn
+
+
+class AsyncLLM:
+    """Generates for many callers at once, on the event loop it was started in."""
+
+    def __init__(self, client: EngineClient, tokenizer: Tokenizer | None) -> None:
+        """Take over a started engine. Needs a running event loop."""
+        self._client = client
+        self._tokenizer = tokenizer
+        self._processor = OutputProcessor(tokenizer)
+        self._waiting: dict[str, asyncio.Event] = {}  # by request id: set when there is news for its reader
+        self._stats = EngineStats()
+        self.on_stats: Callable[[EngineStats], None] | None = None  # called with each report of the core
+        self._interval = client.info.resolved.config.schedule.stream_interval
+        self._dead_error: BaseException | None = None
+        self._is_shut_down = False
+        self._reader = asyncio.get_running_loop().create_task(self._read(), name="quire-outputs")
+
+    @classmethod
+    async def start(cls, config: EngineConfig, serving: bool = False) -> AsyncLLM:
+        """Start an engine in a process of its own. Raises ConfigError naming the option that cannot work."""
+        resolved = await asyncio.to_thread(resolve, config, serving=serving)
+        tokenizer = await asyncio.to_thread(load_tokenizer, resolved)
+        client = await asyncio.to_thread(ProcessClient, resolved)
+        return cls(client, tokenizer)
+
+    # Requests
+
+    async def generate(
+        self,
+        prompt: PromptLike,
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The outputs of one request, the last of them with `finished`. Closing the generator aborts the request.
+
+        A slow reader gets fewer and larger outputs. A request that the engine refuses ends with finish_reason "error".
+        Raises InputError for what cannot run, EngineDeadError if the engine stops.
+        """
+        conversion = await self._add(prompt, params, request_id, priority, cache_salt)
+        news = self._waiting[request_id]
+        try:
+            finished = False
+            while not finished:
+                while not conversion.has_news(self._interval):
+                    self._raise_if_dead()
+                    await news.wait()
+                    news.clear()
+                output = conversion.take()
+                finished = output.finished
+                yield output
+        finally:
+            if self._waiting.get(request_id) is news:
+                del self._waiting[request_id]
+            if not conversion.finished:
+                self._abort(request_id)
+
+    async def abort(self, request_id: str | Sequence[str]) -> None:
+        """End requests; their readers get a last output with finish_reason "abort". Unknown ids are ignored."""
+        for one in [request_id] if isinstance(request_id, str) else request_id:
+            self._abort(one)
+
+    async def _add(
+        self, prompt: PromptLike, params: SamplingParams, request_id: str, priority: int, cache_salt: str | None
+    ) -> Conversion:
+        self._raise_if_dead()
+        given = read_prompt(prompt)
+        options: dict[str, Any] = {"request_id": request_id, "priority": priority, "cache_salt": cache_salt}
+        size = len(given.token_ids if given.token_ids is not None else given.text or "")
+        if size > BIG_PROMPT:
+            requests = await asyncio.to_thread(build, given, params, self.info, self._tokenizer, **options)
+            self._raise_if_dead()
+        else:
+            requests = build(given, params, self.info, self._tokenizer, **options)
+        conversion = self._processor.add(requests, request_id, given.text)
+        self._waiting[request_id] = asyncio.Event()
+        try:
+            for request in requests:
+                self._client.add(request)
+        except BaseException:
+            del self._waiting[request_id]
+            self._abort(request_id)
+            raise
+        return conversion
+
+    def _abort(self, request_id: str) -> None:
+        conversion, running = self._processor.abort(request_id)
+        if running and self._dead_error is None:
+            self._client.abort(running)
+        if conversion is not None:
+            self._wake(request_id)
+
+    # Reading
+
+    async def _read(self) -> None:
+        """The only reader of the engine's outputs."""
+        try:
+            async for outputs in self._client.outputs():
+                await self._take(outputs)
+            raise EngineDeadError("the engine's outputs have ended")
+        except asyncio.CancelledError:
+            self._die(EngineDeadError("the engine was shut down"))
+            raise
+        except EngineDeadError as error:
+            self._die(error)
+        except Exception as error:  # a mistake of ours must not leave callers waiting for ever
+            self._die(EngineDeadError(f"the front end failed: {type(error).__name__}: {error}"))
+            raise
+
+    async def _take(self, outputs: EngineOutputs) -> None:
+        if outputs.stats is not None:
+            self._stats = outputs.stats
+            if self.on_stats is not None:
+                self.on_stats(outputs.stats)
+        news = outputs.outputs
+        for start in range(0, len(news), OUTPUTS_A_TURN):
+            if start:
+                await asyncio.sleep(0)
+            changed, aborts = self._processor.process(news[start : start + OUTPUTS_A_TURN])
+            if aborts:
+                self._client.abort(aborts)
+            for conversion in changed:
+                if conversion.has_news(self._interval):
+                    self._wake(conversion.request_id)
+
+    def _wake(self, request_id: str) -> None:
+        event = self._waiting.get(request_id)
+        if event is not None:
+            event.set()
+
+    def _die(self, error: BaseException) -> None:
+        if self._dead_error is None:
+            self._dead_error = error
+        for event in self._waiting.values():
+            event.set()
+
+    def _raise_if_dead(self) -> None:
+        if self._dead_error is not None:
+            raise EngineDeadError(str(self._dead_error)) from self._dead_error
+
+    # The engine
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._client.info
+
+    @property
+    def errored(self) -> bool:
+        return self._dead_error is not None
+
+    @property
+    def dead_error(self) -> BaseException | None:
+        """Why the engine stopped; None while it runs."""
+        return self._dead_error
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """For `chat.render`; None if the model has none."""
+        return None if self._tokenizer is None else self._tokenizer.template
+
+    async def check_health(self) -> None:
+        """Raises EngineDeadError if the engine has stopped."""
+        self._raise_if_dead()
+
+    def stats(self) -> EngineStats:
+        """The core's counters and gauges as of its last report."""
+        return self._stats
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        """None if the engine works on token ids only."""
+        return self._tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The defaults that the model's generation_config.json asks for."""
+        return SamplingParams(**self.info.resolved.info.generation_defaults)
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """A utility of the core: "stats", "reset_prefix_cache", "check" …"""
+        self._raise_if_dead()
+        return await self._client.call_async(method, *args)
+
+    def shutdown(self) -> None:
+        """End the engine; requests on their way end with EngineDeadError. Call it again as often as you like."""
+        if self._is_shut_down:
+            return
+        self._is_shut_down = True
+        self._die(EngineDeadError("the engine was shut down"))
+        self._reader.cancel()
+        self._client.shutdown()

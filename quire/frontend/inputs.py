@@ -1,0 +1,251 @@
+"""Prompt and params → EngineRequests. Whatever cannot run is refused here, before the engine hears of it."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from quire.engine.client import EngineInfo
+from quire.foundation.errors import InputError
+from quire.frontend.text import check_text
+from quire.frontend.tokenizer import Tokenizer
+from quire.types.request import EngineRequest
+from quire.types.sampling import SamplingParams
+
+PromptLike = str | Sequence[int] | Mapping[str, Any]
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+_SEED_BITS = 63
+MAX_PRIORITY = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as text, as token ids, or as both (then the ids count and the text is for show)."""
+
+    text: str | None = None
+    token_ids: list[int] | None = None
+    cache_salt: str | None = None
+
+
+def build(
+    prompt: PromptLike | Prompt,
+    params: SamplingParams,
+    info: EngineInfo,
+    tokenizer: Tokenizer | None,
+    *,
+    request_id: str,
+    priority: int = 0,
+    cache_salt: str | None = None,
+    arrival: float | None = None,
+) -> list[EngineRequest]:
+    """One request for each of the `params.n` answers; they share the blocks of the prompt through the prefix cache.
+
+    `max_tokens` is cut to what the context leaves, and is never None afterwards. Raises InputError naming the field.
+    """
+    if not isinstance(params, SamplingParams):
+        raise InputError(f"sampling_params must be SamplingParams, got {type(params).__name__}", "sampling_params")
+    _check_labels(request_id, priority, cache_salt)
+    prompt = read_prompt(prompt)
+    token_ids = tokenize(prompt, tokenizer)
+    _check_ids(token_ids, info)
+    room = _room(len(token_ids), params, info.max_model_len)
+    first = EngineRequest(
+        id=request_id,
+        token_ids=token_ids,
+        params=_resolve_params(params, info, tokenizer),
+        max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+        stop_token_ids=_stop_token_ids(params, info, tokenizer),
+        eos_token_id=None if params.ignore_eos else main_eos(info, tokenizer),
+        seed=_seed(params, request_id, info.resolved.config.model.seed),
+        priority=priority,
+        arrival=time.time() if arrival is None else arrival,
+        cache_salt=prompt.cache_salt if cache_salt is None else cache_salt,
+    )
+    return [first] if params.n == 1 else _fan_out(first, params)
+
+
+def read_prompt(prompt: PromptLike | Prompt) -> Prompt:
+    """Any accepted form of a prompt: text, token ids, {"prompt": text} or {"prompt_token_ids": ids}."""
+    if isinstance(prompt, Prompt):
+        return prompt
+    if isinstance(prompt, str):
+        return Prompt(text=prompt)
+    if not isinstance(prompt, Mapping):
+        return Prompt(token_ids=_read_ids(prompt, "prompt"))
+    unknown = [key for key, value in prompt.items() if key not in _PROMPT_KEYS and value is not None]
+    if unknown:
+        raise InputError(f"prompt has the unknown key {unknown[0]!r}; it may hold {', '.join(_PROMPT_KEYS)}", "prompt")
+    text, ids, salt = (prompt.get(key) for key in _PROMPT_KEYS)
+    if isinstance(text, list) and ids is None:
+        text, ids = None, text
+    if text is None and ids is None:
+        raise InputError("prompt must hold 'prompt' (text) or 'prompt_token_ids'", "prompt")
+    if text is not None and not isinstance(text, str):
+        raise InputError(f"prompt must be a string, got {type(text).__name__}", "prompt")
+    _check_salt(salt)
+    return Prompt(text, None if ids is None else _read_ids(ids, "prompt_token_ids"), salt)
+
+
+def tokenize(prompt: Prompt, tokenizer: Tokenizer | None, *, add_special_tokens: bool = True) -> list[int]:
+    """The ids of a prompt. Raises InputError for text without a tokenizer and for an empty prompt."""
+    ids = prompt.token_ids
+    if ids is None:
+        if tokenizer is None:
+            raise InputError("text prompts need a tokenizer, and skip_tokenizer_init is on: give token ids", "prompt")
+        ids = tokenizer.encode(prompt.text or "", add_special_tokens=add_special_tokens)
+    if not ids:
+        raise InputError("prompt must not be empty", "prompt")
+    return ids
+
+
+def main_eos(info: EngineInfo, tokenizer: Tokenizer | None) -> int | None:
+    """The end-of-sequence token that leaves stop_reason None: the tokenizer's, else the model's first."""
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        return tokenizer.eos_token_id
+    return next(iter(info.resolved.info.eos_token_ids), None)
+
+
+def _read_ids(ids: Any, param: str) -> list[int]:
+    """Plain ints of any sequence of integers (arrays and tensors too)."""
+    ids = ids.tolist() if hasattr(ids, "tolist") else ids
+    if not isinstance(ids, Sequence) or isinstance(ids, bytes | bytearray):
+        raise InputError(f"{param} must be a string or a list of token ids, got {type(ids).__name__}", param)
+    if set(map(type, ids)) <= {int}:
+        return list(ids)
+    bad = next((i for i in ids if isinstance(i, bool) or not hasattr(i, "__index__")), None)
+    if bad is not None:
+        raise InputError(f"{param} must hold integers, got {bad!r}", param)
+    return [operator.index(i) for i in ids]
+
+
+def _check_labels(request_id: str, priority: int, cache_salt: str | None) -> None:
+    if not isinstance(request_id, str) or not request_id:
+        raise InputError(f"request_id must be a non-empty string, got {request_id!r}", "request_id")
+    check_text(request_id, "request_id")
+    if isinstance(priority, bool) or not isinstance(priority, int) or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise InputError(
+            f"priority must be an integer in [-{MAX_PRIORITY}, {MAX_PRIORITY}], got {priority!r}", "priority"
+        )
+    _check_salt(cache_salt)
+
+
+def _check_salt(salt: Any) -> None:
+    if salt is None:
+        return
+    if not isinstance(salt, str) or not salt:
+        raise InputError(f"cache_salt must be a non-empty string, got {salt!r}", "cache_salt")
+    check_text(salt, "cache_salt")
+
+
+def _check_ids(ids: list[int], info: EngineInfo) -> None:
+    size = info.report.vocab_size
+    low, high = min(ids), max(ids)
+    if low < 0 or high >= size:
+        raise InputError(f"token ids must be in [0, {size}), got {low if low < 0 else high}", "prompt")
+
+
+def _room(num_prompt: int, params: SamplingParams, context: int) -> int:
+    """Tokens that the context leaves for the answer."""
+    room = context - num_prompt
+    if room < max(1, params.min_tokens):
+        need = f"min_tokens={params.min_tokens}" if params.min_tokens > 1 else "at least 1 token of answer"
+        raise InputError(
+            f"the prompt has {num_prompt} tokens; with {need} it is longer than the context of {context} tokens "
+            "(max_model_len)",
+            "prompt" if room < 1 else "min_tokens",
+        )
+    return room
+
+
+def _resolve_params(params: SamplingParams, info: EngineInfo, tokenizer: Tokenizer | None) -> SamplingParams:
+    """Params with every open choice decided: -1 log-probabilities, bad words as ids."""
+    vocab_size = info.report.vocab_size
+    for name, ids in (
+        ("stop_token_ids", params.stop_token_ids),
+        ("logit_bias", params.logit_bias),
+        ("allowed_token_ids", params.allowed_token_ids),
+        ("bad_words_token_ids", [i for word in params.bad_words_token_ids for i in word]),
+    ):
+        wrong = [i for i in ids or () if not 0 <= i < vocab_size]
+        if wrong:
+            raise InputError(f"{name} must hold token ids in [0, {vocab_size}), got {wrong[0]}", name)
+    if params.stop and tokenizer is None:
+        raise InputError("stop strings need a tokenizer, and skip_tokenizer_init is on: use stop_token_ids", "stop")
+    for stop in params.stop:
+        check_text(stop, "stop")
+    changes: dict[str, Any] = {}
+    for name in ("logprobs", "prompt_logprobs"):
+        count = _count_logprobs(name, getattr(params, name), info)
+        if count != getattr(params, name):
+            changes[name] = count
+    if params.prompt_logprobs is not None and not params.skip_reading_prefix_cache:
+        changes["skip_reading_prefix_cache"] = True  # cached positions are not computed, so they have no logits
+    if params.bad_words:
+        changes["bad_words_token_ids"] = params.bad_words_token_ids + _bad_word_ids(params.bad_words, tokenizer)
+    return params.clone(**changes) if changes else params
+
+
+def _count_logprobs(name: str, wanted: int | None, info: EngineInfo) -> int | None:
+    if wanted is None:
+        return None
+    limit, vocab_size = info.resolved.config.model.max_logprobs, info.report.vocab_size
+    count = vocab_size if wanted == -1 else wanted
+    if count > limit != -1:
+        raise InputError(f"{name} must be <= {limit} (max_logprobs), got {wanted}", name)
+    return min(count, vocab_size)
+
+
+def _bad_word_ids(words: list[str], tokenizer: Tokenizer | None) -> list[list[int]]:
+    """Each word as it is tokenized at the start of a text and after a space."""
+    if tokenizer is None:
+        raise InputError("bad_words need a tokenizer, and skip_tokenizer_init is on", "bad_words")
+    found: list[list[int]] = []
+    for word in words:
+        check_text(word, "bad_words")
+        for text in (word, " " + word.lstrip()):
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            if ids and ids not in found:
+                found.append(ids)
+    return found
+
+
+def _stop_token_ids(params: SamplingParams, info: EngineInfo, tokenizer: Tokenizer | None) -> list[int]:
+    if params.ignore_eos:
+        return list(params.stop_token_ids)
+    eos = main_eos(info, tokenizer)
+    model_eos = info.resolved.info.eos_token_ids
+    return list(dict.fromkeys([*([] if eos is None else [eos]), *model_eos, *params.stop_token_ids]))
+
+
+def _seed(params: SamplingParams, request_id: str, engine_seed: int) -> int:
+    """The user's seed, or one that depends on the engine's seed and the request's id alone."""
+    if params.seed is not None:
+        return params.seed
+    digest = hashlib.blake2b(f"{engine_seed}:{request_id}".encode(errors="replace"), digest_size=8).digest()
+    return int.from_bytes(digest) >> (64 - _SEED_BITS)
+
+
+def _fan_out(first: EngineRequest, asked: SamplingParams) -> list[EngineRequest]:
+    """The n answers; only the first scores the prompt."""
+    params = first.params.clone(n=1)
+    later = params.clone(prompt_logprobs=None, skip_reading_prefix_cache=asked.skip_reading_prefix_cache)
+    return [
+        msgspec.structs.replace(
+            first,
+            id=f"{first.id}#{index}",
+            params=later if index else params,
+            seed=_child_seed(first.seed, index),
+        )
+        for index in range(asked.n)
+    ]
+
+
+def _child_seed(seed: int, index: int) -> int:
+    """seed + index, kept in the signed 64-bit range."""
+    return (seed + index + 2**63) % 2**64 - 2**63

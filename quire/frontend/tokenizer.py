@@ -1,0 +1,239 @@
+"""The tokenizer of a model folder: tokenizer.json for the work, tokenizer_config.json for names and chat templates.
+
+As in transformers 5, tokenizer.json alone decides which special tokens are put around a text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as RawTokenizer
+
+from quire.config.resolve import Resolved, locate_model
+from quire.foundation.errors import ConfigError, InputError
+from quire.frontend.chat import ChatTemplate, Message, compiled, render
+from quire.frontend.decoding import Decoding
+from quire.frontend.text import check_text
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """Text ↔ token ids.
+
+    `chat_template` is a template's source, or the path of a file that holds it, used instead of the folder's own.
+    Raises ConfigError for a folder that holds no tokenizer Quire can read.
+    """
+
+    def __init__(self, folder: Path, chat_template: str | None = None) -> None:
+        self.folder = folder
+        self.raw = _load(folder)
+        self._config = _read_json(folder / "tokenizer_config.json")
+        self.special_tokens = _special_tokens(folder, self._config)
+        self._add_missing_tokens()
+        self.decoding = Decoding(self.raw)
+        sources = _templates(folder, self._config)
+        if chat_template is not None:
+            sources = {"default": _template_source(chat_template)}
+            compiled(sources["default"])  # a mistake of the operator shows at the start
+        self.template = ChatTemplate(sources, self.special_tokens) if sources else None
+
+    # Names and numbers
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens without the added ones, as Hugging Face counts; `len(tokenizer)` counts all."""
+        return self.raw.get_vocab_size(with_added_tokens=False)
+
+    def __len__(self) -> int:
+        return self.raw.get_vocab_size()
+
+    def get_vocab(self) -> dict[str, int]:
+        return self.raw.get_vocab()
+
+    @property
+    def bos_token(self) -> str | None:
+        return self.special_tokens.get("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        return self.special_tokens.get("eos_token")
+
+    @property
+    def pad_token(self) -> str | None:
+        return self.special_tokens.get("pad_token")
+
+    @cached_property
+    def bos_token_id(self) -> int | None:
+        return None if self.bos_token is None else self.raw.token_to_id(self.bos_token)
+
+    @cached_property
+    def eos_token_id(self) -> int | None:
+        return None if self.eos_token is None else self.raw.token_to_id(self.eos_token)
+
+    @cached_property
+    def pad_token_id(self) -> int | None:
+        return None if self.pad_token is None else self.raw.token_to_id(self.pad_token)
+
+    @cached_property
+    def all_special_ids(self) -> list[int]:
+        return sorted(i for i, token in self.raw.get_added_tokens_decoder().items() if token.special)
+
+    def convert_tokens_to_ids(self, token: str) -> int | None:
+        return self.raw.token_to_id(token)
+
+    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str | None]:
+        return [self.raw.id_to_token(i) for i in ids]
+
+    # Text to ids and back
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text. Raises InputError for text that is not valid Unicode (lone surrogates)."""
+        check_text(text, "prompt")
+        return self.raw.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """`encode` for many texts, in parallel."""
+        for text in texts:
+            check_text(text, "prompt")
+        encodings = self.raw.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Sequence[int] | int, skip_special_tokens: bool = False) -> str:
+        """Text of token ids. Raises InputError for negative ids; ids without a token have no text."""
+        ids = [ids] if isinstance(ids, int) else list(ids)
+        if ids and not 0 <= min(ids) <= max(ids) < 2**32:
+            raise InputError(f"token ids must be in [0, {2**32}), got {min(ids)} … {max(ids)}", "tokens")
+        return self.raw.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token, its leading space kept; a token may hold only a part of a character."""
+        return self.decoding.token_bytes(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        """One token by itself; the bytes of a part of a character become U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    # Chat
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the default chat template."""
+        return None if self.template is None else self.template.sources.get("default")
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tokenize: bool = True,
+        **kwargs: Any,
+    ) -> str | list[int]:
+        """`chat.render` under the name and with the defaults that Hugging Face tokenizers have."""
+        template = self.template if chat_template is None else ChatTemplate(chat_template, self.special_tokens)
+        text = render(messages, tools, template, add_generation_prompt, continue_final_message, kwargs)
+        return self.encode(text, add_special_tokens=False) if tokenize else text
+
+    # Loading
+
+    def _add_missing_tokens(self) -> None:
+        """Tokens that only tokenizer_config.json knows."""
+        entries = self._config.get("added_tokens_decoder") or {}
+        for _, entry in sorted(entries.items(), key=lambda item: int(item[0])):
+            if self.raw.token_to_id(entry["content"]) is None:
+                flags = {k: entry[k] for k in ("lstrip", "rstrip", "normalized", "single_word") if k in entry}
+                token = AddedToken(entry["content"], special=entry.get("special", False), **flags)
+                add = self.raw.add_special_tokens if token.special else self.raw.add_tokens
+                add([token])
+
+
+def load_tokenizer(resolved: Resolved) -> Tokenizer | None:
+    """The tokenizer an engine was configured with; None with skip_tokenizer_init."""
+    model = resolved.config.model
+    if model.skip_tokenizer_init:
+        return None
+    folder = Path(resolved.info.path)
+    if model.tokenizer is not None:
+        # "dummy" leaves the weights out of a download
+        folder = locate_model(dataclasses.replace(model, model=model.tokenizer, load_format="dummy"))
+    return Tokenizer(folder, model.chat_template)
+
+
+def _load(folder: Path) -> RawTokenizer:
+    file = folder / "tokenizer.json"
+    if not file.exists():
+        if (folder / "tokenizer.model").exists():
+            raise ConfigError(
+                f"{folder} has only a SentencePiece tokenizer.model; Quire reads tokenizer.json. Convert it once: "
+                "transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)",
+                "tokenizer",
+            )
+        raise ConfigError(
+            f"{file} does not exist; name a folder that has one with tokenizer=…, or work on token ids "
+            "with skip_tokenizer_init=True",
+            "tokenizer",
+        )
+    try:
+        raw = RawTokenizer.from_file(str(file))
+    except Exception as error:  # the library raises plain Exception for anything it cannot read
+        raise ConfigError(f"{file} cannot be read: {error}", "tokenizer") from None
+    raw.no_truncation()
+    raw.no_padding()
+    return raw
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.exists():
+        return {}
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not valid JSON: {error}", "tokenizer") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{file} must hold a JSON object", "tokenizer")
+    return data
+
+
+def _special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """bos_token, eos_token, … as text; an entry is a string or an object with `content`."""
+    found = {**_read_json(folder / "special_tokens_map.json"), **config}
+    texts = {}
+    for name in _NAMED_TOKENS:
+        token = found.get(name)
+        text = token.get("content") if isinstance(token, dict) else token
+        if isinstance(text, str):
+            texts[name] = text
+    return texts
+
+
+def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Chat templates by name. A chat_template.jinja file comes before the config's string or list."""
+    entry = config.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
+    if isinstance(entry, str):
+        entry = [{"name": "default", "template": entry}]
+    templates = {item["name"]: item["template"] for item in entry or []}
+    for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        templates[file.stem] = file.read_text(encoding="utf-8")
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        templates["default"] = file.read_text(encoding="utf-8")
+    return templates
+
+
+def _template_source(option: str) -> str:
+    """The `chat_template` option: Jinja source, or a file's path."""
+    if "{" in option or "\n" in option:
+        return option
+    file = Path(option).expanduser()
+    if not file.is_file():
+        raise ConfigError(f"chat_template {option!r} is neither Jinja source nor a file", "chat_template")
+    return file.read_text(encoding="utf-8")

@@ -1,0 +1,69 @@
+"""What stands between the matrix products, on a CPU: float32 inside, in as few passes over memory as torch allows.
+
+Same contracts as `norm`, `activation` and `rope`, whose references say what is computed; here is how to do it at
+half the time or less. Sums of squares go through `vector_norm`, the one reduction that needs no squared copy.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    wide = x.float()
+    return (wide * _inverse_rms(wide, eps)).mul_(weight).to(x.dtype)
+
+
+def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return rms_norm(residual.add_(x), weight, eps).to(x.dtype)
+
+
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate).mul_(up)
+
+
+def qk_norm_rope_write(
+    qkv: torch.Tensor,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    eps: float,
+) -> torch.Tensor:
+    heads = qkv.view(-1, num_heads + 2 * num_kv_heads, head_dim)
+    qk, v = torch.split(heads, [num_heads + num_kv_heads, num_kv_heads], dim=1)
+    qk = qk.float()  # queries and keys go through everything together
+    if q_weight is not None and k_weight is not None:
+        weights = torch.cat([q_weight.expand(num_heads, -1), k_weight.expand(num_kv_heads, -1)])
+        qk = (qk * _inverse_rms(qk, eps)).mul_(weights)
+    qk = _rotate(qk, cos_sin[positions.long()].unsqueeze(1)).to(qkv.dtype)
+    blocks, offsets = slots.long() // k_cache.shape[2], slots.long() % k_cache.shape[2]
+    k_cache.transpose(1, 2)[blocks, offsets] = qk[:, num_heads:]
+    v_cache.transpose(1, 2)[blocks, offsets] = v
+    return qk[:, :num_heads]
+
+
+def _inverse_rms(wide: torch.Tensor, eps: float) -> torch.Tensor:
+    norm: torch.Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    return norm.square_().div_(wide.shape[-1]).add_(eps).rsqrt_()
+
+
+def _rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
+    """x [tokens, heads, head_dim], cos_sin [tokens, 1, rotary_dim], both float32."""
+    cos, sin = cos_sin.chunk(2, dim=-1)
+    half = cos.shape[-1]
+    parts = [half, half, x.shape[-1] - 2 * half]
+    first, second, rest = torch.split(x, parts, dim=-1)
+    y = torch.empty_like(x)
+    y_first, y_second, y_rest = torch.split(y, parts, dim=-1)
+    torch.mul(first, cos, out=y_first).addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=y_second).addcmul_(first, sin)
+    y_rest.copy_(rest)
+    return y

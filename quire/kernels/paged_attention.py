@@ -1,0 +1,125 @@
+"""Attention over the paged KV cache: `decode` for rows of one query token, `prefill` for rows of many.
+
+Caches are [num_blocks, num_kv_heads, block_size, head_dim], both of the same strides, the last two dims contiguous.
+Token t of the row in seat s lies in block `block_table[s, t // block_size]`. Query heads g*n … g*n + g-1 share KV
+head n (g heads a group). A `sliding_window` of w lets a query see the last w tokens, its own included; 0: all of them.
+`out` (contiguous) takes the result where given. The integer tensors must not be written by the kernel launched just
+before: they are read ahead of that one's end.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from quire.kernels.dispatch import INTERPRETED, on_triton
+
+
+def decode_workspace(
+    max_rows: int, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device
+) -> torch.Tensor:
+    """Scratch memory for `decode` of up to `max_rows` rows, shared by all layers of one stream; starts as zeros."""
+    if device.type != "cuda" and not INTERPRETED:
+        return torch.empty(0, device=device)
+    from quire.kernels.triton.decode import workspace_elements
+    from quire.kernels.triton.launch import num_processors
+
+    size = workspace_elements(max_rows, num_heads, num_kv_heads, head_dim, num_processors(device))
+    return torch.zeros(size, dtype=torch.float32, device=device)
+
+
+def decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    seats: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    workspace: torch.Tensor,
+    sliding_window: int = 0,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """q [rows, num_heads, head_dim] → [rows, num_heads * head_dim]; row i sees its `seq_lens[i]` tokens.
+
+    seats, seq_lens int32 [rows]; block_table int32 [seats, blocks]; `workspace` from `decode_workspace`. Nothing is
+    read back from the device, and the launches depend on shapes only: fit for CUDA graphs.
+    """
+    if on_triton(q):
+        from quire.kernels.triton import decode
+
+        return decode.decode(q, k_cache, v_cache, seats, block_table, seq_lens, scale, workspace, sliding_window, out)
+    query_start = torch.arange(len(seats) + 1, dtype=torch.int32)
+    result = attention_reference(
+        q, k_cache, v_cache, seats, block_table, query_start, seq_lens, len(seats), scale, sliding_window
+    )
+    return result if out is None else out.copy_(result)
+
+
+def prefill(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    seats: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    num_rows: int,
+    max_query_len: int,
+    scale: float,
+    sliding_window: int = 0,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """q [tokens, num_heads, head_dim] → [tokens, num_heads * head_dim], causal.
+
+    Row i's queries are tokens `query_start[i] … query_start[i + 1] - 1`, counted from `query_start[0]`, which is q's
+    first; query j of n sees the row's first `seq_lens[i] - n + j + 1` tokens. `max_query_len` bounds n from above.
+    """
+    if on_triton(q):
+        from quire.kernels.triton import prefill
+
+        return prefill.prefill(
+            q, k_cache, v_cache, seats, block_table, query_start, seq_lens, num_rows, max_query_len, scale,
+            sliding_window, out,
+        )  # fmt: skip
+    result = attention_reference(
+        q, k_cache, v_cache, seats, block_table, query_start, seq_lens, num_rows, scale, sliding_window
+    )
+    return result if out is None else out.copy_(result)
+
+
+def attention_reference(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    seats: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    num_rows: int,
+    scale: float,
+    sliding_window: int = 0,
+) -> torch.Tensor:
+    """Row by row in float32 (float64 stays): simple, slow, on any device."""
+    num_heads, dim = q.shape[1:]
+    num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
+    wide = torch.promote_types(q.dtype, torch.float32)
+    out = torch.zeros_like(q)
+    starts = (query_start[: num_rows + 1] - query_start[0]).tolist()
+    for row, (seat, seq_len) in enumerate(zip(seats[:num_rows].tolist(), seq_lens[:num_rows].tolist(), strict=True)):
+        blocks = block_table[seat, : -(-seq_len // block_size)].long()
+        k, v = (
+            cache[blocks].transpose(0, 1).reshape(num_kv_heads, -1, dim)[:, :seq_len].to(wide)
+            for cache in (k_cache, v_cache)
+        )  # [kv heads, tokens, dim]
+        queries = q[starts[row] : starts[row + 1]].to(wide).transpose(0, 1)  # [heads, queries, dim]
+        grouped = queries.reshape(num_kv_heads, num_heads // num_kv_heads, -1, dim)
+        scores = torch.einsum("ngqd,ntd->ngqt", grouped, k) * scale
+        last = torch.arange(seq_len - queries.shape[1], seq_len, device=q.device)[:, None]  # the query's own token
+        token = torch.arange(seq_len, device=q.device)[None, :]
+        hidden = token > last
+        if sliding_window:
+            hidden |= token <= last - sliding_window
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        mixed = torch.einsum("ngqt,ntd->ngqd", weights, v).reshape(num_heads, -1, dim)
+        out[starts[row] : starts[row + 1]] = mixed.transpose(0, 1).to(q.dtype)
+    return out.reshape(-1, num_heads * dim)

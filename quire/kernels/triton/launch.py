@@ -1,0 +1,30 @@
+"""What every launch asks of the device.
+
+Programmatic dependent launch: a kernel may be scheduled while its predecessor's last blocks still run. Each kernel
+here calls `gdc_wait` in every program before it touches what its predecessor writes or reads, and only then
+`gdc_launch_dependents`. So when a kernel starts, its predecessor may still run, but nothing before that one does:
+ahead of the wait a kernel may read weights and the step's own inputs (seats, lengths, tables, positions), and only
+those. Whoever writes one of these must not be the kernel launched just before.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+
+@cache
+def has_pdl(device: torch.device) -> bool:
+    """Whether `device` supports programmatic dependent launch (compute capability 9.0 on)."""
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 9
+
+
+@cache
+def num_processors(device: torch.device) -> int:
+    """Streaming multiprocessors of `device`; an H200's number where there is none (the interpreter)."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+
+
+def next_power_of_2(value: int) -> int:
+    return 1 << max(value - 1, 0).bit_length()

@@ -1,0 +1,296 @@
+"""LLM: offline generation. A thin user of the front end, with the engine in this process."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any, TypeVar, cast
+
+from quire.config.engine import EngineConfig
+from quire.config.resolve import resolve
+from quire.engine.client import EngineClient, EngineInfo, InProcessClient
+from quire.foundation.errors import EngineDeadError, InputError, QuireError
+from quire.frontend.beam_search import Alternatives, beam_search
+from quire.frontend.chat import ChatTemplate, Message, render
+from quire.frontend.inputs import Prompt, PromptLike, build, main_eos, read_prompt, tokenize
+from quire.frontend.outputs import Conversion, OutputProcessor
+from quire.frontend.progress import ProgressFactory, PromptProgress
+from quire.frontend.tokenizer import Tokenizer, load_tokenizer
+from quire.types.output import BeamSearchOutput, RequestOutput
+from quire.types.request import EngineRequest
+from quire.types.sampling import BeamSearchParams, RequestOutputKind, SamplingParams
+
+Params = SamplingParams | Sequence[SamplingParams]
+T = TypeVar("T")
+INTERRUPT_SECONDS = 1.0  # longest wait for outputs before Ctrl-C is looked at
+
+
+class LLM:
+    """A model ready to generate.
+
+        llm = LLM("Qwen/Qwen3-0.6B", max_model_len=4096)
+        print(llm.generate("The capital of France is")[0].outputs[0].text)
+
+    `model` is a local folder or a Hugging Face id; without it the demo model runs. `options` are the fields of
+    `EngineConfig` by their flat names. Raises ConfigError for an option that is unknown or cannot work. Not for use
+    from several threads at once.
+    """
+
+    def __init__(self, model: str = "", **options: Any) -> None:
+        resolved = resolve(EngineConfig.from_flat(model=model, **options))
+        self._start(load_tokenizer(resolved), InProcessClient(resolved))
+
+    @classmethod
+    def from_client(cls, client: EngineClient, tokenizer: Tokenizer | None) -> LLM:
+        """Take over an engine that has been started otherwise."""
+        llm = cls.__new__(cls)
+        llm._start(tokenizer, client)
+        return llm
+
+    def _start(self, tokenizer: Tokenizer | None, client: EngineClient) -> None:
+        self._tokenizer = tokenizer
+        self._client = client
+        self._processor = OutputProcessor(tokenizer)
+        self._request_numbers = itertools.count()
+
+    def generate(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        sampling_params: Params | None = None,
+        *,
+        use_tqdm: bool | ProgressFactory = True,
+        priority: int | Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer prompts; the outputs come in the order of the prompts.
+
+        A prompt is text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}. One `SamplingParams` (or
+        priority) serves all prompts, a list gives each its own; None means the model's defaults. Raises InputError
+        for what cannot run, before anything runs. Ctrl-C aborts all prompts and leaves the engine usable.
+        """
+        given = [read_prompt(prompt) for prompt in _as_list(prompts)]
+        return self._run(given, sampling_params, priority, use_tqdm, add_special_tokens=True)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Params | None = None,
+        use_tqdm: bool | ProgressFactory = True,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        priority: int | Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or a list of them, each a list of {"role": …, "content": …}."""
+        chats = [messages] if not messages or isinstance(messages[0], Mapping) else messages
+        tokenizer = self.get_tokenizer()
+        template = tokenizer.template
+        if chat_template is not None:
+            template = ChatTemplate(chat_template, tokenizer.special_tokens)
+        options = (tools, template, add_generation_prompt, continue_final_message, chat_template_kwargs)
+        prompts = [Prompt(text=render(cast(Sequence[Message], chat), *options)) for chat in chats]
+        return self._run(prompts, sampling_params, priority, use_tqdm, add_special_tokens=False)
+
+    def beam_search(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool | ProgressFactory = False,
+    ) -> list[BeamSearchOutput]:
+        """The `beam_width` best answers of each prompt; see `quire.frontend.beam_search`."""
+        given = [read_prompt(prompt) for prompt in _as_list(prompts)]
+        ids = self._tokenize(given, add_special_tokens=True)
+        limit = self.info.resolved.config.model.max_logprobs
+        if limit != -1 and min(2 * params.beam_width, self.info.report.vocab_size) > limit:
+            raise InputError(
+                f"beam_width={params.beam_width} needs {2 * params.beam_width} log-probabilities a step, and "
+                f"max_logprobs is {limit}: start the engine with max_logprobs={2 * params.beam_width}",
+                "beam_width",
+            )
+        with PromptProgress(params.max_tokens, use_tqdm, "Beam search steps") as progress:
+
+            def ask_next(sequences: Sequence[list[int]], ask: SamplingParams) -> list[Alternatives]:
+                outputs = self._run(
+                    [Prompt(token_ids=s) for s in sequences], ask, None, False, add_special_tokens=False
+                )
+                progress.done(0, len(sequences))
+                return [_alternatives(output, ask.logprobs or 1) for output in outputs]
+
+            results = beam_search(
+                given,
+                ids,
+                params,
+                ask_next,
+                eos_token_id=main_eos(self.info, self._tokenizer),
+                vocab_size=self.info.report.vocab_size,
+                context=self.info.max_model_len,
+            )
+        if self._tokenizer is not None:
+            for beam in itertools.chain.from_iterable(result.sequences for result in results):
+                skip_special = not params.include_stop_str_in_output
+                beam.text = self._tokenizer.decode(beam.tokens, skip_special_tokens=skip_special)
+        return results
+
+    def _run(
+        self,
+        prompts: Sequence[Prompt],
+        params: Params | None,
+        priority: int | Sequence[int] | None,
+        use_tqdm: bool | ProgressFactory,
+        *,
+        add_special_tokens: bool,
+    ) -> list[RequestOutput]:
+        chosen = _one_each(self.get_default_sampling_params() if params is None else params, prompts, "sampling_params")
+        final = {id(p): _final_only(p) for p in chosen}
+        priorities = _one_each(0 if priority is None else priority, prompts, "priority")
+        token_ids = self._tokenize(prompts, add_special_tokens=add_special_tokens)
+        requests: dict[str, list[EngineRequest]] = {}
+        for prompt, ids, asked, rank in zip(prompts, token_ids, chosen, priorities, strict=True):
+            number = str(next(self._request_numbers))
+            known = Prompt(prompt.text, ids, prompt.cache_salt)
+            requests[number] = build(
+                known, final[id(asked)], self.info, self._tokenizer, request_id=number, priority=rank
+            )
+        texts = [prompt.text for prompt in prompts]
+        with PromptProgress(len(prompts), use_tqdm) as progress, deferred_interrupt() as interrupted:
+            conversions = [
+                self._processor.add(children, number, text)
+                for (number, children), text in zip(requests.items(), texts, strict=True)
+            ]
+            try:
+                for request in itertools.chain.from_iterable(requests.values()):
+                    self._client.add(request)
+                self._finish_all(conversions, progress, interrupted)
+            except BaseException:
+                self._abort(conversions)
+                raise
+        return [conversion.take() for conversion in conversions]
+
+    def _finish_all(
+        self, conversions: Sequence[Conversion], progress: PromptProgress, interrupted: Callable[[], bool]
+    ) -> None:
+        num_left = len(conversions)
+        while num_left:
+            changed, aborts = self._processor.process(self._client.poll(INTERRUPT_SECONDS).outputs)
+            if aborts:
+                self._client.abort(aborts)
+            for conversion in changed:
+                if conversion.finished:
+                    num_left -= 1
+                    progress.done(conversion.num_prompt_tokens, conversion.num_output_tokens)
+            if interrupted():
+                raise KeyboardInterrupt
+
+    def _abort(self, conversions: Sequence[Conversion]) -> None:
+        running = [self._processor.abort(conversion.request_id)[1] for conversion in conversions]
+        try:
+            self._client.abort(list(itertools.chain.from_iterable(running)))
+        except EngineDeadError:
+            pass  # nothing runs any more
+
+    def _tokenize(self, prompts: Sequence[Prompt], *, add_special_tokens: bool) -> list[list[int]]:
+        """The ids of all prompts; texts are tokenized in one go, on all cores."""
+        texts = [prompt.text or "" for prompt in prompts if prompt.token_ids is None]
+        ids: Iterator[list[int]] = iter(())
+        if texts and self._tokenizer is not None:
+            ids = iter(self._tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens))
+            prompts = [p if p.token_ids is not None else Prompt(p.text, next(ids), p.cache_salt) for p in prompts]
+        return [tokenize(prompt, self._tokenizer) for prompt in prompts]
+
+    # The engine
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._client.info
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Raises InputError if the engine runs without one."""
+        if self._tokenizer is None:
+            raise InputError("this engine works on token ids only (skip_tokenizer_init)", "prompt")
+        return self._tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The defaults that the model's generation_config.json asks for."""
+        return SamplingParams(**self.info.resolved.info.generation_defaults)
+
+    def call(self, method: str, *args: Any) -> Any:
+        """A utility of the core: "stats", "reset_prefix_cache", "check" …"""
+        return self._client.call(method, *args)
+
+    def reset_prefix_cache(self) -> bool:
+        return bool(self.call("reset_prefix_cache"))
+
+    def shutdown(self) -> None:
+        """Free the device. The object cannot be used afterwards."""
+        self._client.shutdown()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+
+@contextmanager
+def deferred_interrupt() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C waits for the end of the step; the function yielded tells whether it was pressed. Twice: at once.
+
+    The engine runs in this thread, and an exception in the middle of a step would leave it in pieces.
+    """
+    pressed: list[int] = []
+    is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not is_ours or threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if pressed:
+            signal.default_int_handler(number, frame)
+        pressed.append(number)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(pressed)
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _as_list(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
+    """A list of prompts; a list of integers is one prompt."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    items = list(prompts)
+    if items and isinstance(items[0], int):
+        return [cast(PromptLike, items)]
+    return cast(list[PromptLike], items)
+
+
+def _one_each(value: T | Sequence[T], prompts: Sequence[Prompt], name: str) -> Sequence[T]:
+    if not isinstance(value, Sequence):
+        return [value] * len(prompts)
+    if len(value) != len(prompts):
+        raise InputError(f"{name} has {len(value)} entries for {len(prompts)} prompts", name)
+    return value
+
+
+def _final_only(params: SamplingParams) -> SamplingParams:
+    if not isinstance(params, SamplingParams):
+        raise InputError(f"sampling_params must be SamplingParams, got {type(params).__name__}", "sampling_params")
+    return params.clone(output_kind=RequestOutputKind.FINAL_ONLY)
+
+
+def _alternatives(output: RequestOutput, count: int) -> Alternatives:
+    """The `count` likeliest next tokens."""
+    answer = output.outputs[0]
+    if output.error is not None or not answer.logprobs:
+        raise QuireError(f"beam search cannot go on: {output.error or answer.finish_reason}")
+    return {token: entry for token, entry in answer.logprobs[0].items() if (entry.rank or 0) <= count}

@@ -1,0 +1,116 @@
+"""The trunk that every decoder-only model shares: embed, layers, final norm, logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from quire.attention.context import StepContext
+from quire.config.reading import read, read_positive
+from quire.foundation.errors import ConfigError
+from quire.layers.block import DecoderLayer
+from quire.layers.embedding import Embedding
+from quire.layers.linear import Linear, float_linear
+from quire.layers.norm import RMSNorm
+from quire.types.kv import KVGroupSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The numbers that every family's config.json spells the same way."""
+
+    vocab: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any], *, head_dim: int | None = None) -> Sizes:
+        """head_dim: the family's default; None: hidden / heads.
+
+        Raises ConfigError for what is missing or cannot be, and for an activation other than SiLU.
+        """
+        activation = read(str, config, "hidden_act", "silu")
+        if activation != "silu":
+            raise ConfigError(f"config.json: hidden_act must be 'silu' for this family, got {activation!r}")
+        hidden, heads = read_positive(config, "hidden_size"), read_positive(config, "num_attention_heads")
+        kv_heads = read_positive(config, "num_key_value_heads", heads)
+        if heads % kv_heads:
+            raise ConfigError(f"config.json: num_attention_heads={heads} is no multiple of {kv_heads} KV heads")
+        return cls(
+            vocab=read_positive(config, "vocab_size"),
+            hidden=hidden,
+            intermediate=read_positive(config, "intermediate_size"),
+            layers=read_positive(config, "num_hidden_layers"),
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=read_positive(config, "head_dim", head_dim or hidden // heads),
+            eps=read(float, config, "rms_norm_eps", 1e-6),
+        )
+
+
+class DecoderStack(nn.Module):
+    """A decoder-only language model, as the worker sees it.
+
+    layer: makes the decoder layer of a given number. tied: logits come from the embedding matrix.
+    sliding_window: tokens a query sees, itself included; None: all. Submodules are named as in checkpoints.
+    """
+
+    def __init__(
+        self,
+        sizes: Sizes,
+        layer: Callable[[int], DecoderLayer],
+        *,
+        tied: bool,
+        sliding_window: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.num_heads = sizes.heads
+        self.sliding_window = sliding_window
+        self.embed_tokens = Embedding(sizes.vocab, sizes.hidden)
+        layers = [layer(index) for index in range(sizes.layers)]
+        self.layers = nn.ModuleList(layers)
+        self.norm = RMSNorm(sizes.hidden, sizes.eps)
+        norms = [each.input_layernorm for each in layers] + [self.norm]
+        self._chain = list(zip(layers, norms[1:], strict=True))  # each layer, and the norm that takes its last sum
+        self.lm_head = None if tied else Linear(sizes.hidden, sizes.vocab, bias=False)
+
+    def forward(self, input_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor:
+        """input_ids int32 [tokens] → final hidden states [tokens, hidden]."""
+        residual = self.embed_tokens(input_ids)
+        x: torch.Tensor = self._chain[0][0].input_layernorm(residual)
+        for layer, next_norm in self._chain:
+            x = next_norm.add(layer(x, residual, ctx), residual)
+        return x
+
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """hidden [rows, hidden] → float32 [rows, vocab], written to `out` if given."""
+        head = self.embed_tokens if self.lm_head is None else self.lm_head
+        return float_linear(hidden, head.weight, out)
+
+    def checkpoint_name(self, path: str) -> str:
+        """What checkpoints call the tensor at `path` in this module tree."""
+        return path if path.startswith("lm_head.") else f"model.{path}"
+
+    def kv_spec(self, block_size: int) -> KVGroupSpec:
+        return KVGroupSpec(
+            kind="full",
+            block_size=block_size,
+            num_layers=self.sizes.layers,
+            num_kv_heads=self.sizes.kv_heads,
+            head_dim=self.sizes.head_dim,
+            dtype_bytes=self.embed_tokens.weight.element_size(),
+        )
+
+    def num_bytes(self) -> int:
+        """Bytes of the weights."""
+        return sum(p.numel() * p.element_size() for p in self.parameters())

@@ -1,0 +1,28 @@
+"""What the worker asks of the machine it runs on."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class Platform(Protocol):
+    name: str
+
+    def set_up(self, num_threads: int | None) -> torch.device:
+        """Make this process ready to compute here. num_threads: CPU threads, None: as many as serve it best.
+
+        Raises ConfigError if the device cannot be used.
+        """
+        ...
+
+    def device_name(self) -> str:
+        """For people: "NVIDIA H200", "cpu (2 threads)"."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Memory of the device that could be allocated now."""
+        ...
+
+    def total_bytes(self) -> int: ...

@@ -1,0 +1,79 @@
+"""The CPU as a device: threads and memory, within the limits of this process's container."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+_CGROUP = Path("/sys/fs/cgroup")
+_TOPOLOGY = Path("/sys/devices/system/cpu")
+
+
+class CPUPlatform:
+    name = "cpu"
+
+    def set_up(self, num_threads: int | None) -> torch.device:
+        # OMP_NUM_THREADS, where it is set, is what torch's own default says: never more than that.
+        torch.set_num_threads(num_threads or min(usable_cores(), torch.get_num_threads()))
+        return torch.device("cpu")
+
+    def device_name(self) -> str:
+        threads = torch.get_num_threads()
+        return f"cpu ({threads} thread{'s' if threads > 1 else ''})"
+
+    def free_bytes(self) -> int:
+        free = _meminfo("MemAvailable")
+        limit, used = _cgroup_number("memory.max"), _cgroup_number("memory.current")
+        return free if limit is None or used is None else max(0, min(free, limit - used))
+
+    def total_bytes(self) -> int:
+        total, limit = _meminfo("MemTotal"), _cgroup_number("memory.max")
+        return total if limit is None else min(total, limit)
+
+
+def usable_cores() -> int:
+    """Physical cores this process may run on: a second thread on a core adds no bandwidth and no matrix unit."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    cpus = os.sched_getaffinity(0)
+    cores = {_core_of(cpu) for cpu in cpus}
+    quota = _cgroup_quota()
+    return max(1, min(len(cores), quota or len(cores)))
+
+
+def _core_of(cpu: int) -> tuple[str, str]:
+    """(package, core); the cpu itself where the kernel does not tell."""
+    folder = _TOPOLOGY / f"cpu{cpu}" / "topology"
+    try:
+        return (folder / "physical_package_id").read_text().strip(), (folder / "core_id").read_text().strip()
+    except OSError:
+        return "cpu", str(cpu)
+
+
+def _cgroup_quota() -> int | None:
+    """CPU time allowed, in whole CPUs; None without a limit."""
+    try:
+        quota, period = (_CGROUP / "cpu.max").read_text().split()
+        return None if quota == "max" else max(1, int(quota) // int(period))
+    except (OSError, ValueError):
+        return None
+
+
+def _cgroup_number(name: str) -> int | None:
+    try:
+        return int((_CGROUP / name).read_text())
+    except (OSError, ValueError):
+        return None  # no limit ("max"), or no such control
+
+
+def _meminfo(key: str) -> int:
+    """A line of /proc/meminfo in bytes; the physical memory where there is none."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith(f"{key}:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

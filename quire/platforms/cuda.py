@@ -1,0 +1,34 @@
+"""One NVIDIA GPU."""
+
+from __future__ import annotations
+
+import torch
+
+from quire.foundation.errors import ConfigError
+
+
+class CUDAPlatform:
+    name = "cuda"
+
+    def set_up(self, num_threads: int | None) -> torch.device:
+        """Raises ConfigError if torch was built without CUDA or the driver does not answer."""
+        if torch.version.cuda is None:
+            raise ConfigError(f"device=cuda, but torch {torch.__version__} was built without CUDA", "device")
+        if not torch.cuda.is_available():
+            raise ConfigError("device=cuda, but the NVIDIA driver offers no usable GPU", "device")
+        torch.set_num_threads(num_threads or 1)  # the CPU only plans and launches here
+        self._device = torch.device("cuda", torch.cuda.current_device())
+        torch.cuda.set_device(self._device)
+        torch.empty(1, device=self._device)  # creates the context, whose memory is then not counted as free
+        return self._device
+
+    def device_name(self) -> str:
+        return torch.cuda.get_device_name(self._device)
+
+    def free_bytes(self) -> int:
+        """What the driver has left, and what torch's allocator holds without using it."""
+        kept = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return torch.cuda.mem_get_info(self._device)[0] + kept
+
+    def total_bytes(self) -> int:
+        return torch.cuda.mem_get_info(self._device)[1]

@@ -1,0 +1,109 @@
+"""PlanBuilder: collects the rows of a step and lays them out as a StepPlan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from quire.kv.block_pool import Block
+from quire.scheduling.request import Request
+from quire.scheduling.seats import DecodeRows
+from quire.scheduling.state import Chunk
+from quire.types.plan import Admit, Attachment, NewBlocks, PromptLogprobs, StepPlan
+
+_EMPTY = np.zeros(0, np.int32)
+_NO_BLOCKS = NewBlocks(_EMPTY, _EMPTY, _EMPTY)
+NO_ROWS = DecodeRows(_EMPTY, [], [], [], None)
+
+
+class PlanBuilder:
+    """num_groups: KV groups; budget: tokens that may still be added."""
+
+    def __init__(self, num_groups: int, budget: int) -> None:
+        self.budget = budget
+        self.decodes = NO_ROWS
+        self.chunks: list[Chunk] = []
+        self.admits: list[Admit] = []
+        self.max_seq_len = 0
+        self._blocks: list[list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = [[] for _ in range(num_groups)]
+
+    def add_decodes(self, rows: DecodeRows, max_seq_len: int) -> None:
+        self.decodes = rows
+        self.budget -= len(rows)
+        self.max_seq_len = max(self.max_seq_len, max_seq_len)
+
+    def add_chunk(self, chunk: Chunk) -> None:
+        self.chunks.append(chunk)
+        self.budget -= chunk.end - chunk.start
+        self.max_seq_len = max(self.max_seq_len, chunk.end)
+
+    def add_table(self, seat: int, first: int, new: list[list[Block]]) -> None:
+        """Table entries first, first + 1, … of one seat, a list a group."""
+        for entries, blocks in zip(self._blocks, new, strict=True):
+            if blocks:
+                index = np.arange(first, first + len(blocks), dtype=np.int32)
+                entries.append((np.full(len(blocks), seat, np.int32), index, _ids(blocks)))
+
+    def add_column(self, seats: np.ndarray, index: np.ndarray, new: list[list[Block]]) -> None:
+        """One table entry of each of many seats."""
+        for entries, blocks in zip(self._blocks, new, strict=True):
+            entries.append((seats, index, _ids(blocks)))
+
+    def finish(self, step: int, releases: list[int]) -> StepPlan:
+        decodes, chunks = self.decodes, self.chunks
+        num_decodes = len(decodes)
+        if chunks:
+            seats = np.concatenate([decodes.seats, np.array([c.request.seat for c in chunks], np.int32)])
+            num_tokens = np.ones(len(seats), np.int32)
+            num_tokens[num_decodes:] = [c.end - c.start for c in chunks]
+            samples = np.ones(len(seats), np.bool_)
+            samples[num_decodes:] = [c.samples for c in chunks]
+            # Joined in a bytearray: the array shall be writable like the others.
+            parts = [c.request.tokens[c.start : c.end].tobytes() for c in chunks]
+            token_ids = np.frombuffer(bytearray().join(parts), np.int32)
+        else:
+            seats, token_ids = decodes.seats, _EMPTY
+            num_tokens, samples = np.ones(num_decodes, np.int32), np.ones(num_decodes, np.bool_)
+        return StepPlan(
+            step=step,
+            admits=self.admits,
+            seats=seats,
+            num_tokens=num_tokens,
+            num_decodes=num_decodes,
+            token_ids=token_ids,
+            samples=samples,
+            blocks=[_join(entries) for entries in self._blocks],
+            max_seq_len=self.max_seq_len,
+            releases=releases,
+            attachments=[made for make in ATTACHMENTS if (made := make(self)) is not None],
+        )
+
+
+def _ids(blocks: list[Block]) -> np.ndarray:
+    return np.array([block.id for block in blocks], np.int32)
+
+
+def _join(entries: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> NewBlocks:
+    if not entries:
+        return _NO_BLOCKS
+    if len(entries) == 1:
+        return NewBlocks(*entries[0])
+    return NewBlocks(*(np.concatenate(column) for column in zip(*entries, strict=True)))
+
+
+def prompt_logprobs(build: PlanBuilder) -> PromptLogprobs | None:
+    """Rows whose prompt positions are scored, each with the prompt token after its chunk (-1: none)."""
+    rows, next_ids = [], []
+    for row, (request, start, end, _) in enumerate(build.chunks, len(build.decodes)):
+        if request.lacks_prompt_logprobs and start < request.num_prompt - 1:
+            rows.append(row)
+            next_ids.append(_next_prompt_token(request, end))
+    return PromptLogprobs(np.array(rows, np.int32), np.array(next_ids, np.int32)) if rows else None
+
+
+def _next_prompt_token(request: Request, position: int) -> int:
+    return request.tokens[position] if position < request.num_prompt else -1
+
+
+ATTACHMENTS: list[Callable[[PlanBuilder], Attachment | None]] = [prompt_logprobs]

@@ -1,0 +1,112 @@
+"""Request: one EngineRequest on its way through the scheduler."""
+
+from __future__ import annotations
+
+from array import array
+from enum import IntEnum
+
+from quire.foundation.errors import InputError
+from quire.kv.hashing import extra_key
+from quire.types.output import TokenLogprobs
+from quire.types.plan import Admit
+from quire.types.request import EngineRequest
+from quire.types.sampling import RequestOutputKind
+
+Rank = tuple[int, int]  # (priority, order of arrival); the smaller goes first
+
+
+class Status(IntEnum):
+    WAITING = 0  # never had a seat
+    RUNNING = 1  # has a seat
+    PREEMPTED = 2  # had to give its seat and blocks back; waits to go on
+    FINISHED = 3
+
+
+_LEGAL = {
+    Status.WAITING: {Status.RUNNING, Status.FINISHED},
+    Status.RUNNING: {Status.PREEMPTED, Status.FINISHED},
+    Status.PREEMPTED: {Status.RUNNING, Status.FINISHED},
+    Status.FINISHED: set(),
+}
+
+
+class Request:
+    """What both plan and settle need of a request, seated or not. Counters of seated ones are in the seat columns.
+
+    limit: tokens, prompt included, at which it is finished by length.
+    Raises InputError if the token ids are not int32.
+    """
+
+    __slots__ = (
+        "extra_key",
+        "first_scheduled",
+        "hashes",
+        "id",
+        "limit",
+        "num_cached",
+        "num_preemptions",
+        "num_prompt",
+        "num_reported",
+        "num_unseen",
+        "prompt_logprobs",
+        "quiet",
+        "rank",
+        "seat",
+        "spec",
+        "status",
+        "stops",
+        "tokens",
+    )
+
+    def __init__(self, spec: EngineRequest, rank: Rank, limit: int) -> None:
+        try:
+            self.tokens = array("i", spec.token_ids)  # known ones: prompt, then output as it is read
+        except (OverflowError, TypeError):
+            raise InputError(f"request {spec.id!r}: prompt token ids must be int32 integers", "prompt") from None
+        self.spec = spec
+        self.id = spec.id
+        self.rank = rank
+        self.limit = limit
+        self.status = Status.WAITING
+        self.seat = 0  # 0: none
+        self.num_prompt = len(self.tokens)
+        self.num_unseen = 0  # sampled but not read when it lost its seat; it may not be seated again before they are
+        self.num_reported = self.num_prompt  # leading tokens that outputs have told (kept only if quiet)
+        self.num_cached = 0
+        self.num_preemptions = 0
+        self.first_scheduled = 0.0  # time.time(); 0: not yet
+        self.hashes: list[bytes] = []
+        self.extra_key = extra_key(spec.lora, spec.cache_salt, spec.media_hashes)
+        self.stops = frozenset(spec.stop_token_ids)
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        params = spec.params
+        # Nobody looks at the tokens before the end: they are told at the end, in one output.
+        self.quiet = params.output_kind is RequestOutputKind.FINAL_ONLY and not params.stop and params.logprobs is None
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is Status.FINISHED
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        wanted = self.spec.params.prompt_logprobs is not None
+        return wanted and len(self.prompt_logprobs) < self.num_prompt - 1
+
+    @property
+    def max_cached(self) -> int:
+        """Most tokens it may take from the prefix cache: one must be computed, and so must those whose logits count."""
+        if self.spec.params.skip_reading_prefix_cache:
+            return 0
+        if self.lacks_prompt_logprobs:
+            return len(self.prompt_logprobs)
+        return len(self.tokens) - 1
+
+    def become(self, status: Status) -> None:
+        if status not in _LEGAL[self.status]:
+            raise RuntimeError(f"request {self.id!r} cannot go from {self.status.name} to {status.name}")
+        self.status = status
+
+    def admit(self, num_computed: int) -> Admit:
+        """What the worker must know to seat it."""
+        spec = self.spec
+        return Admit(self.seat, num_computed, self.num_prompt, spec.params, spec.stop_token_ids, spec.seed)

@@ -1,0 +1,340 @@
+"""Scheduler: decides what every step computes.
+
+There is no prefill and no decode mode: each request catches up from `num_computed` to all its tokens, and whoever is
+one token behind decodes. A step takes first the decode rows, then chunks of running catch-ups, then waiting requests,
+within a token budget. Counters advance here, when a step is planned; `settle` reads its outcome later, and several
+plans may be in flight meanwhile. No plan depends on an outcome: lengths are known ahead, and a request that turns out
+to have ended early wastes at most one row a plan in flight.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from quire.foundation.errors import ConfigError, InputError
+from quire.kv.manager import Hit, KVManager
+from quire.scheduling.build import PlanBuilder
+from quire.scheduling.request import Rank, Request, Status
+from quire.scheduling.settle import settle
+from quire.scheduling.state import Chunk, InFlight, State
+from quire.types.kv import KVGroupSpec
+from quire.types.output import EngineOutput, EngineStats
+from quire.types.plan import StepPlan
+from quire.types.request import EngineRequest
+from quire.types.result import StepResult
+
+
+class Scheduler:
+    """max_prefill_chunk: tokens, 0 for no limit; num_blocks: the null block included; hash_seed: None draws one.
+
+    Raises ConfigError for numbers with which no request could run.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        num_blocks: int,
+        groups: Sequence[KVGroupSpec],
+        max_prefill_chunk: int = 0,
+        policy: Literal["fcfs", "priority"] = "fcfs",
+        preempt_every_step: bool = False,
+        enable_prefix_caching: bool = True,
+        hash_seed: bytes | None = None,
+    ) -> None:
+        if not 1 <= max_num_seqs <= max_num_batched_tokens:
+            raise ConfigError(
+                f"max_num_seqs must be in [1, max_num_batched_tokens = {max_num_batched_tokens}], got {max_num_seqs}",
+                "max_num_seqs",
+            )
+        self.kv = KVManager(num_blocks, groups, enable_prefix_caching=enable_prefix_caching, seed=hash_seed)
+        self.max_tokens = min(max_model_len, self.kv.capacity)  # of one request, prompt included
+        if self.max_tokens < 2:
+            raise ConfigError(
+                f"a request must be able to hold 2 tokens: max_model_len is {max_model_len} and the KV cache holds "
+                f"{self.kv.capacity}",
+                "max_model_len",
+            )
+        self._max_model_len = max_model_len
+        self._budget = max_num_batched_tokens
+        self._max_chunk = max_prefill_chunk or max_num_batched_tokens
+        self._by_priority = policy == "priority"
+        self._preempt_every_step = preempt_every_step
+        self._state = State(self.kv, max_num_seqs)
+        self._arrivals = itertools.count()
+        self._step = 0
+
+    # --- requests come and go -----------------------------------------------------------------------------------
+
+    def add(self, spec: EngineRequest) -> None:
+        """Queue a request. Raises InputError if it can never run."""
+        num_prompt = len(spec.token_ids)
+        if spec.id in self._state.requests:
+            raise InputError(f"request id {spec.id!r} is in use", "request_id")
+        if num_prompt == 0:
+            raise InputError(f"request {spec.id!r}: the prompt must hold at least 1 token", "prompt")
+        if spec.max_tokens < 1:
+            raise InputError(f"max_tokens must be >= 1, got {spec.max_tokens}", "max_tokens")
+        if num_prompt + 1 > self._max_model_len:
+            raise InputError(
+                f"the prompt has {num_prompt} tokens; with 1 token of output the context of {self._max_model_len} "
+                "tokens does not hold it",
+                "prompt",
+            )
+        if num_prompt + 1 > self.kv.capacity:
+            raise InputError(
+                f"the prompt has {num_prompt} tokens; with 1 token of output the KV cache of {self.kv.capacity} "
+                "tokens does not hold it, even empty",
+                "prompt",
+            )
+        rank = (spec.priority if self._by_priority else 0, next(self._arrivals))
+        request = Request(spec, rank, min(num_prompt + spec.max_tokens, self.max_tokens))
+        self._state.requests[spec.id] = request
+        self._state.queue.push(request)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests at once; unknown ids are ignored. No output comes for them."""
+        for request_id in request_ids:
+            request = self._state.requests.get(request_id)
+            if request is not None:
+                self._state.finish(request)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._state.requests)
+
+    # --- plan ---------------------------------------------------------------------------------------------------
+
+    def plan(self) -> StepPlan | None:
+        """The next step; None if nothing can be computed before an earlier plan is settled (or at all)."""
+        state = self._state
+        if not state.requests:
+            return None
+        build = PlanBuilder(len(self.kv.groups), self._budget)
+        if self._preempt_every_step:
+            self._preempt_one()
+        if self._by_priority:
+            self._make_room_for_urgent()
+        self._decode(build)
+        self._catch_up(build)
+        self._admit(build)
+        if not build.decodes and not build.chunks:
+            return None
+        plan = build.finish(self._step, state.releases)
+        state.releases = []
+        state.in_flight.append(InFlight(plan, build.decodes, build.chunks))
+        self._step += 1
+        return plan
+
+    def _decode(self, build: PlanBuilder) -> None:
+        """One token for everyone who is one token behind."""
+        seats, kv = self._state.seats, self.kv
+        while True:
+            rows = seats.decode_rows()
+            if not rows:
+                return
+            computed = seats.num_computed.take(rows.seats)
+            full = computed >= seats.room.take(rows.seats)
+            num_full = int(full.sum())
+            if num_full * len(kv.groups) <= kv.num_free:
+                break
+            self._state.preempt(self._victim())
+        if num_full:
+            growing = rows.seats[full]
+            new = kv.allocate_one_each(seats.requests.take(growing).tolist())
+            build.add_column(growing, computed[full] // kv.block_size, new)
+            seats.room[growing] += kv.block_size
+        computed += 1
+        seats.num_computed[rows.seats] = computed
+        build.add_decodes(rows, int(computed.max()))
+        drained = computed + 1 >= seats.limit.take(rows.seats)
+        if drained.any():  # the samples under way reach the limit: no further row for these
+            seats.stop_decoding(rows.seats[drained])
+
+    def _catch_up(self, build: PlanBuilder) -> None:
+        """Chunks of the running requests that are further behind, best rank first."""
+        state = self._state
+        for request in sorted(state.prefilling.values(), key=_rank):
+            if build.budget == 0:
+                return
+            if request.status is Status.RUNNING:  # else it has just made room for a better one
+                self._skip_cached(request, build)
+                if self._has_room(request, build):
+                    self._add_chunk(request, build)
+
+    def _admit(self, build: PlanBuilder) -> None:
+        """Waiting requests, best rank first; one that does not fit yet holds back those behind it."""
+        state = self._state
+        while build.budget > 0 and state.seats.num_free:
+            request = state.queue.peek()
+            if request is None:
+                return
+            fit = self._find_fit(request)
+            if fit is None:
+                return
+            state.queue.pop()
+            hit, num_cached = fit
+            first_time = request.status is Status.WAITING
+            state.seat(request, hit, num_cached)
+            if first_time:
+                request.first_scheduled = time.time()
+                request.num_cached = num_cached
+            self._count_lookup(request, num_cached)
+            build.admits.append(request.admit(num_cached))
+            build.add_table(request.seat, 0, hit)
+            self._add_chunk(request, build)
+
+    def _add_chunk(self, request: Request, build: PlanBuilder) -> None:
+        """As many of the request's next tokens as budget, chunk limit and blocks allow (at least one fits)."""
+        state, seats, kv = self._state, self._state.seats, self.kv
+        seat, total = request.seat, len(request.tokens)
+        start = int(seats.num_computed[seat])
+        end = min(total, start + build.budget, start + self._max_chunk)
+        room = int(seats.room[seat])
+        if end > room:
+            end = min(end, room + kv.num_free // len(kv.groups) * kv.block_size)
+        aligned = end // kv.block_size * kv.block_size
+        if end < total and aligned > start:
+            end = aligned  # whole blocks can be shared, and at their ends others may have gone on
+        if end > room:
+            new = kv.allocate(request, end)
+            assert new is not None
+            build.add_table(seat, room // kv.block_size, new)
+            seats.room[seat] = room + len(new[0]) * kv.block_size
+        seats.num_computed[seat] = end
+        kv.register(request, end)
+        build.add_chunk(Chunk(request, start, end, samples=end == total))
+        if end == total:
+            del state.prefilling[request.id]
+            if total + 1 < request.limit:
+                seats.start_decoding(seat)
+
+    def _skip_cached(self, request: Request, build: PlanBuilder) -> None:
+        """Jump over blocks that others have computed (or planned) since the request was admitted."""
+        seats = self._state.seats
+        computed = int(seats.num_computed[request.seat])
+        hit, num_tokens = self.kv.find_more(request, computed, request.max_cached)
+        if num_tokens == 0:
+            return
+        self.kv.adopt(request, hit)
+        computed += num_tokens
+        seats.num_computed[request.seat] = seats.room[request.seat] = computed
+        self._state.totals.prefix_hits += num_tokens
+        self._state.totals.cached_tokens += num_tokens
+        if request.num_preemptions == 0:
+            request.num_cached += num_tokens
+        # To the worker it gives its seat back and takes it again, further on.
+        self._state.releases.append(request.seat)
+        build.admits.append(request.admit(computed))
+        build.add_table(request.seat, 0, self.kv.table(request))
+
+    def _count_lookup(self, request: Request, num_cached: int) -> None:
+        totals = self._state.totals
+        if request.max_cached and self.kv.enable_prefix_caching:
+            totals.prefix_queries += len(request.tokens)
+            totals.prefix_hits += num_cached
+            totals.cached_tokens += num_cached
+
+    # --- room ---------------------------------------------------------------------------------------------------
+
+    def _find_fit(self, request: Request) -> tuple[Hit, int] | None:
+        """The cached beginning of a waiting request if all its tokens find room now, else None.
+
+        Beside running requests there must be room for what they still have to catch up and for one more block each,
+        so that who comes in does not throw out another, or itself, a moment later.
+        """
+        if request.num_unseen:
+            return None
+        kv, state = self.kv, self._state
+        hit, num_cached = kv.find_cached(request, request.max_cached)
+        needed = kv.num_needed(len(request.tokens), hit)
+        if state.running:
+            needed += len(state.running) * len(kv.groups)
+            needed += sum(kv.num_missing(other, len(other.tokens)) for other in state.prefilling.values())
+        return (hit, num_cached) if needed <= kv.num_free else None
+
+    def _has_room(self, request: Request, build: PlanBuilder) -> bool:
+        """Whether `request` can compute one more token; catch-ups of worse rank that are not in the plan yet yield."""
+        state, seats, kv = self._state, self._state.seats, self.kv
+        while seats.num_computed[request.seat] == seats.room[request.seat] and kv.num_free < len(kv.groups):
+            planned = {chunk.request.id for chunk in build.chunks}
+            others = [r for r in state.prefilling.values() if r.rank > request.rank and r.id not in planned]
+            if not others:
+                return False
+            state.preempt(max(others, key=_rank))
+        return True
+
+    def _victim(self) -> Request:
+        """Who has to go: one that computes nothing more anyway, else the worst rank."""
+        state = self._state
+
+        def cost(request: Request) -> tuple[bool, Rank]:
+            drained = request.id not in state.prefilling and not state.seats.decoding[request.seat]
+            return drained, request.rank
+
+        return max(state.running.values(), key=cost)
+
+    def _make_room_for_urgent(self) -> None:
+        """If the best waiting request lacks a seat or blocks, requests of lower priority yield to it."""
+        state, kv = self._state, self.kv
+        urgent = state.queue.peek()
+        if urgent is None or urgent.num_unseen:
+            return
+        lower = sorted((r for r in state.running.values() if r.rank[0] > urgent.rank[0]), key=_rank)
+        while lower and not (state.seats.num_free and self._find_fit(urgent)):
+            if kv.num_free + sum(kv.num_held(r) for r in lower) < kv.num_needed(len(urgent.tokens), _nothing(kv)):
+                return
+            state.preempt(lower.pop())
+
+    def _preempt_one(self) -> None:
+        """Test mode: the request that was preempted least often goes, if it got a token since it was seated."""
+        state = self._state
+        candidates = [r for r in state.running.values() if state.seats.decoding[r.seat]]
+        if candidates:
+            state.preempt(min(candidates, key=lambda r: (r.num_preemptions, r.rank)))
+
+    # --- outcome ------------------------------------------------------------------------------------------------
+
+    def settle(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
+        """Read the result of the oldest plan in flight. Returns the news, at most one output a request."""
+        return settle(self._state, plan, result)
+
+    def stats(self) -> EngineStats:
+        """What the scheduler knows of the statistics; the engine core adds the rest."""
+        state, totals = self._state, self._state.totals
+        return EngineStats(
+            num_running=len(state.running),
+            num_waiting=len(state.queue),
+            kv_usage=self.kv.usage,
+            num_blocks=self.kv.pool.num_usable,
+            num_free_blocks=self.kv.num_free,
+            num_seats_used=len(state.running),
+            prompt_tokens=totals.prompt_tokens,
+            generation_tokens=totals.generation_tokens,
+            cached_tokens=totals.cached_tokens,
+            prefix_queries=totals.prefix_queries,
+            prefix_hits=totals.prefix_hits,
+            num_preemptions=totals.num_preemptions,
+        )
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached KV; running requests go on."""
+        self.kv.reset_prefix_cache()
+
+    def check(self) -> None:
+        """Raise AssertionError if seats, requests and blocks do not add up."""
+        self.kv.check()
+        self._state.check()
+
+
+def _rank(request: Request) -> Rank:
+    return request.rank
+
+
+def _nothing(kv: KVManager) -> Hit:
+    return [[] for _ in kv.groups]

@@ -1,0 +1,115 @@
+"""The seats as the brain counts them: the same rows that the worker keeps on the device, as numpy columns.
+
+A decoding request costs no Python work of its own in `plan`: its counters advance with those of all the others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.scheduling.request import Request
+from quire.types.kv import PAD_SEAT
+
+Ints = np.ndarray  # int32
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """The decode rows of a plan, column by column, in plan order. Shared by all plans with the same rows."""
+
+    seats: Ints  # [rows]
+    requests: list[Request]
+    ids: list[str]
+    appends: list[Callable[[int], None]]  # of the requests' tokens
+    loud: list[int] | None  # rows whose every token is told at once; None: all
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+
+class Seats:
+    """Columns over seats 0 … max_seats; seat 0 is padding and stays empty. Counts are tokens."""
+
+    def __init__(self, max_seats: int) -> None:
+        size = max_seats + 1
+        self.num_computed = np.zeros(size, np.int32)  # KV is there or planned
+        self.num_seen = np.zeros(size, np.int32)  # tokens whose ids are known
+        self.limit = np.zeros(size, np.int32)
+        self.room = np.zeros(size, np.int32)  # that its blocks can hold
+        self.decoding = np.zeros(size, np.bool_)  # it takes part in the next step with the token sampled last
+        self.quiet = np.zeros(size, np.bool_)
+        self.requests = np.full(size, None, object)
+        self._ids = np.full(size, None, object)
+        self._appends = np.full(size, None, object)
+        self.stops: Counter[int] = Counter()  # tokens that end a seated request, and how many
+        self._free = list(range(max_seats, PAD_SEAT, -1))
+        self._max_seats = max_seats
+        self._rows: DecodeRows | None = None
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        return self._max_seats - len(self._free)
+
+    def take(self, request: Request, num_computed: int) -> None:
+        """Give `request` a free seat. It catches up first."""
+        seat = request.seat = self._free.pop()
+        self.num_computed[seat] = self.room[seat] = num_computed
+        self.num_seen[seat] = len(request.tokens)
+        self.limit[seat] = request.limit
+        self.quiet[seat] = request.quiet
+        self.requests[seat] = request
+        self._ids[seat] = request.id
+        self._appends[seat] = request.tokens.append
+        self.stops.update(request.stops)
+
+    def give_back(self, request: Request) -> int:
+        """Empty the seat of `request`; returns its number."""
+        seat, request.seat = request.seat, PAD_SEAT
+        if self.decoding[seat]:
+            self.stop_decoding(seat)
+        for column in (self.requests, self._ids, self._appends):
+            column[seat] = None
+        for token in request.stops:
+            self.stops[token] -= 1
+            if not self.stops[token]:
+                del self.stops[token]
+        self._free.append(seat)
+        return seat
+
+    def start_decoding(self, seat: int) -> None:
+        self.decoding[seat] = True
+        self._rows = None
+
+    def stop_decoding(self, seats: int | Ints) -> None:
+        self.decoding[seats] = False
+        self._rows = None
+
+    def decode_rows(self) -> DecodeRows:
+        """All that decode. As long as these stay the same requests the very same object comes back."""
+        if self._rows is None:
+            seats = np.flatnonzero(self.decoding).astype(np.int32)
+            quiet = self.quiet.take(seats)
+            self._rows = DecodeRows(
+                seats,
+                self.requests.take(seats).tolist(),
+                self._ids.take(seats).tolist(),
+                self._appends.take(seats).tolist(),
+                np.flatnonzero(~quiet).tolist() if quiet.any() else None,
+            )
+        return self._rows
+
+    def check(self) -> None:
+        """Raise AssertionError if a seat is free and taken, or neither."""
+        taken = [seat for seat, request in enumerate(self.requests) if request is not None]
+        assert sorted(taken + self._free) == list(range(1, self._max_seats + 1)), "a seat is lost or listed twice"
+        assert not self.decoding[self._free].any(), "a free seat decodes"
+        stops = Counter(token for request in self.requests[taken] for token in request.stops)
+        assert dict(self.stops) == dict(stops), "stop tokens of the seated are miscounted"

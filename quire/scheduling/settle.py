@@ -1,0 +1,165 @@
+"""Settle: the outcome of a step meets the requests it was planned for.
+
+Rows that merely decode are read in columns; only rows with something to tell (an end, log-probabilities, the first
+token) are looked at one by one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire.foundation.errors import QuireError
+from quire.scheduling.logprobs import lines_by_row
+from quire.scheduling.request import Request
+from quire.scheduling.seats import DecodeRows
+from quire.scheduling.state import Chunk, InFlight, State
+from quire.types.output import STEP_FAILED, EngineOutput, TokenLogprobs
+from quire.types.plan import StepPlan
+from quire.types.result import StepResult
+
+Lines = dict[int, list[TokenLogprobs]]  # by plan row
+
+
+def settle(state: State, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
+    """Append the sampled tokens, finish who ends, and tell the news.
+
+    Raises QuireError if `result` is not that of the oldest plan in flight, or not a possible one.
+    """
+    step = state.in_flight[0] if state.in_flight else None
+    if step is None or step.plan.step != plan.step or result.step != plan.step:
+        expected = "none" if step is None else step.plan.step
+        raise QuireError(f"the result of step {result.step} came for plan {plan.step}; expected: {expected}")
+    if result.error is not None:
+        return _fail(state, result.error)
+    sampled = result.tokens[:, 0]
+    if len(sampled) != plan.num_rows or (sampled[plan.samples] < 0).any():
+        raise QuireError(f"step {plan.step}: the result lacks a token of a row that samples")
+    state.in_flight.popleft()
+    tokens: list[int] = sampled.tolist()
+    lines = lines_by_row(result.logprobs)
+    outputs = _settle_decodes(state, step, tokens, lines)
+    prompt_lines = lines_by_row(result.prompt_logprobs)
+    for row, chunk in enumerate(step.chunks, plan.num_decodes):
+        if not chunk.request.is_finished:
+            _keep_prompt_logprobs(chunk, prompt_lines.get(row, []))
+            if chunk.samples:
+                output = _settle_one(state, step, chunk.request, tokens[row], lines.get(row))
+                if output is not None:
+                    outputs.append(output)
+    return outputs
+
+
+def _fail(state: State, error: str) -> list[EngineOutput]:
+    """The oldest step failed as a whole: every request in it ends with an error."""
+    step, outputs = state.in_flight.popleft(), []
+    state.kv.reset_prefix_cache()  # what the step should have written may be in there
+    for request in (*step.decodes.requests, *(chunk.request for chunk in step.chunks)):
+        if not request.is_finished:
+            state.finish(request)
+            outputs.append(
+                EngineOutput(request_id=request.id, finish_reason="error", stop_reason=STEP_FAILED, error=error)
+            )
+    return outputs
+
+
+def _settle_decodes(state: State, step: InFlight, tokens: list[int], lines: Lines) -> list[EngineOutput]:
+    rows, seats = step.decodes, state.seats
+    if not rows:
+        return []
+    if len(tokens) > len(rows):
+        tokens = tokens[: len(rows)]  # those of catch-up rows follow
+    for append, token in zip(rows.appends, tokens):  # noqa: B905 (hot)
+        append(token)
+    gone = {row for row, request_id in enumerate(rows.ids) if request_id in step.left} if step.left else set()
+    state.totals.generation_tokens += len(rows) - len(gone)
+    # From here on in columns, and only rows that still have the seat they had then.
+    here = np.delete(np.arange(len(rows)), list(gone)) if gone else np.arange(len(rows))
+    seated = rows.seats[here]
+    seen = seats.num_seen.take(seated) + 1
+    seats.num_seen[seated] = seen
+    # Rows with more to tell than their token.
+    special = set(here[seen >= seats.limit.take(seated)].tolist()) | gone
+    if not seats.stops.keys().isdisjoint(tokens):
+        special.update(row for row, token in enumerate(tokens) if token in seats.stops)
+    special.update(row for row in lines if row < len(rows))
+    outputs = _plain_outputs(rows, tokens, special)
+    for row in sorted(special):
+        request = rows.requests[row]
+        if row in gone:
+            if request.is_finished:
+                continue
+            request.num_unseen -= 1
+            state.totals.generation_tokens += 1
+        output = _tell(state, request, lines.get(row))
+        if output is not None:
+            outputs.append(output)
+    return outputs
+
+
+def _plain_outputs(rows: DecodeRows, tokens: list[int], special: set[int]) -> list[EngineOutput]:
+    """A token each for all loud rows but the special ones."""
+    ids = rows.ids
+    if rows.loud is not None:
+        loud = [row for row in rows.loud if row not in special]
+        ids, tokens = [ids[row] for row in loud], [tokens[row] for row in loud]
+    elif special:
+        ids, tokens = ids.copy(), tokens.copy()
+        for row in sorted(special, reverse=True):
+            del ids[row], tokens[row]
+    return [EngineOutput(request_id=i, token_ids=[t]) for i, t in zip(ids, tokens)]  # noqa: B905 (hot)
+
+
+def _settle_one(
+    state: State, step: InFlight, request: Request, token: int, lines: list[TokenLogprobs] | None
+) -> EngineOutput | None:
+    request.tokens.append(token)
+    state.totals.generation_tokens += 1
+    if request.id in step.left:
+        request.num_unseen -= 1
+    else:
+        state.seats.num_seen[request.seat] = len(request.tokens)
+    return _tell(state, request, lines)
+
+
+def _tell(state: State, request: Request, lines: list[TokenLogprobs] | None) -> EngineOutput | None:
+    """The output for a request whose last token was just appended; None if it is told later. Finishes who ends."""
+    num_tokens = len(request.tokens)
+    reason, stop = _end(request)
+    first = num_tokens == request.num_prompt + 1
+    if first:
+        state.totals.prompt_tokens += request.num_prompt
+    if reason is None and request.quiet and not first:
+        return None
+    if reason is not None:
+        state.finish(request)
+    told = request.num_reported if request.quiet else num_tokens - 1
+    request.num_reported = num_tokens
+    return EngineOutput(
+        request_id=request.id,
+        token_ids=request.tokens[told:].tolist(),
+        logprobs=lines[:1] if lines else None,
+        prompt_logprobs=request.prompt_logprobs or None if first else None,
+        finish_reason=reason,
+        stop_reason=stop,
+        num_cached_tokens=request.num_cached if first else 0,
+        queued=max(0.0, request.first_scheduled - request.spec.arrival) if first and request.spec.arrival else 0.0,
+        num_preemptions=request.num_preemptions if reason is not None else 0,
+    )
+
+
+def _end(request: Request) -> tuple[str | None, int | None]:
+    """(finish_reason, stop_reason) after the last token, (None, None) to go on."""
+    token, spec = request.tokens[-1], request.spec
+    if token in request.stops and len(request.tokens) - request.num_prompt >= spec.params.min_tokens:
+        return "stop", None if token == spec.eos_token_id else token
+    if len(request.tokens) >= request.limit:
+        return "length", None
+    return None, None
+
+
+def _keep_prompt_logprobs(chunk: Chunk, lines: list[TokenLogprobs]) -> None:
+    """Line j tells of position start + 1 + j; positions computed for a second time are known already."""
+    request = chunk.request
+    known = len(request.prompt_logprobs)
+    if request.lacks_prompt_logprobs and known >= chunk.start:
+        request.prompt_logprobs.extend(lines[known - chunk.start : request.num_prompt - 1 - chunk.start])

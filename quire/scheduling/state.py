@@ -1,0 +1,118 @@
+"""State: what plan writes and settle reads, and the few moves both make (seat, unseat, preempt, finish)."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from quire.kv.manager import Hit, KVManager
+from quire.scheduling.queue import WaitingQueue
+from quire.scheduling.request import Request, Status
+from quire.scheduling.seats import DecodeRows, Seats
+from quire.types.plan import StepPlan
+
+
+class Chunk(NamedTuple):
+    """A catch-up row: KV of tokens [start, end) of a request; the last known token's logits are sampled."""
+
+    request: Request
+    start: int
+    end: int
+    samples: bool
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A plan whose result is awaited, with what settling it takes."""
+
+    plan: StepPlan
+    decodes: DecodeRows
+    chunks: list[Chunk]
+    left: set[str] = field(default_factory=set)  # requests that lost their seat since the plan was built
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counters since the start."""
+
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    cached_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    num_preemptions: int = 0
+
+
+class State:
+    def __init__(self, kv: KVManager, max_seats: int) -> None:
+        self.kv = kv
+        self.seats = Seats(max_seats)
+        self.queue = WaitingQueue()
+        self.requests: dict[str, Request] = {}  # all that are not finished
+        self.running: dict[str, Request] = {}  # those with a seat
+        self.prefilling: dict[str, Request] = {}  # those of them that still catch up
+        self.in_flight: deque[InFlight] = deque()  # oldest first
+        self.releases: list[int] = []  # seats given back since the last plan
+        self.totals = Totals()
+
+    def seat(self, request: Request, hit: Hit, num_cached: int) -> None:
+        """A waiting request takes a seat and the cached blocks of its beginning."""
+        request.become(Status.RUNNING)
+        self.kv.admit(request, hit)
+        self.seats.take(request, num_cached)
+        self.running[request.id] = request
+        self.prefilling[request.id] = request
+
+    def preempt(self, request: Request) -> None:
+        """Take its seat and blocks; it goes on later from its tokens, those in flight included."""
+        seat = request.seat
+        if request.id not in self.prefilling:
+            request.num_unseen = int(self.seats.num_computed[seat]) + 1 - len(request.tokens)
+        self._unseat(request)
+        request.become(Status.PREEMPTED)
+        request.num_preemptions += 1
+        self.totals.num_preemptions += 1
+        self.queue.push(request)
+
+    def finish(self, request: Request) -> None:
+        """It ends here; results of it still in flight are dropped when they come."""
+        waited = request.status is not Status.RUNNING
+        if not waited:
+            self._unseat(request)
+        request.become(Status.FINISHED)
+        del self.requests[request.id]
+        if waited:
+            self.queue.forget_finished()
+
+    def _unseat(self, request: Request) -> None:
+        self.kv.register(request, min(len(request.tokens), int(self.seats.num_computed[request.seat])))
+        # Steps in flight may still write to these blocks; whoever gets them writes later, on the same stream.
+        self.kv.free(request)
+        self.releases.append(self.seats.give_back(request))
+        del self.running[request.id]
+        self.prefilling.pop(request.id, None)
+        for step in self.in_flight:
+            step.left.add(request.id)
+
+    def check(self) -> None:
+        """Raise AssertionError if requests, seats and counters contradict each other."""
+        self.seats.check()
+        assert self.seats.num_used == len(self.running), "seats and running requests do not match"
+        for request in self.requests.values():
+            running = request.status is Status.RUNNING
+            assert running == (request.id in self.running), f"{request.id}: {request.status.name}, but listed otherwise"
+            assert running == (request.seat != 0), f"{request.id} is {request.status.name} and has seat {request.seat}"
+            if running:
+                seat, seats = request.seat, self.seats
+                assert seats.requests[seat] is request, f"seat {seat} belongs to two requests"
+                assert seats.num_seen[seat] == len(request.tokens), f"{request.id}: tokens and seen count differ"
+                assert seats.num_computed[seat] <= seats.room[seat], f"{request.id} outgrew its blocks"
+                assert seats.num_computed[seat] < request.limit, f"{request.id} outran its limit"
+                room = len(self.kv.table(request)[0]) * self.kv.block_size
+                assert seats.room[seat] == room, f"{request.id}: its table holds {room} tokens"
+                drained = seats.num_computed[seat] + 1 == request.limit
+                phases = (request.id in self.prefilling, bool(seats.decoding[seat]), bool(drained))
+                assert sum(phases) == 1, f"{request.id}: prefilling, decoding, drained = {phases}"
+        waiting = len(self.requests) - len(self.running)
+        assert len(self.queue) == waiting, f"{waiting} requests wait, {len(self.queue)} are queued"

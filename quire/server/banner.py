@@ -1,0 +1,52 @@
+"""What a person reads when the server is ready: what runs, how much fits, how to talk to it."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import quire
+from quire.server.service import Service
+
+if TYPE_CHECKING:
+    from quire.engine.client import EngineInfo
+
+GIB = 1024**3
+MAX_NOTES = 6
+
+
+def address_of(listener: socket.socket, *, tls: bool) -> str:
+    """The base URL (or curl's words for it) of a listening socket."""
+    name = listener.getsockname()
+    if listener.family == socket.AF_UNIX:
+        return f"--unix-socket {name} http://localhost"
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(name[0], name[0])
+    host = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    return f"{'https' if tls else 'http'}://{host}:{name[1]}"
+
+
+def ready_lines(
+    service: Service, info: EngineInfo, listener: socket.socket, has_keys: bool, first_token: float, total: float
+) -> list[str]:
+    """At most 15 lines. `first_token` and `total` are seconds."""
+    resolved, report = info.resolved, info.report
+    tokens = (report.num_blocks - 1) * (report.groups[0].block_size if report.groups else 0)
+    phases = {**report.phases, "first token": first_token}
+    phases["imports and processes"] = max(total - sum(phases.values()), 0.0)
+    notes = list(dict.fromkeys([*resolved.notes, *report.notes]))
+    url = address_of(listener, tls=service.serve.ssl_certfile is not None)
+    key = '-H "Authorization: Bearer $QUIRE_API_KEY" ' if has_keys else ""
+    body = f'{{"model": "{service.names[0]}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    lines = [
+        f"Quire {quire.__version__} serves {service.names[0]} ({resolved.info.architecture}, {resolved.dtype}) "
+        f"on {report.device}",
+        *(f"  {note}" for note in notes[:MAX_NOTES]),
+        f"KV cache: {tokens:,} tokens, {report.kv_bytes / GIB:.2f} GiB; context {info.max_model_len:,} tokens; "
+        f"{resolved.max_num_seqs} requests at once",
+        f"Started in {total:.1f} s: " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in phases.items()),
+        f"Ready: {url}",
+        f"  curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{body}'",
+    ]
+    if not has_keys and listener.family != socket.AF_UNIX and not listener.getsockname()[0].startswith(("127.", "::1")):
+        lines.insert(-1, "  Anyone who reaches this address may use it: no API key is set (api_key, api_key_file)")
+    return lines

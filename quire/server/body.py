@@ -1,0 +1,53 @@
+"""From the bytes of a request body to a checked model."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, TypeVar
+
+import orjson
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from quire.foundation.errors import InputError
+from quire.foundation.log import get_logger
+from quire.server.limits import check_depth
+
+log = get_logger(__name__)
+
+
+class Body(BaseModel):
+    """Base of all request bodies: exact types, `null` means "not given", unknown fields are ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, data: Any) -> Any:
+        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
+
+
+AnyBody = TypeVar("AnyBody", bound=Body)
+
+
+async def read_body(request: Request, model: type[AnyBody]) -> AnyBody:
+    """Raises InputError for anything that is not a JSON object and ValidationError for one that does not fit."""
+    content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if content_type != "application/json":
+        raise InputError(f"the content type must be application/json, got {content_type!r}")
+    raw = await request.body()
+    try:
+        data = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise InputError(f"the request body is not valid JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise InputError(f"the request body must be a JSON object, got {type(data).__name__}")
+    check_depth(raw, data)
+    if log.isEnabledFor(logging.DEBUG) and (unknown := data.keys() - model.model_fields.keys()):
+        log.debug("ignored unknown fields of %s: %s", request.url.path, ", ".join(sorted(unknown)))
+    return model.model_validate(data)
+
+
+def openapi_body(model: type[Body]) -> dict[str, Any]:
+    """The `openapi_extra` of a route that reads its body with `read_body`."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": model.model_json_schema()}}}}

@@ -1,0 +1,108 @@
+"""Every refusal in one shape: {"error": {"message", "type", "param", "code"}}, where code is the HTTP status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+
+from quire.foundation.errors import EngineDeadError, InputError
+
+TYPES = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    404: "NotFoundError",
+    405: "MethodNotAllowedError",
+    413: "RequestTooLargeError",
+    431: "RequestTooLargeError",
+    500: "InternalServerError",
+    501: "NotImplementedError",
+    503: "ServiceUnavailableError",
+}
+RETRY_SECONDS = "1"
+MAX_SHOWN = 80  # characters of a bad value repeated in the message
+
+
+class ApiError(Exception):
+    """A request that is answered with `status` and the error shape."""
+
+    def __init__(self, status: int, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+
+
+def error_body(status: int, message: str, param: str | None = None) -> bytes:
+    kind = TYPES.get(status) or HTTPStatus(status).phrase.replace(" ", "") + "Error"
+    return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": status}})
+
+
+def error_response(
+    status: int, message: str, param: str | None = None, headers: Mapping[str, str] | None = None
+) -> Response:
+    headers = dict(headers or {})
+    if status == 503:
+        headers.setdefault("retry-after", RETRY_SECONDS)
+    return Response(error_body(status, message, param), status, headers, "application/json")
+
+
+def explain(error: BaseException) -> tuple[int, str, str | None]:
+    """HTTP status, message and field of any exception that serving a request can raise."""
+    if isinstance(error, ApiError):
+        return error.status, error.message, error.param
+    if isinstance(error, InputError):
+        return 400, error.message, error.param
+    if isinstance(error, ValidationError):
+        return 400, *explain_validation(error)
+    if isinstance(error, EngineDeadError):
+        return 503, f"the engine has stopped: {error}", None
+    return 500, "internal error; the server's log has the details", None
+
+
+def explain_validation(error: ValidationError) -> tuple[str, str | None]:
+    """One sentence a field. A union reports one error a branch: they are joined with "or"."""
+    by_field: dict[str, list[str]] = {}
+    values: dict[str, Any] = {}
+    for item in error.errors(include_url=False):
+        cause = item.get("ctx", {}).get("error")
+        if isinstance(cause, InputError):  # raised by a validator of ours
+            return cause.message, cause.param
+        field = str(item["loc"][0]) if item["loc"] else "body"
+        by_field.setdefault(field, []).append(item["msg"])
+        values[field] = item["input"]
+    sentences = []
+    for field, messages in by_field.items():
+        wanted = " or ".join(dict.fromkeys(message.removeprefix("Input should be ") for message in messages))
+        sentences.append(f"{field}: expected {wanted}, got {_short(values[field])}")
+    return "; ".join(sentences), next(iter(by_field))
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
+
+
+def install(app: FastAPI) -> None:
+    """Map every exception of the app to the error shape."""
+
+    async def known(_: Request, error: Exception) -> Response:
+        return error_response(*explain(error))
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = {
+            404: f"there is no {request.url.path}",
+            405: f"{request.method} is not allowed on {request.url.path}",
+        }.get(error.status_code, str(error.detail))
+        return error_response(error.status_code, message, None, error.headers)
+
+    app.add_exception_handler(HTTPException, http)
+    for kind in (ApiError, InputError, ValidationError, EngineDeadError):
+        app.add_exception_handler(kind, known)
+    app.add_exception_handler(Exception, known)

@@ -1,0 +1,233 @@
+"""The common middle of all generating endpoints: prompts in, a merged stream of outputs out."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import Request
+
+from quire import __version__
+from quire.foundation.errors import InputError
+from quire.foundation.log import get_logger
+from quire.server.errors import ApiError
+from quire.server.limits import MAX_ANSWERS
+from quire.server.logprobs import LogprobWriter
+from quire.server.metrics import RequestClock
+from quire.server.params import field_names
+from quire.server.protocol import GenerationBody
+from quire.server.service import Service
+from quire.types.output import RequestOutput
+from quire.types.sampling import RequestOutputKind, SamplingParams
+
+log = get_logger(__name__)
+
+FINGERPRINT = f"quire-{__version__}"
+REFUSALS = {"queue_full": 503, "draining": 503, "invalid_request": 400}  # stop_reason → HTTP status; others 500
+BIG_SCORES = 1024  # prompt positions with log-probabilities
+BIG_TEXT = 16 * 1024  # characters; longer texts are tokenised on a thread, so that other streams go on
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    token_ids: list[int]
+    text: str | None = None
+
+
+@dataclass(slots=True)
+class Generation:
+    """One HTTP request being answered: `prompts` x `params.n` answers, numbered prompt by prompt."""
+
+    service: Service
+    id: str
+    model: str
+    prompts: list[Prompt]
+    params: SamplingParams
+    priority: int
+    cache_salt: str | None
+    engine_id: str
+    names: dict[str, str] = field(default_factory=dict)  # fields that the client calls otherwise than SamplingParams
+    created: int = field(default_factory=lambda: int(time.time()))
+    num_cached: int = 0
+    num_generated: int = 0
+
+    @property
+    def num_answers(self) -> int:
+        return len(self.prompts) * self.params.n
+
+    def shared(self, kind: str) -> dict[str, Any]:
+        """The fields that a reply and each of its chunks begin with."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": FINGERPRINT,
+        }
+
+    def usage(self) -> dict[str, Any]:
+        """Tokens so far; a prompt counts once, however many answers it has."""
+        prompt = sum(len(p.token_ids) for p in self.prompts)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": self.num_generated,
+            "total_tokens": prompt + self.num_generated,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached},
+        }
+
+    async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """The news of all prompts as they come, each with the prompt's position. Closing it aborts the rest.
+
+        Raises InputError if a prompt or option is refused, ApiError if the engine gave up on a request.
+        """
+        if len(self.prompts) == 1:
+            async with aclosing(self._one(0)) as source:
+                async for output in source:
+                    yield 0, output
+            return
+        news: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue()
+        pumps = [asyncio.create_task(self._pump(i, news)) for i in range(len(self.prompts))]
+        try:
+            running = len(pumps)
+            while running:
+                index, item = await news.get()
+                if item is None:
+                    running -= 1
+                elif isinstance(item, BaseException):
+                    raise item
+                else:
+                    yield index, item
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+
+    async def _pump(self, index: int, news: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]]) -> None:
+        try:
+            async with aclosing(self._one(index)) as source:
+                async for output in source:
+                    news.put_nowait((index, output))
+        except Exception as error:
+            news.put_nowait((index, error))
+        else:
+            news.put_nowait((index, None))
+
+    async def _one(self, index: int) -> AsyncGenerator[RequestOutput, None]:
+        engine, metrics = self.service.running(), self.service.metrics
+        assert metrics is not None
+        prompt = self.prompts[index]
+        request_id = self.engine_id if len(self.prompts) == 1 else f"{self.engine_id}-{index}"
+        given = {"prompt_token_ids": prompt.token_ids, "prompt": prompt.text}
+        streamed = self.params.output_kind == RequestOutputKind.DELTA
+        clock, num_tokens, progress = RequestClock(metrics), 0, self.service.progress
+        log_it = self.service.config.observe.enable_log_requests
+        if log_it:
+            log.info("request %s: %d prompt tokens, n=%d", request_id, len(prompt.token_ids), self.params.n)
+        source = engine.generate(given, self.params, request_id, priority=self.priority, cache_salt=self.cache_salt)
+        with field_names(self.names):
+            async with aclosing(source):
+                while True:
+                    progress.wait()
+                    try:
+                        output = await anext(source, None)
+                    finally:
+                        progress.done()
+                    if output is None:
+                        return
+                    progress.seen()
+                    if streamed:
+                        clock.tick()
+                    for answer in output.outputs:
+                        num_tokens += len(answer.token_ids)
+                        if answer.finish_reason is not None:
+                            metrics.finished[answer.finish_reason] += 1
+                    if output.error is not None:
+                        raise self._refusal(output)
+                    if output.finished:
+                        self.num_cached += output.num_cached_tokens
+                        metrics.finish(output, num_tokens, self.params)
+                        if log_it:
+                            log.info("request %s: finished with %d tokens", request_id, num_tokens)
+                    yield output
+
+    def _refusal(self, output: RequestOutput) -> ApiError:
+        """The engine gave up on a request: `stop_reason` says of what kind that is."""
+        kind = next((answer.stop_reason for answer in output.outputs if answer.finish_reason == "error"), None)
+        status = REFUSALS.get(str(kind), 500)
+        if status == 503 and self.service.metrics is not None:
+            self.service.metrics.rejected += 1
+        return ApiError(status, output.error or "the engine gave up")
+
+
+async def tokenize(service: Service, text: str, *, add_special_tokens: bool) -> list[int]:
+    """Token ids of `text`. Raises InputError if the server runs without a tokenizer."""
+    tokenizer = service.tokenizer()
+    if len(text) > BIG_TEXT:
+        return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
+    return tokenizer.encode(text, add_special_tokens)
+
+
+async def build_reply(outputs: Iterable[RequestOutput], build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """`build()`, on a thread if the prompts' log-probabilities are many, so that other streams go on."""
+    scored = sum(len(output.prompt_logprobs or ()) for output in outputs)
+    return await asyncio.to_thread(build) if scored > BIG_SCORES else build()
+
+
+def truncated(ids: list[int], body: GenerationBody, max_model_len: int) -> list[int]:
+    """`ids` cut to `truncate_prompt_tokens`: the end is kept unless truncation_side is "right"."""
+    keep = body.truncate_prompt_tokens
+    if keep is None:
+        return ids
+    if keep == -1:
+        keep = max_model_len - 1  # leaves room for one token
+    if len(ids) <= keep:
+        return ids
+    return ids[:keep] if body.truncation_side == "right" else ids[len(ids) - keep :]
+
+
+def start(
+    request: Request,
+    body: GenerationBody,
+    model: str,
+    prompts: list[Prompt],
+    params: SamplingParams,
+    id_prefix: str,
+) -> Generation:
+    """Raises InputError for a request that asks for too many answers or a priority that has no effect."""
+    service: Service = request.app.state.service
+    if len(prompts) * params.n > MAX_ANSWERS:
+        raise InputError(f"prompts x n must be <= {MAX_ANSWERS}, got {len(prompts)} x {params.n}", "n")
+    if body.priority and service.config.schedule.scheduling_policy != "priority":
+        raise InputError("priority needs a server with scheduling_policy=priority", "priority")
+    header_id = request.headers.get("x-request-id", "")[:256]
+    reply_id = f"{id_prefix}-{body.request_id or header_id or secrets.token_hex(12)}"
+    # A header may come twice (a proxy's retry); an id in the body is promised to be unique.
+    is_unique = body.request_id or not header_id
+    return Generation(
+        service=service,
+        id=reply_id,
+        engine_id=reply_id if is_unique else f"{reply_id}-{secrets.token_hex(4)}",
+        model=model,
+        prompts=prompts,
+        params=params,
+        priority=body.priority,
+        cache_salt=body.cache_salt,
+    )
+
+
+def reply_headers(request: Request, generation: Generation) -> list[tuple[bytes, bytes]]:
+    if not generation.service.serve.enable_request_id_headers:
+        return []
+    given = request.headers.get("x-request-id") or generation.id
+    return [(b"x-request-id", given.encode("latin-1", "replace"))]
+
+
+def logprob_writer(service: Service, body: GenerationBody, top: int) -> LogprobWriter:
+    tokenizer = service.running().get_tokenizer()
+    decode = None if tokenizer is None else tokenizer.decode
+    return LogprobWriter(as_ids=body.return_tokens_as_token_ids, top=top, decode=decode)

@@ -1,0 +1,108 @@
+"""What a client may send, and what is being answered."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from quire.foundation.errors import InputError
+from quire.server.errors import ApiError, error_body, error_response
+
+MAX_HEADER_BYTES = 64 * 1024
+MAX_JSON_DEPTH = 64
+MAX_PROMPTS = 1024
+MAX_ANSWERS = 1024  # prompts x n of one request
+
+
+class BodyLimitMiddleware:
+    """Answers 413 to a request body of more than `max_bytes`, before it is read if its length is announced."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self.app = app
+        self.max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        announced = dict(scope["headers"]).get(b"content-length", b"0")
+        if not announced.isdigit() or int(announced) > self.max_bytes:
+            # The rest of the body is not worth reading, so the connection cannot serve another request.
+            await error_response(413, self._message(), headers={"connection": "close"})(scope, receive, send)
+            return
+        seen = 0
+
+        async def counted() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > self.max_bytes:
+                raise ApiError(413, self._message())
+            return message
+
+        await self.app(scope, counted, send)
+
+    def _message(self) -> str:
+        return f"the request body is larger than {self.max_bytes} bytes (option max_body_bytes)"
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """The HTTP/1.1 protocol with a limit on the request line and headers, which the parser itself does not have."""
+
+    _header_bytes = 0
+    _in_headers = True
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_headers:
+            self._header_bytes += len(data)
+        super().data_received(data)
+        if self._header_bytes > MAX_HEADER_BYTES:
+            self._refuse()
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._header_bytes = 0
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_headers = True
+
+    def _refuse(self) -> None:
+        if self.transport.is_closing():
+            return
+        body = error_body(431, f"the request line and headers are larger than {MAX_HEADER_BYTES} bytes")
+        head = (
+            b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
+            b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+        )
+        self.transport.write(head + body)
+        self.transport.close()
+
+
+def check_depth(body: bytes, value: Any) -> None:
+    """Raise InputError if the JSON is nested deeper than MAX_JSON_DEPTH (templates and schemas recurse over it)."""
+    if body.count(b"[") + body.count(b"{") <= MAX_JSON_DEPTH:
+        return
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > MAX_JSON_DEPTH:
+            raise InputError(f"the JSON body is nested deeper than {MAX_JSON_DEPTH} levels")
+        level = [
+            item
+            for node in level
+            for item in (node.values() if isinstance(node, dict) else node)
+            if isinstance(item, dict | list)
+        ]
+
+
+class InFlight:
+    """The requests being answered: how many answers that makes, and their tasks, so that a shutdown can end them."""
+
+    def __init__(self) -> None:
+        self.num_answers = 0
+        self.tasks: set[asyncio.Task[None]] = set()

@@ -1,0 +1,176 @@
+"""Prometheus metrics of this process, under the names that dashboards of open engines know (`vllm:*`).
+
+Two sources: the counters of the engine core (EngineStats, read when /metrics is asked) and what the API process sees
+of each request. Observing costs a bisection, no locks: everything runs on the event loop.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from quire.types.output import EngineStats, RequestOutput
+from quire.types.sampling import RequestOutputKind, SamplingParams
+
+
+def _bounds(text: str) -> tuple[float, ...]:
+    return tuple(map(float, text.split()))
+
+
+# Bounds in seconds; the usual ones, and finer ones below where small models live.
+LATENCY = _bounds("0.005 0.01 0.025 0.05 0.1 0.3 0.5 0.8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960")
+FIRST_TOKEN = _bounds("0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5 5 7.5 10 20 40 80 160 640 2560")
+TOKEN_GAP = _bounds("0.001 0.0025 0.005 0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1 2.5 5 7.5 10 20 40 80")
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+FINISH_REASONS = ("stop", "length", "abort", "error")
+
+
+def one_two_five(limit: int) -> list[int]:
+    """Bounds 1, 2, 5, 10, 20, 50, … up to `limit`."""
+    bounds = [step * 10**power for power in range(len(str(limit))) for step in (1, 2, 5)]
+    return [bound for bound in bounds if bound <= limit]
+
+
+class Histogram:
+    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
+        self.name, self.text, self.bounds = name, text, bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    def family(self, names: list[str], labels: list[str]) -> Metric:
+        seen, buckets = 0, []
+        for bound, count in zip([*map(str, map(float, self.bounds)), "+Inf"], self.counts, strict=True):
+            seen += count
+            buckets.append((bound, seen))
+        family = HistogramMetricFamily(self.name, self.text, labels=names)
+        family.add_metric(labels, buckets, self.total)
+        return family
+
+
+class RequestClock:
+    """Times the outputs of one streamed request."""
+
+    __slots__ = ("_last", "_metrics")
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._last = 0.0
+
+    def tick(self) -> None:
+        now = time.perf_counter()
+        if self._last:
+            self._metrics.token_gap.observe(now - self._last)
+        self._last = now
+
+
+class Metrics(Collector):
+    def __init__(self, model_name: str, max_model_len: int) -> None:
+        tokens = one_two_five(max_model_len)
+        self._names, self._labels = ["model_name", "engine"], [model_name, "0"]
+        self.finished: Counter[str] = Counter(dict.fromkeys(FINISH_REASONS, 0))
+        self.rejected = 0
+        self.first_token = Histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN)
+        self.token_gap = Histogram("vllm:inter_token_latency_seconds", "Gap between outputs of a request.", TOKEN_GAP)
+        self.token_mean = Histogram(
+            "vllm:request_time_per_output_token_seconds", "Mean gap of a finished request.", TOKEN_GAP
+        )
+        self.whole = Histogram("vllm:e2e_request_latency_seconds", "Arrival to finish.", LATENCY)
+        self.queue = Histogram("vllm:request_queue_time_seconds", "Arrival to first scheduled.", LATENCY)
+        self.inference = Histogram("vllm:request_inference_time_seconds", "First scheduled to last token.", LATENCY)
+        self.prefill = Histogram("vllm:request_prefill_time_seconds", "First scheduled to first token.", LATENCY)
+        self.decode = Histogram("vllm:request_decode_time_seconds", "First token to last token.", LATENCY)
+        self.prompt_size = Histogram("vllm:request_prompt_tokens", "Prompt tokens of finished requests.", tokens)
+        self.answer_size = Histogram("vllm:request_generation_tokens", "Generated tokens of finished requests.", tokens)
+        self.asked_size = Histogram("vllm:request_params_max_tokens", "max_tokens of finished requests.", tokens)
+        self.asked_answers = Histogram("vllm:request_params_n", "n of finished requests.", (1, 2, 5, 10, 20))
+        self.step_tokens = Histogram("vllm:iteration_tokens_total", "Tokens of an engine step.", STEP_TOKENS)
+        self._histograms = [value for value in vars(self).values() if isinstance(value, Histogram)]
+        self._stats = EngineStats()
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+
+    def finish(self, output: RequestOutput, num_tokens: int, params: SamplingParams) -> None:
+        """A request is done; `num_tokens` were generated for all its answers."""
+        n, max_tokens = params.n, params.max_tokens
+        self.prompt_size.observe(len(output.prompt_token_ids))
+        self.answer_size.observe(num_tokens)
+        self.asked_answers.observe(n)
+        if max_tokens is not None:
+            self.asked_size.observe(max_tokens)
+        times = output.metrics
+        if times is None or times.finished_time is None:
+            return
+        self.whole.observe(times.finished_time - times.arrival_time)
+        if times.first_token_time is None:
+            return
+        self.first_token.observe(times.first_token_time - times.arrival_time)
+        decoding = times.finished_time - times.first_token_time
+        self.decode.observe(decoding)
+        if num_tokens > n:
+            gap = decoding * n / (num_tokens - n)
+            self.token_mean.observe(gap)
+            if params.output_kind != RequestOutputKind.DELTA:  # its gaps were not seen one by one
+                self.token_gap.observe(gap, num_tokens - n)
+        if times.first_scheduled_time is not None:
+            self.queue.observe(times.first_scheduled_time - times.arrival_time)
+            self.prefill.observe(times.first_token_time - times.first_scheduled_time)
+            self.inference.observe(times.finished_time - times.first_scheduled_time)
+
+    def steps(self, tokens: Sequence[int]) -> None:
+        """Token counts of the steps since the last call."""
+        for count in tokens:
+            self.step_tokens.observe(count)
+
+    def render(self, stats: EngineStats) -> bytes:
+        """The Prometheus text of now."""
+        self._stats = stats
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._stats
+        gauges = {
+            "vllm:num_requests_running": ("Requests in the running batch.", stats.num_running),
+            "vllm:num_requests_waiting": ("Requests waiting for a place in the batch.", stats.num_waiting),
+            "vllm:kv_cache_usage_perc": ("Used share of the KV blocks, 0 to 1.", stats.kv_usage),
+            "quire:seats_used": ("Seats taken.", stats.num_seats_used),
+            "quire:kv_blocks_free": ("Free KV blocks.", stats.num_free_blocks),
+            "quire:kv_blocks": ("KV blocks in all.", stats.num_blocks),
+        }
+        counters = {
+            "vllm:num_preemptions": ("Preemptions.", stats.num_preemptions),
+            "vllm:prefix_cache_queries": ("Tokens looked up in the prefix cache.", stats.prefix_queries),
+            "vllm:prefix_cache_hits": ("Tokens found in the prefix cache.", stats.prefix_hits),
+            "vllm:prompt_tokens": ("Prefill tokens.", stats.prompt_tokens),
+            "vllm:prompt_tokens_cached": ("Prompt tokens whose KV was reused.", stats.cached_tokens),
+            "vllm:generation_tokens": ("Generated tokens.", stats.generation_tokens),
+            "quire:steps": ("Engine steps.", stats.num_steps),
+            "quire:requests_rejected": ("Requests refused because the queue was full.", self.rejected),
+        }
+        for name, (text, value) in gauges.items():
+            gauge = GaugeMetricFamily(name, text, labels=self._names)
+            gauge.add_metric(self._labels, value)
+            yield gauge
+        for name, (text, value) in counters.items():
+            counter = CounterMetricFamily(name, text, labels=self._names)
+            counter.add_metric(self._labels, value)
+            yield counter
+        success = CounterMetricFamily(
+            "vllm:request_success", "Finished requests.", labels=[*self._names, "finished_reason"]
+        )
+        for reason, count in self.finished.items():
+            success.add_metric([*self._labels, reason], count)
+        yield success
+        for histogram in self._histograms:
+            yield histogram.family(self._names, self._labels)

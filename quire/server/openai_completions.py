@@ -1,0 +1,177 @@
+"""POST /v1/completions: text or token ids in, the continuation out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from quire.foundation.errors import InputError
+from quire.server import generation
+from quire.server.body import openapi_body, read_body
+from quire.server.generation import Generation, Prompt
+from quire.server.limits import MAX_PROMPTS
+from quire.server.logprobs import LogprobWriter, prompt_logprobs
+from quire.server.params import sampling_params
+from quire.server.protocol import CompletionBody
+from quire.server.service import Service
+from quire.server.sse import ChunkWriter, EventStream, JsonReply
+from quire.types.output import CompletionOutput, RequestOutput
+
+router = APIRouter()
+DEFAULT_MAX_TOKENS = 16
+Echoed = tuple[str, list[int], list[Any]]  # text, ids and log-probabilities of a prompt
+
+
+@router.post("/v1/completions", openapi_extra=openapi_body(CompletionBody))
+async def completions(request: Request) -> Response:
+    body = await read_body(request, CompletionBody)
+    service: Service = request.app.state.service
+    info = service.running().info
+    model = service.check_model(body.model)
+    params = sampling_params(
+        body,
+        info.resolved.info.generation_defaults,
+        max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1 if body.echo else 0),
+        logprobs=body.logprobs,
+        prompt_logprobs=body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs,
+    )
+    prompts = []
+    for given in parse_prompts(body.prompt):
+        ids = await _ids(service, given, body)
+        kept = generation.truncated(ids, body, info.max_model_len)
+        prompts.append(Prompt(kept, given if isinstance(given, str) and len(kept) == len(ids) else None))
+    job = generation.start(request, body, model, prompts, params, "cmpl")
+    reply = Completion(job, body)
+    headers = generation.reply_headers(request, job)
+    if body.stream:
+        return EventStream(service.in_flight, job.num_answers, reply.frames, headers)
+    return JsonReply(service.in_flight, job.num_answers, reply.whole, headers)
+
+
+async def _ids(service: Service, given: str | list[int], body: CompletionBody) -> list[int]:
+    if isinstance(given, list):
+        return given
+    return await generation.tokenize(service, given, add_special_tokens=body.add_special_tokens)
+
+
+class Completion:
+    """Writes the outputs of one generation in the shape of the endpoint."""
+
+    def __init__(self, job: Generation, body: CompletionBody) -> None:
+        self.job = job
+        self.body = body
+        self.logprobs: LogprobWriter = generation.logprob_writer(job.service, body, body.logprobs or 0)
+        self.prompt_only = body.echo and body.max_tokens == 0
+        # Text may lag behind tokens (half a character, half a stop string); such a chunk is worth sending only then.
+        self.wants_all = body.logprobs is not None or body.return_token_ids or body.continuous_usage
+
+    async def whole(self) -> dict[str, Any]:
+        final = {index: output async for index, output in self.job.outputs() if output.finished}
+        return await generation.build_reply(final.values(), lambda: self._reply(final))
+
+    def _reply(self, final: dict[int, RequestOutput]) -> dict[str, Any]:
+        choices = []
+        for index, output in sorted(final.items()):
+            echoed = self._echo(index, output) if self.body.echo else None
+            for answer in sorted(output.outputs, key=lambda a: a.index):
+                choice = self._choice(index, answer, echoed)
+                choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+                if self.body.return_token_ids:
+                    choice["prompt_token_ids"] = output.prompt_token_ids
+                choices.append(choice)
+        self._count(final.values())
+        return {**self.job.shared("text_completion"), "choices": choices, "usage": self.job.usage()}
+
+    async def frames(self) -> AsyncGenerator[bytes, None]:
+        job, body = self.job, self.body
+        writer = ChunkWriter(job.shared("text_completion"), include_usage=body.include_usage)
+        offsets: dict[int, int] = {}  # characters sent, by choice
+        async for index, output in job.outputs():
+            self._count([output])
+            usage = job.usage() if body.continuous_usage else None
+            for answer in output.outputs:
+                number = self._number(index, answer)
+                echoed = None
+                if number not in offsets:
+                    echoed = self._echo(index, output) if body.echo else None
+                choice = self._choice(index, answer, echoed, offsets.get(number, 0))
+                if body.return_token_ids and number not in offsets:
+                    choice["prompt_token_ids"] = output.prompt_token_ids
+                offsets[number] = offsets.get(number, 0) + len(choice["text"])
+                if choice["text"] or answer.finish_reason or self.wants_all:
+                    yield writer.chunk(choice, usage)
+        if body.include_usage:
+            yield writer.usage(job.usage())
+
+    def _count(self, outputs: Any) -> None:
+        if not self.prompt_only:
+            self.job.num_generated += sum(len(a.token_ids) for output in outputs for a in output.outputs)
+
+    def _number(self, prompt_index: int, answer: CompletionOutput) -> int:
+        return prompt_index * self.job.params.n + answer.index
+
+    def _choice(
+        self,
+        prompt_index: int,
+        answer: CompletionOutput,
+        echoed: Echoed | None,
+        offset: int = 0,
+    ) -> dict[str, Any]:
+        text, ids, positions = answer.text, answer.token_ids, answer.logprobs or []
+        finish, stop = answer.finish_reason, answer.stop_reason
+        if self.prompt_only and finish is not None:
+            text, ids, positions, finish, stop = "", [], [], "length", None
+        if echoed is not None:
+            text, ids, positions = echoed[0] + text, echoed[1] + list(ids), echoed[2] + list(positions)
+        choice: dict[str, Any] = {
+            "index": self._number(prompt_index, answer),
+            "text": text,
+            "logprobs": None,
+            "finish_reason": finish,
+            "stop_reason": stop,
+        }
+        if self.body.logprobs is not None:
+            choice["logprobs"] = self.logprobs.completion(ids, positions, offset)
+        if self.body.return_token_ids:
+            choice["token_ids"] = list(ids if echoed is None else ids[len(echoed[1]) :])
+        return choice
+
+    def _echo(self, index: int, output: RequestOutput) -> Echoed:
+        """The prompt's text, ids and log-probabilities, to stand before the answer."""
+        text = self.job.prompts[index].text
+        if text is None:
+            tokenizer = self.job.service.running().get_tokenizer()
+            text = "" if tokenizer is None else tokenizer.decode(output.prompt_token_ids)
+        return text, list(output.prompt_token_ids), list(output.prompt_logprobs or [])
+
+
+def parse_prompts(value: Any) -> list[str | list[int]]:
+    """One prompt or many, as text or token ids. Raises InputError naming what is wrong."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise InputError(
+            "prompt must be a string, a list of strings, a list of token ids or a list of lists of token ids, "
+            f"got {type(value).__name__ if value is not None else 'nothing'}",
+            "prompt",
+        )
+    if not value:
+        raise InputError("prompt must not be an empty list", "prompt")
+    if type(value[0]) is int:
+        return [_token_ids(value, "prompt")]
+    if len(value) > MAX_PROMPTS:
+        raise InputError(f"prompt may hold at most {MAX_PROMPTS} prompts, got {len(value)}", "prompt")
+    if all(isinstance(item, str) for item in value):
+        return value
+    return [_token_ids(item, f"prompt[{i}]") for i, item in enumerate(value)]
+
+
+def _token_ids(value: Any, name: str) -> list[int]:
+    if not isinstance(value, list) or not value:
+        raise InputError(f"{name} must be a non-empty list of token ids", "prompt")
+    for token in value:
+        if type(token) is not int or token < 0:
+            raise InputError(f"{name} holds {str(token)[:40]!r}, which is not a token id", "prompt")
+    return value

@@ -1,0 +1,188 @@
+"""The fields that the endpoints accept: OpenAI's own and the usual extensions of open engines.
+
+Ranges that sampling itself has are checked by SamplingParams; only what is special to HTTP is checked here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from quire.foundation.errors import InputError
+from quire.server.body import Body
+from quire.types.sampling import MAX_N
+
+INT64 = 2**63
+
+
+class GenerationBody(Body):
+    """What completions and chat share."""
+
+    unsupported: ClassVar[tuple[str, ...]] = (
+        "structured_outputs",
+        "use_beam_search",
+        "prompt_embeds",
+        "logprob_token_ids",
+        "kv_transfer_params",
+        "thinking_token_budget",
+        "repetition_detection",
+        "logits_processors",
+    )
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: dict[str, bool] | None = None
+    n: int = Field(1, ge=1, le=MAX_N)
+    max_tokens: int | None = Field(None, le=INT64 - 1)
+    min_tokens: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float | None = None
+    seed: int | None = Field(None, ge=-INT64, lt=INT64)
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] = Field(default_factory=list)
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] = Field(default_factory=list)
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = Field(None, ge=-1)
+    truncation_side: Literal["left", "right"] = "left"
+    response_format: dict[str, Any] | None = None
+    priority: int = Field(0, ge=-INT64, lt=INT64)
+    cache_salt: str | None = Field(None, min_length=1)
+    request_id: str | None = Field(None, min_length=1, max_length=256)
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    user: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unsupported(cls, data: Any) -> Any:
+        # A field that would change the answer must not be dropped silently.
+        for name in cls.unsupported:
+            if isinstance(data, dict) and data.get(name):
+                raise InputError(f"{name} is not supported by this version", name)
+        return data
+
+    @model_validator(mode="after")
+    def _check_together(self) -> GenerationBody:
+        if self.stream_options is not None and not self.stream:
+            raise InputError("stream_options needs stream=true", "stream_options")
+        if self.stream and self.prompt_logprobs:
+            raise InputError("prompt_logprobs cannot be streamed; use stream=false", "prompt_logprobs")
+        kind = (self.response_format or {}).get("type", "text")
+        if kind != "text":
+            raise InputError(f"response_format type must be 'text' in this version, got {kind!r}", "response_format")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.get("include_usage"))
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.include_usage and bool(self.stream_options and self.stream_options.get("continuous_usage_stats"))
+
+
+class CompletionBody(GenerationBody):
+    prompt: Any = None  # checked in `prompts`: a union here would report one error a branch
+    add_special_tokens: bool = True
+    echo: bool = False
+    logprobs: int | None = Field(None, ge=0)
+    best_of: int | None = None
+    suffix: str | None = None
+
+    @model_validator(mode="after")
+    def _check_completion(self) -> CompletionBody:
+        if self.suffix:
+            raise InputError("suffix is not supported: models here do not fill in the middle", "suffix")
+        if self.best_of is not None and self.best_of != self.n:
+            raise InputError(f"best_of must equal n ({self.n}), got {self.best_of}: answers are not ranked", "best_of")
+        if self.max_tokens == 0 and not self.echo:
+            raise InputError("max_tokens must be >= 1 (0 is allowed with echo), got 0", "max_tokens")
+        return self
+
+
+class ChatBody(GenerationBody):
+    unsupported: ClassVar[tuple[str, ...]] = (*GenerationBody.unsupported, "functions", "audio", "web_search_options")
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, le=INT64 - 1)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=-1)
+    tools: list[dict[str, Any]] | None = Field(None, min_length=1)
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
+    reasoning_effort: str | None = None
+    documents: list[dict[str, Any]] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    echo: bool = False
+
+    @model_validator(mode="after")
+    def _check_chat(self) -> ChatBody:
+        if self.top_logprobs and not self.logprobs:
+            raise InputError("top_logprobs needs logprobs=true", "top_logprobs")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InputError(
+                "continue_final_message and add_generation_prompt cannot both be true", "continue_final_message"
+            )
+        if self.chat_template is not None:
+            raise InputError("chat_template is taken from the server's own options only", "chat_template")
+        check_tools(self.tools, self.tool_choice)
+        return self
+
+
+class TokenizeBody(Body):
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = Field(None, min_length=1)
+    add_special_tokens: bool | None = None
+    return_token_strs: bool = False
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> TokenizeBody:
+        if (self.prompt is None) == (self.messages is None):
+            raise InputError("give either prompt or messages", "prompt")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InputError(
+                "continue_final_message and add_generation_prompt cannot both be true", "continue_final_message"
+            )
+        return self
+
+
+class DetokenizeBody(Body):
+    model: str | None = None
+    tokens: list[int]
+
+
+def check_tools(tools: list[dict[str, Any]] | None, choice: str | dict[str, Any] | None) -> None:
+    """Raises InputError for tools that are not functions or a choice that this version cannot enforce."""
+    for i, tool in enumerate(tools or []):
+        function = tool.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        if tool.get("type") != "function" or not isinstance(name, str):
+            raise InputError(f'tools[{i}] must be {{"type": "function", "function": {{"name": …}}}}', "tools")
+    if choice in (None, "none"):
+        return
+    if not tools:
+        raise InputError("tool_choice needs tools", "tool_choice")
+    if choice != "auto":
+        raise InputError("tool_choice must be 'auto' or 'none' in this version", "tool_choice")

@@ -1,0 +1,124 @@
+"""What the endpoints share: the engine, who may be served, and whether the process is fit to serve."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from quire.config.engine import EngineConfig
+from quire.config.serve import ServeConfig
+from quire.foundation.errors import InputError
+from quire.server.errors import ApiError
+from quire.server.limits import InFlight
+from quire.server.metrics import Metrics
+from quire.types.output import EngineStats
+
+if TYPE_CHECKING:
+    from quire.frontend.async_engine import AsyncLLM
+    from quire.frontend.tokenizer import Tokenizer
+
+DEMO_NAME = "quire-demo"
+
+
+class Progress:
+    """How long requests have waited for an engine that gives no sign of life.
+
+    Only time in which somebody waits for the engine counts: not an idle hour, not a client that reads slowly.
+    """
+
+    def __init__(self) -> None:
+        self.num_waiting = 0
+        self._last = 0.0
+
+    def wait(self) -> None:
+        """A request begins to wait for its next output."""
+        if self.num_waiting == 0:
+            self.seen()
+        self.num_waiting += 1
+
+    def done(self) -> None:
+        """It waits no longer: the output came, or nobody wants it any more."""
+        self.num_waiting -= 1
+
+    def seen(self) -> None:
+        """The engine did something."""
+        self._last = time.monotonic()
+
+    def stalled_for(self) -> float:
+        """Seconds; 0 if nobody waits."""
+        return time.monotonic() - self._last if self.num_waiting else 0.0
+
+
+class Service:
+    """One a process. It exists before the engine does: probes are answered while the model loads."""
+
+    def __init__(self, config: EngineConfig, serve: ServeConfig) -> None:
+        self.config = config
+        self.serve = serve
+        self.names = config.model.served_model_name or [config.model.model or DEMO_NAME]
+        self.created = int(time.time())
+        self.engine: AsyncLLM | None = None
+        self.metrics: Metrics | None = None
+        self.in_flight = InFlight()
+        self.draining = False  # /readyz says so; requests are still taken during the grace
+        self.closed = False  # new requests are refused
+        self.progress = Progress()
+        self._last_step = 0.0
+
+    def attach(self, engine: AsyncLLM) -> None:
+        """The engine is up and has made its first token."""
+        self.metrics = Metrics(self.names[0], engine.info.max_model_len)
+        self.engine = engine
+        engine.on_stats = self.on_stats
+
+    def on_stats(self, stats: EngineStats) -> None:
+        """A report of the core, about once a second while it works and once when it falls idle."""
+        if stats.last_step_time != self._last_step:
+            self._last_step = stats.last_step_time
+            self.progress.seen()
+        if self.metrics is not None:
+            self.metrics.steps(stats.step_tokens)
+
+    def running(self) -> AsyncLLM:
+        """The engine, if a request may use it now. Raises ApiError 503."""
+        problem = self.dead() or ("the server is shutting down" if self.closed else None)
+        if self.engine is None:
+            problem = "the model is still loading"
+        if problem or self.engine is None:
+            raise ApiError(503, problem or "")
+        return self.engine
+
+    def tokenizer(self) -> Tokenizer:
+        """Raises InputError if the server works on token ids only."""
+        tokenizer = self.running().get_tokenizer()
+        if tokenizer is None:
+            raise InputError("this server works on token ids only (skip_tokenizer_init): send a list of ids", "prompt")
+        return tokenizer
+
+    def check_model(self, name: str | None) -> str:
+        """The model's name for the reply. Raises ApiError 404 for a name that is not served."""
+        if name is None:
+            return self.names[0]
+        if name not in self.names:
+            raise ApiError(404, f"The model `{name}` does not exist. Served: {', '.join(self.names)}.", "model")
+        return name
+
+    def dead(self) -> str | None:
+        if self.engine is not None and self.engine.errored:
+            return f"the engine has stopped: {self.engine.dead_error}"
+        return None
+
+    def hung(self) -> str | None:
+        """Said when work is queued and no step has finished for `hang_timeout` seconds."""
+        idle = self.progress.stalled_for()
+        if idle > self.serve.hang_timeout:
+            return (
+                f"the engine hangs: no step for {idle:.0f} s with {self.progress.num_waiting} requests waiting for it"
+            )
+        return None
+
+    def not_ready(self) -> str | None:
+        """Why a load balancer should send nothing here; None if it should."""
+        if self.engine is None:
+            return "the model is still loading"
+        return self.dead() or ("the server is shutting down" if self.draining else None) or self.hung()

@@ -1,0 +1,47 @@
+"""POST /tokenize and /detokenize: the same tokens that generation would see."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from quire.foundation.errors import InputError
+from quire.server import generation
+from quire.server.body import openapi_body, read_body
+from quire.server.chat_prompt import render_chat
+from quire.server.protocol import DetokenizeBody, TokenizeBody
+from quire.server.service import Service
+
+router = APIRouter()
+
+
+@router.post("/tokenize", openapi_extra=openapi_body(TokenizeBody))
+async def tokenize(request: Request) -> Response:
+    body = await read_body(request, TokenizeBody)
+    service: Service = request.app.state.service
+    engine = service.running()
+    service.check_model(body.model)
+    special = body.add_special_tokens
+    if body.messages is not None:
+        text = await render_chat(service, body, body.chat_template_kwargs)
+        ids = await generation.tokenize(service, text, add_special_tokens=bool(special))
+    else:
+        assert body.prompt is not None
+        ids = await generation.tokenize(service, body.prompt, add_special_tokens=special is not False)
+    strings = service.tokenizer().convert_ids_to_tokens(ids) if body.return_token_strs else None
+    return JSONResponse(
+        {"count": len(ids), "max_model_len": engine.info.max_model_len, "tokens": ids, "token_strs": strings}
+    )
+
+
+@router.post("/detokenize", openapi_extra=openapi_body(DetokenizeBody))
+async def detokenize(request: Request) -> Response:
+    body = await read_body(request, DetokenizeBody)
+    service: Service = request.app.state.service
+    engine = service.running()
+    service.check_model(body.model)
+    vocab = engine.info.resolved.info.vocab_size
+    for token in body.tokens:
+        if not 0 <= token < vocab:
+            raise InputError(f"tokens must be in [0, {vocab}), got {token}", "tokens")
+    return JSONResponse({"prompt": service.tokenizer().decode(body.tokens)})

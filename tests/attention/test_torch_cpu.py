@@ -1,0 +1,142 @@
+"""Attention on the CPU against float64 written out, over shuffled blocks, rows of all lengths and windows."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.attention import torch_cpu
+from quire.attention.base import AttentionInputs, AttentionSpec, LayerCache
+from quire.attention.torch_cpu import TorchCPUAttention
+
+HEAD_DIM = 16
+LIMITS = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
+
+
+def attend(
+    rows: list[tuple[int, int]],
+    *,
+    heads: int = 4,
+    kv_heads: int = 2,
+    block_size: int = 4,
+    window: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """rows: (query tokens, tokens in all), one-query rows first. Returns ours and the exact result."""
+    generator = torch.Generator().manual_seed(seed)
+    max_blocks = max(-(-total // block_size) for _, total in rows)
+    ids = list(range(1, len(rows) * max_blocks + 1))
+    random.Random(seed).shuffle(ids)
+    table = torch.zeros(len(rows) + 1, max_blocks, dtype=torch.int32)
+    table[1:] = torch.tensor(ids).view(len(rows), max_blocks)
+    shape = (len(ids) + 1, kv_heads, block_size, HEAD_DIM)
+    cache = LayerCache(*(torch.full(shape, 1e4, dtype=dtype) for _ in "kv"))
+    queries = [count for count, _ in rows]
+    q = torch.randn(sum(queries), heads, HEAD_DIM, generator=generator).to(dtype)
+    exact, start = [], 0
+    for seat, (count, total) in enumerate(rows, start=1):
+        k, v = (torch.randn(total, kv_heads, HEAD_DIM, generator=generator).to(dtype) for _ in "kv")
+        for token in range(total):
+            block = table[seat, token // block_size]
+            cache.k[block, :, token % block_size], cache.v[block, :, token % block_size] = k[token], v[token]
+        k, v = (x.double().repeat_interleave(heads // kv_heads, dim=1) for x in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q[start : start + count].double(), k) * HEAD_DIM**-0.5
+        position, token = torch.arange(total - count, total)[:, None], torch.arange(total)
+        hidden = (token > position) | (token <= position - (window or total))
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        exact.append(torch.einsum("hqk,khd->qhd", weights, v).reshape(count, -1))
+        start += count
+    starts = [sum(queries[:i]) for i in range(len(rows) + 1)]
+    lengths = [total for _, total in rows]
+    decodes = next((i for i, count in enumerate(queries) if count > 1), len(rows))
+    spec = AttentionSpec(
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=HEAD_DIM,
+        block_size=block_size,
+        dtype=dtype,
+        device=torch.device("cpu"),
+        max_rows=len(rows),
+        max_tokens=len(q),
+        max_seq_len=max(lengths),
+        sliding_window=window,
+    )
+    backend = TorchCPUAttention(spec)
+    seats = list(range(1, len(rows) + 1))
+    plan = backend.plan(
+        AttentionInputs(
+            num_rows=len(rows),
+            num_tokens=len(q),
+            num_decodes=decodes,
+            max_query_len=max(queries[decodes:], default=0),
+            max_seq_len=max(lengths),
+            seats=torch.tensor(seats, dtype=torch.int32),
+            query_start=torch.tensor(starts, dtype=torch.int32),
+            seq_lens=torch.tensor(lengths, dtype=torch.int32),
+            block_table=table,
+            seats_host=seats,
+            query_start_host=starts,
+            seq_lens_host=lengths,
+        )
+    )
+    return backend.run(q, cache, plan, HEAD_DIM**-0.5), torch.cat(exact)
+
+
+def check(rows: list[tuple[int, int]], dtype: torch.dtype = torch.float32, **options: int | None) -> None:
+    ours, exact = attend(rows, dtype=dtype, **options)  # type: ignore[arg-type]
+    assert ours.shape == exact.shape
+    assert (ours.double() - exact).norm() / exact.norm() <= LIMITS[dtype]
+
+
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+@pytest.mark.parametrize("window", [None, 1, 3, 9, 1000])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [(1, 1)],
+        [(1, 9), (1, 9)],
+        [(1, 1), (1, 40), (1, 8), (1, 37), (1, 41)],
+        [(13, 13)],
+        [(5, 29), (30, 30), (2, 3)],
+        [(1, 17), (1, 3), (6, 22), (4, 4)],
+    ],
+    ids=str,
+)
+def test_steps(rows: list[tuple[int, int]], window: int | None, dtype: torch.dtype) -> None:
+    check(rows, dtype, window=window)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (4, 4), (6, 2), (8, 1)])
+def test_head_groups(heads: int, kv_heads: int) -> None:
+    check([(1, 11), (1, 30), (7, 19)], heads=heads, kv_heads=kv_heads)
+
+
+def test_more_than_the_scratch_memory_and_the_query_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_cpu, "SCRATCH_TOKENS", 64)
+    monkeypatch.setattr(torch_cpu, "QUERY_CHUNK", 8)
+    check([(1, 33), (1, 32), (1, 34), (1, 100), (37, 90), (20, 20)])
+    check([(1, 33), (1, 32), (1, 34), (1, 100), (37, 90), (20, 20)], window=12)
+
+
+_ROWS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 60)), min_size=1, max_size=6)
+
+
+@given(_ROWS, st.sampled_from([None, 1, 5, 16]), st.sampled_from([1, 4, 16]))
+@settings(max_examples=60, deadline=None)
+def test_any_step(rows: list[tuple[int, int]], window: int | None, block_size: int) -> None:
+    ordered = sorted(((count, count + before) for count, before in rows), key=lambda row: row[0] > 1)
+    check(ordered, window=window, block_size=block_size)
+
+
+def test_rows_of_like_length_go_together() -> None:
+    """8 decode rows of similar length must not become 8 calls a layer."""
+    spec = AttentionSpec(4, 2, HEAD_DIM, 16, torch.float32, torch.device("cpu"), 8, 8, 2048)
+    backend = TorchCPUAttention(spec)
+    assert len(backend._alike([100, 110, 120, 90, 99, 101, 118, 105])) == 1
+    assert len(backend._alike([16, 2000, 17, 1990])) == 2
+    assert sorted(row for group in backend._alike([5, 900, 33, 2047]) for row in group) == [0, 1, 2, 3]

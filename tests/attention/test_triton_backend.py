@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quire.attention.base import AttentionSpec
+from quire.attention.context import AttentionInputs, LayerCache
+from quire.attention.triton import TritonAttention
+from quire.kernels import paged_attention
+
+HEADS, KV_HEADS, DIM, BLOCK_SIZE = 4, 2, 64, 16
+
+
+def spec(device: str = "cpu", **changes: object) -> AttentionSpec:
+    shape: dict = {
+        "num_heads": HEADS, "num_kv_heads": KV_HEADS, "head_dim": DIM, "block_size": BLOCK_SIZE,
+        "dtype": torch.float32, "device": torch.device(device), "max_rows": 8, "max_tokens": 64, "max_seq_len": 128,
+    }  # fmt: skip
+    return AttentionSpec(**(shape | changes))
+
+
+def inputs(queries: list[int], seq_lens: list[int], num_decodes: int, device: str) -> AttentionInputs:
+    def ints(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    starts = [sum(queries[:i]) for i in range(len(queries) + 1)]
+    return AttentionInputs(
+        num_rows=len(queries), num_tokens=sum(queries), num_decodes=num_decodes,
+        max_query_len=max(queries[num_decodes:], default=0), max_seq_len=max(seq_lens),
+        seats=ints(list(range(1, len(queries) + 1))), query_start=ints(starts), seq_lens=ints(seq_lens),
+        block_table=torch.arange((len(queries) + 1) * 8, dtype=torch.int32, device=device).view(-1, 8),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("num_decodes", [0, 2, 4])
+def test_decodes_and_prefills_in_one_batch(num_decodes: int, window: int | None, device: str) -> None:
+    """A decode row is a prefill row of one token: wherever the line between them is drawn, the result is the same."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    torch.manual_seed(0)
+    queries, seq_lens = ([1, 1, 1, 1], [40, 1, 100, 17]) if num_decodes == 4 else ([1, 1, 30, 5], [40, 1, 100, 5])
+    step = inputs(queries, seq_lens, num_decodes, device)
+    cache = LayerCache(*(torch.randn(40, KV_HEADS, BLOCK_SIZE, DIM, device=device) for _ in "kv"))
+    q = torch.randn(sum(queries), HEADS, DIM, device=device)
+    backend = TritonAttention(spec(device, sliding_window=window))
+    out = backend.run(q, cache, backend.plan(step), 0.125)
+    expected = paged_attention.attention_reference(
+        q.double(), cache.k.double(), cache.v.double(), step.seats, step.block_table, step.query_start, step.seq_lens,
+        4, 0.125, window or 0,
+    )  # fmt: skip
+    torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_refuses_what_it_cannot_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "cpu" in (TritonAttention.refuses(spec()) or "")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    for changes, said in [
+        ({"dtype": torch.float64}, "float64"),
+        ({"head_dim": 512}, "512"),
+        ({"num_heads": 5}, "5 heads"),
+        ({"num_heads": 256, "num_kv_heads": 2}, "128"),
+    ]:
+        assert said in (TritonAttention.refuses(spec("cuda", **changes)) or "")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Old GPU")
+    assert "Old GPU" in (TritonAttention.refuses(spec("cuda")) or "")

@@ -1,0 +1,99 @@
+"""The commands that start an engine of their own, on a small random model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.models_for_tests import make_model
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+def run(command: str, model: Path, *options: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    arguments = [*command.split(), str(model), "--dtype", "float32", "--device", "cpu", *options]
+    return subprocess.run(
+        [sys.executable, "-m", "quire.cli.main", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def bench(kind: str, model: Path, file: Path, *options: str) -> dict[str, Any]:
+    done = run(f"bench {kind}", model, "--output-json", str(file), *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    numbers = json.loads(file.read_text())
+    assert numbers["options"]["model"] == str(model)
+    return numbers
+
+
+def test_chat_answers_and_goes_on_after_a_prompt_that_is_too_long(model: Path) -> None:
+    done = run("chat", model, "--max-tokens", "5", "--temperature", "0", stdin=f"hi\n{'word ' * 500}\nhi\n/quit\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("tokens/s") == 2
+    assert "context" in done.stdout
+
+
+def test_complete_is_greedy_at_temperature_zero(model: Path) -> None:
+    first, second = (
+        run("complete", model, "--quick", "Hello", "--max-tokens", "8", "--temperature", "0", "--no-stats").stdout
+        for _ in range(2)
+    )
+    assert first == second
+    assert first.strip()
+
+
+def test_bench_throughput(model: Path, tmp_path: Path) -> None:
+    shape = ["--num-prompts", "8", "--input-len", "16", "--output-len", "8"]
+    numbers = bench("throughput", model, tmp_path / "n.json", *shape)
+    assert numbers["num_requests"] == 8
+    assert numbers["total_num_tokens"] == 8 * (16 + 8)
+    assert numbers["tokens_per_second"] == pytest.approx(numbers["total_num_tokens"] / numbers["elapsed_time"])
+
+
+def test_bench_latency(model: Path, tmp_path: Path) -> None:
+    shape = [
+        "--batch-size",
+        "2",
+        "--input-len",
+        "8",
+        "--output-len",
+        "4",
+        "--num-iters",
+        "3",
+        "--num-iters-warmup",
+        "1",
+    ]
+    numbers = bench("latency", model, tmp_path / "n.json", *shape)
+    assert len(numbers["latencies"]) == 3
+    assert min(numbers["latencies"]) <= numbers["avg_latency"] <= max(numbers["latencies"])
+
+
+def test_bench_startup(model: Path, tmp_path: Path) -> None:
+    numbers = bench("startup", model, tmp_path / "n.json", "--num-iters-warm", "1", "--num-iters-warmup", "0")
+    (one,) = numbers["runs"]
+    assert sum(one["phases"].values()) == pytest.approx(one["total"])
+    assert numbers["mean_startup_s"] == pytest.approx(one["total"])
+
+
+def test_a_prompt_longer_than_the_context_is_one_line(model: Path) -> None:
+    done = run("bench throughput", model, "--num-prompts", "1", "--input-len", "5000")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("quire: error: ")
+    assert "Traceback" not in done.stderr

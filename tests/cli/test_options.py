@@ -1,0 +1,151 @@
+"""A flag exists once: in the config. Here is what the command line and the YAML file make of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.cli import options
+from quire.config.engine import SECTIONS
+from quire.config.serve import ServeConfig
+from quire.foundation.errors import ConfigError
+
+ALL = (*options.ENGINE_SECTIONS, ServeConfig)
+
+
+def parse(*arguments: str) -> dict[str, Any]:
+    return options.parse("serve", "about", arguments, ALL, positional=("model",))
+
+
+def test_no_arguments_are_the_defaults() -> None:
+    values = parse()
+    for section in ALL:
+        default = section()
+        for field in dataclasses.fields(section):
+            assert values[field.name] == getattr(default, field.name), field.name
+
+
+@pytest.mark.parametrize("section", ALL)
+def test_every_option_has_its_help(section: type) -> None:
+    assert set(options.field_docs(section)) == {field.name for field in dataclasses.fields(section)}
+
+
+def test_no_name_is_used_twice() -> None:
+    names = [field.name for section in (*SECTIONS.values(), ServeConfig) for field in dataclasses.fields(section)]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"),
+    [
+        (["some/model"], "model", "some/model"),
+        (["--max-model-len", "4096"], "max_model_len", 4096),
+        (["--max_model_len", "4K"], "max_model_len", 4096),
+        (["--max-model-len=4k"], "max_model_len", 4000),
+        (["--max-model-len", "auto"], "max_model_len", None),
+        (["--kv-cache-memory-bytes", "1.5G"], "kv_cache_memory_bytes", 3 * 2**29),
+        (["--no-enable-prefix-caching"], "enable_prefix_caching", False),
+        (["--api-key", "a", "b"], "api_key", ["a", "b"]),
+        (["--hf-overrides", '{"a": {"b": [1]}}'], "hf_overrides", {"a": {"b": [1]}}),
+        (["--cuda-graph-sizes", "1", "2"], "cuda_graph_sizes", [1, 2]),
+        (["--dtype", "float16"], "dtype", "float16"),
+        (["--gpu-memory-utilization", "0.5"], "gpu_memory_utilization", 0.5),
+        (["--tokenizer", "folder"], "tokenizer", "folder"),
+        (["--async-scheduling", "False"], "async_scheduling", False),
+        (["m", "--port", "1", "--host", "::1"], "host", "::1"),
+    ],
+)
+def test_flags(arguments: list[str], name: str, value: Any) -> None:
+    assert parse(*arguments)[name] == value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--max-model-lens", "4"], "--max-model-len"),
+        (["--port", "x"], "whole number"),
+        (["--port", "1.5"], "whole number"),
+        (["--dtype", "float8"], "bfloat16"),
+        (["--hf-overrides", "[1]"], "JSON object"),
+        (["--gpu-memory-utilization", "half"], "gpu-memory-utilization"),
+        (["one", "two"], "two"),
+        (["--enable-prefix-cachin"], "--enable-prefix-caching"),
+    ],
+)
+def test_a_wrong_flag_says_what_is_right(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        parse(*arguments)
+    assert exit_.value.code == 2
+    captured = capsys.readouterr()
+    assert says in captured.out + captured.err
+
+
+@pytest.fixture
+def yaml_file(tmp_path: Path) -> Path:
+    return tmp_path / "config.yaml"
+
+
+def test_a_file_holds_the_same_options_and_the_command_line_wins(yaml_file: Path) -> None:
+    yaml_file.write_text(
+        "model: from/file\nmax-model-len: 4K\nport: 9000\napi_key: [a, b]\nhf_overrides: {x: 1}\n"
+        "enable_prefix_caching: false\nseed: 3\nshutdown_timeout: 5\ndownload_dir: null\n"
+    )
+    values = parse("--config", str(yaml_file), "--seed", "4")
+    assert values["model"] == "from/file"
+    assert values["max_model_len"] == 4096
+    assert (values["port"], values["seed"], values["shutdown_timeout"]) == (9000, 4, 5.0)
+    assert (values["api_key"], values["hf_overrides"]) == (["a", "b"], {"x": 1})
+    assert values["enable_prefix_caching"] is False
+    assert parse(f"--config={yaml_file}", "from/line")["model"] == "from/line"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("max_model_lenn: 3", "did you mean 'max_model_len'"),
+        ("port: x", "port"),
+        ("port: [1]", "port"),
+        ("dtype: float8", "dtype"),
+        ("enable_prefix_caching: 'yes'", "enable_prefix_caching"),
+        ("hf_overrides: 3", "hf_overrides"),
+        ("- a", "mapping"),
+        ("a: [", "cannot be read"),
+    ],
+)
+def test_a_wrong_file_says_what_is_wrong(yaml_file: Path, text: str, says: str) -> None:
+    yaml_file.write_text(text)
+    with pytest.raises(ConfigError, match=r"config\.yaml") as error:
+        parse("--config", str(yaml_file))
+    assert says in str(error.value)
+
+
+def test_a_missing_file_and_two_files_are_errors(yaml_file: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        parse("--config", str(yaml_file))
+    with pytest.raises(ConfigError, match="once"):
+        parse("--config", "a", "--config", "b")
+
+
+def test_the_parsed_values_make_the_config() -> None:
+    values = parse("m", "--max-num-seqs", "3", "--debug", "--port", "7")
+    config = options.engine_config(values)
+    assert (config.model.model, config.schedule.max_num_seqs, config.runtime.debug) == ("m", 3, True)
+    assert options.section_of(ServeConfig, values).port == 7
+
+
+@pytest.mark.parametrize(("text", "number"), [("0", 0), ("-1", -1), ("1_000", 1000), ("25.6k", 25600), ("2M", 2**21)])
+def test_sizes(text: str, number: int) -> None:
+    assert options.parse_size(text) == number
+
+
+def test_a_long_number_stays_exact() -> None:
+    assert options.parse_size("9007199254740993") == 9007199254740993
+
+
+@pytest.mark.parametrize("text", ["", "k", "1.5", "1e3", "0x10", "1kk", "1.00001k"])
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(ValueError, match="whole number"):
+        options.parse_size(text)

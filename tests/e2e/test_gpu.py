@@ -1,0 +1,62 @@
+"""The same promises on a GPU: float32 there gives the greedy text of transformers on the CPU, graphs or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import LLM, SamplingParams
+from tests.e2e.conftest import Reference
+from tests.e2e.test_greedy_equals_transformers import TOKENS, prompts, run
+
+pytestmark = pytest.mark.gpu
+
+OPTIONS: dict[str, Any] = {"device": "cuda", "dtype": "float32", "max_num_seqs": 64, "max_num_batched_tokens": 512}
+CASES: dict[str, dict[str, Any]] = {
+    "graphs": {},
+    "eager": {"enforce_eager": True},
+    "depth 1": {"async_scheduling": False},
+    "chunks of 16, no prefix cache": {"max_prefill_chunk": 16, "enable_prefix_caching": False},
+    "a pool so small that requests are preempted": {"num_gpu_blocks_override": 60},
+    "few graph sizes": {"cuda_graph_sizes": [3, 17, 40]},
+    "a worker process of its own": {"distributed_executor_backend": "mp"},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_batch_of_64_of_mixed_lengths(tiny_qwen3: Path, reference: Reference, case: str) -> None:
+    wanted = prompts(64)
+    expected = [reference.greedy(p, TOKENS) for p in wanted]
+    assert run(tiny_qwen3, wanted, **OPTIONS, **CASES[case]) == expected
+
+
+def test_a_preemption_at_every_step(tiny_qwen3: Path, reference: Reference) -> None:
+    wanted = prompts(6, longest=40, seed=11)
+    expected = [reference.greedy(p, TOKENS) for p in wanted]
+    assert run(tiny_qwen3, wanted, **OPTIONS, preempt_every_step=True) == expected
+
+
+def test_a_seed_gives_the_cpus_tokens(tiny_qwen3: Path) -> None:
+    """Same definition of the draw on both devices, whatever the parameters."""
+    wanted = prompts(12, seed=51)
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"top_k": 20},
+        {"top_p": 0.8},
+        {"min_p": 0.05},
+        {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2},
+        {"logit_bias": {5: 3.0}, "min_tokens": 8, "logprobs": 3},
+    ]
+    params = [
+        SamplingParams(temperature=0.8, seed=i, max_tokens=32, ignore_eos=True, detokenize=False, **kinds[i % 6])
+        for i in range(12)
+    ]
+    texts = []
+    for options in (OPTIONS, {"device": "cpu", "num_threads": 1}):
+        with LLM(str(tiny_qwen3), max_model_len=320, skip_tokenizer_init=True, **options) as llm:
+            outputs = llm.generate([{"prompt_token_ids": p} for p in wanted], params, use_tqdm=False)
+        texts.append([o.outputs[0].token_ids for o in outputs])
+    same = sum(a == b for a, b in zip(*texts, strict=True))
+    assert same >= 11, f"{same} of 12 answers are equal"  # a draw may fall on a rounding border once

@@ -1,0 +1,62 @@
+"""Kernels that start before their predecessor has ended must still see its results."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quire.kernels import activation, norm, paged_attention, rope, skinny_gemm
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("rows", [1, 7])
+def test_a_captured_chain_gives_what_single_steps_give(rows: int) -> None:
+    """Sixteen small layers in one graph, replayed often, against the same calls with a wait after each: bit for bit."""
+    torch.manual_seed(0)
+    hidden, heads, kv_heads, dim, inner, layers = 512, 8, 2, 64, 1024, 16
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device="cuda", dtype=torch.bfloat16) * 0.05
+
+    shapes = [((heads + 2 * kv_heads) * dim, hidden), (hidden, heads * dim), (2 * inner, hidden), (hidden, inner)]
+    weights = [[random(*shape) for shape in shapes] for _ in range(layers)]
+    gain, table = torch.ones(hidden, device="cuda", dtype=torch.bfloat16), torch.randn(1024, dim, device="cuda")
+    caches = [[random(rows * 40 + 1, kv_heads, 16, dim) for _ in "kv"] for _ in range(layers)]
+    seq_lens = torch.arange(rows, device="cuda", dtype=torch.int32) * 83 + 90
+    blocks = torch.arange(rows * 40, device="cuda", dtype=torch.int32).view(rows, 40) + 1
+    seats = torch.arange(rows, device="cuda", dtype=torch.int32)
+    positions = seq_lens - 1
+    slots = blocks[seats.long(), (seq_lens.long() - 1) // 16] * 16 + (seq_lens - 1) % 16
+    workspace = paged_attention.decode_workspace(rows, heads, kv_heads, dim, torch.device("cuda"))
+    start = random(rows, hidden)
+    x, residual = torch.empty_like(start), torch.empty_like(start)
+
+    def step(wait: bool) -> torch.Tensor:
+        def done(y: torch.Tensor) -> torch.Tensor:
+            if wait:
+                torch.cuda.synchronize()
+            return y
+
+        x.copy_(start)
+        residual.zero_()
+        h = x
+        for (qkv, o, gate_up, down), (k, v) in zip(weights, caches, strict=True):
+            h = done(norm.add_rms_norm(h, residual, gain, 1e-6))
+            h = done(skinny_gemm.linear(h, qkv))
+            q = done(rope.qk_norm_rope_write(h, table, positions, slots, k, v, heads, kv_heads, dim))
+            h = done(paged_attention.decode(q, k, v, seats, blocks, seq_lens, 0.125, workspace))
+            h = done(norm.add_rms_norm(done(skinny_gemm.linear(h, o)), residual, gain, 1e-6))
+            h = done(activation.silu_and_mul(done(skinny_gemm.linear(h, gate_up))))
+            h = done(skinny_gemm.linear(h, down))
+        return h
+
+    expected = step(wait=True).clone()
+    assert bool(expected.isfinite().all())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step(wait=False)
+    for _ in range(50):
+        out.zero_()
+        graph.replay()
+        assert torch.equal(out, expected)

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from quire.kernels import paged_attention
+from tests.kernels.compare import NARROW, assert_near
+
+
+@dataclass
+class Cache:
+    """A pool of blocks in shuffled order; what no row owns is NaN, so that reading it shows."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+    seats: torch.Tensor
+    table: torch.Tensor
+    tokens: list[tuple[torch.Tensor, torch.Tensor]]  # float64 k, v [tokens, kv heads, dim] of each row
+
+
+def make_cache(
+    seq_lens: list[int], kv_heads: int, dim: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> Cache:
+    counts = [-(-n // block_size) for n in seq_lens]
+    num_blocks, max_blocks = sum(counts) + 3, max(counts) + 2
+    pool = torch.full((num_blocks, 2, kv_heads, block_size, dim), float("nan"), dtype=dtype)
+    order = (torch.randperm(num_blocks - 1) + 1).tolist()
+    table = torch.full((len(seq_lens) + 5, max_blocks), order[-1], dtype=torch.int32)  # stale entries: a NaN block
+    seats = (torch.randperm(len(seq_lens) + 4)[: len(seq_lens)] + 1).int()
+    tokens = []
+    for seat, length, count in zip(seats.tolist(), seq_lens, counts, strict=True):
+        blocks = [order.pop(0) for _ in range(count)]
+        table[seat, :count] = torch.tensor(blocks)
+        kv = torch.randn(2, kv_heads, count * block_size, dim).to(dtype)
+        kv[:, :, length:] = float("nan")
+        pool[blocks] = kv.view(2, kv_heads, count, block_size, dim).permute(2, 0, 1, 3, 4)
+        tokens.append((kv[0, :, :length].double().transpose(0, 1), kv[1, :, :length].double().transpose(0, 1)))
+    pool = pool.to(device)
+    return Cache(pool[:, 0], pool[:, 1], seats.to(device), table.to(device), tokens)
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int) -> torch.Tensor:
+    """One head group at a time, one query at a time, in float64: q [queries, heads, dim] → [queries, heads * dim]."""
+    group = q.shape[1] // k.shape[1]
+    lines = []
+    for j, query in enumerate(q.double().cpu()):
+        end = k.shape[0] - q.shape[0] + j + 1
+        begin = max(end - window, 0) if window else 0
+        keys = k[begin:end].repeat_interleave(group, 1)
+        weights = (torch.einsum("hd,thd->ht", query, keys) * scale).softmax(-1)
+        lines.append(torch.einsum("ht,thd->hd", weights, v[begin:end].repeat_interleave(group, 1)).flatten())
+    return torch.stack(lines)
+
+
+SHAPES = [  # heads, kv heads, dim, block size, window
+    (16, 8, 128, 16, 0),
+    (8, 2, 128, 16, 100),
+    (2, 2, 64, 16, 0),
+    (7, 1, 96, 16, 0),
+    (6, 2, 80, 32, 33),
+    (4, 1, 256, 16, 0),
+    (20, 1, 128, 8, 0),
+]
+
+
+@pytest.mark.parametrize("dtype", sorted({NARROW, torch.float16, torch.float32}, key=str))
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size", "window"), SHAPES)
+def test_decode(
+    device: torch.device, heads: int, kv_heads: int, dim: int, block_size: int, window: int, dtype: torch.dtype
+) -> None:
+    for seq_lens in ([1], [300], [16, 1, 17, 15, 64, 65, 63, 128, 200, 31, 33, 32]):
+        cache = make_cache(seq_lens, kv_heads, dim, block_size, dtype, device)
+        q = torch.randn(len(seq_lens), heads, dim, device=device, dtype=dtype)
+        workspace = paged_attention.decode_workspace(len(seq_lens), heads, kv_heads, dim, device)
+        out = paged_attention.decode(
+            q, cache.k, cache.v, cache.seats, cache.table, torch.tensor(seq_lens, device=device, dtype=torch.int32),
+            dim**-0.5, workspace, window,
+        )  # fmt: skip
+        rows = [attend(q[i : i + 1], *cache.tokens[i], dim**-0.5, window) for i in range(len(seq_lens))]
+        assert_near(out, torch.cat(rows), dtype)
+
+
+@pytest.mark.parametrize("dtype", sorted({NARROW, torch.float16, torch.float32}, key=str))
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size", "window"), SHAPES)
+def test_prefill(
+    device: torch.device, heads: int, kv_heads: int, dim: int, block_size: int, window: int, dtype: torch.dtype
+) -> None:
+    batches = [  # (query tokens, tokens in all) a row
+        [(1, 1)],
+        [(130, 130)],
+        [(1, 40), (5, 5), (64, 64), (17, 150), (1, 16), (33, 64), (16, 272)],
+    ]
+    for rows in batches:
+        queries, seq_lens = [q for q, _ in rows], [n for _, n in rows]
+        cache = make_cache(seq_lens, kv_heads, dim, block_size, dtype, device)
+        q = torch.randn(sum(queries), heads, dim, device=device, dtype=dtype)
+        starts = [3 + sum(queries[:i]) for i in range(len(rows) + 1)]  # offsets need not begin at 0
+        out = paged_attention.prefill(
+            q, cache.k, cache.v, cache.seats, cache.table, torch.tensor(starts, device=device, dtype=torch.int32),
+            torch.tensor(seq_lens, device=device, dtype=torch.int32), len(rows), max(queries), dim**-0.5, window,
+        )  # fmt: skip
+        parts = [attend(part, *cache.tokens[i], dim**-0.5, window) for i, part in enumerate(q.split(queries))]
+        assert_near(out, torch.cat(parts), dtype)
+
+
+def test_many_rows_find_their_tiles(device: torch.device) -> None:
+    """More rows than one look at query_start covers."""
+    queries = torch.randint(1, 4, (300,)).tolist()
+    seq_lens = [n + extra for n, extra in zip(queries, torch.randint(0, 20, (300,)).tolist(), strict=True)]
+    cache = make_cache(seq_lens, 1, 64, 16, torch.float32, device)
+    q = torch.randn(sum(queries), 1, 64, device=device)
+    starts = torch.tensor([0, *queries]).cumsum(0).int().to(device)
+    out = paged_attention.prefill(
+        q, cache.k, cache.v, cache.seats, cache.table, starts, torch.tensor(seq_lens, device=device).int(), 300, 3, 0.1
+    )
+    parts = [attend(part, *cache.tokens[i], 0.1, 0) for i, part in enumerate(q.split(queries))]
+    assert_near(out, torch.cat(parts), torch.float32)
+
+
+def test_padding_rows_are_harmless(device: torch.device) -> None:
+    """Seat 0, one token, null block: finite output, and the real rows are what they are alone."""
+    cache = make_cache([50, 20], 2, 64, 16, NARROW, device)
+    cache.k[0], cache.v[0], cache.table[0] = 1.0, 1.0, 0
+    q = torch.randn(4, 4, 64, device=device, dtype=NARROW)
+    seats = torch.cat([cache.seats, torch.zeros(2, device=device, dtype=torch.int32)])
+    seq_lens = torch.tensor([50, 20, 1, 1], device=device, dtype=torch.int32)
+    workspace = paged_attention.decode_workspace(4, 4, 2, 64, device)
+    out = paged_attention.decode(q, cache.k, cache.v, seats, cache.table, seq_lens, 0.125, workspace)
+    assert_near(out[:2], torch.cat([attend(q[i : i + 1], *cache.tokens[i], 0.125, 0) for i in range(2)]), q.dtype)
+    assert torch.equal(out[2:].cpu(), torch.ones(2, 4 * 64, dtype=NARROW))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_long_rows_among_short_ones() -> None:
+    device, seq_lens = torch.device("cuda"), [32768, 7, 5000, 1, 20000]
+    torch.manual_seed(0)
+    cache = make_cache(seq_lens, 2, 128, 16, torch.bfloat16, device)
+    lens = torch.tensor(seq_lens, device=device, dtype=torch.int32)
+    q = torch.randn(5, 8, 128, device=device, dtype=torch.bfloat16)
+    workspace = paged_attention.decode_workspace(5, 8, 2, 128, device)
+    out = paged_attention.decode(q, cache.k, cache.v, cache.seats, cache.table, lens, 0.09, workspace)
+    starts = torch.arange(6, device=device, dtype=torch.int32)
+    again = paged_attention.prefill(q, cache.k, cache.v, cache.seats, cache.table, starts, lens, 5, 1, 0.09)
+    expected = torch.cat([attend(q[i : i + 1], *cache.tokens[i], 0.09, 0) for i in range(5)])
+    assert_near(out, expected, torch.bfloat16)
+    assert_near(again, expected, torch.bfloat16)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_decode_in_a_graph_follows_the_lengths() -> None:
+    """Captured once, replayed with other lengths: nothing was read on the host."""
+    device, seq_lens = torch.device("cuda"), [900, 350, 64]
+    torch.manual_seed(0)
+    cache = make_cache(seq_lens, 2, 128, 16, torch.bfloat16, device)
+    lens = torch.ones(3, device=device, dtype=torch.int32)
+    q = torch.randn(3, 8, 128, device=device, dtype=torch.bfloat16)
+    workspace = paged_attention.decode_workspace(3, 8, 2, 128, device)
+    arguments = (q, cache.k, cache.v, cache.seats, cache.table, lens, 0.09, workspace)
+    paged_attention.decode(*arguments)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = paged_attention.decode(*arguments)
+    for shift in (0, 13):
+        lens.copy_(torch.tensor(seq_lens) - shift)
+        graph.replay()
+        tokens = [(k[: len(k) - shift], v[: len(v) - shift]) for k, v in cache.tokens]
+        expected = torch.cat([attend(q[i : i + 1], *tokens[i], 0.09, 0) for i in range(3)])
+        assert_near(out, expected, torch.bfloat16)

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quire.kernels.rope import qk_norm_rope_write
+from tests.kernels.compare import assert_near
+
+BLOCK_SIZE, NUM_BLOCKS, MAX_POSITION = 16, 24, 512
+
+
+def cos_sin_table(rotary_dim: int, device: torch.device) -> torch.Tensor:
+    angle = torch.arange(MAX_POSITION)[:, None] * 10000.0 ** (-torch.arange(0, rotary_dim, 2) / rotary_dim)
+    return torch.cat([angle.cos(), angle.sin()], dim=1).float().to(device)
+
+
+def rotate(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Complex multiplication of each pair (i, i + rotary_dim / 2): another way to say what the kernel does."""
+    rotary_dim = table.shape[1]
+    half = rotary_dim // 2
+    turn = torch.complex(table[:, :half].double(), table[:, half:].double())[positions.long()][:, None]
+    pairs = torch.complex(x[..., :half], x[..., half:rotary_dim]) * turn
+    return torch.cat([pairs.real, pairs.imag, x[..., rotary_dim:]], dim=-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "heads", "kv_heads", "dim", "rotary_dim"),
+    [(1, 16, 8, 128, 128), (9, 4, 1, 96, 96), (5, 6, 2, 64, 32), (140, 7, 1, 80, 80), (2, 2, 2, 256, 64)],
+)
+def test_rotates_norms_and_writes(
+    device: torch.device, tokens: int, heads: int, kv_heads: int, dim: int, rotary_dim: int, normed: bool,
+    dtype: torch.dtype,
+) -> None:  # fmt: skip
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim, device=device, dtype=dtype)
+    table = cos_sin_table(rotary_dim, device)
+    positions = torch.randint(0, MAX_POSITION, (tokens,), device=device, dtype=torch.int32)
+    slots = torch.randperm(NUM_BLOCKS * BLOCK_SIZE, device=device)[:tokens].int()
+    weights = [torch.randn(dim, device=device, dtype=dtype) for _ in range(2)] if normed else [None, None]
+    # One allocation for both, as a pool would have it: the caches are strided views.
+    pool = torch.full((NUM_BLOCKS, 2, kv_heads, BLOCK_SIZE, dim), 7.0, device=device, dtype=dtype)
+    q_out = qk_norm_rope_write(
+        qkv, table, positions, slots, pool[:, 0], pool[:, 1], heads, kv_heads, dim, *weights, 1e-6
+    )
+
+    q, k, v = qkv.double().view(tokens, -1, dim).split([heads, kv_heads, kv_heads], dim=1)
+    if normed:
+        q, k = (
+            x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * w.double()
+            for x, w in zip((q, k), weights, strict=True)
+        )
+    written = pool.transpose(2, 3).reshape(NUM_BLOCKS, 2, BLOCK_SIZE, kv_heads, dim)
+    block, offset = slots.long() // BLOCK_SIZE, slots.long() % BLOCK_SIZE
+    assert_near(q_out, rotate(q, positions, table), dtype)
+    assert_near(written[block, 0, offset], rotate(k, positions, table), dtype)
+    assert torch.equal(written[block, 1, offset], v.to(dtype))
+    untouched = torch.ones(NUM_BLOCKS, BLOCK_SIZE, dtype=torch.bool, device=device)
+    untouched[block, offset] = False
+    assert bool((written.transpose(1, 2)[untouched] == 7.0).all())

@@ -1,0 +1,63 @@
+"""Tiny random models made and saved by Hugging Face transformers: the reference that ours is compared with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from quire.config.model_info import read_model_info
+from quire.models import catalog, weights
+from quire.models.base import DecoderStack
+
+CPU = torch.device("cpu")
+TINY = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+
+
+def make(family: str, seed: int = 0, **config: Any) -> transformers.PreTrainedModel:
+    """A float32 model with weights large enough for its outputs to depend on everything before."""
+    made = getattr(transformers, f"{family}Config")(**{**TINY, **config})
+    made._attn_implementation = "eager"
+    torch.manual_seed(seed)
+    model = getattr(transformers, f"{family}ForCausalLM")(made).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight"):
+                parameter.uniform_(0.5, 1.5)
+            else:
+                parameter.normal_(0, 0.15)
+    model.tie_weights()
+    return model
+
+
+def save(model: transformers.PreTrainedModel, folder: Path, **arguments: Any) -> Path:
+    model.save_pretrained(folder, **arguments)
+    return folder
+
+
+def load(
+    folder: Path, dtype: torch.dtype = torch.float32, device: torch.device = CPU, **overrides: Any
+) -> DecoderStack:
+    """Through the same doors as the worker."""
+    info = read_model_info(folder, overrides)
+    model = catalog.build(info, dtype, device, info.max_position)
+    weights.load(model, folder, "auto")
+    return model
+
+
+def rewrite_config(folder: Path, **changes: Any) -> None:
+    """Change keys of config.json; None removes one."""
+    file = folder / "config.json"
+    config = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))

@@ -1,0 +1,129 @@
+"""Choosing and building a model: what is refused, and in which words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire.config.model_info import ModelInfo
+from quire.foundation.errors import ConfigError
+from quire.models import catalog
+from quire.models.base import DecoderStack
+from tests.models.checkpoints import CPU, TINY
+
+
+def build(architecture: str = "LlamaForCausalLM", **config: Any) -> DecoderStack:
+    info = ModelInfo(
+        path="",
+        architecture=architecture,
+        hf_config={**TINY, **config},
+        vocab_size=TINY["vocab_size"],
+        max_position=64,
+        eos_token_ids=[],
+        bos_token_id=None,
+        dtype="float32",
+    )
+    return catalog.build(info, torch.float32, CPU, 64)
+
+
+def refusal(architecture: str = "LlamaForCausalLM", **config: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        build(architecture, **config)
+    return str(caught.value)
+
+
+def test_every_family_file_is_found_and_has_a_builder() -> None:
+    import importlib
+
+    assert set(catalog.supported()) >= {
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+    }
+    for architecture, file in catalog.supported().items():
+        family = importlib.import_module(f"quire.models.{file}")
+        assert architecture in family.architectures
+        assert callable(family.build)
+
+
+def test_looking_for_one_model_imports_no_other() -> None:
+    code = "import sys; from quire.models import catalog; catalog.supported(); print([m for m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
+    )
+    assert "quire.models.catalog" in done.stdout
+    assert not [family for family in set(catalog.supported().values()) if f"'quire.models.{family}'" in done.stdout]
+
+
+def test_unknown_architecture_names_the_nearest_and_all() -> None:
+    message = refusal("Qwen4ForCausalLM")
+    assert "'Qwen4ForCausalLM'" in message
+    assert "nearest is Qwen3ForCausalLM" in message or "nearest is Qwen2ForCausalLM" in message
+    assert all(name in message for name in catalog.supported())
+    assert "nearest" not in refusal("XYZ")
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"num_attention_heads": None}, ["lacks", "num_attention_heads"]),
+        ({"num_attention_heads": "16"}, ["num_attention_heads", "an integer", "'16'"]),
+        ({"num_attention_heads": True}, ["num_attention_heads", "True"]),
+        ({"num_hidden_layers": 0}, ["num_hidden_layers", ">= 1", "0"]),
+        ({"num_key_value_heads": 3}, ["num_attention_heads=4", "3"]),
+        ({"hidden_act": "gelu"}, ["hidden_act", "'silu'", "'gelu'"]),
+        ({"rms_norm_eps": "small"}, ["rms_norm_eps", "a number", "'small'"]),
+        ({"attention_bias": 1}, ["attention_bias", "true or false", "1"]),
+        ({"quantization_config": {"quant_method": "awq"}}, ["quantized", "quantization_config"]),
+        ({"rope_scaling": [1]}, ["rope_scaling", "object"]),
+        ({"rope_scaling": {"rope_type": "spiral"}}, ["rope_type", "'spiral'", "llama3", "yarn"]),
+        ({"rope_scaling": {"rope_type": "linear"}}, ["factor"]),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, ["factor", "> 0"]),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, ["low_freq_factor"]),
+        ({"partial_rotary_factor": 0.01}, ["rotary", "[2, 12]"]),
+    ],
+)
+def test_configs_that_cannot_be(config: dict[str, Any], words: list[str]) -> None:
+    message = refusal(**config)
+    assert all(word in message for word in words), message
+
+
+def test_windows_of_some_layers_only_are_refused() -> None:
+    window = {"use_sliding_window": True, "sliding_window": 8}
+    assert "1 of 3 layers" in refusal("Qwen2ForCausalLM", **window, max_window_layers=1)
+    kinds = ["full_attention", "sliding_attention", "full_attention"]
+    assert "2 of 3 layers" in refusal("Qwen3ForCausalLM", **window, layer_types=kinds)
+
+
+@pytest.mark.parametrize(
+    ("config", "window"),
+    [
+        ({"sliding_window": 8}, None),
+        ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}, 8),
+        ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3}, None),
+        ({"use_sliding_window": True, "sliding_window": 8}, None),
+        ({"use_sliding_window": True, "sliding_window": 8, "layer_types": ["sliding_attention"] * 3}, 8),
+    ],
+)
+def test_windows_of_all_layers_or_none(config: dict[str, Any], window: int | None) -> None:
+    assert build("Qwen2ForCausalLM", **config).sliding_window == window
+
+
+def test_facts_for_the_worker() -> None:
+    model = build(head_dim=16)
+    spec = model.kv_spec(block_size=32)
+    assert (spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.block_size) == (3, 2, 16, 32)
+    assert spec.bytes_per_block == 2 * 32 * 3 * 2 * 16 * 4
+    assert model.num_heads == 4
+    assert model.num_bytes() == 4 * sum(p.numel() for p in model.parameters())
+
+
+def test_the_default_dtype_is_left_alone() -> None:
+    refusal(hidden_act="gelu")
+    assert torch.get_default_dtype() == torch.float32

@@ -1,0 +1,125 @@
+"""Every family against transformers: same checkpoint, same tokens, same logits, however the tokens are brought."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.models import checkpoints
+from tests.models.paged import PagedRows
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-mha-tied": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
+    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-3}),
+    "llama-head-dim": ("Llama", {"head_dim": 32, "num_key_value_heads": 1}),
+    "llama-3": ("Llama", {"rope_parameters": LLAMA3}),
+    "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.5, "rope_theta": 10000.0}}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "mistral-window": ("Mistral", {"sliding_window": 7, "tie_word_embeddings": True}),
+    "mistral-wide-window": ("Mistral", {"sliding_window": 30, "head_dim": 16}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True, "num_attention_heads": 6, "num_key_value_heads": 2}),
+    "qwen2-yarn": ("Qwen2", {"rope_parameters": YARN}),
+    "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 0}),
+    "qwen3": ("Qwen3", {"head_dim": 16}),
+    "qwen3-tied": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True, "num_key_value_heads": 4}),
+    "qwen3-biases": ("Qwen3", {"head_dim": 16, "attention_bias": True}),
+    "qwen3-yarn": ("Qwen3", {"head_dim": 16, "rope_parameters": {**YARN, "attention_factor": 1.3, "beta_fast": 16.0}}),
+}
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    family, config = CASES[request.param]
+    reference = checkpoints.make(family, **config)
+    return reference, checkpoints.save(reference, tmp_path_factory.mktemp(request.param))
+
+
+def expected(reference: Any, tokens: list[list[int]]) -> list[torch.Tensor]:
+    with torch.inference_mode():
+        return [reference(torch.tensor([ids])).logits[0].float() for ids in tokens]
+
+
+def random_tokens(seed: int, lengths: list[int]) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(0, checkpoints.TINY["vocab_size"], (n,), generator=generator).tolist() for n in lengths]
+
+
+def largest_error(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
+    assert [a.shape for a in ours] == [b.shape for b in theirs]
+    assert all(b.std() > 0.3 for b in theirs), "the reference says the same about every token"
+    return max((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True))
+
+
+def test_prompts_in_one_go(pair: tuple[Any, Path]) -> None:
+    reference, folder = pair
+    tokens = random_tokens(0, [50, 1, 17, 33])
+    rows = PagedRows(checkpoints.load(folder))
+    order = [1, 0, 2, 3]  # one-token rows first
+    ours = rows.step([row + 1 for row in order], [tokens[row] for row in order])
+    theirs = expected(reference, tokens)
+    assert largest_error(ours, [theirs[row] for row in order]) <= 1e-4
+
+
+def test_prompts_in_chunks(pair: tuple[Any, Path]) -> None:
+    reference, folder = pair
+    tokens = random_tokens(1, [61, 40])
+    rows = PagedRows(checkpoints.load(folder))
+    parts: list[list[torch.Tensor]] = [[], []]
+    bounds = [(0, 13, 14, 40, 61), (0, 5, 21, 22, 40)]
+    for step in range(4):
+        pieces = [tokens[row][bounds[row][step] : bounds[row][step + 1]] for row in range(2)]
+        order = sorted(range(2), key=lambda row: len(pieces[row]) > 1)
+        for row, logits in zip(order, rows.step([row + 1 for row in order], [pieces[r] for r in order]), strict=True):
+            parts[row].append(logits)
+    assert largest_error([torch.cat(part) for part in parts], expected(reference, tokens)) <= 1e-4
+
+
+def test_token_by_token(pair: tuple[Any, Path]) -> None:
+    """Three rows decode together: two of like length, one far behind."""
+    reference, folder = pair
+    tokens = random_tokens(2, [45, 43, 24])
+    rows = PagedRows(checkpoints.load(folder))
+    prompts = [21, 19, 0]
+    parts = [[logits] for logits in rows.step([1, 2], [tokens[0][:21], tokens[1][:19]])] + [[]]
+    for step in range(24):
+        for row, logits in enumerate(rows.step([1, 2, 3], [[tokens[r][prompts[r] + step]] for r in range(3)])):
+            parts[row].append(logits)
+    assert largest_error([torch.cat(part) for part in parts], expected(reference, tokens)) <= 1e-4
+
+
+def test_bfloat16_is_no_worse_than_the_reference(pair: tuple[Any, Path]) -> None:
+    """Both in bfloat16 against the reference in float32; prompt, then single tokens."""
+    reference, folder = pair
+    tokens = random_tokens(3, [40, 30])
+    exact = expected(reference, tokens)
+    theirs = expected(type(reference).from_pretrained(folder, dtype=torch.bfloat16), tokens)
+    rows = PagedRows(checkpoints.load(folder, torch.bfloat16))
+    parts = [[logits] for logits in rows.step([1, 2], [ids[:20] for ids in tokens])]
+    for step in range(20, 40):
+        alive = [row for row in range(2) if step < len(tokens[row])]
+        for row, logits in zip(
+            alive, rows.step([row + 1 for row in alive], [[tokens[row][step]] for row in alive]), strict=True
+        ):
+            parts[row].append(logits)
+
+    def error(logits: list[torch.Tensor]) -> float:
+        """Root mean square, relative to that of the logits."""
+        delta, size = torch.cat(logits) - torch.cat(exact), torch.cat(exact)
+        return (delta.square().mean() / size.square().mean()).sqrt().item()
+
+    assert error([torch.cat(part) for part in parts]) <= 1.25 * error(theirs)

@@ -1,0 +1,215 @@
+"""An obviously correct device and an obviously correct answer, to hold the scheduler against.
+
+The reference answers each request alone: its next token is a function of everything before it. The device executes
+plans: it keeps seats and block tables as the plans tell, and in every KV slot a fingerprint of all that the KV there
+depends on (cache salt, every token up to it). A row may compute only if all slots it reads hold the fingerprints of
+its own request's tokens. So sharing, chunking, preemption and running ahead must not change a single token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from quire.types.kv import KVGroupSpec
+from quire.types.plan import Admit, PromptLogprobs, StepPlan
+from quire.types.request import EngineRequest
+from quire.types.result import LogprobRows, StepResult
+from quire.types.sampling import SamplingParams
+
+VOCAB = 23
+EOS = 0
+
+
+def groups(block_size: int, count: int = 1) -> list[KVGroupSpec]:
+    return [KVGroupSpec("full", block_size, 1, 1, 8, 2) for _ in range(count)]
+
+
+def make_request(
+    name: str,
+    prompt: list[int],
+    max_tokens: int,
+    *,
+    number: int = 0,
+    stops: tuple[int, ...] = (EOS,),
+    priority: int = 0,
+    cache_salt: str | None = None,
+    arrival: float = 0.0,
+    **params: Any,
+) -> EngineRequest:
+    """`number` identifies the request to the device: it travels as the seed."""
+    return EngineRequest(
+        id=name,
+        token_ids=prompt,
+        params=SamplingParams(max_tokens=max_tokens, **params),
+        max_tokens=max_tokens,
+        stop_token_ids=list(stops),
+        eos_token_id=EOS,
+        seed=number,
+        priority=priority,
+        cache_salt=cache_salt,
+        arrival=arrival,
+    )
+
+
+@dataclass
+class Reference:
+    """One request answered alone."""
+
+    spec: EngineRequest
+    max_len: int  # tokens that fit, prompt included
+    tokens: list[int] = field(init=False)  # prompt and answer, on past any stop up to the limit
+    prints: list[int] = field(init=False)  # what the KV of each position depends on
+    output: list[int] = field(init=False)
+    finish: tuple[str, int | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        spec = self.spec
+        limit = min(len(spec.token_ids) + spec.max_tokens, self.max_len)
+        self.tokens, self.prints = [], []
+        state = hash(spec.cache_salt or "")
+        for position in range(limit):
+            if position < len(spec.token_ids):
+                token = spec.token_ids[position]
+            else:
+                token = (state >> 7) % VOCAB
+            self.tokens.append(token)
+            state = hash((state, token))
+            self.prints.append(state)
+        self.output, self.finish = self.tokens[len(spec.token_ids) :], ("length", None)
+        for count, token in enumerate(self.output, 1):
+            if token in spec.stop_token_ids and count >= spec.params.min_tokens:
+                self.output, self.finish = self.output[:count], ("stop", None if token == EOS else token)
+                break
+
+
+@dataclass
+class Seat:
+    admit: Admit
+    reference: Reference
+    num_computed: int
+    last_token: int = -1
+
+
+class Device:
+    def __init__(self, block_size: int, max_seats: int, max_tokens: int, max_chunk: int, num_groups: int = 1) -> None:
+        self.block_size, self.max_seats = block_size, max_seats
+        self.max_tokens, self.max_chunk = max_tokens, max_chunk
+        self.references: dict[int, Reference] = {}  # by request number
+        self.seats: dict[int, Seat] = {}
+        self.tables: list[dict[tuple[int, int], int]] = [{} for _ in range(num_groups)]
+        self.slots: list[dict[tuple[int, int], int]] = [{} for _ in range(num_groups)]
+        self.num_computed = 0  # tokens ever computed
+        self.step = -1
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        assert plan.step == self.step + 1, "steps must come in order"
+        self.step += 1
+        self._take_news(plan)
+        tokens, news = plan.token_ids.tolist(), []
+        assert len(set(plan.seats.tolist())) == plan.num_rows, "a seat has two rows"
+        assert int(plan.num_tokens.sum()) <= self.max_tokens, "the token budget is overrun"
+        assert len(tokens) == int(plan.num_tokens[plan.num_decodes :].sum()), "token_ids and num_tokens differ"
+        for row, (seat_number, count, samples) in enumerate(
+            zip(plan.seats.tolist(), plan.num_tokens.tolist(), plan.samples.tolist(), strict=True)
+        ):
+            seat = self.seats[seat_number]
+            if row < plan.num_decodes:
+                assert count == 1, "a decode row has one token"
+                assert samples, "a decode row samples"
+                ids = [seat.last_token]
+            else:
+                assert 1 <= count <= self.max_chunk, f"a chunk of {count} tokens"
+                ids, tokens = tokens[:count], tokens[count:]
+            self._write(seat_number, seat, ids)
+            news.append((seat_number, seat, count, samples))
+        # Only after all writes: a row may read what its neighbour computes in this very step.
+        sampled = [self._read_and_sample(plan, *row) for row in news]
+        self.num_computed += int(plan.num_tokens.sum())
+        return StepResult(
+            step=plan.step,
+            tokens=np.array(sampled, np.int32).reshape(-1, 1),
+            counts=(np.array(sampled, np.int32) >= 0).astype(np.int32),
+            logprobs=self._logprobs(plan, sampled),
+            prompt_logprobs=self._prompt_logprobs(plan, news),
+        )
+
+    def _take_news(self, plan: StepPlan) -> None:
+        for number in plan.releases:
+            del self.seats[number]
+            for table in self.tables:  # a released row is wiped, so that nothing relies on what it held
+                for key in [key for key in table if key[0] == number]:
+                    del table[key]
+        for admit in plan.admits:
+            assert 1 <= admit.seat <= self.max_seats
+            assert admit.seat not in self.seats, f"seat {admit.seat} is taken twice"
+            reference = self.references[admit.seed]
+            assert admit.num_prompt == len(reference.spec.token_ids)
+            self.seats[admit.seat] = Seat(admit, reference, admit.num_computed)
+        for table, new in zip(self.tables, plan.blocks, strict=True):
+            for seat_number, index, block in zip(
+                new.seats.tolist(), new.index.tolist(), new.blocks.tolist(), strict=True
+            ):
+                assert block > 0, "the null block was handed out"
+                assert (seat_number, index) not in table, "a table entry was given twice"
+                table[seat_number, index] = block
+
+    def _write(self, number: int, seat: Seat, ids: list[int]) -> None:
+        reference = seat.reference
+        for position, token in enumerate(ids, seat.num_computed):
+            assert token == reference.tokens[position], f"{reference.spec.id} is fed a foreign token at {position}"
+            for table, slots in zip(self.tables, self.slots, strict=True):
+                block = table[number, position // self.block_size]
+                slots[block, position % self.block_size] = reference.prints[position]
+
+    def _read_and_sample(self, plan: StepPlan, number: int, seat: Seat, count: int, samples: bool) -> int:
+        reference, length = seat.reference, seat.num_computed + count
+        for table, slots in zip(self.tables, self.slots, strict=True):
+            for position in range(length):
+                found = slots.get((table[number, position // self.block_size], position % self.block_size))
+                assert found == reference.prints[position], f"{reference.spec.id} reads foreign KV at {position}"
+        assert length <= plan.max_seq_len, "max_seq_len is no upper bound"
+        assert length < len(reference.tokens), f"{reference.spec.id} overruns its limit"
+        seat.num_computed = length
+        if not samples:
+            return -1
+        assert length >= len(reference.spec.token_ids), f"{reference.spec.id} samples inside its prompt"
+        seat.last_token = reference.tokens[length]
+        return seat.last_token
+
+    def _logprobs(self, plan: StepPlan, sampled: list[int]) -> LogprobRows | None:
+        rows = [
+            row
+            for row, number in enumerate(plan.seats.tolist())
+            if plan.samples[row] and self.seats[number].reference.spec.params.logprobs is not None
+        ]
+        return _lines(rows, [sampled[row] for row in rows])
+
+    def _prompt_logprobs(self, plan: StepPlan, news: list[tuple[int, Seat, int, bool]]) -> LogprobRows | None:
+        rows: list[int] = []
+        tokens: list[int] = []
+        for attachment in plan.attachments:
+            assert isinstance(attachment, PromptLogprobs)
+            for row, next_id in zip(attachment.rows.tolist(), attachment.next_ids.tolist(), strict=True):
+                _, seat, count, _ = news[row]
+                prompt = seat.reference.spec.token_ids
+                ids = [*prompt[seat.num_computed - count + 1 : seat.num_computed], next_id]
+                tokens += [token for token in ids if token >= 0]
+                rows += [row] * (len(tokens) - len(rows))
+        return _lines(rows, tokens)
+
+
+def _lines(rows: list[int], tokens: list[int]) -> LogprobRows | None:
+    """Two columns, the second padding; the log-probability is a function of the token."""
+    if not rows:
+        return None
+    ids = np.array([[token, -1] for token in tokens], np.int32)
+    return LogprobRows(
+        rows=np.array(rows, np.int32),
+        counts=np.ones(len(rows), np.int32),
+        token_ids=ids,
+        logprobs=-ids.astype(np.float32),
+        ranks=np.ones(len(rows), np.int32),
+    )

@@ -1,0 +1,215 @@
+"""Random lives of a scheduler: arrivals, cancellations, tiny pools, any depth; every trace follows from its seed."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from quire.scheduling.scheduler import Scheduler
+from quire.types.output import EngineOutput
+from quire.types.plan import StepPlan
+from quire.types.request import EngineRequest
+from quire.types.result import StepResult
+from quire.types.sampling import RequestOutputKind
+from tests.scheduling.simulator import VOCAB, Device, Reference, groups, make_request
+
+
+@dataclass(frozen=True)
+class World:
+    """The numbers of one trace."""
+
+    block_size: int = 4
+    num_blocks: int = 17
+    max_num_seqs: int = 4
+    max_num_batched_tokens: int = 16
+    max_prefill_chunk: int = 0
+    max_model_len: int = 64
+    depth: int = 2
+    policy: str = "fcfs"
+    preempt_every_step: bool = False
+    enable_prefix_caching: bool = True
+    num_groups: int = 1
+
+
+class Life:
+    """One scheduler with its device, driven as the engine core drives them, and checked at every turn."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.scheduler = Scheduler(
+            max_num_seqs=world.max_num_seqs,
+            max_num_batched_tokens=world.max_num_batched_tokens,
+            max_prefill_chunk=world.max_prefill_chunk,
+            max_model_len=world.max_model_len,
+            num_blocks=world.num_blocks,
+            groups=groups(world.block_size, world.num_groups),
+            policy=world.policy,  # type: ignore[arg-type]
+            preempt_every_step=world.preempt_every_step,
+            enable_prefix_caching=world.enable_prefix_caching,
+            hash_seed=b"test",
+        )
+        chunk = world.max_prefill_chunk or world.max_num_batched_tokens
+        self.device = Device(
+            world.block_size, world.max_num_seqs, world.max_num_batched_tokens, chunk, world.num_groups
+        )
+        self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
+        self.references: dict[str, Reference] = {}
+        self.told: dict[str, list[EngineOutput]] = {}
+        self.open: dict[str, None] = {}  # accepted, neither finished nor aborted
+        self.plans: list[StepPlan] = []
+
+    @property
+    def max_len(self) -> int:
+        usable = (self.world.num_blocks - 1) // self.world.num_groups * self.world.block_size
+        return min(self.world.max_model_len, usable)
+
+    def add(self, spec: EngineRequest) -> None:
+        self.scheduler.add(spec)
+        self.references[spec.id] = self.device.references[spec.seed] = Reference(spec, self.max_len)
+        self.told[spec.id] = []
+        self.open[spec.id] = None
+
+    def abort(self, name: str) -> None:
+        self.scheduler.abort([name])
+        self.open.pop(name, None)
+
+    def plan(self) -> StepPlan:
+        plan = self.plan_if_any()
+        assert plan is not None, "nothing can be planned"
+        return plan
+
+    def plan_if_any(self) -> StepPlan | None:
+        plan = self.scheduler.plan()
+        if plan is not None:
+            self.plans.append(plan)
+            self.in_flight.append((plan, self.device.execute(plan)))
+        return plan
+
+    def settle(self) -> list[EngineOutput]:
+        outputs = self.scheduler.settle(*self.in_flight.popleft())
+        assert len({o.request_id for o in outputs}) == len(outputs), "two outputs for one request"
+        for output in outputs:
+            assert output.request_id in self.open, f"news of {output.request_id}, which is over"
+            self.told[output.request_id].append(output)
+            if output.finish_reason is not None:
+                del self.open[output.request_id]
+                self.verify(output.request_id)
+        return outputs
+
+    def turn(self) -> None:
+        """One turn of the engine core: plan ahead, then settle the oldest."""
+        while len(self.in_flight) < self.world.depth and self.plan_if_any() is not None:
+            pass
+        if self.in_flight:
+            self.settle()
+        else:
+            assert not self.scheduler.has_work, "nothing is planned, nothing is in flight, and requests wait"
+
+    def run(self, max_turns: int = 20_000) -> None:
+        """Until all is done and settled."""
+        turns = 0
+        while self.scheduler.has_work or self.in_flight:
+            self.turn()
+            turns += 1
+            assert turns < max_turns, f"{len(self.open)} requests do not end"
+
+    def output(self, name: str) -> list[int]:
+        return [token for output in self.told[name] for token in output.token_ids]
+
+    def verify(self, name: str) -> None:
+        """A finished request was answered as if it had been alone."""
+        reference, told = self.references[name], self.told[name]
+        assert self.output(name) == reference.output, name
+        assert (told[-1].finish_reason, told[-1].stop_reason) == reference.finish, name
+        params = reference.spec.params
+        if params.logprobs is not None:
+            lines = [line for output in told for line in output.logprobs or []]
+            assert [line.token_ids for line in lines] == [[token] for token in reference.output], name
+        if params.prompt_logprobs is not None:
+            lines = told[0].prompt_logprobs or []
+            assert [line.token_ids for line in lines] == [[token] for token in reference.spec.token_ids[1:]], name
+
+    def check_empty(self) -> None:
+        """Nothing is left behind."""
+        self.scheduler.check()
+        assert not self.open
+        stats = self.scheduler.stats()
+        assert stats.num_running == stats.num_waiting == stats.num_seats_used == 0
+        assert stats.num_free_blocks == self.world.num_blocks - 1
+        assert stats.kv_usage == 0.0
+
+
+def random_world(rng: random.Random) -> World:
+    block_size = rng.choice((1, 2, 4))
+    num_groups = 2 if rng.random() < 0.1 else 1
+    seqs = rng.randint(1, 5)
+    return World(
+        block_size=block_size,
+        num_blocks=1 + num_groups * rng.randint(2, 12),
+        max_num_seqs=seqs,
+        max_num_batched_tokens=seqs + rng.choice((0, 0, 3, 12)),
+        max_prefill_chunk=rng.choice((0, 0, 1, 3, 4)),
+        max_model_len=rng.choice((12, 24)),
+        depth=rng.randint(1, 3),
+        policy=rng.choice(("fcfs", "priority")),
+        preempt_every_step=rng.random() < 0.15,
+        enable_prefix_caching=rng.random() < 0.8,
+        num_groups=num_groups,
+    )
+
+
+def random_request(rng: random.Random, number: int, max_len: int, prefixes: list[list[int]]) -> EngineRequest:
+    prefix = rng.choice(prefixes)
+    prompt = prefix[: rng.randint(0, len(prefix))] + [rng.randrange(VOCAB) for _ in range(rng.randint(0, 3))]
+    prompt = (prompt or [1])[: max_len - 1]
+    max_tokens = rng.randint(1, 8)
+    options: dict[str, Any] = {}
+    if rng.random() < 0.2:
+        options["min_tokens"] = rng.randint(0, max_tokens)
+    if rng.random() < 0.2:
+        options["logprobs"] = 0
+    if rng.random() < 0.15:
+        options["prompt_logprobs"] = 0
+    if rng.random() < 0.1:
+        options["skip_reading_prefix_cache"] = True
+    if rng.random() < 0.3:
+        options["output_kind"] = RequestOutputKind.FINAL_ONLY
+    return make_request(
+        f"r{number}",
+        prompt,
+        max_tokens,
+        number=number,
+        stops=rng.choice(((), (0,), (0, 3, 5))),
+        priority=rng.choice((0, 0, 1, -1)),
+        cache_salt=rng.choice((None, None, None, "salt")),
+        **options,
+    )
+
+
+def random_life(seed: int) -> Life:
+    """Live through the trace of `seed`; any AssertionError is a bug."""
+    rng = random.Random(seed)
+    life = Life(random_world(rng))
+    prefixes = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 14))] for _ in range(2)]
+    to_come = rng.randint(1, 7)
+    number = 0
+    while number < to_come or life.scheduler.has_work:
+        if number < to_come and rng.random() < 0.5:
+            life.add(random_request(rng, number, life.max_len, prefixes))
+            number += 1
+        if life.open and rng.random() < 0.03:
+            life.abort(rng.choice(list(life.open)))
+        if rng.random() < 0.01:
+            life.scheduler.reset_prefix_cache()
+        if len(life.in_flight) < life.world.depth and rng.random() < 0.8:
+            life.plan_if_any()
+        else:
+            life.turn()
+        if rng.random() < 0.2:
+            life.scheduler.check()
+        assert life.device.step < 5_000, f"{len(life.open)} requests do not end"
+    life.run()
+    life.check_empty()
+    return life

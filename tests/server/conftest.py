@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from quire.config.serve import ServeConfig
+from quire.server.app import build_app, protect
+from quire.server.limits import BoundedHttpProtocol
+from quire.server.run import HttpServer, bind
+from quire.server.service import Service
+from tests.server.echo_llm import EchoLLM
+
+
+@dataclass
+class Served:
+    url: str
+    llm: EchoLLM
+    service: Service
+    client: httpx.Client
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self.url.removeprefix("http://").split(":")
+        return host, int(port)
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+        deadline = time.monotonic() + seconds
+        while not condition() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return condition()
+
+
+@contextlib.contextmanager
+def echo_server(llm: EchoLLM | None = None, keys: tuple[str, ...] = (), **serve_options: Any) -> Iterator[Served]:
+    """The real HTTP stack on a socket of this process, in front of the echo engine."""
+    llm = llm or EchoLLM(served_model_name=["echo"])
+    serve = ServeConfig(port=0, **serve_options)
+    service = Service(llm.info.resolved.config, serve)
+    service.attach(llm)  # type: ignore[arg-type]
+    listener = bind(serve)
+    http = HttpServer(
+        uvicorn.Config(
+            protect(build_app(service), service, keys),
+            http=BoundedHttpProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            timeout_graceful_shutdown=1,
+        )
+    )
+    thread = threading.Thread(target=lambda: asyncio.run(http.serve(sockets=[listener])), daemon=True)
+    thread.start()
+    host, port = listener.getsockname()
+    url = f"http://{host}:{port}"
+    with httpx.Client(base_url=url, timeout=30) as client:
+        try:
+            yield Served(url, llm, service, client)
+        finally:
+            http.should_exit = True
+            thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def echo() -> Iterator[Served]:
+    with echo_server() as served:
+        yield served

@@ -1,0 +1,183 @@
+"""A small truthful AsyncLLM: bytes are tokens, the answer repeats the prompt. For what a real model cannot be asked to
+do on command: hang, die, answer ten thousand tokens a second."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+from quire.config.engine import EngineConfig
+from quire.config.model_info import ModelInfo
+from quire.config.resolve import Resolved
+from quire.engine.client import EngineInfo
+from quire.foundation.errors import EngineDeadError, InputError
+from quire.types.kv import WorkerReport
+from quire.types.output import CompletionOutput, EngineStats, Logprob, RequestMetrics, RequestOutput
+from quire.types.sampling import RequestOutputKind, SamplingParams
+
+CONTEXT = 4096
+
+
+TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}
+{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"""
+
+
+class ByteTokenizer:
+    def encode(self, text: str, _add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: list[int], _skip_special_tokens: bool = True) -> str:
+        return bytes(i for i in ids if i < 256).decode("utf-8", "replace")
+
+    def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
+        return [chr(i) for i in ids]
+
+
+def make_info(**options: Any) -> EngineInfo:
+    config = EngineConfig.from_flat(**options)
+    model = ModelInfo(
+        path=str(Path(".")),
+        architecture="Echo",
+        hf_config={},
+        vocab_size=256,
+        max_position=CONTEXT,
+        eos_token_ids=[0],
+        bos_token_id=None,
+        dtype="float32",
+    )
+    resolved = Resolved(
+        config=config,
+        info=model,
+        device="cpu",
+        dtype="float32",
+        max_model_len=CONTEXT,
+        max_model_len_is_explicit=False,
+        max_num_seqs=64,
+        max_num_batched_tokens=2048,
+        depth=1,
+        executor="uni",
+    )
+    report = WorkerReport(
+        device="echo",
+        num_blocks=257,
+        max_model_len=CONTEXT,
+        groups=[],
+        vocab_size=256,
+        weight_bytes=0,
+        kv_bytes=0,
+        free_bytes=0,
+        attention_backend="none",
+        phases={"load": 0.0},
+    )
+    return EngineInfo(resolved=resolved, report=report)
+
+
+class EchoLLM:
+    """`delay`: seconds a token. `frozen` set: no token comes. `die()` ends every request with EngineDeadError."""
+
+    def __init__(self, delay: float = 0.0, **options: Any) -> None:
+        self.info = make_info(**options)
+        self.delay = delay
+        self.frozen = False
+        self.on_stats: Any = None
+        self.refuse_with: str | None = None  # stop_reason of a refusal
+        self.dead_error: BaseException | None = None
+        self.running: set[str] = set()
+        self.aborted: list[str] = []
+        self.seen: list[dict[str, Any]] = []
+        self._steps = 0
+        self._last_step = 0.0
+
+    @property
+    def errored(self) -> bool:
+        return self.dead_error is not None
+
+    def die(self) -> None:
+        self.dead_error = EngineDeadError("the worker was killed")
+
+    def check_health(self) -> None:
+        if self.dead_error:
+            raise self.dead_error
+
+    def stats(self) -> EngineStats:
+        return EngineStats(num_running=len(self.running), num_steps=self._steps, last_step_time=self._last_step)
+
+    def get_tokenizer(self) -> ByteTokenizer:
+        return ByteTokenizer()
+
+    @property
+    def chat_template(self) -> str:
+        return TEMPLATE
+
+    def shutdown(self) -> None:
+        self.running.clear()
+
+    async def generate(
+        self, prompt: dict[str, Any], params: SamplingParams, request_id: str, **options: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        ids = prompt["prompt_token_ids"]
+        if not ids:
+            raise InputError("prompt must not be empty", "prompt")
+        room = CONTEXT - len(ids)
+        if (params.max_tokens or 1) > room:
+            raise InputError(f"max_tokens must fit into the context of {CONTEXT} tokens", "max_tokens")
+        if self.refuse_with is not None:
+            refusal = CompletionOutput(0, "", [], finish_reason="error", stop_reason=self.refuse_with)
+            yield RequestOutput(request_id, None, ids, [refusal], True, error=self.refuse_with)
+            return
+        self.running.add(request_id)
+        self.seen.append({"id": request_id, "params": params, "prompt": prompt, **options})
+        arrival = time.time()
+        delta = params.output_kind == RequestOutputKind.DELTA
+        count = min(params.max_tokens or room, room)
+        finished = False
+        try:
+            news: list[list[int]] = [[] for _ in range(params.n)]
+            for i in range(count):
+                while self.frozen and not self.errored:
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(self.delay)
+                self.check_health()
+                self._steps += 1
+                self._last_step = time.time()
+                last = i + 1 == count
+                for answer in news:
+                    answer.append(ids[i % len(ids)])
+                if delta or last:
+                    finished = last
+                    times = RequestMetrics(arrival, arrival, arrival + 0.001, time.time() if last else None)
+                    yield RequestOutput(
+                        request_id=request_id,
+                        prompt=prompt.get("prompt"),
+                        prompt_token_ids=ids,
+                        outputs=[self._answer(n, answer, params, last) for n, answer in enumerate(news)],
+                        finished=last,
+                        prompt_logprobs=self._prompt_logprobs(ids, params),
+                        metrics=times,
+                    )
+                    news = [[] for _ in range(params.n)]
+        finally:
+            self.running.discard(request_id)
+            if not finished:
+                self.aborted.append(request_id)
+
+    def _answer(self, index: int, ids: list[int], params: SamplingParams, last: bool) -> CompletionOutput:
+        return CompletionOutput(
+            index=index,
+            text=ByteTokenizer().decode(ids),
+            token_ids=ids,
+            logprobs=[self._entries(i) for i in ids] if params.logprobs is not None else None,
+            finish_reason="length" if last else None,
+        )
+
+    def _entries(self, token: int) -> dict[int, Logprob]:
+        other = (token + 1) % 256
+        return {token: Logprob(-0.5, 1, chr(token)), other: Logprob(float("-inf"), 2, chr(other))}
+
+    def _prompt_logprobs(self, ids: list[int], params: SamplingParams) -> list[dict[int, Logprob] | None] | None:
+        if params.prompt_logprobs is None:
+            return None
+        return [None, *(self._entries(i) for i in ids[1:])]
