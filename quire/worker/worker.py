@@ -34,6 +34,9 @@ _SPARE_BYTES = _GIB // 4  # for kernel modules and graph pools, which no measure
 _STAGED_INTS = 1 << 20
 _ALL_FEATURES = SamplingParams(
     temperature=0.5,
+    top_k=5,
+    top_p=0.9,
+    min_p=0.01,
     repetition_penalty=1.5,
     presence_penalty=0.5,
     frequency_penalty=0.5,
@@ -134,7 +137,7 @@ class Worker:
             store,
             seats,
             BatchBuilder(seats, rows, tokens, max_model_len, device),
-            Sampler(rows, resolved.info.vocab_size, rows, block_size, device),
+            Sampler(rows, resolved.info.vocab_size, rows, device),
             max_rows=rows,
             staging_capacity=max(_STAGED_INTS, 2 * tokens + 8 * rows),
             device=device,

@@ -33,7 +33,7 @@ class Sampler:
     Log-probabilities are the model's own, before any of it.
     """
 
-    def __init__(self, max_seats: int, vocab_size: int, max_rows: int, block_size: int, device: torch.device) -> None:
+    def __init__(self, max_seats: int, vocab_size: int, max_rows: int, device: torch.device) -> None:
         self.vocab_size = vocab_size
         self._device = device
         self._columns = Columns(max_seats, vocab_size, device)
@@ -41,18 +41,8 @@ class Sampler:
         self._scratch: Scratch | None = None
         if device.type == "cuda":
             self._scratch = Scratch.allocate(max_rows, self._slice_rows, vocab_size, device)
-            self._compile(block_size)
         self._processors: dict[bytes, list[Processor]] = {}  # by seats, of one generation of the columns
         self._generation = 0
-
-    def _compile(self, block_size: int) -> None:
-        """Launch every kernel on one padding row, so that no request ever waits for a compiler."""
-        logits = torch.zeros(1, self.vocab_size, device=self._device)
-        seats, lengths, out, slots = torch.zeros(4, 1, dtype=torch.int32, device=self._device)
-        history = History(slots, seats.unsqueeze(0), block_size)
-        kernels.penalize(logits, self._columns.device, seats, lengths, history, self._scratch)
-        for filtered in (False, True):
-            kernels.sample(logits, self._columns.device, seats, lengths, out, self._scratch, filtered=filtered)
 
     def admit(self, admits: list[Admit]) -> None:
         """Take over the parameters of newly seated requests."""
