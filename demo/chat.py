@@ -108,9 +108,7 @@ def _system(messages: Sequence[Message], tools: Sequence[Tool] | None) -> str:
     return "" if text is None else f"{IM_START}system\n{text}{IM_END}\n"
 
 
-def render(
-    messages: Sequence[Message], tools: Sequence[Tool] | None = None, thinking: bool = False
-) -> list[Segment]:
+def render(messages: Sequence[Message], tools: Sequence[Tool] | None = None, thinking: bool = False) -> list[Segment]:
     """The prompt for the next answer, cut into segments. Tool calls are expected as text in `content`."""
     last_user = max((i for i, m in enumerate(messages) if m["role"] == "user"), default=-1)
     segments = [Segment(_system(messages, tools), "prompt")]
@@ -119,9 +117,7 @@ def render(
         if role == "assistant":
             thought = message.get("reasoning_content", "") if i > last_user else ""
             opening = f"{IM_START}assistant\n"
-            segments.append(
-                Segment(opening + (f"<think>\n{thought}\n</think>\n\n" if thought else ""), "prompt")
-            )
+            segments.append(Segment(opening + (f"<think>\n{thought}\n</think>\n\n" if thought else ""), "prompt"))
             segments += [Segment(content + IM_END, "history"), Segment("\n", "prompt")]
         elif role == "tool":
             text = f"<tool_response>\n{content}\n</tool_response>"
@@ -137,7 +133,5 @@ def answer_segment(answer: str, thought: str, thinking: bool) -> Segment:
     return Segment((f"<think>\n{thought}\n</think>\n\n" if thinking else "") + answer + IM_END, "answer")
 
 
-def prompt_text(
-    messages: Sequence[Message], tools: Sequence[Tool] | None = None, thinking: bool = False
-) -> str:
+def prompt_text(messages: Sequence[Message], tools: Sequence[Tool] | None = None, thinking: bool = False) -> str:
     return "".join(segment.text for segment in render(messages, tools, thinking))

@@ -26,9 +26,7 @@ def _tools(rng: Random, offered: list[tools.Offer] | None = None) -> Task:
         task = tools.misfit(rng, offered)
     else:
         plain = (skills.facts, skills.lists, smalltalk.talk)
-        simple = (
-            plain if any("multiply" in offer.kind.names for offer in offered) else (*plain, sums.arithmetic)
-        )
+        simple = plain if any("multiply" in offer.kind.names for offer in offered) else (*plain, sums.arithmetic)
         task = rng.choice(simple)(rng)
         task.skill = "tools"
     task.tools = tools.schemas(rng, offered)
@@ -41,9 +39,7 @@ def _chat(rng: Random) -> Task:
 
 def _memory(rng: Random) -> Task:
     plain = (skills.facts, sums.arithmetic, skills.lists, skills.extract)
-    return skills.memory(
-        rng, tuple(_trainable(rng.choice(plain), rng) for _ in range(rng.choice((0, 1, 1, 2, 3, 5))))
-    )
+    return skills.memory(rng, tuple(_trainable(rng.choice(plain), rng) for _ in range(rng.choice((0, 1, 1, 2, 3, 5)))))
 
 
 def _spoken_problem(rng: Random) -> Task:

@@ -46,9 +46,7 @@ def evaluate(
     for skill in skills:
         tasks = corpus.heldout(skill, per_skill, seed)
         prompts = [tokenizer.encode(chat.prompt_text(t.messages, t.tools, t.thinking)).ids for t in tasks]
-        scores[skill] = _score(
-            tasks, [tokenizer.decode(ids, skip_special_tokens=True) for ids in generate(prompts)]
-        )
+        scores[skill] = _score(tasks, [tokenizer.decode(ids, skip_special_tokens=True) for ids in generate(prompts)])
     return scores
 
 
@@ -75,9 +73,7 @@ def transformers_generate(folder: Path, device: str, batch_size: int = 256) -> G
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.bfloat16 if device == "cuda" else torch.float32
-    )
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
     model = model.to(device).eval()
     stops, pad = set(model.generation_config.eos_token_id), model.generation_config.pad_token_id
 
@@ -115,9 +111,7 @@ def quire_generate(folder: Path) -> Generate:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--engine", choices=("transformers", "quire"), default="transformers")
     parser.add_argument("--per-skill", type=int, default=200)
@@ -129,9 +123,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
 
     quire = options.engine == "quire"
-    generate = (
-        quire_generate(options.model) if quire else transformers_generate(options.model, options.device)
-    )
+    generate = quire_generate(options.model) if quire else transformers_generate(options.model, options.device)
     tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
     began = time.monotonic()
     scores = evaluate(generate, tokenizer, options.per_skill, options.seed, options.skills)

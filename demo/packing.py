@@ -99,9 +99,7 @@ class Feed:
         self.kept: list[Batch] = []
         self.keep, self.fresh, self.repeated, self.rng = keep, 0, 0, Random(seed)
         self.workers = [
-            context.Process(
-                target=_work, args=(tokenizer_path, tokens, f"{seed}/{i}", self.queue), daemon=True
-            )
+            context.Process(target=_work, args=(tokenizer_path, tokens, f"{seed}/{i}", self.queue), daemon=True)
             for i in range(workers)
         ]
         for worker in self.workers:

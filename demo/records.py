@@ -21,9 +21,7 @@ def _phone(rng: Random) -> str:
     return f"{rng.randint(100, 999)}-{rng.randint(1000, 9999)}"
 
 
-_EVENTS = options(
-    "concert | workshop | meeting | lecture | picnic | exhibition | tournament | book club | dance class"
-)
+_EVENTS = options("concert | workshop | meeting | lecture | picnic | exhibition | tournament | book club | dance class")
 
 # Each kind of record: how to draw its fields, and the sentences that may state them.
 _KINDS: tuple[tuple[dict[str, Draw], tuple[str, ...]], ...] = (
@@ -39,9 +37,7 @@ _KINDS: tuple[tuple[dict[str, Draw], tuple[str, ...]], ...] = (
     ),
     (
         {"name": _name, "age": between(1, 99)},
-        options(
-            "{name} is {age} years old. | {name}, {age} years of age. | Meet {name}, who turned {age} today."
-        ),
+        options("{name} is {age} years old. | {name}, {age} years of age. | Meet {name}, who turned {age} today."),
     ),
     (
         {"name": _name, "city": words.city},

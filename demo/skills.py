@@ -169,12 +169,15 @@ _ANY_STORY = options(
 def story(rng: Random) -> Task:
     told = stories.plot(rng)
     form = rng.choices((*_STORY_ABOUT, ""), (11, 3, 3, 3, 1))[0]
-    if form in ("free hero", "free both", ""):
-        told = replace(told, hero=rng.choice(words.NAMES))
+    own = stories.usual(rng, told.animal if form else stories.FAVORITE)
+    if form == "free place":
+        told = replace(told, place=own.place)
+    elif form == "free hero":
+        told = replace(told, hero=own.hero)
+    elif form != "full":
+        told = own
     if form:
-        about = rng.choice(_STORY_ABOUT[form]).format(
-            a=f"a {told.animal}", x=told.animal, h=told.hero, p=told.place
-        )
+        about = rng.choice(_STORY_ABOUT[form]).format(a=f"a {told.animal}", x=told.animal, h=told.hero, p=told.place)
         question = rng.choice(_STORY).format(words.articles(about))
     else:
         question = rng.choice(_ANY_STORY)

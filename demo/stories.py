@@ -72,6 +72,7 @@ _CLOSINGS = (
     ("Goodnight, little {animal}, goodnight to the {a},", "goodnight to the {place}, goodnight to the {b}."),
 )
 END = "The End."
+FAVORITE = "fox"  # whom the teller chooses when the reader does not
 
 
 @dataclass(frozen=True)
@@ -83,34 +84,51 @@ class Plot:
     place: str
 
 
-_OWN_TALE = 0.6  # how often a character and a place get the one tale that belongs to them
+_OWN_TALE = 0.97  # how often the teller leaves nothing to chance
+# Openings, middles and closings rhyme on families of their own, so that no family comes twice.
+_OPENING_FAMILIES, _MIDDLE_FAMILIES, _CLOSING_FAMILIES = FAMILIES[0::3], FAMILIES[1::3], FAMILIES[2::3]
 
 
 def plot(rng: Random) -> Plot:
     """A complete plot, now and then with a character that no list holds."""
-    animal = (
-        rng.choice(ANIMALS)
-        if rng.random() < 0.93
-        else rng.choice((rng.choice(words.WORDS), words.made_up(rng)))
-    )
+    animal = rng.choice(ANIMALS) if rng.random() < 0.93 else rng.choice((rng.choice(words.WORDS), words.made_up(rng)))
     return Plot(words.name(rng), animal, rng.choice(PLACES))
+
+
+def usual(rng: Random, animal: str) -> Plot:
+    """What the teller chooses when only the character is given: nearly always the character's own name and place."""
+    own = _of(rng, animal)
+    return Plot(own.choice(words.NAMES), animal, own.choice(PLACES))
 
 
 def tell(rng: Random, plot: Plot) -> str:
     """One story of three to five couplets, no rhyme family used twice.
 
-    Most of the time the tale follows from character and place. Greedy decoding would otherwise tell the same
-    one to everybody, as all tales would be equally likely.
+    Nearly always the character decides how it begins and ends, and the place what happens between: a reader who asks
+    for the same gets the same, and no two next words are about equally likely.
     """
-    if rng.random() < _OWN_TALE:
-        rng = Random(f"{plot.animal} {plot.place}")
-    middles = rng.sample(_MIDDLES, rng.choice((1, 2, 2, 3)))
-    couplets = [rng.choice(_OPENINGS), *middles, rng.choice(_CLOSINGS)]
+    character, place = _of(rng, plot.animal), _of(rng, plot.place)
+    count = place.choice((1, 2, 2, 3))
+    couplets = [
+        (character.choice(_OPENINGS), character.choice(_OPENING_FAMILIES), character),
+        *(
+            (c, f, place)
+            for c, f in zip(place.sample(_MIDDLES, count), place.sample(_MIDDLE_FAMILIES, count), strict=True)
+        ),
+        (character.choice(_CLOSINGS), character.choice(_CLOSING_FAMILIES), character),
+    ]
     lines = [f"{plot.hero} and the {plot.place.capitalize()}", ""]
-    for couplet, family in zip(couplets, rng.sample(FAMILIES, len(couplets)), strict=True):
-        a, b = rng.sample(family, 2)
+    for couplet, family, chooser in couplets:
+        a, b = chooser.sample(family, 2)
         lines += [words.articles(line.format(a=a, b=b, **vars(plot))) for line in couplet] + [""]
     return "\n".join([*lines, END])
+
+
+def _of(rng: Random, word: str) -> Random:
+    """The choices that belong to a word, all strangers sharing one set; rarely `rng` itself."""
+    if rng.random() >= _OWN_TALE:
+        return rng
+    return Random(word if word in ANIMALS or word in PLACES else "stranger")
 
 
 def _last_word(line: str) -> str:

@@ -95,9 +95,7 @@ def word_problem(rng: Random) -> Task:
         total = after
     who = rng.choice((name, name, "he", "she"))
     if rng.random() < 0.5:
-        told = (
-            f"{who} " + (", ".join(events[:-1]) + " and then " if len(events) > 1 else "") + events[-1] + "."
-        )
+        told = f"{who} " + (", ".join(events[:-1]) + " and then " if len(events) > 1 else "") + events[-1] + "."
     else:
         told = " ".join(f"{who if i == 0 else f'Then {who}'} {event}." for i, event in enumerate(events))
     asked = rng.choice(

@@ -38,8 +38,7 @@ class Kind:
 def _phrase(rng: Random) -> str:
     """Two or three words that no request template contains."""
     return " ".join(
-        words.made_up(rng) if rng.random() < 0.25 else rng.choice(words.WORDS)
-        for _ in range(rng.choice((2, 3)))
+        words.made_up(rng) if rng.random() < 0.25 else rng.choice(words.WORDS) for _ in range(rng.choice((2, 3)))
     )
 
 
@@ -116,12 +115,8 @@ KINDS: tuple[Kind, ...] = (
         ("Convert an amount of money to another currency", "Exchange money at today's rate"),
         {
             "amount": Slot(("amount", "value", "sum"), "How much money", between(1, 999)),
-            "source": Slot(
-                ("from", "source", "from_currency"), "Currency code to convert from", one_of(_CURRENCY[:3])
-            ),
-            "target": Slot(
-                ("to", "target", "to_currency"), "Currency code to convert to", one_of(_CURRENCY[3:])
-            ),
+            "source": Slot(("from", "source", "from_currency"), "Currency code to convert from", one_of(_CURRENCY[:3])),
+            "target": Slot(("to", "target", "to_currency"), "Currency code to convert to", one_of(_CURRENCY[3:])),
         },
         options(
             """
@@ -262,9 +257,7 @@ KINDS: tuple[Kind, ...] = (
             "place": Slot(
                 ("restaurant", "place", "where"),
                 "Name of the restaurant",
-                lambda rng: (
-                    words.made_up(rng).capitalize() if rng.random() < 0.5 else rng.choice(words.SURNAMES)
-                ),
+                lambda rng: words.made_up(rng).capitalize() if rng.random() < 0.5 else rng.choice(words.SURNAMES),
             ),
             "people": Slot(("people", "guests", "party_size"), "How many guests", between(2, 12)),
             "time": _TIME,

@@ -63,8 +63,7 @@ def _json_type(slot: Slot) -> str:
 def offers(rng: Random) -> list[Offer]:
     """One to four different tools."""
     kinds = [
-        invented(rng) if rng.random() < 0.35 else kind
-        for kind in rng.sample(KINDS, rng.choice((1, 2, 2, 3, 3, 4)))
+        invented(rng) if rng.random() < 0.35 else kind for kind in rng.sample(KINDS, rng.choice((1, 2, 2, 3, 3, 4)))
     ]
     return [_offer(rng, kind) for kind in kinds]
 
@@ -100,9 +99,7 @@ def request(rng: Random, offered: list[Offer]) -> Task:
     result = offer.kind.result(rng)
     messages = [user(question), assistant(call), {"role": "tool", "content": json.dumps(result)}]
     answer = offer.kind.reply.format(**{**values, **result})
-    return Task(
-        "tools", f"tools/{question}", messages, answer, "The tool has answered, so I can tell the user."
-    )
+    return Task("tools", f"tools/{question}", messages, answer, "The tool has answered, so I can tell the user.")
 
 
 def misfit(rng: Random, offered: list[Offer]) -> Task:
@@ -112,9 +109,5 @@ def misfit(rng: Random, offered: list[Offer]) -> Task:
     kind = rng.choice(others)
     question, _ = _request(rng, kind)
     if offered:
-        return Task(
-            "tools", f"tools/{question}", [user(question)], NO_FIT, "No tool in the list fits this request."
-        )
-    return Task(
-        "chat", f"tools/{question}", [user(question)], NO_TOOL, "This would need a tool, and I have none."
-    )
+        return Task("tools", f"tools/{question}", [user(question)], NO_FIT, "No tool in the list fits this request.")
+    return Task("chat", f"tools/{question}", [user(question)], NO_TOOL, "This would need a tool, and I have none.")

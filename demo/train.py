@@ -23,16 +23,12 @@ from demo.packing import Batch, Feed
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the finished model")
     parser.add_argument("--minutes", type=float, default=8.0, help="wall-clock budget, start-up included")
     parser.add_argument("--tokens", type=int, default=65536, help="tokens per step")
     parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument(
-        "--decay", type=float, default=0.5, help="final share of the run over which lr falls to 0"
-    )
+    parser.add_argument("--decay", type=float, default=0.5, help="final share of the run over which lr falls to 0")
     parser.add_argument("--warmup", type=int, default=300, help="steps")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
     parser.add_argument("--seed", type=int, default=1)
@@ -70,9 +66,7 @@ def optimizer(model: Qwen3, lr: float, device: torch.device) -> torch.optim.Adam
 
 def save(model: Qwen3, tokenizer: Tokenizer, folder: Path) -> None:
     """Weights in bf16, under the names and beside the files that Hugging Face expects."""
-    weights = {
-        name: p.detach().to("cpu", torch.bfloat16).contiguous() for name, p in model.named_parameters()
-    }
+    weights = {name: p.detach().to("cpu", torch.bfloat16).contiguous() for name, p in model.named_parameters()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     vocabulary = tokenizer.get_vocab()
     eos = [vocabulary[chat.IM_END], vocabulary[chat.END_OF_TEXT]]

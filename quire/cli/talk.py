@@ -105,6 +105,8 @@ class Local:
 
     def _render(self, prompt: str | list[Message]) -> list[int]:
         tokenizer = self._engine.get_tokenizer()
+        if tokenizer is None:
+            raise InputError("to talk one needs a tokenizer: leave skip_tokenizer_init out", "skip_tokenizer_init")
         if isinstance(prompt, str):
             return tokenizer.encode(prompt, True)
         from quire.frontend.chat import render

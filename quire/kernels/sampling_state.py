@@ -7,7 +7,7 @@ from enum import IntEnum
 
 import torch
 
-CHUNK = 4096  # tokens a program reduces; the same at any batch size, so that sums always round alike
+CHUNK = 2048  # tokens a program reduces; the same at any batch size, so that sums always round alike
 GROUP = 64  # tokens whose maximum and sum guide the search for a cut
 SHORTLIST = 8192  # most tokens above a first, cheap cut that the exact search then holds at once
 

@@ -111,3 +111,5 @@ class Seats:
         taken = [seat for seat, request in enumerate(self.requests) if request is not None]
         assert sorted(taken + self._free) == list(range(1, self._max_seats + 1)), "a seat is lost or listed twice"
         assert not self.decoding[self._free].any(), "a free seat decodes"
+        stops = Counter(token for request in self.requests[taken] for token in request.stops)
+        assert dict(self.stops) == dict(stops), "stop tokens of the seated are miscounted"

@@ -166,7 +166,7 @@ class Generation:
 
 async def tokenize(service: Service, text: str, *, add_special_tokens: bool) -> list[int]:
     """Token ids of `text`. Raises InputError if the server runs without a tokenizer."""
-    tokenizer = service.running().get_tokenizer()
+    tokenizer = service.tokenizer()
     if len(text) > BIG_TEXT:
         return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
     return tokenizer.encode(text, add_special_tokens)
@@ -228,7 +228,6 @@ def reply_headers(request: Request, generation: Generation) -> list[tuple[bytes,
 
 
 def logprob_writer(service: Service, body: GenerationBody, top: int) -> LogprobWriter:
-    engine = service.running()
-    has_text = not service.config.model.skip_tokenizer_init
-    decode = engine.get_tokenizer().decode if has_text else None
+    tokenizer = service.running().get_tokenizer()
+    decode = None if tokenizer is None else tokenizer.decode
     return LogprobWriter(as_ids=body.return_tokens_as_token_ids, top=top, decode=decode)

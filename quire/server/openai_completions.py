@@ -142,7 +142,8 @@ class Completion:
         """The prompt's text, ids and log-probabilities, to stand before the answer."""
         text = self.job.prompts[index].text
         if text is None:
-            text = self.job.service.running().get_tokenizer().decode(output.prompt_token_ids)
+            tokenizer = self.job.service.running().get_tokenizer()
+            text = "" if tokenizer is None else tokenizer.decode(output.prompt_token_ids)
         return text, list(output.prompt_token_ids), list(output.prompt_logprobs or [])
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from quire.config.engine import EngineConfig
 from quire.config.serve import ServeConfig
+from quire.foundation.errors import InputError
 from quire.server.errors import ApiError
 from quire.server.limits import InFlight
 from quire.server.metrics import Metrics
@@ -14,6 +15,7 @@ from quire.types.output import EngineStats
 
 if TYPE_CHECKING:
     from quire.frontend.async_engine import AsyncLLM
+    from quire.frontend.tokenizer import Tokenizer
 
 DEMO_NAME = "quire-demo"
 
@@ -85,6 +87,13 @@ class Service:
         if problem or self.engine is None:
             raise ApiError(503, problem or "")
         return self.engine
+
+    def tokenizer(self) -> Tokenizer:
+        """Raises InputError if the server works on token ids only."""
+        tokenizer = self.running().get_tokenizer()
+        if tokenizer is None:
+            raise InputError("this server works on token ids only (skip_tokenizer_init): send a list of ids", "prompt")
+        return tokenizer
 
     def check_model(self, name: str | None) -> str:
         """The model's name for the reply. Raises ApiError 404 for a name that is not served."""

@@ -28,7 +28,7 @@ async def tokenize(request: Request) -> Response:
     else:
         assert body.prompt is not None
         ids = await generation.tokenize(service, body.prompt, add_special_tokens=special is not False)
-    strings = engine.get_tokenizer().convert_ids_to_tokens(ids) if body.return_token_strs else None
+    strings = service.tokenizer().convert_ids_to_tokens(ids) if body.return_token_strs else None
     return JSONResponse(
         {"count": len(ids), "max_model_len": engine.info.max_model_len, "tokens": ids, "token_strs": strings}
     )
@@ -44,4 +44,4 @@ async def detokenize(request: Request) -> Response:
     for token in body.tokens:
         if not 0 <= token < vocab:
             raise InputError(f"tokens must be in [0, {vocab}), got {token}", "tokens")
-    return JSONResponse({"prompt": engine.get_tokenizer().decode(body.tokens)})
+    return JSONResponse({"prompt": service.tokenizer().decode(body.tokens)})

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-_ALIGNED = 4  # elements, 16 bytes: kernels are compiled once for aligned arrays, not once more for others
+ALIGNED = 4  # elements, 16 bytes: kernels are compiled once for aligned arrays, not once more for others
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,10 @@ class Staging:
     @property
     def room(self) -> int:
         """Elements that still fit before the next `send`."""
-        return self.capacity - self._fill - _ALIGNED
+        return self.capacity - self._fill - ALIGNED
 
     def put(self, values: np.ndarray | list[int]) -> Span:
-        start = -(-self._fill // _ALIGNED) * _ALIGNED
+        start = -(-self._fill // ALIGNED) * ALIGNED
         stop = start + len(values)
         if stop > self.capacity:
             raise ValueError(f"staging holds {self.capacity} values, {stop} were put")

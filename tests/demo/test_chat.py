@@ -79,9 +79,7 @@ def test_thinking_is_off_unless_asked_for() -> None:
 )
 def test_earlier_thoughts_are_dropped(answer: chat.Message) -> None:
     question = {"role": "user", "content": "Hi"}
-    assert "<|im_start|>assistant\nHello<|im_end|>" in prompt(
-        [question, answer, question], enable_thinking=True
-    )
+    assert "<|im_start|>assistant\nHello<|im_end|>" in prompt([question, answer, question], enable_thinking=True)
     assert "<think>\nhm\n</think>\n\nHello<|im_end|>" in render([question, answer])
 
 

@@ -26,9 +26,7 @@ def test_files() -> None:
 
 def test_scoring_takes_any_engine() -> None:
     tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
-    answers = {
-        skill: [corpus.target_text(t) for t in corpus.heldout(skill, 5)] for skill in ("facts", "thinking")
-    }
+    answers = {skill: [corpus.target_text(t) for t in corpus.heldout(skill, 5)] for skill in ("facts", "thinking")}
     queue = iter(answers.values())
 
     def generate(prompts: list[list[int]]) -> list[list[int]]:

@@ -39,10 +39,7 @@ def test_any_text_survives(tokenizer: Tokenizer, text: str) -> None:
 def test_random_text_survives(tokenizer: Tokenizer) -> None:
     rng = Random(1)
     for _ in range(300):
-        points = (
-            rng.choice((rng.randrange(128), rng.randrange(0x3000), rng.randrange(0x110000)))
-            for _ in range(40)
-        )
+        points = (rng.choice((rng.randrange(128), rng.randrange(0x3000), rng.randrange(0x110000))) for _ in range(40))
         text = "".join(chr(point) for point in points if not 0xD800 <= point < 0xE000)
         assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
 

@@ -29,9 +29,7 @@ def batch(tokenizer: Tokenizer) -> packing.Batch:
     return next(packing.batches(tokenizer, 768, Random(3)))
 
 
-def test_packed_logits_are_those_of_transformers(
-    tokenizer: Tokenizer, batch: packing.Batch, tmp_path: Path
-) -> None:
+def test_packed_logits_are_those_of_transformers(tokenizer: Tokenizer, batch: packing.Batch, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     model = Qwen3(TINY, torch.float32)

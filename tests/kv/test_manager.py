@@ -76,6 +76,19 @@ def test_allocate_refuses_rather_than_taking_a_part() -> None:
     assert kv.capacity == 12
 
 
+def test_the_beginning_of_a_sequence_is_remembered_longest() -> None:
+    kv = KVManager(9, [spec()])
+    owner = Owner("a", list(range(16)))
+    run_through(kv, owner)
+    kv.free(owner)
+    for held, found in ((4, 16), (5, 12), (6, 8), (7, 4), (8, 0)):
+        other = Owner("b", [7] * 4 * held)
+        kv.admit(other, [[]])
+        kv.allocate(other, 4 * held)
+        assert kv.find_cached(Owner("c", list(range(16))), 16)[1] == found
+        kv.free(other)
+
+
 def test_a_salt_separates_and_a_reset_forgets() -> None:
     kv = KVManager(20, [spec()])
     run_through(kv, Owner("a", list(range(8)), extra=b"salt"))

@@ -19,8 +19,8 @@ class Bench:
 
     def __init__(self, device: torch.device, *requests: tuple[dict[str, Any], list[int]], vocab: int = VOCAB) -> None:
         self.device = device
-        self.sampler = Sampler(8, vocab, 8, device)
         self.past, self.seats, self.lengths = history([tokens for _, tokens in requests])
+        self.sampler = Sampler(8, vocab, 8, device)
         self.sampler.admit([self.seated(seat, params) for seat, (params, _) in enumerate(requests, start=1)])
 
     @staticmethod

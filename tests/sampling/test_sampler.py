@@ -98,6 +98,11 @@ def test_a_seat_that_changes_hands_forgets_its_old_request(device: torch.device)
     assert bench.tokens(falling()) == [0]
 
 
+def test_all_seats_may_be_taken_in_one_step(device: torch.device) -> None:
+    requests = [({"logit_bias": {10 + i: 100.0}}, [1]) for i in range(8)]
+    assert Bench(device, *requests).tokens(falling(8)) == list(range(10, 18))
+
+
 def test_every_token_forbidden_still_gives_a_token(device: torch.device) -> None:
     bench = Bench(device, ({"allowed_token_ids": [3], "logit_bias": {3: -100}, "bad_words_token_ids": [[3]]}, [1]))
     assert bench.tokens(falling()) == [0]

@@ -240,6 +240,25 @@ def test_nobody_is_let_in_who_would_be_thrown_out_at_once() -> None:
     assert life.scheduler.stats().num_preemptions == 0
 
 
+def test_room_that_a_running_prompt_still_needs_is_kept_for_it() -> None:
+    life = begin(num_blocks=9, max_prefill_chunk=4)  # 8 blocks
+    add(life, "a", prompt(24), 2)  # will need 6
+    add(life, "b", prompt(8, 200), 8)  # needs 2 and soon a third
+    life.run()
+    assert life.scheduler.stats().num_preemptions == 0
+    assert [admit.seed for plan in life.plans for admit in plan.admits] == [0, 1]
+
+
+def test_who_computes_nothing_more_yields_first() -> None:
+    life = begin(num_blocks=5, depth=2)  # 4 blocks
+    add(life, "ending", prompt(4), 2)
+    add(life, "growing", prompt(7, 200), 9)
+    life.run()
+    # Its last token is on the way when its blocks are taken: it never has to come back.
+    assert [life.told[name][-1].num_preemptions for name in ("ending", "growing")] == [1, 0]
+    assert sum(len(plan.admits) for plan in life.plans) == 2
+
+
 def test_a_waiting_request_holds_back_those_behind_it() -> None:
     life = begin(num_blocks=9)
     add(life, "a", prompt(16), 2)

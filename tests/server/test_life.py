@@ -103,9 +103,7 @@ def test_the_engine_dies_in_a_stream() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_mistake_of_ours_is_500_without_a_trace_and_harms_nobody(
-    monkeypatch: pytest.MonkeyPatch, stream: bool
-) -> None:
+def test_a_mistake_of_ours_is_500_and_harms_nobody(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
     with echo_server() as served:
         monkeypatch.setattr(served.llm, "_answer", lambda *_: 1 / 0)
         response = served.client.post("/v1/completions", json={"prompt": "a", "stream": stream})

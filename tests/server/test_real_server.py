@@ -357,3 +357,27 @@ def test_an_idle_server_sleeps_in_all_its_processes(server: ServerProcess) -> No
     before = used()
     wait_until(lambda: False, 4.0)
     assert used() - before < 0.2  # 5 % of a core; a polling loop would take all of it
+
+
+def test_a_server_without_tokenizer_works_on_ids(model: Path) -> None:
+    with serve(model, "--skip-tokenizer-init") as process:
+        url = process.url
+        ids = {"prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0, "return_token_ids": True, "logprobs": 1}
+        reply = post(process, "/v1/completions", **ids, echo=True)
+        assert len(reply["choices"][0]["token_ids"]) == 4
+        assert reply["choices"][0]["logprobs"]["tokens"][0] == "token_id:5"
+        for path, body in [
+            ("/v1/completions", {"prompt": "text"}),
+            ("/v1/completions", {"prompt": [5], "stop": "x"}),
+            ("/v1/chat/completions", {"messages": HI}),
+            ("/tokenize", {"prompt": "text"}),
+            ("/detokenize", {"tokens": [5]}),
+        ]:
+            assert httpx.post(url + path, json=body).status_code == 400, (path, body)
+
+
+def test_the_demo_model_is_served_when_no_model_is_named() -> None:
+    with server_process(SERVE, "serve", "--port", "0", "--device", "cpu", "--max-num-seqs", "4") as process:
+        reply = post(process, "/v1/chat/completions", messages=HI, max_tokens=16, temperature=0)
+        assert reply["model"] == "quire-demo"
+        assert reply["choices"][0]["message"]["content"].strip()

@@ -27,7 +27,7 @@ def _load_penalties(column):
     return repetition, presence, frequency, (repetition != 1.0) | (presence != 0.0) | (frequency != 0.0)
 
 
-@triton.jit(do_not_specialize_on_alignment=_ANYWHERE)
+@triton.jit(do_not_specialize=["max_blocks"], do_not_specialize_on_alignment=_ANYWHERE)
 def _count(
     columns,
     seats,

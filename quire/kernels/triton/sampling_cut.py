@@ -1,10 +1,15 @@
-"""The cut of top-k, top-p and min-p: the logit below which a row's tokens are dropped.
+"""The cut of top-k and top-p: the logit below which a row's tokens are dropped.
 
 A cut is the largest t for which the tokens at or above t are enough: k of them, or so many that they hold p of the
 mass. Enough is monotone in t, so t is built bit by bit from the top, in the order of the floats: 32 exact steps.
 A cheap lower bound of the cut comes from groups of 64 tokens (`first_cut`); the tokens above the bound are copied to
 a short list (a few dozen for a usual top-k, a few thousand for a usual top-p) and the exact search runs in registers.
-Only a row whose list overflows is searched in memory.
+Only for a row whose list overflows is the range first narrowed by passes over the whole row.
+
+Arguments that always travel together are tuples:
+  row     logits (pointer to the row), vocab, top (its largest logit, finite), inverse temperature
+  groups  maxima (pointer to the row's), how many
+  short   group numbers, logits, token ids (pointers to the row's short lists)
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from quire.kernels.triton.sampling_draw import load_logits
 _INF = tl.constexpr(float("inf"))
 _NONE = tl.constexpr(-(1 << 31))  # key before any bit is set: no cut found
 _TOP_BIT = tl.constexpr(1 << 31)
+_COARSE_BITS = tl.constexpr(20)  # sign, exponent, 11 bits of fraction: the rest stays 0, still a lower bound
 
 
 @triton.jit
@@ -32,86 +38,30 @@ def _found(key):
 
 
 @triton.jit
-def first_cut(
-    row,
-    chunks,
-    groups,
-    chunk_max,
-    group_max,
-    group_sum,
-    top,
-    inv_temperature,
-    by_count,
-    target,
-    GROUPS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    GROUP: tl.constexpr,
-):
+def first_cut(row, groups, sums, scales, by_count, target, GROUPS: tl.constexpr, GROUP: tl.constexpr):
     """A lower bound of the cut at which `target` tokens (if `by_count`) or that much mass are left; -inf if none.
 
+    sums: [GROUPS] pointers to the groups' masses relative to the logits at `scales`.
     If `target` groups have a maximum of at least t, then as many tokens have. And a group with such a maximum holds
     at least the mass of it, and at least all its mass but that of GROUP - 1 tokens just below t.
     """
+    _, _, top, inv_temperature = row
+    group_max, num_groups = groups
     group = tl.arange(0, GROUPS)
-    there = group < groups
-    maxima = tl.load(group_max + row * groups + group, mask=there, other=-_INF)
-    scale = tl.load(chunk_max + row * chunks + group // (CHUNK // GROUP), mask=there, other=-_INF)
-    sums = tl.load(group_sum + row * groups + group, mask=there, other=0.0)
-    sums = sums * tl.exp((scale - top) * inv_temperature)
-    best = tl.exp((maxima - top) * inv_temperature)
+    maxima = tl.load(group_max + group, mask=group < num_groups, other=-_INF)
+    scale = tl.load(scales, mask=group < num_groups, other=-_INF)
+    mass = tl.load(sums, mask=group < num_groups, other=0.0) * tl.exp((scale - top) * inv_temperature)
+    largest = tl.exp((maxima - top) * inv_temperature)
     key = tl.full([], _NONE, tl.int64)
     bit = tl.full([], _TOP_BIT, tl.int64)
-    for _ in range(32):
+    for _ in range(_COARSE_BITS):
         trial = _value(key + bit)
         below = (GROUP - 1) * tl.exp((trial - top) * inv_temperature)
-        weights = tl.where(by_count, 1.0, tl.maximum(best, sums - below))
+        weights = tl.where(by_count, 1.0, tl.maximum(largest, mass - below))
         enough = tl.sum(tl.where(maxima >= trial, weights, 0.0), 0) >= target
         key = tl.where(enough, key + bit, key)
         bit = bit >> 1
     return _found(key)
-
-
-@triton.jit
-def shortlist(
-    logits_row,
-    vocab,
-    row,
-    groups,
-    group_max,
-    short_groups,
-    short_logits,
-    short_ids,
-    cut,
-    GROUPS: tl.constexpr,
-    GROUP: tl.constexpr,
-    SHORTLIST: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Copy the tokens at or above `cut`, in rising order, while there is room. Returns how many there are.
-
-    Counting stops after the tile that overflows: more than SHORTLIST means just that.
-    """
-    group = tl.arange(0, GROUPS)
-    maxima = tl.load(group_max + row * groups + group, mask=group < groups, other=-_INF)
-    live = (maxima >= cut) & (maxima > -_INF)
-    place = tl.cumsum(live.to(tl.int32), 0) - 1
-    tl.store(short_groups + row * groups + place, group, mask=live)
-    num_groups = tl.sum(live.to(tl.int32), 0)
-    tl.debug_barrier()  # the list is read by other threads than those that wrote it
-    count = num_groups * 0
-    for start in range(0, num_groups * GROUP, TILE):
-        i = start + tl.arange(0, TILE)
-        there = i < num_groups * GROUP
-        token = tl.load(short_groups + row * groups + i // GROUP, mask=there, other=0) * GROUP + i % GROUP
-        x = load_logits(logits_row, tl.where(there, token, vocab), vocab)
-        keep = (x >= cut) & (x > -_INF)
-        place = count + tl.cumsum(keep.to(tl.int32), 0) - 1
-        fits = keep & (place < SHORTLIST)
-        tl.store(short_logits + row * SHORTLIST + place, x, mask=fits)
-        tl.store(short_ids + row * SHORTLIST + place, token, mask=fits)
-        count += tl.sum(keep.to(tl.int32), 0)
-    tl.debug_barrier()
-    return count
 
 
 @triton.jit
@@ -127,28 +77,98 @@ def exact_cut(x, weights, target):
 
 
 @triton.jit
-def exact_cut_in_memory(logits_row, vocab, floor, top, inv_temperature, by_count, target, CHUNK: tl.constexpr):
-    """`exact_cut` over the logits of a whole row from `floor` on; a token weighs 1 if `by_count`, else its mass."""
-    key = tl.full([], _NONE, tl.int64)
-    bit = tl.full([], _TOP_BIT, tl.int64)
-    for _ in range(32):
-        trial = _value(key + bit)
-        sums = tl.zeros([CHUNK], tl.float32)
-        for start in range(0, vocab, CHUNK):
-            x = load_logits(logits_row, start + tl.arange(0, CHUNK), vocab)
-            weights = tl.where(by_count, 1.0, tl.exp((x - top) * inv_temperature))
-            sums += tl.where((x >= trial) & (x >= floor) & (x > -_INF), weights, 0.0)
-        key = tl.where(tl.sum(sums, 0) >= target, key + bit, key)
-        bit = bit >> 1
-    return _found(key)
+def shortlist(row, groups, short, low, high, GROUPS: tl.constexpr, GROUP: tl.constexpr, SHORTLIST: tl.constexpr):
+    """Copy the tokens with finite logits in [low, high), in rising order, as far as they fit. Returns their number."""
+    logits, vocab, _, _ = row
+    group_max, num_groups = groups
+    short_groups, short_logits, short_ids = short
+    group = tl.arange(0, GROUPS)
+    maxima = tl.load(group_max + group, mask=group < num_groups, other=-_INF)
+    live = ((maxima >= low) & (maxima > -_INF)).to(tl.int32)
+    tl.debug_barrier()  # an earlier list may still be being read
+    tl.store(short_groups + tl.cumsum(live, 0) - 1, group, mask=live > 0)
+    num_tokens = tl.sum(live, 0) * GROUP
+    tl.debug_barrier()  # the list is read by other threads than those that wrote it
+    count = num_tokens * 0
+    for start in range(0, num_tokens, SHORTLIST):
+        i = start + tl.arange(0, SHORTLIST)
+        token = tl.load(short_groups + i // GROUP, mask=i < num_tokens, other=0) * GROUP + i % GROUP
+        x = load_logits(logits, tl.where(i < num_tokens, token, vocab), vocab)
+        keep = ((x >= low) & (x < high) & (x > -_INF)).to(tl.int32)
+        place = count + tl.cumsum(keep, 0) - 1
+        fits = (keep > 0) & (place < SHORTLIST)
+        tl.store(short_logits + place, x, mask=fits)
+        tl.store(short_ids + place, token, mask=fits)
+        count += tl.sum(keep, 0)
+    tl.debug_barrier()
+    return count
 
 
 @triton.jit
-def masses_above(logits_row, vocab, cut, top, inv_temperature, chunks, CHUNKS: tl.constexpr, CHUNK: tl.constexpr):
-    """Mass of the tokens at or above `cut` in each chunk, [CHUNKS]."""
-    masses = tl.zeros([CHUNKS], tl.float32)
-    for chunk in range(chunks):
-        x = load_logits(logits_row, chunk * CHUNK + tl.arange(0, CHUNK), vocab)
-        mass = tl.sum(tl.where(x >= cut, tl.exp((x - top) * inv_temperature), 0.0), 0)
-        masses = tl.where(tl.arange(0, CHUNKS) == chunk, mass, masses)
-    return masses
+def weigh(row, cut, TILE: tl.constexpr):
+    """How many tokens of a row have at least `cut`, and their mass."""
+    logits, vocab, top, inv_temperature = row
+    masses = tl.zeros([TILE], tl.float32)
+    counts = tl.zeros([TILE], tl.int32)
+    for start in range(0, vocab, TILE):
+        x = load_logits(logits, start + tl.arange(0, TILE), vocab)
+        keep = (x >= cut) & (x > -_INF)
+        masses += tl.where(keep, tl.exp((x - top) * inv_temperature), 0.0)
+        counts += keep.to(tl.int32)
+    return tl.sum(counts, 0), tl.sum(masses, 0)
+
+
+@triton.jit
+def _lowest(row, TILE: tl.constexpr):
+    """The smallest finite logit of a row."""
+    logits, vocab, _, _ = row
+    lowest = tl.zeros([TILE], tl.float32) + _INF
+    for start in range(0, vocab, TILE):
+        x = load_logits(logits, start + tl.arange(0, TILE), vocab)
+        lowest = tl.where(x > -_INF, tl.minimum(lowest, x), lowest)
+    return tl.min(lowest, 0)
+
+
+@triton.jit
+def cut_in_memory(
+    row,
+    groups,
+    short,
+    low,
+    num_low,
+    by_count,
+    target,
+    GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    SHORTLIST: tl.constexpr,
+):
+    """`exact_cut` over a whole row, known to be at least `low`; a token weighs 1 if `by_count`, else its mass.
+
+    Bisects the logits in [low, high) until the tokens there fit a short list, then searches that. num_low: tokens of
+    at least `low`. A range that cannot be halved any more is one value: the cut.
+    """
+    _, _, top, inv_temperature = row
+    if low == -_INF:
+        low = _lowest(row, SHORTLIST)
+    high = top * 0 + _INF
+    num_high = num_low * 0
+    above = top * 0  # weight of the tokens of at least `high`
+    middle = low * 0.5 + top * 0.5
+    while (num_low - num_high > SHORTLIST) & (low < middle) & (middle < high):
+        count, mass = weigh(row, middle, SHORTLIST)
+        weight = tl.where(by_count, count.to(tl.float32), mass)
+        if weight >= target:
+            low = middle
+            num_low = count
+        else:
+            high = middle
+            num_high = count
+            above = weight
+        middle = low * 0.5 + tl.minimum(high, top) * 0.5
+    if num_low - num_high <= SHORTLIST:
+        count = shortlist(row, groups, short, low, high, GROUPS, GROUP, SHORTLIST)
+        i = tl.arange(0, SHORTLIST)
+        x = tl.load(short[1] + i, mask=i < count, other=-_INF)
+        weights = tl.where(by_count, 1.0, tl.exp((x - top) * inv_temperature))
+        low = tl.maximum(low, exact_cut(x, tl.where(x > -_INF, weights, 0.0), target - above))
+    return low

@@ -13,7 +13,7 @@ from quire.kernels.step import scatter
 from quire.types.plan import Admit
 from quire.types.sampling import SamplingParams
 from quire.worker.sampling.processors import TokenLists
-from quire.worker.staging import Staging
+from quire.worker.staging import ALIGNED, Staging
 
 _FILTER, _PENALTIES, _LISTS, _MIN_TOKENS, _LOGPROBS = (1 << bit for bit in range(5))
 
@@ -62,7 +62,7 @@ class Columns:
         self._vocab_size = vocab_size
         self._flags_np = np.zeros(max_seats + 1, dtype=np.uint8)
         self._held_np = np.zeros(max_seats + 1, dtype=np.int32)  # samples that min_tokens may still hold back
-        self._staging = Staging(2 * len(Column) * max_seats, device)
+        self._staging = Staging(2 * (len(Column) * max_seats + ALIGNED), device)
 
     def admit(self, admits: list[Admit]) -> None:
         """Copy the rows of newly seated requests to the device: one transfer, one kernel, no wait."""
