@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import quire.worker  # noqa: F401, I001: before torch, so that OpenMP is set up as the worker has it
+import quire.worker  # noqa: F401 - first, so that OpenMP is set up as the worker has it
 
+# isort: split
 import torch
 
 from benchmarks import results_file
