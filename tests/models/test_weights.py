@@ -229,7 +229,8 @@ MALFORMED = {
     "offsets turned around": header(tensor(offsets=[16, 0])),
     "past the end": header(tensor(offsets=[1024, 1040])),
     "far past the end": header(tensor(offsets=[2**62, 2**62 + 16])),
-    "size unlike shape": header(tensor(shape=[5])),
+    "fewer bytes than the shape": header(tensor(shape=[5])),
+    "more bytes than the shape": header(tensor(shape=[3])),
 }
 
 
