@@ -25,6 +25,6 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         """x: the normed residual; both [tokens, hidden]. `residual` is updated in place."""
-        attended = self.self_attn(x, ctx)
-        y: torch.Tensor = self.mlp(self.post_attention_layernorm.add(attended, residual))
+        x = self.self_attn(x, ctx)
+        y: torch.Tensor = self.mlp(self.post_attention_layernorm.add(x, residual))
         return y

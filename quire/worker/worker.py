@@ -231,9 +231,10 @@ class Worker:
         raise ConfigError(f"the worker has no method {method!r} ({len(args)} arguments given)")
 
     def shutdown(self) -> None:
+        """Give the device's memory back; also after a start that failed half-way."""
         self.runner = None
-        self._model = None
-        if self._device.type == "cuda":
+        self.__dict__.pop("_model", None)
+        if torch.cuda.is_initialized():
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
 
