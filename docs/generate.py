@@ -1,6 +1,6 @@
 """Writes docs/reference.md from the config fields: each option is said once, in its field.
 
-    python docs/generate.py [--check]     --check: exit 1 if the file on disk is not what would be written
+python docs/generate.py [--check]     --check: exit 1 if the file on disk is not what would be written
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class RuntimeConfig:
     cuda_graph_sizes: list[int] = field(default_factory=list)
     """Batch sizes to capture. None given: 1, 2, 4, 8 and on in growing steps up to max_num_seqs (at most 512)."""
     num_threads: int | None = None
-    """CPU threads of the worker; None: the physical cores this process may use."""
+    """CPU threads of the worker; None: the physical cores this process may use, one for a very small model."""
     debug: bool = False
     """Check invariants at every step and poison memory that must not be read (slow)."""
 

@@ -55,4 +55,6 @@ def float_linear(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None
         return skinny_gemm.linear(x, weight, out_dtype=torch.float32, out=out)
     if out is None:
         out = torch.empty((x.shape[0], weight.shape[0]), dtype=torch.float32, device=x.device)
+    if x.dtype == torch.float32:
+        return torch.mm(x, weight.t(), out=out)
     return torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)

@@ -50,7 +50,7 @@ class Transfer:
 
     def _mark_sent(self) -> None:
         if self._on_gpu:
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event = torch.cuda.Event()
             event.record()
             self._sent[self._turn] = event
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -64,7 +65,7 @@ class DecodeGraphs:
         torch.cuda.synchronize()
         return time.perf_counter() - began
 
-    def _capture(self, body: Callable[[int], None], size: int, pool: tuple[int, int]) -> torch.cuda.CUDAGraph:
+    def _capture(self, body: Callable[[int], None], size: int, pool: Any) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         with torch.cuda.stream(self._stream):

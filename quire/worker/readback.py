@@ -33,7 +33,7 @@ class PendingStep:
         self._finish = finish
 
     def done(self) -> bool:
-        return self._copied.query()
+        return bool(self._copied.query())
 
     def result(self) -> StepResult:
         self._copied.synchronize()

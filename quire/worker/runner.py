@@ -129,7 +129,7 @@ class Runner:
         for attachment in plan.attachments:
             if isinstance(attachment, PromptLogprobs):
                 prompt_logprobs = self._prompt_scorer.score(plan, attachment, hidden, batch.buffers.input_ids)
-        if len(batch.sample_rows_np):
+        if batch.logit_tokens is not None and len(batch.sample_rows_np):
             logits = self.model.logits(hidden.index_select(0, batch.logit_tokens))
             seats = plan.seats[batch.sample_rows_np]
             logprobs = self._sample(batch, seats, logits, self._sampler.features(seats))

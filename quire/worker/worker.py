@@ -32,6 +32,9 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torc
 _GIB = 1024**3
 _SPARE_BYTES = _GIB // 4  # for kernel modules and graph pools, which no measurement before them can see
 _STAGED_INTS = 1 << 20
+# A CPU reads so small a model within a millisecond on one core: more threads would mostly wait for each other, and wait
+# very long as soon as another process wants their core.
+_SMALL_MODEL = 64 * 1024**2
 _ALL_FEATURES = SamplingParams(
     temperature=0.5,
     top_k=5,
@@ -69,6 +72,8 @@ class Worker:
         dtype = _DTYPES[self._resolved.dtype]
         with self._phase("build"):
             model = catalog.build(info, dtype, self._device, self._resolved.max_model_len)
+        if self._device.type == "cpu" and not config.runtime.num_threads and model.num_bytes() < _SMALL_MODEL:
+            torch.set_num_threads(1)
         with self._phase("weights"):
             weights.load(
                 model,
@@ -226,9 +231,10 @@ class Worker:
         raise ConfigError(f"the worker has no method {method!r} ({len(args)} arguments given)")
 
     def shutdown(self) -> None:
+        """Give the device's memory back; also after a start that failed half-way."""
         self.runner = None
-        self._model = None
-        if self._device.type == "cuda":
+        self.__dict__.pop("_model", None)
+        if torch.cuda.is_initialized():
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
 

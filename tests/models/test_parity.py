@@ -102,13 +102,20 @@ def test_token_by_token(pair: tuple[Any, Path]) -> None:
     assert largest_error([torch.cat(part) for part in parts], expected(reference, tokens)) <= 1e-4
 
 
-def test_bfloat16_is_no_worse_than_the_reference(pair: tuple[Any, Path]) -> None:
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_bfloat16_is_no_worse_than_the_reference(pair: tuple[Any, Path], device: str) -> None:
     """Both in bfloat16 against the reference in float32; prompt, then single tokens."""
     reference, folder = pair
     tokens = random_tokens(3, [40, 30])
     exact = expected(reference, tokens)
     theirs = expected(type(reference).from_pretrained(folder, dtype=torch.bfloat16), tokens)
-    rows = PagedRows(checkpoints.load(folder, torch.bfloat16))
+    rows = PagedRows(checkpoints.load(folder, torch.bfloat16, torch.device(device)), block_size=16)
     parts = [[logits] for logits in rows.step([1, 2], [ids[:20] for ids in tokens])]
     for step in range(20, 40):
         alive = [row for row in range(2) if step < len(tokens[row])]
