@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels import sampling
 from quire.worker.sampling.sampler import History
 from tests.sampling.bench import VOCAB, Bench
 
@@ -66,18 +65,21 @@ def test_nothing_waits_for_the_device() -> None:
 
 
 def test_a_graph_of_the_filtered_kernels_gives_the_same_tokens() -> None:
-    """They depend on data only inside the kernels, so a worker may capture them as well."""
+    """They depend on data only inside the kernels: a worker may capture them as well."""
     device = torch.device("cuda")
     requests = [({"temperature": 1.0, "top_p": 0.9}, [1]), ({"temperature": 0.5, "top_k": 7}, [1])]
     bench = Bench(device, *requests, vocab=50000)
     logits = torch.randn(2, 50000, device=device) * 3
-    state = bench.sampler._columns.device, bench.seats.to(device), bench.lengths.to(device)
-    out, scratch = torch.zeros(2, dtype=torch.int32, device=device), bench.sampler._scratch
-    sampling.sample(logits, *state, out, scratch, filtered=True)
+    seats, lengths, out = (
+        bench.seats.to(device),
+        bench.lengths.to(device),
+        torch.zeros(2, dtype=torch.int32, device=device),
+    )
+    bench.sampler.sample_plain(logits, seats, lengths, out, filtered=True)
     eager = out.tolist()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        sampling.sample(logits, *state, out, scratch, filtered=True)
+        bench.sampler.sample_plain(logits, seats, lengths, out, filtered=True)
     out.zero_()
     graph.replay()
     assert out.tolist() == eager == bench.tokens(logits)

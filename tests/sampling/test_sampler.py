@@ -221,8 +221,7 @@ def test_logprobs_are_never_nan(device: torch.device) -> None:
     lines = Bench(device, *([({"logprobs": 3}, [1])] * 3)).sample(logits).logprobs
     assert lines is not None
     assert not lines.logprobs.isnan().any()
-    assert lines.token_ids[2, 0] == 8
-    assert lines.logprobs[2, 0] == 0
+    assert lines.token_ids[:, 0].tolist() == [int(logits[0].nan_to_num(-100).argmax()), 0, 8]
 
 
 @pytest.mark.parametrize("k", [0, 3, -1])

@@ -32,6 +32,11 @@ class Features:
         return not (self.filter or self.penalties or self.lists or self.logprobs)
 
     @property
+    def draw_only(self) -> bool:
+        """`sample_plain` does, with `filtered` if any row filters."""
+        return not (self.edits or self.logprobs)
+
+    @property
     def edits(self) -> bool:
         """Logits are changed before sampling."""
         return self.penalties or self.lists

@@ -44,20 +44,20 @@ class LogprobTensors:
 def gather_logprobs(
     logits: torch.Tensor, token_ids: torch.Tensor, k: int, rows: torch.Tensor, counts: torch.Tensor
 ) -> LogprobTensors:
-    """logits: [lines, vocab], unprocessed; token_ids, rows, counts: int [lines]. NaN counts as -inf."""
-    logits = torch.nan_to_num(logits.float(), nan=-math.inf, posinf=torch.finfo(torch.float32).max, neginf=-math.inf)
+    """logits: [lines, vocab], unprocessed; token_ids, rows, counts: int [lines].
+
+    A line without a distribution (NaN, +inf or nothing finite among its logits) gets -inf instead of NaN.
+    """
+    logits = logits.float()
     own = logits.gather(1, token_ids.long().unsqueeze(1))
     top, top_ids = logits.topk(k, dim=1)
     ranks = (logits > own).sum(1) + 1
-    # A line that is all -inf has no distribution: everything in it is -inf.
-    logprobs = torch.nan_to_num(
-        torch.cat([own, top], 1) - logits.logsumexp(1, keepdim=True), nan=-math.inf, neginf=-math.inf
-    )
+    logprobs = torch.cat([own, top], 1) - logits.logsumexp(1, keepdim=True)
     return LogprobTensors(
         rows=rows,
         counts=counts,
         token_ids=torch.cat([token_ids.unsqueeze(1).int(), top_ids.int()], 1),
-        logprobs=logprobs,
+        logprobs=torch.nan_to_num(logprobs, nan=-math.inf, neginf=-math.inf),
         ranks=ranks.int(),
     )
 

@@ -17,12 +17,24 @@ from quire.worker.sampling.processors import PROCESSORS, Processor, RowState
 __all__ = ["Features", "History", "Sampler", "SamplerOutput"]
 
 _SLICE_BYTES = 64 * 1024**2  # of logits that are edited, or whose log-probabilities are taken, at once
+_MAX_PREPARED = 16  # batches of one set of seats whose lists stay on the device
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerOutput:
     token_ids: torch.Tensor  # int32 [rows, 1]
     logprobs: LogprobTensors | None  # lines name rows of this step's logits; only rows that want them
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """Of a slice of rows, on the device."""
+
+    processors: list[Processor]
+    num_lines: int
+    lines: torch.Tensor  # int64: rows that want log-probabilities
+    counts: torch.Tensor  # int32: how many, the sampled token's own included
+    k: int  # the most top log-probabilities any row wants
 
 
 class Sampler:
@@ -41,7 +53,7 @@ class Sampler:
         self._scratch: Scratch | None = None
         if device.type == "cuda":
             self._scratch = Scratch.allocate(max_rows, self._slice_rows, vocab_size, device)
-        self._processors: dict[bytes, list[Processor]] = {}  # by seats, of one generation of the columns
+        self._cache: dict[bytes, _Prepared] = {}  # by seats, of one generation of the columns
         self._generation = 0
 
     def admit(self, admits: list[Admit]) -> None:
@@ -52,12 +64,20 @@ class Sampler:
         """What the rows of these seats want, at the price of one numpy reduction."""
         return self._columns.features(seats)
 
-    def sample_plain(self, logits: torch.Tensor, seats: torch.Tensor, lengths: torch.Tensor, out: torch.Tensor) -> None:
-        """Greedy or temperature sampling into `out`; capturable.
+    def sample_plain(
+        self,
+        logits: torch.Tensor,
+        seats: torch.Tensor,
+        lengths: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        filtered: bool = False,
+    ) -> None:
+        """Greedy or temperature sampling into `out`, with `filtered` also top-k, top-p and min-p; capturable.
 
         logits: float32 [rows, vocab]; seats, lengths, out: int32 [rows]. lengths: tokens the request has so far.
         """
-        kernels.sample(logits, self._columns.device, seats, lengths, out, self._scratch, filtered=False)
+        kernels.sample(logits, self._columns.device, seats, lengths, out, self._scratch, filtered=filtered)
 
     def sample(
         self,
@@ -75,7 +95,7 @@ class Sampler:
         """
         rows = len(seats_np)
         out = torch.empty(rows, dtype=torch.int32, device=logits.device)
-        step = self._slice_rows if features.edits or features.logprobs else rows
+        step = rows if features.draw_only else self._slice_rows
         lines = []
         for start in range(0, rows, step):
             part = slice(start, min(start + step, rows))
@@ -99,46 +119,54 @@ class Sampler:
         first_row: int,
     ) -> LogprobTensors | None:
         logits = raw
+        prepared = self._prepared(seats_np) if features.lists or features.logprobs else None
         if features.edits:
             if features.logprobs:
                 logits = raw.clone()
-            if features.lists:
+            if prepared:
                 state = RowState(self._columns.device[seats.long()], seats.long(), lengths.long(), history)
-                for processor in self._processors_of(seats_np):
+                for processor in prepared.processors:
                     processor.apply(logits, state)
             if features.penalties:
                 kernels.penalize(logits, self._columns.device, seats, lengths, history, self._scratch)
         kernels.sample(logits, self._columns.device, seats, lengths, out, self._scratch, filtered=features.filter)
-        return self._logprobs(raw, out, seats_np, first_row) if features.logprobs else None
+        return self._logprobs(raw, out, prepared, first_row) if prepared and features.logprobs else None
 
-    def _processors_of(self, seats_np: np.ndarray) -> list[Processor]:
-        """The processors of these rows; built again only when a seat has changed hands."""
+    def _prepared(self, seats_np: np.ndarray) -> _Prepared:
+        """What the lists and log-probabilities of these rows need on the device; made anew after an admit."""
         if self._generation != self._columns.generation:
-            self._processors.clear()
+            self._cache.clear()
             self._generation = self._columns.generation
         key = seats_np.tobytes()
-        found = self._processors.get(key)
+        found = self._cache.get(key)
         if found is None:
-            if len(self._processors) >= 16:  # other batches of the same seats; device memory is not for hoarding
-                self._processors.clear()
-            lists = self._columns.lists
-            rows = [(row, lists[seat]) for row, seat in enumerate(seats_np.tolist()) if seat in lists]
-            built = (kind.build(rows, self.vocab_size, self._upload) for kind in PROCESSORS)
-            found = self._processors[key] = [processor for processor in built if processor is not None]
+            if len(self._cache) >= _MAX_PREPARED:
+                self._cache.clear()
+            found = self._cache[key] = self._prepare(seats_np)
         return found
 
-    def _logprobs(
-        self, raw: torch.Tensor, token_ids: torch.Tensor, seats_np: np.ndarray, first_row: int
-    ) -> LogprobTensors | None:
+    def _prepare(self, seats_np: np.ndarray) -> _Prepared:
+        lists = self._columns.lists
+        rows = [(row, lists[seat]) for row, seat in enumerate(seats_np.tolist()) if seat in lists]
+        processors = (kind.build(rows, self.vocab_size, self._upload) for kind in PROCESSORS)
         wanted = self._columns.num_logprobs_np[seats_np]
-        rows_np = np.flatnonzero(wanted >= 0)
-        if len(rows_np) == 0:
+        lines = np.flatnonzero(wanted >= 0)
+        return _Prepared(
+            processors=[processor for processor in processors if processor is not None],
+            num_lines=len(lines),
+            lines=self._upload(lines),
+            counts=self._upload(wanted[lines] + 1),
+            k=max(0, int(wanted.max())),
+        )
+
+    def _logprobs(
+        self, raw: torch.Tensor, token_ids: torch.Tensor, prepared: _Prepared, first_row: int
+    ) -> LogprobTensors | None:
+        if prepared.num_lines == 0:
             return None
-        rows = self._upload(rows_np)
-        counts = self._upload(wanted[rows_np] + 1)
-        if len(rows_np) < len(seats_np):
-            raw, token_ids = raw.index_select(0, rows), token_ids.index_select(0, rows)
-        return gather_logprobs(raw, token_ids, int(wanted.max()), rows + first_row, counts)
+        if prepared.num_lines < len(raw):
+            raw, token_ids = raw.index_select(0, prepared.lines), token_ids.index_select(0, prepared.lines)
+        return gather_logprobs(raw, token_ids, prepared.k, prepared.lines + first_row, prepared.counts)
 
     def _upload(self, values: np.ndarray) -> torch.Tensor:
         """To the device without waiting: torch's pinned-memory pool keeps the source until the copy has read it."""
