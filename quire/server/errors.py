@@ -94,6 +94,10 @@ def install(app: FastAPI) -> None:
     async def known(_: Request, error: Exception) -> Response:
         return error_response(*explain(error))
 
+    async def unknown(_: Request, error: Exception) -> Response:
+        # The server logs the exception and closes the connection: the client must not send its next request there.
+        return error_response(*explain(error), headers={"connection": "close"})
+
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message = {
@@ -105,4 +109,4 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, http)
     for kind in (ApiError, InputError, ValidationError, EngineDeadError):
         app.add_exception_handler(kind, known)
-    app.add_exception_handler(Exception, known)
+    app.add_exception_handler(Exception, unknown)
