@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.triton.launch import has_pdl, next_power_of_2, num_processors
+from quire.kernels.triton.launch import dot_width, has_pdl, next_power_of_2, num_processors
 
 MAX_SPLITS = 32
 LOG2_E = 1.4426950408889634
@@ -170,14 +170,14 @@ def decode(
     block_group = next_power_of_2(group)
     # A K tile of 8 KiB and few warps: several programs fit a processor and hide each other's latency.
     block_n, num_warps, num_stages = tile or (
-        max(8192 // (next_power_of_2(dim) * q.element_size()), 16), 2 if block_group <= 16 else 4, 4
+        max(8192 // (dot_width(dim) * q.element_size()), 16), 2 if block_group <= 16 else 4, 4
     )  # fmt: skip
     pdl = has_pdl(q.device)
     _decode_kernel[(splits, num_kv_heads, num_rows)](
         q, k_cache, v_cache, out, workspace, workspace[lines * dim :], workspace.view(torch.int32)[-counters:],
         seats, block_table, seq_lens, q.stride(0), block_table.stride(0), k_cache.stride(0), k_cache.stride(1),
         scale * LOG2_E, HEADS=num_heads, GROUP=group, DIM=dim, BLOCK_SIZE=block_size, WINDOW=sliding_window,
-        BLOCK_M=max(block_group, 16), BLOCK_N=block_n, BLOCK_GROUP=block_group, BLOCK_DIM=next_power_of_2(dim),
+        BLOCK_M=max(block_group, 16), BLOCK_N=block_n, BLOCK_GROUP=block_group, BLOCK_DIM=dot_width(dim),
         CHUNK=max(32 // block_group, 1), STAGES=num_stages, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         PDL=pdl, num_warps=num_warps, launch_pdl=pdl,
     )  # fmt: skip

@@ -28,3 +28,8 @@ def num_processors(device: torch.device) -> int:
 
 def next_power_of_2(value: int) -> int:
     return 1 << max(value - 1, 0).bit_length()
+
+
+def dot_width(value: int) -> int:
+    """Columns of a tile that holds `value` of them and goes through the matrix units, which take no fewer than 16."""
+    return max(next_power_of_2(value), 16)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.triton.decode import LOG2_E
-from quire.kernels.triton.launch import has_pdl, next_power_of_2, num_processors
+from quire.kernels.triton.launch import dot_width, has_pdl, next_power_of_2, num_processors
 
 
 @triton.jit
@@ -179,7 +179,7 @@ def prefill(
         q, k_cache, v_cache, out, seats, block_table, query_start, seq_lens, num_rows,
         q.stride(0), block_table.stride(0), k_cache.stride(0), k_cache.stride(1), scale * LOG2_E,
         HEADS=num_heads, GROUP=group, DIM=dim, BLOCK_SIZE=block_size, WINDOW=sliding_window,
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_DIM=next_power_of_2(dim), STAGES=num_stages,
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_DIM=dot_width(dim), STAGES=num_stages,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl, num_warps=num_warps, launch_pdl=pdl,
     )  # fmt: skip
     return out
