@@ -20,22 +20,21 @@ import triton.language as tl
 from quire.kernels.triton.sampling_draw import load_logits
 
 _INF = tl.constexpr(float("inf"))
+_NONE = tl.constexpr(-(1 << 31))  # key before any bit is set: no cut found
 _TOP_BIT = tl.constexpr(1 << 31)
-_SMALL_TILE = tl.constexpr(2048)  # tokens looked at together when few groups are listed
-_COARSE_BITS = tl.constexpr(16)  # sign, exponent, 7 bits of fraction: the rest stays 0, still a lower bound
+_COARSE_BITS = tl.constexpr(20)  # sign, exponent, 11 bits of fraction: the rest stays 0, still a lower bound
 
 
 @triton.jit
 def _value(key):
-    """The float32 of an int64 key in [0, 2**32); keys are in the order of the floats, key 0 is none."""
-    bits = (key - _TOP_BIT).to(tl.int32)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    """The float32 of an int64 key in [-2**31, 2**31); keys are in the order of the floats."""
+    key = key.to(tl.int32)
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _key(value):
-    bits = value.to(tl.int32, bitcast=True)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + _TOP_BIT
+def _found(key):
+    return tl.where(key > _NONE, _value(key), -_INF)
 
 
 @triton.jit
@@ -53,7 +52,7 @@ def first_cut(row, groups, sums, scales, by_count, target, GROUPS: tl.constexpr,
     scale = tl.load(scales, mask=group < num_groups, other=-_INF)
     mass = tl.load(sums, mask=group < num_groups, other=0.0) * tl.exp((scale - top) * inv_temperature)
     largest = tl.exp((maxima - top) * inv_temperature)
-    key = tl.full([], 0, tl.int64)
+    key = tl.full([], _NONE, tl.int64)
     bit = tl.full([], _TOP_BIT, tl.int64)
     for _ in range(_COARSE_BITS):
         trial = _value(key + bit)
@@ -62,53 +61,37 @@ def first_cut(row, groups, sums, scales, by_count, target, GROUPS: tl.constexpr,
         enough = tl.sum(tl.where(maxima >= trial, weights, 0.0), 0) >= target
         key = tl.where(enough, key + bit, key)
         bit = bit >> 1
-    return tl.where(key > 0, _value(key), -_INF)
+    return _found(key)
 
 
 @triton.jit
-def exact_cut(x, weights, target, low, high):
-    """The largest t for which the weights of x >= t sum to `target` or more, known to be in [low, high].
-
-    Bits that `low` and `high` share are not searched. If nothing is enough, the result is at most `low`.
-    """
+def exact_cut(x, weights, target):
+    """The largest t for which the weights of x >= t sum to `target` or more; -inf if there is none."""
+    key = tl.full([], _NONE, tl.int64)
     bit = tl.full([], _TOP_BIT, tl.int64)
-    differing = _key(low) ^ _key(high)
-    while bit > differing:
-        bit = bit >> 1
-    rest = tl.maximum(2 * bit - 1, 0)
-    key = (_key(low) | rest) - rest
-    while bit > 0:
+    for _ in range(32):
         enough = tl.sum(tl.where(x >= _value(key + bit), weights, 0.0), 0) >= target
         key = tl.where(enough, key + bit, key)
         bit = bit >> 1
-    return _value(key)
+    return _found(key)
 
 
 @triton.jit
-def keep_few(x, weights, top_k, top_p, total):
-    """Weights of the tokens that top-k (if > 0) and top-p leave, else 0: every token is compared with every other.
-
-    total: the mass that top_p is a part of; 0: what top-k leaves.
-    """
-    above = x[None, :] > x[:, None]  # [token, the others]
-    if top_k > 0:
-        weights = tl.where(tl.sum(above.to(tl.int32), 1) < top_k, weights, 0.0)
-    if top_p < 1:
-        mass = top_p * tl.where(total > 0, total, tl.sum(weights, 0))
-        mass_above = tl.sum(tl.where(above, weights[None, :], 0.0), 1)
-        weights = tl.where((mass_above < mass) | (mass_above == 0.0), weights, 0.0)
-    return weights
-
-
-@triton.jit
-def _copy_short(row, short, num_tokens, low, high, GROUP: tl.constexpr, SHORTLIST: tl.constexpr, TILE: tl.constexpr):
-    """Copy the tokens with logits in [low, high) out of the listed groups until the list is full."""
+def shortlist(row, groups, short, low, high, GROUPS: tl.constexpr, GROUP: tl.constexpr, SHORTLIST: tl.constexpr):
+    """Copy the tokens with finite logits in [low, high), in rising order, as far as they fit. Returns their number."""
     logits, vocab, _, _ = row
+    group_max, num_groups = groups
     short_groups, short_logits, short_ids = short
+    group = tl.arange(0, GROUPS)
+    maxima = tl.load(group_max + group, mask=group < num_groups, other=-_INF)
+    live = ((maxima >= low) & (maxima > -_INF)).to(tl.int32)
+    tl.debug_barrier()  # an earlier list may still be being read
+    tl.store(short_groups + tl.cumsum(live, 0) - 1, group, mask=live > 0)
+    num_tokens = tl.sum(live, 0) * GROUP
+    tl.debug_barrier()  # the list is read by other threads than those that wrote it
     count = num_tokens * 0
-    start = num_tokens * 0
-    while (start < num_tokens) & (count <= SHORTLIST):
-        i = start + tl.arange(0, TILE)
+    for start in range(0, num_tokens, SHORTLIST):
+        i = start + tl.arange(0, SHORTLIST)
         token = tl.load(short_groups + i // GROUP, mask=i < num_tokens, other=0) * GROUP + i % GROUP
         x = load_logits(logits, tl.where(i < num_tokens, token, vocab), vocab)
         keep = ((x >= low) & (x < high) & (x > -_INF)).to(tl.int32)
@@ -117,25 +100,6 @@ def _copy_short(row, short, num_tokens, low, high, GROUP: tl.constexpr, SHORTLIS
         tl.store(short_logits + place, x, mask=fits)
         tl.store(short_ids + place, token, mask=fits)
         count += tl.sum(keep, 0)
-        start += TILE
-    return count
-
-
-@triton.jit
-def shortlist(row, groups, short, low, high, GROUPS: tl.constexpr, GROUP: tl.constexpr, SHORTLIST: tl.constexpr):
-    """Copy the tokens with finite logits in [low, high), in rising order. Returns how many; too many if > SHORTLIST."""
-    group_max, num_groups = groups
-    group = tl.arange(0, GROUPS)
-    maxima = tl.load(group_max + group, mask=group < num_groups, other=-_INF)
-    live = ((maxima >= low) & (maxima > -_INF)).to(tl.int32)
-    tl.debug_barrier()  # an earlier list may still be being read
-    tl.store(short[0] + tl.cumsum(live, 0) - 1, group, mask=live > 0)
-    num_tokens = tl.sum(live, 0) * GROUP
-    tl.debug_barrier()  # the list is read by other threads than those that wrote it
-    if num_tokens <= 2 * _SMALL_TILE:
-        count = _copy_short(row, short, num_tokens, low, high, GROUP, SHORTLIST, _SMALL_TILE)
-    else:
-        count = _copy_short(row, short, num_tokens, low, high, GROUP, SHORTLIST, SHORTLIST)
     tl.debug_barrier()
     return count
 
@@ -206,7 +170,5 @@ def cut_in_memory(
         i = tl.arange(0, SHORTLIST)
         x = tl.load(short[1] + i, mask=i < count, other=-_INF)
         weights = tl.where(by_count, 1.0, tl.exp((x - top) * inv_temperature))
-        low = tl.maximum(
-            low, exact_cut(x, tl.where(x > -_INF, weights, 0.0), target - above, low, tl.minimum(high, top))
-        )
+        low = tl.maximum(low, exact_cut(x, tl.where(x > -_INF, weights, 0.0), target - above))
     return low

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
 from quire.kernels.sampling_state import Column
-from quire.kernels.triton.sampling_cut import cut_in_memory, exact_cut, first_cut, keep_few, shortlist, weigh
+from quire.kernels.triton.sampling_cut import cut_in_memory, exact_cut, first_cut, shortlist, weigh
 from quire.kernels.triton.sampling_draw import (
     draw,
     draw_from_row,
@@ -24,29 +23,23 @@ _TOP_K = tl.constexpr(int(Column.TOP_K))
 _TOP_P = tl.constexpr(int(Column.TOP_P))
 _MIN_P_CUT = tl.constexpr(int(Column.MIN_P_CUT))
 _INF = tl.constexpr(float("inf"))
-_LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
-_FEW = tl.constexpr(128)  # candidates that are all compared with each other: enough for a usual top-k
-_SOME = tl.constexpr(1024)  # candidates that are searched together; more take a whole list's width
+_SHORT = tl.constexpr(1024)  # candidates of a usual row fit here: eight times less to search than a whole list
 
 
 @triton.jit
-def _draw_from_list(row, short, cut, count, top_k, top_p, total, u, TILE: tl.constexpr):
+def _draw_from_list(row, short, count, top_k, top_p, total, u, TILE: tl.constexpr):
     """A token of the short list, cut exactly. total: the mass that top_p is a part of; 0: that of the list."""
     _, _, top, inv_temperature = row
     _, short_logits, short_ids = short
     i = tl.arange(0, TILE)
     x = tl.load(short_logits + i, mask=i < count, other=-_INF)
     weights = tl.exp((x - top) * inv_temperature)
-    if TILE <= _FEW:
-        weights = keep_few(x, weights, top_k, top_p, total)
-    else:
-        low = tl.maximum(cut, -_LARGEST)
-        if top_k > 0:
-            low = tl.maximum(low, exact_cut(x, tl.where(x > -_INF, 1.0, 0.0), top_k.to(tl.float32), low, top))
-            weights = tl.where(x >= low, weights, 0.0)
-        if top_p < 1:
-            mass = top_p * tl.where(total > 0, total, tl.sum(weights, 0))
-            weights = tl.where(x >= exact_cut(x, weights, mass, low, top), weights, 0.0)
+    if top_k > 0:
+        cut = exact_cut(x, tl.where(x > -_INF, 1.0, 0.0), top_k.to(tl.float32))
+        weights = tl.where(x >= cut, weights, 0.0)
+    if top_p < 1:
+        cut = exact_cut(x, weights, top_p * tl.where(total > 0, total, tl.sum(weights, 0)))
+        weights = tl.where(x >= cut, weights, 0.0)
     place, _ = draw(weights, i, u * tl.sum(weights, 0))
     return tl.load(short_ids + place, mask=place < count, other=0)  # a row without any candidate: token 0
 
@@ -57,6 +50,7 @@ def _draw_in_memory(
     groups,
     short,
     cut,
+    count,
     top_k,
     top_p,
     total,
@@ -66,10 +60,9 @@ def _draw_in_memory(
     TILES: tl.constexpr,
     SHORTLIST: tl.constexpr,
 ):
-    """Like `_draw_from_list` for a row with more tokens at or above `cut` than a list holds."""
+    """Like `_draw_from_list` for a row with more candidates (`count` at or above `cut`) than a list holds."""
     logits, vocab, top, inv_temperature = row
     if top_k > 0:
-        count, _ = weigh(row, cut, SHORTLIST)
         target = top_k.to(tl.float32)
         cut = cut_in_memory(row, groups, short, cut, count, True, target, GROUPS, GROUP, SHORTLIST)
     if top_p < 1:
@@ -142,15 +135,13 @@ def pick_filtered(
                 target = tl.where(top_k > 0, top_k.to(tl.float32), top_p * total)
                 cut = tl.maximum(cut, first_cut(row, groups, sums, scales, top_k > 0, target, GROUPS, GROUP))
             count = shortlist(row, groups, short, cut, _INF, GROUPS, GROUP, SHORTLIST)
-            if count <= _FEW:
-                token = _draw_from_list(row, short, cut, count, top_k, top_p, total, u, _FEW)
-            elif count <= _SOME:
-                token = _draw_from_list(row, short, cut, count, top_k, top_p, total, u, _SOME)
+            if count <= _SHORT:
+                token = _draw_from_list(row, short, count, top_k, top_p, total, u, _SHORT)
             elif count <= SHORTLIST:
-                token = _draw_from_list(row, short, cut, count, top_k, top_p, total, u, SHORTLIST)
+                token = _draw_from_list(row, short, count, top_k, top_p, total, u, SHORTLIST)
             else:
                 token = _draw_in_memory(
-                    row, groups, short, cut, top_k, top_p, total, u, GROUPS, GROUP, TILES, SHORTLIST
+                    row, groups, short, cut, count, top_k, top_p, total, u, GROUPS, GROUP, TILES, SHORTLIST
                 )
     elif seat != 0:
         token = greedy(number, chunks, chunk_max, chunk_argmax, CHUNKS)
