@@ -18,6 +18,8 @@ SCRATCH_TOKENS = 4096  # gathered at a time for decode rows, unless one row alon
 # Decode rows are attended together if the longest has at most this many times the shortest's tokens, and a bit.
 MAX_PADDING, PADDING_TOKENS = 1.25, 64
 QUERY_CHUNK = 512  # queries of a prompt attended at a time when they need a mask
+# Prompt chunks are padded to multiples of these, for torch keeps the code it made for every shape it has ever seen.
+QUERY_STEP, TOKEN_STEP = 32, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +62,25 @@ class Decodes:
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
-    """Consecutive queries of one row."""
+    """Consecutive queries of one row, padded at the end with some that nobody reads."""
 
     queries: slice
+    padding: int
     seen: slice
-    mask: torch.Tensor | None  # [queries, seen]; None: causal, as many queries as tokens
+    mask: torch.Tensor | None  # [queries + padding, seen]; None: causal, as many queries as tokens
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, scale: float) -> None:
         heads = q.shape[1]
         kv_heads, head_dim = k.shape[1], k.shape[3]
         group = heads // kv_heads
-        grouped = q[self.queries].view(-1, kv_heads, group, head_dim).permute(1, 2, 0, 3)
+        queries = torch.nn.functional.pad(q[self.queries], (0, 0, 0, 0, 0, self.padding))
+        grouped = queries.view(-1, kv_heads, group, head_dim).permute(1, 2, 0, 3)
         k, v = (x[0, :, None, self.seen].expand(-1, group, -1, -1) for x in (k, v))
-        y = scaled_dot_product_attention(grouped, k, v, attn_mask=self.mask, is_causal=self.mask is None, scale=scale)
-        out[self.queries].view(-1, kv_heads, group, head_dim).copy_(y.permute(2, 0, 1, 3))
+        y = scaled_dot_product_attention(
+            grouped, k, v, attn_mask=self.mask, is_causal=self.mask is None, scale=scale
+        ).permute(2, 0, 1, 3)
+        part = out[self.queries]
+        part.view(-1, kv_heads, group, head_dim).copy_(y[: len(part)])
 
 
 CPUPlan = list[tuple[Gather, list[Decodes | PromptChunk]]]
@@ -104,7 +111,8 @@ class TorchCPUAttention:
             plan.append((gather, [self._decodes(rows, ends, inputs.num_decodes, gather)]))
         for row in range(inputs.num_decodes, inputs.num_rows):
             before = lengths[row] - (starts[row + 1] - starts[row])
-            gather = self._gather(inputs, [row], range(self._first_seen(before + 1), lengths[row]))
+            seen = range(self._first_seen(before + 1), _round_up(lengths[row], TOKEN_STEP))
+            gather = self._gather(inputs, [row], seen)
             plan.append((gather, self._chunks(starts[row], starts[row + 1], before, gather)))
         self._reserve(max((gather.rows * gather.num_tokens for gather, _ in plan), default=0))
         return plan
@@ -134,10 +142,12 @@ class TorchCPUAttention:
         return [sorted(group) for group in groups]
 
     def _gather(self, inputs: AttentionInputs, rows: list[int], seen: range) -> Gather:
-        """seen: the tokens that any query of the rows sees; shorter rows' tails are valid entries, and masked."""
+        """seen: the tokens that any query of the rows sees; what lies beyond a row's end is read, and masked."""
         size = self._spec.block_size
         first, end = seen.start // size, -(-seen.stop // size)
         table = inputs.block_table[inputs.seats[rows].long(), first:end].long()
+        if table.shape[1] < end - first:  # past the table's end: the null block
+            table = torch.nn.functional.pad(table, (0, end - first - table.shape[1]))
         index = table[:, None, :] * self._spec.num_kv_heads + self._kv_heads[:, None]
         return Gather(index.flatten(), len(rows), first * size, (end - first) * size)
 
@@ -160,17 +170,22 @@ class TorchCPUAttention:
     def _chunks(self, start: int, end: int, before: int, gather: Gather) -> list[Decodes | PromptChunk]:
         """The queries [start, end) of a row that has `before` tokens in the cache from earlier steps."""
         if before == 0 and self._first_seen(end - start) == 0:
-            return [PromptChunk(slice(start, end), gather.slice(range(end - start)), None)]
+            padded = _round_up(end - start, QUERY_STEP)
+            return [PromptChunk(slice(start, end), padded - (end - start), gather.slice(range(padded)), None)]
         pieces: list[Decodes | PromptChunk] = []
         for begin in range(start, end, QUERY_CHUNK):
             stop = min(begin + QUERY_CHUNK, end)
-            positions = torch.arange(before + begin - start, before + stop - start)[:, None]
-            seen = range(self._first_seen(int(positions[0]) + 1), int(positions[-1]) + 1)
+            padded = _round_up(stop - begin, QUERY_STEP)
+            first = before + begin - start
+            positions = torch.arange(first, first + padded)[:, None]
+            last = min(_round_up(before + stop - start, TOKEN_STEP), gather.start + gather.num_tokens)
+            seen = range(self._first_seen(first + 1), last)
             tokens = torch.arange(seen.start, seen.stop)
             visible = tokens <= positions
             if self._spec.sliding_window is not None:
                 visible &= tokens > positions - self._spec.sliding_window
-            pieces.append(PromptChunk(slice(begin, stop), gather.slice(seen), self._additive(visible)))
+            padding = padded - (stop - begin)
+            pieces.append(PromptChunk(slice(begin, stop), padding, gather.slice(seen), self._additive(visible)))
         return pieces
 
     def _additive(self, visible: torch.Tensor) -> torch.Tensor:
@@ -181,3 +196,7 @@ class TorchCPUAttention:
         values *= self._spec.num_kv_heads * self._spec.head_dim
         if len(self._scratch[0]) < values:
             self._scratch = [torch.empty(values, dtype=self._spec.dtype) for _ in "kv"]
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step
