@@ -33,7 +33,7 @@ bench-gpu: $(VENV)/.ready
 	@$(BIN)/python -m benchmarks.gpu
 
 bench-cpu: $(VENV)/.ready
-	@$(BIN)/python -m benchmarks.cpu
+	@$(BIN)/python -m benchmarks.cpu --write
 
 docs: $(VENV)/.ready
 	@$(BIN)/python docs/generate.py

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -44,7 +45,7 @@ def write(rows: Sequence[Row], device: str, command: str, settings: dict[str, An
         triton_version = None
     now = datetime.datetime.now(tz=datetime.UTC)
     folder.mkdir(parents=True, exist_ok=True)
-    slug = "".join(c if c.isalnum() else "-" for c in device.lower()).strip("-")
+    slug = "-".join(re.findall(r"[a-z0-9]+", device.lower()))
     path = folder / f"{now:%Y-%m-%d}-{commit()}-{slug}.json"
     content = {
         "date": f"{now:%Y-%m-%dT%H:%M:%SZ}",
