@@ -140,15 +140,6 @@ def test_mistakes_leave_nothing_behind(llm: LLM) -> None:
     assert llm.call("check") is None
 
 
-@pytest.fixture
-def ctrl_c_interrupts() -> Iterator[None]:
-    """As in a terminal; a test run that a shell has put in the background ignores SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("ctrl_c_interrupts")
 def test_ctrl_c_leaves_the_engine_usable(llm: LLM) -> None:
     endless = SamplingParams(max_tokens=None, ignore_eos=True)
     expected = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
