@@ -50,7 +50,7 @@ def check_packages() -> Iterator[Finding]:
         numbers = tuple(int(part) for part in torch.split("+")[0].split(".")[:2])
         good = numbers >= MIN_TORCH
         yield "ok" if good else "BAD", "torch", torch if good else f"{torch}; 2.11 or newer is needed"
-    for name in ("tokenizers", "safetensors", "msgspec", "zmq"):
+    for name in ("tokenizers", "msgspec", "zmq"):
         found = machine.version("pyzmq" if name == "zmq" else name)
         yield ("ok" if found else "BAD"), name, found or "not installed: pip install quire"
     missing = [name for name in SERVER_PACKAGES if not machine.version(name)]
