@@ -12,7 +12,7 @@ from quire import LLM, BeamSearchParams, SamplingParams
 
 def main() -> None:
     with LLM(*sys.argv[1:2]) as llm:
-        questions = ["What is the capital of Peru?", "What is 123 + 456?", "Reverse these words: one two three"]
+        questions = ["What is the capital of Peru?", "What is 123 + 456?", "Sort these words: pear apple fig"]
         chats = [[{"role": "user", "content": question}] for question in questions]
         for question, output in zip(
             questions, llm.chat(chats, SamplingParams(temperature=0, max_tokens=64)), strict=True
