@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,8 +15,6 @@ class CacheConfig:
     """Exact size of the KV cache; overrides the share."""
     num_gpu_blocks_override: int | None = None
     """Exact number of KV blocks, for tests."""
-    kv_cache_dtype: Literal["auto"] = "auto"
-    """Number type of the KV cache; auto: the model's."""
     enable_prefix_caching: bool = True
     """Reuse the KV blocks of equal prompt beginnings."""
     cpu_kv_cache_memory_bytes: int | None = None

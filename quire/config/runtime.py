@@ -23,7 +23,7 @@ class RuntimeConfig:
     num_threads: int | None = None
     """CPU threads of the worker; None: the physical cores this process may use, one for a very small model."""
     debug: bool = False
-    """Check invariants at every step and poison memory that must not be read (slow)."""
+    """Check the scheduler's seats and blocks after every step (slow)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,9 +35,8 @@ class ClientBase:
         self._waiting_outputs: deque[EngineOutputs] = deque()
         self._calls: dict[int, Future[Any]] = {}
         self._num_calls = 0
-        self._aborted: Counter[str] = (
-            Counter()
-        )  # aborts the core has not confirmed; outputs sent before it did are dropped
+        # Aborts that the core has not confirmed: outputs it sent before it knew are dropped.
+        self._aborted: Counter[str] = Counter()
         self._dead: EngineDeadError | None = None
 
     def _send(self, message: ToCore) -> None:

@@ -59,7 +59,6 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     max_seq_len: int  # upper bound of tokens any row attends to, its own included
     releases: list[int] = msgspec.field(default_factory=list)  # seats given back before this step
     attachments: list[Attachment] = msgspec.field(default_factory=list)
-    split_sample: bool = False  # a mask for this step follows before it samples (grammars)
 
     @property
     def num_rows(self) -> int:

@@ -60,6 +60,8 @@ class Runner:
         self._sampled = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._tokens = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self.graphs = None
+        if self._stream:  # weights and buffers are being written on the stream that is current here
+            self._stream.wait_stream(torch.cuda.current_stream(device))
         if self._stream and graph_sizes:
             self._logits = torch.empty(graph_sizes[-1], sampler.vocab_size, dtype=torch.float32, device=device)
             self.graphs = DecodeGraphs(graph_sizes, self._forward_decode, self._tail_decode, self._stream)
