@@ -30,6 +30,8 @@ from benchmarks.results_file import Row
 
 TEMPERATURE = 0.6
 PEER_SECONDS = 25.0  # of the peers' windows
+PHASES = ("idle", "hold", "inbox", "plan", "submit", "wait", "settle", "outbox")  # of the core's loop
+Request = tuple[float, list[int], int]  # arrival, token ids, output length
 COLUMNS = ("output_tok_s", "done_req_s", "ttft_p50_ms", "ttft_p99_ms", "gap_p50_ms", "gap_p99_ms", "mean_p50_ms",
            "mean_p99_ms", "failed")  # fmt: skip
 
@@ -69,13 +71,14 @@ class Server:
             return False
 
     def metrics(self) -> dict[str, float]:
-        """Single numbers of /metrics by name."""
+        """The numbers of /metrics by name, or by phase of the core's loop."""
         text = urllib.request.urlopen(self.url + "/metrics", timeout=10).read().decode()
         lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
-        return {name.partition("{")[0]: float(value) for name, _, value in lines if "_bucket" not in name}
+        phases = {name.split('"')[-2]: float(value) for name, _, value in lines if 'phase="' in name}
+        return {name.partition("{")[0]: float(value) for name, _, value in lines if "_bucket" not in name} | phases
 
 
-def planned(model: str, requests: list[tuple[float, list[int], int]]) -> list[serve_load.Planned]:
+def planned(model: str, requests: list[Request]) -> list[serve_load.Planned]:
     shared = {"model": model, "temperature": TEMPERATURE, "ignore_eos": True, "stream": True}
     return [
         serve_load.Planned(
@@ -89,7 +92,9 @@ def planned(model: str, requests: list[tuple[float, list[int], int]]) -> list[se
     ]
 
 
-def measure(server: Server, model: str, requests: list[tuple[float, list[int], int]], processes: int) -> dict[str, float]:
+def measure(
+    server: Server, model: str, requests: list[tuple[float, list[int], int]], processes: int
+) -> dict[str, float]:
     """Send `requests` and sum up; the names are those of COLUMNS."""
     start, seen = serve_load.run(server.url + "/v1/completions", planned(model, requests), processes)
     good = [s for s in seen if s.error is None and s.events]
@@ -141,10 +146,15 @@ def main() -> None:
                 figures = measure(server, args.model, requests, args.processes)
                 after = server.metrics()
                 steps = after["quire:steps_total"] - before["quire:steps_total"]
+                busy = after["process_cpu_seconds_total"] - before["process_cpu_seconds_total"]
                 facts[f"steps at {rate:g}"] = steps
                 print("  " + "  ".join(f"{name} {value:,.1f}" for name, value in figures.items()), flush=True)
-                print(f"  {steps:.0f} steps, CPU of the server's process "
-                      f"{after['process_cpu_seconds_total'] - before['process_cpu_seconds_total']:.1f} s", flush=True)  # fmt: skip
+                spent = {name: after.get(name, 0.0) - before.get(name, 0.0) for name in PHASES}
+                shares = ", ".join(f"{name} {seconds:.2f}" for name, seconds in spent.items())
+                print(
+                    f"  {steps:.0f} steps; {busy:.1f} s of CPU in the front process; s of the core: {shares}",
+                    flush=True,
+                )
                 for name, value in figures.items():
                     unit = "ms" if name.endswith("_ms") else name.removeprefix("output_").removeprefix("done_")
                     peer = peers.best("T5", args.model, f"rate={rate:g}", name)

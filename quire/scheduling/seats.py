@@ -30,6 +30,10 @@ class DecodeRows:
     def __len__(self) -> int:
         return len(self.requests)
 
+    @property
+    def has_readers(self) -> bool:
+        return bool(self.requests) if self.loud is None else bool(self.loud)
+
 
 class Seats:
     """Columns over seats 0 … max_seats; seat 0 is padding and stays empty. Counts are tokens."""

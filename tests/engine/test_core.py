@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import pytest
 
 from quire.engine.client import InProcessClient
@@ -16,6 +17,7 @@ from quire.foundation.child import Failure
 from quire.foundation.errors import ConfigError, EngineDeadError, InputError
 from quire.types.output import DRAINING, INVALID_REQUEST, QUEUE_FULL, STEP_FAILED, EngineOutput, EngineStats
 from quire.types.request import EngineRequest
+from quire.types.sampling import RequestOutputKind
 from tests.engine.echo_worker import NAME, expected, make_request, make_resolved
 
 
@@ -94,9 +96,9 @@ def test_depth_is_the_number_of_plans_in_flight() -> None:
         core = make_core(depth)
         core.add(make_request("a", [1, 2, 3], 10))
         core.step()
-        assert [plan.step for plan, _ in core._in_flight] == list(range(1, depth))
+        assert [plan.step for plan, *_ in core._in_flight] == list(range(1, depth))
         core.step()
-        assert [plan.step for plan, _ in core._in_flight] == list(range(2, depth + 1))
+        assert [plan.step for plan, *_ in core._in_flight] == list(range(2, depth + 1))
 
 
 def test_a_request_that_can_never_run_is_refused_and_harms_nobody() -> None:
@@ -254,3 +256,17 @@ def test_a_shut_down_client_says_so() -> None:
         client.poll(0)
     with pytest.raises(EngineDeadError):
         client.add(make_request("a", [1], 1))
+
+
+def held_seconds(kind: RequestOutputKind) -> float:
+    core = make_core(2, hf_overrides={"step_seconds": 0.02})
+    request = make_request("a", [1, 2, 3], 30)
+    core.add(msgspec.structs.replace(request, params=request.params.clone(output_kind=kind)))
+    while core.has_work:
+        core.turn(ListInbox(), 0)
+    return core.stats().phase_seconds.get("hold", 0.0)
+
+
+def test_a_step_is_planned_late_while_somebody_reads_and_only_then() -> None:
+    assert held_seconds(RequestOutputKind.DELTA) > 0.2  # of 0.6: who comes in a step shall not wait for the next too
+    assert held_seconds(RequestOutputKind.FINAL_ONLY) == 0.0
