@@ -113,7 +113,7 @@ class EngineCore:
         replies = [reply for message in inbox.drain() if (reply := self.handle(message)) is not None]
         self._clock.lap("inbox")
         outputs = self.step() if self.has_work else self._check_worker()
-        if outputs.outputs or outputs.stats is not None:
+        if outputs.tokens or outputs.special or outputs.stats is not None:
             replies.append(News(outputs))
         if self._draining and not self.has_work:
             replies.extend(Reply(number) for number in self._draining)
@@ -190,11 +190,12 @@ class EngineCore:
 
     def step(self) -> EngineOutputs:
         """Plan and submit while there is room, then wait for the oldest step in flight and settle it."""
-        outputs, self._refused = self._refused, []
+        refused, self._refused = self._refused, []
+        news = EngineOutputs()
         try:
             self._submit_plans()
             if self._in_flight:
-                outputs += self._settle_oldest()
+                news = self._settle_oldest()
             elif self._scheduler.has_work:
                 raise EngineDeadError("internal error: requests are waiting, but the scheduler finds nothing to do")
         except Exception as error:
@@ -203,11 +204,11 @@ class EngineCore:
             self._fail(EngineDeadError("interrupted in the middle of a step"))
             raise
         if self.resolved.config.observe.enable_log_requests:
-            for output in outputs:
+            for output in (*refused, *news.special):
                 if output.finish_reason is not None:
                     extra = {"request_id": output.request_id, "reason": output.finish_reason}
                     _log.info("request ended", extra=extra)
-        return EngineOutputs(outputs=outputs, stats=self._due_stats())
+        return EngineOutputs(ids=news.ids, tokens=news.tokens, special=refused + news.special, stats=self._due_stats())
 
     def _hold(self) -> None:
         """Plan no sooner than the device needs it: whoever comes meanwhile is in the next step, not behind it."""
@@ -235,7 +236,7 @@ class EngineCore:
             self._planning_seconds = time.perf_counter() - began
             self._clock.lap("submit")
 
-    def _settle_oldest(self) -> list[EngineOutput]:
+    def _settle_oldest(self) -> EngineOutputs:
         plan, future, prompt_tokens, submitted = self._in_flight.popleft()
         try:
             result = future.result()

@@ -136,16 +136,21 @@ class AsyncLLM:
             self._stats = outputs.stats
             if self.on_stats is not None:
                 self.on_stats(outputs.stats)
-        news = outputs.outputs
-        for start in range(0, len(news), OUTPUTS_A_TURN):
+        self._tell(*self._processor.add_special(outputs.special))
+        ids, tokens = outputs.ids or [], outputs.tokens
+        for start in range(0, len(ids), OUTPUTS_A_TURN):
             if start:
                 await asyncio.sleep(0)
-            changed, aborts = self._processor.process(news[start : start + OUTPUTS_A_TURN])
-            if aborts:
-                self._client.abort(aborts)
-            for conversion in changed:
-                if conversion.has_news(self._interval):
-                    self._wake(conversion.request_id)
+            end = start + OUTPUTS_A_TURN
+            self._tell(*self._processor.push(ids[start:end], tokens[start:end]))
+
+    def _tell(self, changed: Sequence[Conversion], aborts: Sequence[str]) -> None:
+        """Wake the readers of what changed, and let the engine stop what has ended here."""
+        if aborts:
+            self._client.abort(aborts)
+        for conversion in changed:
+            if conversion.has_news(self._interval):
+                self._wake(conversion.request_id)
 
     def _wake(self, request_id: str) -> None:
         event = self._waiting.get(request_id)

@@ -16,6 +16,7 @@ from quire.frontend.tokenizer import Tokenizer
 from quire.types.output import (
     CompletionOutput,
     EngineOutput,
+    EngineOutputs,
     Logprob,
     RequestMetrics,
     RequestOutput,
@@ -79,6 +80,17 @@ class Answer:
                 skip = self._params.skip_special_tokens
                 self._fresh_text.append(self._tokenizer.decode(shown, skip_special_tokens=skip))
             self._finish(output.finish_reason, output.stop_reason)
+
+    def push(self, token: int) -> None:
+        """`add` for a step with one token and nothing else to tell."""
+        self.token_ids.append(token)
+        detokenizer = self._detokenizer
+        if detokenizer is not None:
+            text = detokenizer.push(token)
+            if text:
+                self._fresh_text.append(text)
+            if detokenizer.stop is not None:
+                self._finish("stop", detokenizer.stop)
 
     def abort(self) -> None:
         self._finish("abort", None)
@@ -170,8 +182,12 @@ class Conversion:
             metrics.first_scheduled_time = metrics.arrival_time + output.queued
         if metrics.first_token_time is None and output.token_ids:
             metrics.first_token_time = now
+        self.note_end(now)
+
+    def note_end(self, now: float) -> None:
+        """Keep the time if all answers have ended."""
         if self.finished:
-            metrics.finished_time = now
+            self.metrics.finished_time = now
 
     def abort(self, now: float) -> None:
         """End the answers that are still growing."""
@@ -231,10 +247,33 @@ class OutputProcessor:
             self._by_engine_id[answer.request_id] = (conversion, answer)
         return conversion
 
-    def process(self, outputs: Sequence[EngineOutput]) -> tuple[list[Conversion], list[str]]:
+    def process(self, outputs: EngineOutputs) -> tuple[list[Conversion], list[str]]:
         """Take in the news of a step: the requests it concerns, and the engine ids to abort (stop strings found)."""
+        changed, aborts = self.push(outputs.ids or (), outputs.tokens)
+        more, late = self.add_special(outputs.special)
+        return list(dict.fromkeys(changed + more)), aborts + late
+
+    def push(self, ids: Sequence[str], tokens: Sequence[int]) -> tuple[list[Conversion], list[str]]:
+        """One token for each of the engine ids."""
+        changed: list[Conversion] = []
+        aborts: list[str] = []
+        find = self._by_engine_id.get
+        for engine_id, token in zip(ids, tokens, strict=True):
+            entry = find(engine_id)
+            if entry is None:
+                continue  # aborted meanwhile
+            conversion, answer = entry
+            answer.push(token)
+            changed.append(conversion)
+            if answer.finish_reason is not None:
+                aborts.append(engine_id)
+                conversion.note_end(time.time())
+                self._forget(engine_id, conversion)
+        return changed, aborts
+
+    def add_special(self, outputs: Sequence[EngineOutput]) -> tuple[list[Conversion], list[str]]:
         now = time.time()
-        changed: dict[str, Conversion] = {}
+        changed: list[Conversion] = []
         aborts: list[str] = []
         for output in outputs:
             entry = self._by_engine_id.get(output.request_id)
@@ -242,14 +281,18 @@ class OutputProcessor:
                 continue  # aborted meanwhile
             conversion, answer = entry
             conversion.add(answer, output, now)
-            changed[conversion.request_id] = conversion
+            changed.append(conversion)
             if answer.finish_reason is not None:
-                del self._by_engine_id[output.request_id]
                 if output.finish_reason is None:
                     aborts.append(output.request_id)
-                if conversion.finished:
-                    del self._by_id[conversion.request_id]
-        return list(changed.values()), aborts
+                self._forget(output.request_id, conversion)
+        return changed, aborts
+
+    def _forget(self, engine_id: str, conversion: Conversion) -> None:
+        """An answer has ended."""
+        del self._by_engine_id[engine_id]
+        if conversion.finished:
+            del self._by_id[conversion.request_id]
 
     def abort(self, request_id: str) -> tuple[Conversion | None, list[str]]:
         """End a request: itself (None if it is unknown or has finished) and the engine ids to abort."""

@@ -22,7 +22,7 @@ from quire.scheduling.request import Rank, Request, Status
 from quire.scheduling.settle import settle
 from quire.scheduling.state import Chunk, InFlight, State
 from quire.types.kv import KVGroupSpec
-from quire.types.output import EngineOutput, EngineStats
+from quire.types.output import EngineOutputs, EngineStats
 from quire.types.plan import StepPlan
 from quire.types.request import EngineRequest
 from quire.types.result import StepResult
@@ -329,7 +329,7 @@ class Scheduler:
 
     # --- outcome ------------------------------------------------------------------------------------------------
 
-    def settle(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
+    def settle(self, plan: StepPlan, result: StepResult) -> EngineOutputs:
         """Read the result of the oldest plan in flight. Returns the news, at most one output a request."""
         return settle(self._state, plan, result)
 

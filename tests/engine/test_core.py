@@ -38,7 +38,7 @@ def run_all(client: InProcessClient, requests: Iterable[EngineRequest]) -> dict[
     tokens: dict[str, list[int]] = {request.id: [] for request in requests}
     unfinished = set(tokens)
     while unfinished:
-        for output in client.poll(5).outputs:
+        for output in client.poll(5).each():
             assert output.error is None, output
             tokens[output.request_id] += output.token_ids
             if output.finish_reason:
@@ -74,7 +74,7 @@ def make_core(depth: int = 2, **options: Any) -> EngineCore:
 def steps(core: EngineCore) -> list[EngineOutput]:
     outputs = []
     while core.has_work:
-        outputs += core.step().outputs
+        outputs += core.step().each()
     return outputs
 
 
@@ -117,10 +117,10 @@ def test_the_queue_limit_counts_those_without_a_seat() -> None:
     for i in range(10):
         core.add(make_request(f"r{i}", [i + 1], 5))
     first = core.step()
-    refused = [o for o in first.outputs if o.stop_reason == QUEUE_FULL]
+    refused = [o for o in first.each() if o.stop_reason == QUEUE_FULL]
     assert [o.request_id for o in refused] == ["r7", "r8", "r9"]  # 4 get seats, 3 wait
     core.add(make_request("late", [1], 5))
-    assert [o.request_id for o in core.step().outputs if o.finish_reason == "error"] == ["late"]
+    assert [o.request_id for o in core.step().each() if o.finish_reason == "error"] == ["late"]
     finished = [o.request_id for o in steps(core) if o.finish_reason == "length"]
     assert sorted(finished) == [f"r{i}" for i in range(7)]
 
@@ -151,7 +151,7 @@ def test_a_failed_step_ends_its_requests_and_the_engine(depth: int) -> None:
     messages: list[FromCore] = []
     while not core.stopped:
         messages += core.turn(inbox, 0)
-    outputs = [o for m in messages if isinstance(m, News) for o in m.outputs.outputs]
+    outputs = [o for m in messages if isinstance(m, News) for o in m.outputs.each()]
     errors = {o.request_id: o for o in outputs if o.finish_reason}
     assert set(errors) == {"r0", "r1"}  # r2 was not in the step: it can be run elsewhere
     assert {o.stop_reason for o in errors.values()} == {STEP_FAILED}
@@ -203,7 +203,7 @@ def test_drain_answers_when_all_is_done_and_refuses_what_is_new() -> None:
     messages: list[FromCore] = []
     while not any(isinstance(m, Reply) for m in messages):
         messages += core.turn(inbox, 0)
-    outputs = [o for m in messages if isinstance(m, News) for o in m.outputs.outputs]
+    outputs = [o for m in messages if isinstance(m, News) for o in m.outputs.each()]
     assert [o.stop_reason for o in outputs if o.request_id == "b"] == [DRAINING]
     assert outputs[-1].request_id == "a"
     assert outputs[-1].finish_reason == "length"
