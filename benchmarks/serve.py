@@ -22,6 +22,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -39,13 +40,20 @@ COLUMNS = ("output_tok_s", "done_req_s", "ttft_p50_ms", "ttft_p99_ms", "gap_p50_
 class Server:
     """A `quire serve` process on a free port, answering from the start of the `with` block to its end."""
 
-    def __init__(self, model: Path, arguments: list[str], log: IO[str], start_seconds: float) -> None:
+    def __init__(
+        self,
+        model: Path,
+        arguments: list[str],
+        log: IO[str],
+        start_seconds: float,
+        command: Sequence[str] = (sys.executable, "-m", "quire.cli.main", "serve"),
+    ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, "-m", "quire.cli.main", "serve", str(model), "--port", str(port)]
-        self._process = subprocess.Popen([*command, *arguments], stdout=log, stderr=subprocess.STDOUT)
+        command = [*command, str(model), "--port", str(port), *arguments]
+        self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         self._deadline = time.monotonic() + start_seconds
 
     def __enter__(self) -> Server:
@@ -69,6 +77,9 @@ class Server:
             return bool(urllib.request.urlopen(self.url + "/startupz", timeout=5).status == 200)
         except (urllib.error.URLError, OSError):
             return False
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
 
     def metrics(self) -> dict[str, float]:
         """The numbers of /metrics by name, or by phase of the core's loop."""
