@@ -7,6 +7,7 @@ A slow reader gets fewer and larger outputs, and holds no more memory than the a
 from __future__ import annotations
 
 import time
+from asyncio import Future
 from collections.abc import Sequence
 
 from quire.foundation.errors import InputError
@@ -142,7 +143,9 @@ class Conversion:
         stops = stop_automaton(tuple(params.stop)) if params.stop else None
         self.request_id = request_id
         self.answers = [Answer(i, r.id, r.params, tokenizer, stops) for i, r in enumerate(requests)]
+        self._only = self.answers[0] if len(self.answers) == 1 else None
         self.kind = params.output_kind
+        self.waiter: Future[None] | None = None  # of the reader, while it waits for news
         self.error: str | None = None
         self.metrics = RequestMetrics(arrival_time=requests[0].arrival)
         self._prompt_text = prompt_text
@@ -155,6 +158,8 @@ class Conversion:
 
     @property
     def finished(self) -> bool:
+        if self._only is not None:
+            return self._only.finish_reason is not None
         return all(answer.finish_reason is not None for answer in self.answers)
 
     @property
@@ -199,12 +204,14 @@ class Conversion:
     def has_news(self, interval: int = 1) -> bool:
         if self.kind == RequestOutputKind.FINAL_ONLY:
             return self.finished and any(answer.has_news() for answer in self.answers)
+        if self._only is not None:
+            return self._only.has_news(interval)
         return any(answer.has_news(interval) for answer in self.answers)
 
     def take(self) -> RequestOutput:
         """All news since the last `take`: of a cumulative request every answer, of a delta request those that grew."""
         delta = self.kind == RequestOutputKind.DELTA
-        answers = [a for a in self.answers if a.has_news()] if delta else self.answers
+        answers = [a for a in self.answers if a.has_news()] if delta and self._only is None else self.answers
         return RequestOutput(
             request_id=self.request_id,
             prompt=self._prompt_text,
@@ -236,6 +243,9 @@ class OutputProcessor:
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    def running(self) -> list[Conversion]:
+        return list(self._by_id.values())
 
     def add(self, requests: Sequence[EngineRequest], request_id: str, prompt_text: str | None) -> Conversion:
         """Expect outputs for `requests`. Raises InputError if the id is in use."""
