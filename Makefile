@@ -4,7 +4,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 .DELETE_ON_ERROR:
-.PHONY: demo test test-gpu bench-gpu bench-cpu docs lint clean
+.PHONY: demo test test-gpu bench-gpu bench-serve bench-cpu docs lint clean
 
 # A Python that already has a torch keeps it (system site packages): nothing may replace a CUDA build.
 $(VENV)/.ready: pyproject.toml
@@ -31,6 +31,9 @@ test-gpu: $(VENV)/.ready
 
 bench-gpu: $(VENV)/.ready
 	@$(BIN)/python -m benchmarks.gpu
+
+bench-serve: $(VENV)/.ready
+	@$(BIN)/python -m benchmarks.serve
 
 bench-cpu: $(VENV)/.ready
 	@$(BIN)/python -m benchmarks.cpu --write

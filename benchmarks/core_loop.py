@@ -50,10 +50,10 @@ def measure(client: EngineClient, count: int, prompt: int, tokens: int) -> str:
         client.add(make_request(f"r{i}", [(i * 7 + j * 3) % 900 for j in range(prompt)], tokens))
     running, prefilling = count, {f"r{i}" for i in range(count)}
     while prefilling:
-        prefilling.difference_update(output.request_id for output in client.poll(60).outputs)
+        prefilling.difference_update(output.request_id for output in client.poll(60).special)
     before, began = client.call("stats"), time.perf_counter()
     while running:
-        running -= sum(output.finish_reason is not None for output in client.poll(60).outputs)
+        running -= sum(output.finish_reason is not None for output in client.poll(60).special)
     seconds = time.perf_counter() - began
     after = client.call("stats")
     steps = after["num_steps"] - before["num_steps"]

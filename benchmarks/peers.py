@@ -36,6 +36,46 @@ FIGURES: dict[tuple[str, str, str, str], tuple[float | None, float | None]] = {
     ("T4", "qwen3-0.6b", "round=1", "seconds"): (1.72, 1.50),
     ("T4", "llama-3.1-8b", "round=0", "seconds"): (2.78, 2.68),
     ("T4", "llama-3.1-8b", "round=1", "seconds"): (2.69, 2.69),
+    ("T5", "llama-3.1-8b", "rate=4", "output_tok_s"): (735, None),
+    ("T5", "llama-3.1-8b", "rate=4", "done_req_s"): (3.4, None),
+    ("T5", "llama-3.1-8b", "rate=4", "ttft_p50_ms"): (23, None),
+    ("T5", "llama-3.1-8b", "rate=4", "ttft_p99_ms"): (44, None),
+    ("T5", "llama-3.1-8b", "rate=4", "gap_p50_ms"): (5.0, None),
+    ("T5", "llama-3.1-8b", "rate=4", "gap_p99_ms"): (10.2, None),
+    ("T5", "llama-3.1-8b", "rate=4", "mean_p50_ms"): (5.1, None),
+    ("T5", "llama-3.1-8b", "rate=4", "mean_p99_ms"): (5.5, None),
+    ("T5", "llama-3.1-8b", "rate=16", "output_tok_s"): (2924, None),
+    ("T5", "llama-3.1-8b", "rate=16", "done_req_s"): (14.8, None),
+    ("T5", "llama-3.1-8b", "rate=16", "ttft_p50_ms"): (30, None),
+    ("T5", "llama-3.1-8b", "rate=16", "ttft_p99_ms"): (97, None),
+    ("T5", "llama-3.1-8b", "rate=16", "gap_p50_ms"): (5.7, None),
+    ("T5", "llama-3.1-8b", "rate=16", "gap_p99_ms"): (25.9, None),
+    ("T5", "llama-3.1-8b", "rate=16", "mean_p50_ms"): (6.6, None),
+    ("T5", "llama-3.1-8b", "rate=16", "mean_p99_ms"): (7.9, None),
+    ("T5", "llama-3.1-8b", "rate=32", "output_tok_s"): (5845, None),
+    ("T5", "llama-3.1-8b", "rate=32", "done_req_s"): (29.8, None),
+    ("T5", "llama-3.1-8b", "rate=32", "ttft_p50_ms"): (52, None),
+    ("T5", "llama-3.1-8b", "rate=32", "ttft_p99_ms"): (130, None),
+    ("T5", "llama-3.1-8b", "rate=32", "gap_p50_ms"): (7.8, None),
+    ("T5", "llama-3.1-8b", "rate=32", "gap_p99_ms"): (41.0, None),
+    ("T5", "llama-3.1-8b", "rate=32", "mean_p50_ms"): (11.0, None),
+    ("T5", "llama-3.1-8b", "rate=32", "mean_p99_ms"): (15.5, None),
+    ("T5", "llama-3.1-8b", "rate=64", "output_tok_s"): (8279, None),
+    ("T5", "llama-3.1-8b", "rate=64", "done_req_s"): (43.1, None),
+    ("T5", "llama-3.1-8b", "rate=64", "ttft_p50_ms"): (467, None),
+    ("T5", "llama-3.1-8b", "rate=64", "ttft_p99_ms"): (1926, None),
+    ("T5", "llama-3.1-8b", "rate=64", "gap_p50_ms"): (51.8, None),
+    ("T5", "llama-3.1-8b", "rate=64", "gap_p99_ms"): (226.2, None),
+    ("T5", "llama-3.1-8b", "rate=64", "mean_p50_ms"): (78.0, None),
+    ("T5", "llama-3.1-8b", "rate=64", "mean_p99_ms"): (165.9, None),
+    ("T5", "llama-3.1-8b", "rate=inf", "output_tok_s"): (7922, None),
+    ("T5", "llama-3.1-8b", "rate=inf", "done_req_s"): (40.8, None),
+    ("T5", "llama-3.1-8b", "rate=inf", "ttft_p50_ms"): (6220, None),
+    ("T5", "llama-3.1-8b", "rate=inf", "ttft_p99_ms"): (12798, None),
+    ("T5", "llama-3.1-8b", "rate=inf", "gap_p50_ms"): (46.9, None),
+    ("T5", "llama-3.1-8b", "rate=inf", "gap_p99_ms"): (213.6, None),
+    ("T5", "llama-3.1-8b", "rate=inf", "mean_p50_ms"): (76.0, None),
+    ("T5", "llama-3.1-8b", "rate=inf", "mean_p99_ms"): (198.4, None),
     ("T6", "qwen3-0.6b", "cold", "first_token_s"): (149.8, 68.4),
     ("T6", "qwen3-0.6b", "warm", "first_token_s"): (41.1, 33.1),
     ("T6", "llama-3.1-8b", "cold", "first_token_s"): (143.9, 64.5),
@@ -48,4 +88,9 @@ def best(test: str, model: str, case: str, metric: str) -> float | None:
     figures = [f for f in FIGURES.get((test, model, case, metric), ()) if f is not None]
     if not figures:
         return None
-    return max(figures) if metric.endswith("tok_s") else min(figures)
+    return max(figures) if is_rate(metric) else min(figures)
+
+
+def is_rate(metric: str) -> bool:
+    """Whether more is better."""
+    return metric.endswith(("tok_s", "req_s"))

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers import is_rate
+
 FOLDER = Path(__file__).parent / "results"
 
 
@@ -65,7 +67,7 @@ def table(rows: Sequence[Row]) -> str:
     """Plain text for a terminal."""
     lines = [f"{'test':5}{'model':14}{'case':12}{'metric':16}{'value':>12}{'floor':>12}{'peer':>12}{'vs peer':>9}"]
     for r in rows:
-        rate = r.metric.endswith("tok_s")
+        rate = is_rate(r.metric)
         ratio = f"{(r.value / r.peer if rate else r.peer / r.value):.2f}x" if r.peer and r.value else ""
         cells = [
             f"{x:,.3f}" if x is not None and x < 100 else f"{x:,.0f}" if x is not None else ""

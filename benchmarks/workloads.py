@@ -9,9 +9,11 @@ Weights are random; token ids lie where every model has them. Nothing here impor
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
+import string
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +87,35 @@ MODELS["tiny-qwen3"] = {
 }
 
 
-def write_model_dir(model: str, path: Path) -> Path:
-    """A folder with nothing but config.json: enough for `load_format="dummy"` and token-id prompts."""
+def write_model_dir(model: str, path: Path, *, tokenizer: bool = False) -> Path:
+    """A folder with nothing but config.json: enough for `load_format="dummy"` and token-id prompts.
+
+    tokenizer: also one in which every id of the model has a text, so that answers can be text.
+    """
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(MODELS[model], indent=1))
+    if tokenizer:
+        made = _made_up_tokenizer(MODELS[model]["vocab_size"])
+        (path / "tokenizer.json").write_text(json.dumps(made, ensure_ascii=False), encoding="utf-8")
+        (path / "tokenizer_config.json").write_text("{}")
     return path
+
+
+def _made_up_tokenizer(vocab_size: int) -> dict[str, Any]:
+    """Byte-level, without merges: the 256 bytes, then words of a space and four letters."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    words = [chr(byte) for byte in printable] + [chr(256 + i) for i in range(len(others))]
+    space = chr(256 + others.index(ord(" ")))
+    letters = itertools.product(string.ascii_lowercase, repeat=4)
+    words += [space + "".join(next(letters)) for _ in range(vocab_size - len(words))]
+    return {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {"type": "BPE", "vocab": {word: i for i, word in enumerate(words)}, "merges": []},
+    }
 
 
 def token_ids(rng: random.Random, count: int) -> list[int]:

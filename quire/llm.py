@@ -178,7 +178,7 @@ class LLM:
     ) -> None:
         num_left = len(conversions)
         while num_left:
-            changed, aborts = self._processor.process(self._client.poll(INTERRUPT_SECONDS).outputs)
+            changed, aborts = self._processor.process(self._client.poll(INTERRUPT_SECONDS))
             if aborts:
                 self._client.abort(aborts)
             for conversion in changed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -27,6 +27,7 @@ from quire.types.output import DRAINING, INVALID_REQUEST, QUEUE_FULL, EngineOutp
 from quire.types.plan import StepPlan
 from quire.types.request import EngineRequest
 
+PLAN_MARGIN = 0.001  # seconds before a step ends when the next one should be on the device, however late it is planned
 STATS_SECONDS = 1.0  # statistics travel with the outputs this often; they are also the heartbeat of a busy engine
 _log = get_logger(__name__)
 
@@ -43,6 +44,13 @@ class Inbox(Protocol):
         ...
 
 
+class InFlight(NamedTuple):
+    plan: StepPlan
+    future: StepFuture
+    prompt_tokens: int
+    submitted: float  # time.perf_counter() just before
+
+
 class EngineCore:
     """Owns the scheduler and drives the executor. Everything here runs in the one thread that calls `turn`."""
 
@@ -50,7 +58,9 @@ class EngineCore:
         self.resolved = resolved
         self.stopped = False
         self._executor = executor
-        self._in_flight: deque[tuple[StepPlan, StepFuture]] = deque()
+        self._in_flight: deque[InFlight] = deque()
+        self._last_result = 0.0  # time.perf_counter() when the latest step was done
+        self._planning_seconds = 0.0  # that the latest plan took, its launch included
         self._refused: list[EngineOutput] = []  # told with the next outputs
         self._num_new = 0  # requests added since the last plan
         self._draining: list[int] = []  # calls that are answered when all work is done
@@ -99,10 +109,11 @@ class EngineCore:
         if not self.has_work:
             inbox.wait(timeout, self._executor.sentinel)
             self._clock.lap("idle")
+        self._hold()
         replies = [reply for message in inbox.drain() if (reply := self.handle(message)) is not None]
         self._clock.lap("inbox")
         outputs = self.step() if self.has_work else self._check_worker()
-        if outputs.outputs or outputs.stats is not None:
+        if outputs.tokens or outputs.special or outputs.stats is not None:
             replies.append(News(outputs))
         if self._draining and not self.has_work:
             replies.extend(Reply(number) for number in self._draining)
@@ -179,11 +190,12 @@ class EngineCore:
 
     def step(self) -> EngineOutputs:
         """Plan and submit while there is room, then wait for the oldest step in flight and settle it."""
-        outputs, self._refused = self._refused, []
+        refused, self._refused = self._refused, []
+        news = EngineOutputs()
         try:
             self._submit_plans()
             if self._in_flight:
-                outputs += self._settle_oldest()
+                news = self._settle_oldest()
             elif self._scheduler.has_work:
                 raise EngineDeadError("internal error: requests are waiting, but the scheduler finds nothing to do")
         except Exception as error:
@@ -192,24 +204,40 @@ class EngineCore:
             self._fail(EngineDeadError("interrupted in the middle of a step"))
             raise
         if self.resolved.config.observe.enable_log_requests:
-            for output in outputs:
+            for output in (*refused, *news.special):
                 if output.finish_reason is not None:
                     extra = {"request_id": output.request_id, "reason": output.finish_reason}
                     _log.info("request ended", extra=extra)
-        return EngineOutputs(outputs=outputs, stats=self._due_stats())
+        return EngineOutputs(ids=news.ids, tokens=news.tokens, special=refused + news.special, stats=self._due_stats())
+
+    def _hold(self) -> None:
+        """Plan no sooner than the device needs it: whoever comes meanwhile is in the next step, not behind it."""
+        if not 0 < len(self._in_flight) < self.resolved.depth or not self._scheduler.can_be_late:
+            return
+        ends = self._in_flight[0].submitted
+        for step in self._in_flight:
+            ends = max(ends, self._last_result, step.submitted) + self._scheduler.pace.predict(step.prompt_tokens)
+        pause = ends - PLAN_MARGIN - self._planning_seconds - time.perf_counter()
+        if pause > 0:
+            time.sleep(pause)
+            self._clock.lap("hold")
 
     def _submit_plans(self) -> None:
         while len(self._in_flight) < self.resolved.depth:
+            began = time.perf_counter()
             plan = self._scheduler.plan()
             self._num_new = 0
             self._clock.lap("plan")
             if plan is None:
                 return
-            self._in_flight.append((plan, self._executor.submit(plan)))
+            submitted = time.perf_counter()
+            prompt_tokens = int(plan.num_tokens.sum()) - plan.num_decodes
+            self._in_flight.append(InFlight(plan, self._executor.submit(plan), prompt_tokens, submitted))
+            self._planning_seconds = time.perf_counter() - began
             self._clock.lap("submit")
 
-    def _settle_oldest(self) -> list[EngineOutput]:
-        plan, future = self._in_flight.popleft()
+    def _settle_oldest(self) -> EngineOutputs:
+        plan, future, prompt_tokens, submitted = self._in_flight.popleft()
         try:
             result = future.result()
         except EngineDeadError:
@@ -218,10 +246,14 @@ class EngineCore:
             _log.exception("step %d failed", plan.step)
             result = failed_step(plan.step, error)
         self._clock.lap("wait")
+        now = time.perf_counter()
+        if result.error is None:
+            self._scheduler.pace.observe(prompt_tokens, now - max(submitted, self._last_result))
+        self._last_result = now
         outputs = self._scheduler.settle(plan, result)
         self._num_steps += 1
         self._last_step_time = time.time()
-        self._step_tokens.append(int(plan.num_tokens.sum()))
+        self._step_tokens.append(prompt_tokens + plan.num_decodes)
         self._clock.lap("settle")
         if self.resolved.config.runtime.debug:
             self._scheduler.check()

@@ -43,8 +43,11 @@ def _run(parent: Parent[ToCore]) -> int:
         gc.collect()
         gc.freeze()  # what is there now stays: no later collection needs to look at it
         inbox = SocketInbox(parent)
+        ids: list[str] | None = None  # that the client knows: of the latest message that had any
         while not core.stopped:
             for message in core.turn(inbox, None):
+                if isinstance(message, News) and message.outputs.ids:
+                    message, ids = _shortened(message, ids), message.outputs.ids
                 parent.channel.send(message)
         return EXIT_STOPPED if inbox.stop_came else EXIT_FAILED
     except Exception as error:
@@ -54,6 +57,13 @@ def _run(parent: Parent[ToCore]) -> int:
         return _exit_code(error)
     finally:
         core.shutdown()
+
+
+def _shortened(message: News, known: list[str] | None) -> News:
+    """Without the ids if the client knows them."""
+    if message.outputs.ids is not known:
+        return message
+    return News(msgspec.structs.replace(message.outputs, ids=None))
 
 
 def _exit_code(error: Exception) -> int:
@@ -95,7 +105,7 @@ class SocketInbox:
         output = EngineOutput(
             request_id=str(request_id), finish_reason="error", stop_reason=INVALID_REQUEST, error=str(error)
         )
-        self._parent.channel.send(News(EngineOutputs(outputs=[output])))
+        self._parent.channel.send(News(EngineOutputs(special=[output])))
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ class ClientBase:
         self._lock = threading.Condition()
         self._reading = False
         self._waiting_outputs: deque[EngineOutputs] = deque()
+        self._ids: list[str] = []  # of the latest message that had any
         self._calls: dict[int, Future[Any]] = {}
         self._num_calls = 0
         # Aborts that the core has not confirmed: outputs it sent before it knew are dropped.
@@ -128,6 +129,10 @@ class ClientBase:
         for message in messages:
             match message:
                 case News(outputs):
+                    if outputs.ids is None:
+                        outputs = msgspec.structs.replace(outputs, ids=self._ids)
+                    elif outputs.ids:
+                        self._ids = outputs.ids
                     self._waiting_outputs.append(self._without_aborted(outputs))
                 case Aborted(ids):
                     self._aborted -= Counter(ids)
@@ -150,8 +155,13 @@ class ClientBase:
     def _without_aborted(self, outputs: EngineOutputs) -> EngineOutputs:
         if not self._aborted:
             return outputs
-        kept = [output for output in outputs.outputs if output.request_id not in self._aborted]
-        return EngineOutputs(outputs=kept, stats=outputs.stats)
+        gone = self._aborted.keys()
+        special = [output for output in outputs.special if output.request_id not in gone]
+        ids, tokens = outputs.ids or [], outputs.tokens
+        if not gone.isdisjoint(ids):
+            kept = [i for i, request_id in enumerate(ids) if request_id not in gone]
+            ids, tokens = [ids[i] for i in kept], [tokens[i] for i in kept]
+        return EngineOutputs(ids=ids, tokens=tokens, special=special, stats=outputs.stats)
 
     def _die(self, error: EngineDeadError) -> None:
         if self._dead is None:

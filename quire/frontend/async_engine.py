@@ -29,7 +29,6 @@ class AsyncLLM:
         self._client = client
         self._tokenizer = tokenizer
         self._processor = OutputProcessor(tokenizer)
-        self._waiting: dict[str, asyncio.Event] = {}  # by request id: set when there is news for its reader
         self._stats = EngineStats()
         self.on_stats: Callable[[EngineStats], None] | None = None  # called with each report of the core
         self._interval = client.info.resolved.config.schedule.stream_interval
@@ -62,20 +61,18 @@ class AsyncLLM:
         Raises InputError for what cannot run, EngineDeadError if the engine stops.
         """
         conversion = await self._add(prompt, params, request_id, priority, cache_salt)
-        news = self._waiting[request_id]
+        loop, interval = asyncio.get_running_loop(), self._interval
         try:
             finished = False
             while not finished:
-                while not conversion.has_news(self._interval):
+                while not conversion.has_news(interval):
                     self._raise_if_dead()
-                    await news.wait()
-                    news.clear()
+                    conversion.waiter = waiter = loop.create_future()
+                    await waiter
                 output = conversion.take()
                 finished = output.finished
                 yield output
         finally:
-            if self._waiting.get(request_id) is news:
-                del self._waiting[request_id]
             if not conversion.finished:
                 self._abort(request_id)
 
@@ -97,12 +94,10 @@ class AsyncLLM:
         else:
             requests = build(given, params, self.info, self._tokenizer, **options)
         conversion = self._processor.add(requests, request_id, given.text)
-        self._waiting[request_id] = asyncio.Event()
         try:
             for request in requests:
                 self._client.add(request)
         except BaseException:
-            del self._waiting[request_id]
             self._abort(request_id)
             raise
         return conversion
@@ -112,7 +107,7 @@ class AsyncLLM:
         if running and self._dead_error is None:
             self._client.abort(running)
         if conversion is not None:
-            self._wake(request_id)
+            _wake(conversion)
 
     # Reading
 
@@ -136,27 +131,27 @@ class AsyncLLM:
             self._stats = outputs.stats
             if self.on_stats is not None:
                 self.on_stats(outputs.stats)
-        news = outputs.outputs
-        for start in range(0, len(news), OUTPUTS_A_TURN):
+        self._tell(*self._processor.add_special(outputs.special))
+        ids, tokens = outputs.ids or [], outputs.tokens
+        for start in range(0, len(ids), OUTPUTS_A_TURN):
             if start:
                 await asyncio.sleep(0)
-            changed, aborts = self._processor.process(news[start : start + OUTPUTS_A_TURN])
-            if aborts:
-                self._client.abort(aborts)
-            for conversion in changed:
-                if conversion.has_news(self._interval):
-                    self._wake(conversion.request_id)
+            end = start + OUTPUTS_A_TURN
+            self._tell(*self._processor.push(ids[start:end], tokens[start:end]))
 
-    def _wake(self, request_id: str) -> None:
-        event = self._waiting.get(request_id)
-        if event is not None:
-            event.set()
+    def _tell(self, changed: Sequence[Conversion], aborts: Sequence[str]) -> None:
+        """Wake the readers of what changed, and let the engine stop what has ended here."""
+        if aborts:
+            self._client.abort(aborts)
+        for conversion in changed:
+            if conversion.waiter is not None and conversion.has_news(self._interval):
+                _wake(conversion)
 
     def _die(self, error: BaseException) -> None:
         if self._dead_error is None:
             self._dead_error = error
-        for event in self._waiting.values():
-            event.set()
+        for conversion in self._processor.running():
+            _wake(conversion)
 
     def _raise_if_dead(self) -> None:
         if self._dead_error is not None:
@@ -211,3 +206,10 @@ class AsyncLLM:
         self._die(EngineDeadError("the engine was shut down"))
         self._reader.cancel()
         self._client.shutdown()
+
+
+def _wake(conversion: Conversion) -> None:
+    """Let the reader of this request go on, if it waits."""
+    waiter, conversion.waiter = conversion.waiter, None
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)

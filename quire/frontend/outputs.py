@@ -7,6 +7,7 @@ A slow reader gets fewer and larger outputs, and holds no more memory than the a
 from __future__ import annotations
 
 import time
+from asyncio import Future
 from collections.abc import Sequence
 
 from quire.foundation.errors import InputError
@@ -16,6 +17,7 @@ from quire.frontend.tokenizer import Tokenizer
 from quire.types.output import (
     CompletionOutput,
     EngineOutput,
+    EngineOutputs,
     Logprob,
     RequestMetrics,
     RequestOutput,
@@ -80,6 +82,17 @@ class Answer:
                 self._fresh_text.append(self._tokenizer.decode(shown, skip_special_tokens=skip))
             self._finish(output.finish_reason, output.stop_reason)
 
+    def push(self, token: int) -> None:
+        """`add` for a step with one token and nothing else to tell."""
+        self.token_ids.append(token)
+        detokenizer = self._detokenizer
+        if detokenizer is not None:
+            text = detokenizer.push(token)
+            if text:
+                self._fresh_text.append(text)
+            if detokenizer.stop is not None:
+                self._finish("stop", detokenizer.stop)
+
     def abort(self) -> None:
         self._finish("abort", None)
 
@@ -130,7 +143,9 @@ class Conversion:
         stops = stop_automaton(tuple(params.stop)) if params.stop else None
         self.request_id = request_id
         self.answers = [Answer(i, r.id, r.params, tokenizer, stops) for i, r in enumerate(requests)]
+        self._only = self.answers[0] if len(self.answers) == 1 else None
         self.kind = params.output_kind
+        self.waiter: Future[None] | None = None  # of the reader, while it waits for news
         self.error: str | None = None
         self.metrics = RequestMetrics(arrival_time=requests[0].arrival)
         self._prompt_text = prompt_text
@@ -143,6 +158,8 @@ class Conversion:
 
     @property
     def finished(self) -> bool:
+        if self._only is not None:
+            return self._only.finish_reason is not None
         return all(answer.finish_reason is not None for answer in self.answers)
 
     @property
@@ -170,8 +187,12 @@ class Conversion:
             metrics.first_scheduled_time = metrics.arrival_time + output.queued
         if metrics.first_token_time is None and output.token_ids:
             metrics.first_token_time = now
+        self.note_end(now)
+
+    def note_end(self, now: float) -> None:
+        """Keep the time if all answers have ended."""
         if self.finished:
-            metrics.finished_time = now
+            self.metrics.finished_time = now
 
     def abort(self, now: float) -> None:
         """End the answers that are still growing."""
@@ -183,12 +204,14 @@ class Conversion:
     def has_news(self, interval: int = 1) -> bool:
         if self.kind == RequestOutputKind.FINAL_ONLY:
             return self.finished and any(answer.has_news() for answer in self.answers)
+        if self._only is not None:
+            return self._only.has_news(interval)
         return any(answer.has_news(interval) for answer in self.answers)
 
     def take(self) -> RequestOutput:
         """All news since the last `take`: of a cumulative request every answer, of a delta request those that grew."""
         delta = self.kind == RequestOutputKind.DELTA
-        answers = [a for a in self.answers if a.has_news()] if delta else self.answers
+        answers = [a for a in self.answers if a.has_news()] if delta and self._only is None else self.answers
         return RequestOutput(
             request_id=self.request_id,
             prompt=self._prompt_text,
@@ -221,6 +244,9 @@ class OutputProcessor:
     def __len__(self) -> int:
         return len(self._by_id)
 
+    def running(self) -> list[Conversion]:
+        return list(self._by_id.values())
+
     def add(self, requests: Sequence[EngineRequest], request_id: str, prompt_text: str | None) -> Conversion:
         """Expect outputs for `requests`. Raises InputError if the id is in use."""
         if request_id in self._by_id or any(r.id in self._by_engine_id for r in requests):
@@ -231,10 +257,33 @@ class OutputProcessor:
             self._by_engine_id[answer.request_id] = (conversion, answer)
         return conversion
 
-    def process(self, outputs: Sequence[EngineOutput]) -> tuple[list[Conversion], list[str]]:
+    def process(self, outputs: EngineOutputs) -> tuple[list[Conversion], list[str]]:
         """Take in the news of a step: the requests it concerns, and the engine ids to abort (stop strings found)."""
+        changed, aborts = self.push(outputs.ids or (), outputs.tokens)
+        more, late = self.add_special(outputs.special)
+        return list(dict.fromkeys(changed + more)), aborts + late
+
+    def push(self, ids: Sequence[str], tokens: Sequence[int]) -> tuple[list[Conversion], list[str]]:
+        """One token for each of the engine ids."""
+        changed: list[Conversion] = []
+        aborts: list[str] = []
+        find = self._by_engine_id.get
+        for engine_id, token in zip(ids, tokens, strict=True):
+            entry = find(engine_id)
+            if entry is None:
+                continue  # aborted meanwhile
+            conversion, answer = entry
+            answer.push(token)
+            changed.append(conversion)
+            if answer.finish_reason is not None:
+                aborts.append(engine_id)
+                conversion.note_end(time.time())
+                self._forget(engine_id, conversion)
+        return changed, aborts
+
+    def add_special(self, outputs: Sequence[EngineOutput]) -> tuple[list[Conversion], list[str]]:
         now = time.time()
-        changed: dict[str, Conversion] = {}
+        changed: list[Conversion] = []
         aborts: list[str] = []
         for output in outputs:
             entry = self._by_engine_id.get(output.request_id)
@@ -242,14 +291,18 @@ class OutputProcessor:
                 continue  # aborted meanwhile
             conversion, answer = entry
             conversion.add(answer, output, now)
-            changed[conversion.request_id] = conversion
+            changed.append(conversion)
             if answer.finish_reason is not None:
-                del self._by_engine_id[output.request_id]
                 if output.finish_reason is None:
                     aborts.append(output.request_id)
-                if conversion.finished:
-                    del self._by_id[conversion.request_id]
-        return list(changed.values()), aborts
+                self._forget(output.request_id, conversion)
+        return changed, aborts
+
+    def _forget(self, engine_id: str, conversion: Conversion) -> None:
+        """An answer has ended."""
+        del self._by_engine_id[engine_id]
+        if conversion.finished:
+            del self._by_id[conversion.request_id]
 
     def abort(self, request_id: str) -> tuple[Conversion | None, list[str]]:
         """End a request: itself (None if it is unknown or has finished) and the engine ids to abort."""

@@ -14,7 +14,7 @@ from quire.types.plan import Admit, Attachment, NewBlocks, PromptLogprobs, StepP
 
 _EMPTY = np.zeros(0, np.int32)
 _NO_BLOCKS = NewBlocks(_EMPTY, _EMPTY, _EMPTY)
-NO_ROWS = DecodeRows(_EMPTY, [], [], [], None)
+NO_ROWS = DecodeRows(_EMPTY, [], [], [], None, [])
 
 
 class PlanBuilder:

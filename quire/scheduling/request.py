@@ -33,11 +33,12 @@ _LEGAL = {
 class Request:
     """What both plan and settle need of a request, seated or not. Counters of seated ones are in the seat columns.
 
-    limit: tokens, prompt included, at which it is finished by length.
+    limit: tokens, prompt included, at which it is finished by length; added: when it came, seconds of some clock.
     Raises InputError if the token ids are not int32.
     """
 
     __slots__ = (
+        "added",
         "extra_key",
         "first_scheduled",
         "hashes",
@@ -58,7 +59,7 @@ class Request:
         "tokens",
     )
 
-    def __init__(self, spec: EngineRequest, rank: Rank, limit: int) -> None:
+    def __init__(self, spec: EngineRequest, rank: Rank, limit: int, added: float = 0.0) -> None:
         try:
             self.tokens = array("i", spec.token_ids)  # known ones: prompt, then output as it is read
         except (OverflowError, TypeError):
@@ -74,6 +75,7 @@ class Request:
         self.num_reported = self.num_prompt  # leading tokens that outputs have told (kept only if quiet)
         self.num_cached = 0
         self.num_preemptions = 0
+        self.added = added
         self.first_scheduled = 0.0  # time.time(); 0: not yet
         self.hashes: list[bytes] = []
         self.extra_key = extra_key(spec.lora, spec.cache_salt, spec.media_hashes)

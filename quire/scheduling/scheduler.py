@@ -11,24 +11,26 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from quire.foundation.errors import ConfigError, InputError
 from quire.kv.manager import Hit, KVManager
 from quire.scheduling.build import PlanBuilder
+from quire.scheduling.pace import Pace
 from quire.scheduling.request import Rank, Request, Status
 from quire.scheduling.settle import settle
 from quire.scheduling.state import Chunk, InFlight, State
 from quire.types.kv import KVGroupSpec
-from quire.types.output import EngineOutput, EngineStats
+from quire.types.output import EngineOutputs, EngineStats
 from quire.types.plan import StepPlan
 from quire.types.request import EngineRequest
 from quire.types.result import StepResult
 
 
 class Scheduler:
-    """max_prefill_chunk: tokens, 0 for no limit; num_blocks: the null block included; hash_seed: None draws one.
+    """max_prefill_chunk: tokens, 0 for no limit; num_blocks: the null block included; hash_seed: None draws one;
+    clock: seconds, to see how long requests have waited.
 
     Raises ConfigError for numbers with which no request could run.
     """
@@ -46,6 +48,7 @@ class Scheduler:
         preempt_every_step: bool = False,
         enable_prefix_caching: bool = True,
         hash_seed: bytes | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not 1 <= max_num_seqs <= max_num_batched_tokens:
             raise ConfigError(
@@ -66,6 +69,8 @@ class Scheduler:
         self._by_priority = policy == "priority"
         self._preempt_every_step = preempt_every_step
         self._state = State(self.kv, max_num_seqs)
+        self.pace = Pace()  # whoever measures the steps tells it
+        self._clock = clock
         self._arrivals = itertools.count()
         self._step = 0
 
@@ -93,7 +98,7 @@ class Scheduler:
                 "prompt",
             )
         rank = (spec.priority if self._by_priority else 0, next(self._arrivals))
-        request = Request(spec, rank, min(num_prompt + spec.max_tokens, self.max_tokens))
+        request = Request(spec, rank, min(num_prompt + spec.max_tokens, self.max_tokens), self._clock())
         self._state.requests[spec.id] = request
         self._state.queue.push(request)
 
@@ -121,6 +126,7 @@ class Scheduler:
         if self._by_priority:
             self._make_room_for_urgent()
         self._decode(build)
+        self._keep_pace(build)
         self._catch_up(build)
         self._admit(build)
         if not build.decodes and not build.chunks:
@@ -130,6 +136,15 @@ class Scheduler:
         state.in_flight.append(InFlight(plan, build.decodes, build.chunks))
         self._step += 1
         return plan
+
+    @property
+    def can_be_late(self) -> bool:
+        """Whether all that the next step would bring is one token more for requests that somebody reads along.
+
+        Then the sooner it is planned the longer who comes next waits behind it.
+        """
+        state = self._state
+        return not state.prefilling and not len(state.queue) and state.seats.decode_rows().has_readers
 
     def _decode(self, build: PlanBuilder) -> None:
         """One token for everyone who is one token behind."""
@@ -155,6 +170,20 @@ class Scheduler:
         drained = computed + 1 >= seats.limit.take(rows.seats)
         if drained.any():  # the samples under way reach the limit: no further row for these
             seats.stop_decoding(rows.seats[drained])
+
+    def _keep_pace(self, build: PlanBuilder) -> None:
+        """Bound the prompt tokens of a step whose decode rows have readers."""
+        state = self._state
+        if not build.decodes.has_readers:
+            return
+        behind = [*state.prefilling.values()]
+        if (first := state.queue.peek()) is not None:
+            behind.append(first)
+        if behind:
+            waited = self._clock() - min(request.added for request in behind)
+            limit = self.pace.prompt_tokens(waited)
+            if limit is not None:
+                build.budget = min(build.budget, limit)
 
     def _catch_up(self, build: PlanBuilder) -> None:
         """Chunks of the running requests that are further behind, best rank first."""
@@ -300,7 +329,7 @@ class Scheduler:
 
     # --- outcome ------------------------------------------------------------------------------------------------
 
-    def settle(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
+    def settle(self, plan: StepPlan, result: StepResult) -> EngineOutputs:
         """Read the result of the oldest plan in flight. Returns the news, at most one output a request."""
         return settle(self._state, plan, result)
 

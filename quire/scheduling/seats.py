@@ -26,9 +26,14 @@ class DecodeRows:
     ids: list[str]
     appends: list[Callable[[int], None]]  # of the requests' tokens
     loud: list[int] | None  # rows whose every token is told at once; None: all
+    loud_ids: list[str]
 
     def __len__(self) -> int:
         return len(self.requests)
+
+    @property
+    def has_readers(self) -> bool:
+        return bool(self.loud_ids)
 
 
 class Seats:
@@ -97,12 +102,15 @@ class Seats:
         if self._rows is None:
             seats = np.flatnonzero(self.decoding).astype(np.int32)
             quiet = self.quiet.take(seats)
+            loud = np.flatnonzero(~quiet).tolist() if quiet.any() else None
+            ids = self._ids.take(seats).tolist()
             self._rows = DecodeRows(
                 seats,
                 self.requests.take(seats).tolist(),
-                self._ids.take(seats).tolist(),
+                ids,
                 self._appends.take(seats).tolist(),
-                np.flatnonzero(~quiet).tolist() if quiet.any() else None,
+                loud,
+                ids if loud is None else [ids[row] for row in loud],
             )
         return self._rows
 

@@ -13,14 +13,14 @@ from quire.scheduling.logprobs import lines_by_row
 from quire.scheduling.request import Request
 from quire.scheduling.seats import DecodeRows
 from quire.scheduling.state import Chunk, InFlight, State
-from quire.types.output import STEP_FAILED, EngineOutput, TokenLogprobs
+from quire.types.output import STEP_FAILED, EngineOutput, EngineOutputs, TokenLogprobs
 from quire.types.plan import StepPlan
 from quire.types.result import StepResult
 
 Lines = dict[int, list[TokenLogprobs]]  # by plan row
 
 
-def settle(state: State, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
+def settle(state: State, plan: StepPlan, result: StepResult) -> EngineOutputs:
     """Append the sampled tokens, finish who ends, and tell the news.
 
     Raises QuireError if `result` is not that of the oldest plan in flight, or not a possible one.
@@ -30,14 +30,14 @@ def settle(state: State, plan: StepPlan, result: StepResult) -> list[EngineOutpu
         expected = "none" if step is None else step.plan.step
         raise QuireError(f"the result of step {result.step} came for plan {plan.step}; expected: {expected}")
     if result.error is not None:
-        return _fail(state, result.error)
+        return EngineOutputs(special=_fail(state, result.error))
     sampled = result.tokens[:, 0]
     if len(sampled) != plan.num_rows or (sampled[plan.samples] < 0).any():
         raise QuireError(f"step {plan.step}: the result lacks a token of a row that samples")
     state.in_flight.popleft()
     tokens: list[int] = sampled.tolist()
     lines = lines_by_row(result.logprobs)
-    outputs = _settle_decodes(state, step, tokens, lines)
+    ids, plain, outputs = _settle_decodes(state, step, tokens, lines)
     prompt_lines = lines_by_row(result.prompt_logprobs)
     for row, chunk in enumerate(step.chunks, plan.num_decodes):
         if not chunk.request.is_finished:
@@ -46,7 +46,7 @@ def settle(state: State, plan: StepPlan, result: StepResult) -> list[EngineOutpu
                 output = _settle_one(state, step, chunk.request, tokens[row], lines.get(row))
                 if output is not None:
                     outputs.append(output)
-    return outputs
+    return EngineOutputs(ids=ids, tokens=plain, special=outputs)
 
 
 def _fail(state: State, error: str) -> list[EngineOutput]:
@@ -62,10 +62,13 @@ def _fail(state: State, error: str) -> list[EngineOutput]:
     return outputs
 
 
-def _settle_decodes(state: State, step: InFlight, tokens: list[int], lines: Lines) -> list[EngineOutput]:
+def _settle_decodes(
+    state: State, step: InFlight, tokens: list[int], lines: Lines
+) -> tuple[list[str], list[int], list[EngineOutput]]:
+    """The requests with just a token to tell, their tokens, and the news of the others."""
     rows, seats = step.decodes, state.seats
     if not rows:
-        return []
+        return [], [], []
     if len(tokens) > len(rows):
         tokens = tokens[: len(rows)]  # those of catch-up rows follow
     for append, token in zip(rows.appends, tokens):  # noqa: B905 (hot)
@@ -73,16 +76,18 @@ def _settle_decodes(state: State, step: InFlight, tokens: list[int], lines: Line
     gone = {row for row, request_id in enumerate(rows.ids) if request_id in step.left} if step.left else set()
     state.totals.generation_tokens += len(rows) - len(gone)
     # From here on in columns, and only rows that still have the seat they had then.
-    here = np.delete(np.arange(len(rows)), list(gone)) if gone else np.arange(len(rows))
-    seated = rows.seats[here]
+    here = np.delete(np.arange(len(rows)), list(gone)) if gone else None
+    seated = rows.seats if here is None else rows.seats[here]
     seen = seats.num_seen.take(seated) + 1
     seats.num_seen[seated] = seen
     # Rows with more to tell than their token.
-    special = set(here[seen >= seats.limit.take(seated)].tolist()) | gone
+    ending = np.flatnonzero(seen >= seats.limit.take(seated))
+    special = set((ending if here is None else here[ending]).tolist()) | gone
     if not seats.stops.keys().isdisjoint(tokens):
         special.update(row for row, token in enumerate(tokens) if token in seats.stops)
     special.update(row for row in lines if row < len(rows))
-    outputs = _plain_outputs(rows, tokens, special)
+    ids, plain = _plain(rows, tokens, special)
+    outputs = []
     for row in sorted(special):
         request = rows.requests[row]
         if row in gone:
@@ -93,20 +98,16 @@ def _settle_decodes(state: State, step: InFlight, tokens: list[int], lines: Line
         output = _tell(state, request, lines.get(row))
         if output is not None:
             outputs.append(output)
-    return outputs
+    return ids, plain, outputs
 
 
-def _plain_outputs(rows: DecodeRows, tokens: list[int], special: set[int]) -> list[EngineOutput]:
-    """A token each for all loud rows but the special ones."""
-    ids = rows.ids
-    if rows.loud is not None:
-        loud = [row for row in rows.loud if row not in special]
-        ids, tokens = [ids[row] for row in loud], [tokens[row] for row in loud]
-    elif special:
-        ids, tokens = ids.copy(), tokens.copy()
-        for row in sorted(special, reverse=True):
-            del ids[row], tokens[row]
-    return [EngineOutput(request_id=i, token_ids=[t]) for i, t in zip(ids, tokens)]  # noqa: B905 (hot)
+def _plain(rows: DecodeRows, tokens: list[int], special: set[int]) -> tuple[list[str], list[int]]:
+    """Ids and tokens of all loud rows but the special ones. As long as these stay the same, so does the list of ids."""
+    loud = rows.loud
+    if not special:
+        return rows.loud_ids, tokens if loud is None else [tokens[row] for row in loud]
+    kept = [row for row in (range(len(rows)) if loud is None else loud) if row not in special]
+    return [rows.ids[row] for row in kept], [tokens[row] for row in kept]
 
 
 def _settle_one(

@@ -80,16 +80,14 @@ class Generation:
             "prompt_tokens_details": {"cached_tokens": self.num_cached},
         }
 
-    async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """The news of all prompts as they come, each with the prompt's position. Closing it aborts the rest.
 
         Raises InputError if a prompt or option is refused, ApiError if the engine gave up on a request.
         """
-        if len(self.prompts) == 1:
-            async with aclosing(self._one(0)) as source:
-                async for output in source:
-                    yield 0, output
-            return
+        return self._one(0) if len(self.prompts) == 1 else self._all()
+
+    async def _all(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         news: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue()
         pumps = [asyncio.create_task(self._pump(i, news)) for i in range(len(self.prompts))]
         try:
@@ -110,14 +108,15 @@ class Generation:
     async def _pump(self, index: int, news: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]]) -> None:
         try:
             async with aclosing(self._one(index)) as source:
-                async for output in source:
-                    news.put_nowait((index, output))
+                async for item in source:
+                    news.put_nowait(item)
         except Exception as error:
             news.put_nowait((index, error))
         else:
             news.put_nowait((index, None))
 
-    async def _one(self, index: int) -> AsyncGenerator[RequestOutput, None]:
+    async def _one(self, index: int) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """The news of one prompt."""
         engine, metrics = self.service.running(), self.service.metrics
         assert metrics is not None
         prompt = self.prompts[index]
@@ -129,16 +128,14 @@ class Generation:
         if log_it:
             log.info("request %s: %d prompt tokens, n=%d", request_id, len(prompt.token_ids), self.params.n)
         source = engine.generate(given, self.params, request_id, priority=self.priority, cache_salt=self.cache_salt)
+        waits = False
         with field_names(self.names):
-            async with aclosing(source):
-                while True:
-                    progress.wait()
-                    try:
-                        output = await anext(source, None)
-                    finally:
-                        progress.done()
-                    if output is None:
-                        return
+            try:
+                progress.wait()
+                waits = True
+                async for output in source:
+                    progress.done()
+                    waits = False
                     progress.seen()
                     if streamed:
                         clock.tick()
@@ -153,7 +150,13 @@ class Generation:
                         metrics.finish(output, num_tokens, self.params)
                         if log_it:
                             log.info("request %s: finished with %d tokens", request_id, num_tokens)
-                    yield output
+                    yield index, output
+                    progress.wait()
+                    waits = True
+            finally:
+                if waits:
+                    progress.done()
+                await source.aclose()
 
     def _refusal(self, output: RequestOutput) -> ApiError:
         """The engine gave up on a request: `stop_reason` says of what kind that is."""

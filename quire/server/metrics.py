@@ -172,5 +172,9 @@ class Metrics(Collector):
         for reason, count in self.finished.items():
             success.add_metric([*self._labels, reason], count)
         yield success
+        phases = CounterMetricFamily("quire:core_seconds", "What the core's loop did.", labels=[*self._names, "phase"])
+        for phase, seconds in stats.phase_seconds.items():
+            phases.add_metric([*self._labels, phase], seconds)
+        yield phases
         for histogram in self._histograms:
             yield histogram.family(self._names, self._labels)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import orjson
 from fastapi import APIRouter, Request, Response
 
 from quire.server import generation
@@ -15,7 +16,7 @@ from quire.server.logprobs import LogprobWriter, prompt_logprobs
 from quire.server.params import field_names, sampling_params
 from quire.server.protocol import ChatBody
 from quire.server.service import Service
-from quire.server.sse import ChunkWriter, EventStream, JsonReply
+from quire.server.sse import TEXT, ChunkWriter, EventStream, JsonReply
 from quire.types.output import CompletionOutput, RequestOutput
 
 router = APIRouter()
@@ -95,21 +96,31 @@ class Chat:
         job, body = self.job, self.body
         writer = ChunkWriter(job.shared("chat.completion.chunk"), include_usage=body.include_usage)
         opened = False
+        around: dict[int, tuple[bytes, bytes]] = {}  # of the chunks that differ in their text only, by choice
+        is_plain, counts_usage = not self.wants_all, body.continuous_usage
         async for _, output in job.outputs():
             if not opened:
                 opened = True
                 for index in range(job.params.n):
                     yield writer.chunk(self._opening(index, output), job.usage() if body.continuous_usage else None)
             self._count(output)
-            usage = job.usage() if body.continuous_usage else None
+            usage = job.usage() if counts_usage else None
             for answer in output.outputs:
+                if is_plain and answer.finish_reason is None:
+                    if answer.index not in around:
+                        around[answer.index] = writer.around(self._delta(CompletionOutput(answer.index, TEXT, [])))
+                    if answer.text:
+                        before, after = around[answer.index]
+                        yield before + orjson.dumps(answer.text) + after
+                    continue
                 if answer.text or answer.finish_reason or self.wants_all:
                     yield writer.chunk(self._delta(answer), usage)
         if body.include_usage:
             yield writer.usage(job.usage())
 
     def _count(self, output: RequestOutput) -> None:
-        self.job.num_generated += sum(len(answer.token_ids) for answer in output.outputs)
+        for answer in output.outputs:
+            self.job.num_generated += len(answer.token_ids)
 
     def _opening(self, index: int, output: RequestOutput) -> dict[str, Any]:
         delta = {"role": ROLE, "content": self.echoed}

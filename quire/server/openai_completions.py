@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import orjson
 from fastapi import APIRouter, Request, Response
 
 from quire.foundation.errors import InputError
@@ -16,7 +17,7 @@ from quire.server.logprobs import LogprobWriter, prompt_logprobs
 from quire.server.params import sampling_params
 from quire.server.protocol import CompletionBody
 from quire.server.service import Service
-from quire.server.sse import ChunkWriter, EventStream, JsonReply
+from quire.server.sse import TEXT, ChunkWriter, EventStream, JsonReply
 from quire.types.output import CompletionOutput, RequestOutput
 
 router = APIRouter()
@@ -88,11 +89,21 @@ class Completion:
         job, body = self.job, self.body
         writer = ChunkWriter(job.shared("text_completion"), include_usage=body.include_usage)
         offsets: dict[int, int] = {}  # characters sent, by choice
+        around: dict[int, tuple[bytes, bytes]] = {}  # of the chunks that differ in their text only, by choice
+        is_plain, counts_usage = not (self.wants_all or body.echo), body.continuous_usage
         async for index, output in job.outputs():
             self._count([output])
-            usage = job.usage() if body.continuous_usage else None
+            usage = job.usage() if counts_usage else None
             for answer in output.outputs:
                 number = self._number(index, answer)
+                if is_plain and answer.finish_reason is None:
+                    if number not in around:
+                        like = CompletionOutput(answer.index, TEXT, [])
+                        around[number] = writer.around(self._choice(index, like, None))
+                    if answer.text:
+                        before, after = around[number]
+                        yield before + orjson.dumps(answer.text) + after
+                    continue
                 echoed = None
                 if number not in offsets:
                     echoed = self._echo(index, output) if body.echo else None
@@ -107,7 +118,9 @@ class Completion:
 
     def _count(self, outputs: Any) -> None:
         if not self.prompt_only:
-            self.job.num_generated += sum(len(a.token_ids) for output in outputs for a in output.outputs)
+            for output in outputs:
+                for answer in output.outputs:
+                    self.job.num_generated += len(answer.token_ids)
 
     def _number(self, prompt_index: int, answer: CompletionOutput) -> int:
         return prompt_index * self.job.params.n + answer.index

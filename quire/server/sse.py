@@ -18,6 +18,7 @@ from quire.server.limits import InFlight
 log = get_logger(__name__)
 
 DONE = b"data: [DONE]\n\n"
+TEXT = "\0text\0"  # stands for the text in a chunk that others are like
 SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -35,6 +36,11 @@ class ChunkWriter:
     def chunk(self, choice: dict[str, Any], usage: dict[str, Any] | None = None) -> bytes:
         tail = self._tail if usage is None else b'],"usage":' + orjson.dumps(usage) + b"}\n\n"
         return self._head + orjson.dumps(choice) + tail
+
+    def around(self, choice: dict[str, Any]) -> tuple[bytes, bytes]:
+        """What stands before and after the text in chunks like this one, whose text is TEXT."""
+        before, _, after = self.chunk(choice).partition(orjson.dumps(TEXT))
+        return before, after
 
     def usage(self, usage: dict[str, Any]) -> bytes:
         """The last chunk: no choices, the sums of the whole request."""

@@ -22,7 +22,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class EngineOutput(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
-    """News of one request after one step."""
+    """News of one request after one step, if it is more than a token."""
 
     request_id: str
     token_ids: list[int] = msgspec.field(default_factory=list)  # new ones only
@@ -56,14 +56,25 @@ class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
     step_tokens: list[int] = msgspec.field(default_factory=list)  # tokens of the steps since the last report
     phase_seconds: dict[str, float] = msgspec.field(
         default_factory=dict
-    )  # idle, inbox, plan, submit, wait, settle, outbox
+    )  # idle, hold, inbox, plan, submit, wait, settle, outbox
 
 
 class EngineOutputs(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One message from the core: the news of all requests of one step, now and then with statistics."""
+    """One message from the core: the news of all requests of one step, now and then with statistics.
 
-    outputs: list[EngineOutput] = msgspec.field(default_factory=list)
+    Most requests have one token to tell and nothing else: they are columns. No request is in `ids` and `special` both.
+    """
+
+    # Of the requests with just a token; not to be changed. On a wire None: those of the latest message that had any.
+    ids: list[str] | None = msgspec.field(default_factory=list)
+    tokens: list[int] = msgspec.field(default_factory=list)  # one for each of `ids`
+    special: list[EngineOutput] = msgspec.field(default_factory=list)
     stats: EngineStats | None = None
+
+    def each(self) -> list[EngineOutput]:
+        """All of it request by request, for those who do not mind the objects."""
+        plain = zip(self.ids or (), self.tokens, strict=True)
+        return [*(EngineOutput(request_id=i, token_ids=[t]) for i, t in plain), *self.special]
 
 
 @dataclass(slots=True)

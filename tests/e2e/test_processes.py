@@ -52,7 +52,7 @@ def test_the_real_worker_behind_every_client(
 def take(client: EngineClient, tokens: dict[str, list[int]]) -> set[str]:
     """Read once; returns the ids that ended."""
     ended = set()
-    for output in client.poll(30).outputs:
+    for output in client.poll(30).each():
         assert output.error is None, output
         tokens[output.request_id] += output.token_ids
         if output.finish_reason:

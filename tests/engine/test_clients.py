@@ -60,7 +60,7 @@ def generate(client: EngineClient, count: int = 12) -> dict[str, list[int]]:
     tokens: dict[str, list[int]] = {request_id: [] for request_id in prompts}
     unfinished = set(prompts)
     while unfinished:
-        for output in client.poll(10).outputs:
+        for output in client.poll(10).each():
             if output.request_id in unfinished:
                 tokens[output.request_id] += output.token_ids
                 if output.finish_reason:
@@ -98,7 +98,7 @@ def test_an_abort_storm_leaves_nothing(client: EngineClient) -> None:
             client.abort([*victims, "unknown"])
             alive.difference_update(victims)
             gone.update(victims)
-        for output in client.poll(0).outputs:
+        for output in client.poll(0).each():
             assert output.request_id not in gone
             if output.finish_reason:
                 alive.discard(output.request_id)
@@ -107,7 +107,7 @@ def test_an_abort_storm_leaves_nothing(client: EngineClient) -> None:
     stats = client.stats()
     assert (stats.num_running, stats.num_waiting, stats.num_seats_used) == (0, 0, 0)
     assert stats.num_free_blocks == stats.num_blocks
-    assert client.poll(0.05).outputs == []
+    assert client.poll(0.05).each() == []
     assert generate(client) == {f"r{i}": expected([i + 1, 2, 3] * (i + 1), 10) for i in range(12)}
 
 
@@ -119,7 +119,7 @@ def test_an_aborted_id_can_be_used_again_at_once(client: EngineClient) -> None:
     client.add(make_request("same", [5], 4))
     tokens: list[int] = []
     while len(tokens) < 4:
-        tokens += [t for o in client.poll(5).outputs for t in o.token_ids]
+        tokens += [t for o in client.poll(5).each() for t in o.token_ids]
     assert tokens == expected([5], 4)
 
 
@@ -140,7 +140,7 @@ def test_many_threads_may_add_abort_and_call_while_one_polls(client: EngineClien
         thread.start()
     finished: set[str] = set()
     while len(finished) < 80:
-        finished.update(o.request_id for o in client.poll(10).outputs if o.finish_reason)
+        finished.update(o.request_id for o in client.poll(10).each() if o.finish_reason)
         assert not errors
     for thread in threads:
         thread.join()
@@ -152,7 +152,7 @@ def test_asyncio_reads_the_same_outputs(client: EngineClient) -> None:
         outputs = client.outputs()
         client.add(make_request("a", [1, 2, 3], 20))
         async for news in outputs:
-            for output in news.outputs:
+            for output in news.each():
                 tokens += output.token_ids
                 if output.finish_reason:
                     pong, stats = await asyncio.gather(client.call_async("ping"), client.call_async("stats"))
@@ -174,7 +174,7 @@ def test_a_request_of_wrong_types_ends_alone(kind: tuple[str, str]) -> None:
     client.add(make_request("good", [1], 3))
     outputs = []
     while not any(o.request_id == "good" and o.finish_reason for o in outputs):
-        outputs += client.poll(5).outputs
+        outputs += client.poll(5).each()
     refusal = next(o for o in outputs if o.request_id == "bad")
     assert (refusal.finish_reason, refusal.stop_reason) == ("error", INVALID_REQUEST)
     with pytest.raises(WireError, match="cannot be sent"):
@@ -227,7 +227,7 @@ def test_a_failed_step_is_told_and_ends_the_engine(kind: tuple[str, str]) -> Non
 def read_for(client: EngineClient, seconds: float, outputs: list[EngineOutput]) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        outputs += client.poll(seconds).outputs
+        outputs += client.poll(seconds).each()
 
 
 def kill(pid: int) -> float:
@@ -246,7 +246,7 @@ def test_kill_9_is_noticed_within_a_second(kind: tuple[str, str], victim: str, b
     pid = client.call("worker", "hello")["pid"] if victim == "worker" else client.pid  # type: ignore[attr-defined]
     if busy:
         client.add(make_request("a", [1], 200))
-        assert client.poll(5).outputs
+        assert client.poll(5).each()
     since = kill(pid)
     with pytest.raises(EngineDeadError, match="SIGKILL"):
         read_for(client, 5, [])

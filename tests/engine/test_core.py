@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import pytest
 
 from quire.engine.client import InProcessClient
@@ -16,6 +17,7 @@ from quire.foundation.child import Failure
 from quire.foundation.errors import ConfigError, EngineDeadError, InputError
 from quire.types.output import DRAINING, INVALID_REQUEST, QUEUE_FULL, STEP_FAILED, EngineOutput, EngineStats
 from quire.types.request import EngineRequest
+from quire.types.sampling import RequestOutputKind
 from tests.engine.echo_worker import NAME, expected, make_request, make_resolved
 
 
@@ -36,7 +38,7 @@ def run_all(client: InProcessClient, requests: Iterable[EngineRequest]) -> dict[
     tokens: dict[str, list[int]] = {request.id: [] for request in requests}
     unfinished = set(tokens)
     while unfinished:
-        for output in client.poll(5).outputs:
+        for output in client.poll(5).each():
             assert output.error is None, output
             tokens[output.request_id] += output.token_ids
             if output.finish_reason:
@@ -72,7 +74,7 @@ def make_core(depth: int = 2, **options: Any) -> EngineCore:
 def steps(core: EngineCore) -> list[EngineOutput]:
     outputs = []
     while core.has_work:
-        outputs += core.step().outputs
+        outputs += core.step().each()
     return outputs
 
 
@@ -94,9 +96,9 @@ def test_depth_is_the_number_of_plans_in_flight() -> None:
         core = make_core(depth)
         core.add(make_request("a", [1, 2, 3], 10))
         core.step()
-        assert [plan.step for plan, _ in core._in_flight] == list(range(1, depth))
+        assert [plan.step for plan, *_ in core._in_flight] == list(range(1, depth))
         core.step()
-        assert [plan.step for plan, _ in core._in_flight] == list(range(2, depth + 1))
+        assert [plan.step for plan, *_ in core._in_flight] == list(range(2, depth + 1))
 
 
 def test_a_request_that_can_never_run_is_refused_and_harms_nobody() -> None:
@@ -115,10 +117,10 @@ def test_the_queue_limit_counts_those_without_a_seat() -> None:
     for i in range(10):
         core.add(make_request(f"r{i}", [i + 1], 5))
     first = core.step()
-    refused = [o for o in first.outputs if o.stop_reason == QUEUE_FULL]
+    refused = [o for o in first.each() if o.stop_reason == QUEUE_FULL]
     assert [o.request_id for o in refused] == ["r7", "r8", "r9"]  # 4 get seats, 3 wait
     core.add(make_request("late", [1], 5))
-    assert [o.request_id for o in core.step().outputs if o.finish_reason == "error"] == ["late"]
+    assert [o.request_id for o in core.step().each() if o.finish_reason == "error"] == ["late"]
     finished = [o.request_id for o in steps(core) if o.finish_reason == "length"]
     assert sorted(finished) == [f"r{i}" for i in range(7)]
 
@@ -149,7 +151,7 @@ def test_a_failed_step_ends_its_requests_and_the_engine(depth: int) -> None:
     messages: list[FromCore] = []
     while not core.stopped:
         messages += core.turn(inbox, 0)
-    outputs = [o for m in messages if isinstance(m, News) for o in m.outputs.outputs]
+    outputs = [o for m in messages if isinstance(m, News) for o in m.outputs.each()]
     errors = {o.request_id: o for o in outputs if o.finish_reason}
     assert set(errors) == {"r0", "r1"}  # r2 was not in the step: it can be run elsewhere
     assert {o.stop_reason for o in errors.values()} == {STEP_FAILED}
@@ -201,7 +203,7 @@ def test_drain_answers_when_all_is_done_and_refuses_what_is_new() -> None:
     messages: list[FromCore] = []
     while not any(isinstance(m, Reply) for m in messages):
         messages += core.turn(inbox, 0)
-    outputs = [o for m in messages if isinstance(m, News) for o in m.outputs.outputs]
+    outputs = [o for m in messages if isinstance(m, News) for o in m.outputs.each()]
     assert [o.stop_reason for o in outputs if o.request_id == "b"] == [DRAINING]
     assert outputs[-1].request_id == "a"
     assert outputs[-1].finish_reason == "length"
@@ -254,3 +256,17 @@ def test_a_shut_down_client_says_so() -> None:
         client.poll(0)
     with pytest.raises(EngineDeadError):
         client.add(make_request("a", [1], 1))
+
+
+def held_seconds(kind: RequestOutputKind) -> float:
+    core = make_core(2, hf_overrides={"step_seconds": 0.02})
+    request = make_request("a", [1, 2, 3], 30)
+    core.add(msgspec.structs.replace(request, params=request.params.clone(output_kind=kind)))
+    while core.has_work:
+        core.turn(ListInbox(), 0)
+    return core.stats().phase_seconds.get("hold", 0.0)
+
+
+def test_a_step_is_planned_late_while_somebody_reads_and_only_then() -> None:
+    assert held_seconds(RequestOutputKind.DELTA) > 0.2  # of 0.6: who comes in a step shall not wait for the next too
+    assert held_seconds(RequestOutputKind.FINAL_ONLY) == 0.0

@@ -52,7 +52,7 @@ def test_results_come_in_order_however_they_are_asked_for(executor: Both) -> Non
     assert last.step == plans[-1].step
     assert all(future.done() for future in futures)
     tokens = [t for plan, future in zip(plans, futures, strict=True)
-              for output in scheduler.settle(plan, future.result()) for t in output.token_ids]  # fmt: skip
+              for output in scheduler.settle(plan, future.result()).each() for t in output.token_ids]  # fmt: skip
     assert tokens == expected([1, 2, 3], 4)
 
 
@@ -63,7 +63,7 @@ def test_calls_fit_in_between(executor: Both) -> None:
     assert plan is not None
     future = executor.submit(plan)
     assert executor.call("hello", 1)["args"] == [1]
-    assert scheduler.settle(plan, future.result())[0].token_ids == expected([1, 2, 3], 1)
+    assert scheduler.settle(plan, future.result()).each()[0].token_ids == expected([1, 2, 3], 1)
     with pytest.raises(Exception, match="boom was called"):
         executor.call("boom")
     executor.check_health()

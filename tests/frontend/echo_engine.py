@@ -123,7 +123,13 @@ class EchoClient:
         self.num_steps += 1
         outputs = [self._step(running) for running in list(self.running.values())]
         stats = EngineStats(num_running=len(self.running), num_steps=self.num_steps)
-        return EngineOutputs(outputs=outputs, stats=stats)
+        plain = [o for o in outputs if o == EngineOutput(request_id=o.request_id, token_ids=o.token_ids[:1])]
+        return EngineOutputs(
+            ids=[o.request_id for o in plain],
+            tokens=[o.token_ids[0] for o in plain],
+            special=[o for o in outputs if o not in plain],
+            stats=stats,
+        )
 
     async def outputs(self) -> AsyncIterator[EngineOutputs]:
         while True:

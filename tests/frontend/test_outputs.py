@@ -14,7 +14,7 @@ from quire.foundation.errors import InputError
 from quire.frontend.inputs import build
 from quire.frontend.outputs import Conversion, OutputProcessor
 from quire.frontend.tokenizer import Tokenizer
-from quire.types.output import EngineOutput, RequestOutput
+from quire.types.output import EngineOutput, EngineOutputs, RequestOutput
 from quire.types.sampling import RequestOutputKind, SamplingParams
 from tests.frontend.echo_engine import EchoClient, Script, log_softmax, make_info, says
 
@@ -41,7 +41,7 @@ def run(
     outputs: list[RequestOutput] = []
     steps = 0
     while not (outputs and outputs[-1].finished):
-        _, aborts = processor.process(client.poll().outputs)
+        _, aborts = processor.process(client.poll())
         client.abort(aborts)
         steps += 1
         if (steps % read_every == 0 or conversion.finished) and conversion.has_news():
@@ -220,7 +220,7 @@ def test_a_refused_request_ends_with_its_message(tokenizer: Tokenizer) -> None:
     requests = build([1], SamplingParams(n=2), INFO, tokenizer, request_id="r")
     conversion = processor.add(requests, "r", None)
     refusals = [EngineOutput(request_id=r.id, finish_reason="error", error="queue full") for r in requests]
-    processor.process(refusals)
+    processor.process(EngineOutputs(special=refusals))
     output = conversion.take()
     assert (output.finished, output.error) == (True, "queue full")
     assert [a.finish_reason for a in output.outputs] == ["error", "error"]
@@ -236,13 +236,15 @@ def two_running(tokenizer: Tokenizer) -> tuple[OutputProcessor, Conversion]:
 def test_abort_ends_what_is_running(tokenizer: Tokenizer) -> None:
     processor, conversion = two_running(tokenizer)
     (token,) = tokenizer.encode("a")
-    processor.process([EngineOutput(request_id="r#0", token_ids=[token], finish_reason="length")])
+    processor.process(
+        EngineOutputs(special=[EngineOutput(request_id="r#0", token_ids=[token], finish_reason="length")])
+    )
     assert processor.abort("r") == (conversion, ["r#1"])
     assert processor.abort("r") == (None, [])
     output = conversion.take()
     assert [a.finish_reason for a in output.outputs] == ["length", "abort"]
     assert output.finished
-    assert processor.process([EngineOutput(request_id="r#1", token_ids=[token])]) == ([], [])
+    assert processor.process(EngineOutputs(ids=["r#1"], tokens=[token])) == ([], [])
 
 
 def test_ids_in_use_are_refused_and_free_again_afterwards(tokenizer: Tokenizer) -> None:

@@ -142,7 +142,7 @@ def test_a_failed_step_ends_its_requests_and_nobody_else() -> None:
     life.plan()
     life.abort("a")
     plan, result = life.in_flight.popleft()
-    outputs = life.scheduler.settle(plan, msgspec.structs.replace(result, error="out of memory"))
+    outputs = life.scheduler.settle(plan, msgspec.structs.replace(result, error="out of memory")).each()
     assert [(o.request_id, o.finish_reason, o.error) for o in outputs] == [("b", "error", "out of memory")]
     del life.open["b"]
     life.run()

@@ -88,7 +88,7 @@ class Life:
         return plan
 
     def settle(self) -> list[EngineOutput]:
-        outputs = self.scheduler.settle(*self.in_flight.popleft())
+        outputs = self.scheduler.settle(*self.in_flight.popleft()).each()
         assert len({o.request_id for o in outputs}) == len(outputs), "two outputs for one request"
         for output in outputs:
             assert output.request_id in self.open, f"news of {output.request_id}, which is over"

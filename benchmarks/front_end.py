@@ -1,0 +1,173 @@
+"""What the HTTP server needs for itself: streamed tokens a second and core, before an engine that costs nothing.
+
+    python -m benchmarks.front_end [--streams 256 1024] [--rate 8000] [--tokens 100] [--profile FILE]
+
+The engine gives every running request a token at a fixed rate (`--rate` tokens a second in all, so that no two share a
+chunk); requests are checked, answers detokenised, framed and sent as ever. Figures are tokens over the CPU seconds of
+the server's process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import serve_load, workloads
+from benchmarks.serve import Server
+from quire.engine.client import EngineInfo
+from quire.types.output import EngineOutput, EngineOutputs, EngineStats
+from quire.types.request import EngineRequest
+
+MODEL = "tiny-qwen3"
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+ENDPOINTS = ("/v1/completions", "/v1/chat/completions")
+
+
+class NullClient:
+    """An engine client whose requests get their tokens at `rate` a second in all, from no engine."""
+
+    def __init__(self, info: EngineInfo, rate: float) -> None:
+        self.info = info
+        self.last_heard = time.monotonic()
+        self._rate = rate
+        self._new: list[EngineRequest] = []
+        self._left: dict[str, int] = {}  # tokens to come, by id
+        self._work = asyncio.Event()
+
+    def add(self, request: EngineRequest) -> None:
+        self._new.append(request)
+        self._work.set()
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self._left.pop(request_id, None)
+
+    async def outputs(self) -> AsyncGenerator[EngineOutputs, None]:
+        due, token = time.monotonic(), 256
+        while True:
+            if not self._left and not self._new:
+                self._work.clear()
+                await self._work.wait()
+                due = time.monotonic()
+            token = 256 + (token + 1) % 50_000
+            yield self._step(token)
+            due += len(self._left) / self._rate
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+
+    def _step(self, token: int) -> EngineOutputs:
+        special = [EngineOutput(request_id=r.id, token_ids=[token]) for r in self._new if r.max_tokens > 1]
+        special += [
+            EngineOutput(request_id=r.id, token_ids=[token], finish_reason="length")
+            for r in self._new
+            if r.max_tokens == 1
+        ]
+        ids: list[str] = []
+        for request_id, left in self._left.items():
+            if left > 1:
+                ids.append(request_id)
+            else:
+                special.append(EngineOutput(request_id=request_id, token_ids=[token], finish_reason="length"))
+        self._left = {i: self._left[i] - 1 for i in ids} | {
+            r.id: r.max_tokens - 1 for r in self._new if r.max_tokens > 1
+        }
+        self._new = []
+        return EngineOutputs(ids=ids, tokens=[token] * len(ids), special=special, stats=EngineStats())
+
+    async def call_async(self, method: str, *_: Any) -> Any:
+        raise NotImplementedError(method)
+
+    def shutdown(self) -> None:
+        pass
+
+
+def serve(arguments: list[str]) -> int:
+    """`quire serve` around a NullClient; the first argument is its rate, the second a file for a profile or ""."""
+    import cProfile
+    import signal
+
+    from quire.cli.main import main
+    from quire.config.engine import EngineConfig
+    from quire.config.resolve import resolve
+    from quire.frontend.async_engine import AsyncLLM
+    from quire.frontend.tokenizer import load_tokenizer
+    from quire.types.kv import WorkerReport
+
+    rate, profile, *rest = arguments
+    profiler = cProfile.Profile()
+
+    async def start(config: EngineConfig, serving: bool = False) -> AsyncLLM:
+        resolved = resolve(config, serving=serving)
+        report = WorkerReport(
+            device="none", num_blocks=1, max_model_len=resolved.max_model_len, groups=[],
+            vocab_size=resolved.info.vocab_size, weight_bytes=0, kv_bytes=0, free_bytes=0, attention_backend="none",
+            phases={"load": 0.0},
+        )  # fmt: skip
+        if profile:
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGUSR1, profiler.enable)
+            loop.add_signal_handler(signal.SIGUSR2, lambda: (profiler.disable(), profiler.dump_stats(profile)))
+        client: Any = NullClient(EngineInfo(resolved, report), float(rate))
+        return AsyncLLM(client, load_tokenizer(resolved))
+
+    AsyncLLM.start = start  # type: ignore[method-assign,assignment]
+    return main(["serve", *rest])
+
+
+def body(endpoint: str, tokens: int, number: int) -> bytes:
+    shared = {"max_tokens": tokens, "stream": True, "ignore_eos": True, "stream_options": {"include_usage": True}}
+    ask: dict[str, Any] = {"prompt": [300 + number % 1000] * 100}
+    if "chat" in endpoint:
+        ask = {"messages": [{"role": "user", "content": f"question {number}"}]}
+    return json.dumps(ask | shared).encode()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", nargs="+", type=int, default=[256, 1024])
+    parser.add_argument("--rate", type=float, default=8000)
+    parser.add_argument("--tokens", type=int, default=100)
+    parser.add_argument("--endpoints", nargs="+", default=ENDPOINTS, choices=ENDPOINTS)
+    parser.add_argument("--profile", default="", help="file for a profile of the last case, taken from its second half")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as log:
+        model = workloads.write_model_dir(MODEL, Path(folder) / MODEL, tokenizer=True)
+        (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+        command = [sys.executable, "-m", "benchmarks.front_end", "serve", str(args.rate), args.profile]
+        print(f"{'endpoint':24}{'streams':>8}{'tokens':>9}{'chunks':>9}{'s':>7}{'CPU s':>7}{'tok/s a core':>14}")
+        with Server(model, [], log, 60, command) as server:
+            for endpoint in args.endpoints:
+                for streams in args.streams:
+                    print(f"{endpoint:24}{streams:8}{measure(server, endpoint, streams, args)}", flush=True)
+
+
+def measure(server: Server, endpoint: str, streams: int, args: argparse.Namespace) -> str:
+    import signal
+
+    if args.profile:
+        server.signal(signal.SIGUSR1)
+    before = server.metrics()["process_cpu_seconds_total"]
+    planned = [serve_load.Planned(0.0, body(endpoint, args.tokens, i), args.tokens) for i in range(streams)]
+    start, seen = serve_load.run(server.url + endpoint, planned, 2)
+    busy = server.metrics()["process_cpu_seconds_total"] - before
+    if args.profile:
+        server.signal(signal.SIGUSR2)
+    errors = {s.error for s in seen if s.error}
+    if errors:
+        raise SystemExit(f"requests failed: {errors}")
+    tokens, chunks = sum(s.num_tokens for s in seen), sum(len(s.events) for s in seen)
+    seconds = max(s.events[-1] for s in seen) - start
+    return f"{tokens:9}{chunks:9}{seconds:7.2f}{busy:7.2f}{tokens / busy:14,.0f}"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["serve"]:
+        sys.exit(serve(sys.argv[2:]))
+    main()

@@ -1,0 +1,145 @@
+"""Prompts leave readers their pace: what is learned from steps, and what the scheduler makes of it."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.scheduling.pace import LEAST, LONGEST, MIN_TOKENS, Pace
+from quire.scheduling.scheduler import Scheduler
+from quire.types.result import StepResult
+from quire.types.sampling import RequestOutputKind
+from tests.scheduling.simulator import groups, make_request
+
+DECODE, TOKEN = 0.005, 25e-6  # seconds of a decode step and of a prompt token
+
+
+def taught(decode: float = DECODE, token: float = TOKEN) -> Pace:
+    pace = Pace()
+    rng = random.Random(0)
+    for _ in range(20):
+        pace.observe(0, decode)
+        count = rng.randint(1, 4000)
+        pace.observe(count, decode + token * count)
+    return pace
+
+
+def test_it_learns_what_a_decode_step_and_a_prompt_token_cost() -> None:
+    pace = taught()
+    assert pace.predict(0) == pytest.approx(DECODE)
+    assert pace.predict(1000) == pytest.approx(DECODE + 1000 * TOKEN)
+
+
+def test_nothing_is_bounded_before_anything_is_known() -> None:
+    pace = Pace()
+    pace.observe(0, DECODE)
+    assert pace.prompt_tokens(0.0) is None
+
+
+def test_one_step_that_something_delayed_is_forgotten() -> None:
+    pace = taught()
+    usual = pace.prompt_tokens(10.0)
+    pace.observe(8000, 5.0)
+    slow = pace.prompt_tokens(10.0)
+    for _ in range(32):
+        pace.observe(200, DECODE + 200 * TOKEN)
+    assert usual is not None
+    assert slow is not None
+    assert slow < usual / 4
+    assert pace.prompt_tokens(10.0) == pytest.approx(usual, rel=1e-3)
+    assert pace.token_seconds == pytest.approx(TOKEN)
+    pace.observe(0, 1.0)  # a decode step too
+    assert pace.decode_seconds == DECODE
+
+
+@given(
+    decode=st.floats(1e-4, 1.0),
+    token=st.floats(1e-7, 1e-2),
+    waits=st.lists(st.floats(0, 1e4), min_size=2, max_size=2).map(sorted),
+)
+def test_a_step_keeps_its_time_and_prompts_that_wait_get_more(decode: float, token: float, waits: list[float]) -> None:
+    pace = taught(decode, token)
+    less, more = (pace.prompt_tokens(waited) for waited in waits)
+    assert less is not None
+    assert more is not None
+    assert MIN_TOKENS <= less <= more
+    if more > MIN_TOKENS:
+        assert decode + more * token <= max(LONGEST, decode + max(LEAST, decode)) * (1 + 1e-6)
+    assert less * token >= (LEAST - token) * (1 - 1e-6)  # prompts go on, however slow a decode step is
+
+
+class Clocked:
+    """A scheduler whose steps take DECODE + TOKEN a prompt token of a clock of our own."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.number = 0
+        self.scheduler = Scheduler(
+            max_num_seqs=64, max_num_batched_tokens=8192, max_model_len=16384, num_blocks=4096, groups=groups(16),
+            clock=lambda: self.now,
+        )  # fmt: skip
+
+    def add(self, length: int, max_tokens: int, kind: RequestOutputKind = RequestOutputKind.DELTA) -> None:
+        self.number += 1
+        prompt = [self.number * 100_000 + i for i in range(length)]
+        self.scheduler.add(make_request(f"r{self.number}", prompt, max_tokens, stops=(), output_kind=kind))
+
+    def step(self) -> tuple[int, float]:
+        """(prompt tokens, seconds) of the next step."""
+        plan = self.scheduler.plan()
+        assert plan is not None
+        count = int(plan.num_tokens.sum()) - plan.num_decodes
+        seconds = DECODE + TOKEN * count
+        self.now += seconds
+        self.scheduler.pace.observe(count, seconds)
+        sampled = np.where(plan.samples, 7, -1).astype(np.int32)
+        self.scheduler.settle(plan, StepResult(step=plan.step, tokens=sampled[:, None], counts=sampled))
+        return count, seconds
+
+
+def test_readers_wait_no_longer_than_the_longest_step() -> None:
+    clocked = Clocked()
+    clocked.add(100, 2000)
+    assert clocked.step()[0] == 100  # nobody reads yet: in one go
+    clocked.step()
+    for _ in range(20):
+        clocked.add(2000, 4)
+    steps = []
+    while clocked.scheduler.stats().num_running > 1 or clocked.scheduler.stats().num_waiting:
+        steps.append(clocked.step())
+    longest = max(seconds for _, seconds in steps)
+    assert longest <= LONGEST + 1e-6
+    assert longest > LONGEST * 0.9  # prompts that have waited long get long steps …
+    assert steps[0][1] < LONGEST / 4  # … those that have just come do not
+    assert sum(count for count, _ in steps) == 40_000
+
+
+def test_prompts_come_in_one_go_where_nobody_reads() -> None:
+    clocked = Clocked()
+    for _ in range(4):
+        clocked.add(100, 50, RequestOutputKind.FINAL_ONLY)
+    for _ in range(4):
+        clocked.step()
+    clocked.add(8000, 4, RequestOutputKind.FINAL_ONLY)
+    assert clocked.step()[0] == 8000
+
+
+def test_a_plan_can_be_late_only_if_it_brings_just_tokens_that_are_read() -> None:
+    clocked = Clocked()
+    assert not clocked.scheduler.can_be_late
+    clocked.add(100, 50)
+    assert not clocked.scheduler.can_be_late  # a prompt waits
+    clocked.step()
+    assert clocked.scheduler.can_be_late
+    clocked.add(9000, 4)
+    assert not clocked.scheduler.can_be_late
+    clocked.step()
+    assert not clocked.scheduler.can_be_late  # it is not through yet
+    quiet = Clocked()
+    quiet.add(100, 50, RequestOutputKind.FINAL_ONLY)
+    quiet.step()
+    assert not quiet.scheduler.can_be_late
