@@ -24,6 +24,26 @@ class AttentionSpec:
     sliding_window: int | None = None  # counts the current token
 
 
+def prefix_tile_rows(group: int) -> int:
+    """Rows in a tile of a shared prefix: as many as fill 64 lines of query heads. group: query heads a KV head."""
+    return max(1, 64 // group)
+
+
+def prefix_tiles(rows: int, group: int) -> int:
+    """Most tiles that prefixes of `rows` rows are cut into: what a CUDA graph makes room for."""
+    return -(-rows // prefix_tile_rows(group)) + rows // 8
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """Decode rows whose first tokens lie in the same blocks. All int32 on the device; their shapes depend on nothing
+    but the number of rows."""
+
+    tokens_of_row: torch.Tensor  # [rows] leading tokens that the row shares with its group, whole blocks; 0: none
+    members: torch.Tensor  # [rows] row numbers, tile after tile
+    tiles: torch.Tensor  # [max_tiles, 4] leader's seat, first place in `members`, members (0: unused), shared tokens
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionInputs:
     """A step as attention sees it. All tensors live on the device, int32.
@@ -42,6 +62,7 @@ class AttentionInputs:
     query_start: torch.Tensor  # [rows + 1]
     seq_lens: torch.Tensor  # [rows]
     block_table: torch.Tensor  # [max_seats + 1, max_blocks]
+    prefix: SharedPrefix | None = None  # over the decode rows; None: nothing is known to be shared
     # Host copies, for backends that loop in Python (CPU); None while a graph is captured.
     seats_host: list[int] | None = None
     query_start_host: list[int] | None = None
@@ -59,6 +80,7 @@ class LayerCache:
 class AttentionBackend(Protocol):
     name: str
     graph_support: bool  # decode-only steps may be captured in a CUDA graph
+    prefix_support: bool  # it makes use of `AttentionInputs.prefix`
 
     @staticmethod
     def refuses(spec: AttentionSpec) -> str | None:

@@ -187,9 +187,7 @@ class Device:
             assert count % self.block_size == 0
             present = members & set(rows)
             for table in self.tables:
-                prefixes = {
-                    tuple(table[number, i] for i in range(count // self.block_size)) for number in present
-                }
+                prefixes = {tuple(table[number, i] for i in range(count // self.block_size)) for number in present}
                 assert len(prefixes) <= 1, f"seats {present} do not share {count} tokens"
             assert all(self.seats[number].num_computed >= count for number in present), "no token is left of their own"
             self.num_shared_rows += len(present)

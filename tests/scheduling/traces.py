@@ -16,6 +16,8 @@ from quire.types.result import StepResult
 from quire.types.sampling import RequestOutputKind
 from tests.scheduling.simulator import VOCAB, Device, Reference, groups, make_request
 
+ANYTHING = Worth(1, 1, 1)
+
 
 @dataclass(frozen=True)
 class World:
@@ -32,7 +34,7 @@ class World:
     preempt_every_step: bool = False
     enable_prefix_caching: bool = True
     num_groups: int = 1
-    prefix_worth: Worth = Worth(1, 1, 1)
+    prefix_worth: Worth = ANYTHING
 
 
 class Life:
@@ -160,7 +162,7 @@ def random_world(rng: random.Random) -> World:
         preempt_every_step=rng.random() < 0.15,
         enable_prefix_caching=rng.random() < 0.8,
         num_groups=num_groups,
-        prefix_worth=rng.choice((Worth(1, 1, 1), Worth(4, 1, 1), Worth(2, 4, 8))),
+        prefix_worth=rng.choice((ANYTHING, Worth(4, 1, 1), Worth(2, 4, 8))),
     )
 
 
@@ -204,7 +206,7 @@ def crowded_world(rng: random.Random) -> World:
         depth=rng.randint(1, 3),
         policy=rng.choice(("fcfs", "priority")),
         preempt_every_step=rng.random() < 0.1,
-        prefix_worth=rng.choice((Worth(1, 1, 1), Worth(4, 4, 8), Worth(2, 4, 16))),
+        prefix_worth=rng.choice((ANYTHING, Worth(4, 4, 8), Worth(2, 4, 16))),
     )
 
 
