@@ -14,6 +14,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.attention import select
+from quire.attention.base import prefix_tile_rows
 from quire.config.engine import EngineConfig
 from quire.config.resolve import resolve
 from quire.engine import core
@@ -109,12 +110,13 @@ def test_a_preemption_at_every_step(tiny_qwen3: Path, reference: Reference) -> N
 def test_a_group_of_more_rows_than_a_tile_holds(tiny_qwen3: Path, reference: Reference) -> None:
     rng = random.Random(5)
     stem = ids(rng, 40)
-    wanted = [stem + ids(rng, 1 + i % 3) for i in range(70)]
+    count = prefix_tile_rows(group=2) + 6
+    wanted = [stem + ids(rng, 1 + i % 3) for i in range(count)]
     expected = [reference.greedy(prompt, 4) for prompt in wanted]
-    with LLM(str(tiny_qwen3), **OPTIONS, max_num_seqs=80) as llm:
+    with LLM(str(tiny_qwen3), **OPTIONS, max_num_seqs=count) as llm:
         assert answers(llm, wanted, lambda _: 4) == expected
-    assert PrefixReference.num_shared_rows >= 70 * 2
-    assert PrefixReference.num_tiles >= 3 * 2
+    assert PrefixReference.num_shared_rows == count * 3
+    assert PrefixReference.num_tiles == 2 * 3
 
 
 @pytest.mark.usefixtures("anything_is_worth_it")
