@@ -22,7 +22,10 @@ from quire.engine.client import InProcessClient
 from quire.frontend.async_engine import AsyncLLM
 from quire.scheduling.prefixes import Worth
 from quire.scheduling.scheduler import Scheduler
+from quire.types.plan import StepPlan
 from quire.types.sampling import RequestOutputKind
+from quire.worker.batch import BatchBuilder
+from quire.worker.prefixes import PrefixLayout
 from tests.attention.prefix_reference import PrefixReference
 from tests.e2e.conftest import VOCAB, Reference
 
@@ -180,3 +183,35 @@ def test_only_what_saves_many_reads_is_shared(tiny_qwen3: Path, reference: Refer
         assert PrefixReference.num_shared_rows >= 40 * 5
     assert few == many[:4] == [reference.greedy(prompt, 8) for prompt in wanted[:4]]
     assert many[20] == reference.greedy(wanted[20], 8)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("anything_is_worth_it")
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"enforce_eager": True}, {"cuda_graph_sizes": [3, 17, 40]}, {"num_gpu_blocks_override": 60}],
+    ids=str,
+)
+def test_on_a_gpu(
+    tiny_qwen3: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """The same through the kernels, from graphs and without."""
+    laid_out = []
+    layout = BatchBuilder.layout
+
+    def watched(self: BatchBuilder, plan: StepPlan) -> PrefixLayout | None:
+        laid_out.append(layout(self, plan))
+        return laid_out[-1]
+
+    monkeypatch.setattr(BatchBuilder, "layout", watched)
+    wanted = [*family(3, stems=5, count=32), *family(4, stems=1, count=40)]
+
+    def tokens(i: int) -> int:
+        return 2 + i * 7 % TOKENS
+
+    expected = [reference.greedy(prompt, tokens(i)) for i, prompt in enumerate(wanted)]
+    on_gpu = {"device": "cuda", "dtype": "float32", "attention_backend": "auto", "max_num_seqs": 48}
+    with LLM(str(tiny_qwen3), **{**OPTIONS, **on_gpu, **options}) as llm:
+        for _ in range(2):
+            assert answers(llm, wanted, tokens) == expected
+    assert sum(made is not None for made in laid_out) > 20
