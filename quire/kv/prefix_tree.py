@@ -27,21 +27,29 @@ class PrefixGroup(NamedTuple):
         return (len(self.seats) - 1) * self.num_blocks
 
 
+Found = tuple[list[int], list[PrefixGroup]]  # seats that are alone, and groups of the others; not to be changed
+
+
 class _Fork:
-    __slots__ = ("depth", "edge", "forks", "leaves")
+    __slots__ = ("depth", "edge", "forks", "found", "leaves")
 
     def __init__(self, depth: int, edge: list[Block]) -> None:
         self.depth = depth  # blocks that all tables below have in common
         self.edge = edge  # those of them that come after the fork above
         self.forks: dict[Block, _Fork] = {}  # by the block at `depth`
         self.leaves: dict[Block, int] = {}  # seats whose tables are alone from here on, likewise
+        self.found: Found | None = None  # for all tables below; None: to be found again
 
 
 class PrefixTree:
-    """Tables are watched, not copied. While a table is in the tree it may grow, and no block that it had when it came
-    may change; it ends in a block that is in no other table."""
+    """min_blocks: a group shares at least so many, 1 or more.
 
-    def __init__(self) -> None:
+    Tables are watched, not copied. While a table is in the tree it may grow, and no block that it had when it came may
+    change; it ends in a block that is in no other table.
+    """
+
+    def __init__(self, min_blocks: int) -> None:
+        self._min_blocks = min_blocks
         self._root = _Fork(0, [])
         self._tables: dict[int, list[Block]] = {}  # by seat
 
@@ -49,11 +57,13 @@ class PrefixTree:
         """Add the table of `seat`. Returns whether its first block is that of another one."""
         self._tables[seat] = table
         fork = self._root
+        fork.found = None
         while (child := fork.forks.get(first := table[fork.depth])) is not None:
             depth = _end_of_common(child.edge, table, fork.depth)
             if depth < child.depth:
                 child = fork.forks[first] = _cut(child, depth)
             fork = child
+            fork.found = None
         other = fork.leaves.pop(first, None)
         if other is None:
             fork.leaves[first] = seat
@@ -68,8 +78,10 @@ class PrefixTree:
         """Take out the table of `seat`. Nothing but its list is looked at: its blocks may be others' by now."""
         table = self._tables.pop(seat)
         above = fork = self._root
+        fork.found = None
         while fork.leaves.get(table[fork.depth]) != seat:
             above, fork = fork, fork.forks[table[fork.depth]]
+            fork.found = None
         del fork.leaves[table[fork.depth]]
         if fork is self._root or len(fork.forks) + len(fork.leaves) > 1:
             return
@@ -82,39 +94,41 @@ class PrefixTree:
             del above.forks[first]
             (above.leaves[first],) = fork.leaves.values()
 
-    def groups(self, min_blocks: int) -> list[PrefixGroup]:
-        """Groups that save many reads, the most saving one first; each shares at least `min_blocks` (>= 1) blocks.
+    def groups(self) -> list[PrefixGroup]:
+        """Groups that save many reads, the most saving one first.
 
         From the deepest fork up: a group of all tables below a fork that are still alone takes in each group below
-        that saves less by itself than its members do here, and is made if that saves something in all.
+        that saves less by itself than its members do here, and is made if that saves something in all. Forks below
+        which nothing has changed know their answer.
         """
-        order = [self._root]
-        for fork in order:  # it grows meanwhile
-            order.extend(fork.forks.values())
-        found: dict[int, tuple[list[int], list[PrefixGroup]]] = {}  # by id of the fork: seats alone, groups
-        for fork in reversed(order):
-            alone, groups = list(fork.leaves.values()), []
-            for child in fork.forks.values():
-                seats, below = found.pop(id(child))
-                alone += seats
-                groups += below
-            if fork.depth >= min_blocks:
-                alone, groups = _group_here(fork.depth, alone, groups)
-            found[id(fork)] = alone, groups
-        return sorted(found[id(self._root)][1], key=lambda group: -group.saved)
+        unknown = [self._root]
+        for fork in unknown:  # it grows meanwhile
+            unknown.extend(child for child in fork.forks.values() if child.found is None)
+        for fork in reversed(unknown):
+            fork.found = self._find(fork)
+        assert self._root.found is not None
+        return sorted(self._root.found[1], key=lambda group: -group.saved)
 
-
-def _group_here(depth: int, alone: list[int], groups: list[PrefixGroup]) -> tuple[list[int], list[PrefixGroup]]:
-    """The seats that stay alone and the groups when one that shares `depth` blocks may be made."""
-    members, others, lost = list(alone), [], 0
-    for group in groups:
-        if len(group.seats) * depth > group.saved:
-            members += group.seats
-            lost += group.saved
-        else:
-            others.append(group)
-    here = PrefixGroup(depth, members)
-    return ([], [*others, here]) if members and here.saved > lost else (alone, groups)
+    def _find(self, fork: _Fork) -> Found:
+        alone, groups = list(fork.leaves.values()), []
+        for child in fork.forks.values():
+            assert child.found is not None
+            alone += child.found[0]
+            groups += child.found[1]
+        depth = fork.depth
+        if depth < self._min_blocks:
+            return alone, groups
+        members, others, lost = alone.copy(), [], 0
+        for group in groups:
+            count = len(group.seats)
+            if count * depth > (count - 1) * group.num_blocks:
+                members += group.seats
+                lost += (count - 1) * group.num_blocks
+            else:
+                others.append(group)
+        if (len(members) - 1) * depth <= lost:
+            return alone, groups
+        return [], [*others, PrefixGroup(depth, members)]
 
 
 def _cut(fork: _Fork, depth: int) -> _Fork:

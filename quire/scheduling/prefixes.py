@@ -27,6 +27,8 @@ class Worth:
 
 
 WORTH = Worth()
+_NONE = -1
+_NO_GROUPS = np.zeros(0, np.int32)
 
 
 class SharedPrefixFinder:
@@ -37,11 +39,12 @@ class SharedPrefixFinder:
         self._worth = worth
         # Tables of several kinds of layers share different prefixes; rows without a prefix cache share none.
         self._possible = kv.enable_prefix_caching and len(kv.groups) == 1
-        self._tree = PrefixTree()
+        self._tree = PrefixTree(max(1, -(-worth.shared // kv.block_size)))
         self._in_tree = np.zeros(max_seats + 1, np.bool_)
         self._rows: DecodeRows | None = None  # those of the step before
-        self._told: list[PrefixGroup] = []  # as announced, less those who left
-        self._group_of: dict[int, PrefixGroup] = {}  # of these, by seat
+        # The groups as they were told, less the seats that left.
+        self._group_of = np.full(max_seats + 1, _NONE, np.int32)  # by seat
+        self._num_blocks = self._num_seats = _NO_GROUPS
 
     def update(self, rows: DecodeRows) -> SharedPrefixes | None:
         """The groups among the decode rows of the next plan; None if they are as told before (less who is gone).
@@ -54,10 +57,11 @@ class SharedPrefixFinder:
         self._rows = rows
         here = np.zeros_like(self._in_tree)
         here[rows.seats] = True
-        left = np.flatnonzero(self._in_tree & ~here).tolist()
+        left = np.flatnonzero(self._in_tree & ~here)
         come = np.flatnonzero(~self._in_tree.take(rows.seats)).tolist()
         self._in_tree = here
-        self._leave(left)
+        if len(left):
+            self._leave(left)
         shares = False
         for row in come:
             shares |= self._tree.insert(int(rows.seats[row]), self._kv.table(rows.requests[row])[0])
@@ -65,40 +69,52 @@ class SharedPrefixFinder:
             return None
         return self._tell(self._best())
 
-    def _leave(self, seats: list[int]) -> None:
-        shrunk: list[PrefixGroup] = []
-        for seat in seats:
+    def _leave(self, seats: np.ndarray) -> None:
+        for seat in seats.tolist():
             self._tree.remove(seat)
-            if (group := self._group_of.pop(seat, None)) is not None and group not in shrunk:
-                shrunk.append(group)
-        for group in shrunk:
-            group.seats[:] = [seat for seat in group.seats if seat in self._group_of]
+        groups = self._group_of.take(seats)
+        self._num_seats = self._num_seats - np.bincount(groups[groups != _NONE], minlength=len(self._num_seats))
+        self._group_of[seats] = _NONE
 
     def _still_serve(self) -> bool:
-        told = self._told
-        return not told or (min(len(group.seats) for group in told) > 1 and self._serve(told, begun=True))
+        """Whether the groups told may stay: each has two members, and together they save half of what began them."""
+        if not len(self._num_seats):
+            return True
+        saved = int(((self._num_seats - 1) * self._num_blocks).sum())
+        return int(self._num_seats.min()) > 1 and self._serve(saved)
 
-    def _serve(self, groups: list[PrefixGroup], begun: bool) -> bool:
-        saved = sum(group.saved for group in groups) * self._kv.block_size
-        return saved * (2 if begun else 1) >= self._worth.saved_in_all
+    def _serve(self, saved: int) -> bool:
+        """saved: blocks that groups save in all."""
+        begun = len(self._num_seats) > 0
+        return saved * self._kv.block_size * (2 if begun else 1) >= self._worth.saved_in_all
 
     def _best(self) -> list[PrefixGroup]:
         size, worth = self._kv.block_size, self._worth
-        groups = self._tree.groups(max(1, -(-worth.shared // size)))
-        groups = [group for group in groups if group.saved * size >= worth.saved]
-        return groups if self._serve(groups, begun=bool(self._told)) else []
+        groups = [group for group in self._tree.groups() if group.saved * size >= worth.saved]
+        return groups if self._serve(sum(group.saved for group in groups)) else []
 
     def _tell(self, groups: list[PrefixGroup]) -> SharedPrefixes | None:
-        if _content(groups) == _content(self._told):
+        if self._is_told(groups):
             return None
-        self._told = groups
-        self._group_of = {seat: group for group in groups for seat in group.seats}
-        return SharedPrefixes(
-            seats=np.array([seat for group in groups for seat in group.seats], np.int32),
-            starts=np.cumsum([0, *(len(group.seats) for group in groups)], dtype=np.int32),
-            num_tokens=np.array([group.num_blocks * self._kv.block_size for group in groups], np.int32),
-        )
+        self._num_blocks = np.array([group.num_blocks for group in groups], np.int32)
+        self._num_seats = np.array([len(group.seats) for group in groups], np.int32)
+        seats = np.array([seat for group in groups for seat in group.seats], np.int32)
+        self._group_of[:] = _NONE
+        self._group_of[seats] = np.repeat(np.arange(len(groups), dtype=np.int32), self._num_seats)
+        starts = np.zeros(len(groups) + 1, np.int32)
+        np.cumsum(self._num_seats, out=starts[1:])
+        return SharedPrefixes(seats, starts, self._num_blocks * np.int32(self._kv.block_size))
 
-
-def _content(groups: list[PrefixGroup]) -> set[tuple[int, frozenset[int]]]:
-    return {(group.num_blocks, frozenset(group.seats)) for group in groups}
+    def _is_told(self, groups: list[PrefixGroup]) -> bool:
+        """Whether these are the groups told before, in any order."""
+        told = sorted(zip(self._num_blocks.tolist(), self._num_seats.tolist(), strict=True))
+        if told != sorted((group.num_blocks, len(group.seats)) for group in groups):
+            return False
+        # As many groups of the same kinds: they are the same if the seats of each are in one group of its kind.
+        for group in groups:
+            before = self._group_of.take(group.seats)
+            if before[0] == _NONE or (before != before[0]).any() or self._num_blocks[before[0]] != group.num_blocks:
+                return False
+            if self._num_seats[before[0]] != len(group.seats):
+                return False
+        return True

@@ -56,8 +56,8 @@ def content(groups: list[PrefixGroup]) -> set[tuple[int, frozenset[int]]]:
     return {(group.num_blocks, frozenset(group.seats)) for group in groups}
 
 
-def tree_of(tables: Tables) -> PrefixTree:
-    tree = PrefixTree()
+def tree_of(tables: Tables, min_blocks: int = 1) -> PrefixTree:
+    tree = PrefixTree(min_blocks)
     for seat, table in tables.items():
         tree.insert(seat, table)
     return tree
@@ -105,17 +105,17 @@ def named(*rows: str, own: int = 1) -> Tables:
     ],
 )
 def test_scenes_that_can_be_followed_by_hand(rows: tuple[str, ...], expected: set[tuple[int, frozenset[int]]]) -> None:
-    assert content(tree_of(named(*rows)).groups(1)) == expected
+    assert content(tree_of(named(*rows)).groups()) == expected
 
 
 def test_short_prefixes_are_no_groups() -> None:
-    tree = tree_of(named("aab", "aac", "aad", "pqrst", "pqrsu"))
-    assert content(tree.groups(3)) == {(4, frozenset({4, 5}))}
+    tree = tree_of(named("aab", "aac", "aad", "pqrst", "pqrsu"), min_blocks=3)
+    assert content(tree.groups()) == {(4, frozenset({4, 5}))}
 
 
 def test_insert_says_whether_anything_is_shared() -> None:
     tables = named("ab", "cd", "ax")
-    tree = PrefixTree()
+    tree = PrefixTree(1)
     assert [tree.insert(seat, table) for seat, table in tables.items()] == [False, False, True]
 
 
@@ -123,7 +123,7 @@ def test_blocks_of_equal_places_behind_different_ones_are_not_shared() -> None:
     """A request may hit a cached second block behind a first one of its own."""
     a, b, shared, x, y = (Block(i) for i in range(5))
     tree = tree_of({1: [a, shared, x], 2: [b, shared, y]})
-    assert tree.groups(1) == []
+    assert tree.groups() == []
 
 
 def test_tables_may_grow() -> None:
@@ -133,22 +133,22 @@ def test_tables_may_grow() -> None:
     tables[2].append(Block(99))
     tables[3] = [*tables[1][:3], Block(97)]
     tree.insert(3, tables[3])
-    assert content(tree.groups(1)) == {(2, frozenset({1, 2, 3}))}
+    assert content(tree.groups()) == {(2, frozenset({1, 2, 3}))}
     for seat in (2, 1, 3):
         tree.remove(seat)
-    assert tree.groups(1) == []
+    assert tree.groups() == []
 
 
 def test_a_chain_of_a_thousand_forks() -> None:
     """Deeper than recursion goes, and still fast."""
     tables = named(*("a" * i + "b" for i in range(1, 1001)))
     tree = tree_of(tables)
-    groups = tree.groups(1)
+    groups = tree.groups()
     check(groups, tables)
     assert sum(group.saved for group in groups) > 499 * 500
     for seat in random.Random(0).sample(list(tables), len(tables)):
         tree.remove(seat)
-    assert tree.groups(1) == []
+    assert tree.groups() == []
 
 
 paths = st.lists(st.integers(0, 2), max_size=6)
@@ -157,7 +157,7 @@ paths = st.lists(st.integers(0, 2), max_size=6)
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.one_of(paths, st.integers(0, 30)), max_size=40), st.integers(1, 3))
 def test_coming_and_going_leaves_the_tree_of_who_is_there(acts: list[list[int] | int], min_blocks: int) -> None:
-    maker, tree, tables = Maker(), PrefixTree(), {}
+    maker, tree, tables = Maker(), PrefixTree(min_blocks), {}
     for seat, act in enumerate(acts):
         if isinstance(act, list):
             tables[seat] = maker.make(act)
@@ -166,9 +166,9 @@ def test_coming_and_going_leaves_the_tree_of_who_is_there(acts: list[list[int] |
             gone = list(tables)[act % len(tables)]
             tree.remove(gone)
             del tables[gone]
-        groups = tree.groups(min_blocks)
+        groups = tree.groups()
         check(groups, tables, min_blocks)
-        assert content(groups) == content(tree_of(tables).groups(min_blocks))
+        assert content(groups) == content(tree_of(tables, min_blocks).groups())
 
 
 @settings(max_examples=300, deadline=None)
@@ -176,5 +176,5 @@ def test_coming_and_going_leaves_the_tree_of_who_is_there(acts: list[list[int] |
 def test_groups_save_nearly_what_can_be_saved(rows: list[list[int]]) -> None:
     maker = Maker()
     tables = {seat: maker.make(path) for seat, path in enumerate(rows, 1)}
-    saved = sum(group.saved for group in tree_of(tables).groups(1))
+    saved = sum(group.saved for group in tree_of(tables).groups())
     assert saved >= 0.8 * best(tables)
