@@ -21,6 +21,7 @@ class TritonAttention:
 
     name = "triton"
     graph_support = True
+    prefix_support = False
 
     def __init__(self, spec: AttentionSpec) -> None:
         self.sliding_window = spec.sliding_window or 0

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 MAX_GRAPH_SIZE = 512
+MIN_PREFIX_SIZE = 8
 
 
 def graph_sizes(max_rows: int, wanted: list[int]) -> list[int]:
@@ -28,6 +29,15 @@ def graph_sizes(max_rows: int, wanted: list[int]) -> list[int]:
         step = 8 if size < 64 else 16 if size < 128 else 32 if size < 256 else 64
         size += step
     return sorted(size for size in sizes if size <= top)
+
+
+def prefix_graph_sizes(sizes: list[int]) -> list[int]:
+    """Those of `sizes` to capture once more for steps whose rows share prefixes: fewer, a third apart or so."""
+    chosen: list[int] = []
+    for size in reversed(sizes):
+        if not chosen or (size >= MIN_PREFIX_SIZE and 4 * size <= 3 * chosen[-1]):
+            chosen.append(size)
+    return chosen[::-1]
 
 
 class DecodeGraphs:

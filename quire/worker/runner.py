@@ -14,8 +14,9 @@ from quire.kernels.step import commit, gather_decode
 from quire.models.base import DecoderStack
 from quire.types.plan import PromptLogprobs, StepPlan
 from quire.worker.batch import Batch, BatchBuilder
-from quire.worker.graphs import DecodeGraphs
+from quire.worker.graphs import DecodeGraphs, prefix_graph_sizes
 from quire.worker.kv_store import KVStore
+from quire.worker.prefixes import PrefixLayout
 from quire.worker.prompt_logprobs import PromptScorer
 from quire.worker.readback import Readback, StepHandle
 from quire.worker.sampling.logprobs import LogprobTensors
@@ -27,8 +28,9 @@ from quire.worker.staging import Staging
 class Runner:
     """Runs plans in order on one stream.
 
-    A decode step is: changed seats (if any) → forward graph → tail graph → readback. Any other step runs the same
-    code from Python. Rows that want more than temperature sampling leave the tail graph out and sample eagerly.
+    A decode step is: changed seats (if any) → forward graph → tail graph → readback; when rows share prefixes, the
+    forward graph is one that reads these once. Any other step runs the same code from Python. Rows that want more than
+    temperature sampling leave the tail graph out and sample eagerly.
     """
 
     def __init__(
@@ -59,12 +61,15 @@ class Runner:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._sampled = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._tokens = torch.zeros(max_rows, dtype=torch.int32, device=device)
-        self.graphs = None
+        self.graphs = self.prefix_graphs = None
         if self._stream:  # weights and buffers are being written on the stream that is current here
             self._stream.wait_stream(torch.cuda.current_stream(device))
         if self._stream and graph_sizes:
             self._logits = torch.empty(graph_sizes[-1], sampler.vocab_size, dtype=torch.float32, device=device)
             self.graphs = DecodeGraphs(graph_sizes, self._forward_decode, self._tail_decode, self._stream)
+            if backend.prefix_support:
+                sizes = prefix_graph_sizes(graph_sizes)
+                self.prefix_graphs = DecodeGraphs(sizes, self._forward_shared, self._tail_decode, self._stream)
 
     @contextmanager
     def on_stream(self) -> Iterator[None]:
@@ -78,30 +83,30 @@ class Runner:
 
     def capture(self) -> float:
         """Capture the decode graphs; seconds it took."""
-        if self.graphs is None:
-            return 0.0
         with self.on_stream():
-            return self.graphs.capture()
+            return sum(graphs.capture() for graphs in (self.graphs, self.prefix_graphs) if graphs)
 
     def run(self, plan: StepPlan) -> StepHandle:
         with self.on_stream():
             self._sampler.admit(plan.admits)
             self._prompt_scorer.admit(plan.admits)
-            handle = self._decode(plan) if plan.num_decodes == plan.num_rows else self._mixed(plan)
+            layout = self._builder.layout(plan)
+            handle = self._decode(plan, layout) if plan.num_decodes == plan.num_rows else self._mixed(plan, layout)
             self._seats.advance(plan.seats, plan.num_tokens)
             return handle
 
     # -- decode steps -------------------------------------------------------------------------------------------
 
-    def _decode(self, plan: StepPlan) -> StepHandle:
-        size = self.graphs.size_for(plan.num_rows) if self.graphs else 0
-        batch = self._builder.decode(plan, size or plan.num_rows, self._staging)
+    def _decode(self, plan: StepPlan, layout: PrefixLayout | None) -> StepHandle:
+        graphs = self.prefix_graphs if layout else self.graphs
+        size = graphs.size_for(plan.num_rows) if graphs else 0
+        batch = self._builder.decode(plan, size or plan.num_rows, layout, self._staging)
         features = self._sampler.features(plan.seats)
-        if size and self.graphs:
-            self.graphs.forward(size)
+        if size and graphs:
+            graphs.forward(size)
             if features.plain:
                 self._readback.before_commit()
-                self.graphs.tail(size)
+                graphs.tail(size)
                 return self._readback.start(plan, self._tokens, None, None)
             logits = self._logits[: plan.num_rows]
             batch = self._builder.decode_views(plan.num_rows)
@@ -111,8 +116,11 @@ class Runner:
         logprobs = self._sample(batch, plan.seats, logits, features)
         return self._readback.start(plan, self._tokens, logprobs, None)
 
-    def _forward_decode(self, size: int) -> None:
-        batch = self._builder.decode_views(size)
+    def _forward_shared(self, size: int) -> None:
+        self._forward_decode(size, shares_prefix=True)
+
+    def _forward_decode(self, size: int, shares_prefix: bool = False) -> None:
+        batch = self._builder.decode_views(size, shares_prefix=shares_prefix)
         gather_decode(self._seats.state, batch.buffers, batch.seats)
         self.model.logits(self._forward(batch), out=self._logits[:size])
 
@@ -124,8 +132,8 @@ class Runner:
 
     # -- steps with prompt chunks -------------------------------------------------------------------------------
 
-    def _mixed(self, plan: StepPlan) -> StepHandle:
-        batch = self._builder.mixed(plan, self._staging)
+    def _mixed(self, plan: StepPlan, layout: PrefixLayout | None) -> StepHandle:
+        batch = self._builder.mixed(plan, layout, self._staging)
         hidden = self._forward(batch)
         logprobs = prompt_logprobs = None
         for attachment in plan.attachments:

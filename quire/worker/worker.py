@@ -23,6 +23,7 @@ from quire.types.sampling import SamplingParams
 from quire.worker.batch import BatchBuilder
 from quire.worker.graphs import graph_sizes
 from quire.worker.kv_store import KVStore
+from quire.worker.prefixes import PrefixRows
 from quire.worker.readback import StepHandle
 from quire.worker.runner import Runner
 from quire.worker.sampling.sampler import Sampler
@@ -136,12 +137,14 @@ class Worker:
         self._backend_name = backend.name
         if not backend.graph_support:
             sizes = []
+        heads_per_kv_head = self._model.num_heads // self._spec.num_kv_heads
+        prefixes = PrefixRows(rows, heads_per_kv_head) if backend.prefix_support else None
         return Runner(
             self._model,
             backend,
             store,
             seats,
-            BatchBuilder(seats, rows, tokens, max_model_len, device),
+            BatchBuilder(seats, prefixes, rows, tokens, max_model_len, device),
             Sampler(rows, resolved.info.vocab_size, rows, device),
             max_rows=rows,
             staging_capacity=max(_STAGED_INTS, 2 * tokens + 8 * rows),
