@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from quire.kernels import paged_attention
+from quire.kernels.dispatch import INTERPRETED
 from tests.kernels.compare import NARROW, assert_near
 
 
@@ -110,7 +111,7 @@ SHAPES = [  # heads, kv heads, dim, block size, window
 def test_decode(
     device: torch.device, heads: int, kv_heads: int, dim: int, block_size: int, window: int, dtype: torch.dtype
 ) -> None:
-    for seq_lens in ([1], [300], [16, 1, 17, 15, 64, 65, 63, 128, 200, 31, 33, 32]):
+    for seq_lens in ([1], [2900, 5, 500], [16, 1, 17, 15, 64, 65, 63, 128, 200, 31, 33, 32]):
         cache = make_cache(seq_lens, kv_heads, dim, block_size, dtype, device)
         q = torch.randn(len(seq_lens), heads, dim, device=device, dtype=dtype)
         workspace = paged_attention.decode_workspace(len(seq_lens), heads, kv_heads, dim, device)
@@ -178,6 +179,46 @@ def test_many_rows_find_their_tiles(device: torch.device) -> None:
     )
     parts = [attend(part, *cache.tokens[i], 0.1, 0) for i, part in enumerate(q.split(queries))]
     assert_near(out, torch.cat(parts), torch.float32)
+
+
+@pytest.mark.parametrize("window", [0, 700])
+def test_shares_cover_every_token_once_and_the_longest_stand_first(device: torch.device, window: int) -> None:
+    if device.type == "cpu" and not INTERPRETED:
+        pytest.skip("plain torch goes row by row")
+    seq_lens = [1, 5000, 300, 33, 2000, 32, 64, 5000, 1]
+    lens = torch.tensor(seq_lens, device=device, dtype=torch.int32)
+    seats = torch.arange(len(seq_lens), device=device, dtype=torch.int32) + 7
+    schedule = paged_attention.decode_schedule(seats, lens, 16, 8, 128, torch.bfloat16, window)
+    assert schedule.shares is not None
+    items = schedule.shares.items.tolist()
+    used = [item for item in items if item[0] >= 0]
+    assert all(item[1:] == [0] * 7 for item in items[len(used) :])
+    sizes = [end - begin for _, _, begin, end, *_ in used]
+    whole = [-(-size // 32) for size, item in zip(sizes, used, strict=True) if item[4] == 0]  # first shares, in tiles
+    assert whole == sorted(whole, reverse=True)
+    seen = [min(n, window or n) for n in seq_lens]
+    assert max(sizes) <= sum(seen) / (len(items) - len(seq_lens)) + 2 * 32
+    for row, length in enumerate(seq_lens):
+        shares = [item for item in used if item[0] == row]
+        assert [item[4] for item in shares] == list(range(len(shares)))
+        assert {(item[1], item[5], item[6]) for item in shares} == {(row + 7, len(shares), length - seen[row])}
+        first, edges = shares[0][2], [edge for item in shares for edge in item[2:4]]
+        assert edges[1:-1:2] == edges[2::2]
+        assert edges[-1] == length
+        assert first <= length - seen[row] < first + 32 if window else first == 0
+        assert all(begin < end for _, _, begin, end, *_ in shares)
+
+
+def test_a_workspace_too_small_is_refused(device: torch.device) -> None:
+    if device.type == "cpu" and not INTERPRETED:
+        pytest.skip("plain torch needs none")
+    cache = make_cache([50, 20], 2, 64, 16, NARROW, device)
+    lens = torch.tensor([50, 20], device=device, dtype=torch.int32)
+    q = torch.randn(2, 4, 64, device=device, dtype=NARROW)
+    schedule = paged_attention.decode_schedule(cache.seats, lens, 4, 2, 64, NARROW)
+    workspace = paged_attention.decode_workspace(1, 4, 2, 64, device)[:100]
+    with pytest.raises(ValueError, match="2 rows needs"):
+        paged_attention.decode(q, cache.k, cache.v, cache.table, schedule, 0.125, workspace)
 
 
 def test_padding_rows_are_harmless(device: torch.device) -> None:
