@@ -40,12 +40,13 @@ def test_a_captured_chain_gives_what_single_steps_give(rows: int) -> None:
 
         x.copy_(start)
         residual.zero_()
+        schedule = paged_attention.decode_schedule(seats, seq_lens, heads, kv_heads, dim, x.dtype)
         h = x
         for (qkv, o, gate_up, down), (k, v) in zip(weights, caches, strict=True):
             h = done(norm.add_rms_norm(h, residual, gain, 1e-6))
             h = done(skinny_gemm.linear(h, qkv))
             q = done(rope.qk_norm_rope_write(h, table, positions, slots, k, v, heads, kv_heads, dim))
-            h = done(paged_attention.decode(q, k, v, seats, blocks, seq_lens, 0.125, workspace))
+            h = done(paged_attention.decode(q, k, v, blocks, schedule, 0.125, workspace))
             h = done(norm.add_rms_norm(done(skinny_gemm.linear(h, o)), residual, gain, 1e-6))
             h = done(activation.silu_and_mul(done(skinny_gemm.linear(h, gate_up))))
             h = done(skinny_gemm.linear(h, down))
