@@ -29,7 +29,7 @@ class TritonAttention:
 
     name = "triton"
     graph_support = True
-    prefix_support = False
+    prefix_support = True
 
     def __init__(self, spec: AttentionSpec) -> None:
         self.spec = spec

@@ -31,7 +31,7 @@ from quire.types.result import StepResult
 
 class Scheduler:
     """max_prefill_chunk: tokens, 0 for no limit; num_blocks: the null block included; hash_seed: None draws one;
-    clock: seconds, to see how long requests have waited; prefix_worth: when rows that begin alike are told to the worker.
+    clock: seconds, to see how long requests have waited; prefix_worth: when the worker hears of rows that begin alike.
 
     Raises ConfigError for numbers with which no request could run.
     """
