@@ -114,9 +114,9 @@ def qk_norm_rope_write(
     if not num_tokens:
         return q
     tokens, heads, num_warps = tile or ((1, 4, 1) if num_tokens <= FEW_TOKENS else (4, 8, 4))
-    groups = triton.cdiv(num_heads, heads) + 2 * triton.cdiv(num_kv_heads, heads)
+    groups = -(-num_heads // heads) + 2 * -(-num_kv_heads // heads)
     pdl = has_pdl(qkv.device)
-    _qk_norm_rope_write_kernel[(triton.cdiv(num_tokens, tokens), groups)](
+    _qk_norm_rope_write_kernel[(-(-num_tokens // tokens), groups)](
         qkv, cos_sin, positions, slots, k_cache, v_cache, q,
         qkv if q_weight is None else q_weight, qkv if k_weight is None else k_weight, num_tokens,
         qkv.stride(0), cos_sin.stride(0), k_cache.stride(0), k_cache.stride(1), v_cache.stride(0), v_cache.stride(1),

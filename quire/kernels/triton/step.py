@@ -24,7 +24,7 @@ def _scatter(dst, index, values, n, BLOCK: tl.constexpr):
 
 def scatter(dst: torch.Tensor, index: torch.Tensor, values: torch.Tensor) -> None:
     n = index.numel()
-    _scatter[(triton.cdiv(n, 1024),)](dst, index, values, n, BLOCK=1024)
+    _scatter[(-(-n // 1024),)](dst, index, values, n, BLOCK=1024)
 
 
 @triton.jit(
@@ -89,7 +89,7 @@ def gather(
     num_decodes: int,
     max_query_len: int,
 ) -> None:
-    grid = (len(seats) + 1, triton.cdiv(max(max_query_len, 1), _TOKENS))
+    grid = (len(seats) + 1, -(-max(max_query_len, 1) // _TOKENS))
     _gather[grid](
         state.last_token,
         state.num_computed,
@@ -143,7 +143,7 @@ def _gather_decode(
 
 def gather_decode(state: SeatState, out: StepBuffers, seats: torch.Tensor) -> None:
     rows = len(seats)
-    _gather_decode[(triton.cdiv(rows, _ROWS),)](
+    _gather_decode[(-(-rows // _ROWS),)](
         state.last_token,
         state.num_computed,
         state.block_table,
@@ -196,7 +196,7 @@ def commit(
     sample_index: torch.Tensor | None,
 ) -> None:
     rows = len(seats)
-    _commit[(triton.cdiv(rows, _ROWS),)](
+    _commit[(-(-rows // _ROWS),)](
         state.last_token,
         state.num_computed,
         out_tokens,
