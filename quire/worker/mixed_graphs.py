@@ -78,7 +78,6 @@ class MixedGraphs:
     def capture(self, pool: Any) -> float:
         """Capture all sizes, largest first so that the smaller ones reuse its memory. Returns the seconds it took."""
         began = time.perf_counter()
-        gc.collect()
         gc.disable()  # a collection inside a capture could free device memory and break it
         try:
             for size in self.sizes:
