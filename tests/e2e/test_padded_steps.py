@@ -38,7 +38,7 @@ class SlowAttention:
         return inputs
 
     def run(self, q: torch.Tensor, cache: LayerCache, plan: AttentionInputs, scale: float) -> torch.Tensor:
-        out = torch.full((len(q), q.shape[1] * q.shape[2]), torch.nan)
+        out = torch.full((len(q), q.shape[1] * q.shape[2]), torch.nan, dtype=q.dtype)
         bounds = plan.query_start.tolist()
         rows = [i for i in range(plan.num_rows) if bounds[i] < bounds[i + 1]]
         for row in rows:
