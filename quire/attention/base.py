@@ -82,7 +82,7 @@ class LayerCache:
 
 class AttentionBackend(Protocol):
     name: str
-    graph_support: bool  # decode-only steps may be captured in a CUDA graph
+    graph_support: bool  # steps may be captured in a CUDA graph, if they come without host copies
     prefix_support: bool  # it makes use of `AttentionInputs.prefix`
 
     @staticmethod

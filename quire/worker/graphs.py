@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,6 +41,19 @@ def prefix_graph_sizes(sizes: list[int]) -> list[int]:
     return chosen[::-1]
 
 
+def capture_graph(body: Callable[[], None], stream: torch.cuda.Stream, pool: Any) -> torch.cuda.CUDAGraph:
+    """What `body` launches, as a graph. Graphs of one pool share its memory: they must run one after another."""
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            body()
+        finally:
+            graph.capture_end()
+    return graph
+
+
 class DecodeGraphs:
     """One captured pair of graphs a size.
 
@@ -59,32 +73,23 @@ class DecodeGraphs:
             for rows in range(size + 1):
                 self._size_of_rows[rows] = size
 
-    def capture(self) -> float:
+    def capture(self, pool: Any) -> float:
         """Capture all sizes, largest first so that the smaller ones reuse its memory. Returns the seconds it took."""
         began = time.perf_counter()
-        pool = torch.cuda.graph_pool_handle()
         gc.collect()
         gc.disable()  # a collection inside a capture could free device memory and break it
         try:
             for size in reversed(self.sizes):
                 self._forward(size)  # warm up: compile kernels, choose matrix algorithms
                 self._tail(size)
-                self._graphs[size] = (self._capture(self._forward, size, pool), self._capture(self._tail, size, pool))
+                self._graphs[size] = (
+                    capture_graph(partial(self._forward, size), self._stream, pool),
+                    capture_graph(partial(self._tail, size), self._stream, pool),
+                )
         finally:
             gc.enable()
         torch.cuda.synchronize()
         return time.perf_counter() - began
-
-    def _capture(self, body: Callable[[int], None], size: int, pool: Any) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                body(size)
-            finally:
-                graph.capture_end()
-        return graph
 
     def size_for(self, rows: int) -> int:
         """The smallest captured size that holds `rows`; 0 if none does."""

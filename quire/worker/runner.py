@@ -16,6 +16,8 @@ from quire.types.plan import PromptLogprobs, StepPlan
 from quire.worker.batch import Batch, BatchBuilder
 from quire.worker.graphs import DecodeGraphs, prefix_graph_sizes
 from quire.worker.kv_store import KVStore
+from quire.worker.mixed_graphs import MAX_PROMPTS, MixedGraphs, MixedSize
+from quire.worker.padded import PaddedSteps
 from quire.worker.prefixes import PrefixLayout
 from quire.worker.prompt_logprobs import PromptScorer
 from quire.worker.readback import Readback, StepHandle
@@ -29,8 +31,9 @@ class Runner:
     """Runs plans in order on one stream.
 
     A decode step is: changed seats (if any) → forward graph → tail graph → readback; when rows share prefixes, the
-    forward graph is one that reads these once. Any other step runs the same code from Python. Rows that want more than
-    temperature sampling leave the tail graph out and sample eagerly.
+    forward graph is one that reads these once. So is a small step with prompt chunks, once its rows have been copied to
+    where its graph reads them. Any other step runs the same code from Python. Rows that want more than temperature
+    sampling leave the tail graph out and sample eagerly.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class Runner:
         staging_capacity: int,
         device: torch.device,
         graph_sizes: list[int],
+        padded: PaddedSteps | None,
     ) -> None:
         self.model = model
         self._backend = backend
@@ -59,17 +63,22 @@ class Runner:
         self._readback = Readback(max_rows, device)
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._sampled = torch.zeros(max_rows, dtype=torch.int32, device=device)
-        self._tokens = torch.zeros(max_rows, dtype=torch.int32, device=device)
-        self.graphs = self.prefix_graphs = None
+        self._sampled = torch.zeros(max_rows + MAX_PROMPTS, dtype=torch.int32, device=device)
+        self._tokens = torch.zeros(max_rows + MAX_PROMPTS, dtype=torch.int32, device=device)
+        self.graphs = self.prefix_graphs = self.mixed_graphs = None
         if self._stream:  # weights and buffers are being written on the stream that is current here
             self._stream.wait_stream(torch.cuda.current_stream(device))
+        if self._stream and (graph_sizes or padded):
+            rows = max([*graph_sizes, *(size.rows for size in padded.sizes)] if padded else graph_sizes)
+            self._logits = torch.empty(rows, sampler.vocab_size, dtype=torch.float32, device=device)
         if self._stream and graph_sizes:
-            self._logits = torch.empty(graph_sizes[-1], sampler.vocab_size, dtype=torch.float32, device=device)
             self.graphs = DecodeGraphs(graph_sizes, self._forward_decode, self._tail_decode, self._stream)
             if backend.prefix_support:
                 sizes = prefix_graph_sizes(graph_sizes)
                 self.prefix_graphs = DecodeGraphs(sizes, self._forward_shared, self._tail_decode, self._stream)
+        if self._stream and padded:
+            self._padded = padded
+            self.mixed_graphs = MixedGraphs(padded.sizes, self._forward_padded, self._tail_padded, self._stream)
 
     @contextmanager
     def on_stream(self) -> Iterator[None]:
@@ -82,16 +91,25 @@ class Runner:
                     yield
 
     def capture(self) -> float:
-        """Capture the decode graphs; seconds it took."""
+        """Capture all graphs into one pool, the largest first; seconds it took."""
+        if self._stream is None:
+            return 0.0
+        pool = torch.cuda.graph_pool_handle()
         with self.on_stream():
-            return sum(graphs.capture() for graphs in (self.graphs, self.prefix_graphs) if graphs)
+            every = (self.mixed_graphs, self.graphs, self.prefix_graphs)
+            return sum(graphs.capture(pool) for graphs in every if graphs)
 
     def run(self, plan: StepPlan) -> StepHandle:
         with self.on_stream():
             self._sampler.admit(plan.admits)
             self._prompt_scorer.admit(plan.admits)
             layout = self._builder.layout(plan)
-            handle = self._decode(plan, layout) if plan.num_decodes == plan.num_rows else self._mixed(plan, layout)
+            if plan.num_decodes == plan.num_rows:
+                handle = self._decode(plan, layout)
+            elif self.mixed_graphs and (size := self.mixed_graphs.size_for(plan)):
+                handle = self._padded_step(plan, size, self.mixed_graphs)
+            else:
+                handle = self._mixed(plan, layout)
             self._seats.advance(plan.seats, plan.num_tokens)
             return handle
 
@@ -146,6 +164,38 @@ class Runner:
         else:
             self._commit(batch, self._sampled[:0])
         return self._readback.start(plan, self._tokens, logprobs, prompt_logprobs)
+
+    def _padded_step(self, plan: StepPlan, size: MixedSize, graphs: MixedGraphs) -> StepHandle:
+        batch, first = self._padded.fill(plan, size, self._staging)
+        graphs.forward(size)
+        seats = plan.seats[batch.sample_rows_np]
+        features = self._sampler.features(seats)
+        logprobs = None
+        if features.plain:
+            self._readback.before_commit()
+            graphs.tail(size)
+        else:
+            logprobs = self._sample(batch, seats, self._logits[: len(seats)], features)
+        if logprobs is not None:
+            logprobs = logprobs.with_rows(logprobs.rows - first)
+        return self._readback.start(plan, self._tokens[first:], logprobs, None)
+
+    def _forward_padded(self, size: MixedSize) -> None:
+        batch = self._padded.view(size)
+        assert batch.logit_tokens is not None
+        self._padded.gather(size)
+        hidden = self._forward(batch)
+        self.model.logits(hidden.index_select(0, batch.logit_tokens), out=self._logits[: size.rows])
+
+    def _tail_padded(self, size: MixedSize) -> None:
+        batch = self._padded.view(size)
+        assert batch.sample_rows is not None
+        seats = batch.seats.index_select(0, batch.sample_rows)
+        lengths = batch.buffers.seq_lens.index_select(0, batch.sample_rows)
+        sampled = self._sampled[: size.rows]
+        self._sampler.sample_plain(self._logits[: size.rows], seats, lengths, sampled)
+        tokens = self._tokens[: size.rows]
+        commit(self._seats.state, tokens, batch.seats, batch.buffers.seq_lens, sampled, batch.sample_index)
 
     # -- shared -------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,8 @@ from quire.types.sampling import SamplingParams
 from quire.worker.batch import BatchBuilder
 from quire.worker.graphs import graph_sizes
 from quire.worker.kv_store import KVStore
+from quire.worker.mixed_graphs import MAX_PROMPTS, mixed_sizes
+from quire.worker.padded import PaddedSteps
 from quire.worker.prefixes import PrefixRows
 from quire.worker.readback import StepHandle
 from quire.worker.runner import Runner
@@ -119,6 +121,8 @@ class Worker:
         seats = Seats(rows, -(-max_model_len // block_size), store.token_of_slot, block_size, device)
         eager = resolved.config.runtime.enforce_eager or not with_graphs
         sizes = [] if eager else graph_sizes(rows, resolved.config.runtime.cuda_graph_sizes)
+        num_weights = self._model.num_bytes() // _DTYPES[resolved.dtype].itemsize
+        mixed = [] if eager else mixed_sizes(rows, tokens, num_weights)
         backend = select(
             resolved.config.runtime.attention_backend,
             AttentionSpec(
@@ -129,7 +133,7 @@ class Worker:
                 dtype=_DTYPES[resolved.dtype],
                 device=device,
                 max_rows=rows,
-                max_tokens=tokens,
+                max_tokens=max([tokens, *(size.tokens for size in mixed)]),
                 max_seq_len=max_model_len,
                 sliding_window=self._model.sliding_window,
             ),
@@ -137,19 +141,22 @@ class Worker:
         self._backend_name = backend.name
         if not backend.graph_support:
             sizes = []
+            mixed = []
         heads_per_kv_head = self._model.num_heads // self._spec.num_kv_heads
         prefixes = PrefixRows(rows, heads_per_kv_head) if backend.prefix_support else None
+        padded = PaddedSteps(seats, mixed, max_model_len, device) if mixed else None
         return Runner(
             self._model,
             backend,
             store,
             seats,
             BatchBuilder(seats, prefixes, rows, tokens, max_model_len, device),
-            Sampler(rows, resolved.info.vocab_size, rows, device),
+            Sampler(rows, resolved.info.vocab_size, rows + MAX_PROMPTS, device),
             max_rows=rows,
             staging_capacity=max(_STAGED_INTS, 2 * tokens + 8 * rows),
             device=device,
             graph_sizes=sizes,
+            padded=padded,
         )
 
     # -- measuring ----------------------------------------------------------------------------------------------
