@@ -1,7 +1,8 @@
 """CUDA graphs of decode steps: captured once for a ladder of batch sizes, replayed with nothing copied in.
 
-A step is two graphs: the forward pass (gather … logits) and the tail (sample, commit). Between them is the one
-place where a feature that only some steps need (penalties, log-probabilities, a grammar's mask) can act.
+A step is two graphs: the forward pass (gather … logits) and a tail (sample, commit), of which there are two: with and
+without top-k, top-p and min-p. Between them is the one place where a feature that only some steps need (penalties,
+log-probabilities, a grammar's mask) can act.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,19 +33,24 @@ def graph_sizes(max_rows: int, wanted: list[int]) -> list[int]:
 
 
 class DecodeGraphs:
-    """One captured pair of graphs a size.
+    """A captured forward pass and two tails a size.
 
-    forward(size): everything from gather to logits; tail(size): plain sampling and commit.
+    forward(size): everything from gather to logits; tail(size, filtered): sampling and commit.
     """
 
     def __init__(
-        self, sizes: list[int], forward: Callable[[int], None], tail: Callable[[int], None], stream: torch.cuda.Stream
+        self,
+        sizes: list[int],
+        forward: Callable[[int], None],
+        tail: Callable[[int, bool], None],
+        stream: torch.cuda.Stream,
     ) -> None:
         self.sizes = sizes
         self._forward = forward
         self._tail = tail
         self._stream = stream
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]] = {}
+        self._forwards: dict[int, torch.cuda.CUDAGraph] = {}
+        self._tails: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         self._size_of_rows = [0] * ((sizes[-1] if sizes else 0) + 1)
         for size in reversed(sizes):
             for rows in range(size + 1):
@@ -57,21 +64,34 @@ class DecodeGraphs:
         gc.disable()  # a collection inside a capture could free device memory and break it
         try:
             for size in reversed(self.sizes):
-                self._forward(size)  # warm up: compile kernels, choose matrix algorithms
-                self._tail(size)
-                self._graphs[size] = (self._capture(self._forward, size, pool), self._capture(self._tail, size, pool))
+                self.run(size)  # warm up: compile kernels, choose matrix algorithms
+                self._forwards[size] = self._capture(partial(self._forward, size), pool)
+                for filtered in (False, True):
+                    self._tails[size, filtered] = self._capture(partial(self._tail, size, filtered), pool)
         finally:
             gc.enable()
         torch.cuda.synchronize()
         return time.perf_counter() - began
 
-    def _capture(self, body: Callable[[int], None], size: int, pool: Any) -> torch.cuda.CUDAGraph:
+    def rehearse(self) -> None:
+        """Launch, outside of graphs, every kernel variant that they will hold: these depend on a size's magnitude."""
+        for size in self.sizes:
+            if size.bit_count() == 1 or size == self.sizes[-1]:
+                self.run(size)
+
+    def run(self, size: int) -> None:
+        """What the graphs of a size do."""
+        self._forward(size)
+        for filtered in (False, True):
+            self._tail(size, filtered)
+
+    def _capture(self, body: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         with torch.cuda.stream(self._stream):
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
-                body(size)
+                body()
             finally:
                 graph.capture_end()
         return graph
@@ -81,7 +101,7 @@ class DecodeGraphs:
         return self._size_of_rows[rows] if rows < len(self._size_of_rows) else 0
 
     def forward(self, size: int) -> None:
-        self._graphs[size][0].replay()
+        self._forwards[size].replay()
 
-    def tail(self, size: int) -> None:
-        self._graphs[size][1].replay()
+    def tail(self, size: int, *, filtered: bool) -> None:
+        self._tails[size, filtered].replay()

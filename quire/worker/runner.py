@@ -28,7 +28,8 @@ class Runner:
     """Runs plans in order on one stream.
 
     A decode step is: changed seats (if any) → forward graph → tail graph → readback. Any other step runs the same
-    code from Python. Rows that want more than temperature sampling leave the tail graph out and sample eagerly.
+    code from Python. Rows that want their logits edited or log-probabilities leave the tail graph out and sample
+    eagerly.
     """
 
     def __init__(
@@ -83,6 +84,12 @@ class Runner:
         with self.on_stream():
             return self.graphs.capture()
 
+    def rehearse(self) -> None:
+        """Launch what the graphs will hold, for whoever compiles kernels ahead of them."""
+        if self.graphs is not None:
+            with self.on_stream():
+                self.graphs.rehearse()
+
     def run(self, plan: StepPlan) -> StepHandle:
         with self.on_stream():
             self._sampler.admit(plan.admits)
@@ -99,9 +106,9 @@ class Runner:
         features = self._sampler.features(plan.seats)
         if size and self.graphs:
             self.graphs.forward(size)
-            if features.plain:
+            if features.draw_only:
                 self._readback.before_commit()
-                self.graphs.tail(size)
+                self.graphs.tail(size, filtered=features.filter)
                 return self._readback.start(plan, self._tokens, None, None)
             logits = self._logits[: plan.num_rows]
             batch = self._builder.decode_views(plan.num_rows)
@@ -116,10 +123,10 @@ class Runner:
         gather_decode(self._seats.state, batch.buffers, batch.seats)
         self.model.logits(self._forward(batch), out=self._logits[:size])
 
-    def _tail_decode(self, size: int) -> None:
+    def _tail_decode(self, size: int, filtered: bool) -> None:
         batch = self._builder.decode_views(size)
         sampled = self._sampled[:size]
-        self._sampler.sample_plain(self._logits[:size], batch.seats, batch.buffers.seq_lens, sampled)
+        self._sampler.sample_plain(self._logits[:size], batch.seats, batch.buffers.seq_lens, sampled, filtered=filtered)
         commit(self._seats.state, self._tokens[:size], batch.seats, batch.buffers.seq_lens, sampled, None)
 
     # -- steps with prompt chunks -------------------------------------------------------------------------------

@@ -75,7 +75,8 @@ def first_cut(row, groups, sums, scales, enough, GROUPS: tl.constexpr, GROUP: tl
 
 @triton.jit
 def shortlist(
-    row, groups, short, low, high, GROUPS: tl.constexpr, GROUP: tl.constexpr, SHORTLIST: tl.constexpr, TILE: tl.constexpr
+    row, groups, short, low, high,
+    GROUPS: tl.constexpr, GROUP: tl.constexpr, SHORTLIST: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Copy the tokens with finite logits in [low, high), in rising order. Returns how many; too many if > SHORTLIST."""
     logits, vocab, _, _ = row
