@@ -170,7 +170,7 @@ class Worker:
         rows = self._resolved.max_num_seqs
         tokens = max(rows, min(self._resolved.max_num_batched_tokens, _REHEARSED_TOKENS))
         runner = self._build_runner(1, self._resolved.max_model_len)
-        with Rehearsal(self._device) as rehearsal:
+        with Rehearsal() as rehearsal:
             runner.run(_dummy_plan(_spread(tokens, rows), []))
             # What is sampled here is garbage, so nothing may be looked up by it.
             runner.run(_picky_plan(msgspec.structs.replace(_ALL_FEATURES, logprobs=None)))

@@ -47,6 +47,7 @@ class CountingDriver:
 def counting(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> CountingDriver:
     found = CountingDriver()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(driver, "_active", found)
     return found
@@ -73,7 +74,7 @@ def test_every_variant_is_compiled_once_and_launched_only_afterwards(counting: C
     knobs = triton.knobs.runtime
     knobs.jit_post_compile_hook = lambda **found: compiled.append(found["repr"])
     try:
-        with Rehearsal(torch.device("cuda", 0)) as rehearsal:
+        with Rehearsal() as rehearsal:
             for _ in range(3):
                 add[(1,)](x, x, 5, BLOCK=16)
                 add[(1,)](x, x, 5, BLOCK=32, num_warps=1)
@@ -92,7 +93,7 @@ def test_every_variant_is_compiled_once_and_launched_only_afterwards(counting: C
 def test_a_kernel_that_does_not_compile_says_so_at_its_launch(counting: CountingDriver) -> None:
     _, broken = kernels()
     x = torch.zeros(1)
-    with Rehearsal(torch.device("cuda", 0)) as rehearsal:
+    with Rehearsal() as rehearsal:
         broken[(1,)](x, BLOCK=2)
     assert rehearsal.wait() == 1
     with pytest.raises(triton.CompilationError, match="no such block"):

@@ -22,10 +22,11 @@ class Rehearsal:
     """Inside the `with`, kernels that this process has not compiled yet are not launched but handed to the threads.
 
     So what is computed inside is garbage, and may only go where that harms nobody. A kernel that does not compile is
-    left to its first real launch, which says why. Used by one thread at a time.
+    left to its first real launch, which says why. For the current device, used by one thread.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self) -> None:
+        device = torch.cuda.current_device()
         self._pool = ThreadPoolExecutor(
             min(_num_cpus() + 1, _MAX_THREADS), "compile", initializer=torch.cuda.set_device, initargs=(device,)
         )
