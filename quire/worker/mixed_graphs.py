@@ -6,17 +6,11 @@ one piece: padding decode rows stand before them, empty rows behind.
 
 from __future__ import annotations
 
-import gc
-import time
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
-
-import torch
 
 from quire.types.plan import StepPlan
-from quire.worker.graphs import capture_graph
+from quire.worker.graphs import StepGraphs
 
 MAX_PROMPTS = 16  # prompt chunks in one step
 # A step whose weights are multiplied with more tokens than this (weights times tokens) takes the device longer than
@@ -54,55 +48,19 @@ def mixed_sizes(max_rows: int, max_tokens: int, num_weights: int) -> list[MixedS
     return sorted(sizes, key=lambda size: (size.tokens, size.decodes), reverse=True)
 
 
-class MixedGraphs:
-    """One graph a size from gather to the logits of the rows that sample, and one a number of rows to sample them.
-
-    forward(size) and tail(size) are what is captured; the tail looks at nothing of a size but its rows.
-    """
-
-    def __init__(
-        self,
-        sizes: list[MixedSize],
-        forward: Callable[[MixedSize], None],
-        tail: Callable[[MixedSize], None],
-        stream: torch.cuda.Stream,
-    ) -> None:
-        self.sizes = sizes
-        self._forward = forward
-        self._tail = tail
-        self._stream = stream
-        self._forwards: dict[MixedSize, torch.cuda.CUDAGraph] = {}
-        self._tails: dict[int, torch.cuda.CUDAGraph] = {}
-        self._rising = sorted(sizes, key=lambda size: (size.tokens, size.decodes))
-
-    def capture(self, pool: Any) -> float:
-        """Capture all sizes, largest first so that the smaller ones reuse its memory. Returns the seconds it took."""
-        began = time.perf_counter()
-        gc.disable()  # a collection inside a capture could free device memory and break it
-        try:
-            for size in self.sizes:
-                self._forward(size)  # warm up: compile kernels, choose matrix algorithms
-                self._forwards[size] = capture_graph(partial(self._forward, size), self._stream, pool)
-                if size.decodes not in self._tails:
-                    self._tail(size)
-                    self._tails[size.decodes] = capture_graph(partial(self._tail, size), self._stream, pool)
-        finally:
-            gc.enable()
-        torch.cuda.synchronize()
-        return time.perf_counter() - began
+class MixedGraphs(StepGraphs[MixedSize]):
+    """Small steps with prompt chunks. A tail samples the rows that are due."""
 
     def size_for(self, plan: StepPlan) -> MixedSize | None:
         """The smallest size that holds the step; None if none does, or if the step wants more than tokens."""
         decodes, prompt_tokens = plan.num_decodes, len(plan.token_ids)
         if plan.attachments or plan.num_rows - decodes > MAX_PROMPTS:
             return None
-        for size in self._rising:
+        for size in reversed(self.sizes):
             if size.decodes >= decodes and size.tokens - size.decodes >= prompt_tokens:
                 return size
         return None
 
-    def forward(self, size: MixedSize) -> None:
-        self._forwards[size].replay()
-
-    def tail(self, size: MixedSize) -> None:
-        self._tails[size.decodes].replay()
+    def _rehearsed(self) -> Iterable[MixedSize]:
+        """Kernels differ by the number of tokens, and by whether there are decode rows."""
+        return {size.tokens: size for size in reversed(self.sizes)}.values()

@@ -14,7 +14,7 @@ from quire.kernels.step import commit, gather_decode
 from quire.models.base import DecoderStack
 from quire.types.plan import PromptLogprobs, StepPlan
 from quire.worker.batch import Batch, BatchBuilder
-from quire.worker.graphs import DecodeGraphs, prefix_graph_sizes
+from quire.worker.graphs import DecodeGraphs, DecodeSize
 from quire.worker.kv_store import KVStore
 from quire.worker.mixed_graphs import MAX_PROMPTS, MixedGraphs, MixedSize
 from quire.worker.padded import PaddedSteps
@@ -32,8 +32,8 @@ class Runner:
 
     A decode step is: changed seats (if any) → forward graph → tail graph → readback; when rows share prefixes, the
     forward graph is one that reads these once. So is a small step with prompt chunks, once its rows have been copied to
-    where its graph reads them. Any other step runs the same code from Python. Rows that want more than temperature
-    sampling leave the tail graph out and sample eagerly.
+    where its graph reads them. Any other step runs the same code from Python. Rows that want their logits edited or
+    log-probabilities leave the tail graph out and sample eagerly.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Runner:
         max_rows: int,
         staging_capacity: int,
         device: torch.device,
-        graph_sizes: list[int],
+        decode_sizes: list[DecodeSize],
         padded: PaddedSteps | None,
     ) -> None:
         self.model = model
@@ -65,20 +65,16 @@ class Runner:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._sampled = torch.zeros(max_rows + MAX_PROMPTS, dtype=torch.int32, device=device)
         self._tokens = torch.zeros(max_rows + MAX_PROMPTS, dtype=torch.int32, device=device)
-        self.graphs = self.prefix_graphs = self.mixed_graphs = None
+        self.graphs = self.mixed_graphs = None
         if self._stream:  # weights and buffers are being written on the stream that is current here
             self._stream.wait_stream(torch.cuda.current_stream(device))
-        if self._stream and (graph_sizes or padded):
-            rows = max([*graph_sizes, *(size.rows for size in padded.sizes)] if padded else graph_sizes)
-            self._logits = torch.empty(rows, sampler.vocab_size, dtype=torch.float32, device=device)
-        if self._stream and graph_sizes:
-            self.graphs = DecodeGraphs(graph_sizes, self._forward_decode, self._tail_decode, self._stream)
-            if backend.prefix_support:
-                sizes = prefix_graph_sizes(graph_sizes)
-                self.prefix_graphs = DecodeGraphs(sizes, self._forward_shared, self._tail_decode, self._stream)
-        if self._stream and padded:
-            self._padded = padded
-            self.mixed_graphs = MixedGraphs(padded.sizes, self._forward_padded, self._tail_padded, self._stream)
+            rows = [size.rows for size in (*decode_sizes, *(padded.sizes if padded else ()))]
+            self._logits = torch.empty(max(rows, default=0), sampler.vocab_size, dtype=torch.float32, device=device)
+            if decode_sizes:
+                self.graphs = DecodeGraphs(decode_sizes, self._forward_decode, self._tail_decode, self._stream)
+            if padded:
+                self._padded = padded
+                self.mixed_graphs = MixedGraphs(padded.sizes, self._forward_padded, self._tail_padded, self._stream)
 
     @contextmanager
     def on_stream(self) -> Iterator[None]:
@@ -96,8 +92,14 @@ class Runner:
             return 0.0
         pool = torch.cuda.graph_pool_handle()
         with self.on_stream():
-            every = (self.mixed_graphs, self.graphs, self.prefix_graphs)
-            return sum(graphs.capture(pool) for graphs in every if graphs)
+            return sum(graphs.capture(pool) for graphs in (self.mixed_graphs, self.graphs) if graphs)
+
+    def rehearse(self) -> None:
+        """Launch what the graphs will hold, for whoever compiles kernels ahead of them."""
+        with self.on_stream():
+            for graphs in (self.mixed_graphs, self.graphs):
+                if graphs:
+                    graphs.rehearse()
 
     def run(self, plan: StepPlan) -> StepHandle:
         with self.on_stream():
@@ -116,15 +118,14 @@ class Runner:
     # -- decode steps -------------------------------------------------------------------------------------------
 
     def _decode(self, plan: StepPlan, layout: PrefixLayout | None) -> StepHandle:
-        graphs = self.prefix_graphs if layout else self.graphs
-        size = graphs.size_for(plan.num_rows) if graphs else 0
-        batch = self._builder.decode(plan, size or plan.num_rows, layout, self._staging)
+        size = self.graphs.size_for(plan.num_rows, layout is not None) if self.graphs else None
+        batch = self._builder.decode(plan, size.rows if size else plan.num_rows, layout, self._staging)
         features = self._sampler.features(plan.seats)
-        if size and graphs:
-            graphs.forward(size)
-            if features.plain:
+        if size and self.graphs:
+            self.graphs.forward(size)
+            if features.draw_only:
                 self._readback.before_commit()
-                graphs.tail(size)
+                self.graphs.tail(size, filtered=features.filter)
                 return self._readback.start(plan, self._tokens, None, None)
             logits = self._logits[: plan.num_rows]
             batch = self._builder.decode_views(plan.num_rows)
@@ -134,19 +135,18 @@ class Runner:
         logprobs = self._sample(batch, plan.seats, logits, features)
         return self._readback.start(plan, self._tokens, logprobs, None)
 
-    def _forward_shared(self, size: int) -> None:
-        self._forward_decode(size, shares_prefix=True)
-
-    def _forward_decode(self, size: int, shares_prefix: bool = False) -> None:
-        batch = self._builder.decode_views(size, shares_prefix=shares_prefix)
+    def _forward_decode(self, size: DecodeSize) -> None:
+        batch = self._builder.decode_views(size.rows, shares_prefix=size.shares_prefix)
         gather_decode(self._seats.state, batch.buffers, batch.seats)
-        self.model.logits(self._forward(batch), out=self._logits[:size])
+        self.model.logits(self._forward(batch), out=self._logits[: size.rows])
 
-    def _tail_decode(self, size: int) -> None:
-        batch = self._builder.decode_views(size)
-        sampled = self._sampled[:size]
-        self._sampler.sample_plain(self._logits[:size], batch.seats, batch.buffers.seq_lens, sampled)
-        commit(self._seats.state, self._tokens[:size], batch.seats, batch.buffers.seq_lens, sampled, None)
+    def _tail_decode(self, size: DecodeSize, filtered: bool) -> None:
+        batch = self._builder.decode_views(size.rows)
+        sampled = self._sampled[: size.rows]
+        self._sampler.sample_plain(
+            self._logits[: size.rows], batch.seats, batch.buffers.seq_lens, sampled, filtered=filtered
+        )
+        commit(self._seats.state, self._tokens[: size.rows], batch.seats, batch.buffers.seq_lens, sampled, None)
 
     # -- steps with prompt chunks -------------------------------------------------------------------------------
 
@@ -171,9 +171,9 @@ class Runner:
         seats = plan.seats[batch.sample_rows_np]
         features = self._sampler.features(seats)
         logprobs = None
-        if features.plain:
+        if features.draw_only:
             self._readback.before_commit()
-            graphs.tail(size)
+            graphs.tail(size, filtered=features.filter)
         else:
             logprobs = self._sample(batch, seats, self._logits[: len(seats)], features)
         if logprobs is not None:
@@ -187,13 +187,13 @@ class Runner:
         hidden = self._forward(batch)
         self.model.logits(hidden.index_select(0, batch.logit_tokens), out=self._logits[: size.rows])
 
-    def _tail_padded(self, size: MixedSize) -> None:
+    def _tail_padded(self, size: MixedSize, filtered: bool) -> None:
         batch = self._padded.view(size)
         assert batch.sample_rows is not None
         seats = batch.seats.index_select(0, batch.sample_rows)
         lengths = batch.buffers.seq_lens.index_select(0, batch.sample_rows)
         sampled = self._sampled[: size.rows]
-        self._sampler.sample_plain(self._logits[: size.rows], seats, lengths, sampled)
+        self._sampler.sample_plain(self._logits[: size.rows], seats, lengths, sampled, filtered=filtered)
         tokens = self._tokens[: size.rows]
         commit(self._seats.state, tokens, batch.seats, batch.buffers.seq_lens, sampled, batch.sample_index)
 

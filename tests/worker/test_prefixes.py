@@ -12,7 +12,7 @@ from quire.attention.base import SharedPrefix, prefix_tile_rows, prefix_tiles
 from quire.types.plan import NewBlocks, SharedPrefixes, StepPlan
 from quire.worker import prefixes
 from quire.worker.batch import Batch, BatchBuilder
-from quire.worker.graphs import graph_sizes, prefix_graph_sizes
+from quire.worker.graphs import decode_sizes, graph_rows
 from quire.worker.prefixes import PrefixLayout, PrefixRows
 from quire.worker.seats import Seats
 from quire.worker.staging import Staging
@@ -256,8 +256,8 @@ def test_an_attention_that_does_not_know_prefixes_gets_none() -> None:
 
 @pytest.mark.parametrize("top", [1, 3, 8, 64, 256, 1000])
 def test_graph_sizes_for_prefixes_are_few_and_cover_every_batch(top: int) -> None:
-    sizes = graph_sizes(top, [])
-    chosen = prefix_graph_sizes(sizes)
+    sizes = graph_rows(top, [])
+    chosen = [s.rows for s in decode_sizes(sizes, True) if s.shares_prefix][::-1]
     assert set(chosen) <= set(sizes)
     assert chosen[-1] == sizes[-1]
     assert len(chosen) <= 12
