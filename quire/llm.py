@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import signal
 import threading
@@ -9,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, TypeVar, cast
+
+from msgspec.structs import force_setattr
 
 from quire.config.engine import EngineConfig
 from quire.config.resolve import resolve
@@ -285,7 +288,9 @@ def _one_each(value: T | Sequence[T], prompts: Sequence[Prompt], name: str) -> S
 def _final_only(params: SamplingParams) -> SamplingParams:
     if not isinstance(params, SamplingParams):
         raise InputError(f"sampling_params must be SamplingParams, got {type(params).__name__}", "sampling_params")
-    return params.clone(output_kind=RequestOutputKind.FINAL_ONLY)
+    final = copy.copy(params)  # has been checked
+    force_setattr(final, "output_kind", RequestOutputKind.FINAL_ONLY)
+    return final
 
 
 def _alternatives(output: RequestOutput, count: int) -> Alternatives:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import select
 from collections import deque
@@ -32,6 +33,7 @@ class InProcessClient(ClientBase):
             self._core.shutdown()
             self._inbox.close()
             raise
+        gc.freeze()  # a pool's blocks are many and no garbage: no collection shall look at them in the middle of a step
 
     def _send(self, message: ToCore) -> None:
         self._inbox.put(message)
@@ -62,6 +64,7 @@ class LocalInbox:
 
     def __init__(self) -> None:
         self._messages: deque[ToCore] = deque()
+        self._sleeps = False
         self._awake, self._wake = os.pipe()
         os.set_blocking(self._awake, False)
         os.set_blocking(self._wake, False)
@@ -69,6 +72,8 @@ class LocalInbox:
 
     def put(self, message: ToCore) -> None:
         self._messages.append(message)
+        if not self._sleeps:
+            return  # it looks before it falls asleep
         try:
             os.write(self._wake, b"!")
         except BlockingIOError:
@@ -82,7 +87,12 @@ class LocalInbox:
         for fd in (self._awake, sentinel):
             if fd is not None:
                 poll.register(fd, select.POLLIN)
-        poll.poll(None if timeout is None else timeout * 1000)
+        self._sleeps = True
+        try:
+            if not self._messages:
+                poll.poll(None if timeout is None else timeout * 1000)
+        finally:
+            self._sleeps = False
         try:
             os.read(self._awake, 65536)  # before `drain`: rather wake once too often than too rarely
         except BlockingIOError:

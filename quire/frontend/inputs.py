@@ -7,7 +7,8 @@ import operator
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Annotated, Any
 
 import msgspec
 
@@ -116,8 +117,10 @@ def _read_ids(ids: Any, param: str) -> list[int]:
     ids = ids.tolist() if hasattr(ids, "tolist") else ids
     if not isinstance(ids, Sequence) or isinstance(ids, bytes | bytearray):
         raise InputError(f"{param} must be a string or a list of token ids, got {type(ids).__name__}", param)
-    if set(map(type, ids)) <= {int}:
-        return list(ids)
+    try:
+        return msgspec.convert(ids, list[int])  # a copy; refuses bools as well
+    except msgspec.ValidationError:
+        pass  # other integers are, or what is wrong is said better, below
     bad = next((i for i in ids if isinstance(i, bool) or not hasattr(i, "__index__")), None)
     if bad is not None:
         raise InputError(f"{param} must hold integers, got {bad!r}", param)
@@ -143,8 +146,19 @@ def _check_salt(salt: Any) -> None:
     check_text(salt, "cache_salt")
 
 
+@lru_cache(maxsize=8)
+def _ids_below(size: int) -> Any:
+    """The type of a list of integers in [0, size): checked several times faster than by `min` and `max`."""
+    return list[Annotated[int, msgspec.Meta(ge=0, lt=size)]]
+
+
 def _check_ids(ids: list[int], info: EngineInfo) -> None:
     size = info.report.vocab_size
+    try:
+        msgspec.convert(ids, _ids_below(size))
+        return
+    except msgspec.ValidationError:
+        pass
     low, high = min(ids), max(ids)
     if low < 0 or high >= size:
         raise InputError(f"token ids must be in [0, {size}), got {low if low < 0 else high}", "prompt")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from array import array
 from enum import IntEnum
 
@@ -60,9 +61,9 @@ class Request:
     )
 
     def __init__(self, spec: EngineRequest, rank: Rank, limit: int, added: float = 0.0) -> None:
-        try:
-            self.tokens = array("i", spec.token_ids)  # known ones: prompt, then output as it is read
-        except (OverflowError, TypeError):
+        try:  # known tokens: the prompt, then the output as it is read
+            self.tokens = array("i", struct.pack(f"{len(spec.token_ids)}i", *spec.token_ids))
+        except struct.error:
             raise InputError(f"request {spec.id!r}: prompt token ids must be int32 integers", "prompt") from None
         self.spec = spec
         self.id = spec.id

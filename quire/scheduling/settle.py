@@ -43,7 +43,8 @@ def settle(state: State, plan: StepPlan, result: StepResult) -> EngineOutputs:
         if not chunk.request.is_finished:
             _keep_prompt_logprobs(chunk, prompt_lines.get(row, []))
             if chunk.samples:
-                output = _settle_one(state, step, chunk.request, tokens[row], lines.get(row))
+                seat = int(plan.seats[row])
+                output = _settle_one(state, step, seat, chunk.request, tokens[row], lines.get(row))
                 if output is not None:
                     outputs.append(output)
     return EngineOutputs(ids=ids, tokens=plain, special=outputs)
@@ -73,10 +74,11 @@ def _settle_decodes(
         tokens = tokens[: len(rows)]  # those of catch-up rows follow
     for append, token in zip(rows.appends, tokens):  # noqa: B905 (hot)
         append(token)
-    gone = {row for row, request_id in enumerate(rows.ids) if request_id in step.left} if step.left else set()
-    state.totals.generation_tokens += len(rows) - len(gone)
     # From here on in columns, and only rows that still have the seat they had then.
-    here = np.delete(np.arange(len(rows)), list(gone)) if gone else None
+    here, gone = None, set[int]()
+    if step.left and (was := np.isin(rows.seats, [*step.left])).any():
+        here, gone = np.flatnonzero(~was), set(np.flatnonzero(was).tolist())
+    state.totals.generation_tokens += len(rows) - len(gone)
     seated = rows.seats if here is None else rows.seats[here]
     seen = seats.num_seen.take(seated) + 1
     seats.num_seen[seated] = seen
@@ -111,11 +113,12 @@ def _plain(rows: DecodeRows, tokens: list[int], special: set[int]) -> tuple[list
 
 
 def _settle_one(
-    state: State, step: InFlight, request: Request, token: int, lines: list[TokenLogprobs] | None
+    state: State, step: InFlight, seat: int, request: Request, token: int, lines: list[TokenLogprobs] | None
 ) -> EngineOutput | None:
+    """seat: that it had when the step was planned."""
     request.tokens.append(token)
     state.totals.generation_tokens += 1
-    if request.id in step.left:
+    if seat in step.left:
         request.num_unseen -= 1
     else:
         state.seats.num_seen[request.seat] = len(request.tokens)

@@ -29,7 +29,7 @@ class InFlight:
     plan: StepPlan
     decodes: DecodeRows
     chunks: list[Chunk]
-    left: set[str] = field(default_factory=set)  # requests that lost their seat since the plan was built
+    left: set[int] = field(default_factory=set)  # seats that were given back since the plan was built
 
 
 @dataclass(slots=True)
@@ -89,11 +89,12 @@ class State:
         self.kv.register(request, min(len(request.tokens), int(self.seats.num_computed[request.seat])))
         # Steps in flight may still write to these blocks; whoever gets them writes later, on the same stream.
         self.kv.free(request)
-        self.releases.append(self.seats.give_back(request))
+        seat = self.seats.give_back(request)
+        self.releases.append(seat)
         del self.running[request.id]
         self.prefilling.pop(request.id, None)
         for step in self.in_flight:
-            step.left.add(request.id)
+            step.left.add(seat)
 
     def check(self) -> None:
         """Raise AssertionError if requests, seats and counters contradict each other."""
