@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -69,7 +70,8 @@ class Runner:
             self.graphs = DecodeGraphs(graph_sizes, self._forward_decode, self._tail_decode, self._stream)
             if backend.prefix_support:
                 sizes = prefix_graph_sizes(graph_sizes)
-                self.prefix_graphs = DecodeGraphs(sizes, self._forward_shared, self._tail_decode, self._stream)
+                forward = partial(self._forward_decode, shares_prefix=True)
+                self.prefix_graphs = DecodeGraphs(sizes, forward, self._tail_decode, self._stream)
 
     @contextmanager
     def on_stream(self) -> Iterator[None]:
@@ -116,10 +118,7 @@ class Runner:
         logprobs = self._sample(batch, plan.seats, logits, features)
         return self._readback.start(plan, self._tokens, logprobs, None)
 
-    def _forward_shared(self, size: int) -> None:
-        self._forward_decode(size, shares_prefix=True)
-
-    def _forward_decode(self, size: int, shares_prefix: bool = False) -> None:
+    def _forward_decode(self, size: int, *, shares_prefix: bool = False) -> None:
         batch = self._builder.decode_views(size, shares_prefix=shares_prefix)
         gather_decode(self._seats.state, batch.buffers, batch.seats)
         self.model.logits(self._forward(batch), out=self._logits[:size])
