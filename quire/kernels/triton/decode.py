@@ -6,8 +6,8 @@ log-sum-exp (Dao et al., Flash-Decoding, 2023): a counter a row and KV head, set
 tells who that is. What rows share is read once for all of them by `decode_prefix`; the program of a row's first share
 takes those results in.
 
-Keys and values of all tokens but the newest were written steps ago, so they are on their way to the L2 cache before
-the predecessor has ended. A prefetch of what is being written does no harm: the L2 cache is where all writes meet.
+Keys and values of all tokens but the newest were written steps ago, so a program asks for its first tiles before it
+waits for the predecessor; the newest token is left out of the tiles and added at the end.
 """
 
 from __future__ import annotations
@@ -22,20 +22,6 @@ from quire.kernels.triton import decode_prefix, decode_schedule
 from quire.kernels.triton.launch import dot_width, has_pdl, next_power_of_2, num_processors
 
 LOG2_E = 1.4426950408889634
-
-
-@triton.jit
-def _prefetch(pointer, num_bytes):
-    """Ask for `num_bytes` (a multiple of 16) from each address to be brought to the L2 cache."""
-    tl.inline_asm_elementwise(
-        """{
-        .reg .pred some;
-        setp.ne.u32 some, $2, 0;
-        @some cp.async.bulk.prefetch.L2.global [$1], $2;
-        mov.u32 $0, 0;
-        }""",
-        "=r,l,r", [pointer.to(tl.int64, bitcast=True), num_bytes], tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
 
 
 @triton.jit
@@ -110,8 +96,8 @@ def _decode_kernel(
     row_prefix_ptr, items_ptr, table_ptr, q_stride, table_stride, block_stride, head_stride, scale,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    CHUNK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, ITEM: tl.constexpr, PIECES: tl.constexpr,
-    PIECE: tl.constexpr, PREFIX: tl.constexpr, PDL: tl.constexpr,
+    CHUNK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, ITEM: tl.constexpr, PREFIX: tl.constexpr,
+    EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     kv_head, item = tl.program_id(0), tl.program_id(1)
     member = tl.arange(0, BLOCK_M)  # query heads of this KV head
@@ -121,45 +107,55 @@ def _decode_kernel(
     row, seat = tl.load(at_item).to(tl.int64), tl.load(at_item + 1).to(tl.int64)
     begin, end = tl.load(at_item + 2), tl.load(at_item + 3)
     share, shares, seen_from = tl.load(at_item + 4), tl.load(at_item + 5), tl.load(at_item + 6)
+    if row < 0:
+        if PDL:
+            tl.extra.cuda.gdc_wait()
+            tl.extra.cuda.gdc_launch_dependents()
+        return
     table = table_ptr + seat * table_stride
     k_head, v_head = k_ptr + kv_head.to(tl.int64) * head_stride, v_ptr + kv_head.to(tl.int64) * head_stride
     position = begin + token
     block = tl.load(table + position // BLOCK_SIZE, position < end, 0)
-    if PIECES > 0:  # the share's first PIECES * PIECE tokens
-        wanted = begin + tl.arange(0, PIECES) * PIECE
-        wanted_block = tl.load(table + wanted // BLOCK_SIZE, wanted < end, 0)
-        offset = wanted_block.to(tl.int64) * block_stride + (wanted % BLOCK_SIZE) * DIM
-        num_bytes = tl.where(wanted < end, PIECE * DIM * (k_ptr.dtype.element_ty.primitive_bitwidth // 8), 0)
-        _prefetch(k_head + offset, num_bytes)
-        _prefetch(v_head + offset, num_bytes)
-    if PDL and not PREFIX:  # what is read above was written before the predecessor started
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-    if row < 0:
-        if PDL and PREFIX:
-            tl.extra.cuda.gdc_wait()
-            tl.extra.cuda.gdc_launch_dependents()
-        return
+    # The newest token, last of the row's last share, is what the predecessor writes: the loop leaves it out.
+    newest = share == shares - 1
+    at_newest = tl.load(table + (end - 1) // BLOCK_SIZE).to(tl.int64) * block_stride + (end - 1) % BLOCK_SIZE * DIM
+    in_dim = (column < DIM) & newest
 
     head = kv_head * GROUP + member
     mask = (member < GROUP)[:, None] & (column < DIM)[None, :]
     at_q = q_ptr + row * q_stride + head[:, None] * DIM + column[None, :]
-    q = tl.load(at_q, mask, 0.0, cache_modifier=".cg")  # [heads, dim]
+    if EARLY:
+        q = tl.zeros([BLOCK_M, BLOCK_DIM], q_ptr.dtype.element_ty)
+        k_newest = tl.zeros([BLOCK_DIM], k_ptr.dtype.element_ty)
+        v_newest = tl.zeros([BLOCK_DIM], k_ptr.dtype.element_ty)
+    else:
+        q = tl.load(at_q, mask, 0.0, cache_modifier=".cg")  # [heads, dim]
+        k_newest = tl.load(k_head + at_newest + column, in_dim, 0.0, cache_modifier=".cg")
+        v_newest = tl.load(v_head + at_newest + column, in_dim, 0.0, cache_modifier=".cg")
     top = tl.full([BLOCK_M], -1.0e30, tl.float32)  # finite: a wholly masked tile must not make NaN
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DIM], tl.float32)
     inner = ((token % BLOCK_SIZE) * DIM)[:, None] + column[None, :]  # place within a block
-    for start in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
+    old_end = end - newest.to(tl.int32)
+    for start in tl.range(begin, tl.maximum(old_end, begin + 1), BLOCK_N, num_stages=STAGES):
         position = start + token
-        inside = (position < end)[:, None] & (column < DIM)[None, :]
+        inside = (position < old_end)[:, None] & (column < DIM)[None, :]
         if BLOCK_SIZE > BLOCK_N:
             inner = ((position % BLOCK_SIZE) * DIM)[:, None] + column[None, :]
         at = (block.to(tl.int64) * block_stride)[:, None] + inner
         ahead = position + BLOCK_N  # the next tile's blocks are looked up while this tile is on its way
         block = tl.load(table + ahead // BLOCK_SIZE, ahead < end, 0)
         k = tl.load(k_head + at, inside, 0.0)  # [tokens, dim]
+        # The compiler moves the loads of the first STAGES - 1 tiles ahead of the loop, and so of the wait.
+        if EARLY:  # noqa: SIM102
+            if start == begin:
+                tl.extra.cuda.gdc_wait()
+                tl.extra.cuda.gdc_launch_dependents()
+                q = tl.load(at_q, mask, 0.0, cache_modifier=".cg")
+                k_newest = tl.load(k_head + at_newest + column, in_dim, 0.0, cache_modifier=".cg")
+                v_newest = tl.load(v_head + at_newest + column, in_dim, 0.0, cache_modifier=".cg")
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        seen = position < end
+        seen = position < old_end
         if WINDOW > 0:
             seen = seen & (position >= seen_from)
         s = tl.where(seen[None, :], s, -1.0e30)
@@ -171,6 +167,13 @@ def _decode_kernel(
         acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
         top = new_top
 
+    s_newest = tl.sum(q.to(tl.float32) * k_newest.to(tl.float32)[None, :], axis=1) * scale
+    s_newest = tl.where(newest, s_newest, -1.0e30)
+    new_top = tl.maximum(top, s_newest)
+    shrink, weight = tl.exp2(top - new_top), tl.exp2(s_newest - new_top)
+    total = total * shrink + weight
+    acc = acc * shrink[:, None] + weight[:, None] * v_newest.to(tl.float32)[None, :]
+    top = new_top
     if PREFIX:
         if PDL:
             # The predecessor is `decode_prefix`, which waited for q and the new KV before it let this kernel start.
@@ -208,7 +211,6 @@ class Shape:
     tokens: int  # a tile
     warps: int
     stages: int
-    prefetch: int  # tokens of a share asked for ahead of the wait
     programs: int  # a processor gets if rows are few
     min_tiles: int  # of a share
     lines: int  # fetched at once when shares are merged
@@ -217,7 +219,7 @@ class Shape:
 def shape(head_dim: int, element_size: int, group: int) -> Shape:
     # A K tile of 8 KiB and few warps: several programs fit a processor and hide each other's latency.
     tokens = max(8192 // (dot_width(head_dim) * element_size), 16)
-    return Shape(tokens, 2 if group <= 16 else 4, 4, 128, 2, 1, 32)
+    return Shape(tokens, 2 if group <= 16 else 4, 4, 2, 1, 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +324,6 @@ def decode(
             prefix_partial, prefix_lse, prefix.programs, wide or decode_prefix.shape(dim, q.element_size()),
         )  # fmt: skip
     pdl = has_pdl(q.device)
-    pieces = min(cut.prefetch, 32 * cut.warps) if pdl else 0  # as many as there are threads
     block_group = next_power_of_2(group)
     _decode_kernel[(num_kv_heads, len(plan.items))](
         q, k_cache, v_cache, out, partial, lse, workspace.view(torch.int32)[-counters:], prefix_partial, prefix_lse,
@@ -330,8 +331,7 @@ def decode(
         k_cache.stride(0), k_cache.stride(1), scale * LOG2_E, HEADS=num_heads, GROUP=group, DIM=dim,
         BLOCK_SIZE=block_size, WINDOW=sliding_window, BLOCK_M=max(block_group, 16), BLOCK_N=cut.tokens,
         BLOCK_GROUP=block_group, BLOCK_DIM=dot_width(dim), CHUNK=max(cut.lines // block_group, 1), STAGES=cut.stages,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", ITEM=decode_schedule.ITEM, PIECES=pieces,
-        PIECE=cut.prefetch // pieces if pieces else 1, PREFIX=prefix is not None, PDL=pdl, num_warps=cut.warps,
-        launch_pdl=pdl,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", ITEM=decode_schedule.ITEM, PREFIX=prefix is not None,
+        EARLY=pdl and prefix is None, PDL=pdl, num_warps=cut.warps, launch_pdl=pdl,
     )  # fmt: skip
     return out
