@@ -18,6 +18,8 @@ _LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
 _STATS_WARPS, _PICK_WARPS, _FILTER_WARPS = 4, 8, 8
 _TILE = 2048  # tokens of a short list that are looked at together
 _PASS = 4096  # tokens of a row that are looked at together where all of it is read
+_STAGES = 4  # such tiles that are on their way
+_PARTS = 8  # that such a reading cuts the range of the sought logit into
 
 # Slices of a batch start anywhere: their alignment must not choose another compiled kernel.
 _ANYWHERE = ["seats", "lengths", "out"]
@@ -156,6 +158,8 @@ def sample(
             SHORTLIST=SHORTLIST,
             TILE=_TILE,
             PASS=_PASS,
+            PARTS=_PARTS,
+            STAGES=_STAGES,
             num_warps=_FILTER_WARPS,
         )
     else:

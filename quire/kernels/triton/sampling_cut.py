@@ -74,11 +74,25 @@ def first_cut(row, groups, sums, scales, enough, GROUPS: tl.constexpr, GROUP: tl
 
 
 @triton.jit
+def _append(short_logits, short_ids, token, x, low, high, count, SHORTLIST: tl.constexpr):
+    """Those of a tile's tokens whose logits are in [low, high), as far as they fit. Returns the new `count`."""
+    keep = ((x >= low) & (x < high) & (x > -_INF)).to(tl.int32)
+    place = count + tl.cumsum(keep, 0) - 1
+    fits = (keep > 0) & (place < SHORTLIST)
+    tl.store(short_logits + place, x, mask=fits)
+    tl.store(short_ids + place, token, mask=fits)
+    return count + tl.sum(keep, 0)
+
+
+@triton.jit
 def shortlist(
-    row, groups, short, low, high,
+    row, groups, short, low,
     GROUPS: tl.constexpr, GROUP: tl.constexpr, SHORTLIST: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Copy the tokens with finite logits in [low, high), in rising order. Returns how many; too many if > SHORTLIST."""
+    """Copy the tokens with finite logits of at least `low`, in rising order; returns how many.
+
+    More than SHORTLIST means that the list is not complete.
+    """
     logits, vocab, _, _ = row
     group_max, num_groups = groups
     short_groups, short_logits, short_ids = short
@@ -95,43 +109,50 @@ def shortlist(
         i = start + tl.arange(0, TILE)
         token = tl.load(short_groups + i // GROUP, mask=i < num_tokens, other=0) * GROUP + i % GROUP
         x = load_logits(logits, tl.where(i < num_tokens, token, vocab), vocab)
-        keep = ((x >= low) & (x < high) & (x > -_INF)).to(tl.int32)
-        place = count + tl.cumsum(keep, 0) - 1
-        fits = (keep > 0) & (place < SHORTLIST)
-        tl.store(short_logits + place, x, mask=fits)
-        tl.store(short_ids + place, token, mask=fits)
-        count += tl.sum(keep, 0)
+        count = _append(short_logits, short_ids, token, x, low, _INF, count, SHORTLIST)
         start += TILE
     tl.debug_barrier()
     return count
 
 
 @triton.jit
-def narrow(row, low, high, above, enough, TILE: tl.constexpr):
-    """The quarter of [low, high) in which the cut is, and the weight of the tokens above it. One pass over the row.
+def narrow(row, low, high, within, above, enough, TILE: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr):
+    """The one of PARTS equal parts of [low, high) that has the cut, and its `within` and `above`. Reads the row once.
 
-    above: the weight of the tokens of at least `high`. Does nothing if no float lies between the two.
+    within, above: the weight of the tokens of at least `low` (or more, if not known), and of at least `high`.
+    Does nothing if no float lies between the two.
     """
     logits, vocab, top, inv_temperature = row
     by_count, target = enough
-    second = low * 0.5 + tl.minimum(high, _LARGEST) * 0.5
-    first = low * 0.5 + second * 0.5
-    third = second * 0.5 + tl.minimum(high, _LARGEST) * 0.5
-    weight_1 = tl.zeros([TILE], tl.float32)
-    weight_2 = tl.zeros([TILE], tl.float32)
-    weight_3 = tl.zeros([TILE], tl.float32)
-    for start in range(0, vocab, TILE):
-        x = load_logits(logits, start + tl.arange(0, TILE), vocab)
+    share = (tl.arange(0, PARTS) + 1).to(tl.float32) / PARTS
+    bounds = low * (1.0 - share) + tl.minimum(high, _LARGEST) * share
+    bounds = tl.minimum(tl.maximum(bounds, low), high)  # rounding must not leave the range
+    token = tl.arange(0, TILE)[None, :]
+    weights = tl.zeros([PARTS, TILE], tl.float32)
+    for start in tl.range(0, vocab, TILE, num_stages=STAGES):
+        x = load_logits(logits, start + token, vocab)
         weight = tl.where(by_count, 1.0, tl.exp((x - top) * inv_temperature))
-        weight_1 += tl.where(x >= first, weight, 0.0)
-        weight_2 += tl.where(x >= second, weight, 0.0)
-        weight_3 += tl.where(x >= third, weight, 0.0)
-    above_1, above_2, above_3 = tl.sum(weight_1, 0), tl.sum(weight_2, 0), tl.sum(weight_3, 0)
-    past_1, past_2, past_3 = above_1 >= target, above_2 >= target, above_3 >= target
-    new_low = tl.where(past_3, third, tl.where(past_2, second, tl.where(past_1, first, low)))
-    new_high = tl.where(past_3, high, tl.where(past_2, third, tl.where(past_1, second, first)))
-    new_above = tl.where(past_3, above, tl.where(past_2, above_3, tl.where(past_1, above_2, above_1)))
-    return new_low, new_high, new_above
+        weights += tl.where(x >= bounds[:, None], weight, 0.0)
+    reached = tl.sum(weights, 1)  # falls with rising bounds
+    passed = reached >= target
+    new_low = tl.max(tl.where(passed, bounds, low), 0)
+    new_high = tl.min(tl.where(passed, high, bounds), 0)
+    return new_low, new_high, tl.min(tl.where(passed, reached, within), 0), tl.max(tl.where(passed, above, reached), 0)
+
+
+@triton.jit
+def list_range(row, short, low, high, SHORTLIST: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr):
+    """Like `shortlist`, for tokens spread over the whole row."""
+    logits, vocab, _, _ = row
+    _, short_logits, short_ids = short
+    count = vocab * 0
+    tl.debug_barrier()  # an earlier list may still be being read
+    for start in tl.range(0, vocab, TILE, num_stages=STAGES):
+        token = start + tl.arange(0, TILE)
+        x = load_logits(logits, token, vocab)
+        count = _append(short_logits, short_ids, token, x, low, high, count, SHORTLIST)
+    tl.debug_barrier()  # it is read by other threads than those that wrote it
+    return count
 
 
 @triton.jit

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.sampling_state import Column
-from quire.kernels.triton.sampling_cut import exact_cut, first_cut, narrow, next_up, shortlist
+from quire.kernels.triton.sampling_cut import exact_cut, first_cut, list_range, narrow, next_up, shortlist
 from quire.kernels.triton.sampling_draw import draw, greedy, load_chunks, load_float, load_logits, uniform
 
 _WIDTH = tl.constexpr(len(Column))
@@ -20,11 +20,13 @@ _LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
 
 
 @triton.jit
-def _tile_masses(values, count, cut, top, inv_temperature, TILES: tl.constexpr, TILE: tl.constexpr):
+def _tile_masses(
+    values, count, cut, top, inv_temperature, TILES: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr
+):
     """[TILES]: the mass of the logits of at least `cut` in each tile of `values`."""
     masses = tl.zeros([TILES], tl.float32)
     tile = tl.arange(0, TILES)
-    for start in range(0, count, TILE):
+    for start in tl.range(0, count, TILE, num_stages=STAGES):
         x = load_logits(values, start + tl.arange(0, TILE), count)
         mass = tl.sum(tl.where(x >= cut, tl.exp((x - top) * inv_temperature), 0.0), 0)
         masses = tl.where(tile * TILE == start, mass, masses)
@@ -58,6 +60,8 @@ def pick_filtered(
     SHORTLIST: tl.constexpr,
     TILE: tl.constexpr,
     PASS: tl.constexpr,
+    PARTS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     number = tl.program_id(0).to(tl.int64)
     seat = tl.load(seats + number)
@@ -91,25 +95,31 @@ def pick_filtered(
             chunk = tl.arange(0, CHUNKS)
             lowest = tl.min(tl.load(chunk_min + number * chunks + chunk, mask=chunk < chunks, other=_INF), 0)
             cut = tl.maximum(cut, tl.minimum(lowest, top))
+            untried = True  # whether the tokens at or above the cut may fit the list
             for stage in range(3):  # top-k, then top-p of what that leaves, then the masses to draw by
                 searches = ((stage == 0) & (top_k > 0)) | ((stage == 1) & (top_p < 1))
-                if listed == 0:
-                    num_short = shortlist(row, groups, short, cut, _INF, GROUPS, GROUP, SHORTLIST, TILE)
+                if (listed == 0) & untried:
+                    num_short = shortlist(row, groups, short, cut, GROUPS, GROUP, SHORTLIST, TILE)
                     if num_short <= SHORTLIST:
                         values, count, listed = short[1], num_short, 1
+                    untried = False
                 if (stage == 2) | (searches & (stage == 1) & (total == 0)):
-                    masses = _tile_masses(values, count, cut, top, inv_temperature, CHUNKS, CHUNK)
+                    masses = _tile_masses(values, count, cut, top, inv_temperature, CHUNKS, CHUNK, STAGES)
                     total = tl.sum(masses, 0)
                 if searches:
                     enough = (stage == 0, tl.where(stage == 0, top_k.to(tl.float32), top_p * total))
                     high = next_up(top)
+                    within = tl.where(stage == 0, vocab.to(tl.float32), total)
                     above = top * 0
                     num_short = tl.where(listed == 1, count, SHORTLIST + 1)
                     divisible = True
                     while (num_short > SHORTLIST) & divisible:
-                        cut, high, above = narrow(row, cut, high, above, enough, PASS)
-                        num_short = shortlist(row, groups, short, cut, high, GROUPS, GROUP, SHORTLIST, TILE)
+                        cut, high, within, above = narrow(row, cut, high, within, above, enough, PASS, PARTS, STAGES)
+                        least = tl.where(stage == 0, 1.0, tl.exp((cut - top) * inv_temperature))
+                        if within - above <= SHORTLIST * least:
+                            num_short = list_range(row, short, cut, high, SHORTLIST, TILE, STAGES)
                         divisible = next_up(cut) < high
+                        untried = True
                     if num_short <= SHORTLIST:
                         exact = exact_cut(row, short, num_short, cut, high, above, enough, TILE)
                         cut = tl.maximum(cut, exact)
