@@ -47,11 +47,16 @@ def capture_graph(body: Callable[[], None], stream: torch.cuda.Stream, pool: Any
 class DecodeGraphs:
     """One captured pair of graphs a size.
 
-    forward(size): everything from gather to logits; tail(size): plain sampling and commit.
+    forward(size, layers): everything from gather to logits; tail(size): plain sampling and commit. Before a capture one
+    layer runs alone: kernels are compiled and matrix algorithms loaded, which a capture forbids; all layers are alike.
     """
 
     def __init__(
-        self, sizes: list[int], forward: Callable[[int], None], tail: Callable[[int], None], stream: torch.cuda.Stream
+        self,
+        sizes: list[int],
+        forward: Callable[[int, int | None], None],
+        tail: Callable[[int], None],
+        stream: torch.cuda.Stream,
     ) -> None:
         self.sizes = sizes
         self._forward = forward
@@ -70,10 +75,10 @@ class DecodeGraphs:
         gc.disable()  # a collection inside a capture could free device memory and break it
         try:
             for size in reversed(self.sizes):
-                self._forward(size)  # warm up: compile kernels, choose matrix algorithms
+                self._forward(size, 1)
                 self._tail(size)
                 self._graphs[size] = (
-                    capture_graph(partial(self._forward, size), self._stream, pool),
+                    capture_graph(partial(self._forward, size, None), self._stream, pool),
                     capture_graph(partial(self._tail, size), self._stream, pool),
                 )
         finally:

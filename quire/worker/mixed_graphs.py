@@ -19,9 +19,9 @@ from quire.types.plan import StepPlan
 from quire.worker.graphs import capture_graph
 
 MAX_PROMPTS = 16  # prompt chunks in one step
-# A step whose weights are multiplied with more tokens than this (weights times tokens) takes the device longer than
-# its launches take the host: about 7 ms on an H200. Larger steps gain nothing from a graph.
-MAX_WORK = 2.2e12
+# Weights times tokens of the largest step that is captured: beyond, the device takes much longer than the host's
+# launches (25 against 10 to 20 ms on an H200), and running ahead hides them.
+MAX_WORK = 8.5e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def mixed_sizes(max_rows: int, max_tokens: int, num_weights: int) -> list[MixedS
     sizes = [
         MixedSize(count, tokens)
         for count in decodes
-        for tokens in (128, 256, 512, 1024, 2048)
+        for tokens in (128, 256, 384, 512, 768, 1024, 1536, 2048)
         if 2 * count <= tokens <= top
     ]
     return sorted(sizes, key=lambda size: (size.tokens, size.decodes), reverse=True)
@@ -57,13 +57,13 @@ def mixed_sizes(max_rows: int, max_tokens: int, num_weights: int) -> list[MixedS
 class MixedGraphs:
     """One graph a size from gather to the logits of the rows that sample, and one a number of rows to sample them.
 
-    forward(size) and tail(size) are what is captured; the tail looks at nothing of a size but its rows.
+    forward(size, layers) and tail(size) are what is captured; the tail looks at nothing of a size but its rows.
     """
 
     def __init__(
         self,
         sizes: list[MixedSize],
-        forward: Callable[[MixedSize], None],
+        forward: Callable[[MixedSize, int | None], None],
         tail: Callable[[MixedSize], None],
         stream: torch.cuda.Stream,
     ) -> None:
@@ -81,8 +81,8 @@ class MixedGraphs:
         gc.disable()  # a collection inside a capture could free device memory and break it
         try:
             for size in self.sizes:
-                self._forward(size)  # warm up: compile kernels, choose matrix algorithms
-                self._forwards[size] = capture_graph(partial(self._forward, size), self._stream, pool)
+                self._forward(size, 1)  # warm up, see `DecodeGraphs`
+                self._forwards[size] = capture_graph(partial(self._forward, size, None), self._stream, pool)
                 if size.decodes not in self._tails:
                     self._tail(size)
                     self._tails[size.decodes] = capture_graph(partial(self._tail, size), self._stream, pool)
