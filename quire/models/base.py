@@ -84,11 +84,11 @@ class DecoderStack(nn.Module):
         self._chain = list(zip(layers, norms[1:], strict=True))  # each layer, and the norm that takes its last sum
         self.lm_head = None if tied else Linear(sizes.hidden, sizes.vocab, bias=False)
 
-    def forward(self, input_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor:
-        """input_ids int32 [tokens] → final hidden states [tokens, hidden]."""
+    def forward(self, input_ids: torch.Tensor, ctx: StepContext, layers: int | None = None) -> torch.Tensor:
+        """input_ids int32 [tokens] → final hidden states [tokens, hidden]; `layers`: only so many, to warm up."""
         residual = self.embed_tokens(input_ids)
         x: torch.Tensor = self._chain[0][0].input_layernorm(residual)
-        for layer, next_norm in self._chain:
+        for layer, next_norm in self._chain[:layers]:
             x = next_norm.add(layer(x, residual, ctx), residual)
         return x
 

@@ -32,14 +32,15 @@ AnySize = TypeVar("AnySize", bound=Size)
 class StepGraphs(Generic[AnySize]):
     """Graphs of one kind of step: a forward pass a size, and two tails a number of rows.
 
-    sizes: falling. forward(size): everything from gather to logits; tail(size, filtered): sampling and commit, which
-    looks at nothing of a size but its rows.
+    sizes: falling. forward(size, layers): everything from gather to logits; tail(size, filtered): sampling and commit,
+    which looks at nothing of a size but its rows. What a capture forbids, compiling kernels and loading matrix
+    algorithms, is done before it with one layer alone: all layers are alike.
     """
 
     def __init__(
         self,
         sizes: Iterable[AnySize],
-        forward: Callable[[AnySize], None],
+        forward: Callable[[AnySize, int | None], None],
         tail: Callable[[AnySize, bool], None],
         stream: torch.cuda.Stream,
     ) -> None:
@@ -57,8 +58,8 @@ class StepGraphs(Generic[AnySize]):
         gc.disable()  # a collection inside a capture could free device memory and break it
         try:
             for size in self.sizes:
-                self._forward(size)  # warm up: compile kernels, choose matrix algorithms
-                self._forwards[size] = self._captured(partial(self._forward, size), pool)
+                self._forward(size, 1)
+                self._forwards[size] = self._captured(partial(self._forward, size, None), pool)
                 for filtered in (False, True):
                     if (size.rows, filtered) not in self._tails:
                         self._tail(size, filtered)
@@ -83,7 +84,7 @@ class StepGraphs(Generic[AnySize]):
     def rehearse(self) -> None:
         """Launch, outside of graphs, every kernel variant that they will hold."""
         for size in self._rehearsed():
-            self._forward(size)
+            self._forward(size, 1)
             for filtered in (False, True):
                 self._tail(size, filtered)
 

@@ -13,9 +13,9 @@ from quire.types.plan import StepPlan
 from quire.worker.graphs import StepGraphs
 
 MAX_PROMPTS = 16  # prompt chunks in one step
-# A step whose weights are multiplied with more tokens than this (weights times tokens) takes the device longer than
-# its launches take the host: about 7 ms on an H200. Larger steps gain nothing from a graph.
-MAX_WORK = 2.2e12
+# Weights times tokens of the largest step that is captured: beyond, the device takes much longer than the host's
+# launches (25 against 10 to 20 ms on an H200), and running ahead hides them.
+MAX_WORK = 8.5e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def mixed_sizes(max_rows: int, max_tokens: int, num_weights: int) -> list[MixedS
     sizes = [
         MixedSize(count, tokens)
         for count in decodes
-        for tokens in (128, 256, 512, 1024, 2048)
+        for tokens in (128, 256, 384, 512, 768, 1024, 1536, 2048)
         if 2 * count <= tokens <= top
     ]
     return sorted(sizes, key=lambda size: (size.tokens, size.decodes), reverse=True)

@@ -135,10 +135,10 @@ class Runner:
         logprobs = self._sample(batch, plan.seats, logits, features)
         return self._readback.start(plan, self._tokens, logprobs, None)
 
-    def _forward_decode(self, size: DecodeSize) -> None:
+    def _forward_decode(self, size: DecodeSize, layers: int | None) -> None:
         batch = self._builder.decode_views(size.rows, shares_prefix=size.shares_prefix)
         gather_decode(self._seats.state, batch.buffers, batch.seats)
-        self.model.logits(self._forward(batch), out=self._logits[: size.rows])
+        self.model.logits(self._forward(batch, layers), out=self._logits[: size.rows])
 
     def _tail_decode(self, size: DecodeSize, filtered: bool) -> None:
         batch = self._builder.decode_views(size.rows)
@@ -180,11 +180,11 @@ class Runner:
             logprobs = logprobs.with_rows(logprobs.rows - first)
         return self._readback.start(plan, self._tokens[first:], logprobs, None)
 
-    def _forward_padded(self, size: MixedSize) -> None:
+    def _forward_padded(self, size: MixedSize, layers: int | None) -> None:
         batch = self._padded.view(size)
         assert batch.logit_tokens is not None
         self._padded.gather(size)
-        hidden = self._forward(batch)
+        hidden = self._forward(batch, layers)
         self.model.logits(hidden.index_select(0, batch.logit_tokens), out=self._logits[: size.rows])
 
     def _tail_padded(self, size: MixedSize, filtered: bool) -> None:
@@ -199,7 +199,7 @@ class Runner:
 
     # -- shared -------------------------------------------------------------------------------------------------
 
-    def _forward(self, batch: Batch) -> torch.Tensor:
+    def _forward(self, batch: Batch, layers: int | None = None) -> torch.Tensor:
         context = StepContext(
             positions=batch.buffers.positions,
             slots=batch.buffers.slots,
@@ -207,7 +207,7 @@ class Runner:
             backend=self._backend,
             plan=self._backend.plan(batch.attention),
         )
-        return self.model.forward(batch.buffers.input_ids, context)
+        return self.model.forward(batch.buffers.input_ids, context, layers)
 
     def _sample(
         self, batch: Batch, seats_np: np.ndarray, logits: torch.Tensor, features: Features

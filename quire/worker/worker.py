@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _GIB = 1024**3
-_SPARE_BYTES = _GIB // 4  # for kernel modules and graph pools, which no measurement before them can see
+_SPARE_BYTES = 3 * _GIB // 8  # for kernel modules and graph pools, which no measurement before them can see
 _STAGED_INTS = 1 << 20
 _REHEARSED_TOKENS = 2048  # enough to be many
 # A CPU reads so small a model within a millisecond on one core: more threads would mostly wait for each other, and wait
