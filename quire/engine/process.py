@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 
 import msgspec
@@ -12,6 +11,7 @@ from quire.engine.messages import News, Ready, Start, Stop, ToCore
 from quire.executor.base import make_executor
 from quire.foundation.child import Failure, Parent
 from quire.foundation.errors import ConfigError, DoesNotFitError, QuireError
+from quire.foundation.heap import settle_heap
 from quire.foundation.log import get_logger, setup
 from quire.foundation.wire import WireError
 from quire.types.output import INVALID_REQUEST, EngineOutput, EngineOutputs
@@ -40,8 +40,7 @@ def _run(parent: Parent[ToCore]) -> int:
     core = EngineCore(start.resolved, make_executor(start.resolved, start.worker))
     try:
         parent.channel.send(Ready(core.start()))
-        gc.collect()
-        gc.freeze()  # what is there now stays: no later collection needs to look at it
+        settle_heap()
         inbox = SocketInbox(parent)
         ids: list[str] | None = None  # that the client knows: of the latest message that had any
         while not core.stopped:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import threading
 from queue import SimpleQueue
@@ -11,6 +10,7 @@ from quire.executor.base import FailedLaunch, StepFuture, Worker, failed_step, l
 from quire.executor.messages import Answer, Call, Ran, Run, Start, Started, Stop, ToWorker
 from quire.foundation.child import Failure, Parent
 from quire.foundation.errors import QuireError
+from quire.foundation.heap import settle_heap
 from quire.foundation.log import get_logger, setup
 from quire.foundation.wire import Channel
 from quire.types.plan import StepPlan
@@ -45,8 +45,7 @@ def _start(parent: Parent[ToWorker]) -> Worker | None:
         parent.channel.send(Failure.of(error))
         return None
     parent.channel.send(Started(report))
-    gc.collect()
-    gc.freeze()  # what is there now stays: no later collection needs to look at it
+    settle_heap()
     return worker
 
 

@@ -13,8 +13,9 @@ import math
 from collections import deque
 
 LONGEST = 0.1  # seconds that a step should take at most, however long prompts have waited
-LEAST = 0.008  # seconds that prompts get in a step at least; so do they the time of a decode step
-WAIT_SHARE = 1 / 8  # of the time that the oldest prompt has waited: prompts may take that in a step
+LEAST = 0.005  # seconds that prompts get in a step at least …
+LEAST_STEPS = 1.5  # … and in decode steps
+WAIT_SHARE = 1 / 5  # of the time that the oldest prompt has waited: prompts may take that in a step
 MIN_TOKENS = 128  # fewer are not worth a step
 _NUM_DECODES = 16  # latest steps without prompt tokens whose shortest counts: what delayed the others was not the work
 _NUM_MIXED = 32  # latest steps with prompt tokens that count: one that something delayed is forgotten soon
@@ -48,5 +49,5 @@ class Pace:
         if self.token_seconds == 0.0:
             return None
         decode = self.decode_seconds
-        spend = max(LEAST, decode, min(waited * WAIT_SHARE, LONGEST - decode))
+        spend = max(LEAST, LEAST_STEPS * decode, min(waited * WAIT_SHARE, LONGEST - decode))
         return max(MIN_TOKENS, math.floor(spend / self.token_seconds))

@@ -18,6 +18,7 @@ import uvicorn
 from quire.config.engine import EngineConfig
 from quire.config.serve import ServeConfig
 from quire.foundation.errors import ConfigError
+from quire.foundation.heap import settle_heap
 from quire.foundation.log import get_logger, setup
 from quire.server.app import build_app, protect
 from quire.server.auth import load_keys
@@ -101,6 +102,7 @@ class ServerProcess:
             async for _ in engine.generate({"prompt_token_ids": [0]}, params, "first-token"):
                 pass
             now = time.perf_counter()
+            settle_heap()
             self.service.attach(engine)
         except BaseException:
             engine.shutdown()
