@@ -116,7 +116,11 @@ def main() -> None:
     ]
     where = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     print(results_file.table(rows))
-    print(results_file.write(rows, where, " ".join(["python -m benchmarks.loading", *sys.argv[1:]]), {}, args.out))
+    print(
+        results_file.write(
+            rows, where, " ".join(["python -m benchmarks.loading", *sys.argv[1:]]), {}, args.out, "loading"
+        )
+    )
 
 
 if __name__ == "__main__":
