@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams
+from quire.worker.mixed_graphs import MixedGraphs, MixedSize
 from tests.e2e.conftest import Reference
 from tests.e2e.test_greedy_equals_transformers import TOKENS, prompts, run
 
@@ -30,6 +31,23 @@ def test_a_batch_of_64_of_mixed_lengths(tiny_qwen3: Path, reference: Reference, 
     wanted = prompts(64)
     expected = [reference.greedy(p, TOKENS) for p in wanted]
     assert run(tiny_qwen3, wanted, **OPTIONS, **CASES[case]) == expected
+
+
+def test_prompts_beside_decoding_rows_replay_graphs(
+    tiny_qwen3: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replayed: list[MixedSize] = []
+    forward = MixedGraphs.forward
+
+    def noted(self: MixedGraphs, size: MixedSize) -> None:
+        replayed.append(size)
+        forward(self, size)
+
+    monkeypatch.setattr(MixedGraphs, "forward", noted)
+    wanted = prompts(40)
+    expected = [reference.greedy(p, TOKENS) for p in wanted]
+    assert run(tiny_qwen3, wanted, **{**OPTIONS, "max_num_seqs": 24}, max_prefill_chunk=32) == expected
+    assert any(size.decodes for size in replayed)
 
 
 def test_a_preemption_at_every_step(tiny_qwen3: Path, reference: Reference) -> None:
