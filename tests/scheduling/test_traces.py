@@ -44,7 +44,7 @@ def test_random_traces() -> None:
     failures = [failure for found, _, _ in results for failure in found]
     assert not failures, f"{len(failures)} of {NUM_TRACES} traces failed, the first:\n{failures[0]}"
     assert sum(count for _, count, _ in results) > NUM_TRACES / 10, "these traces hardly ever preempt: too easy"
-    assert sum(count for _, _, count in results) > NUM_TRACES / 2, "these traces hardly ever share a prefix: too easy"
+    assert sum(count for _, _, count in results) > NUM_TRACES / 4, "these traces hardly ever share a prefix: too easy"
 
 
 adds = st.tuples(
