@@ -83,6 +83,7 @@ class LayerCache:
 class AttentionBackend(Protocol):
     name: str
     graph_support: bool  # decode-only steps may be captured in a CUDA graph
+    prefix_support: bool  # it makes use of `AttentionInputs.prefix`
 
     @staticmethod
     def refuses(spec: AttentionSpec) -> str | None:
