@@ -33,6 +33,7 @@ class TritonAttention:
 
     def __init__(self, spec: AttentionSpec) -> None:
         self.spec = spec
+        self.prefix_support = not spec.sliding_window  # a window may begin within a prefix
         self.sliding_window = spec.sliding_window or 0
         self.workspace = paged_attention.decode_workspace(
             spec.max_rows, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.device

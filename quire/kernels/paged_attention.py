@@ -3,8 +3,8 @@
 Caches are [num_blocks, num_kv_heads, block_size, head_dim], both of the same strides, the last two dims contiguous.
 Token t of the row in seat s lies in block `block_table[s, t // block_size]`. Query heads g*n … g*n + g-1 share KV
 head n (g heads a group). A `sliding_window` of w lets a query see the last w tokens, its own included; 0: all of them.
-`out` (contiguous) takes the result where given. The integer tensors must not be written by the kernel launched just
-before: they are read ahead of that one's end.
+`out` (contiguous) takes the result where given. The kernel launched just before may write q and the KV of the rows'
+newest tokens; everything else, the integer tensors too, is read ahead of that one's end.
 """
 
 from __future__ import annotations

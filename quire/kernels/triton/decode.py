@@ -25,29 +25,25 @@ LOG2_E = 1.4426950408889634
 
 
 @triton.jit
-def _merge(
-    partial_ptr, lse_ptr, out_ptr, first_line, out_line, shares,
-    GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr, CHUNK: tl.constexpr,
+def _add_shares(
+    acc, top, total, partial_ptr, lse_ptr, line, step, shares, mask, GROUP: tl.constexpr, DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_DIM: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """The shares of one KV head's queries weighed together, CHUNK of them fetched at once.
+    """Results of one KV head's queries, in lines `line + member` and every `step` from there, added to a running one.
 
-    A thread keeps to its own columns of the result, so nothing is exchanged between threads.
+    CHUNK of them are on their way at once. A thread keeps to its own columns, so nothing is exchanged between threads.
     """
-    member = tl.arange(0, BLOCK_GROUP)
+    member = tl.arange(0, BLOCK_M)
     column = tl.arange(0, BLOCK_DIM)
-    mask = (member < GROUP)[:, None] & (column < DIM)[None, :]
-    top = tl.full([BLOCK_GROUP], -1.0e30, tl.float32)
-    total = tl.zeros([BLOCK_GROUP], tl.float32)
-    acc = tl.zeros([BLOCK_GROUP, BLOCK_DIM], tl.float32)
     for base in range(0, shares, CHUNK):
         lses, parts = (), ()
         for share in tl.static_range(CHUNK):
             there = base + share < shares
-            line = first_line + (base + share) * GROUP + member
+            at = line + (base + share) * step + member
             # Not through the L1 cache: other processors wrote this a moment ago.
-            lse = tl.load(lse_ptr + line, there & (member < GROUP), -1.0e30, cache_modifier=".cg")
-            at = partial_ptr + line[:, None] * DIM + column[None, :]
-            part = tl.load(at, there & mask, 0.0, cache_modifier=".cg")
+            lse = tl.load(lse_ptr + at, there & (member < GROUP), -1.0e30, cache_modifier=".cg")
+            at_part = partial_ptr + at[:, None] * DIM + column[None, :]
+            part = tl.load(at_part, there & mask, 0.0, cache_modifier=".cg")
             lses, parts = lses + (lse,), parts + (part,)  # noqa: RUF005 (the compiler knows no other way)
         new_top = top
         for share in tl.static_range(CHUNK):
@@ -58,32 +54,27 @@ def _merge(
             weight = tl.exp2(lses[share] - new_top)
             total += weight
             acc += parts[share] * weight[:, None]
-    out = out_ptr + (out_line + member)[:, None] * DIM + column[None, :]
-    tl.store(out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask)
+    return acc, top, total
 
 
 @triton.jit
-def _take_prefix(
-    acc, top, total, partial_ptr, lse_ptr, row_prefix_ptr, row, kv_head, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
-    DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_DIM: tl.constexpr,
+def _merge(
+    partial_ptr, lse_ptr, out_ptr, first_line, out_line, shares,
+    GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """A row's results over the shared tokens, one a share of the prefix, added to those over its own."""
-    member = tl.arange(0, BLOCK_M)
+    """The shares of one KV head's queries weighed together."""
+    member = tl.arange(0, BLOCK_GROUP)
     column = tl.arange(0, BLOCK_DIM)
     mask = (member < GROUP)[:, None] & (column < DIM)[None, :]
-    place = tl.load(row_prefix_ptr + row * 4).to(tl.int64)
-    step = tl.load(row_prefix_ptr + row * 4 + 1)
-    shares = tl.load(row_prefix_ptr + row * 4 + 2)
-    for share in range(shares):
-        line = ((place + share * step) * KV_HEADS + kv_head) * GROUP + member
-        lse = tl.load(lse_ptr + line, member < GROUP, -1.0e30, cache_modifier=".cg")
-        part = tl.load(partial_ptr + line[:, None] * DIM + column[None, :], mask, 0.0, cache_modifier=".cg")
-        new_top = tl.maximum(top, lse)
-        shrink, weight = tl.exp2(top - new_top), tl.exp2(lse - new_top)
-        acc = acc * shrink[:, None] + part * weight[:, None]
-        total = total * shrink + weight
-        top = new_top
-    return acc, top, total
+    top = tl.full([BLOCK_GROUP], -1.0e30, tl.float32)
+    total = tl.zeros([BLOCK_GROUP], tl.float32)
+    acc = tl.zeros([BLOCK_GROUP, BLOCK_DIM], tl.float32)
+    acc, top, total = _add_shares(
+        acc, top, total, partial_ptr, lse_ptr, first_line, GROUP, shares, mask, GROUP, DIM, BLOCK_GROUP, BLOCK_DIM,
+        CHUNK,
+    )  # fmt: skip
+    out = out_ptr + (out_line + member)[:, None] * DIM + column[None, :]
+    tl.store(out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask)
 
 
 @triton.jit(
@@ -99,6 +90,7 @@ def _decode_kernel(
     CHUNK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, ITEM: tl.constexpr, PREFIX: tl.constexpr,
     EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    KV_HEADS: tl.constexpr = HEADS // GROUP
     kv_head, item = tl.program_id(0), tl.program_id(1)
     member = tl.arange(0, BLOCK_M)  # query heads of this KV head
     token = tl.arange(0, BLOCK_N)
@@ -120,6 +112,11 @@ def _decode_kernel(
     newest = share == shares - 1
     at_newest = tl.load(table + (end - 1) // BLOCK_SIZE).to(tl.int64) * block_stride + (end - 1) % BLOCK_SIZE * DIM
     in_dim = (column < DIM) & newest
+
+    if PREFIX:  # the program of the first share takes in what was found in the shared tokens
+        at_prefix = row_prefix_ptr + row * 4
+        place, step = tl.load(at_prefix).to(tl.int64), tl.load(at_prefix + 1)
+        prefix_shares = tl.where(share == 0, tl.load(at_prefix + 2), 0)
 
     head = kv_head * GROUP + member
     mask = (member < GROUP)[:, None] & (column < DIM)[None, :]
@@ -179,11 +176,10 @@ def _decode_kernel(
             # The predecessor is `decode_prefix`, which waited for q and the new KV before it let this kernel start.
             tl.extra.cuda.gdc_wait()
             tl.extra.cuda.gdc_launch_dependents()
-        if share == 0:
-            acc, top, total = _take_prefix(
-                acc, top, total, prefix_partial_ptr, prefix_lse_ptr, row_prefix_ptr, row, kv_head, HEADS // GROUP,
-                GROUP, DIM, BLOCK_M, BLOCK_DIM,
-            )  # fmt: skip
+        acc, top, total = _add_shares(
+            acc, top, total, prefix_partial_ptr, prefix_lse_ptr, (place * KV_HEADS + kv_head) * GROUP,
+            step * (KV_HEADS * GROUP), prefix_shares, mask, GROUP, DIM, BLOCK_M, BLOCK_DIM, 2,
+        )  # fmt: skip
     acc = acc / total[:, None]
     if shares == 1:
         out = out_ptr + (row * HEADS + head[:, None]) * DIM + column[None, :]
@@ -195,7 +191,7 @@ def _decode_kernel(
     tl.store(partial_ptr + line[:, None] * DIM + column[None, :], acc, mask)
     tl.store(lse_ptr + line, top + tl.log2(total), member < GROUP)
     tl.debug_barrier()  # every thread's part is written before one of them says so
-    counter = counter_ptr + row * (HEADS // GROUP) + kv_head
+    counter = counter_ptr + row * KV_HEADS + kv_head
     if tl.atomic_add(counter, 1, sem="acq_rel") == shares - 1:
         tl.store(counter, 0)
         _merge(
