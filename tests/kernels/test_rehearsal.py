@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -88,6 +89,23 @@ def test_every_variant_is_compiled_once_and_launched_only_afterwards(counting: C
     finally:
         knobs.jit_post_compile_hook = None
     assert knobs.jit_cache_hook is None
+
+
+def test_nothing_is_launched_in_a_rehearsal_but_by_other_threads(counting: CountingDriver) -> None:
+    add, _ = kernels()
+    x = torch.zeros(64)
+    add[(1,)](x, x, 5, BLOCK=16)
+    counting.launched.clear()
+    with Rehearsal() as rehearsal:
+        add[(1,)](x, x, 5, BLOCK=16)
+        assert counting.launched == []
+        other = threading.Thread(target=lambda: add[(1,)](x, x, 5, BLOCK=32))
+        other.start()
+        other.join()
+    assert counting.launched == ["add"]
+    assert rehearsal.wait() == 0
+    add[(1,)](x, x, 5, BLOCK=16)
+    assert counting.launched == ["add", "add"]
 
 
 def test_a_kernel_that_does_not_compile_says_so_at_its_launch(counting: CountingDriver) -> None:
