@@ -82,7 +82,9 @@ def check(
     queries, seq_lens = [q for q, _ in rows], [n for _, n in rows]
     cache = make_cache(seq_lens, kv_heads, dim, 16, dtype, device)
     q = torch.randn(sum(queries), heads, dim, device=device, dtype=dtype)
-    assert prefill._specialised(q, cache.k) is not None
+    sm90 = prefill._sm90(device)
+    assert sm90 is not None
+    assert sm90.takes(q, cache.k)
     starts = torch.tensor([5, *queries]).cumsum(0).int().to(device)
     arguments = (
         q, cache.k, cache.v, cache.seats, cache.table, starts, torch.tensor(seq_lens, device=device).int(), len(rows)

@@ -159,26 +159,19 @@ def shape(head_dim: int, element_size: int, lines: int, programs: float) -> tupl
 
 
 @cache
-def _sm90() -> ModuleType | None:
-    """The module of the kernel for compute capability 9.0; None where it was not tested.
+def _sm90(device: torch.device) -> ModuleType | None:
+    """The module of the kernel for compute capability 9.0; None where it cannot run or was not tested.
 
     Gluon is experimental: with every version of Triton its functions may be others, or mean something else.
     """
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+        return None
     if not triton.__version__.startswith(GLUON_TESTED):
         logger.info("prefill attention: the plain kernel, the faster one needs triton %s", " or ".join(GLUON_TESTED))
         return None
     from quire.kernels.triton import prefill_sm90
 
     return prefill_sm90
-
-
-def _specialised(q: torch.Tensor, k_cache: torch.Tensor) -> ModuleType | None:
-    """The module of the kernel for these tensors if there is a special one."""
-    if q.is_cuda and torch.cuda.get_device_capability(q.device) == (9, 0):
-        module = _sm90()
-        if module is not None and module.takes(q, k_cache):
-            return module
-    return None
 
 
 def prefill(
@@ -204,9 +197,9 @@ def prefill(
         out = torch.empty((num_tokens, num_heads * dim), dtype=q.dtype, device=q.device)
     if not num_rows:
         return out
-    special = None if tiles else _specialised(q, k_cache)
-    if special is not None:
-        special.prefill(
+    sm90 = _sm90(q.device)
+    if sm90 is not None and tiles is None and sm90.takes(q, k_cache):
+        sm90.prefill(
             q, k_cache, v_cache, seats, block_table, query_start, seq_lens, num_rows, scale, sliding_window, out
         )
         return out
