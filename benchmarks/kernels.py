@@ -220,7 +220,10 @@ def prefill_case(model: Model, rows: int, queries: int, length: int) -> tuple[Pa
 
 
 def bench_prefill(model: Model) -> Iterator[Line]:
-    for rows, queries, length in [(1, 1024, 1024), (1, 8192, 8192), (1, 8192, 32768), (16, 512, 512), (64, 64, 4160)]:
+    for rows, queries, length in [
+        (1, 1024, 1024), (1, 8192, 8192), (1, 8192, 32768), (2, 4096, 4096), (8, 1024, 1024), (16, 512, 512),
+        (64, 64, 4160),
+    ]:  # fmt: skip
         cache, q, starts, flops = prefill_case(model, rows, queries, length)
         us = microseconds([
             partial(
