@@ -1,0 +1,218 @@
+"""x @ weight.T for 17 to 256 rows: the weight is read once, and everything around the product rides along.
+
+A program owns BLOCK_N outputs of BLOCK_M rows and one of SPLIT shares of K. Tiles of x and of the weight come through
+the bulk copy engine, several deep. Where outputs are few, K is shared out: each program leaves its sums in a workspace
+and the one that comes last (a counter a tile, set back to zero by the one who merges) adds them up in order of the
+shares, so a result does not depend on who came when.
+
+RMS norm on the way in: with w the norm's weight, norm(x) @ W.T = 1/rms(x) · ((x∘w) @ W.T), and Σx² is summed beside
+the product. With programmatic dependent launch a program sends for its part of the weight, which no kernel of a step
+writes, before it waits for its predecessor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from quire.kernels.triton import norm
+from quire.kernels.triton.launch import has_pdl
+
+WORKSPACE = 1 << 23  # float32 elements for the shares of K of one product
+MAX_TILES = 4096  # that share K, in one product
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a product is cut up; `tall`: the weight is the operand whose lines the matrix units take 64 at a time."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    split: int = 1
+    num_warps: int = 4
+    num_stages: int = 4
+    tall: bool = False
+    prefetch: int = 0  # columns of K that each program sends for ahead of its wait
+    norm_inside: bool = False
+
+
+@triton.jit
+def _prefetch(weight_ptr, row_stride, first_row, num_rows, begin, columns, ROWS: tl.constexpr, PARTS: tl.constexpr):
+    """Asks the L2 cache for `columns` (a multiple of 8 · PARTS) of ROWS weight rows, one request a row and part."""
+    row = tl.minimum(first_row + tl.arange(0, ROWS), num_rows - 1).to(tl.int64)
+    part = columns // PARTS
+    at = weight_ptr + row[:, None] * row_stride + (begin + tl.arange(0, PARTS) * part)[None, :]
+    num_bytes = tl.zeros([ROWS, PARTS], tl.int32) + part * (weight_ptr.dtype.element_ty.primitive_bitwidth // 8)
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;", "=r,l,r", [at.to(tl.uint64, bitcast=True), num_bytes],
+        dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _outputs(
+    y, up, squares, old, bias_ptr, out_ptr, rows, columns, M, N, out_stride, eps,
+    K: tl.constexpr, GATED: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """What follows the product, y (and up) [rows, columns]: norm's scale, bias, gate, sum with `old`, store."""
+    if NORM:
+        scale = tl.rsqrt(squares / K + eps)[:, None]
+        y *= scale
+        if GATED:
+            up *= scale
+    if BIAS:
+        y += tl.load(bias_ptr + columns, columns < N, 0.0).to(tl.float32)[None, :]
+        if GATED:
+            up += tl.load(bias_ptr + N + columns, columns < N, 0.0).to(tl.float32)[None, :]
+    if GATED:
+        y = y * tl.sigmoid(y) * up
+    if RESIDUAL:
+        y += old.to(tl.float32)
+    at = out_ptr + rows.to(tl.int64)[:, None] * out_stride + columns[None, :]
+    tl.store(at, y.to(out_ptr.dtype.element_ty), (rows < M)[:, None] & (columns < N)[None, :])
+
+
+@triton.jit
+def _turned(acc, TALL: tl.constexpr):
+    return tl.trans(acc) if TALL else acc
+
+
+@triton.jit(do_not_specialize=["M", "prefetch"])
+def _linear_kernel(
+    x_desc, weight_desc, weight_ptr, bias_ptr, gain_ptr, out_ptr, partial_ptr, counter_ptr,
+    M, N, weight_stride, out_stride, eps, prefetch,
+    K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, TALL: tl.constexpr,
+    STAGES: tl.constexpr, GATED: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+    THREADS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    first_m, first_n, share = tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_N, tl.program_id(2)
+    STEPS: tl.constexpr = ((K + BLOCK_K - 1) // BLOCK_K + SPLIT - 1) // SPLIT
+    begin = share * STEPS * BLOCK_K  # the last share may run past K, where the copy engine reads zeros
+    if PDL:
+        PARTS: tl.constexpr = THREADS // BLOCK_N if THREADS > BLOCK_N else 1
+        columns = tl.minimum(prefetch, tl.minimum(STEPS * BLOCK_K, K - begin)) // (8 * PARTS) * (8 * PARTS)
+        if columns > 0:
+            _prefetch(weight_ptr, weight_stride, first_n, N, begin, columns, BLOCK_N, PARTS)
+            if GATED:
+                _prefetch(weight_ptr, weight_stride, N + first_n, 2 * N, begin, columns, BLOCK_N, PARTS)
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    rows, columns = first_m + tl.arange(0, BLOCK_M), first_n + tl.arange(0, BLOCK_N)
+    old_at = out_ptr + rows.to(tl.int64)[:, None] * out_stride + columns[None, :]
+    in_tile = (rows < M)[:, None] & (columns < N)[None, :]
+    EARLY: tl.constexpr = RESIDUAL and BLOCK_M * BLOCK_N <= 32 * THREADS
+    old = tl.load(old_at, in_tile, 0.0) if EARLY else 0.0
+
+    HEIGHT: tl.constexpr = BLOCK_N if TALL else BLOCK_M
+    WIDTH: tl.constexpr = BLOCK_M if TALL else BLOCK_N
+    acc = tl.zeros([HEIGHT, WIDTH], tl.float32)
+    acc_up = tl.zeros([HEIGHT, WIDTH], tl.float32)
+    squares = tl.zeros([BLOCK_M], tl.float32)
+    for step in tl.range(0, STEPS, num_stages=STAGES):
+        start = begin + step * BLOCK_K
+        x = x_desc.load([first_m, start])
+        weight = weight_desc.load([first_n, start])
+        if NORM:
+            k = start + tl.arange(0, BLOCK_K)
+            gain = tl.load(gain_ptr + k, k < K, 0.0).to(tl.float32)
+            wide = x.to(tl.float32)
+            squares += tl.sum(wide * wide, axis=1)
+            x = (wide * gain[None, :]).to(x.dtype)
+        if TALL:
+            acc = tl.dot(weight, tl.trans(x), acc)
+        else:
+            acc = tl.dot(x, tl.trans(weight), acc)
+        if GATED:
+            weight_up = weight_desc.load([N + first_n, start])
+            if TALL:
+                acc_up = tl.dot(weight_up, tl.trans(x), acc_up)
+            else:
+                acc_up = tl.dot(x, tl.trans(weight_up), acc_up)
+
+    if SPLIT == 1:
+        if RESIDUAL and not EARLY:
+            old = tl.load(old_at, in_tile, 0.0)
+        _outputs(
+            _turned(acc, TALL), _turned(acc_up, TALL), squares, old, bias_ptr, out_ptr, rows, columns, M, N,
+            out_stride, eps, K, GATED, NORM, BIAS, RESIDUAL,
+        )  # fmt: skip
+        return
+    AREA: tl.constexpr = BLOCK_M * BLOCK_N
+    SIZE: tl.constexpr = (2 * AREA if GATED else AREA) + (BLOCK_M if NORM else 0)
+    place = tl.arange(0, HEIGHT)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    first = partial_ptr + tile.to(tl.int64) * SPLIT * SIZE
+    mine = first + share * SIZE
+    tl.store(mine + place, acc)
+    if GATED:
+        tl.store(mine + AREA + place, acc_up)
+    if NORM:
+        tl.store(mine + SIZE - BLOCK_M + tl.arange(0, BLOCK_M), squares)
+    if RESIDUAL and not EARLY:
+        old = tl.load(old_at, in_tile, 0.0)
+    tl.debug_barrier()  # every thread's part is written before one of them says so
+    if tl.atomic_add(counter_ptr + tile, 1, sem="acq_rel") == SPLIT - 1:
+        tl.store(counter_ptr + tile, 0)
+        acc = tl.zeros([HEIGHT, WIDTH], tl.float32)
+        acc_up = tl.zeros([HEIGHT, WIDTH], tl.float32)
+        squares = tl.zeros([BLOCK_M], tl.float32)
+        for i in tl.static_range(SPLIT):
+            # Not through the L1 cache: other processors wrote this a moment ago.
+            acc += tl.load(first + i * SIZE + place, cache_modifier=".cg")
+            if GATED:
+                acc_up += tl.load(first + i * SIZE + AREA + place, cache_modifier=".cg")
+            if NORM:
+                squares += tl.load(first + (i + 1) * SIZE - BLOCK_M + tl.arange(0, BLOCK_M), cache_modifier=".cg")
+        _outputs(
+            _turned(acc, TALL), _turned(acc_up, TALL), squares, old, bias_ptr, out_ptr, rows, columns, M, N,
+            out_stride, eps, K, GATED, NORM, BIAS, RESIDUAL,
+        )  # fmt: skip
+
+
+@cache
+def _workspace(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for shares of K and the tiles' counters, for all products: one stream runs them, one after another."""
+    return (torch.empty(WORKSPACE, device=device), torch.zeros(MAX_TILES, dtype=torch.int32, device=device))
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    norm_weight: torch.Tensor | None,
+    eps: float,
+    gated: bool,
+    residual: torch.Tensor | None,
+    out: torch.Tensor | None,
+    config: Config,
+) -> torch.Tensor:
+    (m, k), n = x.shape, weight.shape[0] // (2 if gated else 1)
+    if residual is not None:
+        out = residual
+    elif out is None:
+        out = torch.empty((m, n), dtype=x.dtype, device=x.device)
+    inside = norm_weight is not None and config.norm_inside
+    if norm_weight is not None and not inside:
+        x = norm.rms_norm(x, None, norm_weight, eps)
+    pdl = has_pdl(x.device)
+    partial, counters = _workspace(x.device)
+    grid = (triton.cdiv(m, config.block_m), triton.cdiv(n, config.block_n), config.split)
+    if config.split > 1:
+        size = config.block_m * config.block_n * (2 if gated else 1) + config.block_m
+        assert grid[0] * grid[1] <= MAX_TILES and grid[0] * grid[1] * config.split * size <= WORKSPACE
+    _linear_kernel[grid](
+        TensorDescriptor.from_tensor(x, [config.block_m, config.block_k]),
+        TensorDescriptor.from_tensor(weight, [config.block_n, config.block_k]),
+        weight, weight if bias is None else bias, norm_weight if inside else weight, out, partial, counters,
+        m, n, weight.stride(0), out.stride(0), eps, config.prefetch, K=k,
+        BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLIT=config.split, TALL=config.tall,
+        STAGES=config.num_stages, GATED=gated, NORM=inside, BIAS=bias is not None, RESIDUAL=residual is not None,
+        THREADS=32 * config.num_warps, PDL=pdl, num_warps=config.num_warps, launch_pdl=pdl,
+    )  # fmt: skip
+    return out
