@@ -12,7 +12,7 @@ writes, before it waits for its predecessor.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -20,26 +20,13 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from quire.kernels.triton import norm
+from quire.kernels.triton import batch_gemm_table, norm
+from quire.kernels.triton.batch_gemm_table import MAX_ROWS, Config
 from quire.kernels.triton.launch import has_pdl
 
+MIN_ROWS = 17  # fewer are the skinny kernels' business
 WORKSPACE = 1 << 23  # float32 elements for the shares of K of one product
 MAX_TILES = 4096  # that share K, in one product
-
-
-@dataclass(frozen=True)
-class Config:
-    """How a product is cut up; `tall`: the weight is the operand whose lines the matrix units take 64 at a time."""
-
-    block_m: int
-    block_n: int
-    block_k: int
-    split: int = 1
-    num_warps: int = 4
-    num_stages: int = 4
-    tall: bool = False
-    prefetch: int = 0  # columns of K that each program sends for ahead of its wait
-    norm_inside: bool = False
 
 
 @triton.jit
@@ -181,6 +168,17 @@ def _workspace(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     return (torch.empty(WORKSPACE, device=device), torch.zeros(MAX_TILES, dtype=torch.int32, device=device))
 
 
+def pays(m: int, n: int, k: int, gated: bool, device: torch.device) -> bool:
+    """Whether `linear` beats the library and kernels around it for 16-bit x [m, k] and n outputs on `device`."""
+    return (
+        device.type == "cuda"
+        and torch.cuda.get_device_capability(device)[0] == 9
+        and MIN_ROWS <= m <= MAX_ROWS
+        and k % 8 == 0
+        and batch_gemm_table.pays(m, n, k, gated)
+    )
+
+
 def linear(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -190,22 +188,39 @@ def linear(
     gated: bool,
     residual: torch.Tensor | None,
     out: torch.Tensor | None,
-    config: Config,
+    config: Config | None = None,
 ) -> torch.Tensor:
+    """x [m, k] @ weight [n, k].T + bias [n] → [m, n], summed in float32, m ≤ 256; in `out` if given, else in x's dtype.
+
+    x and weight: bfloat16 or float16, rows contiguous and a multiple of 8 elements apart. norm_weight [k]: x is
+    RMS-normed with it and eps on the way in. gated: weight [2n, k] and bias [2n] are [gate | up], the result
+    silu(gate) · up. residual [m, n]: the result is added to it in place, rounded once, and it is returned.
+    `config` is for measuring. Raises ValueError for other shapes.
+    """
     (m, k), n = x.shape, weight.shape[0] // (2 if gated else 1)
+    if not 1 <= m <= MAX_ROWS:
+        raise ValueError(f"batch linear takes 1 to {MAX_ROWS} rows, got {m}")
+    if k % 8 or x.stride(0) % 8 or weight.stride(0) % 8:
+        raise ValueError(f"rows must be a multiple of 8 elements long and apart, got {k}, {x.stride(0)} and "
+                         f"{weight.stride(0)}")  # fmt: skip
+    if config is None:
+        config = batch_gemm_table.choose(m, n, k, gated)
+        if x.dtype == torch.float16:  # x∘w before its scale might not fit
+            config = replace(config, norm_inside=False)
+    inside = norm_weight is not None and config.norm_inside
+    if norm_weight is not None and not inside:
+        x = norm.rms_norm(x, None, norm_weight, eps)
     if residual is not None:
         out = residual
     elif out is None:
         out = torch.empty((m, n), dtype=x.dtype, device=x.device)
-    inside = norm_weight is not None and config.norm_inside
-    if norm_weight is not None and not inside:
-        x = norm.rms_norm(x, None, norm_weight, eps)
-    pdl = has_pdl(x.device)
-    partial, counters = _workspace(x.device)
     grid = (triton.cdiv(m, config.block_m), triton.cdiv(n, config.block_n), config.split)
+    partial, counters = _workspace(x.device)
     if config.split > 1:
-        size = config.block_m * config.block_n * (2 if gated else 1) + config.block_m
-        assert grid[0] * grid[1] <= MAX_TILES and grid[0] * grid[1] * config.split * size <= WORKSPACE
+        elements = config.block_m * (config.block_n * (2 if gated else 1) + 1) * grid[0] * grid[1] * config.split
+        if elements > partial.numel() or grid[0] * grid[1] > counters.numel():
+            raise ValueError(f"{config} needs more workspace than there is for {m} rows and {n} outputs")
+    pdl = has_pdl(x.device)
     _linear_kernel[grid](
         TensorDescriptor.from_tensor(x, [config.block_m, config.block_k]),
         TensorDescriptor.from_tensor(weight, [config.block_n, config.block_k]),
