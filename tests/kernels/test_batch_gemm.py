@@ -5,8 +5,8 @@ import torch
 
 from quire.kernels.dispatch import INTERPRETED, on_triton
 from quire.kernels.triton import batch_gemm
-from quire.kernels.triton.batch_gemm_table import BUCKETS, TABLE, Config, choose
-from tests.kernels.compare import LIMITS, NARROW, assert_near
+from quire.kernels.triton.batch_gemm_table import BUCKETS, TABLE, Config
+from tests.kernels.compare import NARROW, assert_near
 
 EPS = 1e-5
 SMALL = [
@@ -118,6 +118,42 @@ def test_shapes_the_table_does_not_know(device: torch.device, m: int) -> None:
     x, weight, gain = random(m, k, device=device), random(n, k, device=device), random(k, device=device)
     y = batch_gemm.linear(x, weight, None, gain, EPS, False, None, None)
     assert_near(y, expected_linear(x, weight, gain=gain), x.dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", [None, Config(64, 64, 64, split=4, prefetch=256, norm_inside=True)], ids=str)
+def test_a_captured_chain_gives_what_single_steps_give(device: torch.device, config: Config | None) -> None:
+    """Products that start before their predecessor has ended must still see its results: bit for bit, often."""
+    if device.type != "cuda":
+        pytest.skip("no GPU")
+    hidden, inner, m = 1024, 3072, 50
+    start, gain = random(m, hidden, device=device), random(hidden, device=device)
+    layers = [
+        (random(2 * inner, hidden, device=device) * 0.03, random(hidden, inner, device=device) * 0.02)
+        for _ in range(12)
+    ]
+    residual = torch.empty_like(start)
+
+    def step(wait: bool) -> None:
+        residual.copy_(start)
+        for gate_up, down in layers:
+            h = batch_gemm.linear(residual, gate_up, None, gain, EPS, True, None, None, config)
+            if wait:
+                torch.cuda.synchronize()
+            batch_gemm.linear(h, down, None, None, EPS, False, residual, None, config)
+            if wait:
+                torch.cuda.synchronize()
+
+    step(wait=True)
+    expected = residual.clone()
+    assert bool(expected.isfinite().all())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step(wait=False)
+    for _ in range(50):
+        residual.zero_()
+        graph.replay()
+        assert torch.equal(residual, expected)
 
 
 @pytest.mark.gpu

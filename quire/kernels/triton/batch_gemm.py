@@ -37,8 +37,8 @@ def _prefetch(weight_ptr, row_stride, first_row, num_rows, begin, columns, ROWS:
     at = weight_ptr + row[:, None] * row_stride + (begin + tl.arange(0, PARTS) * part)[None, :]
     num_bytes = tl.zeros([ROWS, PARTS], tl.int32) + part * (weight_ptr.dtype.element_ty.primitive_bitwidth // 8)
     tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;", "=r,l,r", [at.to(tl.uint64, bitcast=True), num_bytes],
-        dtype=tl.int32, is_pure=False, pack=1,
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;", "=r,l,r",
+        [at.to(tl.uint64, bitcast=True), num_bytes], dtype=tl.int32, is_pure=False, pack=1,
     )  # fmt: skip
 
 
@@ -74,9 +74,9 @@ def _turned(acc, TALL: tl.constexpr):
 def _linear_kernel(
     x_desc, weight_desc, weight_ptr, bias_ptr, gain_ptr, out_ptr, partial_ptr, counter_ptr,
     M, N, weight_stride, out_stride, eps, prefetch,
-    K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, TALL: tl.constexpr,
-    STAGES: tl.constexpr, GATED: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
-    THREADS: tl.constexpr, PDL: tl.constexpr,
+    K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
+    TALL: tl.constexpr, STAGES: tl.constexpr, GATED: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr, THREADS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     first_m, first_n, share = tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_N, tl.program_id(2)
