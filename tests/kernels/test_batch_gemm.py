@@ -12,8 +12,8 @@ EPS = 1e-5
 SMALL = [
     Config(64, 32, 64),
     Config(32, 64, 64, split=3, tall=True),
-    Config(32, 64, 32, num_stages=3, tall=True, norm_inside=True),
-    Config(64, 64, 64, split=2, norm_inside=True),
+    Config(32, 64, 32, num_stages=3, tall=True),
+    Config(64, 64, 64, split=2),
 ]
 
 
@@ -121,7 +121,7 @@ def test_shapes_the_table_does_not_know(device: torch.device, m: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("config", [None, Config(64, 64, 64, split=4, prefetch=256, norm_inside=True)], ids=str)
+@pytest.mark.parametrize("config", [None, Config(64, 64, 64, split=4, prefetch=256)], ids=str)
 def test_a_captured_chain_gives_what_single_steps_give(device: torch.device, config: Config | None) -> None:
     """Products that start before their predecessor has ended must still see its results: bit for bit, often."""
     if device.type != "cuda":

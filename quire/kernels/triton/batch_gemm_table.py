@@ -8,7 +8,8 @@ from quire.kernels.triton.launch import next_power_of_2
 
 MAX_ROWS = 256
 BUCKETS = (32, 64, 128, 256)  # rows up to each share one configuration: as many variants a shape as there are buckets
-L2_SHARE = 24 << 20  # bytes of weight that all programs together may send for ahead of their turn
+PROCESSORS = 132  # of an H200
+MEMORY = 200 << 10  # bytes of shared memory for one program's tiles
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Config:
 
     block_m, block_n, block_k: rows, outputs and columns of K of a tile. split: shares of K. tall: the weight is the
     operand whose lines the matrix units take 64 at a time, else x is. prefetch: columns of K that a program sends for
-    ahead of its wait. norm_inside: x is normed by the product's own kernel, else by one before it.
+    ahead of its wait.
     """
 
     block_m: int
@@ -28,11 +29,63 @@ class Config:
     num_stages: int = 4
     tall: bool = False
     prefetch: int = 0
-    norm_inside: bool = False
 
 
 # (k, n, gated) → a configuration a bucket; None where the library and kernels of their own around it are faster.
-TABLE: dict[tuple[int, int, bool], tuple[Config | None, ...]] = {}
+TABLE: dict[tuple[int, int, bool], tuple[Config | None, ...]] = {
+    # qwen3-0.6b: qkv, o, gate_up, down, lm_head
+    (1024, 4096, False): (
+        Config(64, 64, 128, 1, 4, 6, prefetch=1024),
+        Config(64, 64, 128, 1, 4, 6, prefetch=1024),
+        Config(128, 32, 128, 1, 4, 5, prefetch=512),
+        Config(128, 64, 64, 1, 4, 4, prefetch=1024),
+    ),
+    (2048, 1024, False): (
+        Config(64, 16, 128, 2, 4, 5, prefetch=1024),
+        Config(64, 16, 128, 2, 4, 5, prefetch=1024),
+        Config(64, 32, 128, 2, 4, 4, prefetch=1024),
+        None,
+    ),
+    (1024, 3072, True): (
+        Config(64, 32, 128, 1, 4, 3, prefetch=1024),
+        Config(64, 32, 128, 1, 4, 3, prefetch=1024),
+        Config(64, 64, 128, 1, 4, 4),
+        None,
+    ),
+    (3072, 1024, False): (
+        Config(64, 32, 128, 4, 4, 3, prefetch=768),
+        Config(64, 32, 128, 4, 4, 3, prefetch=768),
+        Config(64, 32, 128, 4, 4, 4, prefetch=512),
+        None,
+    ),
+    (1024, 151936, False): (
+        Config(64, 128, 128, 1, 4, 4, prefetch=320),
+        Config(64, 128, 128, 1, 4, 4, prefetch=320),
+        None,
+        None,
+    ),
+    # llama-3.1-8b: qkv, o, gate_up, down, lm_head
+    (4096, 6144, False): (None, Config(64, 64, 128, 1, 4, 6, True, 128), None, None),
+    (4096, 4096, False): (
+        Config(64, 32, 128, 1, 4, 8, prefetch=1024),
+        Config(64, 32, 128, 1, 4, 8, prefetch=1024),
+        None,
+        None,
+    ),
+    (4096, 14336, True): (
+        Config(64, 128, 64, 1, 4, 5, True, 128),
+        Config(64, 128, 64, 1, 4, 5, True, 128),
+        Config(128, 64, 64, 1, 8, 3, True),
+        Config(128, 128, 64, 1, 4, 4, True),
+    ),
+    (14336, 4096, False): (None, Config(64, 32, 128, 2, 4, 4, prefetch=128), None, None),
+    (4096, 128256, False): (
+        Config(64, 128, 128, 1, 4, 4, True, 320),
+        Config(64, 128, 128, 1, 4, 4, True, 320),
+        None,
+        None,
+    ),
+}
 
 
 def bucket(m: int) -> int:
@@ -55,15 +108,15 @@ def choose(m: int, n: int, k: int, gated: bool) -> Config:
 
 
 def by_rule(m: int, n: int, k: int, gated: bool) -> Config:
-    """Enough programs for every processor, few shares of K, and tiles three to six deep."""
-    block_m, block_k = BUCKETS[bucket(m)], 64
-    block_n = 64 if n <= 8192 or gated or block_m == 256 else 128
-    tiles = -(-n // block_n)
-    split = min(next_power_of_2(max(192 // tiles, 1) + 1) // 2, 8, max(k // 256, 1))
+    """About one program a processor; K is shared out only where outputs are too few for that, for it costs 2 µs."""
+    block_m = 64 if m <= 64 else 128
+    block_n = min(max(next_power_of_2(-(-n // PROCESSORS)), 16), 128)
     width = block_n * (2 if gated else 1)
-    stages = min(max(108 * 1024 // ((block_m + width) * block_k * 2), 3), 6)
-    share = -(-k // split)
-    prefetch = min(share, max(L2_SHARE // (min(tiles * split, 264) * width * 2), 64)) // 64 * 64
+    block_k = 128 if block_m + width <= 192 else 64
+    tiles = -(-n // block_n)
+    split = min(max(next_power_of_2(PROCESSORS // tiles + 1) // 2, 1), 4, max(k // 512, 1))
+    num_stages = min(MEMORY // ((block_m + width) * block_k * 2), 8)
+    prefetch = min(-(-k // split), 512) // 64 * 64
     return Config(
-        block_m, block_n, block_k, split, 8 if block_m * width >= 128 * 128 else 4, stages, block_m < 64, prefetch
+        block_m, block_n, block_k, split, 8 if block_m * width > 128 * 128 else 4, num_stages, False, prefetch
     )
