@@ -89,7 +89,8 @@ def _linear_kernel(
     old_at = out_ptr + rows.to(tl.int64)[:, None] * out_stride + columns[None, :]
     in_tile = (rows < M)[:, None] & (columns < N)[None, :]
     EARLY: tl.constexpr = RESIDUAL and BLOCK_M * BLOCK_N <= 32 * THREADS
-    old = tl.load(old_at, in_tile, 0.0) if EARLY else 0.0
+    # Sums to add to stay out of the L1 cache: of those who share a tile, another one writes the new ones.
+    old = tl.load(old_at, in_tile, 0.0, cache_modifier=".cg") if EARLY else 0.0
 
     HEIGHT: tl.constexpr = BLOCK_N if TALL else BLOCK_M
     WIDTH: tl.constexpr = BLOCK_M if TALL else BLOCK_N
@@ -112,7 +113,7 @@ def _linear_kernel(
 
     if SPLIT == 1:
         if RESIDUAL and not EARLY:
-            old = tl.load(old_at, in_tile, 0.0)
+            old = tl.load(old_at, in_tile, 0.0, cache_modifier=".cg")
         _outputs(
             _turned(acc, TALL), _turned(acc_up, TALL), old, bias_ptr, out_ptr, rows, columns, M, N, out_stride,
             GATED, BIAS, RESIDUAL,
@@ -127,7 +128,7 @@ def _linear_kernel(
     if GATED:
         tl.store(mine + AREA + place, acc_up)
     if RESIDUAL and not EARLY:
-        old = tl.load(old_at, in_tile, 0.0)
+        old = tl.load(old_at, in_tile, 0.0, cache_modifier=".cg")
     tl.debug_barrier()  # every thread's part is written before one of them says so
     if tl.atomic_add(counter_ptr + tile, 1, sem="acq_rel") == SPLIT - 1:
         tl.store(counter_ptr + tile, 0)
