@@ -76,7 +76,7 @@ TABLE: dict[tuple[int, int, bool], tuple[Config | None, ...]] = {
         Config(64, 128, 64, 1, 4, 5, True, 128),
         Config(64, 128, 64, 1, 4, 5, True, 128),
         Config(128, 64, 64, 1, 8, 3, True),
-        Config(128, 128, 64, 1, 4, 4, True),
+        Config(128, 128, 64, 1, 8, 4, True),
     ),
     (14336, 4096, False): (None, Config(64, 32, 128, 2, 4, 4, prefetch=128), None, None),
     (4096, 128256, False): (
