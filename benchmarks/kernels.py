@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from quire.attention.base import prefix_tile_rows, prefix_tiles
 from quire.kernels import activation, norm, paged_attention, rope, skinny_gemm
+from quire.kernels.triton import batch_gemm
 
 DEVICE, DTYPE, BLOCK_SIZE = torch.device("cuda"), torch.bfloat16, 16
 PAST_L2 = 256 * 2**20  # bytes that a chain of calls must touch before it comes back to its first buffer
@@ -252,6 +253,33 @@ def bench_linear(model: Model) -> Iterator[Line]:
         del weights
 
 
+def bench_batch(model: Model) -> Iterator[Line]:
+    """Products with what rides along, beside the library's product and kernels of their own for the rest."""
+    gain = random(model.hidden)
+
+    def plain(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.linear(norm.rms_norm(x, gain, 1e-6), weight)
+
+    def mlp(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return activation.silu_and_mul(plain(x, weight))
+
+    for k, n, gated, normed in [
+        (model.hidden, model.qkv, False, True), (model.heads * model.dim, model.hidden, False, False),
+        (model.hidden, model.inner, True, True), (model.inner, model.hidden, False, False),
+    ]:  # fmt: skip
+        size = n * k * (4 if gated else 2)
+        weights = [random(size // k // 2, k) for _ in range(copies(size, least=4))]
+        for m in (32, 64, 128, 256):
+            x, residual = random(m, k), None if normed else random(m, n)
+            us = microseconds([
+                partial(batch_gemm.linear, x, w, None, gain if normed else None, 1e-6, gated, residual, None)
+                for w in weights
+            ])  # fmt: skip
+            around = partial(torch.addmm, residual, out=residual) if residual is not None else mlp if gated else plain
+            library = microseconds([partial(around, x, w if normed else w.t()) for w in weights])
+            yield Line("batch", model.name, f"{m}x{k}->{n}", us, size / us / 1e3, "GB/s", library)
+
+
 def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     if skinny_gemm.pays(x.shape[0], *weight.shape):
         return skinny_gemm.linear(x, weight)
@@ -304,7 +332,7 @@ def bench_layer(model: Model) -> Iterator[Line]:
 
 
 BENCHES = {"small": bench_small, "decode": bench_decode, "prefill": bench_prefill, "linear": bench_linear,
-           "layer": bench_layer}  # fmt: skip
+           "batch": bench_batch, "layer": bench_layer}  # fmt: skip
 
 
 def show(line: Line) -> None:
