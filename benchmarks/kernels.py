@@ -16,13 +16,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from quire.kernels import activation, norm, paged_attention, rope, skinny_gemm
+from quire.kernels import activation, norm, paged_attention, rope
+from quire.kernels.linear import linear
 
 DEVICE, DTYPE, BLOCK_SIZE = torch.device("cuda"), torch.bfloat16, 16
 PAST_L2 = 256 * 2**20  # bytes that a chain of calls must touch before it comes back to its first buffer
@@ -192,22 +194,22 @@ def bench_prefill(model: Model) -> Iterator[Line]:
 
 
 def bench_linear(model: Model) -> Iterator[Line]:
-    shapes = [(model.hidden, model.qkv), (model.heads * model.dim, model.hidden), (model.hidden, 2 * model.inner),
-              (model.inner, model.hidden), (model.hidden, model.vocab)]  # fmt: skip
-    for k, n in shapes:
+    """Each product of a layer with what is fused around it, beside the library's product alone."""
+    hidden, gain = model.hidden, (random(model.hidden), 1e-6)
+    shapes = [("qkv", hidden, model.qkv), ("o", model.heads * model.dim, hidden), ("gate_up", hidden, 2 * model.inner),
+              ("down", model.inner, hidden), ("head", hidden, model.vocab)]  # fmt: skip
+    for name, k, n in shapes:
         weights = [random(n, k) for _ in range(copies(n * k * 2, least=4))]
         for m in (1, 2, 4, 8, 16):
-            x = random(m, k)
-            us = microseconds([partial(skinny_gemm.linear, x, w) for w in weights])
+            x, y = random(m, k), random(m, n)
+            around: dict[str, Any] = {
+                "qkv": {"norm": gain}, "o": {"residual": y}, "gate_up": {"norm": gain, "gated": True},
+                "down": {"residual": y}, "head": {"norm": gain, "out_dtype": torch.float32},
+            }[name]  # fmt: skip
+            us = microseconds([partial(linear, x, w, **around) for w in weights])
             library = microseconds([partial(F.linear, x, w) for w in weights])
             yield Line("linear", model.name, f"{m}x{k}->{n}", us, n * k * 2 / us / 1e3, "GB/s", library)
         del weights
-
-
-def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    if skinny_gemm.pays(x.shape[0], *weight.shape):
-        return skinny_gemm.linear(x, weight)
-    return F.linear(x, weight)
 
 
 @dataclass
@@ -223,21 +225,20 @@ class Layer:
     table: torch.Tensor
     positions: torch.Tensor
     workspace: torch.Tensor
-    x: torch.Tensor
     residual: torch.Tensor
 
     def __call__(self) -> None:
         m, cache, (qkv, o, gate_up, down) = self.model, self.cache, self.weights
-        h = norm.add_rms_norm(self.x, self.residual, self.gain, 1e-6)
         q = rope.qk_norm_rope_write(
-            linear(h, qkv), self.table, self.positions, self.positions, cache.k, cache.v, m.heads, m.kv_heads, m.dim,
-            self.head_gain, self.head_gain,
+            linear(self.residual, qkv, norm=(self.gain, 1e-6)), self.table, self.positions, self.positions, cache.k,
+            cache.v, m.heads, m.kv_heads, m.dim, self.head_gain, self.head_gain,
         )  # fmt: skip
         h = paged_attention.decode(
             q, cache.k, cache.v, self.seats, cache.table, cache.seq_lens, m.dim**-0.5, self.workspace
         )
-        h = norm.add_rms_norm(linear(h, o), self.residual, self.gain, 1e-6)
-        linear(activation.silu_and_mul(linear(h, gate_up)), down)
+        linear(h, o, residual=self.residual)
+        h = linear(self.residual, gate_up, norm=(self.gain, 1e-6), gated=True)
+        linear(h, down, residual=self.residual)
 
 
 def bench_layer(model: Model) -> Iterator[Line]:
@@ -250,9 +251,9 @@ def bench_layer(model: Model) -> Iterator[Line]:
     for rows, length in [(1, 256), (1, 4096), (8, 256), (16, 256), (64, 256), (256, 1024)]:
         cache, _, workspace, kv_bytes = decode_case(model, rows, length)
         positions = torch.full((rows,), length - 1, device=DEVICE, dtype=torch.int32)
-        x, residual = random(rows, model.hidden), random(rows, model.hidden)
+        residual = random(rows, model.hidden)
         us = microseconds([
-            Layer(model, cache, cache.seats[i % len(cache.seats)], w, gain, head_gain, table, positions, workspace, x,
+            Layer(model, cache, cache.seats[i % len(cache.seats)], w, gain, head_gain, table, positions, workspace,
                   residual)
             for i, w in enumerate(weights)
         ])  # fmt: skip
