@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +24,8 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from quire.attention.base import prefix_tile_rows, prefix_tiles
-from quire.kernels import activation, norm, paged_attention, rope, skinny_gemm
+from quire.kernels import activation, norm, paged_attention, rope
+from quire.kernels.linear import linear
 from quire.kernels.triton import batch_gemm
 
 DEVICE, DTYPE, BLOCK_SIZE = torch.device("cuda"), torch.bfloat16, 16
@@ -241,13 +243,19 @@ def bench_prefill(model: Model) -> Iterator[Line]:
 
 
 def bench_linear(model: Model) -> Iterator[Line]:
-    shapes = [(model.hidden, model.qkv), (model.heads * model.dim, model.hidden), (model.hidden, 2 * model.inner),
-              (model.inner, model.hidden), (model.hidden, model.vocab)]  # fmt: skip
-    for k, n in shapes:
+    """Each product of a layer with what is fused around it, beside the library's product alone."""
+    hidden, gain = model.hidden, (random(model.hidden), 1e-6)
+    shapes = [("qkv", hidden, model.qkv), ("o", model.heads * model.dim, hidden), ("gate_up", hidden, 2 * model.inner),
+              ("down", model.inner, hidden), ("head", hidden, model.vocab)]  # fmt: skip
+    for name, k, n in shapes:
         weights = [random(n, k) for _ in range(copies(n * k * 2, least=4))]
         for m in (1, 2, 4, 8, 16):
-            x = random(m, k)
-            us = microseconds([partial(skinny_gemm.linear, x, w) for w in weights])
+            x, y = random(m, k), random(m, n)
+            around: dict[str, Any] = {
+                "qkv": {"norm": gain}, "o": {"residual": y}, "gate_up": {"norm": gain, "gated": True},
+                "down": {"residual": y}, "head": {"norm": gain, "out_dtype": torch.float32},
+            }[name]  # fmt: skip
+            us = microseconds([partial(linear, x, w, **around) for w in weights])
             library = microseconds([partial(F.linear, x, w) for w in weights])
             yield Line("linear", model.name, f"{m}x{k}->{n}", us, n * k * 2 / us / 1e3, "GB/s", library)
         del weights
@@ -280,12 +288,6 @@ def bench_batch(model: Model) -> Iterator[Line]:
             yield Line("batch", model.name, f"{m}x{k}->{n}", us, size / us / 1e3, "GB/s", library)
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    if skinny_gemm.pays(x.shape[0], *weight.shape):
-        return skinny_gemm.linear(x, weight)
-    return F.linear(x, weight)
-
-
 @dataclass
 class Layer:
     """A decoder layer's decode step, chained as in the model."""
@@ -298,19 +300,18 @@ class Layer:
     head_gain: torch.Tensor | None
     table: torch.Tensor
     positions: torch.Tensor
-    x: torch.Tensor
     residual: torch.Tensor
 
     def __call__(self) -> None:
         m, cache, (qkv, o, gate_up, down) = self.model, self.attention.cache, self.weights
-        h = norm.add_rms_norm(self.x, self.residual, self.gain, 1e-6)
         q = rope.qk_norm_rope_write(
-            linear(h, qkv), self.table, self.positions, self.positions, cache.k, cache.v, m.heads, m.kv_heads, m.dim,
-            self.head_gain, self.head_gain,
+            linear(self.residual, qkv, norm=(self.gain, 1e-6)), self.table, self.positions, self.positions, cache.k,
+            cache.v, m.heads, m.kv_heads, m.dim, self.head_gain, self.head_gain,
         )  # fmt: skip
         h = self.attention.call(self.index, q)
-        h = norm.add_rms_norm(linear(h, o), self.residual, self.gain, 1e-6)
-        linear(activation.silu_and_mul(linear(h, gate_up)), down)
+        linear(h, o, residual=self.residual)
+        h = linear(self.residual, gate_up, norm=(self.gain, 1e-6), gated=True)
+        linear(h, down, residual=self.residual)
 
 
 def bench_layer(model: Model) -> Iterator[Line]:
@@ -323,9 +324,9 @@ def bench_layer(model: Model) -> Iterator[Line]:
     for rows, length in [(1, 256), (1, 4096), (8, 256), (16, 256), (64, 256), (256, 1024)]:
         attention = decode_case(model, [length] * rows)
         positions = torch.full((rows,), length - 1, device=DEVICE, dtype=torch.int32)
-        x, residual = random(rows, model.hidden), random(rows, model.hidden)
+        residual = random(rows, model.hidden)
         us = microseconds([
-            Layer(model, attention, i, w, gain, head_gain, table, positions, x, residual)
+            Layer(model, attention, i, w, gain, head_gain, table, positions, residual)
             for i, w in enumerate(weights)
         ])  # fmt: skip
         yield Line("layer", model.name, f"{rows}x{length}", us, (weight_bytes + attention.num_bytes) / us / 1e3, "GB/s")
