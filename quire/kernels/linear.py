@@ -1,14 +1,15 @@
 """x @ weight.T with what stands around it in a decoder layer: the norm before it, the gate or the residual sum after.
 
-On a GPU a few rows go through one kernel that does all of it; many rows go through the library, whose products are
-then wide enough that the passes around them do not count. On a CPU everything is done in place, one step after another.
+On a GPU the rows of a decode batch go through kernels that do all of it; many rows go through the library, whose
+products are then wide enough that the passes around them do not count. On a CPU everything is done in place, one step
+after another.
 """
 
 from __future__ import annotations
 
 import torch
 
-from quire.kernels import cpu_linear, skinny_gemm
+from quire.kernels import batch_gemm, cpu_linear, skinny_gemm
 from quire.kernels.activation import silu_and_mul
 from quire.kernels.norm import rms_norm, rms_norm_reference
 
@@ -41,7 +42,8 @@ def linear(
         x, norm = rms_norm(x, *norm), None
     if skinny_gemm.pays(x, weight, gated):
         return skinny_gemm.linear(x, weight, bias, norm, gated, residual, out_dtype, out)
-    # Products of some 17 to 256 rows with a kernel of their own go here.
+    if batch_gemm.pays(x, weight, gated):
+        return batch_gemm.linear(x, weight, bias, norm, gated, residual, out_dtype, out)
     if norm is not None:
         x = rms_norm(x, *norm)
     if x.is_cuda and residual is not None:
