@@ -49,10 +49,18 @@ TABLE: dict[tuple[int, int, bool], tuple[Plan | None, Plan | None, Plan | None]]
 }
 
 
+MAX_REGISTERS = 3072  # longer K: a register kernel's code would be long, and its loads are not the best for memory
+
+
 @cache
 def plan(m: int, n: int, k: int, gated: bool) -> Plan | None:
     """For x [m, k] and n outputs; None: the library is faster."""
     bucket = 0 if m == 1 else 1 if m <= 8 else 2
     if (k, n, gated) in TABLE:
         return TABLE[k, n, gated][bucket]
-    return None
+    if m == 1:
+        return Vector(4, 1024 if k >= 1024 else 512, 4)
+    outputs = 8 if gated or n < 2048 else 16  # 16 rows of the weight, but more programs where outputs are few
+    if k <= MAX_REGISTERS:
+        return Registers(outputs, 128, 2, 4 if k <= 1024 else 8)
+    return Ring(outputs, 128, 4, 4)
