@@ -30,7 +30,7 @@ from quire.types.result import StepResult
 
 class Scheduler:
     """max_prefill_chunk: tokens, 0 for no limit; num_blocks: the null block included; hash_seed: None draws one;
-    clock: seconds, to see how long requests have waited.
+    mixed_sizes: see WorkerReport; clock: seconds, to see how long requests have waited.
 
     Raises ConfigError for numbers with which no request could run.
     """
@@ -48,6 +48,7 @@ class Scheduler:
         preempt_every_step: bool = False,
         enable_prefix_caching: bool = True,
         hash_seed: bytes | None = None,
+        mixed_sizes: Sequence[tuple[int, int]] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not 1 <= max_num_seqs <= max_num_batched_tokens:
@@ -69,7 +70,7 @@ class Scheduler:
         self._by_priority = policy == "priority"
         self._preempt_every_step = preempt_every_step
         self._state = State(self.kv, max_num_seqs)
-        self.pace = Pace()  # whoever measures the steps tells it
+        self.pace = Pace(mixed_sizes)  # whoever measures the steps tells it
         self._clock = clock
         self._arrivals = itertools.count()
         self._step = 0
@@ -181,7 +182,7 @@ class Scheduler:
             behind.append(first)
         if behind:
             waited = self._clock() - min(request.added for request in behind)
-            limit = self.pace.prompt_tokens(waited)
+            limit = self.pace.prompt_tokens(waited, len(build.decodes))
             if limit is not None:
                 build.budget = min(build.budget, limit)
 
