@@ -312,4 +312,5 @@ def _make_scheduler(resolved: Resolved, report: WorkerReport) -> Scheduler:
         policy=schedule.scheduling_policy,
         preempt_every_step=schedule.preempt_every_step,
         enable_prefix_caching=cache.enable_prefix_caching,
+        mixed_sizes=report.mixed_sizes,
     )

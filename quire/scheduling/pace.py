@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 
 LONGEST = 0.1  # seconds that a step should take at most, however long prompts have waited
 LEAST = 0.005  # seconds that prompts get in a step at least …
@@ -22,9 +23,16 @@ _NUM_MIXED = 32  # latest steps with prompt tokens that count: one that somethin
 
 
 class Pace:
-    """Times in seconds. `observe` is told every step; what nothing is known of yet is not bounded."""
+    """Times in seconds. `observe` is told every step; what nothing is known of yet is not bounded.
 
-    def __init__(self) -> None:
+    sizes: (decode rows, tokens in all) of padded steps; see WorkerReport.mixed_sizes.
+    """
+
+    def __init__(self, sizes: Sequence[tuple[int, int]] = ()) -> None:
+        self._prompts: dict[int, list[int]] = {}  # prompt tokens that fill a padded step up, by its decode rows
+        for rows, tokens in sorted(sizes):
+            if tokens - rows >= MIN_TOKENS // 2:
+                self._prompts.setdefault(rows, []).append(tokens - rows)
         self._decodes: deque[float] = deque(maxlen=_NUM_DECODES)
         self._mixed: deque[tuple[int, float]] = deque(maxlen=_NUM_MIXED)  # (prompt tokens, what they added)
         self.decode_seconds = 0.0  # a step without prompt tokens takes; 0 while unknown
@@ -44,10 +52,18 @@ class Pace:
         """How long a step will take; 0 if nothing like it was seen."""
         return self.decode_seconds + self.token_seconds * prompt_tokens
 
-    def prompt_tokens(self, waited: float) -> int | None:
-        """Most prompt tokens for a step with readers, when the oldest prompt has waited so long; None: any number."""
+    def prompt_tokens(self, waited: float, num_decodes: int) -> int | None:
+        """Most prompt tokens for a step with so many decode rows, some of them read, when the oldest prompt has waited
+        so long; None: any number."""
         if self.token_seconds == 0.0:
             return None
         decode = self.decode_seconds
         spend = max(LEAST, LEAST_STEPS * decode, min(waited * WAIT_SHARE, LONGEST - decode))
-        return max(MIN_TOKENS, math.floor(spend / self.token_seconds))
+        return self._filling(max(MIN_TOKENS, math.floor(spend / self.token_seconds)), num_decodes)
+
+    def _filling(self, wanted: int, num_decodes: int) -> int:
+        """The number next to `wanted` that fills a padded step up; `wanted` itself if it is more than those hold."""
+        rows = min((rows for rows in self._prompts if rows >= num_decodes), default=None)
+        if rows is None or wanted > self._prompts[rows][-1]:
+            return wanted
+        return min(self._prompts[rows], key=lambda tokens: abs(math.log(tokens / wanted)))

@@ -31,7 +31,8 @@ from quire.types.result import StepResult
 
 class Scheduler:
     """max_prefill_chunk: tokens, 0 for no limit; num_blocks: the null block included; hash_seed: None draws one;
-    clock: seconds, to see how long requests have waited; prefix_worth: when the worker hears of rows that begin alike.
+    mixed_sizes: see WorkerReport; clock: seconds, to see how long requests have waited; prefix_worth: when the worker
+    hears of rows that begin alike.
 
     Raises ConfigError for numbers with which no request could run.
     """
@@ -49,6 +50,7 @@ class Scheduler:
         preempt_every_step: bool = False,
         enable_prefix_caching: bool = True,
         hash_seed: bytes | None = None,
+        mixed_sizes: Sequence[tuple[int, int]] = (),
         clock: Callable[[], float] = time.monotonic,
         prefix_worth: Worth = WORTH,
     ) -> None:
@@ -71,7 +73,7 @@ class Scheduler:
         self._by_priority = policy == "priority"
         self._preempt_every_step = preempt_every_step
         self._state = State(self.kv, max_num_seqs)
-        self.pace = Pace()  # whoever measures the steps tells it
+        self.pace = Pace(mixed_sizes)  # whoever measures the steps tells it
         self._clock = clock
         self._prefixes = SharedPrefixFinder(self.kv, max_num_seqs, prefix_worth)
         self._arrivals = itertools.count()
@@ -184,7 +186,7 @@ class Scheduler:
             behind.append(first)
         if behind:
             waited = self._clock() - min(request.added for request in behind)
-            limit = self.pace.prompt_tokens(waited)
+            limit = self.pace.prompt_tokens(waited, len(build.decodes))
             if limit is not None:
                 build.budget = min(build.budget, limit)
 

@@ -36,4 +36,6 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     free_bytes: int
     attention_backend: str
     phases: dict[str, float]  # seconds by start-up phase
+    # (decode rows, tokens in all) of the steps with prompt chunks that are padded: any smaller one costs as much.
+    mixed_sizes: list[tuple[int, int]] = msgspec.field(default_factory=list)
     notes: list[str] = msgspec.field(default_factory=list)  # every "auto" with its reason

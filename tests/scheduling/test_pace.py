@@ -37,20 +37,20 @@ def test_it_learns_what_a_decode_step_and_a_prompt_token_cost() -> None:
 def test_nothing_is_bounded_before_anything_is_known() -> None:
     pace = Pace()
     pace.observe(0, DECODE)
-    assert pace.prompt_tokens(0.0) is None
+    assert pace.prompt_tokens(0.0, 1) is None
 
 
 def test_one_step_that_something_delayed_is_forgotten() -> None:
     pace = taught()
-    usual = pace.prompt_tokens(10.0)
+    usual = pace.prompt_tokens(10.0, 1)
     pace.observe(8000, 5.0)
-    slow = pace.prompt_tokens(10.0)
+    slow = pace.prompt_tokens(10.0, 1)
     for _ in range(32):
         pace.observe(200, DECODE + 200 * TOKEN)
     assert usual is not None
     assert slow is not None
     assert slow < usual / 4
-    assert pace.prompt_tokens(10.0) == pytest.approx(usual, rel=1e-3)
+    assert pace.prompt_tokens(10.0, 1) == pytest.approx(usual, rel=1e-3)
     assert pace.token_seconds == pytest.approx(TOKEN)
     pace.observe(0, 1.0)  # a decode step too
     assert pace.decode_seconds == DECODE
@@ -63,13 +63,28 @@ def test_one_step_that_something_delayed_is_forgotten() -> None:
 )
 def test_a_step_keeps_its_time_and_prompts_that_wait_get_more(decode: float, token: float, waits: list[float]) -> None:
     pace = taught(decode, token)
-    less, more = (pace.prompt_tokens(waited) for waited in waits)
+    less, more = (pace.prompt_tokens(waited, 1) for waited in waits)
     assert less is not None
     assert more is not None
     assert MIN_TOKENS <= less <= more
     if more > MIN_TOKENS:
         assert decode + more * token <= max(LONGEST, decode + max(LEAST, LEAST_STEPS * decode)) * (1 + 1e-6)
     assert less * token >= (LEAST - token) * (1 - 1e-6)  # prompts go on, however slow a decode step is
+
+
+def test_steps_that_are_padded_anyway_are_filled_up() -> None:
+    pace = Pace([(0, 256), (16, 256), (16, 384), (16, 512), (64, 128), (64, 256)])
+    pace.observe(0, DECODE)
+    pace.observe(1000, DECODE + 1000 * TOKEN)  # LEAST_STEPS x DECODE is worth 300 tokens
+    assert pace.prompt_tokens(0.0, 3) == 384 - 16
+    assert pace.prompt_tokens(0.0, 16) == 384 - 16
+    assert pace.prompt_tokens(0.0, 17) == 300  # more than steps with so many rows hold
+    assert pace.prompt_tokens(0.0, 65) == 300
+    assert pace.prompt_tokens(10.0, 3) == 3800
+    pace = Pace([(64, 128), (64, 256), (64, 512)])
+    pace.observe(0, DECODE)
+    pace.observe(1000, DECODE + 1000 * TOKEN)
+    assert pace.prompt_tokens(0.0, 17) == 512 - 64
 
 
 class Clocked:
