@@ -115,6 +115,7 @@ class Worker:
             free_bytes=self._platform.free_bytes(),
             attention_backend=self._backend_name,
             phases=self._phases,
+            mixed_sizes=self.runner.mixed_sizes,
             notes=self._notes,
         )
 
