@@ -51,6 +51,10 @@ class StepGraphs(Generic[AnySize]):
         self._forwards: dict[AnySize, torch.cuda.CUDAGraph] = {}
         self._tails: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
 
+    @property
+    def captured(self) -> bool:
+        return bool(self._forwards)
+
     def capture(self, pool: Any) -> float:
         """Capture all sizes, largest first so that the smaller ones reuse its memory. Returns the seconds it took."""
         began = time.perf_counter()

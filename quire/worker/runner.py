@@ -113,8 +113,8 @@ class Runner:
             layout = self._builder.layout(plan)
             if plan.num_decodes == plan.num_rows:
                 handle = self._decode(plan, layout)
-            elif self.mixed_graphs and (size := self.mixed_graphs.size_for(plan)):
-                handle = self._padded_step(plan, size, self.mixed_graphs)
+            elif (graphs := self.mixed_graphs) and graphs.captured and (size := graphs.size_for(plan)):
+                handle = self._padded_step(plan, size, graphs)
             else:
                 handle = self._mixed(plan, layout)
             self._seats.advance(plan.seats, plan.num_tokens)
@@ -123,14 +123,15 @@ class Runner:
     # -- decode steps -------------------------------------------------------------------------------------------
 
     def _decode(self, plan: StepPlan, layout: PrefixLayout | None) -> StepHandle:
-        size = self.graphs.size_for(plan.num_rows, layout is not None) if self.graphs else None
+        graphs = self.graphs
+        size = graphs.size_for(plan.num_rows, layout is not None) if graphs and graphs.captured else None
         batch = self._builder.decode(plan, size.rows if size else plan.num_rows, layout, self._staging)
         features = self._sampler.features(plan.seats)
-        if size and self.graphs:
-            self.graphs.forward(size)
+        if size and graphs:
+            graphs.forward(size)
             if features.draw_only:
                 self._readback.before_commit()
-                self.graphs.tail(size, filtered=features.filter)
+                graphs.tail(size, filtered=features.filter)
                 return self._readback.start(plan, self._tokens, None, None)
             logits = self._logits[: plan.num_rows]
             batch = self._builder.decode_views(plan.num_rows)

@@ -24,7 +24,7 @@ def test_a_captured_chain_gives_what_single_steps_give(rows: int) -> None:
     weights = [[random(*shape) for shape in shapes] for _ in range(layers)]
     gain, table = torch.ones(hidden, device="cuda", dtype=torch.bfloat16), torch.randn(1024, dim, device="cuda")
     caches = [[random(rows * 40 + 1, kv_heads, 16, dim) for _ in "kv"] for _ in range(layers)]
-    seq_lens = torch.arange(rows, device="cuda", dtype=torch.int32) * 83 + 90
+    seq_lens = torch.arange(rows, device="cuda", dtype=torch.int32) * 35 + 90
     blocks = torch.arange(rows * 40, device="cuda", dtype=torch.int32).view(rows, 40) + 1
     seats = torch.arange(rows, device="cuda", dtype=torch.int32)
     positions = seq_lens - 1
