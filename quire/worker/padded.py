@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from quire.attention.base import SharedPrefix, prefix_tiles
 from quire.attention.context import AttentionInputs
 from quire.kernels.step import StepBuffers, gather
 from quire.types.plan import StepPlan
 from quire.worker.batch import Batch
 from quire.worker.mixed_graphs import MixedSize
+from quire.worker.prefixes import PrefixLayout
 from quire.worker.seats import Seats
 from quire.worker.staging import ALIGNED, Staging
 
@@ -25,12 +27,16 @@ class _Sections:
     sample_rows: slice  # [rows]
     logit_tokens: slice  # [rows]
     sample_index: slice  # [rows]
+    tokens_of_row: slice  # [decodes]; this and the next two are a SharedPrefix
+    members: slice  # [decodes]
+    tiles: slice  # [tiles * 4]
     token_ids: slice
 
     @classmethod
-    def of(cls, max_rows: int, max_tokens: int) -> _Sections:
+    def of(cls, rows: int, decodes: int, tiles: int, tokens: int) -> _Sections:
+        """For at most so many of each; decodes, tiles: of steps that share prefixes."""
         sections, start = [], 0
-        for length in (max_rows, max_rows + 1, max_rows, max_rows, max_rows, max_tokens):
+        for length in (rows, rows + 1, rows, rows, rows, decodes, decodes, 4 * tiles, tokens):
             sections.append(slice(start, start + length))
             start = -(-(start + length) // ALIGNED) * ALIGNED
         return cls(*sections)
@@ -43,12 +49,17 @@ class PaddedSteps:
     row `first + i`. Tokens behind the last prompt chunk are padding too, see `kernels/step.py`.
     """
 
-    def __init__(self, seats: Seats, sizes: list[MixedSize], max_seq_len: int, device: torch.device) -> None:
+    def __init__(
+        self, seats: Seats, sizes: list[MixedSize], query_group: int, max_seq_len: int, device: torch.device
+    ) -> None:
+        """query_group: query heads a KV head."""
         rows, tokens = max(size.rows for size in sizes), max(size.tokens for size in sizes)
+        sharing = max((size.decodes for size in sizes if size.shares_prefix), default=0)
         self.sizes = sizes
         self._seats = seats
         self._max_seq_len = max_seq_len
-        self._sections = _Sections.of(rows, tokens)
+        self._query_group = query_group
+        self._sections = _Sections.of(rows, sharing, prefix_tiles(sharing, query_group), tokens)
         self._host = np.zeros(self._sections.token_ids.stop, dtype=np.int32)
         # One token a row: a step that any size has room for, until `fill` says otherwise.
         self._host[self._sections.query_start] = np.arange(rows + 1)
@@ -83,11 +94,20 @@ class PaddedSteps:
                 query_start=query_start,
                 seq_lens=buffers.seq_lens,
                 block_table=self._seats.state.block_table,
+                prefix=self._shared_prefix(size) if size.shares_prefix else None,
             ),
             sample_rows=self._device[at.sample_rows][:rows],
             logit_tokens=self._device[at.logit_tokens][:rows],
             sample_index=self._device[at.sample_index][:rows],
             sample_rows_np=np.zeros(0, dtype=np.int32),
+        )
+
+    def _shared_prefix(self, size: MixedSize) -> SharedPrefix:
+        at = self._sections
+        return SharedPrefix(
+            tokens_of_row=self._device[at.tokens_of_row][: size.decodes],
+            members=self._device[at.members][: size.decodes],
+            tiles=self._device[at.tiles].view(-1, 4)[: prefix_tiles(size.decodes, self._query_group)],
         )
 
     def view(self, size: MixedSize) -> Batch:
@@ -103,7 +123,7 @@ class PaddedSteps:
             inputs.max_query_len,
         )  # fmt: skip
 
-    def fill(self, plan: StepPlan, size: MixedSize, staging: Staging) -> tuple[Batch, int]:
+    def fill(self, plan: StepPlan, layout: PrefixLayout | None, size: MixedSize, staging: Staging) -> tuple[Batch, int]:
         """Bring the plan to the device. Returns the batch, with only the samples that are due, and `first`."""
         host, at = self._host, self._sections
         first = size.decodes - plan.num_decodes
@@ -123,6 +143,12 @@ class PaddedSteps:
         sample_index = host[at.sample_index][: size.rows]
         sample_index[:] = -1
         sample_index[rows] = np.arange(len(due))
+        if layout is not None:
+            host[at.tokens_of_row][:first] = 0
+            host[at.tokens_of_row][first : size.decodes] = layout.tokens_of_row
+            host[at.members][: len(layout.members)] = layout.members + first
+            tiles = layout.tiles.reshape(-1)
+            host[at.tiles][: len(tiles)], host[at.tiles][len(tiles) :] = tiles, 0
         used = at.token_ids.start + len(plan.token_ids)
         host[at.token_ids.start : used] = plan.token_ids
 

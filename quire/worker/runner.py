@@ -89,7 +89,8 @@ class Runner:
     @property
     def mixed_sizes(self) -> list[tuple[int, int]]:
         """See WorkerReport."""
-        return [(size.decodes, size.tokens) for size in self.mixed_graphs.sizes] if self.mixed_graphs else []
+        sizes = self.mixed_graphs.sizes if self.mixed_graphs else []
+        return [(size.decodes, size.tokens) for size in sizes if not size.shares_prefix]
 
     def capture(self) -> float:
         """Capture all graphs into one pool, the largest first; seconds it took."""
@@ -113,8 +114,12 @@ class Runner:
             layout = self._builder.layout(plan)
             if plan.num_decodes == plan.num_rows:
                 handle = self._decode(plan, layout)
-            elif (graphs := self.mixed_graphs) and graphs.captured and (size := graphs.size_for(plan)):
-                handle = self._padded_step(plan, size, graphs)
+            elif (
+                (graphs := self.mixed_graphs)
+                and graphs.captured
+                and (size := graphs.size_for(plan, layout is not None))
+            ):
+                handle = self._padded_step(plan, layout, size, graphs)
             else:
                 handle = self._mixed(plan, layout)
             self._seats.advance(plan.seats, plan.num_tokens)
@@ -171,8 +176,10 @@ class Runner:
             self._commit(batch, self._sampled[:0])
         return self._readback.start(plan, self._tokens, logprobs, prompt_logprobs)
 
-    def _padded_step(self, plan: StepPlan, size: MixedSize, graphs: MixedGraphs) -> StepHandle:
-        batch, first = self._padded.fill(plan, size, self._staging)
+    def _padded_step(
+        self, plan: StepPlan, layout: PrefixLayout | None, size: MixedSize, graphs: MixedGraphs
+    ) -> StepHandle:
+        batch, first = self._padded.fill(plan, layout, size, self._staging)
         graphs.forward(size)
         seats = plan.seats[batch.sample_rows_np]
         features = self._sampler.features(seats)

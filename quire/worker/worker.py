@@ -24,7 +24,7 @@ from quire.types.sampling import SamplingParams
 from quire.worker.batch import BatchBuilder
 from quire.worker.graphs import decode_sizes, graph_rows
 from quire.worker.kv_store import KVStore
-from quire.worker.mixed_graphs import MAX_PROMPTS, mixed_sizes
+from quire.worker.mixed_graphs import MAX_PROMPTS, mixed_sizes, with_prefixes
 from quire.worker.padded import PaddedSteps
 from quire.worker.prefixes import PrefixRows
 from quire.worker.readback import StepHandle
@@ -154,7 +154,9 @@ class Worker:
             wanted, mixed = [], []
         heads_per_kv_head = self._model.num_heads // self._spec.num_kv_heads
         prefixes = PrefixRows(rows, heads_per_kv_head) if backend.prefix_support else None
-        padded = PaddedSteps(seats, mixed, max_model_len, device) if mixed else None
+        if backend.prefix_support:
+            mixed = with_prefixes(mixed)
+        padded = PaddedSteps(seats, mixed, heads_per_kv_head, max_model_len, device) if mixed else None
         return Runner(
             self._model,
             backend,

@@ -53,17 +53,23 @@ class PrefixReference(TorchCPUAttention):
         PrefixReference.num_tiles += len(used)
 
     def run(self, q: torch.Tensor, cache: LayerCache, plan: ReferencePlan, scale: float) -> torch.Tensor:  # type: ignore[override]
-        inputs, prefix = plan.inputs, plan.inputs.prefix
         out = super().run(q, cache, plan.plain, scale)
-        if prefix is None:
-            return out
-        for leader, first, count, tokens in prefix.tiles.tolist():
-            for row in prefix.members[first : first + count].tolist():
-                shared = _attend(q[row], cache, inputs.block_table[leader], 0, tokens, scale)
-                own_table, end = inputs.block_table[inputs.seats[row]], int(inputs.seq_lens[row])
-                own = _attend(q[row], cache, own_table, tokens, end, scale)
-                out[row] = _merge(shared, own).flatten()
+        if plan.inputs.prefix is not None:
+            attend_by_prefix(q, cache, plan.inputs, plan.inputs.prefix, scale, out)
         return out
+
+
+def attend_by_prefix(
+    q: torch.Tensor, cache: LayerCache, inputs: AttentionInputs, prefix: SharedPrefix, scale: float, out: torch.Tensor
+) -> None:
+    """Answer the rows that share a prefix anew: out [tokens, heads * head_dim]."""
+    for leader, first, count, tokens in prefix.tiles.tolist():
+        for row in prefix.members[first : first + count].tolist():
+            assert prefix.tokens_of_row[row] == tokens
+            shared = _attend(q[row], cache, inputs.block_table[leader], 0, tokens, scale)
+            own_table, end = inputs.block_table[inputs.seats[row]], int(inputs.seq_lens[row])
+            own = _attend(q[row], cache, own_table, tokens, end, scale)
+            out[row] = _merge(shared, own).flatten()
 
 
 def _attend(

@@ -12,15 +12,20 @@ import torch
 
 from quire import LLM, SamplingParams
 from quire.attention.base import AttentionInputs, AttentionSpec, LayerCache
+from quire.engine import core
 from quire.kernels.paged_attention import attention_reference
+from quire.scheduling.prefixes import Worth
+from quire.scheduling.scheduler import Scheduler
 from quire.types.plan import StepPlan
 from quire.worker import worker as worker_module
-from quire.worker.mixed_graphs import MixedGraphs, MixedSize, mixed_sizes
+from quire.worker.mixed_graphs import MixedGraphs, MixedSize, mixed_sizes, with_prefixes
 from quire.worker.padded import PaddedSteps
 from quire.worker.runner import Runner
 from quire.worker.worker import Worker
+from tests.attention.prefix_reference import attend_by_prefix
 from tests.e2e.conftest import Reference
 from tests.e2e.test_greedy_equals_transformers import prompts, run
+from tests.e2e.test_shared_prefixes import family
 
 TOKENS = 40
 
@@ -30,7 +35,7 @@ class SlowAttention:
 
     name = "slow"
     graph_support = True
-    prefix_support = False
+    prefix_support = True
 
     def __init__(self, spec: AttentionSpec) -> None:
         self.window = spec.sliding_window or 0
@@ -50,6 +55,8 @@ class SlowAttention:
                 q[part], cache.k, cache.v, plan.seats[one], plan.block_table, starts, plan.seq_lens[one], 1, scale,
                 self.window,
             )  # fmt: skip
+        if plan.prefix is not None:
+            attend_by_prefix(q, cache, plan, plan.prefix, scale, out)
         return out
 
 
@@ -62,7 +69,9 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[StepPlan, MixedSize | N
     def build_padded(self: Worker, num_blocks: int, max_model_len: int, **options: Any) -> Runner:
         runner = build(self, num_blocks, max_model_len, **options)
         sizes = mixed_sizes(self._resolved.max_num_seqs, self._resolved.max_num_batched_tokens, 1000)
-        runner._padded = PaddedSteps(runner._seats, sizes, max_model_len, runner._device)
+        sizes = with_prefixes(sizes)
+        group = self._model.num_heads // self._spec.num_kv_heads
+        runner._padded = PaddedSteps(runner._seats, sizes, group, max_model_len, runner._device)
         runner._logits = torch.full((max(s.rows for s in sizes), runner._sampler.vocab_size), torch.nan)
         graphs = MixedGraphs(sizes, runner._forward_padded, runner._tail_padded, None)
         for size in sizes:
@@ -74,8 +83,8 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[StepPlan, MixedSize | N
                 graphs._tails[size.rows, filtered] = SimpleNamespace(replay=tail)
         size_for = graphs.size_for
 
-        def noted(plan: StepPlan) -> MixedSize | None:
-            seen.append((plan, size_for(plan)))
+        def noted(plan: StepPlan, shares_prefix: bool) -> MixedSize | None:
+            seen.append((plan, size_for(plan, shares_prefix)))
             return seen[-1][1]
 
         graphs.size_for = noted
@@ -105,6 +114,31 @@ def test_text_is_what_transformers_gives(
     padded = [(plan, size) for plan, size in steps if size]
     assert len(padded) >= len(steps) / 2
     assert any(plan.num_decodes not in (0, size.decodes) for plan, size in padded)
+
+
+def test_rows_that_begin_alike(
+    tiny_qwen3: Path,
+    reference: Reference,
+    steps: list[tuple[StepPlan, MixedSize | None]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(core, "Scheduler", partial(Scheduler, prefix_worth=Worth(1, 1, 1)))
+    wanted = family(5, stems=3, count=24)
+    expected = [reference.greedy(p, TOKENS) for p in wanted]
+    options = {"max_num_seqs": 10, "max_num_batched_tokens": 128, "max_prefill_chunk": 16, "async_scheduling": True}
+    assert run(tiny_qwen3, wanted, TOKENS, **options) == expected
+    sharing = [plan for plan, size in steps if size and size.shares_prefix]
+    assert len(sharing) > 10
+    assert len({plan.num_decodes for plan in sharing}) > 3
+
+
+def test_sizes_for_prefixes_are_few_and_hold_the_largest_step() -> None:
+    sizes = mixed_sizes(1024, 16384, 600_000_000)
+    sharing = [size for size in with_prefixes(sizes) if size.shares_prefix]
+    assert 0 < len(sharing) < len(sizes) / 2
+    assert max(size.tokens for size in sharing) == max(size.tokens for size in sizes)
+    assert max(size.decodes for size in sharing) == max(size.decodes for size in sizes)
+    assert all(size.decodes and size.shares_prefix for size in sharing)
 
 
 def test_rare_wishes_beside_plain_rows(tiny_qwen3: Path, steps: list[tuple[StepPlan, MixedSize | None]]) -> None:
@@ -149,7 +183,7 @@ def test_sizes_hold_every_small_step(max_rows: int, max_tokens: int) -> None:
                 step=0, admits=[], seats=torch.arange(decodes + 1).numpy(), num_tokens=nothing, num_decodes=decodes,
                 token_ids=torch.zeros(prompt_tokens).numpy(), samples=nothing, blocks=[], max_seq_len=1,
             )  # fmt: skip
-            size = graphs.size_for(plan)
+            size = graphs.size_for(plan, False)
             if size is None:
                 assert decodes > 496 or decodes + prompt_tokens > 1024
             else:
