@@ -31,6 +31,7 @@ test-gpu: $(VENV)/.ready
 
 bench-gpu: $(VENV)/.ready
 	@$(BIN)/python -m benchmarks.gpu
+	@$(BIN)/python -m benchmarks.serve
 
 bench-serve: $(VENV)/.ready
 	@$(BIN)/python -m benchmarks.serve

@@ -16,13 +16,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from quire.kernels import activation, norm, paged_attention, rope, skinny_gemm
+from quire.attention.base import prefix_tile_rows, prefix_tiles
+from quire.kernels import activation, norm, paged_attention, rope
+from quire.kernels.linear import linear
+from quire.kernels.triton import batch_gemm
 
 DEVICE, DTYPE, BLOCK_SIZE = torch.device("cuda"), torch.bfloat16, 16
 PAST_L2 = 256 * 2**20  # bytes that a chain of calls must touch before it comes back to its first buffer
@@ -144,25 +148,69 @@ def paged(model: Model, seq_lens: list[int], sets: int) -> Paged:
     return Paged(k, v, table, list(seats), torch.tensor(seq_lens, device=DEVICE, dtype=torch.int32))
 
 
-def decode_case(model: Model, rows: int, length: int) -> tuple[Paged, torch.Tensor, torch.Tensor, int]:
-    """Cache, queries, workspace and the KV bytes of one call."""
-    size = rows * length * model.kv_heads * model.dim * 4
-    cache = paged(model, [length] * rows, copies(size, least=2))
+@dataclass
+class DecodeCase:
+    """Batches of decode rows over one cache, each with its schedule."""
+
+    model: Model
+    cache: Paged
+    schedules: list[paged_attention.DecodeSchedule]
+    q: torch.Tensor
+    workspace: torch.Tensor
+    num_bytes: int  # of K and V that one call must read
+
+    def call(self, index: int, q: torch.Tensor) -> torch.Tensor:
+        cache, schedule = self.cache, self.schedules[index % len(self.schedules)]
+        return paged_attention.decode(q, cache.k, cache.v, cache.table, schedule, self.model.dim**-0.5, self.workspace)
+
+
+def decode_case(model: Model, seq_lens: list[int]) -> DecodeCase:
+    rows, size = len(seq_lens), sum(seq_lens) * model.kv_heads * model.dim * 4
+    cache = paged(model, seq_lens, copies(size, least=2))
     workspace = paged_attention.decode_workspace(rows, model.heads, model.kv_heads, model.dim, DEVICE)
-    return cache, random(rows, model.heads, model.dim), workspace, size
+    schedules = [
+        paged_attention.decode_schedule(seats, cache.seq_lens, model.heads, model.kv_heads, model.dim, DTYPE)
+        for seats in cache.seats
+    ]
+    return DecodeCase(model, cache, schedules, random(rows, model.heads, model.dim), workspace, size)
 
 
 def bench_decode(model: Model) -> Iterator[Line]:
-    for rows, length in [(1, 256), (1, 4096), (1, 32768), (8, 1024), (64, 256), (64, 1024), (64, 4096), (256, 1024)]:
-        cache, q, workspace, size = decode_case(model, rows, length)
-        us = microseconds([
-            partial(
-                paged_attention.decode, q, cache.k, cache.v, seats, cache.table, cache.seq_lens, model.dim**-0.5,
-                workspace,
-            )
-            for seats in cache.seats
-        ])  # fmt: skip
-        yield Line("decode", model.name, f"{rows}x{length}", us, size / us / 1e3, "GB/s")
+    batches = {
+        f"{rows}x{length}": [length] * rows
+        for rows, length in [(1, 256), (1, 4096), (1, 32768), (8, 1024), (64, 256), (64, 1024), (64, 4096), (256, 1024)]
+    }
+    batches["2x32768+62x256"] = [32768] * 2 + [256] * 62
+    batches["256x100..2048"] = torch.linspace(100, 2048, 256).int().tolist()
+    for name, seq_lens in batches.items():
+        case = decode_case(model, seq_lens)
+        us = microseconds([partial(case.call, i, case.q) for i in range(len(case.schedules))])
+        yield Line("decode", model.name, name, us, case.num_bytes / us / 1e3, "GB/s")
+    for rows, length, own in [(16, 1024, 64), (64, 4096, 100), (256, 4096, 100)]:
+        case = shared_case(model, rows, length, own)
+        us = microseconds([partial(case.call, i, case.q) for i in range(len(case.schedules))])
+        yield Line("decode, shared", model.name, f"{rows}x({length}+{own})", us, case.num_bytes / us / 1e3, "GB/s")
+
+
+def shared_case(model: Model, rows: int, length: int, own: int) -> DecodeCase:
+    """Rows of which the first `length` tokens lie in the same blocks; bytes: these once, and each row's own tokens."""
+    case = decode_case(model, [length + own] * rows)
+    group = model.heads // model.kv_heads
+    tile_rows, cache = prefix_tile_rows(group), case.cache
+    rounded = length // BLOCK_SIZE
+    members = torch.arange(rows, device=DEVICE, dtype=torch.int32)
+    for i, seats in enumerate(cache.seats):
+        cache.table[seats.long(), :rounded] = cache.table[seats[0].long(), :rounded]
+        tiles = torch.zeros(prefix_tiles(rows, group), 4, device=DEVICE, dtype=torch.int32)
+        for j, begin in enumerate(range(0, rows, tile_rows)):
+            number = min(rows - begin, tile_rows)
+            tiles[j] = torch.tensor([int(seats[begin]), begin, number, length])
+        case.schedules[i] = paged_attention.decode_schedule(
+            seats, cache.seq_lens, model.heads, model.kv_heads, model.dim, DTYPE, 0,
+            (torch.full_like(members, length), members, tiles),
+        )  # fmt: skip
+    case.num_bytes = (length + rows * own) * model.kv_heads * model.dim * 4
+    return case
 
 
 def prefill_case(model: Model, rows: int, queries: int, length: int) -> tuple[Paged, torch.Tensor, torch.Tensor, float]:
@@ -175,7 +223,10 @@ def prefill_case(model: Model, rows: int, queries: int, length: int) -> tuple[Pa
 
 
 def bench_prefill(model: Model) -> Iterator[Line]:
-    for rows, queries, length in [(1, 1024, 1024), (1, 8192, 8192), (1, 8192, 32768), (16, 512, 512), (64, 64, 4160)]:
+    for rows, queries, length in [
+        (1, 1024, 1024), (1, 8192, 8192), (1, 8192, 32768), (2, 4096, 4096), (8, 1024, 1024), (16, 512, 512),
+        (64, 64, 4160),
+    ]:  # fmt: skip
         cache, q, starts, flops = prefill_case(model, rows, queries, length)
         us = microseconds([
             partial(
@@ -192,22 +243,49 @@ def bench_prefill(model: Model) -> Iterator[Line]:
 
 
 def bench_linear(model: Model) -> Iterator[Line]:
-    shapes = [(model.hidden, model.qkv), (model.heads * model.dim, model.hidden), (model.hidden, 2 * model.inner),
-              (model.inner, model.hidden), (model.hidden, model.vocab)]  # fmt: skip
-    for k, n in shapes:
+    """Each product of a layer with what is fused around it, beside the library's product alone."""
+    hidden, gain = model.hidden, (random(model.hidden), 1e-6)
+    shapes = [("qkv", hidden, model.qkv), ("o", model.heads * model.dim, hidden), ("gate_up", hidden, 2 * model.inner),
+              ("down", model.inner, hidden), ("head", hidden, model.vocab)]  # fmt: skip
+    for name, k, n in shapes:
         weights = [random(n, k) for _ in range(copies(n * k * 2, least=4))]
         for m in (1, 2, 4, 8, 16):
-            x = random(m, k)
-            us = microseconds([partial(skinny_gemm.linear, x, w) for w in weights])
+            x, y = random(m, k), random(m, n)
+            around: dict[str, Any] = {
+                "qkv": {"norm": gain}, "o": {"residual": y}, "gate_up": {"norm": gain, "gated": True},
+                "down": {"residual": y}, "head": {"norm": gain, "out_dtype": torch.float32},
+            }[name]  # fmt: skip
+            us = microseconds([partial(linear, x, w, **around) for w in weights])
             library = microseconds([partial(F.linear, x, w) for w in weights])
             yield Line("linear", model.name, f"{m}x{k}->{n}", us, n * k * 2 / us / 1e3, "GB/s", library)
         del weights
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    if skinny_gemm.pays(x.shape[0], *weight.shape):
-        return skinny_gemm.linear(x, weight)
-    return F.linear(x, weight)
+def bench_batch(model: Model) -> Iterator[Line]:
+    """Products with what rides along, beside the library's product and kernels of their own for the rest."""
+    gain = random(model.hidden)
+
+    def plain(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.linear(norm.rms_norm(x, gain, 1e-6), weight)
+
+    def mlp(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return activation.silu_and_mul(plain(x, weight))
+
+    for k, n, gated, normed in [
+        (model.hidden, model.qkv, False, True), (model.heads * model.dim, model.hidden, False, False),
+        (model.hidden, model.inner, True, True), (model.inner, model.hidden, False, False),
+    ]:  # fmt: skip
+        size = n * k * (4 if gated else 2)
+        weights = [random(size // k // 2, k) for _ in range(copies(size, least=4))]
+        for m in (32, 64, 128, 256):
+            x, residual = random(m, k), None if normed else random(m, n)
+            us = microseconds([
+                partial(batch_gemm.linear, x, w, None, gain if normed else None, 1e-6, gated, residual, None)
+                for w in weights
+            ])  # fmt: skip
+            around = partial(torch.addmm, residual, out=residual) if residual is not None else mlp if gated else plain
+            library = microseconds([partial(around, x, w if normed else w.t()) for w in weights])
+            yield Line("batch", model.name, f"{m}x{k}->{n}", us, size / us / 1e3, "GB/s", library)
 
 
 @dataclass
@@ -215,29 +293,25 @@ class Layer:
     """A decoder layer's decode step, chained as in the model."""
 
     model: Model
-    cache: Paged
-    seats: torch.Tensor
+    attention: DecodeCase
+    index: int
     weights: list[torch.Tensor]  # qkv, o, gate_up, down
     gain: torch.Tensor
     head_gain: torch.Tensor | None
     table: torch.Tensor
     positions: torch.Tensor
-    workspace: torch.Tensor
-    x: torch.Tensor
     residual: torch.Tensor
 
     def __call__(self) -> None:
-        m, cache, (qkv, o, gate_up, down) = self.model, self.cache, self.weights
-        h = norm.add_rms_norm(self.x, self.residual, self.gain, 1e-6)
+        m, cache, (qkv, o, gate_up, down) = self.model, self.attention.cache, self.weights
         q = rope.qk_norm_rope_write(
-            linear(h, qkv), self.table, self.positions, self.positions, cache.k, cache.v, m.heads, m.kv_heads, m.dim,
-            self.head_gain, self.head_gain,
+            linear(self.residual, qkv, norm=(self.gain, 1e-6)), self.table, self.positions, self.positions, cache.k,
+            cache.v, m.heads, m.kv_heads, m.dim, self.head_gain, self.head_gain,
         )  # fmt: skip
-        h = paged_attention.decode(
-            q, cache.k, cache.v, self.seats, cache.table, cache.seq_lens, m.dim**-0.5, self.workspace
-        )
-        h = norm.add_rms_norm(linear(h, o), self.residual, self.gain, 1e-6)
-        linear(activation.silu_and_mul(linear(h, gate_up)), down)
+        h = self.attention.call(self.index, q)
+        linear(h, o, residual=self.residual)
+        h = linear(self.residual, gate_up, norm=(self.gain, 1e-6), gated=True)
+        linear(h, down, residual=self.residual)
 
 
 def bench_layer(model: Model) -> Iterator[Line]:
@@ -248,19 +322,18 @@ def bench_layer(model: Model) -> Iterator[Line]:
     gain, head_gain = random(model.hidden), random(model.dim) if model.qk_norm else None
     table = random(8192, model.dim, dtype=torch.float32)
     for rows, length in [(1, 256), (1, 4096), (8, 256), (16, 256), (64, 256), (256, 1024)]:
-        cache, _, workspace, kv_bytes = decode_case(model, rows, length)
+        attention = decode_case(model, [length] * rows)
         positions = torch.full((rows,), length - 1, device=DEVICE, dtype=torch.int32)
-        x, residual = random(rows, model.hidden), random(rows, model.hidden)
+        residual = random(rows, model.hidden)
         us = microseconds([
-            Layer(model, cache, cache.seats[i % len(cache.seats)], w, gain, head_gain, table, positions, workspace, x,
-                  residual)
+            Layer(model, attention, i, w, gain, head_gain, table, positions, residual)
             for i, w in enumerate(weights)
         ])  # fmt: skip
-        yield Line("layer", model.name, f"{rows}x{length}", us, (weight_bytes + kv_bytes) / us / 1e3, "GB/s")
+        yield Line("layer", model.name, f"{rows}x{length}", us, (weight_bytes + attention.num_bytes) / us / 1e3, "GB/s")
 
 
 BENCHES = {"small": bench_small, "decode": bench_decode, "prefill": bench_prefill, "linear": bench_linear,
-           "layer": bench_layer}  # fmt: skip
+           "batch": bench_batch, "layer": bench_layer}  # fmt: skip
 
 
 def show(line: Line) -> None:

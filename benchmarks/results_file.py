@@ -1,4 +1,4 @@
-"""One format for every measured figure: benchmarks/results/<date>-<commit>-<device>.json."""
+"""One format for every measured figure: benchmarks/results/<date>-<commit>-<device>[-<part>].json."""
 
 from __future__ import annotations
 
@@ -38,7 +38,15 @@ def commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
-def write(rows: Sequence[Row], device: str, command: str, settings: dict[str, Any], folder: Path = FOLDER) -> Path:
+def write(
+    rows: Sequence[Row],
+    device: str,
+    command: str,
+    settings: dict[str, Any],
+    folder: Path = FOLDER,
+    part: str = "",
+) -> Path:
+    """part: what distinguishes this file from others of the same commit and device."""
     import torch
 
     try:
@@ -48,7 +56,7 @@ def write(rows: Sequence[Row], device: str, command: str, settings: dict[str, An
     now = datetime.datetime.now(tz=datetime.UTC)
     folder.mkdir(parents=True, exist_ok=True)
     slug = "-".join(re.findall(r"[a-z0-9]+", device.lower()))
-    path = folder / f"{now:%Y-%m-%d}-{commit()}-{slug}.json"
+    path = folder / f"{now:%Y-%m-%d}-{commit()}-{slug}{f'-{part}' if part else ''}.json"
     content = {
         "date": f"{now:%Y-%m-%dT%H:%M:%SZ}",
         "commit": commit(),

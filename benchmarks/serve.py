@@ -171,7 +171,7 @@ def main() -> None:
                     peer = peers.best("T5", args.model, f"rate={rate:g}", name)
                     rows.append(Row("T5", args.model, f"rate={rate:g}", name, round(value, 3), unit, peer=peer))
     command = " ".join(["python -m benchmarks.serve", *sys.argv[1:]])
-    path = results_file.write(rows, device_name(), command, facts, args.out)
+    path = results_file.write(rows, device_name(), command, facts, args.out, "serve")
     print(results_file.table(rows))
     if args.seconds != PEER_SECONDS:
         print(f"(the peers' windows were {PEER_SECONDS:g} s, these {args.seconds:g} s)")

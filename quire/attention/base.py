@@ -24,6 +24,29 @@ class AttentionSpec:
     sliding_window: int | None = None  # counts the current token
 
 
+def prefix_tile_rows(group: int) -> int:
+    """Rows that a tile of a shared prefix holds for `group` query heads a KV head."""
+    return max(128 // group, 1)
+
+
+def prefix_tiles(rows: int, group: int) -> int:
+    """The most tiles that groups of two and more among `rows` rows make."""
+    return rows // 2 if prefix_tile_rows(group) > 2 else rows * 2 // 3
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """Decode rows whose first tokens lie in the same blocks, each in at most one group.
+
+    Groups are cut into tiles of at most `prefix_tile_rows` rows. All int32 on the device, of shapes that follow from
+    the number of rows (CUDA graphs). A row's newest token is never shared.
+    """
+
+    tokens_of_row: torch.Tensor  # [rows] leading tokens the row has in common with its group, whole blocks; 0: none
+    members: torch.Tensor  # [rows] row numbers, tile after tile
+    tiles: torch.Tensor  # [prefix_tiles, 4]: a member's seat, first place in `members`, members (0: unused), tokens
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionInputs:
     """A step as attention sees it. All tensors live on the device, int32.
@@ -42,6 +65,7 @@ class AttentionInputs:
     query_start: torch.Tensor  # [rows + 1]
     seq_lens: torch.Tensor  # [rows]
     block_table: torch.Tensor  # [max_seats + 1, max_blocks]
+    prefix: SharedPrefix | None = None  # of decode rows; None: this step's kernels know of no prefixes
     # Host copies, for backends that loop in Python (CPU); None while a graph is captured.
     seats_host: list[int] | None = None
     query_start_host: list[int] | None = None
@@ -58,7 +82,8 @@ class LayerCache:
 
 class AttentionBackend(Protocol):
     name: str
-    graph_support: bool  # decode-only steps may be captured in a CUDA graph
+    graph_support: bool  # steps may be captured in a CUDA graph, if they come without host copies
+    prefix_support: bool  # it makes use of `AttentionInputs.prefix`
 
     @staticmethod
     def refuses(spec: AttentionSpec) -> str | None:

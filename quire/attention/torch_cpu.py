@@ -89,6 +89,7 @@ CPUPlan = list[tuple[Gather, list[Decodes | PromptChunk]]]
 class TorchCPUAttention:
     name = "torch_cpu"
     graph_support = False
+    prefix_support = False
 
     def __init__(self, spec: AttentionSpec) -> None:
         self._spec = spec

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from quire.attention.base import AttentionSpec
@@ -13,16 +15,25 @@ MAX_GROUP = 64
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
+@dataclass(frozen=True, slots=True)
+class TritonPlan:
+    inputs: AttentionInputs
+    schedule: paged_attention.DecodeSchedule | None  # None: no decode rows
+
+
 class TritonAttention:
     """Decode rows through split-KV flash decoding, the others through a causal kernel over ragged rows.
 
-    The plan is the step's inputs as they are: both kernels find their rows on the device.
+    The plan shares the decode rows out among programs; everything else both kernels find on the device.
     """
 
     name = "triton"
     graph_support = True
+    prefix_support = True
 
     def __init__(self, spec: AttentionSpec) -> None:
+        self.spec = spec
+        self.prefix_support = not spec.sliding_window  # a window may begin within a prefix
         self.sliding_window = spec.sliding_window or 0
         self.workspace = paged_attention.decode_workspace(
             spec.max_rows, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.device
@@ -48,22 +59,29 @@ class TritonAttention:
             return "the triton package is not installed"
         return None
 
-    def plan(self, inputs: AttentionInputs) -> AttentionInputs:
-        return inputs
+    def plan(self, inputs: AttentionInputs) -> TritonPlan:
+        rows, spec, shared = inputs.num_decodes, self.spec, inputs.prefix
+        if not rows:
+            return TritonPlan(inputs, None)
+        schedule = paged_attention.decode_schedule(
+            inputs.seats[:rows], inputs.seq_lens[:rows], spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.dtype,
+            self.sliding_window, (shared.tokens_of_row, shared.members, shared.tiles) if shared else None,
+        )  # fmt: skip
+        return TritonPlan(inputs, schedule)
 
-    def run(self, q: torch.Tensor, cache: LayerCache, plan: AttentionInputs, scale: float) -> torch.Tensor:
+    def run(self, q: torch.Tensor, cache: LayerCache, plan: TritonPlan, scale: float) -> torch.Tensor:
         num_tokens, num_heads, head_dim = q.shape
         out = torch.empty((num_tokens, num_heads * head_dim), dtype=q.dtype, device=q.device)
-        split = plan.num_decodes
-        if split:
+        step = plan.inputs
+        split = step.num_decodes
+        if plan.schedule is not None:
             paged_attention.decode(
-                q[:split], cache.k, cache.v, plan.seats[:split], plan.block_table, plan.seq_lens[:split], scale,
-                self.workspace, self.sliding_window, out[:split],
-            )  # fmt: skip
-        if split < plan.num_rows:
+                q[:split], cache.k, cache.v, step.block_table, plan.schedule, scale, self.workspace, out[:split]
+            )
+        if split < step.num_rows:
             paged_attention.prefill(
-                q[split:], cache.k, cache.v, plan.seats[split:], plan.block_table, plan.query_start[split:],
-                plan.seq_lens[split:], plan.num_rows - split, plan.max_query_len, scale, self.sliding_window,
+                q[split:], cache.k, cache.v, step.seats[split:], step.block_table, step.query_start[split:],
+                step.seq_lens[split:], step.num_rows - split, step.max_query_len, scale, self.sliding_window,
                 out[split:],
             )  # fmt: skip
         return out

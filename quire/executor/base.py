@@ -7,8 +7,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from quire.config.resolve import Resolved
+from quire.foundation import cuda_driver
 from quire.foundation.child import Failure
-from quire.foundation.registry import Registry
+from quire.foundation.registry import Registry, load
 from quire.types.kv import WorkerReport
 from quire.types.plan import StepPlan
 from quire.types.result import StepResult
@@ -62,6 +63,14 @@ class Worker(Protocol):
     def call(self, method: str, *args: Any) -> Any: ...
 
     def shutdown(self) -> None: ...
+
+
+def load_worker(resolved: Resolved, name: str) -> Worker:
+    """The worker that `name` names, not started. Its import loads torch; meanwhile the GPU's driver comes up."""
+    if resolved.device == "cuda":
+        cuda_driver.wake()
+    worker: Worker = load(name)(resolved)
+    return worker
 
 
 class FailedLaunch:

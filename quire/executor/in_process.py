@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quire.config.resolve import Resolved
-from quire.executor.base import WORKER, FailedLaunch, StepFuture, Worker
-from quire.foundation.registry import load
+from quire.executor.base import WORKER, FailedLaunch, StepFuture, Worker, load_worker
 from quire.types.kv import WorkerReport
 from quire.types.plan import StepPlan
 
@@ -20,7 +19,7 @@ class InProcessExecutor:
         self._worker: Worker | None = None
 
     def start(self) -> WorkerReport:
-        worker: Worker = load(self._worker_class)(self._resolved)
+        worker = load_worker(self._resolved, self._worker_class)
         report = worker.start()
         self._worker = worker
         return report

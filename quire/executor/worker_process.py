@@ -6,13 +6,12 @@ import sys
 import threading
 from queue import SimpleQueue
 
-from quire.executor.base import FailedLaunch, StepFuture, Worker, failed_step
+from quire.executor.base import FailedLaunch, StepFuture, Worker, failed_step, load_worker
 from quire.executor.messages import Answer, Call, Ran, Run, Start, Started, Stop, ToWorker
 from quire.foundation.child import Failure, Parent
 from quire.foundation.errors import QuireError
 from quire.foundation.heap import settle_heap
 from quire.foundation.log import get_logger, setup
-from quire.foundation.registry import load
 from quire.foundation.wire import Channel
 from quire.types.plan import StepPlan
 
@@ -38,7 +37,7 @@ def _start(parent: Parent[ToWorker]) -> Worker | None:
     assert isinstance(start, Start)
     setup(start.resolved.config.observe.log_level)
     try:
-        worker: Worker = load(start.worker)(start.resolved)
+        worker = load_worker(start.resolved, start.worker)
         report = worker.start()
     except Exception as error:
         if not isinstance(error, QuireError):

@@ -44,8 +44,12 @@ def qk_norm_rope_write(
         weights = torch.cat([q_weight.expand(num_heads, -1), k_weight.expand(num_kv_heads, -1)])
         qk = (qk * _inverse_rms(qk, eps)).mul_(weights)
     qk = _rotate(qk, cos_sin[positions.long()].unsqueeze(1)).to(qkv.dtype)
+    k = qk[:, num_heads:]
+    if slots.numel() and slots.min() < 0:
+        real = slots >= 0
+        slots, k, v = slots[real], k[real], v[real]
     blocks, offsets = slots.long() // k_cache.shape[2], slots.long() % k_cache.shape[2]
-    k_cache.transpose(1, 2)[blocks, offsets] = qk[:, num_heads:]
+    k_cache.transpose(1, 2)[blocks, offsets] = k
     v_cache.transpose(1, 2)[blocks, offsets] = v
     return qk[:, :num_heads]
 

@@ -3,15 +3,21 @@
 Caches are [num_blocks, num_kv_heads, block_size, head_dim], both of the same strides, the last two dims contiguous.
 Token t of the row in seat s lies in block `block_table[s, t // block_size]`. Query heads g*n … g*n + g-1 share KV
 head n (g heads a group). A `sliding_window` of w lets a query see the last w tokens, its own included; 0: all of them.
-`out` (contiguous) takes the result where given. The integer tensors must not be written by the kernel launched just
-before: they are read ahead of that one's end.
+`out` (contiguous) takes the result where given. The kernel launched just before may write q and the KV of the rows'
+newest tokens; everything else, the integer tensors too, is read ahead of that one's end.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 import torch
 
 from quire.kernels.dispatch import INTERPRETED, on_triton
+
+if TYPE_CHECKING:
+    from quire.kernels.triton import decode as decode_kernels
 
 
 def decode_workspace(
@@ -27,30 +33,66 @@ def decode_workspace(
     return torch.zeros(size, dtype=torch.float32, device=device)
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeSchedule:
+    """The decode rows of a step and how they are shared out among programs, for all layers."""
+
+    seats: torch.Tensor
+    seq_lens: torch.Tensor
+    sliding_window: int
+    shares: decode_kernels.Schedule | None  # None: plain torch, which goes row by row
+
+
+def decode_schedule(
+    seats: torch.Tensor,
+    seq_lens: torch.Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    sliding_window: int = 0,
+    prefix: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
+) -> DecodeSchedule:
+    """Once a step, for `decode` of its layers: seats, seq_lens int32 [rows]; row i sees its `seq_lens[i]` tokens.
+
+    Made on the device from what the tensors hold then, so it is part of what a CUDA graph captures. `prefix`, for rows
+    whose first tokens lie in the same blocks (all int32): leading tokens a row shares with others [rows], row numbers
+    tile after tile [rows], and tiles [tiles, 4] of at most `prefix_tile_rows` rows: seat of any of the rows, first
+    place among the row numbers, rows (0: unused tile), shared tokens. It changes how often they are read, nothing else.
+    """
+    if not on_triton(seq_lens):
+        return DecodeSchedule(seats, seq_lens, sliding_window, None)
+    from quire.kernels.triton import decode
+
+    shares = decode.schedule(seats, seq_lens, num_heads, num_kv_heads, head_dim, dtype.itemsize, sliding_window, prefix)
+    return DecodeSchedule(seats, seq_lens, sliding_window, shares)
+
+
 def decode(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    seats: torch.Tensor,
     block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
+    schedule: DecodeSchedule,
     scale: float,
     workspace: torch.Tensor,
-    sliding_window: int = 0,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """q [rows, num_heads, head_dim] → [rows, num_heads * head_dim]; row i sees its `seq_lens[i]` tokens.
+    """q [rows, num_heads, head_dim] → [rows, num_heads * head_dim]; `schedule` says which rows these are.
 
-    seats, seq_lens int32 [rows]; block_table int32 [seats, blocks]; `workspace` from `decode_workspace`. Nothing is
-    read back from the device, and the launches depend on shapes only: fit for CUDA graphs.
+    block_table int32 [seats, blocks]; `workspace` from `decode_workspace`. Nothing is read back from the device, and
+    the launches depend on shapes only: fit for CUDA graphs.
     """
-    if on_triton(q):
+    if schedule.shares is not None:
         from quire.kernels.triton import decode
 
-        return decode.decode(q, k_cache, v_cache, seats, block_table, seq_lens, scale, workspace, sliding_window, out)
+        return decode.decode(
+            q, k_cache, v_cache, block_table, schedule.shares, scale, workspace, schedule.sliding_window, out
+        )
+    seats, seq_lens = schedule.seats, schedule.seq_lens
     query_start = torch.arange(len(seats) + 1, dtype=torch.int32)
     result = attention_reference(
-        q, k_cache, v_cache, seats, block_table, query_start, seq_lens, len(seats), scale, sliding_window
+        q, k_cache, v_cache, seats, block_table, query_start, seq_lens, len(seats), scale, schedule.sliding_window
     )
     return result if out is None else out.copy_(result)
 

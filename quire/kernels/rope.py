@@ -26,8 +26,8 @@ def qk_norm_rope_write(
     """Returns rotated q [tokens, num_heads, head_dim]; k and v go to their slots in the cache.
 
     qkv [tokens, (num_heads + 2 * num_kv_heads) * head_dim]; cos_sin float32 [max_position, rotary_dim], first half
-    cos, second half sin; positions, slots int32 [tokens] with slot = block * block_size + offset (padding tokens
-    point into the null block); caches [num_blocks, num_kv_heads, block_size, head_dim], last two dims contiguous.
+    cos, second half sin; positions, slots int32 [tokens] with slot = block * block_size + offset, or -1 for a padding
+    token, which is written nowhere; caches [num_blocks, num_kv_heads, block_size, head_dim], last two dims contiguous.
     q_weight and k_weight [head_dim] turn on the per-head RMS norm: give both or neither. Rotation pairs column i
     with i + rotary_dim / 2 (Su et al., 2021, in the half-split form of GPT-NeoX); columns ≥ rotary_dim pass through.
     positions and slots must not be written by the kernel launched just before: they are read ahead of its end.
@@ -60,10 +60,10 @@ def qk_norm_rope_write_reference(
     if q_weight is not None and k_weight is not None:
         q, k = rms_norm_reference(q, q_weight, eps), rms_norm_reference(k, k_weight, eps)
     cos, sin = cos_sin[positions.long()].unsqueeze(1).chunk(2, dim=-1)  # [tokens, 1, rotary_dim / 2]
-    block_size = k_cache.shape[2]
-    blocks, offsets = slots.long() // block_size, slots.long() % block_size
-    k_cache[blocks, :, offsets] = _rotate(k, cos, sin).to(k_cache.dtype)
-    v_cache[blocks, :, offsets] = v.to(v_cache.dtype)
+    real = slots >= 0
+    blocks, offsets = slots[real].long() // k_cache.shape[2], slots[real].long() % k_cache.shape[2]
+    k_cache[blocks, :, offsets] = _rotate(k, cos, sin).to(k_cache.dtype)[real]
+    v_cache[blocks, :, offsets] = v.to(v_cache.dtype)[real]
     return _rotate(q, cos, sin).to(qkv.dtype)
 
 

@@ -56,6 +56,7 @@ class Scratch:
     """Where the sampling kernels meet between launches. Only GPUs need it."""
 
     chunk_max: torch.Tensor  # float32 [rows, chunks]
+    chunk_min: torch.Tensor  # float32 [rows, chunks], of the finite logits
     chunk_argmax: torch.Tensor  # int32 [rows, chunks]
     chunk_sum: torch.Tensor  # float32 [rows, chunks], of exp((logit - chunk maximum) / temperature)
     group_max: torch.Tensor  # float32 [rows, groups]
@@ -78,6 +79,7 @@ class Scratch:
 
         return Scratch(
             chunk_max=floats(chunks),
+            chunk_min=floats(chunks),
             chunk_argmax=ints(chunks),
             chunk_sum=floats(chunks),
             group_max=floats(groups),

@@ -1,49 +1,62 @@
-"""x @ weight.T for a handful of rows, where the library's kernels leave memory bandwidth unused."""
+"""x @ weight.T for a handful of rows, with norm, gate and residual sum: where the library's kernels leave memory
+bandwidth unused, and where every launch counts."""
 
 from __future__ import annotations
 
-import torch
+import logging
+from functools import cache
 
-from quire.kernels.dispatch import on_triton
+import torch
 
 MAX_ROWS = 16
 
+logger = logging.getLogger(__name__)
 
-def pays(m: int, n: int, k: int) -> bool:
-    """Whether `linear` beats the library for x [m, k] and weight [n, k], as measured on an H200."""
-    return k >= 256 and (1 <= m <= 8 or (m <= MAX_ROWS and n <= 4096))
+
+@cache
+def _available(device: torch.device) -> bool:
+    """Whether the kernels run on `device`: they are written in Gluon, which Triton calls experimental."""
+    if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] < 8:
+        return False
+    try:
+        from quire.kernels.triton import skinny_gemm  # noqa: F401
+    except (ImportError, AttributeError) as error:
+        logger.warning("small batches go through the library's products, which are slower: %s", error)
+        return False
+    return True
+
+
+def pays(x: torch.Tensor, weight: torch.Tensor, gated: bool) -> bool:
+    """Whether `linear` takes x [m, k] and weight ([n, k], or [2n, k] if gated), and beats the library."""
+    m, k = x.shape
+    if not (
+        1 <= m <= MAX_ROWS
+        and x.dtype in (torch.bfloat16, torch.float16)
+        and k % 8 == x.stride(0) % 8 == weight.stride(0) % 8 == 0  # what one load brings
+        and _available(x.device)
+    ):
+        return False
+    from quire.kernels.triton.skinny_gemm_table import plan
+
+    return plan(m, weight.shape[0] // (2 if gated else 1), k, gated) is not None
 
 
 def linear(
     x: torch.Tensor,
     weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    out: torch.Tensor | None = None,
+    bias: torch.Tensor | None,
+    norm: tuple[torch.Tensor, float] | None,
+    gated: bool,
+    residual: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    out: torch.Tensor | None,
 ) -> torch.Tensor:
-    """x [m, k] @ weight [n, k].T + bias [n] → [m, n], m ≤ 16, accumulated in float32; rows contiguous.
-
-    The result goes into `out` (contiguous, of any float dtype) if given, else into a tensor of `out_dtype`, by
-    default x's.
-
-    The weight must not be written by the kernel launched just before: its rows' heads are read ahead of that one's end.
-    """
-    if out is None:
-        out = torch.empty((x.shape[0], weight.shape[0]), dtype=out_dtype or x.dtype, device=x.device)
-    if not on_triton(x):
-        return out.copy_(linear_reference(x, weight, bias))
-    if not 1 <= x.shape[0] <= MAX_ROWS:
-        raise ValueError(f"skinny linear takes 1 to {MAX_ROWS} rows, got {x.shape[0]}")
+    """See `quire.kernels.linear`, for x and weight that it `pays` for. Sums are rounded once, to the result's dtype."""
     from quire.kernels.triton import skinny_gemm
 
-    return skinny_gemm.linear(x, weight, bias, out)
-
-
-def linear_reference(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """In float32."""
-    y = x.float() @ weight.float().T
-    return y if bias is None else y + bias.float()
+    if residual is not None:
+        return skinny_gemm.linear(x, weight, bias, norm, gated, True, residual)
+    if out is None:
+        n = weight.shape[0] // (2 if gated else 1)
+        out = torch.empty((x.shape[0], n), dtype=out_dtype or x.dtype, device=x.device)
+    return skinny_gemm.linear(x, weight, bias, norm, gated, False, out)

@@ -2,12 +2,14 @@
 
 Everything is int32. A decode row takes its token from `last_token[seat]`; a catch-up row from `staged_ids`.
 Seat 0 is padding: it is read like any other (its table points to the null block) and never written.
+Tokens behind the last row are padding too: id 0 at position 0, and a slot of -1, which means nowhere.
 """
 
 from __future__ import annotations
 
 import torch
 
+from quire.kernels.dispatch import on_triton
 from quire.kernels.step_state import SeatState, StepBuffers
 
 __all__ = ["SeatState", "StepBuffers", "commit", "gather", "gather_decode", "scatter"]
@@ -17,7 +19,7 @@ def scatter(dst: torch.Tensor, index: torch.Tensor, values: torch.Tensor) -> Non
     """dst.view(-1)[index[i]] = values[i]; all int32, indices distinct."""
     if index.numel() == 0:
         return
-    if dst.is_cuda:
+    if on_triton(dst):
         from quire.kernels.triton import step
 
         step.scatter(dst, index, values)
@@ -34,11 +36,12 @@ def gather(
     num_decodes: int,
     max_query_len: int,
 ) -> None:
-    """Fill `out` for rows of any length: ids, positions, KV slots, lengths.
+    """Fill `out` for rows of any length, 0 too: ids, positions, KV slots, lengths.
 
-    seats: [rows]; query_start: [rows + 1]; staged_ids: tokens of the rows from `num_decodes` on.
+    seats: [rows]; query_start: [rows + 1]; staged_ids: tokens of the rows from `num_decodes` on. `max_query_len` bounds
+    the rows' lengths and the number of padding tokens from above. Nothing is read back: fit for a CUDA graph.
     """
-    if seats.is_cuda:
+    if on_triton(seats):
         from quire.kernels.triton import step
 
         step.gather(state, out, seats, query_start, staged_ids, num_decodes, max_query_len)
@@ -51,17 +54,18 @@ def gather(
     positions = state.num_computed[seat_of_token] + offset
     blocks = state.block_table[seat_of_token, positions // state.block_size].long()
     slots = blocks * state.block_size + positions % state.block_size
-    ids = torch.cat([state.last_token[rows[:num_decodes]], staged_ids])
-    out.input_ids.copy_(ids)
-    out.positions.copy_(positions)
-    out.slots.copy_(slots)
+    tokens = len(row_of_token)
+    ids = torch.cat([state.last_token[rows[:num_decodes]], staged_ids[: tokens - num_decodes]])
+    for buffer, values, padding in ((out.input_ids, ids, 0), (out.positions, positions, 0), (out.slots, slots, -1)):
+        buffer[:tokens] = values
+        buffer[tokens:] = padding
     out.seq_lens.copy_(state.num_computed[rows] + lens)
     state.token_of_slot[slots] = ids
 
 
 def gather_decode(state: SeatState, out: StepBuffers, seats: torch.Tensor) -> None:
     """Fill `out` for decode rows only: one token a row. Fit for a CUDA graph: it reads nothing but the seats."""
-    if seats.is_cuda:
+    if on_triton(seats):
         from quire.kernels.triton import step
 
         step.gather_decode(state, out, seats)
@@ -91,7 +95,7 @@ def commit(
     sampled: [samples]; sample_index: [rows], the row's place in `sampled` or -1 if it does not sample
     (None: row i samples token i). out_tokens: [rows], the token or -1.
     """
-    if seats.is_cuda:
+    if on_triton(seats):
         from quire.kernels.triton import step
 
         step.commit(state, out_tokens, seats, seq_lens, sampled, sample_index)

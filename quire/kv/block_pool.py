@@ -95,9 +95,16 @@ class BlockPool:
                 self.num_free -= 1
             block.refs += 1
 
-    def find(self, key: bytes) -> Block | None:
-        """The block that holds the content known by `key`."""
-        return self._cached.get(key)
+    def find(self, keys: Iterable[bytes]) -> list[Block]:
+        """The blocks that hold the content known by `keys`, up to the first that is not there."""
+        found: list[Block] = []
+        cached = self._cached
+        for key in keys:
+            block = cached.get(key)
+            if block is None:
+                break
+            found.append(block)
+        return found
 
     def register(self, block: Block, key: bytes) -> None:
         """Let a held block be found by its content. If another block is known by `key` already, that one stays."""

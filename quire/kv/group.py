@@ -40,16 +40,14 @@ class FullAttention:
         return -(-num_tokens // self.spec.block_size)
 
     def find_cached(self, hashes: list[bytes], first: int, last: int) -> list[Block]:
-        found: list[Block] = []
-        for content in hashes[first:last]:
-            block = self._pool.find(content + self._suffix)
-            if block is None:
-                break
-            found.append(block)
-        return found
+        wanted = hashes[first:last]
+        return self._pool.find(map(self._key, wanted) if self._suffix else wanted)
 
     def register(self, block: Block, content: bytes) -> None:
-        self._pool.register(block, content + self._suffix)
+        self._pool.register(block, self._key(content))
+
+    def _key(self, content: bytes) -> bytes:
+        return content + self._suffix
 
 
 KINDS: dict[str, type[FullAttention]] = {"full": FullAttention}

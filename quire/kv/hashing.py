@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
 ROOT_BYTES = 32
 
@@ -41,6 +42,40 @@ def extend_hashes(hashes: list[bytes], tokens: array[int], num_blocks: int, bloc
     for i in range(0, len(data), stride):
         parent = hashlib.sha256(parent + data[i : i + stride]).digest()
         hashes.append(parent)
+
+
+class RecentChains:
+    """The chains of the last few requests, for others that begin alike: tokens are compared far sooner than hashed.
+
+    Found by the first block. It keeps the tokens and hashes of `capacity` requests alive.
+    """
+
+    def __init__(self, block_size: int, capacity: int = 16) -> None:
+        self._block_size = block_size
+        self._capacity = capacity
+        self._chains: dict[tuple[bytes, bytes], tuple[array[int], list[bytes]]] = {}  # oldest first
+
+    def common(self, extra: bytes, tokens: array[int]) -> list[bytes]:
+        """Hashes of the leading blocks that `tokens` has in common with a chain kept."""
+        known = self._chains.get(self._key(extra, tokens))
+        if known is None:
+            return []
+        theirs, hashes = known
+        count = min(len(tokens), len(theirs), len(hashes) * self._block_size)
+        differ = np.frombuffer(tokens, np.int32, count) != np.frombuffer(theirs, np.int32, count)
+        equal = int(differ.argmax()) if differ.any() else count
+        return hashes[: equal // self._block_size]
+
+    def keep(self, extra: bytes, tokens: array[int], hashes: list[bytes]) -> None:
+        """Keep a chain in place of another one with its first block, or of the oldest. Both lists may grow."""
+        key = self._key(extra, tokens)
+        self._chains.pop(key, None)
+        self._chains[key] = tokens, hashes
+        if len(self._chains) > self._capacity:
+            del self._chains[next(iter(self._chains))]
+
+    def _key(self, extra: bytes, tokens: array[int]) -> tuple[bytes, bytes]:
+        return extra, tokens[: self._block_size].tobytes()
 
 
 def chain_start(root: bytes, extra: bytes) -> bytes:

@@ -15,7 +15,7 @@ from typing import Protocol
 from quire.foundation.errors import ConfigError
 from quire.kv.block_pool import Block, BlockPool
 from quire.kv.group import make_group
-from quire.kv.hashing import chain_start, extend_hashes, new_root
+from quire.kv.hashing import RecentChains, chain_start, extend_hashes, new_root
 from quire.types.kv import KVGroupSpec
 
 Hit = list[list[Block]]  # cached blocks, one list a group
@@ -60,6 +60,7 @@ class KVManager:
         self.pool = BlockPool(num_blocks)
         self.groups = [make_group(spec, i, self.pool) for i, spec in enumerate(groups)]
         self._root = new_root(seed)
+        self._recent = RecentChains(self.block_size)
         self._held: dict[str, _Held] = {}
 
     @property
@@ -193,6 +194,9 @@ class KVManager:
 
     def _extend_hashes(self, request: TokenOwner, num_blocks: int) -> None:
         hashes = request.hashes
+        if not hashes and num_blocks:
+            hashes += self._recent.common(request.extra_key, request.tokens)
+            self._recent.keep(request.extra_key, request.tokens, hashes)
         if len(hashes) < num_blocks:
             parent = hashes[-1] if hashes else chain_start(self._root, request.extra_key)
             extend_hashes(hashes, request.tokens, num_blocks, self.block_size, parent)

@@ -42,11 +42,14 @@ class Attention(nn.Module):
         if qk_norm_eps is not None:
             self.q_norm, self.k_norm = RMSNorm(head_dim, qk_norm_eps), RMSNorm(head_dim, qk_norm_eps)
 
-    def forward(self, x: torch.Tensor, ctx: StepContext) -> torch.Tensor:
-        """x [tokens, hidden] → [tokens, hidden]; writes the tokens' keys and values to the cache."""
+    def forward(self, residual: torch.Tensor, norm: RMSNorm, ctx: StepContext) -> torch.Tensor:
+        """`residual += attention(norm(residual))` in place, [tokens, hidden]; returns it.
+
+        Writes the tokens' keys and values to the cache.
+        """
         cache = ctx.caches[self.index]
         place = (ctx.positions, ctx.slots, cache.k, cache.v)
         norms = (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps) if self.q_norm and self.k_norm else ()
-        q = qk_norm_rope_write(self.qkv_proj(x), self.cos_sin, *place, *self.heads, *norms)
-        y: torch.Tensor = self.o_proj(ctx.backend.run(q, cache, ctx.plan, self.scale))
+        q = qk_norm_rope_write(self.qkv_proj(residual, norm), self.cos_sin, *place, *self.heads, *norms)
+        y: torch.Tensor = self.o_proj(ctx.backend.run(q, cache, ctx.plan, self.scale), residual=residual)
         return y

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from quire.kernels.activation import silu_and_mul
 from quire.layers.linear import Linear
+from quire.layers.norm import RMSNorm
 
 
 class GatedMLP(nn.Module):
@@ -17,6 +17,7 @@ class GatedMLP(nn.Module):
         self.gate_up_proj = Linear.gate_up(hidden, intermediate, bias=bias)
         self.down_proj = Linear(intermediate, hidden, bias=bias)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.down_proj(silu_and_mul(self.gate_up_proj(x)))
+    def forward(self, residual: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
+        """`residual += mlp(norm(residual))` in place, [tokens, hidden]; returns it."""
+        y: torch.Tensor = self.down_proj(self.gate_up_proj(residual, norm), residual=residual)
         return y

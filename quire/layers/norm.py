@@ -1,11 +1,9 @@
-"""RMS norm, alone or fused with the residual sum before it."""
+"""RMS norm: a weight and an epsilon. Computed by whoever reads the normed values: products, and the rotary kernel."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
-
-from quire.kernels import norm
 
 
 class RMSNorm(nn.Module):
@@ -13,11 +11,3 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [..., size] → the same, normed."""
-        return norm.rms_norm(x, self.weight, self.eps)
-
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """`residual += x` in place; returns the normed sum."""
-        return norm.add_rms_norm(x, residual, self.weight, self.eps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -12,9 +13,10 @@ from torch import nn
 from quire.attention.context import StepContext
 from quire.config.reading import read, read_positive
 from quire.foundation.errors import ConfigError
+from quire.kernels.linear import linear
 from quire.layers.block import DecoderLayer
 from quire.layers.embedding import Embedding
-from quire.layers.linear import Linear, float_linear
+from quire.layers.linear import Linear
 from quire.layers.norm import RMSNorm
 from quire.types.kv import KVGroupSpec
 
@@ -77,25 +79,28 @@ class DecoderStack(nn.Module):
         self.num_heads = sizes.heads
         self.sliding_window = sliding_window
         self.embed_tokens = Embedding(sizes.vocab, sizes.hidden)
-        layers = [layer(index) for index in range(sizes.layers)]
-        self.layers = nn.ModuleList(layers)
+        self.layers = nn.ModuleList(layer(index) for index in range(sizes.layers))
         self.norm = RMSNorm(sizes.hidden, sizes.eps)
-        norms = [each.input_layernorm for each in layers] + [self.norm]
-        self._chain = list(zip(layers, norms[1:], strict=True))  # each layer, and the norm that takes its last sum
         self.lm_head = None if tied else Linear(sizes.hidden, sizes.vocab, bias=False)
 
-    def forward(self, input_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor:
-        """input_ids int32 [tokens] → final hidden states [tokens, hidden]."""
-        residual = self.embed_tokens(input_ids)
-        x: torch.Tensor = self._chain[0][0].input_layernorm(residual)
-        for layer, next_norm in self._chain:
-            x = next_norm.add(layer(x, residual, ctx), residual)
-        return x
+    def forward(self, input_ids: torch.Tensor, ctx: StepContext, layers: int | None = None) -> torch.Tensor:
+        """input_ids int32 [tokens] → the residual stream after the last layer, [tokens, hidden].
+
+        layers: only so many, to warm up.
+        """
+        residual: torch.Tensor = self.embed_tokens(input_ids)
+        for layer in islice(self.layers, layers):
+            residual = layer(residual, ctx)
+        return residual
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """hidden [rows, hidden] → float32 [rows, vocab], written to `out` if given."""
+        """hidden: rows of what `forward` returned, [rows, hidden] → float32 [rows, vocab], written to `out` if given.
+
+        The final norm belongs here: only rows whose logits are wanted go through it.
+        """
         head = self.embed_tokens if self.lm_head is None else self.lm_head
-        return float_linear(hidden, head.weight, out)
+        norm = (self.norm.weight, self.norm.eps)
+        return linear(hidden, head.weight, norm=norm, out_dtype=torch.float32, out=out)
 
     def checkpoint_name(self, path: str) -> str:
         """What checkpoints call the tensor at `path` in this module tree."""

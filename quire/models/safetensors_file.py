@@ -66,7 +66,8 @@ class SafetensorsFile:
         while done < len(buffer):
             count = os.preadv(self._fd, [buffer[done:]], offset + done)
             if count == 0:
-                raise MalformedFileError(f"ends at byte {offset + done}, {len(buffer) - done} bytes too early")
+                end, wanted = os.fstat(self._fd).st_size, offset + len(buffer)
+                raise MalformedFileError(f"ends at byte {end}, {wanted - end} bytes too early")
             done += count
 
     def __enter__(self) -> SafetensorsFile:

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeE
 from quire.foundation.errors import WeightsError
 from quire.models.base import DecoderStack
 from quire.models.safetensors_file import Entry, MalformedFileError, SafetensorsFile
-from quire.models.transfer import Transfer
+from quire.models.transfer import transfer
 
 INDEX = "model.safetensors.index.json"
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -178,19 +178,15 @@ def _indexed_files(index: Path) -> list[str]:
 def _read(checkpoint: _Checkpoint, targets: dict[str, torch.Tensor], stack: ExitStack, show_progress: bool) -> None:
     plan = [(*checkpoint.tensors[name], target) for name, target in targets.items()]
     plan.sort(key=lambda item: (id(item[0]), item[1].start))  # as it lies on disk
-    transfer = Transfer(next(iter(targets.values())).device)
     total = sum(entry.num_bytes for _, entry, _ in plan)
-    for file, entry, target in _with_progress(plan, total, show_progress, stack):
-        transfer.fill(target, file, entry)
-    transfer.finish()
+    for _ in _with_progress(transfer(plan, next(iter(targets.values())).device), total, show_progress, stack):
+        pass
 
 
-_Step = tuple[SafetensorsFile, Entry, torch.Tensor]
-
-
-def _with_progress(plan: list[_Step], total: int, show: bool, stack: ExitStack) -> Iterator[_Step]:
+def _with_progress(counts: Iterator[int], total: int, show: bool, stack: ExitStack) -> Iterator[int]:
+    """The same byte counts, shown as a bar on the way."""
     if not show or not sys.stderr.isatty():
-        yield from plan
+        yield from counts
         return
     columns = (
         TextColumn("{task.description}"),
@@ -201,6 +197,6 @@ def _with_progress(plan: list[_Step], total: int, show: bool, stack: ExitStack) 
     )
     bar = stack.enter_context(Progress(*columns, console=Console(stderr=True), transient=True))
     task = bar.add_task("loading weights", total=total)
-    for step in plan:
-        yield step
-        bar.advance(task, step[1].num_bytes)
+    for count in counts:
+        yield count
+        bar.advance(task, count)

@@ -10,7 +10,7 @@ from quire.kv.block_pool import Block
 from quire.scheduling.request import Request
 from quire.scheduling.seats import DecodeRows
 from quire.scheduling.state import Chunk
-from quire.types.plan import Admit, Attachment, NewBlocks, PromptLogprobs, StepPlan
+from quire.types.plan import Admit, Attachment, NewBlocks, PromptLogprobs, SharedPrefixes, StepPlan
 
 _EMPTY = np.zeros(0, np.int32)
 _NO_BLOCKS = NewBlocks(_EMPTY, _EMPTY, _EMPTY)
@@ -50,7 +50,7 @@ class PlanBuilder:
         for entries, blocks in zip(self._blocks, new, strict=True):
             entries.append((seats, index, _ids(blocks)))
 
-    def finish(self, step: int, releases: list[int]) -> StepPlan:
+    def finish(self, step: int, releases: list[int], prefixes: SharedPrefixes | None) -> StepPlan:
         decodes, chunks = self.decodes, self.chunks
         num_decodes = len(decodes)
         if chunks:
@@ -77,6 +77,7 @@ class PlanBuilder:
             max_seq_len=self.max_seq_len,
             releases=releases,
             attachments=[made for make in ATTACHMENTS if (made := make(self)) is not None],
+            prefixes=prefixes,
         )
 
 

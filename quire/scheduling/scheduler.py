@@ -18,6 +18,7 @@ from quire.foundation.errors import ConfigError, InputError
 from quire.kv.manager import Hit, KVManager
 from quire.scheduling.build import PlanBuilder
 from quire.scheduling.pace import Pace
+from quire.scheduling.prefixes import WORTH, SharedPrefixFinder, Worth
 from quire.scheduling.request import Rank, Request, Status
 from quire.scheduling.settle import settle
 from quire.scheduling.state import Chunk, InFlight, State
@@ -30,7 +31,8 @@ from quire.types.result import StepResult
 
 class Scheduler:
     """max_prefill_chunk: tokens, 0 for no limit; num_blocks: the null block included; hash_seed: None draws one;
-    mixed_sizes: see WorkerReport; clock: seconds, to see how long requests have waited.
+    mixed_sizes: see WorkerReport; clock: seconds, to see how long requests have waited; prefix_worth: when the worker
+    hears of rows that begin alike.
 
     Raises ConfigError for numbers with which no request could run.
     """
@@ -50,6 +52,7 @@ class Scheduler:
         hash_seed: bytes | None = None,
         mixed_sizes: Sequence[tuple[int, int]] = (),
         clock: Callable[[], float] = time.monotonic,
+        prefix_worth: Worth = WORTH,
     ) -> None:
         if not 1 <= max_num_seqs <= max_num_batched_tokens:
             raise ConfigError(
@@ -72,6 +75,7 @@ class Scheduler:
         self._state = State(self.kv, max_num_seqs)
         self.pace = Pace(mixed_sizes)  # whoever measures the steps tells it
         self._clock = clock
+        self._prefixes = SharedPrefixFinder(self.kv, max_num_seqs, prefix_worth)
         self._arrivals = itertools.count()
         self._step = 0
 
@@ -132,7 +136,7 @@ class Scheduler:
         self._admit(build)
         if not build.decodes and not build.chunks:
             return None
-        plan = build.finish(self._step, state.releases)
+        plan = build.finish(self._step, state.releases, self._prefixes.update(build.decodes))
         state.releases = []
         state.in_flight.append(InFlight(plan, build.decodes, build.chunks))
         self._step += 1

@@ -33,6 +33,19 @@ class NewBlocks(msgspec.Struct, frozen=True, array_like=True):
     blocks: np.ndarray
 
 
+class SharedPrefixes(msgspec.Struct, frozen=True, array_like=True):
+    """Groups of decoding seats whose block tables begin with the same blocks: what is there need be read only once.
+
+    Group g is `seats[starts[g] : starts[g + 1]]`; its tables agree in the first `num_tokens[g]` tokens, whole blocks
+    that were all computed in earlier steps. No seat is in two groups; the groups that save the most reads come first.
+    A seat that is released leaves its group.
+    """
+
+    seats: np.ndarray  # [members], group after group
+    starts: np.ndarray  # [groups + 1]
+    num_tokens: np.ndarray  # [groups]
+
+
 class PromptLogprobs(msgspec.Struct, frozen=True, tag="prompt_logprobs"):
     """Catch-up rows whose prompt positions are scored; `StepResult.prompt_logprobs` answers.
 
@@ -59,6 +72,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     max_seq_len: int  # upper bound of tokens any row attends to, its own included
     releases: list[int] = msgspec.field(default_factory=list)  # seats given back before this step
     attachments: list[Attachment] = msgspec.field(default_factory=list)
+    prefixes: SharedPrefixes | None = None  # all groups anew; None: as they were at the step before
 
     @property
     def num_rows(self) -> int:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from quire.attention.base import SharedPrefix, prefix_tiles
 from quire.attention.context import AttentionInputs
 from quire.kernels.step import StepBuffers, gather
 from quire.types.plan import StepPlan
+from quire.worker.prefixes import PrefixLayout, PrefixRows
 from quire.worker.seats import Seats
-from quire.worker.staging import Staging
+from quire.worker.staging import ALIGNED, Span, Staging
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,39 +32,74 @@ class Batch:
 
 
 class BatchBuilder:
-    """Owns the step's input buffers."""
+    """Owns the step's input buffers. prefixes: None for an attention that cannot make use of shared prefixes."""
 
-    def __init__(self, seats: Seats, max_rows: int, max_tokens: int, max_seq_len: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        seats: Seats,
+        prefixes: PrefixRows | None,
+        max_rows: int,
+        max_tokens: int,
+        max_seq_len: int,
+        device: torch.device,
+    ) -> None:
         def ints(n: int) -> torch.Tensor:
             return torch.zeros(n, dtype=torch.int32, device=device)
 
         self._seats = seats
+        self._prefixes = prefixes
         self._max_seq_len = max_seq_len
         self._host_copies = device.type == "cpu"
-        self.seats = ints(max_rows)
+        # What decode rows are: seats, and behind them the arrays of SharedPrefix, so that one copy brings it all.
+        stride = -(-max_rows // ALIGNED) * ALIGNED
+        max_tiles = prefix_tiles(max_rows, prefixes.group) if prefixes else 0
+        self._rows = ints(3 * stride + 4 * max_tiles if prefixes else stride)
+        self.seats, self._tokens_of_row, self._members = (self._rows[i * stride :][:max_rows] for i in range(3))
+        self._tiles = self._rows[3 * stride :].view(-1, 4)
+        self._stride = stride
         self.one_token_each = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self._input_ids, self._positions, self._slots = ints(max_tokens), ints(max_tokens), ints(max_tokens)
         self._seq_lens = ints(max_rows)
         self._row_numbers = np.arange(max_rows, dtype=np.int32)
         self._seats_there = np.zeros(max_rows, dtype=np.int32)  # what `self.seats` holds
+        self._layout_there: PrefixLayout | None = None  # what the arrays behind it were last made from
 
-    def decode(self, plan: StepPlan, size: int, staging: Staging) -> Batch:
-        """A step of decode rows only. Sends the seats only if they differ from those of the step before."""
+    def layout(self, plan: StepPlan) -> PrefixLayout | None:
+        """Which of the plan's decode rows share a prefix; None if none do. To be asked once for every plan."""
+        if self._prefixes is None:
+            return None
+        self._prefixes.take(plan)
+        return self._prefixes.layout(plan.seats[: plan.num_decodes])
+
+    def decode(self, plan: StepPlan, size: int, layout: PrefixLayout | None, staging: Staging) -> Batch:
+        """A step of decode rows only. Sends seats and layout only if they differ from those of the step before."""
         rows = plan.num_rows
         there = self._seats_there
         writes = self._seats.stage(plan, staging)
         changed = not np.array_equal(there[:rows], plan.seats) or there[rows:size].any()
         if changed:
             there[:rows], there[rows:] = plan.seats, 0
-            span = staging.put(there[: max(size, rows)])
-        if writes or changed:
+        shares = layout is not None and (changed or layout is not self._layout_there)
+        if changed or shares:
+            span = staging.put(self._packed(layout) if layout else there[: max(size, rows)])
+            self._layout_there = layout
+        if writes or changed or shares:
             staging.send()
             self._seats.apply(writes, staging)
-            if changed:
-                self.seats[: span.stop - span.start].copy_(staging.view(span))
-        return self.decode_views(size, plan)
+            if changed or shares:
+                self._rows[: span.stop - span.start].copy_(staging.view(span))
+        return self.decode_views(size, plan, shares_prefix=layout is not None)
 
-    def decode_views(self, size: int, plan: StepPlan | None = None) -> Batch:
+    def _packed(self, layout: PrefixLayout) -> np.ndarray:
+        """`self._rows` as it shall be, as far as it is used."""
+        stride, tiles = self._stride, layout.tiles.reshape(-1)
+        packed = np.zeros(len(self._rows), dtype=np.int32)
+        parts = (self._seats_there, layout.tokens_of_row, layout.members, tiles)
+        for place, part in enumerate(parts):
+            packed[place * stride :][: len(part)] = part
+        return packed
+
+    def decode_views(self, size: int, plan: StepPlan | None = None, *, shares_prefix: bool = False) -> Batch:
         """The batch of `size` decode rows as graphs see it: always the same memory."""
         host = plan is not None and self._host_copies
         return Batch(
@@ -80,6 +117,7 @@ class BatchBuilder:
                 query_start=self.one_token_each[: size + 1],
                 seq_lens=self._seq_lens[:size],
                 block_table=self._seats.state.block_table,
+                prefix=self._shared_prefix(size) if shares_prefix else None,
                 seats_host=plan.seats.tolist() if host and plan else None,
                 query_start_host=list(range(size + 1)) if host else None,
                 seq_lens_host=(self._seats.num_computed_np[plan.seats] + 1).tolist() if host and plan else None,
@@ -90,7 +128,12 @@ class BatchBuilder:
             sample_rows_np=self._row_numbers[:size],
         )
 
-    def mixed(self, plan: StepPlan, staging: Staging) -> Batch:
+    def _shared_prefix(self, size: int) -> SharedPrefix:
+        assert self._prefixes is not None
+        tiles = self._tiles[: prefix_tiles(size, self._prefixes.group)]
+        return SharedPrefix(self._tokens_of_row[:size], self._members[:size], tiles)
+
+    def mixed(self, plan: StepPlan, layout: PrefixLayout | None, staging: Staging) -> Batch:
         """A step with catch-up rows, built without padding by the `gather` kernel."""
         rows = plan.num_rows
         query_start = np.zeros(rows + 1, dtype=np.int32)
@@ -113,9 +156,14 @@ class BatchBuilder:
                 sample_index,
             )
         ]
+        shared = self._put_padded(layout, plan.num_decodes, staging) if layout else []
         staging.send()
         self._seats.apply(writes, staging)
         seats, starts, ids, sampling, logit_tokens, index = (staging.view(span) for span in spans)
+        prefix = None
+        if shared:
+            tokens_of_row, members, tiles = (staging.view(span) for span in shared)
+            prefix = SharedPrefix(tokens_of_row, members, tiles.view(-1, 4))
         self._seats_there[:] = -1  # the decode rows' seats are sent anew at the next decode step
         buffers = self._buffers(rows, tokens)
         gather(self._seats.state, buffers, seats, starts, ids, plan.num_decodes, max_query_len)
@@ -135,6 +183,7 @@ class BatchBuilder:
                 query_start=starts,
                 seq_lens=buffers.seq_lens,
                 block_table=self._seats.state.block_table,
+                prefix=prefix,
                 seats_host=plan.seats.tolist() if host else None,
                 query_start_host=query_start.tolist() if host else None,
                 seq_lens_host=(self._seats.num_computed_np[plan.seats] + plan.num_tokens).tolist() if host else None,
@@ -144,6 +193,15 @@ class BatchBuilder:
             sample_index=index,
             sample_rows_np=sample_rows,
         )
+
+    def _put_padded(self, layout: PrefixLayout, rows: int, staging: Staging) -> list[Span]:
+        """The three arrays of a SharedPrefix of so many rows."""
+        assert self._prefixes is not None
+        members = np.zeros(rows, dtype=np.int32)
+        members[: len(layout.members)] = layout.members
+        tiles = np.zeros((prefix_tiles(rows, self._prefixes.group), 4), dtype=np.int32)
+        tiles[: len(layout.tiles)] = layout.tiles
+        return [staging.put(values) for values in (layout.tokens_of_row, members, tiles.reshape(-1))]
 
     def _buffers(self, rows: int, tokens: int) -> StepBuffers:
         return StepBuffers(

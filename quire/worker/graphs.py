@@ -1,87 +1,148 @@
-"""CUDA graphs of decode steps: captured once for a ladder of batch sizes, replayed with nothing copied in.
+"""CUDA graphs of steps: captured once for a ladder of sizes, replayed with nothing copied in.
 
-A step is two graphs: the forward pass (gather … logits) and the tail (sample, commit). Between them is the one
-place where a feature that only some steps need (penalties, log-probabilities, a grammar's mask) can act.
+A step is two graphs: the forward pass (gather … logits) and a tail (sample, commit), of which there are two: with and
+without top-k, top-p and min-p. Between them is the one place where a feature that only some steps need (penalties,
+log-probabilities, a grammar's mask) can act.
 """
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
 MAX_GRAPH_SIZE = 512
+MIN_PREFIX_SIZE = 8
 
 
-def graph_sizes(max_rows: int, wanted: list[int]) -> list[int]:
-    """Batch sizes to capture, rising. Steps grow with the size, so that padding wastes at most about an eighth."""
-    if wanted:
-        return sorted({size for size in wanted if 0 < size <= max_rows})
-    top = min(max_rows, MAX_GRAPH_SIZE)
-    sizes = {1, 2, 4, top}
-    size, step = 8, 8
-    while size < top:
-        sizes.add(size)
-        step = 8 if size < 64 else 16 if size < 128 else 32 if size < 256 else 64
-        size += step
-    return sorted(size for size in sizes if size <= top)
+class Size(Hashable, Protocol):
+    """What a graph has room for."""
+
+    @property
+    def rows(self) -> int: ...
 
 
-class DecodeGraphs:
-    """One captured pair of graphs a size.
+AnySize = TypeVar("AnySize", bound=Size)
 
-    forward(size): everything from gather to logits; tail(size): plain sampling and commit.
+
+class StepGraphs(Generic[AnySize]):
+    """Graphs of one kind of step: a forward pass a size, and two tails a number of rows.
+
+    sizes: falling. forward(size, layers): everything from gather to logits; tail(size, filtered): sampling and commit,
+    which looks at nothing of a size but its rows. What a capture forbids, compiling kernels and loading matrix
+    algorithms, is done before it with one layer alone: all layers are alike.
     """
 
     def __init__(
-        self, sizes: list[int], forward: Callable[[int], None], tail: Callable[[int], None], stream: torch.cuda.Stream
+        self,
+        sizes: Iterable[AnySize],
+        forward: Callable[[AnySize, int | None], None],
+        tail: Callable[[AnySize, bool], None],
+        stream: torch.cuda.Stream,
     ) -> None:
-        self.sizes = sizes
+        self.sizes = list(sizes)
         self._forward = forward
         self._tail = tail
         self._stream = stream
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]] = {}
-        self._size_of_rows = [0] * ((sizes[-1] if sizes else 0) + 1)
-        for size in reversed(sizes):
-            for rows in range(size + 1):
-                self._size_of_rows[rows] = size
+        self._forwards: dict[AnySize, torch.cuda.CUDAGraph] = {}
+        self._tails: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
 
-    def capture(self) -> float:
+    def capture(self, pool: Any) -> float:
         """Capture all sizes, largest first so that the smaller ones reuse its memory. Returns the seconds it took."""
         began = time.perf_counter()
-        pool = torch.cuda.graph_pool_handle()
         gc.collect()
         gc.disable()  # a collection inside a capture could free device memory and break it
         try:
-            for size in reversed(self.sizes):
-                self._forward(size)  # warm up: compile kernels, choose matrix algorithms
-                self._tail(size)
-                self._graphs[size] = (self._capture(self._forward, size, pool), self._capture(self._tail, size, pool))
+            for size in self.sizes:
+                self._forward(size, 1)
+                self._forwards[size] = self._captured(partial(self._forward, size, None), pool)
+                for filtered in (False, True):
+                    if (size.rows, filtered) not in self._tails:
+                        self._tail(size, filtered)
+                        self._tails[size.rows, filtered] = self._captured(partial(self._tail, size, filtered), pool)
         finally:
             gc.enable()
         torch.cuda.synchronize()
         return time.perf_counter() - began
 
-    def _capture(self, body: Callable[[int], None], size: int, pool: Any) -> torch.cuda.CUDAGraph:
+    def _captured(self, body: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
+        """What `body` launches. Graphs of one pool share its memory: they must run one after another."""
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         with torch.cuda.stream(self._stream):
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
-                body(size)
+                body()
             finally:
                 graph.capture_end()
         return graph
 
-    def size_for(self, rows: int) -> int:
-        """The smallest captured size that holds `rows`; 0 if none does."""
-        return self._size_of_rows[rows] if rows < len(self._size_of_rows) else 0
+    def rehearse(self) -> None:
+        """Launch, outside of graphs, every kernel variant that they will hold."""
+        for size in self._rehearsed():
+            self._forward(size, 1)
+            for filtered in (False, True):
+                self._tail(size, filtered)
 
-    def forward(self, size: int) -> None:
-        self._graphs[size][0].replay()
+    def _rehearsed(self) -> Iterable[AnySize]:
+        """Sizes that have all kernel variants among them."""
+        return self.sizes
 
-    def tail(self, size: int) -> None:
-        self._graphs[size][1].replay()
+    def forward(self, size: AnySize) -> None:
+        self._forwards[size].replay()
+
+    def tail(self, size: AnySize, *, filtered: bool) -> None:
+        self._tails[size.rows, filtered].replay()
+
+
+class DecodeSize(NamedTuple):
+    rows: int
+    shares_prefix: bool  # some rows begin with the same blocks, which are read once
+
+
+class DecodeGraphs(StepGraphs[DecodeSize]):
+    """Steps of decode rows only."""
+
+    def size_for(self, rows: int, shares_prefix: bool) -> DecodeSize | None:
+        """The smallest captured size that holds `rows`; None if none does."""
+        found = None
+        for size in self.sizes:
+            if size.shares_prefix == shares_prefix:
+                if size.rows < rows:
+                    break
+                found = size
+        return found
+
+    def _rehearsed(self) -> Iterable[DecodeSize]:
+        return [size for size in self.sizes if size.rows.bit_count() == 1 or size.rows == self.sizes[0].rows]
+
+
+def decode_sizes(rows: list[int], prefix_support: bool) -> list[DecodeSize]:
+    """Sizes to capture, falling, of rising numbers of rows. For rows that share prefixes fewer, a third apart or so."""
+    sizes = []
+    last = 0
+    for count in reversed(rows):
+        sizes.append(DecodeSize(count, shares_prefix=False))
+        if prefix_support and (not last or (count >= MIN_PREFIX_SIZE and 4 * count <= 3 * last)):
+            sizes.append(DecodeSize(count, shares_prefix=True))
+            last = count
+    return sizes
+
+
+def graph_rows(max_rows: int, wanted: list[int]) -> list[int]:
+    """Numbers of decode rows to capture, rising. Steps grow with the number, so that padding wastes at most about an
+    eighth."""
+    if wanted:
+        return sorted({count for count in wanted if 0 < count <= max_rows})
+    top = min(max_rows, MAX_GRAPH_SIZE)
+    counts = {1, 2, 4, top}
+    count, step = 8, 8
+    while count < top:
+        counts.add(count)
+        step = 8 if count < 64 else 16 if count < 128 else 32 if count < 256 else 64
+        count += step
+    return sorted(count for count in counts if count <= top)

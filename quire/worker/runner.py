@@ -14,8 +14,11 @@ from quire.kernels.step import commit, gather_decode
 from quire.models.base import DecoderStack
 from quire.types.plan import PromptLogprobs, StepPlan
 from quire.worker.batch import Batch, BatchBuilder
-from quire.worker.graphs import DecodeGraphs
+from quire.worker.graphs import DecodeGraphs, DecodeSize
 from quire.worker.kv_store import KVStore
+from quire.worker.mixed_graphs import MAX_PROMPTS, MixedGraphs, MixedSize
+from quire.worker.padded import PaddedSteps
+from quire.worker.prefixes import PrefixLayout
 from quire.worker.prompt_logprobs import PromptScorer
 from quire.worker.readback import Readback, StepHandle
 from quire.worker.sampling.logprobs import LogprobTensors
@@ -27,8 +30,10 @@ from quire.worker.staging import Staging
 class Runner:
     """Runs plans in order on one stream.
 
-    A decode step is: changed seats (if any) → forward graph → tail graph → readback. Any other step runs the same
-    code from Python. Rows that want more than temperature sampling leave the tail graph out and sample eagerly.
+    A decode step is: changed seats (if any) → forward graph → tail graph → readback; when rows share prefixes, the
+    forward graph is one that reads these once. So is a small step with prompt chunks, once its rows have been copied to
+    where its graph reads them. Any other step runs the same code from Python. Rows that want their logits edited or
+    log-probabilities leave the tail graph out and sample eagerly.
     """
 
     def __init__(
@@ -43,7 +48,8 @@ class Runner:
         max_rows: int,
         staging_capacity: int,
         device: torch.device,
-        graph_sizes: list[int],
+        decode_sizes: list[DecodeSize],
+        padded: PaddedSteps | None,
     ) -> None:
         self.model = model
         self._backend = backend
@@ -57,14 +63,18 @@ class Runner:
         self._readback = Readback(max_rows, device)
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._sampled = torch.zeros(max_rows, dtype=torch.int32, device=device)
-        self._tokens = torch.zeros(max_rows, dtype=torch.int32, device=device)
-        self.graphs = None
+        self._sampled = torch.zeros(max_rows + MAX_PROMPTS, dtype=torch.int32, device=device)
+        self._tokens = torch.zeros(max_rows + MAX_PROMPTS, dtype=torch.int32, device=device)
+        self.graphs = self.mixed_graphs = None
         if self._stream:  # weights and buffers are being written on the stream that is current here
             self._stream.wait_stream(torch.cuda.current_stream(device))
-        if self._stream and graph_sizes:
-            self._logits = torch.empty(graph_sizes[-1], sampler.vocab_size, dtype=torch.float32, device=device)
-            self.graphs = DecodeGraphs(graph_sizes, self._forward_decode, self._tail_decode, self._stream)
+            rows = [size.rows for size in (*decode_sizes, *(padded.sizes if padded else ()))]
+            self._logits = torch.empty(max(rows, default=0), sampler.vocab_size, dtype=torch.float32, device=device)
+            if decode_sizes:
+                self.graphs = DecodeGraphs(decode_sizes, self._forward_decode, self._tail_decode, self._stream)
+            if padded:
+                self._padded = padded
+                self.mixed_graphs = MixedGraphs(padded.sizes, self._forward_padded, self._tail_padded, self._stream)
 
     @contextmanager
     def on_stream(self) -> Iterator[None]:
@@ -77,31 +87,45 @@ class Runner:
                     yield
 
     def capture(self) -> float:
-        """Capture the decode graphs; seconds it took."""
-        if self.graphs is None:
+        """Capture all graphs into one pool, the largest first; seconds it took."""
+        if self._stream is None:
             return 0.0
+        pool = torch.cuda.graph_pool_handle()
         with self.on_stream():
-            return self.graphs.capture()
+            return sum(graphs.capture(pool) for graphs in (self.mixed_graphs, self.graphs) if graphs)
+
+    def rehearse(self) -> None:
+        """Launch what the graphs will hold, for whoever compiles kernels ahead of them."""
+        with self.on_stream():
+            for graphs in (self.mixed_graphs, self.graphs):
+                if graphs:
+                    graphs.rehearse()
 
     def run(self, plan: StepPlan) -> StepHandle:
         with self.on_stream():
             self._sampler.admit(plan.admits)
             self._prompt_scorer.admit(plan.admits)
-            handle = self._decode(plan) if plan.num_decodes == plan.num_rows else self._mixed(plan)
+            layout = self._builder.layout(plan)
+            if plan.num_decodes == plan.num_rows:
+                handle = self._decode(plan, layout)
+            elif self.mixed_graphs and (size := self.mixed_graphs.size_for(plan)):
+                handle = self._padded_step(plan, size, self.mixed_graphs)
+            else:
+                handle = self._mixed(plan, layout)
             self._seats.advance(plan.seats, plan.num_tokens)
             return handle
 
     # -- decode steps -------------------------------------------------------------------------------------------
 
-    def _decode(self, plan: StepPlan) -> StepHandle:
-        size = self.graphs.size_for(plan.num_rows) if self.graphs else 0
-        batch = self._builder.decode(plan, size or plan.num_rows, self._staging)
+    def _decode(self, plan: StepPlan, layout: PrefixLayout | None) -> StepHandle:
+        size = self.graphs.size_for(plan.num_rows, layout is not None) if self.graphs else None
+        batch = self._builder.decode(plan, size.rows if size else plan.num_rows, layout, self._staging)
         features = self._sampler.features(plan.seats)
         if size and self.graphs:
             self.graphs.forward(size)
-            if features.plain:
+            if features.draw_only:
                 self._readback.before_commit()
-                self.graphs.tail(size)
+                self.graphs.tail(size, filtered=features.filter)
                 return self._readback.start(plan, self._tokens, None, None)
             logits = self._logits[: plan.num_rows]
             batch = self._builder.decode_views(plan.num_rows)
@@ -111,21 +135,23 @@ class Runner:
         logprobs = self._sample(batch, plan.seats, logits, features)
         return self._readback.start(plan, self._tokens, logprobs, None)
 
-    def _forward_decode(self, size: int) -> None:
-        batch = self._builder.decode_views(size)
+    def _forward_decode(self, size: DecodeSize, layers: int | None) -> None:
+        batch = self._builder.decode_views(size.rows, shares_prefix=size.shares_prefix)
         gather_decode(self._seats.state, batch.buffers, batch.seats)
-        self.model.logits(self._forward(batch), out=self._logits[:size])
+        self.model.logits(self._forward(batch, layers), out=self._logits[: size.rows])
 
-    def _tail_decode(self, size: int) -> None:
-        batch = self._builder.decode_views(size)
-        sampled = self._sampled[:size]
-        self._sampler.sample_plain(self._logits[:size], batch.seats, batch.buffers.seq_lens, sampled)
-        commit(self._seats.state, self._tokens[:size], batch.seats, batch.buffers.seq_lens, sampled, None)
+    def _tail_decode(self, size: DecodeSize, filtered: bool) -> None:
+        batch = self._builder.decode_views(size.rows)
+        sampled = self._sampled[: size.rows]
+        self._sampler.sample_plain(
+            self._logits[: size.rows], batch.seats, batch.buffers.seq_lens, sampled, filtered=filtered
+        )
+        commit(self._seats.state, self._tokens[: size.rows], batch.seats, batch.buffers.seq_lens, sampled, None)
 
     # -- steps with prompt chunks -------------------------------------------------------------------------------
 
-    def _mixed(self, plan: StepPlan) -> StepHandle:
-        batch = self._builder.mixed(plan, self._staging)
+    def _mixed(self, plan: StepPlan, layout: PrefixLayout | None) -> StepHandle:
+        batch = self._builder.mixed(plan, layout, self._staging)
         hidden = self._forward(batch)
         logprobs = prompt_logprobs = None
         for attachment in plan.attachments:
@@ -139,9 +165,41 @@ class Runner:
             self._commit(batch, self._sampled[:0])
         return self._readback.start(plan, self._tokens, logprobs, prompt_logprobs)
 
+    def _padded_step(self, plan: StepPlan, size: MixedSize, graphs: MixedGraphs) -> StepHandle:
+        batch, first = self._padded.fill(plan, size, self._staging)
+        graphs.forward(size)
+        seats = plan.seats[batch.sample_rows_np]
+        features = self._sampler.features(seats)
+        logprobs = None
+        if features.draw_only:
+            self._readback.before_commit()
+            graphs.tail(size, filtered=features.filter)
+        else:
+            logprobs = self._sample(batch, seats, self._logits[: len(seats)], features)
+        if logprobs is not None:
+            logprobs = logprobs.with_rows(logprobs.rows - first)
+        return self._readback.start(plan, self._tokens[first:], logprobs, None)
+
+    def _forward_padded(self, size: MixedSize, layers: int | None) -> None:
+        batch = self._padded.view(size)
+        assert batch.logit_tokens is not None
+        self._padded.gather(size)
+        hidden = self._forward(batch, layers)
+        self.model.logits(hidden.index_select(0, batch.logit_tokens), out=self._logits[: size.rows])
+
+    def _tail_padded(self, size: MixedSize, filtered: bool) -> None:
+        batch = self._padded.view(size)
+        assert batch.sample_rows is not None
+        seats = batch.seats.index_select(0, batch.sample_rows)
+        lengths = batch.buffers.seq_lens.index_select(0, batch.sample_rows)
+        sampled = self._sampled[: size.rows]
+        self._sampler.sample_plain(self._logits[: size.rows], seats, lengths, sampled, filtered=filtered)
+        tokens = self._tokens[: size.rows]
+        commit(self._seats.state, tokens, batch.seats, batch.buffers.seq_lens, sampled, batch.sample_index)
+
     # -- shared -------------------------------------------------------------------------------------------------
 
-    def _forward(self, batch: Batch) -> torch.Tensor:
+    def _forward(self, batch: Batch, layers: int | None = None) -> torch.Tensor:
         context = StepContext(
             positions=batch.buffers.positions,
             slots=batch.buffers.slots,
@@ -149,7 +207,7 @@ class Runner:
             backend=self._backend,
             plan=self._backend.plan(batch.attention),
         )
-        return self.model.forward(batch.buffers.input_ids, context)
+        return self.model.forward(batch.buffers.input_ids, context, layers)
 
     def _sample(
         self, batch: Batch, seats_np: np.ndarray, logits: torch.Tensor, features: Features

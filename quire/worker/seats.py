@@ -44,7 +44,7 @@ class Seats:
             writes.append((self.state.num_computed, staging.put(seats), staging.put(computed)))
         blocks = plan.blocks[0]
         flat = blocks.seats.astype(np.int64) * self.state.block_table.shape[1] + blocks.index
-        pieces = list(_pieces(len(flat), staging.room // 2 - len(plan.token_ids) - 4 * plan.num_rows - 32))
+        pieces = list(_pieces(len(flat), staging.room // 2 - len(plan.token_ids) - 6 * plan.num_rows - 32))
         for number, part in enumerate(pieces, start=1):
             writes.append((self.state.block_table, staging.put(flat[part]), staging.put(blocks.blocks[part])))
             if number < len(pieces):

@@ -6,8 +6,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -21,17 +22,24 @@ from quire.types.kv import KVGroupSpec, WorkerReport
 from quire.types.plan import Admit, NewBlocks, StepPlan
 from quire.types.sampling import SamplingParams
 from quire.worker.batch import BatchBuilder
-from quire.worker.graphs import graph_sizes
+from quire.worker.graphs import decode_sizes, graph_rows
 from quire.worker.kv_store import KVStore
+from quire.worker.mixed_graphs import MAX_PROMPTS, mixed_sizes
+from quire.worker.padded import PaddedSteps
+from quire.worker.prefixes import PrefixRows
 from quire.worker.readback import StepHandle
 from quire.worker.runner import Runner
 from quire.worker.sampling.sampler import Sampler
 from quire.worker.seats import Seats
 
+if TYPE_CHECKING:
+    from quire.kernels.triton.rehearsal import Rehearsal
+
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _GIB = 1024**3
-_SPARE_BYTES = _GIB // 4  # for kernel modules and graph pools, which no measurement before them can see
+_SPARE_BYTES = 3 * _GIB // 8  # for kernel modules and graph pools, which no measurement before them can see
 _STAGED_INTS = 1 << 20
+_REHEARSED_TOKENS = 2048  # enough to be many
 # A CPU reads so small a model within a millisecond on one core: more threads would mostly wait for each other, and wait
 # very long as soon as another process wants their core.
 _SMALL_MODEL = 64 * 1024**2
@@ -74,6 +82,10 @@ class Worker:
             model = catalog.build(info, dtype, self._device, self._resolved.max_model_len)
         if self._device.type == "cpu" and not config.runtime.num_threads and model.num_bytes() < _SMALL_MODEL:
             torch.set_num_threads(1)
+        self._model = model
+        self._spec: KVGroupSpec = model.kv_spec(config.cache.block_size)
+        with self._phase("rehearse"):
+            rehearsal = self._rehearse()
         with self._phase("weights"):
             weights.load(
                 model,
@@ -82,8 +94,9 @@ class Worker:
                 show_progress=config.model.use_tqdm_on_load,
                 seed=config.model.seed,
             )
-        self._model = model
-        self._spec: KVGroupSpec = model.kv_spec(config.cache.block_size)
+        with self._phase("compile"):
+            if rehearsal is not None:
+                rehearsal.wait()
         with self._phase("profile"):
             activation_bytes = self._profile()
         num_blocks, max_model_len = self._size_cache(activation_bytes)
@@ -91,6 +104,7 @@ class Worker:
             self.runner = self._build_runner(num_blocks, max_model_len)
         with self._phase("graphs"):
             self.runner.capture()
+        graphs = self.runner.mixed_graphs
         return WorkerReport(
             device=self._platform.device_name(),
             num_blocks=num_blocks,
@@ -102,6 +116,7 @@ class Worker:
             free_bytes=self._platform.free_bytes(),
             attention_backend=self._backend_name,
             phases=self._phases,
+            mixed_sizes=[(size.decodes, size.tokens) for size in graphs.sizes] if graphs else [],
             notes=self._notes,
         )
 
@@ -117,7 +132,9 @@ class Worker:
         store = KVStore(self._spec, num_blocks, _DTYPES[resolved.dtype], device)
         seats = Seats(rows, -(-max_model_len // block_size), store.token_of_slot, block_size, device)
         eager = resolved.config.runtime.enforce_eager or not with_graphs
-        sizes = [] if eager else graph_sizes(rows, resolved.config.runtime.cuda_graph_sizes)
+        wanted = [] if eager else graph_rows(rows, resolved.config.runtime.cuda_graph_sizes)
+        num_weights = self._model.num_bytes() // _DTYPES[resolved.dtype].itemsize
+        mixed = [] if eager else mixed_sizes(rows, tokens, num_weights)
         backend = select(
             resolved.config.runtime.attention_backend,
             AttentionSpec(
@@ -128,42 +145,61 @@ class Worker:
                 dtype=_DTYPES[resolved.dtype],
                 device=device,
                 max_rows=rows,
-                max_tokens=tokens,
+                max_tokens=max([tokens, *(size.tokens for size in mixed)]),
                 max_seq_len=max_model_len,
                 sliding_window=self._model.sliding_window,
             ),
         )
         self._backend_name = backend.name
         if not backend.graph_support:
-            sizes = []
+            wanted, mixed = [], []
+        heads_per_kv_head = self._model.num_heads // self._spec.num_kv_heads
+        prefixes = PrefixRows(rows, heads_per_kv_head) if backend.prefix_support else None
+        padded = PaddedSteps(seats, mixed, max_model_len, device) if mixed else None
         return Runner(
             self._model,
             backend,
             store,
             seats,
-            BatchBuilder(seats, rows, tokens, max_model_len, device),
-            Sampler(rows, resolved.info.vocab_size, rows, device),
+            BatchBuilder(seats, prefixes, rows, tokens, max_model_len, device),
+            Sampler(rows, resolved.info.vocab_size, rows + MAX_PROMPTS, device),
             max_rows=rows,
             staging_capacity=max(_STAGED_INTS, 2 * tokens + 8 * rows),
             device=device,
-            graph_sizes=sizes,
+            decode_sizes=decode_sizes(wanted, backend.prefix_support),
+            padded=padded,
         )
 
     # -- measuring ----------------------------------------------------------------------------------------------
+
+    def _rehearse(self) -> Rehearsal | None:
+        """Go through every kind of step while the weights are not there yet, so that the kernels get compiled."""
+        if self._device.type == "cpu":
+            return None
+        from quire.kernels.triton.rehearsal import Rehearsal
+
+        rows = self._resolved.max_num_seqs
+        tokens = max(rows, min(self._resolved.max_num_batched_tokens, _REHEARSED_TOKENS))
+        runner = self._build_runner(1, self._resolved.max_model_len)
+        with Rehearsal() as rehearsal:
+            runner.run(_dummy_plan(_spread(tokens, rows), []))
+            # What is sampled here is garbage, so nothing may be looked up by it.
+            runner.run(_picky_plan(msgspec.structs.replace(_ALL_FEATURES, logprobs=None)))
+            runner.rehearse()
+            torch.cuda.synchronize()
+        return rehearsal
 
     def _profile(self) -> int:
         """Run the largest step there can be on a cache of one block; returns the bytes it took beside the weights."""
         if self._device.type == "cpu":
             return 0
-        rows, tokens = self._resolved.max_num_seqs, self._resolved.max_num_batched_tokens
         runner = self._build_runner(1, self._resolved.max_model_len, with_graphs=False)
-        counts = np.full(rows, tokens // rows, dtype=np.int32)
-        counts[: tokens % rows] += 1
+        counts = _spread(self._resolved.max_num_batched_tokens, self._resolved.max_num_seqs)
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         runner.run(_dummy_plan(counts, [])).result()
         # Once through everything that few requests ask for, so that the first of them does not wait for a compiler.
-        picky = Admit(1, 0, 2, _ALL_FEATURES, [0], 0)
-        runner.run(_dummy_plan(np.array([2, 3], dtype=np.int32), [picky])).result()
+        runner.run(_picky_plan(_ALL_FEATURES)).result()
         torch.cuda.synchronize()
         taken = torch.cuda.max_memory_reserved() - self._model.num_bytes()
         del runner
@@ -237,6 +273,17 @@ class Worker:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
+
+
+def _spread(tokens: int, rows: int) -> np.ndarray:
+    """Tokens of each of the rows, int32, as even as it goes."""
+    counts = np.full(rows, tokens // rows, dtype=np.int32)
+    counts[: tokens % rows] += 1
+    return counts
+
+
+def _picky_plan(params: SamplingParams) -> StepPlan:
+    return _dummy_plan(np.array([2, 3], dtype=np.int32), [Admit(1, 0, 2, params, [0], 0)])
 
 
 def _dummy_plan(counts: np.ndarray, admits: list[Admit]) -> StepPlan:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from quire.attention.base import AttentionSpec
+from quire.attention.base import AttentionSpec, SharedPrefix, prefix_tile_rows, prefix_tiles
 from quire.attention.context import AttentionInputs, LayerCache
 from quire.attention.triton import TritonAttention
 from quire.kernels import paged_attention
@@ -51,6 +53,42 @@ def test_decodes_and_prefills_in_one_batch(num_decodes: int, window: int | None,
         4, 0.125, window or 0,
     )  # fmt: skip
     torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("window", [None, 50])
+def test_shared_prefixes_change_nothing(window: int | None, device: str) -> None:
+    """Three of four decode rows begin with the same two blocks; a catch-up row follows them."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    torch.manual_seed(0)
+    queries, seq_lens = [1, 1, 1, 1, 6], [40, 90, 100, 33, 30]
+    step = inputs(queries, seq_lens, 4, device)
+    for seat in (3, 4):
+        step.block_table[seat, :2] = step.block_table[1, :2]
+    prefix = SharedPrefix(
+        *(torch.tensor(values, dtype=torch.int32, device=device) for values in (
+            [32, 0, 32, 32], [2, 0, 3, 0], [[4, 0, 3, 32]] + [[0, 0, 0, 0]] * (prefix_tiles(4, HEADS // KV_HEADS) - 1),
+        ))
+    )  # fmt: skip
+    cache = LayerCache(*(torch.randn(48, KV_HEADS, BLOCK_SIZE, DIM, device=device) for _ in "kv"))
+    q = torch.randn(sum(queries), HEADS, DIM, device=device)
+    backend = TritonAttention(spec(device, sliding_window=window))
+    out = backend.run(q, cache, backend.plan(replace(step, prefix=prefix)), 0.125)
+    expected = paged_attention.attention_reference(
+        q.double(), cache.k.double(), cache.v.double(), step.seats, step.block_table, step.query_start, step.seq_lens,
+        5, 0.125, window or 0,
+    )  # fmt: skip
+    torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_tiles_of_prefixes_never_outnumber_the_room_for_them() -> None:
+    for group in (1, 2, 4, 7, 16, 43, 64):
+        for rows in range(2, 200):
+            held = prefix_tile_rows(group)
+            assert held >= 2
+            worst = max(rows // size * -(-size // held) for size in range(2, min(rows, 3 * held) + 1))
+            assert worst <= prefix_tiles(rows, group)
 
 
 def test_refuses_what_it_cannot_serve(monkeypatch: pytest.MonkeyPatch) -> None:

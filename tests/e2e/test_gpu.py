@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams
+from quire.worker.mixed_graphs import MixedGraphs, MixedSize
 from tests.e2e.conftest import Reference
 from tests.e2e.test_greedy_equals_transformers import TOKENS, prompts, run
 
@@ -32,25 +33,55 @@ def test_a_batch_of_64_of_mixed_lengths(tiny_qwen3: Path, reference: Reference, 
     assert run(tiny_qwen3, wanted, **OPTIONS, **CASES[case]) == expected
 
 
+def test_prompts_beside_decoding_rows_replay_graphs(
+    tiny_qwen3: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replayed: list[MixedSize] = []
+    forward = MixedGraphs.forward
+
+    def noted(self: MixedGraphs, size: MixedSize) -> None:
+        replayed.append(size)
+        forward(self, size)
+
+    monkeypatch.setattr(MixedGraphs, "forward", noted)
+    wanted = prompts(40)
+    expected = [reference.greedy(p, TOKENS) for p in wanted]
+    assert run(tiny_qwen3, wanted, **{**OPTIONS, "max_num_seqs": 24}, max_prefill_chunk=32) == expected
+    assert any(size.decodes for size in replayed)
+
+
 def test_a_preemption_at_every_step(tiny_qwen3: Path, reference: Reference) -> None:
     wanted = prompts(6, longest=40, seed=11)
     expected = [reference.greedy(p, TOKENS) for p in wanted]
     assert run(tiny_qwen3, wanted, **OPTIONS, preempt_every_step=True) == expected
 
 
-def test_a_seed_gives_the_cpus_tokens(tiny_qwen3: Path) -> None:
-    """Same definition of the draw on both devices, whatever the parameters."""
-    wanted = prompts(12, seed=51)
-    kinds: list[dict[str, Any]] = [
+KINDS: dict[str, list[dict[str, Any]]] = {
+    "filters, whose decode steps are graphs": [{"top_k": 20}, {"top_p": 0.8}, {"min_p": 0.05}, {}],
+    "everything": [
         {},
         {"top_k": 20},
         {"top_p": 0.8},
         {"min_p": 0.05},
         {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2},
         {"logit_bias": {5: 3.0}, "min_tokens": 8, "logprobs": 3},
-    ]
+    ],
+}
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+def test_a_seed_gives_the_cpus_tokens(tiny_qwen3: Path, kinds: str) -> None:
+    """Same definition of the draw on both devices, whatever the parameters."""
+    wanted = prompts(12, seed=51)
     params = [
-        SamplingParams(temperature=0.8, seed=i, max_tokens=32, ignore_eos=True, detokenize=False, **kinds[i % 6])
+        SamplingParams(
+            temperature=0.8,
+            seed=i,
+            max_tokens=32,
+            ignore_eos=True,
+            detokenize=False,
+            **KINDS[kinds][i % len(KINDS[kinds])],
+        )
         for i in range(12)
     ]
     texts = []

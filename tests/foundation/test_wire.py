@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from quire.foundation.wire import INLINE_BYTES, Channel, Decoder, Encoder, WireError
-from quire.types.plan import Admit, NewBlocks, PromptLogprobs, StepPlan
+from quire.types.plan import Admit, NewBlocks, PromptLogprobs, SharedPrefixes, StepPlan
 from quire.types.result import LogprobRows, StepResult
 from quire.types.sampling import SamplingParams
 
@@ -61,10 +61,13 @@ def test_a_plan_and_a_result_come_back() -> None:
         max_seq_len=33,
         releases=[2],
         attachments=[PromptLogprobs(ints(1), ints(2)), PromptLogprobs(ints(0), ints(-1))],
+        prefixes=SharedPrefixes(ints(1, 5), ints(0, 2), ints(32)),
     )
     back = Decoder[StepPlan](StepPlan).decode(ENCODER.encode(plan))
     assert back.admits == plan.admits
     assert back.attachments[0].next_ids.tolist() == [2]
+    assert back.prefixes is not None
+    assert [array.tolist() for array in msgspec.structs.astuple(back.prefixes)] == [[1, 5], [0, 2], [32]]
     assert back.samples.tolist() == [True, False]
     assert back.blocks[0].blocks.dtype == np.int32
     lines = LogprobRows(ints(0), ints(2), ints(4, 5).reshape(1, 2), np.zeros((1, 2), np.float32), ints(1))

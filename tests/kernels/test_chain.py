@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels import activation, norm, paged_attention, rope, skinny_gemm
+from quire.kernels import paged_attention, rope
+from quire.kernels.linear import linear
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize("rows", [1, 7, 16])
 def test_a_captured_chain_gives_what_single_steps_give(rows: int) -> None:
     """Sixteen small layers in one graph, replayed often, against the same calls with a wait after each: bit for bit."""
     torch.manual_seed(0)
@@ -30,7 +31,7 @@ def test_a_captured_chain_gives_what_single_steps_give(rows: int) -> None:
     slots = blocks[seats.long(), (seq_lens.long() - 1) // 16] * 16 + (seq_lens - 1) % 16
     workspace = paged_attention.decode_workspace(rows, heads, kv_heads, dim, torch.device("cuda"))
     start = random(rows, hidden)
-    x, residual = torch.empty_like(start), torch.empty_like(start)
+    residual = torch.empty_like(start)
 
     def step(wait: bool) -> torch.Tensor:
         def done(y: torch.Tensor) -> torch.Tensor:
@@ -38,18 +39,17 @@ def test_a_captured_chain_gives_what_single_steps_give(rows: int) -> None:
                 torch.cuda.synchronize()
             return y
 
-        x.copy_(start)
-        residual.zero_()
-        h = x
+        residual.copy_(start)
+        schedule = paged_attention.decode_schedule(seats, seq_lens, heads, kv_heads, dim, start.dtype)
+        norm = (gain, 1e-6)
         for (qkv, o, gate_up, down), (k, v) in zip(weights, caches, strict=True):
-            h = done(norm.add_rms_norm(h, residual, gain, 1e-6))
-            h = done(skinny_gemm.linear(h, qkv))
+            h = done(linear(residual, qkv, norm=norm))
             q = done(rope.qk_norm_rope_write(h, table, positions, slots, k, v, heads, kv_heads, dim))
-            h = done(paged_attention.decode(q, k, v, seats, blocks, seq_lens, 0.125, workspace))
-            h = done(norm.add_rms_norm(done(skinny_gemm.linear(h, o)), residual, gain, 1e-6))
-            h = done(activation.silu_and_mul(done(skinny_gemm.linear(h, gate_up))))
-            h = done(skinny_gemm.linear(h, down))
-        return h
+            h = done(paged_attention.decode(q, k, v, blocks, schedule, 0.125, workspace))
+            done(linear(h, o, residual=residual))
+            h = done(linear(residual, gate_up, norm=norm, gated=True))
+            done(linear(h, down, residual=residual))
+        return done(linear(residual, weights[0][0], norm=norm, out_dtype=torch.float32))
 
     expected = step(wait=True).clone()
     assert bool(expected.isfinite().all())

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from quire.kernels import paged_attention
+from quire.kernels.dispatch import INTERPRETED
 from tests.kernels.compare import NARROW, assert_near
 
 
@@ -54,6 +55,45 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, wind
     return torch.stack(lines)
 
 
+@dataclass
+class Groups:
+    """Rows with common first blocks, as `decode_schedule` takes them, and their share of a cache."""
+
+    tokens_of_row: torch.Tensor
+    members: torch.Tensor
+    tiles: torch.Tensor
+
+
+def share(cache: Cache, groups: list[tuple[list[int], int]], tile_rows: int, block_size: int) -> Groups:
+    """Point each group's (rows, tokens) first blocks to those of its first row; blocks left over become NaN."""
+    rows = len(cache.seats)
+    tokens_of_row = torch.zeros(rows, dtype=torch.int32)
+    members, tiles = [], []
+    for group, tokens in groups:
+        first, *others = group
+        blocks = cache.table[cache.seats[first].item(), : tokens // block_size].clone()
+        k, v = cache.tokens[first]
+        for row in others:
+            seat = cache.seats[row].item()
+            unused = cache.table[seat, : tokens // block_size].long()
+            cache.k[unused], cache.v[unused] = float("nan"), float("nan")
+            cache.table[seat, : tokens // block_size] = blocks
+            own_k, own_v = cache.tokens[row]
+            cache.tokens[row] = torch.cat([k[:tokens], own_k[tokens:]]), torch.cat([v[:tokens], own_v[tokens:]])
+        tokens_of_row[group] = tokens
+        for begin in range(0, len(group), tile_rows):
+            part = group[begin : begin + tile_rows]
+            tiles.append([cache.seats[part[-1]].item(), len(members), len(part), tokens])
+            members += part
+    padded = torch.zeros(rows, dtype=torch.int32)
+    padded[: len(members)] = torch.tensor(members)
+    unused = [[0, 0, 0, 0]] * (max(rows // 2, len(tiles)) - len(tiles))
+    device = cache.k.device
+    return Groups(
+        tokens_of_row.to(device), padded.to(device), torch.tensor(tiles + unused, dtype=torch.int32, device=device)
+    )
+
+
 SHAPES = [  # heads, kv heads, dim, block size, window
     (6, 2, 8, 16, 0),  # narrower than what the matrix units take
     (16, 8, 128, 16, 0),
@@ -71,15 +111,36 @@ SHAPES = [  # heads, kv heads, dim, block size, window
 def test_decode(
     device: torch.device, heads: int, kv_heads: int, dim: int, block_size: int, window: int, dtype: torch.dtype
 ) -> None:
-    for seq_lens in ([1], [300], [16, 1, 17, 15, 64, 65, 63, 128, 200, 31, 33, 32]):
+    for seq_lens in ([1], [2900, 5, 500], [16, 1, 17, 15, 64, 65, 63, 128, 200, 31, 33, 32]):
         cache = make_cache(seq_lens, kv_heads, dim, block_size, dtype, device)
         q = torch.randn(len(seq_lens), heads, dim, device=device, dtype=dtype)
         workspace = paged_attention.decode_workspace(len(seq_lens), heads, kv_heads, dim, device)
-        out = paged_attention.decode(
-            q, cache.k, cache.v, cache.seats, cache.table, torch.tensor(seq_lens, device=device, dtype=torch.int32),
-            dim**-0.5, workspace, window,
-        )  # fmt: skip
+        lens = torch.tensor(seq_lens, device=device, dtype=torch.int32)
+        schedule = paged_attention.decode_schedule(cache.seats, lens, heads, kv_heads, dim, dtype, window)
+        out = paged_attention.decode(q, cache.k, cache.v, cache.table, schedule, dim**-0.5, workspace)
         rows = [attend(q[i : i + 1], *cache.tokens[i], dim**-0.5, window) for i in range(len(seq_lens))]
+        assert_near(out, torch.cat(rows), dtype)
+
+
+@pytest.mark.parametrize("dtype", sorted({NARROW, torch.float16, torch.float32}, key=str))
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size", "window"), SHAPES)
+def test_decode_with_shared_prefixes(
+    device: torch.device, heads: int, kv_heads: int, dim: int, block_size: int, window: int, dtype: torch.dtype
+) -> None:
+    """What rows share is read from one of them; with a window, prefixes are passed over."""
+    seq_lens = [321, 40, 33, 290, 289, 700, 35, 1, 300, 65, 700, 353]
+    groups = [([0, 3, 8, 4], 288), ([10, 5], 672), ([2, 6, 1], 32)]
+    cache = make_cache(seq_lens, kv_heads, dim, block_size, dtype, device)
+    shared = share(cache, groups, 3 if heads == 16 else 128 // (heads // kv_heads), block_size)
+    q = torch.randn(len(seq_lens), heads, dim, device=device, dtype=dtype)
+    workspace = paged_attention.decode_workspace(len(seq_lens), heads, kv_heads, dim, device)
+    schedule = paged_attention.decode_schedule(
+        cache.seats, torch.tensor(seq_lens, device=device, dtype=torch.int32), heads, kv_heads, dim, dtype, window,
+        (shared.tokens_of_row, shared.members, shared.tiles),
+    )  # fmt: skip
+    rows = [attend(q[i : i + 1], *cache.tokens[i], dim**-0.5, window) for i in range(len(seq_lens))]
+    for _ in range(2):  # as layers do
+        out = paged_attention.decode(q, cache.k, cache.v, cache.table, schedule, dim**-0.5, workspace)
         assert_near(out, torch.cat(rows), dtype)
 
 
@@ -120,6 +181,46 @@ def test_many_rows_find_their_tiles(device: torch.device) -> None:
     assert_near(out, torch.cat(parts), torch.float32)
 
 
+@pytest.mark.parametrize("window", [0, 700])
+def test_shares_cover_every_token_once_and_the_longest_stand_first(device: torch.device, window: int) -> None:
+    if device.type == "cpu" and not INTERPRETED:
+        pytest.skip("plain torch goes row by row")
+    seq_lens = [1, 5000, 300, 33, 2000, 32, 64, 5000, 1]
+    lens = torch.tensor(seq_lens, device=device, dtype=torch.int32)
+    seats = torch.arange(len(seq_lens), device=device, dtype=torch.int32) + 7
+    schedule = paged_attention.decode_schedule(seats, lens, 16, 8, 128, torch.bfloat16, window)
+    assert schedule.shares is not None
+    items = schedule.shares.items.tolist()
+    used = [item for item in items if item[0] >= 0]
+    assert all(item[1:] == [0] * 7 for item in items[len(used) :])
+    sizes = [end - begin for _, _, begin, end, *_ in used]
+    whole = [-(-size // 32) for size, item in zip(sizes, used, strict=True) if item[4] == 0]  # first shares, in tiles
+    assert whole == sorted(whole, reverse=True)
+    seen = [min(n, window or n) for n in seq_lens]
+    assert max(sizes) <= sum(seen) / (len(items) - len(seq_lens)) + 2 * 32
+    for row, length in enumerate(seq_lens):
+        shares = [item for item in used if item[0] == row]
+        assert [item[4] for item in shares] == list(range(len(shares)))
+        assert {(item[1], item[5], item[6]) for item in shares} == {(row + 7, len(shares), length - seen[row])}
+        first, edges = shares[0][2], [edge for item in shares for edge in item[2:4]]
+        assert edges[1:-1:2] == edges[2::2]
+        assert edges[-1] == length
+        assert first <= length - seen[row] < first + 32 if window else first == 0
+        assert all(begin < end for _, _, begin, end, *_ in shares)
+
+
+def test_a_workspace_too_small_is_refused(device: torch.device) -> None:
+    if device.type == "cpu" and not INTERPRETED:
+        pytest.skip("plain torch needs none")
+    cache = make_cache([50, 20], 2, 64, 16, NARROW, device)
+    lens = torch.tensor([50, 20], device=device, dtype=torch.int32)
+    q = torch.randn(2, 4, 64, device=device, dtype=NARROW)
+    schedule = paged_attention.decode_schedule(cache.seats, lens, 4, 2, 64, NARROW)
+    workspace = paged_attention.decode_workspace(1, 4, 2, 64, device)[:100]
+    with pytest.raises(ValueError, match="2 rows needs"):
+        paged_attention.decode(q, cache.k, cache.v, cache.table, schedule, 0.125, workspace)
+
+
 def test_padding_rows_are_harmless(device: torch.device) -> None:
     """Seat 0, one token, null block: finite output, and the real rows are what they are alone."""
     cache = make_cache([50, 20], 2, 64, 16, NARROW, device)
@@ -128,7 +229,8 @@ def test_padding_rows_are_harmless(device: torch.device) -> None:
     seats = torch.cat([cache.seats, torch.zeros(2, device=device, dtype=torch.int32)])
     seq_lens = torch.tensor([50, 20, 1, 1], device=device, dtype=torch.int32)
     workspace = paged_attention.decode_workspace(4, 4, 2, 64, device)
-    out = paged_attention.decode(q, cache.k, cache.v, seats, cache.table, seq_lens, 0.125, workspace)
+    schedule = paged_attention.decode_schedule(seats, seq_lens, 4, 2, 64, NARROW)
+    out = paged_attention.decode(q, cache.k, cache.v, cache.table, schedule, 0.125, workspace)
     assert_near(out[:2], torch.cat([attend(q[i : i + 1], *cache.tokens[i], 0.125, 0) for i in range(2)]), q.dtype)
     assert torch.equal(out[2:].cpu(), torch.ones(2, 4 * 64, dtype=NARROW))
 
@@ -142,7 +244,8 @@ def test_long_rows_among_short_ones() -> None:
     lens = torch.tensor(seq_lens, device=device, dtype=torch.int32)
     q = torch.randn(5, 8, 128, device=device, dtype=torch.bfloat16)
     workspace = paged_attention.decode_workspace(5, 8, 2, 128, device)
-    out = paged_attention.decode(q, cache.k, cache.v, cache.seats, cache.table, lens, 0.09, workspace)
+    schedule = paged_attention.decode_schedule(cache.seats, lens, 8, 2, 128, q.dtype)
+    out = paged_attention.decode(q, cache.k, cache.v, cache.table, schedule, 0.09, workspace)
     starts = torch.arange(6, device=device, dtype=torch.int32)
     again = paged_attention.prefill(q, cache.k, cache.v, cache.seats, cache.table, starts, lens, 5, 1, 0.09)
     expected = torch.cat([attend(q[i : i + 1], *cache.tokens[i], 0.09, 0) for i in range(5)])
@@ -160,11 +263,15 @@ def test_decode_in_a_graph_follows_the_lengths() -> None:
     lens = torch.ones(3, device=device, dtype=torch.int32)
     q = torch.randn(3, 8, 128, device=device, dtype=torch.bfloat16)
     workspace = paged_attention.decode_workspace(3, 8, 2, 128, device)
-    arguments = (q, cache.k, cache.v, cache.seats, cache.table, lens, 0.09, workspace)
-    paged_attention.decode(*arguments)
+
+    def step() -> torch.Tensor:
+        schedule = paged_attention.decode_schedule(cache.seats, lens, 8, 2, 128, q.dtype)
+        return paged_attention.decode(q, cache.k, cache.v, cache.table, schedule, 0.09, workspace)
+
+    step()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = paged_attention.decode(*arguments)
+        out = step()
     for shift in (0, 13):
         lens.copy_(torch.tensor(seq_lens) - shift)
         graph.replay()

@@ -37,6 +37,8 @@ def test_rotates_norms_and_writes(
     table = cos_sin_table(rotary_dim, device)
     positions = torch.randint(0, MAX_POSITION, (tokens,), device=device, dtype=torch.int32)
     slots = torch.randperm(NUM_BLOCKS * BLOCK_SIZE, device=device)[:tokens].int()
+    if tokens > 4:
+        slots[tokens // 2] = -1  # padding: rotated as any other, but written nowhere
     weights = [torch.randn(dim, device=device, dtype=dtype) for _ in range(2)] if normed else [None, None]
     # One allocation for both, as a pool would have it: the caches are strided views.
     pool = torch.full((NUM_BLOCKS, 2, kv_heads, BLOCK_SIZE, dim), 7.0, device=device, dtype=dtype)
@@ -51,10 +53,11 @@ def test_rotates_norms_and_writes(
             for x, w in zip((q, k), weights, strict=True)
         )
     written = pool.transpose(2, 3).reshape(NUM_BLOCKS, 2, BLOCK_SIZE, kv_heads, dim)
-    block, offset = slots.long() // BLOCK_SIZE, slots.long() % BLOCK_SIZE
+    real = slots >= 0
+    block, offset = slots[real].long() // BLOCK_SIZE, slots[real].long() % BLOCK_SIZE
     assert_near(q_out, rotate(q, positions, table), dtype)
-    assert_near(written[block, 0, offset], rotate(k, positions, table), dtype)
-    assert torch.equal(written[block, 1, offset], v.to(dtype))
+    assert_near(written[block, 0, offset], rotate(k, positions, table)[real], dtype)
+    assert torch.equal(written[block, 1, offset], v.to(dtype)[real])
     untouched = torch.ones(NUM_BLOCKS, BLOCK_SIZE, dtype=torch.bool, device=device)
     untouched[block, offset] = False
     assert bool((written.transpose(1, 2)[untouched] == 7.0).all())

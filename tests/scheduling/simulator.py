@@ -101,13 +101,18 @@ class Device:
         self.seats: dict[int, Seat] = {}
         self.tables: list[dict[tuple[int, int], int]] = [{} for _ in range(num_groups)]
         self.slots: list[dict[tuple[int, int], int]] = [{} for _ in range(num_groups)]
+        self.prefixes: list[tuple[int, set[int]]] = []  # (shared tokens, seats) a group, as told and not yet released
+        self.decodes: list[tuple[int, Admit]] = []  # of the step before
         self.num_computed = 0  # tokens ever computed
+        self.num_groupings = 0  # times that prefixes were told
+        self.num_shared_rows = 0  # decode rows that were in a group
         self.step = -1
 
     def execute(self, plan: StepPlan) -> StepResult:
         assert plan.step == self.step + 1, "steps must come in order"
         self.step += 1
         self._take_news(plan)
+        self._check_prefixes(plan)
         tokens, news = plan.token_ids.tolist(), []
         assert len(set(plan.seats.tolist())) == plan.num_rows, "a seat has two rows"
         assert int(plan.num_tokens.sum()) <= self.max_tokens, "the token budget is overrun"
@@ -139,6 +144,8 @@ class Device:
     def _take_news(self, plan: StepPlan) -> None:
         for number in plan.releases:
             del self.seats[number]
+            for _, members in self.prefixes:
+                members.discard(number)
             for table in self.tables:  # a released row is wiped, so that nothing relies on what it held
                 for key in [key for key in table if key[0] == number]:
                     del table[key]
@@ -155,6 +162,35 @@ class Device:
                 assert block > 0, "the null block was handed out"
                 assert (seat_number, index) not in table, "a table entry was given twice"
                 table[seat_number, index] = block
+
+    def _check_prefixes(self, plan: StepPlan) -> None:
+        """Groups are told when they change only, and whoever shares a prefix really has the same blocks there."""
+        rows = plan.seats[: plan.num_decodes].tolist()
+        decodes = [(number, self.seats[number].admit) for number in rows]
+        if (told := plan.prefixes) is not None:
+            assert decodes != self.decodes, "groups are told anew for the same rows"
+            before = {(count, frozenset(members)) for count, members in self.prefixes}
+            starts = told.starts.tolist()
+            assert starts[0] == 0
+            assert starts[-1] == len(told.seats) == len(set(told.seats.tolist())), "a seat is in two groups"
+            assert set(told.seats.tolist()) <= set(rows), "a seat that does not decode is in a group"
+            self.prefixes = [
+                (count, set(told.seats[start:end].tolist()))
+                for count, start, end in zip(told.num_tokens.tolist(), starts[:-1], starts[1:], strict=True)
+            ]
+            assert before != {(count, frozenset(members)) for count, members in self.prefixes}, "no news"
+            assert all(len(members) > 1 for _, members in self.prefixes)
+            self.num_groupings += 1
+        self.decodes = decodes
+        for count, members in self.prefixes:
+            assert count > 0
+            assert count % self.block_size == 0
+            present = members & set(rows)
+            for table in self.tables:
+                prefixes = {tuple(table[number, i] for i in range(count // self.block_size)) for number in present}
+                assert len(prefixes) <= 1, f"seats {present} do not share {count} tokens"
+            assert all(self.seats[number].num_computed >= count for number in present), "no token is left of their own"
+            self.num_shared_rows += len(present)
 
     def _write(self, number: int, seat: Seat, ids: list[int]) -> None:
         reference = seat.reference

@@ -22,15 +22,17 @@ NUM_TRACES = int(os.environ.get("QUIRE_TRACES", "100000"))
 CHUNK = 1000
 
 
-def live_through(first: int) -> tuple[list[str], int]:
-    """Failures among CHUNK traces, and how many preemptions there were."""
-    failures, preemptions = [], 0
+def live_through(first: int) -> tuple[list[str], int, int]:
+    """Failures among CHUNK traces, and how many preemptions and rows with a shared prefix there were."""
+    failures, preemptions, shared = [], 0, 0
     for seed in range(first, min(first + CHUNK, NUM_TRACES)):
         try:
-            preemptions += random_life(seed).scheduler.stats().num_preemptions
+            life = random_life(seed)
+            preemptions += life.scheduler.stats().num_preemptions
+            shared += life.device.num_shared_rows
         except Exception:
             failures.append(f"random_life({seed})\n{traceback.format_exc(limit=-3)}")
-    return failures, preemptions
+    return failures, preemptions, shared
 
 
 @pytest.mark.slow
@@ -39,9 +41,10 @@ def test_random_traces() -> None:
     starts = range(0, NUM_TRACES, CHUNK)
     with ProcessPoolExecutor(min(workers, 8), multiprocessing.get_context("spawn")) as pool:
         results = list(pool.map(live_through, starts))
-    failures = [failure for found, _ in results for failure in found]
+    failures = [failure for found, _, _ in results for failure in found]
     assert not failures, f"{len(failures)} of {NUM_TRACES} traces failed, the first:\n{failures[0]}"
-    assert sum(count for _, count in results) > NUM_TRACES / 10, "these traces hardly ever preempt: too easy"
+    assert sum(count for _, count, _ in results) > NUM_TRACES / 10, "these traces hardly ever preempt: too easy"
+    assert sum(count for _, _, count in results) > NUM_TRACES / 4, "these traces hardly ever share a prefix: too easy"
 
 
 adds = st.tuples(

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from quire.scheduling.prefixes import Worth
 from quire.scheduling.scheduler import Scheduler
 from quire.types.output import EngineOutput
 from quire.types.plan import StepPlan
@@ -14,6 +15,8 @@ from quire.types.request import EngineRequest
 from quire.types.result import StepResult
 from quire.types.sampling import RequestOutputKind
 from tests.scheduling.simulator import VOCAB, Device, Reference, groups, make_request
+
+ANYTHING = Worth(1, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class World:
     preempt_every_step: bool = False
     enable_prefix_caching: bool = True
     num_groups: int = 1
+    prefix_worth: Worth = ANYTHING
 
 
 class Life:
@@ -49,6 +53,7 @@ class Life:
             preempt_every_step=world.preempt_every_step,
             enable_prefix_caching=world.enable_prefix_caching,
             hash_seed=b"test",
+            prefix_worth=world.prefix_worth,
         )
         chunk = world.max_prefill_chunk or world.max_num_batched_tokens
         self.device = Device(
@@ -157,6 +162,7 @@ def random_world(rng: random.Random) -> World:
         preempt_every_step=rng.random() < 0.15,
         enable_prefix_caching=rng.random() < 0.8,
         num_groups=num_groups,
+        prefix_worth=rng.choice((ANYTHING, Worth(4, 1, 1), Worth(2, 4, 8))),
     )
 
 
@@ -188,15 +194,42 @@ def random_request(rng: random.Random, number: int, max_len: int, prefixes: list
     )
 
 
+def crowded_world(rng: random.Random) -> World:
+    """Room for many who decode together."""
+    seqs = rng.randint(4, 12)
+    return World(
+        block_size=rng.choice((1, 2, 4)),
+        num_blocks=rng.randint(20, 90),
+        max_num_seqs=seqs,
+        max_num_batched_tokens=seqs + rng.choice((8, 40)),
+        max_model_len=48,
+        depth=rng.randint(1, 3),
+        policy=rng.choice(("fcfs", "priority")),
+        preempt_every_step=rng.random() < 0.1,
+        prefix_worth=rng.choice((ANYTHING, Worth(4, 4, 8), Worth(2, 4, 16))),
+    )
+
+
+def branching(rng: random.Random, count: int) -> list[list[int]]:
+    """Beginnings of which many begin like another one."""
+    stems: list[list[int]] = [[]]
+    for _ in range(count):
+        stem = rng.choice(stems)
+        cut = rng.randint(len(stem) // 2, len(stem))
+        stems.append(stem[:cut] + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 14))])
+    return stems[1:]
+
+
 def random_life(seed: int) -> Life:
     """Live through the trace of `seed`; any AssertionError is a bug."""
     rng = random.Random(seed)
-    life = Life(random_world(rng))
-    prefixes = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 14))] for _ in range(2)]
-    to_come = rng.randint(1, 7)
+    crowded = rng.random() < 0.1
+    life = Life(crowded_world(rng) if crowded else random_world(rng))
+    prefixes = branching(rng, 6 if crowded else 2)
+    to_come = rng.randint(10, 30) if crowded else rng.randint(1, 7)
     number = 0
     while number < to_come or life.scheduler.has_work:
-        if number < to_come and rng.random() < 0.5:
+        while number < to_come and rng.random() < 0.5:
             life.add(random_request(rng, number, life.max_len, prefixes))
             number += 1
         if life.open and rng.random() < 0.03:

@@ -8,7 +8,7 @@ import torch
 
 from quire.types.plan import Admit, NewBlocks, StepPlan
 from quire.types.sampling import SamplingParams
-from quire.worker.graphs import graph_sizes
+from quire.worker.graphs import graph_rows
 from quire.worker.seats import Seats
 from quire.worker.staging import Staging
 
@@ -56,11 +56,11 @@ def test_more_blocks_than_one_copy_holds() -> None:
 
 
 def test_graph_sizes_cover_every_batch_with_little_padding() -> None:
-    sizes = graph_sizes(512, [])
+    sizes = graph_rows(512, [])
     assert sizes[:4] == [1, 2, 4, 8]
     assert sizes[-1] == 512
     for rows in range(9, 513):
         size = next(s for s in sizes if s >= rows)
         assert size - rows < max(8, size / 4)
-    assert graph_sizes(3, []) == [1, 2, 3]
-    assert graph_sizes(100, [7, 200, 3]) == [3, 7]
+    assert graph_rows(3, []) == [1, 2, 3]
+    assert graph_rows(100, [7, 200, 3]) == [3, 7]

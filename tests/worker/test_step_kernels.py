@@ -42,32 +42,43 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("seed", range(4))
-def test_gather_finds_every_token(device: str, seed: int) -> None:
+@pytest.mark.parametrize("padding", [0, 3, 600])
+def test_gather_finds_every_token(device: str, seed: int, padding: int) -> None:
+    """Padded as in a graph: rows of seat 0 before and behind the real ones, tokens behind all of them."""
     rng = np.random.default_rng(100 + seed)
     seats = rng.permutation(np.arange(1, SEATS))[:5]
     lens = np.array(
         [1, 1, int(rng.integers(2, 40)), 1, int(rng.integers(1, 40))]
     )  # two decode rows, three that catch up
+    decodes = 2
+    if padding:
+        seats, lens = np.array([0, 0, *seats, 0]), np.array([1, 1, *lens, 0])
+        decodes = 4
     start = np.concatenate([[0], np.cumsum(lens)])
-    ids = rng.integers(1, 1000, start[-1] - 2)
-    s, out = state(seed, device), buffers(5, int(start[-1]), device)
+    ids = rng.integers(1, 1000, start[-1] - decodes)
+    s, out = state(seed, device), buffers(len(seats), int(start[-1]) + padding, device)
     before = {name: getattr(s, name).cpu().numpy().copy() for name in ("last_token", "num_computed", "block_table")}
 
     def put(values: np.ndarray) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)
 
-    step.gather(s, out, put(seats), put(start), put(ids), 2, int(lens.max()))
+    stale_ids = rng.integers(1, 1000, padding)  # what is left in a graph's memory by the step before
+    step.gather(s, out, put(seats), put(start), put(np.concatenate([ids, stale_ids])), decodes, max(40, padding))
     token_of_slot = np.full(BLOCKS * SIZE, -7)
     for row, seat in enumerate(seats):
         for j in range(lens[row]):
             at = start[row] + j
             position = before["num_computed"][seat] + j
             slot = before["block_table"][seat, position // SIZE] * SIZE + position % SIZE
-            token = before["last_token"][seat] if row < 2 else ids[at - 2]
+            token = before["last_token"][seat] if row < decodes else ids[at - decodes]
             token_of_slot[slot] = token
             assert (out.input_ids[at], out.positions[at], out.slots[at]) == (token, position, slot)
         assert out.seq_lens[row] == before["num_computed"][seat] + lens[row]
     assert np.array_equal(s.token_of_slot.cpu().numpy(), token_of_slot)
+    behind = slice(int(start[-1]), None)
+    assert (out.input_ids[behind] == 0).all()
+    assert (out.positions[behind] == 0).all()
+    assert (out.slots[behind] == -1).all(), "padding tokens are written nowhere"
 
 
 @pytest.mark.parametrize("device", DEVICES)

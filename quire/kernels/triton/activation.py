@@ -31,7 +31,7 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     out = torch.empty((num_tokens, size), dtype=gate_up.dtype, device=gate_up.device)
     if num_tokens:
         pdl = has_pdl(gate_up.device)
-        _silu_and_mul_kernel[(num_tokens, triton.cdiv(size, BLOCK))](
+        _silu_and_mul_kernel[(num_tokens, -(-size // BLOCK))](
             gate_up, out, gate_up.stride(0), size, BLOCK=BLOCK, PDL=pdl, num_warps=4, launch_pdl=pdl
         )
     return out

@@ -11,7 +11,7 @@ from quire.kernels.triton.launch import has_pdl, next_power_of_2
 
 @triton.jit
 def _rms_norm_kernel(
-    x_ptr, residual_ptr, weight_ptr, out_ptr, x_stride, residual_stride, size, eps,
+    x_ptr, residual_ptr, weight_ptr, out_ptr, x_stride, size, eps,
     BLOCK: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -23,7 +23,7 @@ def _rms_norm_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     x = tl.load(x_ptr + row * x_stride + columns, mask, 0.0).to(tl.float32)
     if ADD:
-        residual = residual_ptr + row * residual_stride + columns
+        residual = residual_ptr + row * size + columns
         total = (tl.load(residual, mask, 0.0).to(tl.float32) + x).to(residual_ptr.dtype.element_ty)
         tl.store(residual, total, mask)
         x = total.to(tl.float32)  # as rounded: what later layers will read
@@ -34,15 +34,14 @@ def _rms_norm_kernel(
 def rms_norm(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See `quire.kernels.norm`; with a residual this is `add_rms_norm`."""
     size = x.shape[-1]
-    rows = x.reshape(-1, size)
+    rows = x if x.dim() == 2 else x.reshape(-1, size)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if not rows.shape[0]:
         return out
     block = next_power_of_2(size)
     pdl = has_pdl(x.device)
-    total = rows if residual is None else residual.view(-1, size)
     _rms_norm_kernel[(rows.shape[0],)](
-        rows, total, weight, out, rows.stride(0), total.stride(0), size, eps,
+        rows, rows if residual is None else residual, weight, out, rows.stride(0), size, eps,
         BLOCK=block, ADD=residual is not None, PDL=pdl, num_warps=min(max(block // 256, 1), 16), launch_pdl=pdl,
     )  # fmt: skip
     return out

@@ -1,4 +1,4 @@
-"""Triton twin of `kernels.sampling.penalize`: count the history's tokens into scratch, then walk the vocabulary."""
+"""Triton twin of `kernels.sampling.penalize`: count the history's tokens into scratch, then walk it again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _REPETITION = tl.constexpr(int(Column.REPETITION))
 _PRESENCE = tl.constexpr(int(Column.PRESENCE))
 _FREQUENCY = tl.constexpr(int(Column.FREQUENCY))
 _IN_PROMPT = tl.constexpr(1 << 30)  # beside the count of a token in the output
-_TOKENS = 1024  # a program, of the history or of the vocabulary
+_TOKENS = 512  # of the history, that a program looks at together
+_PROGRAMS = 8  # a row: short histories leave most of them idle
 _ANYWHERE = ["seats", "lengths"]
 
 
@@ -25,6 +26,15 @@ def _load_penalties(column):
     presence = load_float(column + _PRESENCE)
     frequency = load_float(column + _FREQUENCY)
     return repetition, presence, frequency, (repetition != 1.0) | (presence != 0.0) | (frequency != 0.0)
+
+
+@triton.jit
+def _history_tile(token_of_slot, table, position, length, vocab, BLOCK_SIZE: tl.constexpr):
+    """The tokens at `position` and which of them are there (and in the vocabulary)."""
+    live = position < length
+    block = tl.load(table + position // BLOCK_SIZE, mask=live, other=0).to(tl.int64)
+    token = tl.load(token_of_slot + block * BLOCK_SIZE + position % BLOCK_SIZE, mask=live, other=0)
+    return token, live & (token >= 0) & (token < vocab)
 
 
 @triton.jit(do_not_specialize=["max_blocks"], do_not_specialize_on_alignment=_ANYWHERE)
@@ -42,38 +52,54 @@ def _count(
 ):
     row = tl.program_id(1).to(tl.int64)
     seat = tl.load(seats + row).to(tl.int64)
-    length = tl.load(lengths + row)
     column = columns + seat * _WIDTH
     _, _, _, wanted = _load_penalties(column)
-    if (seat == 0) | (not wanted) | (tl.program_id(0) * TOKENS >= length):
+    if (seat == 0) | (not wanted):
         return
-    position = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    live = position < length
-    block = tl.load(block_table + seat * max_blocks + position // BLOCK_SIZE, mask=live, other=0).to(tl.int64)
-    token = tl.load(token_of_slot + block * BLOCK_SIZE + position % BLOCK_SIZE, mask=live, other=0)
-    live &= (token >= 0) & (token < vocab)
+    length = tl.load(lengths + row)
     num_prompt = tl.load(column + _NUM_PROMPT)
-    place = counts + row * vocab + token
-    tl.atomic_or(place, _IN_PROMPT, mask=live & (position < num_prompt), sem="relaxed")
-    tl.atomic_add(place, 1, mask=live & (position >= num_prompt), sem="relaxed")
+    table = block_table + seat * max_blocks
+    for start in range(tl.program_id(0) * TOKENS, length, tl.num_programs(0) * TOKENS):
+        position = start + tl.arange(0, TOKENS)
+        token, live = _history_tile(token_of_slot, table, position, length, vocab, BLOCK_SIZE)
+        place = counts + row * vocab + token
+        tl.atomic_or(place, _IN_PROMPT, mask=live & (position < num_prompt), sem="relaxed")
+        tl.atomic_add(place, 1, mask=live & (position >= num_prompt), sem="relaxed")
 
 
-@triton.jit(do_not_specialize_on_alignment=_ANYWHERE)
-def _apply(logits, columns, seats, counts, stride, vocab, TOKENS: tl.constexpr):
+@triton.jit(do_not_specialize=["max_blocks"], do_not_specialize_on_alignment=_ANYWHERE)
+def _apply(
+    logits,
+    columns,
+    seats,
+    lengths,
+    token_of_slot,
+    block_table,
+    counts,
+    stride,
+    max_blocks,
+    vocab,
+    BLOCK_SIZE: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
     row = tl.program_id(1).to(tl.int64)
-    seat = tl.load(seats + row)
+    seat = tl.load(seats + row).to(tl.int64)
     repetition, presence, frequency, wanted = _load_penalties(columns + seat * _WIDTH)
     if (seat == 0) | (not wanted):
         return
-    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    count = tl.load(counts + row * vocab + token, mask=token < vocab, other=0)
-    seen = count != 0
-    tl.store(counts + row * vocab + token, 0, mask=seen)
-    count = count & (_IN_PROMPT - 1)
-    x = tl.load(logits + row * stride + token, mask=seen, other=0.0)
-    x = tl.where(x > 0, x / repetition, x * repetition)
-    x = x - tl.where(count > 0, presence + frequency * count.to(tl.float32), 0.0)
-    tl.store(logits + row * stride + token, x, mask=seen)
+    length = tl.load(lengths + row)
+    table = block_table + seat * max_blocks
+    for start in range(tl.program_id(0) * TOKENS, length, tl.num_programs(0) * TOKENS):
+        position = start + tl.arange(0, TOKENS)
+        token, live = _history_tile(token_of_slot, table, position, length, vocab, BLOCK_SIZE)
+        # Of all places that hold a token, the one that takes its count away edits the logit.
+        count = tl.atomic_xchg(counts + row * vocab + token, 0, mask=live, sem="relaxed")
+        first = live & (count != 0)
+        count = count & (_IN_PROMPT - 1)
+        x = tl.load(logits + row * stride + token, mask=first, other=0.0)
+        x = tl.where(x > 0, x / repetition, x * repetition)
+        x = x - tl.where(count > 0, presence + frequency * count.to(tl.float32), 0.0)
+        tl.store(logits + row * stride + token, x, mask=first)
 
 
 def penalize(
@@ -85,18 +111,9 @@ def penalize(
     scratch: Scratch,
 ) -> None:
     rows, vocab = logits.shape
-    _count[(triton.cdiv(history.max_len, _TOKENS), rows)](
-        columns,
-        seats,
-        lengths,
-        history.token_of_slot,
-        history.block_table,
-        scratch.counts,
-        history.block_table.shape[1],
-        vocab,
-        BLOCK_SIZE=history.block_size,
-        TOKENS=_TOKENS,
-    )
-    _apply[(triton.cdiv(vocab, _TOKENS), rows)](
-        logits, columns, seats, scratch.counts, logits.stride(0), vocab, TOKENS=_TOKENS
-    )
+    grid = (min(triton.cdiv(history.max_len, _TOKENS), _PROGRAMS), rows)
+    paged = (history.token_of_slot, history.block_table, scratch.counts)
+    max_blocks = history.block_table.shape[1]
+    shape = {"BLOCK_SIZE": history.block_size, "TOKENS": _TOKENS}
+    _count[grid](columns, seats, lengths, *paged, max_blocks, vocab, **shape)
+    _apply[grid](logits, columns, seats, lengths, *paged, logits.stride(0), max_blocks, vocab, **shape)

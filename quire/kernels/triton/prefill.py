@@ -1,5 +1,7 @@
 """Causal attention of rows with many query tokens over the paged cache (Dao, FlashAttention-2, 2023).
 
+Where `prefill_sm90` has a kernel for the case, that one runs; this one takes all cases.
+
 A tile of BLOCK_M lines holds BLOCK_M // GROUP consecutive tokens of one row, each with all query heads of one KV
 head. Row i's tiles start at `query_start[i] // TOKENS + i`: an increasing function of i that leaves room for every
 row's last, partial tile, so the grid's size needs only host numbers and each program finds its row by counting.
@@ -7,12 +9,20 @@ row's last, partial tile, so the grid's size needs only host numbers and each pr
 
 from __future__ import annotations
 
+import logging
+from functools import cache
+from types import ModuleType
+
 import torch
 import triton
 import triton.language as tl
 
 from quire.kernels.triton.decode import LOG2_E
 from quire.kernels.triton.launch import dot_width, has_pdl, next_power_of_2, num_processors
+
+logger = logging.getLogger(__name__)
+
+GLUON_TESTED = ("3.6",)
 
 
 @triton.jit
@@ -148,6 +158,22 @@ def shape(head_dim: int, element_size: int, lines: int, programs: float) -> tupl
     return (64, 64, 4, 3) if small else (256, 64, 16, 3)
 
 
+@cache
+def _sm90(device: torch.device) -> ModuleType | None:
+    """The module of the kernel for compute capability 9.0; None where it cannot run or was not tested.
+
+    Gluon is experimental: with every version of Triton its functions may be others, or mean something else.
+    """
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+        return None
+    if not triton.__version__.startswith(GLUON_TESTED):
+        logger.info("prefill attention: the plain kernel, the faster one needs triton %s", " or ".join(GLUON_TESTED))
+        return None
+    from quire.kernels.triton import prefill_sm90
+
+    return prefill_sm90
+
+
 def prefill(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -163,13 +189,19 @@ def prefill(
     out: torch.Tensor | None = None,
     tiles: tuple[int, int, int, int] | None = None,
 ) -> torch.Tensor:
-    """See `quire.kernels.paged_attention`; `tiles` is for measuring."""
+    """See `quire.kernels.paged_attention`; `tiles` is for measuring this kernel."""
     num_tokens, num_heads, dim = q.shape
     num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
     group = num_heads // num_kv_heads
     if out is None:
         out = torch.empty((num_tokens, num_heads * dim), dtype=q.dtype, device=q.device)
     if not num_rows:
+        return out
+    sm90 = _sm90(q.device)
+    if sm90 is not None and tiles is None and sm90.takes(q, k_cache):
+        sm90.prefill(
+            q, k_cache, v_cache, seats, block_table, query_start, seq_lens, num_rows, scale, sliding_window, out
+        )
         return out
     programs = num_tokens * num_heads / 256 / num_processors(q.device)
     block_m, block_n, num_warps, num_stages = tiles or shape(dim, q.element_size(), max_query_len * group, programs)

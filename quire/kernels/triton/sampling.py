@@ -16,6 +16,10 @@ _INF = tl.constexpr(float("inf"))
 _LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
 
 _STATS_WARPS, _PICK_WARPS, _FILTER_WARPS = 4, 8, 8
+_TILE = 2048  # tokens of a short list that are looked at together
+_PASS = 4096  # tokens of a row that are looked at together where all of it is read
+_STAGES = 4  # such tiles that are on their way
+_PARTS = 8  # that such a reading cuts the range of the sought logit into
 
 # Slices of a batch start anywhere: their alignment must not choose another compiled kernel.
 _ANYWHERE = ["seats", "lengths", "out"]
@@ -27,6 +31,7 @@ def _chunk_stats(
     columns,
     seats,
     chunk_max,
+    chunk_min,
     chunk_argmax,
     chunk_sum,
     group_max,
@@ -59,6 +64,7 @@ def _chunk_stats(
             sums = tl.sum(tl.reshape(weights, [CHUNK // GROUP, GROUP]), 1)
             tl.store(group_max + row * groups + group, maxima, mask=there)
             tl.store(group_sum + row * groups + group, sums, mask=there)
+            tl.store(chunk_min + row * chunks + chunk, tl.min(tl.where(x > -_INF, x, _INF), 0))
     else:
         tl.store(chunk_argmax + row * chunks + chunk, tl.min(tl.where(x == top, tokens, 2147483647), 0))
 
@@ -111,6 +117,7 @@ def sample(
         columns,
         seats,
         scratch.chunk_max,
+        scratch.chunk_min,
         scratch.chunk_argmax,
         scratch.chunk_sum,
         scratch.group_max,
@@ -131,6 +138,7 @@ def sample(
             seats,
             lengths,
             scratch.chunk_max,
+            scratch.chunk_min,
             scratch.chunk_argmax,
             scratch.chunk_sum,
             scratch.group_max,
@@ -145,10 +153,13 @@ def sample(
             groups,
             CHUNKS=triton.next_power_of_2(chunks),
             GROUPS=triton.next_power_of_2(groups),
-            TILES=triton.next_power_of_2(triton.cdiv(vocab, SHORTLIST)),
             CHUNK=CHUNK,
             GROUP=GROUP,
             SHORTLIST=SHORTLIST,
+            TILE=_TILE,
+            PASS=_PASS,
+            PARTS=_PARTS,
+            STAGES=_STAGES,
             num_warps=_FILTER_WARPS,
         )
     else:

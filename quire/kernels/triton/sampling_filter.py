@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
 from quire.kernels.sampling_state import Column
-from quire.kernels.triton.sampling_cut import cut_in_memory, exact_cut, first_cut, shortlist, weigh
-from quire.kernels.triton.sampling_draw import (
-    draw,
-    draw_from_row,
-    greedy,
-    load_chunks,
-    load_float,
-    load_logits,
-    uniform,
-)
+from quire.kernels.triton.sampling_cut import exact_cut, first_cut, list_range, narrow, next_up, shortlist
+from quire.kernels.triton.sampling_draw import draw, greedy, load_chunks, load_float, load_logits, uniform
 
 _WIDTH = tl.constexpr(len(Column))
 _INV_TEMPERATURE = tl.constexpr(int(Column.INV_TEMPERATURE))
@@ -23,59 +16,21 @@ _TOP_K = tl.constexpr(int(Column.TOP_K))
 _TOP_P = tl.constexpr(int(Column.TOP_P))
 _MIN_P_CUT = tl.constexpr(int(Column.MIN_P_CUT))
 _INF = tl.constexpr(float("inf"))
-_SHORT = tl.constexpr(1024)  # candidates of a usual row fit here: eight times less to search than a whole list
+_LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
 
 
 @triton.jit
-def _draw_from_list(row, short, count, top_k, top_p, total, u, TILE: tl.constexpr):
-    """A token of the short list, cut exactly. total: the mass that top_p is a part of; 0: that of the list."""
-    _, _, top, inv_temperature = row
-    _, short_logits, short_ids = short
-    i = tl.arange(0, TILE)
-    x = tl.load(short_logits + i, mask=i < count, other=-_INF)
-    weights = tl.exp((x - top) * inv_temperature)
-    if top_k > 0:
-        cut = exact_cut(x, tl.where(x > -_INF, 1.0, 0.0), top_k.to(tl.float32))
-        weights = tl.where(x >= cut, weights, 0.0)
-    if top_p < 1:
-        cut = exact_cut(x, weights, top_p * tl.where(total > 0, total, tl.sum(weights, 0)))
-        weights = tl.where(x >= cut, weights, 0.0)
-    place, _ = draw(weights, i, u * tl.sum(weights, 0))
-    return tl.load(short_ids + place, mask=place < count, other=0)  # a row without any candidate: token 0
-
-
-@triton.jit
-def _draw_in_memory(
-    row,
-    groups,
-    short,
-    cut,
-    count,
-    top_k,
-    top_p,
-    total,
-    u,
-    GROUPS: tl.constexpr,
-    GROUP: tl.constexpr,
-    TILES: tl.constexpr,
-    SHORTLIST: tl.constexpr,
+def _tile_masses(
+    values, count, cut, top, inv_temperature, TILES: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr
 ):
-    """Like `_draw_from_list` for a row with more candidates (`count` at or above `cut`) than a list holds."""
-    logits, vocab, top, inv_temperature = row
-    if top_k > 0:
-        target = top_k.to(tl.float32)
-        cut = cut_in_memory(row, groups, short, cut, count, True, target, GROUPS, GROUP, SHORTLIST)
-    if top_p < 1:
-        count, mass = weigh(row, cut, SHORTLIST)
-        target = top_p * tl.where(total > 0, total, mass)
-        cut = cut_in_memory(row, groups, short, cut, count, False, target, GROUPS, GROUP, SHORTLIST)
-    tile = tl.arange(0, TILES)
+    """[TILES]: the mass of the logits of at least `cut` in each tile of `values`."""
     masses = tl.zeros([TILES], tl.float32)
-    for start in range(0, vocab, SHORTLIST):
-        x = load_logits(logits, start + tl.arange(0, SHORTLIST), vocab)
+    tile = tl.arange(0, TILES)
+    for start in tl.range(0, count, TILE, num_stages=STAGES):
+        x = load_logits(values, start + tl.arange(0, TILE), count)
         mass = tl.sum(tl.where(x >= cut, tl.exp((x - top) * inv_temperature), 0.0), 0)
-        masses = tl.where(tile * SHORTLIST == start, mass, masses)
-    return draw_from_row(logits, vocab, masses, top, inv_temperature, cut, u, TILES, SHORTLIST)
+        masses = tl.where(tile * TILE == start, mass, masses)
+    return masses
 
 
 @triton.jit(do_not_specialize_on_alignment=["seats", "lengths", "out"])
@@ -85,6 +40,7 @@ def pick_filtered(
     seats,
     lengths,
     chunk_max,
+    chunk_min,
     chunk_argmax,
     chunk_sum,
     group_max,
@@ -99,10 +55,13 @@ def pick_filtered(
     num_groups,
     CHUNKS: tl.constexpr,
     GROUPS: tl.constexpr,
-    TILES: tl.constexpr,
     CHUNK: tl.constexpr,
     GROUP: tl.constexpr,
     SHORTLIST: tl.constexpr,
+    TILE: tl.constexpr,
+    PASS: tl.constexpr,
+    PARTS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     number = tl.program_id(0).to(tl.int64)
     seat = tl.load(seats + number)
@@ -114,35 +73,62 @@ def pick_filtered(
         top_p = load_float(column + _TOP_P)
         min_p_cut = load_float(column + _MIN_P_CUT)
         u = uniform(column, tl.load(lengths + number))
-        top, chunk_masses = load_chunks(number, chunks, chunk_max, chunk_sum, inv_temperature, CHUNKS)
+        top, masses = load_chunks(number, chunks, chunk_max, chunk_sum, inv_temperature, CHUNKS)
         row = (logits + number * stride, vocab, top, inv_temperature)
-        if (top_k == 0) & (top_p >= 1) & (min_p_cut == -_INF):
-            token = draw_from_row(row[0], vocab, chunk_masses, top, inv_temperature, -_INF, u, CHUNKS, CHUNK)
-        else:
+        short = (
+            short_groups + number * num_groups,
+            short_logits + number * SHORTLIST,
+            short_ids + number * SHORTLIST,
+        )
+        values, count, listed = row[0], vocab, 0  # where the tokens to draw from are
+        cut = top + min_p_cut
+        if (top_k > 0) | (top_p < 1) | (min_p_cut > -_INF):
             groups = (group_max + number * num_groups, num_groups)
-            short = (
-                short_groups + number * num_groups,
-                short_logits + number * SHORTLIST,
-                short_ids + number * SHORTLIST,
-            )
-            cut = top + min_p_cut
             # top-p is a part of all mass, unless another cut comes first: then of what that leaves, known later.
-            total = tl.where((top_k == 0) & (min_p_cut == -_INF), tl.sum(chunk_masses, 0), 0.0)
+            total = tl.where((top_k == 0) & (min_p_cut == -_INF), tl.sum(masses, 0), 0.0)
             if (top_k > 0) | (total > 0):
                 group = tl.arange(0, GROUPS)
                 sums = group_sum + number * num_groups + group
                 scales = chunk_max + number * chunks + group // (CHUNK // GROUP)
-                target = tl.where(top_k > 0, top_k.to(tl.float32), top_p * total)
-                cut = tl.maximum(cut, first_cut(row, groups, sums, scales, top_k > 0, target, GROUPS, GROUP))
-            count = shortlist(row, groups, short, cut, _INF, GROUPS, GROUP, SHORTLIST)
-            if count <= _SHORT:
-                token = _draw_from_list(row, short, count, top_k, top_p, total, u, _SHORT)
-            elif count <= SHORTLIST:
-                token = _draw_from_list(row, short, count, top_k, top_p, total, u, SHORTLIST)
-            else:
-                token = _draw_in_memory(
-                    row, groups, short, cut, count, top_k, top_p, total, u, GROUPS, GROUP, TILES, SHORTLIST
-                )
+                enough = (top_k > 0, tl.where(top_k > 0, top_k.to(tl.float32), top_p * total))
+                cut = tl.maximum(cut, first_cut(row, groups, sums, scales, enough, GROUPS, GROUP))
+            chunk = tl.arange(0, CHUNKS)
+            lowest = tl.min(tl.load(chunk_min + number * chunks + chunk, mask=chunk < chunks, other=_INF), 0)
+            cut = tl.maximum(cut, tl.minimum(lowest, top))
+            untried = True  # whether the tokens at or above the cut may fit the list
+            for stage in range(3):  # top-k, then top-p of what that leaves, then the masses to draw by
+                searches = ((stage == 0) & (top_k > 0)) | ((stage == 1) & (top_p < 1))
+                if (listed == 0) & untried:
+                    num_short = shortlist(row, groups, short, cut, GROUPS, GROUP, SHORTLIST, TILE)
+                    if num_short <= SHORTLIST:
+                        values, count, listed = short[1], num_short, 1
+                    untried = False
+                if (stage == 2) | (searches & (stage == 1) & (total == 0)):
+                    masses = _tile_masses(values, count, cut, top, inv_temperature, CHUNKS, CHUNK, STAGES)
+                    total = tl.sum(masses, 0)
+                if searches:
+                    enough = (stage == 0, tl.where(stage == 0, top_k.to(tl.float32), top_p * total))
+                    high = next_up(top)
+                    within = tl.where(stage == 0, vocab.to(tl.float32), total)
+                    above = top * 0
+                    num_short = tl.where(listed == 1, count, SHORTLIST + 1)
+                    divisible = True
+                    while (num_short > SHORTLIST) & divisible:
+                        cut, high, within, above = narrow(row, cut, high, within, above, enough, PASS, PARTS, STAGES)
+                        least = tl.where(stage == 0, 1.0, tl.exp((cut - top) * inv_temperature))
+                        if within - above <= SHORTLIST * least:
+                            num_short = list_range(row, short, cut, high, SHORTLIST, TILE, STAGES)
+                        divisible = next_up(cut) < high
+                        untried = True
+                    if num_short <= SHORTLIST:
+                        exact = exact_cut(row, short, num_short, cut, high, above, enough, TILE)
+                        cut = tl.maximum(cut, exact)
+        tile, rest = draw(masses, tl.arange(0, CHUNKS), u * tl.sum(masses, 0))
+        place = tile * CHUNK + tl.arange(0, CHUNK)
+        x = load_logits(values, place, count)
+        token, _ = draw(tl.where(x >= cut, tl.exp((x - top) * inv_temperature), 0.0), place, rest)
+        if listed == 1:
+            token = tl.load(short[2] + token, mask=token < count, other=0)  # no candidate at all: token 0
     elif seat != 0:
         token = greedy(number, chunks, chunk_max, chunk_argmax, CHUNKS)
     tl.store(out + number, token)

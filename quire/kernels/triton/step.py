@@ -24,11 +24,11 @@ def _scatter(dst, index, values, n, BLOCK: tl.constexpr):
 
 def scatter(dst: torch.Tensor, index: torch.Tensor, values: torch.Tensor) -> None:
     n = index.numel()
-    _scatter[(triton.cdiv(n, 1024),)](dst, index, values, n, BLOCK=1024)
+    _scatter[(-(-n // 1024),)](dst, index, values, n, BLOCK=1024)
 
 
 @triton.jit(
-    do_not_specialize=["num_decodes", "max_blocks"],
+    do_not_specialize=["rows", "num_tokens", "num_decodes", "max_blocks"],
     do_not_specialize_on_alignment=["seats", "query_start", "staged_ids"],
 )
 def _gather(
@@ -43,19 +43,28 @@ def _gather(
     positions,
     slots,
     seq_lens,
+    rows,
+    num_tokens,
     num_decodes,
     max_blocks,
     BLOCK_SIZE: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
     row = tl.program_id(0)
+    j = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    if row == rows:  # behind the last one: padding
+        at = tl.load(query_start + row) + j
+        nothing = tl.zeros([TOKENS], tl.int32)
+        tl.store(input_ids + at, nothing, mask=at < num_tokens)
+        tl.store(positions + at, nothing, mask=at < num_tokens)
+        tl.store(slots + at, nothing - 1, mask=at < num_tokens)
+        return
     seat = tl.load(seats + row)
     start = tl.load(query_start + row)
     length = tl.load(query_start + row + 1) - start
     computed = tl.load(num_computed + seat)
     if tl.program_id(1) == 0:
         tl.store(seq_lens + row, computed + length)
-    j = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     mask = j < length
     position = computed + j
     table = block_table + seat.to(tl.int64) * max_blocks
@@ -80,7 +89,7 @@ def gather(
     num_decodes: int,
     max_query_len: int,
 ) -> None:
-    grid = (len(seats), triton.cdiv(max(max_query_len, 1), _TOKENS))
+    grid = (len(seats) + 1, -(-max(max_query_len, 1) // _TOKENS))
     _gather[grid](
         state.last_token,
         state.num_computed,
@@ -93,6 +102,8 @@ def gather(
         out.positions,
         out.slots,
         out.seq_lens,
+        len(seats),
+        len(out.input_ids),
         num_decodes,
         state.block_table.shape[1],
         BLOCK_SIZE=state.block_size,
@@ -132,7 +143,7 @@ def _gather_decode(
 
 def gather_decode(state: SeatState, out: StepBuffers, seats: torch.Tensor) -> None:
     rows = len(seats)
-    _gather_decode[(triton.cdiv(rows, _ROWS),)](
+    _gather_decode[(-(-rows // _ROWS),)](
         state.last_token,
         state.num_computed,
         state.block_table,
@@ -185,7 +196,7 @@ def commit(
     sample_index: torch.Tensor | None,
 ) -> None:
     rows = len(seats)
-    _commit[(triton.cdiv(rows, _ROWS),)](
+    _commit[(-(-rows // _ROWS),)](
         state.last_token,
         state.num_computed,
         out_tokens,

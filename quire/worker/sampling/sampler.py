@@ -95,45 +95,45 @@ class Sampler:
         """
         rows = len(seats_np)
         out = torch.empty(rows, dtype=torch.int32, device=logits.device)
-        step = rows if features.draw_only else self._slice_rows
         lines = []
-        for start in range(0, rows, step):
-            part = slice(start, min(start + step, rows))
-            line = self._sample_slice(
-                logits[part], seats[part], lengths[part], history, features, seats_np[part], out[part], start
-            )
-            if line is not None:
-                lines.append(line)
+        if features.edits or features.logprobs:
+            for start in range(0, rows, self._slice_rows):
+                part = slice(start, min(start + self._slice_rows, rows))
+                raw, prepared = logits[part], self._prepared(seats_np[part], features)
+                # Log-probabilities are of the logits as they were, so these are kept until the slice has its tokens.
+                edited = raw.clone() if features.edits and features.logprobs else raw
+                if features.edits:
+                    self._edit(edited, seats[part], lengths[part], history, features, prepared)
+                if features.logprobs:
+                    self.sample_plain(edited, seats[part], lengths[part], out[part], filtered=features.filter)
+                    if prepared and prepared.num_lines:
+                        lines.append(self._logprobs(raw, out[part], prepared, start))
+        if not features.logprobs:
+            self.sample_plain(logits, seats, lengths, out, filtered=features.filter)
         self._columns.count_samples(seats_np)
         return SamplerOutput(out.unsqueeze(1), LogprobTensors.concat(lines) if lines else None)
 
-    def _sample_slice(
+    def _edit(
         self,
-        raw: torch.Tensor,
+        logits: torch.Tensor,
         seats: torch.Tensor,
         lengths: torch.Tensor,
         history: History,
         features: Features,
-        seats_np: np.ndarray,
-        out: torch.Tensor,
-        first_row: int,
-    ) -> LogprobTensors | None:
-        logits = raw
-        prepared = self._prepared(seats_np) if features.lists or features.logprobs else None
-        if features.edits:
-            if features.logprobs:
-                logits = raw.clone()
-            if prepared:
-                state = RowState(self._columns.device[seats.long()], seats.long(), lengths.long(), history)
-                for processor in prepared.processors:
-                    processor.apply(logits, state)
-            if features.penalties:
-                kernels.penalize(logits, self._columns.device, seats, lengths, history, self._scratch)
-        kernels.sample(logits, self._columns.device, seats, lengths, out, self._scratch, filtered=features.filter)
-        return self._logprobs(raw, out, prepared, first_row) if prepared and features.logprobs else None
+        prepared: _Prepared | None,
+    ) -> None:
+        """Lists and penalties, in place, of a slice of rows."""
+        if prepared:
+            state = RowState(self._columns.device[seats.long()], seats.long(), lengths.long(), history)
+            for processor in prepared.processors:
+                processor.apply(logits, state)
+        if features.penalties:
+            kernels.penalize(logits, self._columns.device, seats, lengths, history, self._scratch)
 
-    def _prepared(self, seats_np: np.ndarray) -> _Prepared:
+    def _prepared(self, seats_np: np.ndarray, features: Features) -> _Prepared | None:
         """What the lists and log-probabilities of these rows need on the device; made anew after an admit."""
+        if not (features.lists or features.logprobs):
+            return None
         if self._generation != self._columns.generation:
             self._cache.clear()
             self._generation = self._columns.generation
@@ -161,9 +161,7 @@ class Sampler:
 
     def _logprobs(
         self, raw: torch.Tensor, token_ids: torch.Tensor, prepared: _Prepared, first_row: int
-    ) -> LogprobTensors | None:
-        if prepared.num_lines == 0:
-            return None
+    ) -> LogprobTensors:
         if prepared.num_lines < len(raw):
             raw, token_ids = raw.index_select(0, prepared.lines), token_ids.index_select(0, prepared.lines)
         return gather_logprobs(raw, token_ids, prepared.k, prepared.lines + first_row, prepared.counts)

@@ -1,0 +1,122 @@
+"""How products of 17 to 256 rows are cut up, as measured on an H200 (`python -m benchmarks.kernels --only batch`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.kernels.triton.launch import next_power_of_2
+
+MAX_ROWS = 256
+BUCKETS = (32, 64, 128, 256)  # rows up to each share one configuration: as many variants a shape as there are buckets
+PROCESSORS = 132  # of an H200
+MEMORY = 200 << 10  # bytes of shared memory for one program's tiles
+
+
+@dataclass(frozen=True)
+class Config:
+    """One way to cut a product up.
+
+    block_m, block_n, block_k: rows, outputs and columns of K of a tile. split: shares of K. tall: the weight is the
+    operand whose lines the matrix units take 64 at a time, else x is. prefetch: columns of K that a program sends for
+    ahead of its wait.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    split: int = 1
+    num_warps: int = 4
+    num_stages: int = 4
+    tall: bool = False
+    prefetch: int = 0
+
+
+# (k, n, gated) → a configuration a bucket; None where the library and kernels of their own around it are faster.
+TABLE: dict[tuple[int, int, bool], tuple[Config | None, ...]] = {
+    # qwen3-0.6b: qkv, o, gate_up, down, lm_head
+    (1024, 4096, False): (
+        Config(64, 64, 128, 1, 4, 6, prefetch=1024),
+        Config(64, 64, 128, 1, 4, 6, prefetch=1024),
+        Config(128, 32, 128, 1, 4, 5, prefetch=512),
+        Config(128, 64, 64, 1, 4, 4, prefetch=1024),
+    ),
+    (2048, 1024, False): (
+        Config(64, 16, 128, 2, 4, 5, prefetch=1024),
+        Config(64, 16, 128, 2, 4, 5, prefetch=1024),
+        Config(64, 32, 128, 2, 4, 4, prefetch=1024),
+        None,
+    ),
+    (1024, 3072, True): (
+        Config(64, 32, 128, 1, 4, 3, prefetch=1024),
+        Config(64, 32, 128, 1, 4, 3, prefetch=1024),
+        Config(64, 64, 128, 1, 4, 4),
+        None,
+    ),
+    (3072, 1024, False): (
+        Config(64, 32, 128, 4, 4, 3, prefetch=768),
+        Config(64, 32, 128, 4, 4, 3, prefetch=768),
+        Config(64, 32, 128, 4, 4, 4, prefetch=512),
+        None,
+    ),
+    (1024, 151936, False): (
+        Config(64, 128, 128, 1, 4, 4, prefetch=320),
+        Config(64, 128, 128, 1, 4, 4, prefetch=320),
+        None,
+        None,
+    ),
+    # llama-3.1-8b: qkv, o, gate_up, down, lm_head
+    (4096, 6144, False): (None, Config(64, 64, 128, 1, 4, 6, True, 128), None, None),
+    (4096, 4096, False): (
+        Config(64, 32, 128, 1, 4, 8, prefetch=1024),
+        Config(64, 32, 128, 1, 4, 8, prefetch=1024),
+        None,
+        None,
+    ),
+    (4096, 14336, True): (
+        Config(64, 128, 64, 1, 4, 5, True, 128),
+        Config(64, 128, 64, 1, 4, 5, True, 128),
+        Config(128, 64, 64, 1, 8, 3, True),
+        Config(128, 128, 64, 1, 8, 4, True),
+    ),
+    (14336, 4096, False): (None, Config(64, 32, 128, 2, 4, 4, prefetch=128), None, None),
+    (4096, 128256, False): (
+        Config(64, 128, 128, 1, 4, 4, True, 320),
+        Config(64, 128, 128, 1, 4, 4, True, 320),
+        None,
+        None,
+    ),
+}
+
+
+def bucket(m: int) -> int:
+    """Place in BUCKETS of products of m rows."""
+    return next(i for i, most in enumerate(BUCKETS) if m <= most)
+
+
+def pays(m: int, n: int, k: int, gated: bool) -> bool:
+    """Whether the kernel beats the library for x [m, k] and n outputs, as far as is known."""
+    if (k, n, gated) in TABLE:
+        return TABLE[k, n, gated][bucket(m)] is not None
+    return m <= 64
+
+
+def choose(m: int, n: int, k: int, gated: bool) -> Config:
+    """The configuration for x [m, k] and n outputs: the table's, else by rule."""
+    known = TABLE.get((k, n, gated))
+    found = known[bucket(m)] if known else None
+    return found or by_rule(m, n, k, gated)
+
+
+def by_rule(m: int, n: int, k: int, gated: bool) -> Config:
+    """About one program a processor; K is shared out only where outputs are too few for that, for it costs 2 µs."""
+    block_m = 64 if m <= 64 else 128
+    block_n = min(max(next_power_of_2(-(-n // PROCESSORS)), 16), 128)
+    width = block_n * (2 if gated else 1)
+    block_k = 128 if block_m + width <= 192 else 64
+    tiles = -(-n // block_n)
+    split = min(max(next_power_of_2(PROCESSORS // tiles + 1) // 2, 1), 4, max(k // 512, 1))
+    num_stages = min(MEMORY // ((block_m + width) * block_k * 2), 8)
+    prefetch = min(-(-k // split), 512) // 64 * 64
+    return Config(
+        block_m, block_n, block_k, split, 8 if block_m * width > 128 * 128 else 4, num_stages, False, prefetch
+    )

@@ -1,0 +1,76 @@
+"""Many kernels compiled at once: while a step is rehearsed its launches are only noted, and compiled by threads.
+
+Triton compiles a kernel when it is first launched: one after the other, about half a second each with its C launcher.
+Nearly all of that happens outside the interpreter's lock or in other processes (ptxas, the C compiler), so threads
+share it well. Every variant that the rehearsed step would launch is found this way; nobody keeps a list.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+import torch
+import triton
+from triton.runtime.jit import JITFunction
+
+_MAX_THREADS = 32
+
+
+class Rehearsal:
+    """Inside the `with`, this thread launches no kernel; those that the process has not compiled yet, threads do.
+
+    So what is computed inside is garbage, by which nothing may be looked up. A kernel that does not compile is left to
+    its first real launch, which says why.
+    """
+
+    def __init__(self) -> None:
+        device = torch.cuda.current_device()
+        self._pool = ThreadPoolExecutor(
+            min(_num_cpus() + 1, _MAX_THREADS), "compile", initializer=torch.cuda.set_device, initargs=(device,)
+        )
+        self._compiling: dict[tuple[Any, str], Future[None]] = {}
+
+    def __enter__(self) -> Rehearsal:
+        self._thread = threading.get_ident()
+        self._run, self._hook = JITFunction.run, triton.knobs.runtime.jit_cache_hook
+        run, thread = self._run, self._thread
+
+        def rehearse(function: Any, *args: Any, warmup: bool, **kwargs: Any) -> Any:
+            return run(function, *args, warmup=warmup or threading.get_ident() == thread, **kwargs)
+
+        JITFunction.run = rehearse
+        triton.knobs.runtime.jit_cache_hook = self._note
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        JITFunction.run = self._run
+        triton.knobs.runtime.jit_cache_hook = self._hook
+
+    def wait(self) -> int:
+        """Until everything noted is compiled and loaded; returns how many kernels that were."""
+        for compiling in self._compiling.values():
+            compiling.exception()
+        self._pool.shutdown()
+        return len(self._compiling)
+
+    def _note(self, *, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
+        """Triton asks before it compiles: True means that it need not."""
+        if threading.get_ident() != self._thread:
+            return False
+        function = fn.jit_function
+        if (function, key) not in self._compiling:
+            self._compiling[function, key] = self._pool.submit(_compile, function, compile["specialization_data"])
+        return True
+
+
+def _compile(function: Any, specialization: str) -> None:
+    kernel = function.preload(specialization)
+    _ = kernel.run  # builds and loads the launcher, and the kernel onto the device
+
+
+def _num_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

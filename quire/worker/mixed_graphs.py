@@ -1,0 +1,66 @@
+"""CUDA graphs of small steps with prompt chunks: the same padded layout every time, so that launching costs nothing.
+
+A size holds up to `decodes` decode rows and MAX_PROMPTS prompt chunks, `tokens` tokens in all. The plan's rows lie in
+one piece: padding decode rows stand before them, empty rows behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from quire.types.plan import StepPlan
+from quire.worker.graphs import StepGraphs
+
+MAX_PROMPTS = 16  # prompt chunks in one step
+# Weights times tokens of the largest step that is captured: beyond, the device takes much longer than the host's
+# launches (25 against 10 to 20 ms on an H200), and running ahead hides them.
+MAX_WORK = 8.5e12
+
+
+@dataclass(frozen=True, slots=True)
+class MixedSize:
+    """What a graph has room for."""
+
+    decodes: int
+    tokens: int  # those of decode rows included
+
+    @property
+    def rows(self) -> int:
+        return self.decodes + MAX_PROMPTS
+
+
+def mixed_sizes(max_rows: int, max_tokens: int, num_weights: int) -> list[MixedSize]:
+    """Sizes to capture, falling. Decode rows and prompts together make round numbers of rows.
+
+    max_rows, max_tokens: of any step; num_weights: elements of the model.
+    """
+    decodes = [count for count in (0, 16, 48, 112, 240, 496) if 4 * count < 3 * max_rows]
+    if max_rows <= 512:
+        decodes.append(max_rows)
+    top = min(2 * max_tokens, int(MAX_WORK / num_weights))  # one size has room for a full step and its padding
+    sizes = [
+        MixedSize(count, tokens)
+        for count in decodes
+        for tokens in (128, 256, 384, 512, 768, 1024, 1536, 2048)
+        if 2 * count <= tokens <= top
+    ]
+    return sorted(sizes, key=lambda size: (size.tokens, size.decodes), reverse=True)
+
+
+class MixedGraphs(StepGraphs[MixedSize]):
+    """Small steps with prompt chunks. A tail samples the rows that are due."""
+
+    def size_for(self, plan: StepPlan) -> MixedSize | None:
+        """The smallest size that holds the step; None if none does, or if the step wants more than tokens."""
+        decodes, prompt_tokens = plan.num_decodes, len(plan.token_ids)
+        if plan.attachments or plan.num_rows - decodes > MAX_PROMPTS:
+            return None
+        for size in reversed(self.sizes):
+            if size.decodes >= decodes and size.tokens - size.decodes >= prompt_tokens:
+                return size
+        return None
+
+    def _rehearsed(self) -> Iterable[MixedSize]:
+        """Kernels differ by the number of tokens, and by whether there are decode rows."""
+        return {size.tokens: size for size in reversed(self.sizes)}.values()

@@ -1,0 +1,125 @@
+"""The prefill kernel for compute capability 9.0: compiled anywhere, run where there is such a device."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire.kernels import paged_attention
+from quire.kernels.dispatch import INTERPRETED
+from tests.kernels.compare import assert_near
+from tests.kernels.test_paged_attention import make_cache
+
+triton = pytest.importorskip("triton")
+prefill = pytest.importorskip("quire.kernels.triton.prefill")
+
+TESTED = pytest.mark.skipif(
+    INTERPRETED or not triton.__version__.startswith(prefill.GLUON_TESTED), reason="Gluon: only versions it knows"
+)
+ON_DEVICE = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="no such GPU"
+    ),
+    TESTED,
+]
+
+
+@TESTED
+@pytest.mark.parametrize(("group", "dim", "window", "dtype"), [(4, 128, 0, "bf16"), (7, 64, 100, "fp16")])
+def test_compiles_to_overlapping_matrix_products(group: int, dim: int, window: int, dtype: str, tmp_path: Path) -> None:
+    """Without a device. The assembler must neither serialise the products nor spill the consumers' registers."""
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.compiler import get_ptxas
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    from quire.kernels.triton import prefill_sm90
+
+    kernel = prefill_sm90._prefill_sm90_kernel
+    desc = f"tensordesc<{dtype}[1, 1, 16, 64],{gl.NVMMASharedLayout(128, 16, 4)!r}>"
+    constants = {
+        "KV_HEADS": 2, "GROUP": group, "DIM": dim, "PAGE": 16, "WINDOW": window, "LINES": prefill_sm90.LINES,
+        "BLOCK_N": prefill_sm90.BLOCK_N, "STAGES": prefill_sm90.STAGES, "PDL": True,
+    }  # fmt: skip
+    types = {"q_ptr": f"*{dtype}", "out_ptr": f"*{dtype}", "k_desc": desc, "v_desc": desc, "scale": "fp32"}
+    types |= dict.fromkeys(("seats_ptr", "table_ptr", "query_start_ptr", "seq_lens_ptr"), "*i32")
+    types |= dict.fromkeys(("num_rows", "q_stride", "table_stride"), "i32")
+    names = kernel.arg_names
+    source = GluonASTSource(
+        kernel,
+        {name: types.get(name, "constexpr") for name in names},
+        {(names.index(name),): value for name, value in constants.items()},
+        {(names.index(name),): [["tt.divisibility", 16]] for name in ("q_ptr", "out_ptr", "q_stride")},
+    )
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "launch_pdl": True})
+    assert built.metadata.shared <= 227 * 1024
+    code = tmp_path / "kernel.ptx"
+    code.write_text(built.asm["ptx"])
+    assembled = subprocess.run(
+        [get_ptxas(90).path, "-v", "--gpu-name=sm_90a", str(code), "-o", str(tmp_path / "kernel.cubin")],
+        check=True, capture_output=True, text=True,
+    ).stderr  # fmt: skip
+    assert "serialized" not in assembled
+    spilled = int(assembled.split(" bytes spill stores")[0].split()[-1])
+    assert spilled <= 64, f"{spilled} bytes spilled"  # the producer's, once an item
+
+
+def check(
+    rows: list[tuple[int, int]],
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    window: int = 0,
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:
+    """rows: (query tokens, tokens in all) of each."""
+    device = torch.device("cuda")
+    torch.manual_seed(0)
+    queries, seq_lens = [q for q, _ in rows], [n for _, n in rows]
+    cache = make_cache(seq_lens, kv_heads, dim, 16, dtype, device)
+    q = torch.randn(sum(queries), heads, dim, device=device, dtype=dtype)
+    sm90 = prefill._sm90(device)
+    assert sm90 is not None
+    assert sm90.takes(q, cache.k)
+    starts = torch.tensor([5, *queries]).cumsum(0).int().to(device)
+    arguments = (
+        q, cache.k, cache.v, cache.seats, cache.table, starts, torch.tensor(seq_lens, device=device).int(), len(rows)
+    )  # fmt: skip
+    out = paged_attention.prefill(*arguments, max(queries), dim**-0.5, window)
+    assert_near(out, paged_attention.attention_reference(*arguments, dim**-0.5, window), dtype)
+
+
+class TestOnDevice:
+    pytestmark = ON_DEVICE
+
+    @pytest.mark.parametrize(
+        ("heads", "kv_heads", "dim", "window", "dtype"),
+        [
+            (16, 8, 128, 0, torch.bfloat16),
+            (32, 8, 128, 0, torch.float16),
+            (8, 8, 64, 0, torch.bfloat16),
+            (28, 4, 128, 300, torch.bfloat16),
+            (64, 1, 64, 33, torch.float16),
+        ],
+    )
+    def test_ragged_rows(self, heads: int, kv_heads: int, dim: int, window: int, dtype: torch.dtype) -> None:
+        """Ends on, before and past the ends of tiles and pages; new rows and rows with a past."""
+        rows = [
+            (1, 1), (128, 128), (129, 129), (127, 4096), (1, 2000), (513, 2048), (2000, 2000), (33, 1040), (15, 15),
+            (16, 16), (17, 17), (700, 3001), (64, 128), (3, 130),
+        ]  # fmt: skip
+        check(rows, heads, kv_heads, dim, window, dtype)
+
+    def test_more_items_than_blocks(self) -> None:
+        check([(6000, 9000), (1, 12000), (3000, 3000)], 16, 8, 128)
+
+    def test_many_rows_find_their_tiles(self) -> None:
+        """More rows than one look at query_start covers."""
+        check([(1 + i % 5, 1 + i % 5 + i % 40) for i in range(700)], 4, 2, 64)
+
+    def test_fewer_items_than_blocks(self) -> None:
+        check([(2, 2), (3, 3)], 8, 8, 128)

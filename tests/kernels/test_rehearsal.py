@@ -1,0 +1,119 @@
+"""Kernels are noted, compiled aside and then only launched: with a driver that counts instead of a GPU."""
+
+from __future__ import annotations
+
+import os
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter compiles nothing", allow_module_level=True)
+
+import triton.language as tl  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.runtime import driver  # noqa: E402
+
+from quire.kernels.triton.rehearsal import Rehearsal  # noqa: E402
+
+
+class CountingDriver:
+    """Compiles for compute capability 9.0 and loads nothing; a launch is a line in `launched`."""
+
+    def __init__(self) -> None:
+        self.launched: list[str] = []
+        self.utils = SimpleNamespace(
+            load_binary=lambda name, *_: (name, name, 0, 0, 1024),
+            get_device_properties=lambda _: {"max_shared_mem": 232448},
+        )
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def launcher_cls(self, src: Any, _: Any) -> Any:
+        return lambda *_: self.launched.append(src.fn.__name__)
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> CountingDriver:
+    found = CountingDriver()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(driver, "_active", found)
+    return found
+
+
+def kernels() -> tuple[Any, Any]:
+    @triton.jit
+    def add(out, x, n, BLOCK: tl.constexpr):
+        i = tl.arange(0, BLOCK)
+        tl.store(out + i, tl.load(x + i, mask=i < n) + 1, mask=i < n)
+
+    @triton.jit
+    def broken(out, BLOCK: tl.constexpr):
+        tl.static_assert(BLOCK == 1, "no such block")
+        tl.store(out, 0)
+
+    return add, broken
+
+
+def test_every_variant_is_compiled_once_and_launched_only_afterwards(counting: CountingDriver) -> None:
+    add, _ = kernels()
+    x = torch.zeros(64)
+    compiled: list[str] = []
+    knobs = triton.knobs.runtime
+    knobs.jit_post_compile_hook = lambda **found: compiled.append(found["repr"])
+    try:
+        with Rehearsal() as rehearsal:
+            for _ in range(3):
+                add[(1,)](x, x, 5, BLOCK=16)
+                add[(1,)](x, x, 5, BLOCK=32, num_warps=1)
+        assert rehearsal.wait() == 2
+        assert len(compiled) == 2
+        assert counting.launched == []
+        add[(1,)](x, x, 7, BLOCK=16)
+        add[(1,)](x, x, 7, BLOCK=32, num_warps=1)
+        assert counting.launched == ["add", "add"]
+        assert len(compiled) == 2, "a variant was compiled again at its launch"
+    finally:
+        knobs.jit_post_compile_hook = None
+    assert knobs.jit_cache_hook is None
+
+
+def test_nothing_is_launched_in_a_rehearsal_but_by_other_threads(counting: CountingDriver) -> None:
+    add, _ = kernels()
+    x = torch.zeros(64)
+    add[(1,)](x, x, 5, BLOCK=16)
+    counting.launched.clear()
+    with Rehearsal() as rehearsal:
+        add[(1,)](x, x, 5, BLOCK=16)
+        assert counting.launched == []
+        other = threading.Thread(target=lambda: add[(1,)](x, x, 5, BLOCK=32))
+        other.start()
+        other.join()
+    assert counting.launched == ["add"]
+    assert rehearsal.wait() == 0
+    add[(1,)](x, x, 5, BLOCK=16)
+    assert counting.launched == ["add", "add"]
+
+
+def test_a_kernel_that_does_not_compile_says_so_at_its_launch(counting: CountingDriver) -> None:
+    _, broken = kernels()
+    x = torch.zeros(1)
+    with Rehearsal() as rehearsal:
+        broken[(1,)](x, BLOCK=2)
+    assert rehearsal.wait() == 1
+    with pytest.raises(triton.CompilationError, match="no such block"):
+        broken[(1,)](x, BLOCK=2)
+    assert counting.launched == []
