@@ -86,6 +86,11 @@ class Runner:
                 with torch.cuda.stream(self._stream):
                     yield
 
+    @property
+    def mixed_sizes(self) -> list[tuple[int, int]]:
+        """See WorkerReport."""
+        return [(size.decodes, size.tokens) for size in self.mixed_graphs.sizes] if self.mixed_graphs else []
+
     def capture(self) -> float:
         """Capture all graphs into one pool, the largest first; seconds it took."""
         if self._stream is None:

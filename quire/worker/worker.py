@@ -104,7 +104,6 @@ class Worker:
             self.runner = self._build_runner(num_blocks, max_model_len)
         with self._phase("graphs"):
             self.runner.capture()
-        graphs = self.runner.mixed_graphs
         return WorkerReport(
             device=self._platform.device_name(),
             num_blocks=num_blocks,
@@ -116,7 +115,7 @@ class Worker:
             free_bytes=self._platform.free_bytes(),
             attention_backend=self._backend_name,
             phases=self._phases,
-            mixed_sizes=[(size.decodes, size.tokens) for size in graphs.sizes] if graphs else [],
+            mixed_sizes=self.runner.mixed_sizes,
             notes=self._notes,
         )
 

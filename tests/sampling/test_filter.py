@@ -127,6 +127,16 @@ def test_wide_rows_agree_with_plain_torch(backend: Backend, row: dict[str, float
     assert backend.sample(logits, matrix, (seats + 50).tolist(), filtered=True) == out.tolist()
 
 
+@pytest.mark.parametrize("row", [{"top_k": SHORTLIST + 9}, {"top_p": 0.3}], ids=str)
+def test_a_long_row_of_two_neighbouring_floats_is_cut_between_them(backend: Backend, row: dict[str, float]) -> None:
+    """Neither fits a short list, and no float lies between the two."""
+    logits = torch.full((2 * SHORTLIST + 99,), 1.0)
+    larger = torch.arange(len(logits)) % 64 < 34  # more than a short list
+    logits[larger] = torch.nextafter(torch.tensor(1.0), torch.tensor(2.0))
+    counts = drawn(backend, logits, row, 200 if backend.fast else 3)
+    assert counts[~larger].sum() == 0
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     logits=st.lists(st.sampled_from([-torch.inf, -5.0, -1.0, -0.0, 0.0, 0.5, 2.0, 2.5]), min_size=2, max_size=12),
