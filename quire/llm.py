@@ -17,6 +17,7 @@ from quire.config.engine import EngineConfig
 from quire.config.resolve import resolve
 from quire.engine.client import EngineClient, EngineInfo, InProcessClient
 from quire.foundation.errors import EngineDeadError, InputError, QuireError
+from quire.foundation.heap import no_collection
 from quire.frontend.beam_search import Alternatives, beam_search
 from quire.frontend.chat import ChatTemplate, Message, render
 from quire.frontend.inputs import Prompt, PromptLike, build, main_eos, read_prompt, tokenize
@@ -74,7 +75,8 @@ class LLM:
         priority) serves all prompts, a list gives each its own; None means the model's defaults. Raises InputError
         for what cannot run, before anything runs. Ctrl-C aborts all prompts and leaves the engine usable.
         """
-        given = [read_prompt(prompt) for prompt in _as_list(prompts)]
+        with no_collection():
+            given = [read_prompt(prompt) for prompt in _as_list(prompts)]
         return self._run(given, sampling_params, priority, use_tqdm, add_special_tokens=True)
 
     def chat(
@@ -150,17 +152,8 @@ class LLM:
         *,
         add_special_tokens: bool,
     ) -> list[RequestOutput]:
-        chosen = _one_each(self.get_default_sampling_params() if params is None else params, prompts, "sampling_params")
-        final = {id(p): _final_only(p) for p in chosen}
-        priorities = _one_each(0 if priority is None else priority, prompts, "priority")
-        token_ids = self._tokenize(prompts, add_special_tokens=add_special_tokens)
-        requests: dict[str, list[EngineRequest]] = {}
-        for prompt, ids, asked, rank in zip(prompts, token_ids, chosen, priorities, strict=True):
-            number = str(next(self._request_numbers))
-            known = Prompt(prompt.text, ids, prompt.cache_salt)
-            requests[number] = build(
-                known, final[id(asked)], self.info, self._tokenizer, request_id=number, priority=rank
-            )
+        with no_collection():
+            requests = self._build(prompts, params, priority, add_special_tokens=add_special_tokens)
         texts = [prompt.text for prompt in prompts]
         with PromptProgress(len(prompts), use_tqdm) as progress, deferred_interrupt() as interrupted:
             conversions = [
@@ -175,6 +168,28 @@ class LLM:
                 self._abort(conversions)
                 raise
         return [conversion.take() for conversion in conversions]
+
+    def _build(
+        self,
+        prompts: Sequence[Prompt],
+        params: Params | None,
+        priority: int | Sequence[int] | None,
+        *,
+        add_special_tokens: bool,
+    ) -> dict[str, list[EngineRequest]]:
+        """The requests of each prompt (n of them), by the prompt's number, in order."""
+        chosen = _one_each(self.get_default_sampling_params() if params is None else params, prompts, "sampling_params")
+        final = {id(p): _final_only(p) for p in chosen}
+        priorities = _one_each(0 if priority is None else priority, prompts, "priority")
+        token_ids = self._tokenize(prompts, add_special_tokens=add_special_tokens)
+        requests: dict[str, list[EngineRequest]] = {}
+        for prompt, ids, asked, rank in zip(prompts, token_ids, chosen, priorities, strict=True):
+            number = str(next(self._request_numbers))
+            known = Prompt(prompt.text, ids, prompt.cache_salt)
+            requests[number] = build(
+                known, final[id(asked)], self.info, self._tokenizer, request_id=number, priority=rank
+            )
+        return requests
 
     def _finish_all(
         self, conversions: Sequence[Conversion], progress: PromptProgress, interrupted: Callable[[], bool]

@@ -1,8 +1,10 @@
-"""The garbage collector in processes that serve: no long look at what is no garbage in the middle of a step."""
+"""The garbage collector, kept from long looks at what is no garbage while somebody waits."""
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _YOUNG = 20_000  # objects more than before, for a look at the new ones; a thousand requests make some 100,000
 _MIDDLE = 20  # such looks, for one at those that survived
@@ -17,3 +19,15 @@ def settle_heap() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG, _MIDDLE, _MIDDLE)
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """For making many objects that stay: no collection looks at them meanwhile."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,46 @@
+"""The collector is as it was once the work is done."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+import pytest
+
+from quire.foundation.heap import no_collection
+
+
+def test_collection_pauses_and_goes_on_also_after_an_error() -> None:
+    assert gc.isenabled()
+    with no_collection():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(ValueError, match="oops"), no_collection():
+        raise ValueError("oops")
+    assert gc.isenabled()
+
+
+def test_who_has_switched_it_off_keeps_it_off() -> None:
+    gc.disable()
+    try:
+        with no_collection():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_a_settled_heap_is_not_looked_at_and_new_garbage_still_goes() -> None:
+    code = """
+import gc, weakref
+from quire.foundation.heap import settle_heap
+class Node: pass
+settle_heap()
+frozen = gc.get_freeze_count()
+assert frozen > 1000 and len(gc.get_objects()) < frozen / 10
+node = Node(); node.me = node; gone = weakref.ref(node); del node
+kept = [[] for _ in range(30_000)]  # enough new objects for a collection of the young
+assert gone() is None
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
