@@ -1,4 +1,4 @@
-"""x @ weight.T for 17 to 256 rows: the weight is read once, and everything around the product rides along.
+"""x @ weight.T for 17 to 128 rows: the weight is read once, and everything around the product rides along.
 
 A program owns BLOCK_N outputs of BLOCK_M rows and one of SPLIT shares of K. Tiles of x and of the weight come through
 the bulk copy engine, several deep. Where outputs are few, K is shared out: each program leaves its sums in a workspace
@@ -173,7 +173,7 @@ def linear(
     out: torch.Tensor | None,
     config: Config | None = None,
 ) -> torch.Tensor:
-    """x [m, k] @ weight [n, k].T + bias [n] → [m, n], summed in float32, m ≤ 256; in `out` if given, else in x's dtype.
+    """x [m, k] @ weight [n, k].T + bias [n] → [m, n], summed in float32, m ≤ 128; in `out` if given, else in x's dtype.
 
     x and weight: bfloat16 or float16, rows contiguous and a multiple of 8 elements apart. norm_weight [k]: x is
     RMS-normed with it and eps on the way in. gated: weight [2n, k] and bias [2n] are [gate | up], the result
