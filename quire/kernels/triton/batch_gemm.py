@@ -151,15 +151,14 @@ def _workspace(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     return (torch.empty(WORKSPACE, device=device), torch.zeros(MAX_TILES, dtype=torch.int32, device=device))
 
 
+@cache
+def _is_hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
 def pays(m: int, n: int, k: int, gated: bool, device: torch.device) -> bool:
     """Whether `linear` beats the library and kernels around it for 16-bit x [m, k] and n outputs on `device`."""
-    return (
-        device.type == "cuda"
-        and torch.cuda.get_device_capability(device)[0] == 9
-        and MIN_ROWS <= m <= MAX_ROWS
-        and k % 8 == 0
-        and batch_gemm_table.pays(m, n, k, gated)
-    )
+    return _is_hopper(device) and MIN_ROWS <= m <= MAX_ROWS and k % 8 == 0 and batch_gemm_table.pays(m, n, k, gated)
 
 
 def linear(

@@ -7,6 +7,7 @@ from those that are.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from quire.kernels.triton.launch import next_power_of_2
 
@@ -79,6 +80,7 @@ def pays(m: int, n: int, k: int, gated: bool) -> bool:
     return m <= 64
 
 
+@cache
 def choose(m: int, n: int, k: int, gated: bool) -> Config:
     """The configuration for x [m, k] and n outputs: the table's, else by rule."""
     known = TABLE.get((k, n, gated))
