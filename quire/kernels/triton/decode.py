@@ -215,7 +215,7 @@ class Shape:
 def shape(head_dim: int, element_size: int, group: int) -> Shape:
     # A K tile of 8 KiB and few warps: several programs fit a processor and hide each other's latency.
     tokens = max(8192 // (dot_width(head_dim) * element_size), 16)
-    return Shape(tokens, 2 if group <= 16 else 4, 4, 2, 1, 32)
+    return Shape(tokens, 2 if group <= 16 else 4, 3, 2, 1, 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +248,8 @@ def workspace_elements(max_rows: int, num_heads: int, num_kv_heads: int, head_di
     """float32 elements for `decode` of any number of rows up to `max_rows`: partial results, then counters."""
     group = num_heads // num_kv_heads
     places = max_rows + budget(max_rows, num_kv_heads, processors, shape(head_dim, 2, group).programs)
-    programs = decode_prefix.programs(num_kv_heads, processors, decode_prefix.shape(head_dim, 2).programs)
-    places += decode_prefix.places(max_rows, decode_prefix.tile_rows(group), programs)
+    programs = decode_prefix.programs(num_kv_heads, processors, decode_prefix.shape(head_dim, 2, group).programs)
+    places += decode_prefix.places(max_rows, decode_prefix.lines(group) // group, programs)
     return places * num_heads * (head_dim + 1) + max_rows * num_kv_heads
 
 
@@ -275,9 +275,9 @@ def schedule(
     shared, members, tiles = prefix
     items, row_prefix = decode_schedule.rows(seats, seq_lens, shared, extra, cut.tokens, cut.min_tiles, 0)
     assert row_prefix is not None
-    wide = wide or decode_prefix.shape(head_dim, element_size)
+    wide = wide or decode_prefix.shape(head_dim, element_size, group)
     programs = decode_prefix.programs(num_kv_heads, processors, wide.programs)
-    tile_rows = decode_prefix.tile_rows(group, wide.lines)
+    tile_rows = wide.lines // group
     prefix_items, count = decode_schedule.prefixes(
         tiles, members, row_prefix, programs, tile_rows, wide.tokens, wide.min_tiles
     )
@@ -317,7 +317,7 @@ def decode(
     if prefix:
         decode_prefix.attend(
             q, k_cache, v_cache, block_table, prefix.items, prefix.count, prefix.members, scale * LOG2_E,
-            prefix_partial, prefix_lse, prefix.programs, wide or decode_prefix.shape(dim, q.element_size()),
+            prefix_partial, prefix_lse, prefix.programs, wide or decode_prefix.shape(dim, q.element_size(), group),
         )  # fmt: skip
     pdl = has_pdl(q.device)
     block_group = next_power_of_2(group)
