@@ -40,19 +40,22 @@ def linear(
         raise ValueError("a gated result, a residual and an output of one's own exclude one another")
     if norm is not None and x.dtype == torch.float16:  # x * norm's weight, not yet divided, may leave its range
         x, norm = rms_norm(x, *norm), None
-    if skinny_gemm.pays(x, weight, gated):
-        return skinny_gemm.linear(x, weight, bias, norm, gated, residual, out_dtype, out)
+    plan = skinny_gemm.plan(x, weight, normed=norm is not None, gated=gated)
+    if plan is not None:
+        return skinny_gemm.linear(x, weight, bias, norm, gated, residual, out_dtype, out, plan)
     if batch_gemm.pays(x, weight, gated):
         return batch_gemm.linear(x, weight, bias, norm, gated, residual, out_dtype, out)
+    # Norm and gate apart: what is left may have a kernel of its own.
     if norm is not None:
-        x = rms_norm(x, *norm)
+        normed = rms_norm(x, *norm)
+        return linear(normed, weight, bias, gated=gated, residual=residual, out_dtype=out_dtype, out=out)
+    if gated:
+        return silu_and_mul(linear(x, weight, bias))
     if x.is_cuda and residual is not None:
         return _add_on_gpu(x, weight, bias, residual)
     if x.is_cuda and own_output:
         return _wide_on_gpu(x, weight, bias, out_dtype, out)
     y = torch.nn.functional.linear(x, weight, bias) if x.is_cuda else cpu_linear.linear(x, weight, bias)
-    if gated:
-        return silu_and_mul(y)
     if residual is not None:
         return residual.add_(y)
     return out.copy_(y) if out is not None else y.to(out_dtype or x.dtype)

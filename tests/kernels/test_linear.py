@@ -7,7 +7,7 @@ import torch
 
 from quire.kernels.cpu_linear import MAX_LEFT_ROWS
 from quire.kernels.linear import linear, linear_reference
-from tests.kernels.compare import assert_near
+from tests.kernels.compare import LIMITS, assert_near
 
 ROWS = [0, 1, 2, 3, 7, 8, 9, 16, 17, MAX_LEFT_ROWS, MAX_LEFT_ROWS + 1, 300]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -62,7 +62,9 @@ def test_every_epilogue(
         assert_near(y, expected, dtype)
         assert_near(wide, expected, dtype)
         assert_near(residual, start.double() + expected, dtype)
-        assert_near(both, torch.nn.functional.silu(gate) * up, dtype)
+        exact_both = torch.nn.functional.silu(gate) * up
+        error = (both.double() - exact_both).norm() / exact_both.norm()
+        assert error <= 2 * LIMITS[dtype], "norm, product and gate may each round"
 
 
 def test_the_reference() -> None:

@@ -1,4 +1,4 @@
-"""Every plan of the table, and the one-row kernel in the interpreter."""
+"""Every plan of the table, and the kernels that Triton's interpreter can run."""
 
 from __future__ import annotations
 
@@ -8,27 +8,37 @@ import torch
 from quire.kernels import skinny_gemm
 from quire.kernels.dispatch import INTERPRETED
 from quire.kernels.linear import linear, linear_reference
-from quire.kernels.triton.skinny_gemm_table import TABLE, Registers, Ring, Vector, plan
-from tests.kernels.compare import assert_near
+from quire.kernels.triton.skinny_gemm_table import TABLE, Plan, Registers, Shared, Vector, plan
+from tests.kernels.compare import NARROW, assert_near
+
+PLANS = [
+    Vector(4, 512, 2),
+    Shared(16, 64, 4, 4),
+    Shared(16, 128, 2, 4),
+    Registers(16, 128, 2, 4),
+    Registers(8, 64, 3, 8),
+]
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="only where Triton interprets its kernels")
-@pytest.mark.parametrize("normed", [False, True])
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize(("n", "k", "how"), [(48, 1024, Vector(4, 1024, 4)), (37, 1500, Vector(4, 512, 2))])
-def test_one_row(n: int, k: int, how: Vector, biased: bool, gated: bool, normed: bool) -> None:
-    from quire.kernels.triton import skinny_vector
+@pytest.mark.parametrize("m", [1, 2, 3, 8, 11, 16])
+@pytest.mark.parametrize("how", PLANS, ids=str)
+@pytest.mark.parametrize(("n", "k", "biased"), [(48, 1024, True), (37, 96, False), (130, 1504, True)])
+def test_kernels(device: torch.device, m: int, n: int, k: int, biased: bool, how: Plan) -> None:
+    if device.type == "cpu" and (not INTERPRETED or isinstance(how, Registers)):
+        pytest.skip("the kernels need a GPU, or an interpreter")
+    if isinstance(how, Vector) and m > 1:
+        pytest.skip("one row")
+    from quire.kernels.triton import skinny_gemm as kernels
 
-    rows = 2 * n if gated else n
-    x, weight = torch.randn(1, k), torch.randn(rows, k) / k**0.5
-    bias, norm = torch.randn(rows) if biased else None, (torch.randn(k) + 1.0, 1e-5) if normed else None
-    start = torch.randn(1, n)
-    plain = skinny_vector.linear(x, weight, bias, norm, gated, False, torch.empty(1, n), how)
-    assert_near(plain, linear_reference(x, weight, bias, norm=norm, gated=gated), torch.float32)
-    added = skinny_vector.linear(x, weight, bias, norm, gated, True, start.clone(), how)
-    expected = linear_reference(x, weight, bias, norm=norm, gated=gated, residual=start)
-    assert_near(added, expected, torch.float32)
+    x, weight = torch.randn(m, k, device=device).to(NARROW), torch.randn(n, k, device=device).to(NARROW)
+    bias = torch.randn(n, device=device).to(NARROW) if biased else None
+    expected = x.double() @ weight.double().T + (bias.double() if bias is not None else 0.0)
+    for dtype in (NARROW, torch.float32):
+        out = torch.full((m, n), torch.nan, device=device, dtype=dtype)
+        assert_near(kernels.linear(x, weight, bias, None, False, False, out, how), expected, dtype)
+        start = torch.randn(m, n, device=device).to(dtype)
+        y = kernels.linear(x, weight, bias, None, False, True, start.clone(), how)
+        assert_near(y, expected + start, dtype)
 
 
 @pytest.mark.gpu
@@ -48,20 +58,18 @@ def test_every_plan(k: int, n: int, gated: bool, m: int) -> None:
 def test_plans_fit_the_hardware() -> None:
     for (k, n, gated), plans in TABLE.items():
         for bucket, how in enumerate(plans):
+            assert plan((1, 8, 16)[bucket], n, k, gated) == how
             if isinstance(how, Vector):
                 assert bucket == 0
-            elif how is not None:
-                assert how.outputs % 8 == 0
-                assert how.step >= 64, "a load's 8 elements times 4 threads times 2 halves of a product"
+            if isinstance(how, Shared):
+                assert how.stages * how.warps * (how.outputs + 16) * how.step * 2 <= 225 * 1024, "bytes shared"
+            if isinstance(how, Registers):
                 lines = max(how.outputs * (2 if gated else 1), 16)
-                if isinstance(how, Registers):
-                    assert how.depth * lines * how.step // 64 <= 192, "registers a thread"
-                if isinstance(how, Ring):
-                    assert how.stages * how.warps * lines * how.step * 2 <= 225 * 1024, "bytes of shared memory"
-            assert plan((1, 8, 16)[bucket], n, k, gated) == how
+                assert how.outputs % 8 == 0
+                assert how.step % 64 == 0
+                assert how.depth * lines * how.step // 64 <= 192, "registers a thread"
 
 
-def test_pays_only_for_few_rows_on_a_gpu() -> None:
-    weight = torch.randn(64, 64).bfloat16()
-    assert not skinny_gemm.pays(torch.randn(1, 64).bfloat16(), weight, False)
-    assert not skinny_gemm.pays(torch.randn(skinny_gemm.MAX_ROWS + 1, 64).bfloat16(), weight, False)
+def test_no_plan_without_a_gpu() -> None:
+    x, weight = torch.randn(1, 64).bfloat16(), torch.randn(64, 64).bfloat16()
+    assert skinny_gemm.plan(x, weight, normed=False, gated=False) is None

@@ -5,10 +5,6 @@ here calls `gdc_wait` in every program before it touches what its predecessor wr
 `gdc_launch_dependents`. So when a kernel starts, its predecessor may still run, but nothing before that one does:
 ahead of the wait a kernel may read weights, the step's own inputs (seats, lengths, tables, positions) and KV of
 earlier steps, and only those. Whoever writes one of these must not be the kernel launched just before.
-
-Products of a few rows (`skinny_vector`, `skinny_matrix`) say `gdc_launch_dependents` ahead of their own wait, because
-what their successors gain is time to fetch weights. So a kernel behind a run of such products may start while the
-kernel before the run is still at work; "launched just before" then means that one.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from quire.kernels.triton import skinny_matrix, skinny_vector
-from quire.kernels.triton.skinny_gemm_table import Plan, Vector, plan
+from quire.kernels.triton import skinny_registers, skinny_shared, skinny_vector
+from quire.kernels.triton.skinny_gemm_table import Plan, Registers, Vector
 
 
 def linear(
@@ -16,16 +16,13 @@ def linear(
     gated: bool,
     residual: bool,
     out: torch.Tensor,
-    how: Plan | None = None,
+    plan: Plan,
 ) -> torch.Tensor:
-    """x [m, k] → out [m, n]; with `residual` the result is added to what stands there. `how` is for measuring.
-
-    See `quire.kernels.linear`. Raises ValueError where the table leaves it to the library.
-    """
-    (m, k), n = x.shape, out.shape[1]
-    how = how or plan(m, n, k, gated)
-    if how is None:
-        raise ValueError(f"no kernel for {m} rows of {k} and {n} outputs")
-    if isinstance(how, Vector):
-        return skinny_vector.linear(x, weight, bias, norm, gated, residual, out, how)
-    return skinny_matrix.linear(x, weight, bias, norm, gated, residual, out, how)
+    """x [m, k] → out [m, n]; with `residual` the result is added to what stands there. See `quire.kernels.linear`."""
+    if isinstance(plan, Registers):
+        return skinny_registers.linear(x, weight, bias, norm, gated, residual, out, plan)
+    if norm is not None or gated:
+        raise ValueError(f"{plan} has neither norm nor gate")
+    if isinstance(plan, Vector):
+        return skinny_vector.linear(x, weight, bias, residual, out, plan)
+    return skinny_shared.linear(x, weight, bias, residual, out, plan)

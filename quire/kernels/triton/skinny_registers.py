@@ -1,17 +1,15 @@
 """x @ weight.T for up to 16 rows, with norm, gate and residual sum, on the matrix units: reading the weight once, as
 fast as memory gives it, is the whole job.
 
-A program owns a few outputs, whose weights are the tall operand; its warps share K. The order in which the elements of
-K are multiplied is free as long as the weight's and x's agree, so each thread takes the 8 neighbours that one load
-brings. Two ways to bring the weight: `_register_kernel` loads it straight into the registers that the matrix units
-read, all tiles written out; `_ring_kernel` copies it through a ring of tiles in shared memory, for long K.
+A program owns a few outputs, whose weights are the tall operand; its warps share K. The weight goes from memory
+straight into the registers that the matrix units read: the order in which the elements of K are multiplied is free as
+long as the weight's and x's agree, so each thread takes the 8 neighbours that one load brings. With programmatic
+dependent launch a program has asked for the first tiles of its weight, which no kernel of a step writes, before it
+waits for its predecessor: for K up to a few thousand, for all of them. The norm's factor is one number a row: the
+squares are summed while x passes by, and the sums of products divided at the end.
 
-With programmatic dependent launch a program has asked for the first tiles of its weight, which no kernel of a step
-writes, before it waits for its predecessor. The norm's factor is one number a row: the squares are summed while x
-passes by, and the sums of products divided at the end.
-
-In Gluon, because Triton proper would put every tile into the matrix units' own order by a detour, and would not start
-to copy before the wait. No interpreter runs this.
+In Gluon, because Triton proper would take the weight through shared memory, and only after the wait. No interpreter
+runs this.
 """
 
 from __future__ import annotations
@@ -20,24 +18,17 @@ import torch
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.triton.launch import has_pdl
-from quire.kernels.triton.skinny_gemm_table import Registers, Ring
+from quire.kernels.triton.skinny_gemm_table import Registers
 
 
 @gluon.constexpr_function
 def _mma(warps):
     """Sums [warps, outputs, rows]: every warp has its own share of K."""
     return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[warps, 1, 1], instr_shape=[1, 16, 8])
-
-
-@gluon.constexpr_function
-def _copies(warps, step):
-    """Tiles [warps, lines, k] as they are copied: 8 elements of K a thread, neighbours side by side."""
-    lanes = min(step // 8, 32)
-    return gl.BlockedLayout([1, 1, 8], [1, 32 // lanes, lanes], [warps, 1, 1], [2, 1, 0])
 
 
 @gluon.constexpr_function
@@ -151,12 +142,13 @@ def _register_kernel(
     weights = ()
     for i in gl.static_range(DEPTH):
         weights += (_tile(weight_at, in_n, k, i * WIDTH, (i + 1) * WIDTH <= K, K),)
-    if PDL:  # see `launch`: what is read ahead of the wait is weights alone, so successors may already come
-        gdc_launch_dependents()
+    if PDL:
         gdc_wait()
+        gdc_launch_dependents()
     x_at, in_m, x_k = _x_at(x_ptr, M, x_stride, COLUMNS, STEP, RIGHT)
+    X_DEPTH: gl.constexpr = min(DEPTH, 2)
     xs = ()
-    for i in gl.static_range(min(DEPTH, 2)):
+    for i in gl.static_range(X_DEPTH):
         xs += (_tile(x_at, in_m, x_k, i * WIDTH, (i + 1) * WIDTH <= K, K),)
     out_at, in_out, n = _out_at(out_ptr, first, M, N, out_stride, COLUMNS, OUTPUTS, LAYOUT)
     residual = 0.0
@@ -169,75 +161,13 @@ def _register_kernel(
         weights, xs = weights[1:], xs[1:]
         if i + DEPTH < STEPS:
             weights += (_tile(weight_at, in_n, k, (i + DEPTH) * WIDTH, (i + DEPTH + 1) * WIDTH <= K, K),)
-        if i + min(DEPTH, 2) < STEPS:
-            AHEAD: gl.constexpr = i + min(DEPTH, 2)
-            xs += (_tile(x_at, in_m, x_k, AHEAD * WIDTH, (AHEAD + 1) * WIDTH <= K, K),)
+        if i + X_DEPTH < STEPS:
+            xs += (_tile(x_at, in_m, x_k, (i + X_DEPTH) * WIDTH, (i + X_DEPTH + 1) * WIDTH <= K, K),)
         gain = x
         if NORM:
             gain = _tile(gain_ptr + x_k, x_k >= 0, x_k, i * WIDTH, (i + 1) * WIDTH <= K, K)
         x, squares = _normed(x, gain, squares, NORM)
         acc = mma_v2(weight, x, acc)
-    _finish(
-        acc, squares, residual, out_at, in_out, n, bias_ptr, N, eps, K, OUTPUTS, LAYOUT, NORM, GATED, BIAS, RESIDUAL
-    )
-
-
-@gluon.jit(do_not_specialize=["M"])
-def _ring_kernel(
-    x_ptr, weight_ptr, bias_ptr, gain_ptr, out_ptr, M, N, x_stride, weight_stride, out_stride, eps,
-    K: gl.constexpr, OUTPUTS: gl.constexpr, COLUMNS: gl.constexpr, STEP: gl.constexpr, STAGES: gl.constexpr,
-    NORM: gl.constexpr, GATED: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, PDL: gl.constexpr,
-):  # fmt: skip
-    WARPS: gl.constexpr = gl.num_warps()
-    WIDTH: gl.constexpr = WARPS * STEP
-    USED: gl.constexpr = 2 * OUTPUTS if GATED else OUTPUTS
-    LINES: gl.constexpr = max(USED, 16)  # the matrix units take no fewer
-    MMA: gl.constexpr = _mma(WARPS)
-    LEFT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=MMA, k_width=8)
-    RIGHT: gl.constexpr = gl.DotOperandLayout(operand_index=1, parent=MMA, k_width=8)
-    LAYOUT: gl.constexpr = _results(WARPS, OUTPUTS)
-
-    first = gl.program_id(0) * OUTPUTS
-    weight_at, in_n, k = _weight_at(
-        weight_ptr, first, N, weight_stride, OUTPUTS, USED, LINES, STEP, _copies(WARPS, STEP)
-    )
-    ring = gl.allocate_shared_memory(
-        weight_ptr.dtype.element_ty, [STAGES, WARPS, LINES, STEP], gl.SwizzledSharedLayout(8, 1, 8, [2, 1, 0])
-    )
-    for i in gl.static_range(STAGES - 1):
-        async_copy.async_copy_global_to_shared(ring.index(i), weight_at + i * WIDTH, in_n & (k + i * WIDTH < K))
-        async_copy.commit_group()
-    if PDL:  # see `launch`: what is read ahead of the wait is weights alone, so successors may already come
-        gdc_launch_dependents()
-        gdc_wait()
-    x_at, in_m, x_k = _x_at(x_ptr, M, x_stride, COLUMNS, STEP, RIGHT)
-    x_ahead = _tile(x_at, in_m, x_k, 0, K >= WIDTH, K)
-    gain_ahead = x_ahead
-    if NORM:
-        gain_ahead = _tile(gain_ptr + x_k, x_k >= 0, x_k, 0, K >= WIDTH, K)
-    out_at, in_out, n = _out_at(out_ptr, first, M, N, out_stride, COLUMNS, OUTPUTS, LAYOUT)
-    residual = 0.0
-    if RESIDUAL:
-        residual = gl.load(out_at, in_out, 0.0).to(gl.float32)
-    acc = gl.zeros([WARPS, LINES, COLUMNS], gl.float32, MMA)
-    squares = gl.zeros([WARPS, COLUMNS], gl.float32, gl.SliceLayout(1, RIGHT))
-    for i in range((K + WIDTH - 1) // WIDTH):
-        async_copy.wait_group(STAGES - 2)
-        weight = ring.index(i % STAGES).load(LEFT)
-        ahead = (i + STAGES - 1) * WIDTH
-        async_copy.async_copy_global_to_shared(
-            ring.index((i + STAGES - 1) % STAGES), weight_at + ahead, in_n & (k + ahead < K)
-        )
-        async_copy.commit_group()
-        x, gain = x_ahead, gain_ahead
-        x_ahead = _tile(x_at, in_m, x_k, (i + 1) * WIDTH, False, K)
-        if NORM:
-            gain_ahead = _tile(gain_ptr + x_k, x_k >= 0, x_k, (i + 1) * WIDTH, False, K)
-        else:
-            gain_ahead = x_ahead
-        x, squares = _normed(x, gain, squares, NORM)
-        acc = mma_v2(weight, x, acc)
-    async_copy.wait_group(0)
     _finish(
         acc, squares, residual, out_at, in_out, n, bias_ptr, N, eps, K, OUTPUTS, LAYOUT, NORM, GATED, BIAS, RESIDUAL
     )
@@ -251,20 +181,16 @@ def linear(
     gated: bool,
     residual: bool,
     out: torch.Tensor,
-    plan: Registers | Ring,
+    plan: Registers,
 ) -> torch.Tensor:
     """x [m, k] → out [m, n]; with `residual` the result is added to what stands there. See `quire.kernels.linear`."""
     (m, k), n = x.shape, out.shape[1]
     gain, eps = norm or (weight, 0.0)
     pdl = has_pdl(x.device)
-    if isinstance(plan, Ring):
-        kernel, tiles = _ring_kernel, {"STEP": plan.step, "STAGES": plan.stages}
-    else:
-        steps = triton.cdiv(k, plan.step * plan.warps)
-        kernel, tiles = _register_kernel, {"STEP": plan.step, "DEPTH": min(plan.depth, steps)}
-    kernel[(triton.cdiv(n, plan.outputs),)](
+    _register_kernel[(triton.cdiv(n, plan.outputs),)](
         x, weight, weight if bias is None else bias, gain, out, m, n, x.stride(0), weight.stride(0), out.stride(0),
-        eps, K=k, OUTPUTS=plan.outputs, COLUMNS=8 if m <= 8 else 16, NORM=norm is not None, GATED=gated,
-        BIAS=bias is not None, RESIDUAL=residual, PDL=pdl, num_warps=plan.warps, launch_pdl=pdl, **tiles,
+        eps, K=k, OUTPUTS=plan.outputs, COLUMNS=8 if m <= 8 else 16, STEP=plan.step,
+        DEPTH=min(plan.depth, triton.cdiv(k, plan.step * plan.warps)), NORM=norm is not None, GATED=gated,
+        BIAS=bias is not None, RESIDUAL=residual, PDL=pdl, num_warps=plan.warps, launch_pdl=pdl,
     )  # fmt: skip
     return out
