@@ -26,7 +26,7 @@ class AttentionSpec:
 
 def prefix_tile_rows(group: int) -> int:
     """Rows that a tile of a shared prefix holds for `group` query heads a KV head."""
-    return max(128 // group, 1)
+    return (64 if group <= 16 else 128) // group
 
 
 def prefix_tiles(rows: int, group: int) -> int:

@@ -9,6 +9,7 @@ from quire.attention.base import AttentionSpec, SharedPrefix, prefix_tile_rows, 
 from quire.attention.context import AttentionInputs, LayerCache
 from quire.attention.triton import TritonAttention
 from quire.kernels import paged_attention
+from quire.kernels.triton import decode_prefix
 
 HEADS, KV_HEADS, DIM, BLOCK_SIZE = 4, 2, 64, 16
 
@@ -86,7 +87,7 @@ def test_tiles_of_prefixes_never_outnumber_the_room_for_them() -> None:
     for group in (1, 2, 4, 7, 16, 43, 64):
         for rows in range(2, 200):
             held = prefix_tile_rows(group)
-            assert held >= 2
+            assert held == decode_prefix.lines(group) // group >= 2
             worst = max(rows // size * -(-size // held) for size in range(2, min(rows, 3 * held) + 1))
             assert worst <= prefix_tiles(rows, group)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from quire.attention.base import prefix_tile_rows
 from quire.kernels import paged_attention
 from quire.kernels.dispatch import INTERPRETED
 from tests.kernels.compare import NARROW, assert_near
@@ -131,7 +132,7 @@ def test_decode_with_shared_prefixes(
     seq_lens = [321, 40, 33, 290, 289, 700, 35, 1, 300, 65, 700, 353]
     groups = [([0, 3, 8, 4], 288), ([10, 5], 672), ([2, 6, 1], 32)]
     cache = make_cache(seq_lens, kv_heads, dim, block_size, dtype, device)
-    shared = share(cache, groups, 3 if heads == 16 else 128 // (heads // kv_heads), block_size)
+    shared = share(cache, groups, 3 if heads == 16 else prefix_tile_rows(heads // kv_heads), block_size)
     q = torch.randn(len(seq_lens), heads, dim, device=device, dtype=dtype)
     workspace = paged_attention.decode_workspace(len(seq_lens), heads, kv_heads, dim, device)
     schedule = paged_attention.decode_schedule(

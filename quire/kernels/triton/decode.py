@@ -7,7 +7,7 @@ tells who that is. What rows share is read once for all of them by `decode_prefi
 takes those results in.
 
 Keys and values of all tokens but the newest were written steps ago, so a program asks for its first tiles before it
-waits for the predecessor; the newest token is left out of the tiles and added at the end.
+waits for the predecessor.
 """
 
 from __future__ import annotations
@@ -108,11 +108,6 @@ def _decode_kernel(
     k_head, v_head = k_ptr + kv_head.to(tl.int64) * head_stride, v_ptr + kv_head.to(tl.int64) * head_stride
     position = begin + token
     block = tl.load(table + position // BLOCK_SIZE, position < end, 0)
-    # The newest token, last of the row's last share, is what the predecessor writes: the loop leaves it out.
-    newest = share == shares - 1
-    at_newest = tl.load(table + (end - 1) // BLOCK_SIZE).to(tl.int64) * block_stride + (end - 1) % BLOCK_SIZE * DIM
-    in_dim = (column < DIM) & newest
-
     if PREFIX:  # the program of the first share takes in what was found in the shared tokens
         at_prefix = row_prefix_ptr + row * 4
         place, step = tl.load(at_prefix).to(tl.int64), tl.load(at_prefix + 1)
@@ -122,37 +117,34 @@ def _decode_kernel(
     mask = (member < GROUP)[:, None] & (column < DIM)[None, :]
     at_q = q_ptr + row * q_stride + head[:, None] * DIM + column[None, :]
     if EARLY:
+        # The compiler moves the loads of the loop's first STAGES - 1 tiles ahead of it, and so of the wait in its first
+        # round. That is wrong for one token alone, the row's newest, which the predecessor writes: if it is as near as
+        # that to the beginning of its share, the wait comes first.
+        if (share == shares - 1) & (end - begin <= STAGES * BLOCK_N):
+            tl.extra.cuda.gdc_wait()
         q = tl.zeros([BLOCK_M, BLOCK_DIM], q_ptr.dtype.element_ty)
-        k_newest = tl.zeros([BLOCK_DIM], k_ptr.dtype.element_ty)
-        v_newest = tl.zeros([BLOCK_DIM], k_ptr.dtype.element_ty)
     else:
         q = tl.load(at_q, mask, 0.0, cache_modifier=".cg")  # [heads, dim]
-        k_newest = tl.load(k_head + at_newest + column, in_dim, 0.0, cache_modifier=".cg")
-        v_newest = tl.load(v_head + at_newest + column, in_dim, 0.0, cache_modifier=".cg")
     top = tl.full([BLOCK_M], -1.0e30, tl.float32)  # finite: a wholly masked tile must not make NaN
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DIM], tl.float32)
     inner = ((token % BLOCK_SIZE) * DIM)[:, None] + column[None, :]  # place within a block
-    old_end = end - newest.to(tl.int32)
-    for start in tl.range(begin, tl.maximum(old_end, begin + 1), BLOCK_N, num_stages=STAGES):
+    for start in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
         position = start + token
-        inside = (position < old_end)[:, None] & (column < DIM)[None, :]
+        inside = (position < end)[:, None] & (column < DIM)[None, :]
         if BLOCK_SIZE > BLOCK_N:
             inner = ((position % BLOCK_SIZE) * DIM)[:, None] + column[None, :]
         at = (block.to(tl.int64) * block_stride)[:, None] + inner
         ahead = position + BLOCK_N  # the next tile's blocks are looked up while this tile is on its way
         block = tl.load(table + ahead // BLOCK_SIZE, ahead < end, 0)
         k = tl.load(k_head + at, inside, 0.0)  # [tokens, dim]
-        # The compiler moves the loads of the first STAGES - 1 tiles ahead of the loop, and so of the wait.
         if EARLY:  # noqa: SIM102
             if start == begin:
                 tl.extra.cuda.gdc_wait()
                 tl.extra.cuda.gdc_launch_dependents()
                 q = tl.load(at_q, mask, 0.0, cache_modifier=".cg")
-                k_newest = tl.load(k_head + at_newest + column, in_dim, 0.0, cache_modifier=".cg")
-                v_newest = tl.load(v_head + at_newest + column, in_dim, 0.0, cache_modifier=".cg")
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        seen = position < old_end
+        seen = position < end
         if WINDOW > 0:
             seen = seen & (position >= seen_from)
         s = tl.where(seen[None, :], s, -1.0e30)
@@ -164,13 +156,6 @@ def _decode_kernel(
         acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
         top = new_top
 
-    s_newest = tl.sum(q.to(tl.float32) * k_newest.to(tl.float32)[None, :], axis=1) * scale
-    s_newest = tl.where(newest, s_newest, -1.0e30)
-    new_top = tl.maximum(top, s_newest)
-    shrink, weight = tl.exp2(top - new_top), tl.exp2(s_newest - new_top)
-    total = total * shrink + weight
-    acc = acc * shrink[:, None] + weight[:, None] * v_newest.to(tl.float32)[None, :]
-    top = new_top
     if PREFIX:
         if PDL:
             # The predecessor is `decode_prefix`, which waited for q and the new KV before it let this kernel start.
@@ -215,7 +200,7 @@ class Shape:
 def shape(head_dim: int, element_size: int, group: int) -> Shape:
     # A K tile of 8 KiB and few warps: several programs fit a processor and hide each other's latency.
     tokens = max(8192 // (dot_width(head_dim) * element_size), 16)
-    return Shape(tokens, 2 if group <= 16 else 4, 4, 2, 1, 32)
+    return Shape(tokens, 2 if group <= 16 else 4, 3, 2, 1, 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +233,8 @@ def workspace_elements(max_rows: int, num_heads: int, num_kv_heads: int, head_di
     """float32 elements for `decode` of any number of rows up to `max_rows`: partial results, then counters."""
     group = num_heads // num_kv_heads
     places = max_rows + budget(max_rows, num_kv_heads, processors, shape(head_dim, 2, group).programs)
-    programs = decode_prefix.programs(num_kv_heads, processors, decode_prefix.shape(head_dim, 2).programs)
-    places += decode_prefix.places(max_rows, decode_prefix.tile_rows(group), programs)
+    programs = decode_prefix.programs(num_kv_heads, processors, decode_prefix.shape(head_dim, 2, group).programs)
+    places += decode_prefix.places(max_rows, decode_prefix.lines(group) // group, programs)
     return places * num_heads * (head_dim + 1) + max_rows * num_kv_heads
 
 
@@ -275,9 +260,9 @@ def schedule(
     shared, members, tiles = prefix
     items, row_prefix = decode_schedule.rows(seats, seq_lens, shared, extra, cut.tokens, cut.min_tiles, 0)
     assert row_prefix is not None
-    wide = wide or decode_prefix.shape(head_dim, element_size)
+    wide = wide or decode_prefix.shape(head_dim, element_size, group)
     programs = decode_prefix.programs(num_kv_heads, processors, wide.programs)
-    tile_rows = decode_prefix.tile_rows(group, wide.lines)
+    tile_rows = wide.lines // group
     prefix_items, count = decode_schedule.prefixes(
         tiles, members, row_prefix, programs, tile_rows, wide.tokens, wide.min_tiles
     )
@@ -317,7 +302,7 @@ def decode(
     if prefix:
         decode_prefix.attend(
             q, k_cache, v_cache, block_table, prefix.items, prefix.count, prefix.members, scale * LOG2_E,
-            prefix_partial, prefix_lse, prefix.programs, wide or decode_prefix.shape(dim, q.element_size()),
+            prefix_partial, prefix_lse, prefix.programs, wide or decode_prefix.shape(dim, q.element_size(), group),
         )  # fmt: skip
     pdl = has_pdl(q.device)
     block_group = next_power_of_2(group)
@@ -328,6 +313,6 @@ def decode(
         BLOCK_SIZE=block_size, WINDOW=sliding_window, BLOCK_M=max(block_group, 16), BLOCK_N=cut.tokens,
         BLOCK_GROUP=block_group, BLOCK_DIM=dot_width(dim), CHUNK=max(cut.lines // block_group, 1), STAGES=cut.stages,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", ITEM=decode_schedule.ITEM, PREFIX=prefix is not None,
-        EARLY=pdl and prefix is None, PDL=pdl, num_warps=cut.warps, launch_pdl=pdl,
+        EARLY=pdl and prefix is None and q.element_size() == 2, PDL=pdl, num_warps=cut.warps, launch_pdl=pdl,
     )  # fmt: skip
     return out

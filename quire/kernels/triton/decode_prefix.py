@@ -1,6 +1,6 @@
 """Attention of decode rows over the leading tokens they have in common: read once for a tile of rows.
 
-A program holds the queries of up to `tile_rows` rows under one KV head and goes through one share of their common
+A program holds the queries of a tile of rows under one KV head and goes through one share of their common
 tokens, unmasked and through full matrix tiles; it leaves normalised results and log-sum-exps, which the decode kernel
 adds to what it finds in a row's own tokens (Juravsky et al., Hydragen, 2024).
 """
@@ -15,8 +15,6 @@ import triton.language as tl
 
 from quire.kernels.triton.decode_schedule import ITEM
 from quire.kernels.triton.launch import dot_width, has_pdl, next_power_of_2
-
-LINES = 128  # queries times heads in a tile
 
 
 @triton.jit
@@ -117,17 +115,18 @@ class Shape:
     min_tiles: int  # of a share
 
 
-def shape(head_dim: int, element_size: int) -> Shape:
+def lines(group: int) -> int:
+    """Queries times heads in a tile, for `group` heads a KV head; what `prefix_tile_rows` goes by."""
+    return 64 if group <= 16 else 128
+
+
+def shape(head_dim: int, element_size: int, group: int) -> Shape:
+    wide = lines(group)
     if element_size == 4:
-        return Shape(LINES, 32, 8, 1, 1, 8)
+        return Shape(wide, 32, wide // 8, 1, 1, 8)
     if next_power_of_2(head_dim) > 128:
-        return Shape(LINES, 32, 8, 2, 1, 8)
-    return Shape(LINES, 64, 8, 2, 2, 4)
-
-
-def tile_rows(group: int, lines: int = LINES) -> int:
-    """Member rows a tile holds."""
-    return lines // group
+        return Shape(wide, 32, wide // 16, 2, 1, 8)
+    return Shape(wide, 64, 4, 3, 2, 4) if wide == 64 else Shape(wide, 64, 8, 3, 1, 4)
 
 
 def programs(num_kv_heads: int, processors: int, per_processor: int) -> int:
