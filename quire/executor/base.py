@@ -7,9 +7,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from quire.config.resolve import Resolved
-from quire.foundation import cuda_driver
 from quire.foundation.child import Failure
 from quire.foundation.registry import Registry, load
+from quire.foundation.wake_gpu import wake_gpu
 from quire.types.kv import WorkerReport
 from quire.types.plan import StepPlan
 from quire.types.result import StepResult
@@ -68,7 +68,7 @@ class Worker(Protocol):
 def load_worker(resolved: Resolved, name: str) -> Worker:
     """The worker that `name` names, not started. Its import loads torch; meanwhile the GPU's driver comes up."""
     if resolved.device == "cuda":
-        cuda_driver.wake()
+        wake_gpu()
     worker: Worker = load(name)(resolved)
     return worker
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire.kernels import paged_attention
 from quire.kernels.dispatch import INTERPRETED
+from quire.kernels.paged_attention import attention_reference
 from tests.kernels.compare import assert_near
 from tests.kernels.test_paged_attention import make_cache
 
@@ -29,8 +29,12 @@ ON_DEVICE = [
 
 
 @TESTED
-@pytest.mark.parametrize(("group", "dim", "window", "dtype"), [(4, 128, 0, "bf16"), (7, 64, 100, "fp16")])
-def test_compiles_to_overlapping_matrix_products(group: int, dim: int, window: int, dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("group", "dim", "window", "dtype", "max_query_len"), [(4, 128, 0, "bf16", 8192), (7, 64, 100, "fp16", 1)]
+)
+def test_compiles_to_overlapping_matrix_products(
+    group: int, dim: int, window: int, dtype: str, max_query_len: int, tmp_path: Path
+) -> None:
     """Without a device. The assembler must neither serialise the products nor spill the consumers' registers."""
     from triton.backends.compiler import GPUTarget
     from triton.backends.nvidia.compiler import get_ptxas
@@ -41,9 +45,10 @@ def test_compiles_to_overlapping_matrix_products(group: int, dim: int, window: i
 
     kernel = prefill_sm90._prefill_sm90_kernel
     desc = f"tensordesc<{dtype}[1, 1, 16, 64],{gl.NVMMASharedLayout(128, 16, 4)!r}>"
+    block_n, stages = prefill_sm90.shape(max_query_len)
     constants = {
         "KV_HEADS": 2, "GROUP": group, "DIM": dim, "PAGE": 16, "WINDOW": window, "LINES": prefill_sm90.LINES,
-        "BLOCK_N": prefill_sm90.BLOCK_N, "STAGES": prefill_sm90.STAGES, "PDL": True,
+        "BLOCK_N": block_n, "STAGES": stages, "PDL": True,
     }  # fmt: skip
     types = {"q_ptr": f"*{dtype}", "out_ptr": f"*{dtype}", "k_desc": desc, "v_desc": desc, "scale": "fp32"}
     types |= dict.fromkeys(("seats_ptr", "table_ptr", "query_start_ptr", "seq_lens_ptr"), "*i32")
@@ -89,13 +94,15 @@ def check(
     arguments = (
         q, cache.k, cache.v, cache.seats, cache.table, starts, torch.tensor(seq_lens, device=device).int(), len(rows)
     )  # fmt: skip
-    out = paged_attention.prefill(*arguments, max(queries), dim**-0.5, window)
-    assert_near(out, paged_attention.attention_reference(*arguments, dim**-0.5, window), dtype)
+    out = torch.full((len(q), heads * dim), float("nan"), device=device, dtype=dtype)
+    sm90.prefill(*arguments, max(queries), dim**-0.5, window, out)
+    assert_near(out, attention_reference(*arguments, dim**-0.5, window), dtype)
 
 
 class TestOnDevice:
     pytestmark = ON_DEVICE
 
+    @pytest.mark.parametrize("longest", [2000, 900])
     @pytest.mark.parametrize(
         ("heads", "kv_heads", "dim", "window", "dtype"),
         [
@@ -106,20 +113,21 @@ class TestOnDevice:
             (64, 1, 64, 33, torch.float16),
         ],
     )
-    def test_ragged_rows(self, heads: int, kv_heads: int, dim: int, window: int, dtype: torch.dtype) -> None:
-        """Ends on, before and past the ends of tiles and pages; new rows and rows with a past."""
+    def test_ragged_rows(
+        self, heads: int, kv_heads: int, dim: int, window: int, dtype: torch.dtype, longest: int
+    ) -> None:
+        """Ends on, before and past the ends of tiles and pages; new rows and rows with a past; either tile."""
         rows = [
-            (1, 1), (128, 128), (129, 129), (127, 4096), (1, 2000), (513, 2048), (2000, 2000), (33, 1040), (15, 15),
+            (1, 1), (128, 128), (129, 129), (127, 4096), (1, 2000), (513, 2048), (longest, 2000), (33, 1040), (15, 15),
             (16, 16), (17, 17), (700, 3001), (64, 128), (3, 130),
         ]  # fmt: skip
         check(rows, heads, kv_heads, dim, window, dtype)
 
-    def test_more_items_than_blocks(self) -> None:
-        check([(6000, 9000), (1, 12000), (3000, 3000)], 16, 8, 128)
+    @pytest.mark.parametrize("rows", [[(6000, 9000), (1, 12000), (3000, 3000)], [(7001, 9001)], [(77, 77)]])
+    def test_items_are_dealt(self, rows: list[tuple[int, int]]) -> None:
+        """More and fewer of them than blocks; many rows and one."""
+        check(rows, 16, 8, 128)
 
     def test_many_rows_find_their_tiles(self) -> None:
         """More rows than one look at query_start covers."""
         check([(1 + i % 5, 1 + i % 5 + i % 40) for i in range(700)], 4, 2, 64)
-
-    def test_fewer_items_than_blocks(self) -> None:
-        check([(2, 2), (3, 3)], 8, 8, 128)

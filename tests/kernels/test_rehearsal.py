@@ -79,13 +79,16 @@ def test_every_variant_is_compiled_once_and_launched_only_afterwards(counting: C
             for _ in range(3):
                 add[(1,)](x, x, 5, BLOCK=16)
                 add[(1,)](x, x, 5, BLOCK=32, num_warps=1)
-        assert rehearsal.wait() == 2
-        assert len(compiled) == 2
+            add[(2,)](x, x, 6, BLOCK=16)  # no other kernel
+            add[(1,)](x, x, 1, BLOCK=16)  # n = 1 and arrays of another type are compiled for themselves
+            add[(1,)](x.double(), x, 5, BLOCK=16)
+        assert rehearsal.wait() == 4
+        assert len(compiled) == 4
         assert counting.launched == []
         add[(1,)](x, x, 7, BLOCK=16)
         add[(1,)](x, x, 7, BLOCK=32, num_warps=1)
         assert counting.launched == ["add", "add"]
-        assert len(compiled) == 2, "a variant was compiled again at its launch"
+        assert len(compiled) == 4, "a variant was compiled again at its launch"
     finally:
         knobs.jit_post_compile_hook = None
     assert knobs.jit_cache_hook is None

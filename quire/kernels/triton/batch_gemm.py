@@ -1,4 +1,4 @@
-"""x @ weight.T for 17 to 256 rows: the weight is read once, and everything around the product rides along.
+"""x @ weight.T for 17 to 128 rows: the weight is read once, and everything around the product rides along.
 
 A program owns BLOCK_N outputs of BLOCK_M rows and one of SPLIT shares of K. Tiles of x and of the weight come through
 the bulk copy engine, several deep. Where outputs are few, K is shared out: each program leaves its sums in a workspace
@@ -151,15 +151,14 @@ def _workspace(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     return (torch.empty(WORKSPACE, device=device), torch.zeros(MAX_TILES, dtype=torch.int32, device=device))
 
 
+@cache
+def _is_hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
 def pays(m: int, n: int, k: int, gated: bool, device: torch.device) -> bool:
     """Whether `linear` beats the library and kernels around it for 16-bit x [m, k] and n outputs on `device`."""
-    return (
-        device.type == "cuda"
-        and torch.cuda.get_device_capability(device)[0] == 9
-        and MIN_ROWS <= m <= MAX_ROWS
-        and k % 8 == 0
-        and batch_gemm_table.pays(m, n, k, gated)
-    )
+    return _is_hopper(device) and MIN_ROWS <= m <= MAX_ROWS and k % 8 == 0 and batch_gemm_table.pays(m, n, k, gated)
 
 
 def linear(
@@ -173,7 +172,7 @@ def linear(
     out: torch.Tensor | None,
     config: Config | None = None,
 ) -> torch.Tensor:
-    """x [m, k] @ weight [n, k].T + bias [n] → [m, n], summed in float32, m ≤ 256; in `out` if given, else in x's dtype.
+    """x [m, k] @ weight [n, k].T + bias [n] → [m, n], summed in float32, m ≤ 128; in `out` if given, else in x's dtype.
 
     x and weight: bfloat16 or float16, rows contiguous and a multiple of 8 elements apart. norm_weight [k]: x is
     RMS-normed with it and eps on the way in. gated: weight [2n, k] and bias [2n] are [gate | up], the result

@@ -197,13 +197,15 @@ def prefill(
         out = torch.empty((num_tokens, num_heads * dim), dtype=q.dtype, device=q.device)
     if not num_rows:
         return out
-    sm90 = _sm90(q.device)
-    if sm90 is not None and tiles is None and sm90.takes(q, k_cache):
-        sm90.prefill(
-            q, k_cache, v_cache, seats, block_table, query_start, seq_lens, num_rows, scale, sliding_window, out
-        )
-        return out
     programs = num_tokens * num_heads / 256 / num_processors(q.device)
+    sm90 = _sm90(q.device)
+    # With less work than that it is no faster, and takes the host longer to launch.
+    if sm90 is not None and tiles is None and programs >= 1 and sm90.takes(q, k_cache):
+        sm90.prefill(
+            q, k_cache, v_cache, seats, block_table, query_start, seq_lens, num_rows, max_query_len, scale,
+            sliding_window, out,
+        )  # fmt: skip
+        return out
     block_m, block_n, num_warps, num_stages = tiles or shape(dim, q.element_size(), max_query_len * group, programs)
     block_m = max(block_m, next_power_of_2(group))
     pdl = has_pdl(q.device)

@@ -35,8 +35,10 @@ from quire.kernels.triton.launch import has_pdl, num_processors
 
 PAGE = 16
 LINES = 64  # of a consumer: what its four warps' matrix instructions take
-BLOCK_N = 128
-STAGES = 2
+SHORT, LONG = (64, 4), (128, 2)  # (BLOCK_N, STAGES): for rows of few tokens, where the diagonal weighs; for others
+MAX_SHORT = 1024  # query tokens, as measured on an H200
+
+_built: set[tuple[object, ...]] = set()  # what kernels were compiled for
 
 
 @gluon.constexpr_function
@@ -138,8 +140,14 @@ def _look_up(
     blocks = gl.num_programs(0)
     item = turn * blocks + gl.where(turn % 2 == 0, block, blocks - 1 - block)
     kv_head = item % KV_HEADS
-    LEVEL: gl.constexpr = max(256 // TOKENS, 1)
-    row, tile = _find(item // KV_HEADS, query_start_ptr, seq_lens_ptr, num_rows, TOKENS, LEVEL)
+    number = item // KV_HEADS
+    if num_rows == 1:
+        queries = gl.load(query_start_ptr + 1) - gl.load(query_start_ptr)
+        tile = (queries + TOKENS - 1) // TOKENS - 1 - number
+        row = gl.minimum(tile, 0)
+    else:
+        LEVEL: gl.constexpr = max(256 // TOKENS, 1)
+        row, tile = _find(number, query_start_ptr, seq_lens_ptr, num_rows, TOKENS, LEVEL)
     seat = gl.to_tensor(0)
     seq_len = gl.to_tensor(0)
     token = gl.to_tensor(0)
@@ -456,7 +464,7 @@ def _prefill_sm90_kernel(
         mbarrier.init(note_full.index(i), count=1)
         mbarrier.init(note_empty.index(i), count=2)
     fence_async_shared()
-    if PDL:
+    if PDL:  # for all warps: the others start after this
         _asm("griddepcontrol.wait; // $0")
         _asm("griddepcontrol.launch_dependents; // $0")
     FIRST: gl.constexpr = 0
@@ -498,6 +506,11 @@ def _descriptor(cache: torch.Tensor) -> TensorDescriptor:
     return TensorDescriptor(cache, list(cache.shape), list(cache.stride()), [1, 1, PAGE, 64], layout)
 
 
+def shape(max_query_len: int) -> tuple[int, int]:
+    """(BLOCK_N, STAGES) for rows of up to so many query tokens."""
+    return SHORT if max_query_len <= MAX_SHORT else LONG
+
+
 def prefill(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -507,19 +520,30 @@ def prefill(
     query_start: torch.Tensor,
     seq_lens: torch.Tensor,
     num_rows: int,
+    max_query_len: int,
     scale: float,
     sliding_window: int,
     out: torch.Tensor,
 ) -> None:
-    """See `quire.kernels.paged_attention`."""
+    """See `quire.kernels.paged_attention`. The first call for a model compiles all that later ones need."""
     num_tokens, num_heads, dim = q.shape
     num_kv_heads = k_cache.shape[1]
     group = num_heads // num_kv_heads
     items = (num_tokens // (2 * LINES // group) + num_rows) * num_kv_heads  # at most
     pdl = has_pdl(q.device)
-    _prefill_sm90_kernel[(min(items, num_processors(q.device)),)](
+    arguments = (
         q, out, _descriptor(k_cache), _descriptor(v_cache), seats, block_table, query_start, seq_lens, num_rows,
         q.stride(0), block_table.stride(0), scale * LOG2_E,
-        KV_HEADS=num_kv_heads, GROUP=group, DIM=dim, PAGE=PAGE, WINDOW=sliding_window,
-        LINES=LINES, BLOCK_N=BLOCK_N, STAGES=STAGES, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
+    options = {
+        "KV_HEADS": num_kv_heads, "GROUP": group, "DIM": dim, "PAGE": PAGE, "WINDOW": sliding_window, "LINES": LINES,
+        "PDL": pdl, "num_warps": 4, "launch_pdl": pdl,
+    }  # fmt: skip
+    model = (q.device, q.dtype, num_heads, num_kv_heads, dim, sliding_window)
+    if model not in _built:
+        for block_n, stages in (SHORT, LONG):
+            _prefill_sm90_kernel.warmup(*arguments, BLOCK_N=block_n, STAGES=stages, grid=(1,), **options)
+        _built.add(model)
+    block_n, stages = shape(max_query_len)
+    grid = (min(items, num_processors(q.device)),)
+    _prefill_sm90_kernel[grid](*arguments, BLOCK_N=block_n, STAGES=stages, **options)

@@ -15,9 +15,9 @@ _INV_TEMPERATURE = tl.constexpr(int(Column.INV_TEMPERATURE))
 _INF = tl.constexpr(float("inf"))
 _LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
 
-_STATS_WARPS, _PICK_WARPS, _FILTER_WARPS = 4, 8, 16
-_TILE = 2048  # tokens of a short list that are looked at together
-_PASS = 4096  # tokens of a row that are looked at together where all of it is read
+_STATS_WARPS, _PICK_WARPS, _FILTER_WARPS = 4, 8, 8
+_TILE = 1024  # tokens of a short list that are looked at together
+_PASS = 2048  # tokens of a row that are looked at together where all of it is read
 _STAGES = 4  # such tiles that are on their way
 _PARTS = 8  # that such a reading cuts the range of the sought logit into
 

@@ -111,8 +111,28 @@ def shortlist(
         x = load_logits(logits, tl.where(i < num_tokens, token, vocab), vocab)
         count = _append(short_logits, short_ids, token, x, low, _INF, count, SHORTLIST)
         start += TILE
+        # Where many more than fit are to be expected, the rest is not worth reading.
+        expected = count.to(tl.float32) * (num_tokens.to(tl.float32) / start.to(tl.float32))
+        if (count > SHORTLIST // 8) & (expected > 1.5 * SHORTLIST):
+            count = SHORTLIST + 1
     tl.debug_barrier()
     return count
+
+
+@triton.jit
+def keep_few(x, weights, top_k, top_p, total):
+    """Weights of the tokens that top-k (if > 0) and top-p leave, else 0: every token is compared with every other.
+
+    total: the mass that top_p is a part of; 0: what top-k leaves.
+    """
+    above = x[None, :] > x[:, None]  # [token, the others]
+    if top_k > 0:
+        weights = tl.where(tl.sum(above.to(tl.int32), 1) < top_k, weights, 0.0)
+    if top_p < 1:
+        mass = top_p * tl.where(total > 0, total, tl.sum(weights, 0))
+        mass_above = tl.sum(tl.where(above, weights[None, :], 0.0), 1)
+        weights = tl.where((mass_above < mass) | (mass_above == 0.0), weights, 0.0)
+    return weights
 
 
 @triton.jit

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
 from quire.kernels.sampling_state import Column
-from quire.kernels.triton.sampling_cut import exact_cut, first_cut, list_range, narrow, next_up, shortlist
+from quire.kernels.triton.sampling_cut import exact_cut, first_cut, keep_few, list_range, narrow, next_up, shortlist
 from quire.kernels.triton.sampling_draw import draw, greedy, load_chunks, load_float, load_logits, uniform
 
 _WIDTH = tl.constexpr(len(Column))
@@ -16,7 +15,7 @@ _TOP_K = tl.constexpr(int(Column.TOP_K))
 _TOP_P = tl.constexpr(int(Column.TOP_P))
 _MIN_P_CUT = tl.constexpr(int(Column.MIN_P_CUT))
 _INF = tl.constexpr(float("inf"))
-_LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
+_FEW = tl.constexpr(128)  # candidates that are all compared with each other: enough for a usual top-k
 
 
 @triton.jit
@@ -31,6 +30,17 @@ def _tile_masses(
         mass = tl.sum(tl.where(x >= cut, tl.exp((x - top) * inv_temperature), 0.0), 0)
         masses = tl.where(tile * TILE == start, mass, masses)
     return masses
+
+
+@triton.jit
+def _draw_few(row, short, count, top_k, top_p, total, u):
+    """A token of a list of at most _FEW; token 0 if there is no candidate at all."""
+    _, _, top, inv_temperature = row
+    i = tl.arange(0, _FEW)
+    x = tl.load(short[1] + i, mask=i < count, other=-_INF)
+    weights = keep_few(x, tl.exp((x - top) * inv_temperature), top_k, top_p, total)
+    place, _ = draw(weights, i, u * tl.sum(weights, 0))
+    return tl.load(short[2] + place, mask=place < count, other=0)
 
 
 @triton.jit(do_not_specialize_on_alignment=["seats", "lengths", "out"])
@@ -82,6 +92,7 @@ def pick_filtered(
         )
         values, count, listed = row[0], vocab, 0  # where the tokens to draw from are
         cut = top + min_p_cut
+        stage = 0
         if (top_k > 0) | (top_p < 1) | (min_p_cut > -_INF):
             groups = (group_max + number * num_groups, num_groups)
             # top-p is a part of all mass, unless another cut comes first: then of what that leaves, known later.
@@ -96,13 +107,16 @@ def pick_filtered(
             lowest = tl.min(tl.load(chunk_min + number * chunks + chunk, mask=chunk < chunks, other=_INF), 0)
             cut = tl.maximum(cut, tl.minimum(lowest, top))
             untried = True  # whether the tokens at or above the cut may fit the list
-            for stage in range(3):  # top-k, then top-p of what that leaves, then the masses to draw by
-                searches = ((stage == 0) & (top_k > 0)) | ((stage == 1) & (top_p < 1))
+            while stage < 3:  # top-k, then top-p of what that leaves, then the masses to draw by
                 if (listed == 0) & untried:
                     num_short = shortlist(row, groups, short, cut, GROUPS, GROUP, SHORTLIST, TILE)
                     if num_short <= SHORTLIST:
                         values, count, listed = short[1], num_short, 1
                     untried = False
+                if (stage == 0) & (listed == 1) & (count <= _FEW):
+                    token = _draw_few(row, short, count, top_k, top_p, total, u)
+                    stage = 4
+                searches = ((stage == 0) & (top_k > 0)) | ((stage == 1) & (top_p < 1))
                 if (stage == 2) | (searches & (stage == 1) & (total == 0)):
                     masses = _tile_masses(values, count, cut, top, inv_temperature, CHUNKS, CHUNK, STAGES)
                     total = tl.sum(masses, 0)
@@ -123,12 +137,14 @@ def pick_filtered(
                     if num_short <= SHORTLIST:
                         exact = exact_cut(row, short, num_short, cut, high, above, enough, TILE)
                         cut = tl.maximum(cut, exact)
-        tile, rest = draw(masses, tl.arange(0, CHUNKS), u * tl.sum(masses, 0))
-        place = tile * CHUNK + tl.arange(0, CHUNK)
-        x = load_logits(values, place, count)
-        token, _ = draw(tl.where(x >= cut, tl.exp((x - top) * inv_temperature), 0.0), place, rest)
-        if listed == 1:
-            token = tl.load(short[2] + token, mask=token < count, other=0)  # no candidate at all: token 0
+                stage += 1
+        if stage <= 3:  # not drawn yet
+            tile, rest = draw(masses, tl.arange(0, CHUNKS), u * tl.sum(masses, 0))
+            place = tile * CHUNK + tl.arange(0, CHUNK)
+            x = load_logits(values, place, count)
+            token, _ = draw(tl.where(x >= cut, tl.exp((x - top) * inv_temperature), 0.0), place, rest)
+            if listed == 1:
+                token = tl.load(short[2] + token, mask=token < count, other=0)
     elif seat != 0:
         token = greedy(number, chunks, chunk_max, chunk_argmax, CHUNKS)
     tl.store(out + number, token)

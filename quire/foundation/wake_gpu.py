@@ -1,0 +1,40 @@
+"""What a GPU needs before its first kernel and torch's import can hide: half a second that is not Python's."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+
+from quire.foundation.errors import ConfigError
+from quire.foundation.registry import load
+
+_FINGERPRINT = "triton.runtime.cache:triton_key"  # named, not imported: only who computes loads it
+
+
+def wake_gpu() -> list[threading.Thread]:
+    """Start threads that create the first GPU's primary context and take the Triton compiler's fingerprint.
+
+    torch and Triton find both done. Errors are left to them, who meet and report them again.
+    """
+    threads = [threading.Thread(target=work, name=work.__name__, daemon=True) for work in (_context, _fingerprint)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def _context() -> None:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)  # for as long as the process lives
+
+
+def _fingerprint() -> None:
+    """Part of every kernel's name in Triton's cache, which keeps it: a hash of the compiler, hundreds of megabytes."""
+    try:
+        load(_FINGERPRINT)()
+    except (ImportError, AttributeError, ConfigError):
+        return
