@@ -13,28 +13,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     if on_triton(x):
         from quire.kernels.triton import norm
 
-        return norm.rms_norm(x, None, weight, eps)
+        return norm.rms_norm(x, weight, eps)
     return cpu_elementwise.rms_norm(x, weight, eps)
-
-
-def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """`residual += x` in place, rounded to the residual's dtype; returns the normed sum in x's dtype.
-
-    x and residual [..., hidden] of one shape, residual contiguous; weight [hidden].
-    """
-    if on_triton(x):
-        from quire.kernels.triton import norm
-
-        return norm.rms_norm(x, residual, weight, eps)
-    return cpu_elementwise.add_rms_norm(x, residual, weight, eps)
 
 
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (wide * scale * weight.float()).to(x.dtype)
-
-
-def add_rms_norm_reference(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    residual.add_(x)
-    return rms_norm_reference(residual, weight, eps).to(x.dtype)

@@ -34,16 +34,3 @@ def test_rows_of_a_wider_tensor(device: torch.device) -> None:
     x = torch.randn(5, 200, device=device)[:, 16:144]
     weight = torch.randn(128, device=device)
     assert_near(norm.rms_norm(x, weight, 1e-6), expected_norm(x, weight, 1e-6), torch.float32)
-
-
-@pytest.mark.parametrize("residual_dtype", [torch.float16, torch.float32])
-@pytest.mark.parametrize("shape", [(1, 1024), (9, 4096), (4, 96)])
-def test_add_rms_norm(device: torch.device, shape: tuple[int, ...], residual_dtype: torch.dtype) -> None:
-    x = torch.randn(shape, device=device, dtype=torch.float16)
-    residual = torch.randn(shape, device=device, dtype=residual_dtype)
-    weight = torch.randn(shape[-1], device=device, dtype=torch.float16)
-    total = (x.float() + residual.float()).to(residual_dtype)
-    y = norm.add_rms_norm(x, residual, weight, 1e-6)
-    assert torch.equal(residual, total)
-    assert y.dtype == x.dtype
-    assert_near(y, expected_norm(total, weight, 1e-6), torch.float16)

@@ -188,7 +188,7 @@ def linear(
     if config is None:
         config = batch_gemm_table.choose(m, n, k, gated)
     if norm_weight is not None:
-        x = norm.rms_norm(x, None, norm_weight, eps)
+        x = norm.rms_norm(x, norm_weight, eps)
     if residual is not None:
         out = residual
     elif out is None:

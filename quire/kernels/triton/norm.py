@@ -10,10 +10,7 @@ from quire.kernels.triton.launch import has_pdl, next_power_of_2
 
 
 @triton.jit
-def _rms_norm_kernel(
-    x_ptr, residual_ptr, weight_ptr, out_ptr, x_stride, size, eps,
-    BLOCK: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+def _rms_norm_kernel(x_ptr, weight_ptr, out_ptr, x_stride, size, eps, BLOCK: tl.constexpr, PDL: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < size
@@ -22,17 +19,12 @@ def _rms_norm_kernel(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     x = tl.load(x_ptr + row * x_stride + columns, mask, 0.0).to(tl.float32)
-    if ADD:
-        residual = residual_ptr + row * size + columns
-        total = (tl.load(residual, mask, 0.0).to(tl.float32) + x).to(residual_ptr.dtype.element_ty)
-        tl.store(residual, total, mask)
-        x = total.to(tl.float32)  # as rounded: what later layers will read
     scale = tl.rsqrt(tl.sum(x * x, axis=0) / size + eps)
     tl.store(out_ptr + row * size + columns, (x * scale * weight).to(out_ptr.dtype.element_ty), mask)
 
 
-def rms_norm(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See `quire.kernels.norm`; with a residual this is `add_rms_norm`."""
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See `quire.kernels.norm`."""
     size = x.shape[-1]
     rows = x if x.dim() == 2 else x.reshape(-1, size)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -41,7 +33,7 @@ def rms_norm(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tenso
     block = next_power_of_2(size)
     pdl = has_pdl(x.device)
     _rms_norm_kernel[(rows.shape[0],)](
-        rows, rows if residual is None else residual, weight, out, rows.stride(0), size, eps,
-        BLOCK=block, ADD=residual is not None, PDL=pdl, num_warps=min(max(block // 256, 1), 16), launch_pdl=pdl,
+        rows, weight, out, rows.stride(0), size, eps, BLOCK=block, PDL=pdl, num_warps=min(max(block // 256, 1), 16),
+        launch_pdl=pdl,
     )  # fmt: skip
     return out
