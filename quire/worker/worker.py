@@ -16,6 +16,7 @@ from quire.attention.base import AttentionSpec
 from quire.attention.select import select
 from quire.config.resolve import Resolved
 from quire.foundation.errors import ConfigError, DoesNotFitError
+from quire.foundation.log import get_logger
 from quire.models import catalog, weights
 from quire.platforms import select_platform
 from quire.types.kv import KVGroupSpec, WorkerReport
@@ -39,6 +40,7 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torc
 _GIB = 1024**3
 _SPARE_BYTES = 3 * _GIB // 8  # for kernel modules and graph pools, which no measurement before them can see
 _STAGED_INTS = 1 << 20
+_log = get_logger(__name__)
 _REHEARSED_TOKENS = 2048  # enough to be many
 # A CPU reads so small a model within a millisecond on one core: more threads would mostly wait for each other, and wait
 # very long as soon as another process wants their core.
@@ -182,12 +184,16 @@ class Worker:
         rows = self._resolved.max_num_seqs
         tokens = max(rows, min(self._resolved.max_num_batched_tokens, _REHEARSED_TOKENS))
         runner = self._build_runner(1, self._resolved.max_model_len)
-        with Rehearsal() as rehearsal:
-            runner.run(_dummy_plan(_spread(tokens, rows), []))
-            # What is sampled here is garbage, so nothing may be looked up by it.
-            runner.run(_picky_plan(msgspec.structs.replace(_ALL_FEATURES, logprobs=None)))
-            runner.rehearse()
-            torch.cuda.synchronize()
+        try:
+            with Rehearsal() as rehearsal:
+                runner.run(_dummy_plan(_spread(tokens, rows), []))
+                # What is sampled here is garbage, so nothing may be looked up by it.
+                runner.run(_picky_plan(msgspec.structs.replace(_ALL_FEATURES, logprobs=None)))
+                runner.rehearse()
+                torch.cuda.synchronize()
+        except (AttributeError, TypeError) as error:  # another version of Triton may be made otherwise inside
+            _log.warning("kernels are compiled one by one, at their first launch: %s", error)
+            return None
         return rehearsal
 
     def _profile(self) -> int:
