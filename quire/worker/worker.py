@@ -41,7 +41,7 @@ _GIB = 1024**3
 _SPARE_BYTES = 3 * _GIB // 8  # for kernel modules and graph pools, which no measurement before them can see
 _STAGED_INTS = 1 << 20
 _log = get_logger(__name__)
-_REHEARSED_TOKENS = 2048  # enough to be many
+_REHEARSED_TOKENS = 4096  # enough to be many, for every kernel
 # A CPU reads so small a model within a millisecond on one core: more threads would mostly wait for each other, and wait
 # very long as soon as another process wants their core.
 _SMALL_MODEL = 64 * 1024**2

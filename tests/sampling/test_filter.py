@@ -124,7 +124,13 @@ def test_wide_rows_agree_with_plain_torch(backend: Backend, row: dict[str, float
     seats = torch.arange(1, rows + 1, dtype=torch.int32)
     out = torch.empty(rows, dtype=torch.int32)
     sampling.sample(logits, matrix, seats, seats + 50, out, None, filtered=True)
-    assert backend.sample(logits, matrix, (seats + 50).tolist(), filtered=True) == out.tolist()
+    found = backend.sample(logits, matrix, (seats + 50).tolist(), filtered=True)
+    # Sums of thousands of weights differ in their last bit: a draw on the border of two tokens may be either's.
+    others = [i for i in range(rows) if found[i] != int(out[i])]
+    assert len(others) <= 1
+    for i in others:
+        low, high = sorted((found[i], int(out[i])))
+        assert filtered_softmax(logits[i], **row)[low : high + 1].count_nonzero() == 2
 
 
 @pytest.mark.parametrize("row", [{"top_k": SHORTLIST + 9}, {"top_p": 0.3}], ids=str)
