@@ -51,12 +51,21 @@ def linear(
         return linear(normed, weight, bias, gated=gated, residual=residual, out_dtype=out_dtype, out=out)
     if gated:
         return silu_and_mul(linear(x, weight, bias))
+    if x.is_cuda and residual is not None:
+        return _add_on_gpu(x, weight, bias, residual)
     if x.is_cuda and own_output:
         return _wide_on_gpu(x, weight, bias, out_dtype, out)
     y = torch.nn.functional.linear(x, weight, bias) if x.is_cuda else cpu_linear.linear(x, weight, bias)
     if residual is not None:
         return residual.add_(y)
     return out.copy_(y) if out is not None else y.to(out_dtype or x.dtype)
+
+
+def _add_on_gpu(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
+) -> torch.Tensor:
+    residual.addmm_(x, weight.t())  # the library's kernel adds before it rounds: no pass of its own
+    return residual if bias is None else residual.add_(bias)
 
 
 def _wide_on_gpu(
