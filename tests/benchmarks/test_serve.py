@@ -65,7 +65,7 @@ def test_every_chunk_is_stamped_and_every_failure_is_counted(url: str) -> None:
     assert all(b - a > GAP / 2 for a, b in zip(four.events, four.events[1:], strict=False))
     assert four.sent <= four.events[0]
     assert by_length[2].due == start + 0.3
-    assert by_length[2].sent >= start + 0.3
+    assert by_length[2].sent >= start + 0.3 - 0.002  # timers may ring a little early
     errors = sorted(s.error for s in seen if s.error is not None)
     assert errors == ["6 tokens instead of 7", "HTTP 503: busy"]
 
