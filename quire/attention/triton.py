@@ -29,7 +29,6 @@ class TritonAttention:
 
     name = "triton"
     graph_support = True
-    prefix_support = True
 
     def __init__(self, spec: AttentionSpec) -> None:
         self.spec = spec

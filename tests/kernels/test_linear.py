@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from quire.kernels.cpu_linear import MAX_LEFT_ROWS
+from quire.kernels.dispatch import INTERPRETED
 from quire.kernels.linear import linear, linear_reference
 from tests.kernels.compare import LIMITS, assert_near
 
@@ -64,7 +65,8 @@ def test_every_epilogue(
         assert_near(residual, start.double() + expected, dtype)
         exact_both = torch.nn.functional.silu(gate) * up
         error = (both.double() - exact_both).norm() / exact_both.norm()
-        assert error <= 2 * LIMITS[dtype], "norm, product and gate may each round"
+        roundings = 3 if INTERPRETED else 2  # Triton's interpreter cuts bits off instead of rounding them
+        assert error <= roundings * LIMITS[dtype], "norm, product and gate may each round"
 
 
 def test_the_reference() -> None:

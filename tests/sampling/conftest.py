@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -94,24 +93,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 
 def _triton() -> tuple[ModuleType, ModuleType]:
-    _let_loops_count()
     from quire.kernels.triton import penalties
     from quire.kernels.triton import sampling as kernels
 
     return kernels, penalties
-
-
-def _let_loops_count() -> None:
-    """The interpreter holds a scalar argument as an array of one, which NumPy 2.4 no longer takes for an index."""
-    from triton.runtime import interpreter
-
-    patch = interpreter._patch_lang_tensor
-    if getattr(patch, "counts", False):
-        return
-
-    def patched(tensor: type, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    patched.counts = True  # type: ignore[attr-defined]
-    interpreter._patch_lang_tensor = patched
