@@ -1,7 +1,7 @@
 """How products of 17 to 128 rows are cut up, as measured on an H200 at the most rows of each bucket.
 
-`python -m benchmarks.kernels --only batch` measures them again. Shapes that are not in the table go through the library;
-`by_rule`, drawn from those that are, is where measuring them starts.
+`python -m benchmarks.kernels --only batch` measures them again. Shapes that are not in the table go through the
+library; `by_rule`, drawn from those that are, is where measuring them starts.
 """
 
 from __future__ import annotations
