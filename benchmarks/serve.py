@@ -16,6 +16,7 @@ import json
 import os
 import shlex
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,12 +25,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from benchmarks import peers, results_file, serve_load, workloads
 from benchmarks.results_file import Row
 
 TEMPERATURE = 0.6
+SHOWN_STALLS = 6
 PEER_SECONDS = 25.0  # of the peers' windows
 PHASES = ("idle", "hold", "inbox", "plan", "submit", "wait", "settle", "outbox")  # of the core's loop
 Request = tuple[float, list[int], int]  # arrival, token ids, output length
@@ -103,6 +105,26 @@ def planned(model: str, requests: list[Request]) -> list[serve_load.Planned]:
     ]
 
 
+class Stall(NamedTuple):
+    """A moment at which many streams went on after a long gap."""
+
+    at: float  # seconds since the start
+    gap: float  # seconds, the median
+    streams: int
+
+
+def stalls(start: float, seen: Sequence[serve_load.Seen], shortest: float = 0.1, together: float = 0.03) -> list[Stall]:
+    """Gaps of `shortest` seconds and more that end within `together` seconds of each other, most streams first."""
+    ends = sorted((b, b - a) for s in seen for a, b in zip(s.events, s.events[1:], strict=False) if b - a >= shortest)
+    groups: list[list[tuple[float, float]]] = []
+    for end, gap in ends:
+        if not groups or end - groups[-1][0][0] > together:
+            groups.append([])
+        groups[-1].append((end, gap))
+    found = [Stall(group[0][0] - start, statistics.median(gap for _, gap in group), len(group)) for group in groups]
+    return sorted(found, key=lambda stall: -stall.streams)
+
+
 def measure(
     server: Server, model: str, requests: list[tuple[float, list[int], int]], processes: int
 ) -> dict[str, float]:
@@ -121,6 +143,8 @@ def measure(
     print(f"  {len(seen)} requests, {seconds:.1f} s, {tokens} tokens in {chunks} chunks, client late by {late:.1f} ms "
           f"at p99; longest first {max(first, default=0) * 1e3:.0f} ms, gap {max(gaps, default=0) * 1e3:.0f} ms",
           flush=True)  # fmt: skip
+    for stall in stalls(start, good)[:SHOWN_STALLS]:
+        print(f"  {stall.streams} streams waited {stall.gap * 1e3:.0f} ms until {stall.at:.2f} s", flush=True)
     figures = {"output_tok_s": tokens / seconds, "done_req_s": len(good) / seconds, "failed": len(seen) - len(good)}
     for name, values in (("ttft", first), ("gap", gaps), ("mean", means)):
         for share in (50, 99):

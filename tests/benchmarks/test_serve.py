@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from benchmarks import peers, serve_load, workloads
+from benchmarks import peers, serve, serve_load, workloads
 
 GAP = 0.05  # seconds between two chunks of the server below
 
@@ -90,3 +90,11 @@ def test_a_peer_is_best_where_more_or_less_is_better() -> None:
     assert peers.best("T5", "llama-3.1-8b", "rate=32", "ttft_p50_ms") == 52
     assert peers.is_rate("done_req_s")
     assert not peers.is_rate("gap_p99_ms")
+
+
+def test_stalls_are_long_gaps_that_end_together() -> None:
+    streams = [[1.0, 1.01, 1.25], [1.0, 1.02, 1.26], [1.2, 1.21, 2.0], [1.9, 1.95]]
+    seen = [serve_load.Seen(due=0.0, events=events) for events in streams]
+    first, second = serve.stalls(1.0, seen)
+    assert (first.streams, round(first.at, 2), round(first.gap, 2)) == (2, 0.25, 0.24)
+    assert (second.streams, round(second.at, 2), round(second.gap, 2)) == (1, 1.0, 0.79)
