@@ -114,12 +114,11 @@ def test_shares_are_summed_in_one_order(device: torch.device) -> None:
         assert torch.equal(batch_gemm.linear(x, weight, None, None, EPS, False, None, None, config), first)
 
 
-@pytest.mark.parametrize("m", [17, 64, 100, 128])
-def test_shapes_the_table_does_not_know(device: torch.device, m: int) -> None:
-    n, k = (40, 72) if INTERPRETED else (1000, 2056)
-    x, weight, gain = random(m, k, device=device), random(n, k, device=device), random(k, device=device)
-    y = batch_gemm.linear(x, weight, None, gain, EPS, False, None, None)
-    assert_near(y, expected_linear(x, weight, gain=gain), x.dtype)
+def test_shapes_the_table_does_not_know_are_refused(device: torch.device) -> None:
+    x, weight = random(64, 72, device=device), random(40, 72, device=device)
+    assert not batch_gemm.pays(64, 40, 72, False, device)
+    with pytest.raises(ValueError, match="no configuration is known for 64 rows"):
+        batch_gemm.linear(x, weight, None, None, EPS, False, None, None)
 
 
 @pytest.mark.gpu
@@ -164,6 +163,8 @@ def test_a_captured_chain_gives_what_single_steps_give(device: torch.device, con
 def test_every_choice_of_the_table(device: torch.device, k: int, n: int, gated: bool, bucket: int) -> None:
     if device.type != "cuda":
         pytest.skip("no GPU")
+    if TABLE[k, n, gated][BUCKETS.index(bucket)] is None:
+        pytest.skip("the library is faster")
     x, gain = random(bucket - 1, k, device=device), random(k, device=device)
     weight = random(2 * n if gated else n, k, device=device) * k**-0.5
     y = batch_gemm.linear(x, weight, None, gain, EPS, gated, None, None)

@@ -1,4 +1,4 @@
-"""x @ weight.T for 17 to 128 rows: the weight is read once, and everything around the product rides along.
+"""x @ weight.T for 49 to 128 rows: the weight is read once, and everything around the product rides along.
 
 A program owns BLOCK_N outputs of BLOCK_M rows and one of SPLIT shares of K. Tiles of x and of the weight come through
 the bulk copy engine, several deep. Where outputs are few, K is shared out: each program leaves its sums in a workspace
@@ -158,7 +158,7 @@ def _is_hopper(device: torch.device) -> bool:
 
 def pays(m: int, n: int, k: int, gated: bool, device: torch.device) -> bool:
     """Whether `linear` beats the library and kernels around it for 16-bit x [m, k] and n outputs on `device`."""
-    return _is_hopper(device) and MIN_ROWS <= m <= MAX_ROWS and k % 8 == 0 and batch_gemm_table.pays(m, n, k, gated)
+    return _is_hopper(device) and MIN_ROWS <= m <= MAX_ROWS and batch_gemm_table.pays(m, n, k, gated)
 
 
 def linear(

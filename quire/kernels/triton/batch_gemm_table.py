@@ -1,7 +1,7 @@
-"""How products of 17 to 128 rows are cut up, as measured on an H200 at the most rows of each bucket.
+"""How products of 49 to 128 rows are cut up, as measured on an H200 at the most rows of each bucket.
 
 `python -m benchmarks.kernels --only batch` measures them again. Shapes that are not in the table go through the
-library; `by_rule`, drawn from those that are, is where measuring them starts.
+library.
 """
 
 from __future__ import annotations
@@ -9,12 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from quire.kernels.triton.launch import next_power_of_2
-
 MAX_ROWS = 128  # at 256 the library is faster or within a tenth: it shares tiles of x among processors
 BUCKETS = (64, 128)  # rows up to each share one configuration: as many variants a shape as there are buckets
-PROCESSORS = 132  # of an H200
-MEMORY = 200 << 10  # bytes of shared memory for one program's tiles
 
 
 @dataclass(frozen=True)
@@ -81,22 +77,8 @@ def pays(m: int, n: int, k: int, gated: bool) -> bool:
 
 @cache
 def choose(m: int, n: int, k: int, gated: bool) -> Config:
-    """The configuration for x [m, k] and n outputs: the table's, else by rule."""
-    known = TABLE.get((k, n, gated))
-    found = known[bucket(m)] if known else None
-    return found or by_rule(m, n, k, gated)
-
-
-def by_rule(m: int, n: int, k: int, gated: bool) -> Config:
-    """About one program a processor; K is shared out only where outputs are too few for that, for it costs 2 µs."""
-    block_m = 64 if m <= 64 else 128
-    block_n = min(max(next_power_of_2(-(-n // PROCESSORS)), 16), 128)
-    width = block_n * (2 if gated else 1)
-    block_k = 128 if block_m + width <= 192 else 64
-    tiles = -(-n // block_n)
-    split = min(max(next_power_of_2(PROCESSORS // tiles + 1) // 2, 1), 4, max(k // 512, 1))
-    num_stages = min(MEMORY // ((block_m + width) * block_k * 2), 8)
-    prefetch = min(-(-k // split), 512) // 64 * 64
-    return Config(
-        block_m, block_n, block_k, split, 8 if block_m * width > 128 * 128 else 4, num_stages, False, prefetch
-    )
+    """The configuration for x [m, k] and n outputs. Raises ValueError where `pays` says no."""
+    found = TABLE.get((k, n, gated), (None,) * len(BUCKETS))[bucket(m)]
+    if found is None:
+        raise ValueError(f"no configuration is known for {m} rows, {n} outputs{' twice' if gated else ''} and k = {k}")
+    return found
