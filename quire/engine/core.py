@@ -65,6 +65,7 @@ class EngineCore:
         self._num_new = 0  # requests added since the last plan
         self._draining: list[int] = []  # calls that are answered when all work is done
         self._failure: EngineDeadError | None = None
+        self._can_prepare = False
         self._clock = PhaseClock()
         self._num_steps = 0
         self._last_step_time = 0.0
@@ -82,6 +83,7 @@ class EngineCore:
         """Bring the worker up. Raises ConfigError if the model cannot run here."""
         report = self._executor.start()
         self._scheduler = _make_scheduler(self.resolved, report)
+        self._can_prepare = report.can_prepare
         self._utilities["reset_prefix_cache"] = self._scheduler.reset_prefix_cache
         self._utilities["check"] = self._scheduler.check
         return EngineInfo(self.resolved, report)
@@ -107,12 +109,13 @@ class EngineCore:
         """
         self._clock.lap("outbox")
         if not self.has_work:
-            inbox.wait(timeout, self._executor.sentinel)
+            inbox.wait(0.0 if self._can_prepare else timeout, self._executor.sentinel)
             self._clock.lap("idle")
         self._hold()
-        replies = [reply for message in inbox.drain() if (reply := self.handle(message)) is not None]
+        messages = inbox.drain()
+        replies = [reply for message in messages if (reply := self.handle(message)) is not None]
         self._clock.lap("inbox")
-        outputs = self.step() if self.has_work else self._check_worker()
+        outputs = self.step() if self.has_work else self._idle(prepare=not messages)
         if outputs.tokens or outputs.special or outputs.stats is not None:
             replies.append(News(outputs))
         if self._draining and not self.has_work:
@@ -270,10 +273,13 @@ class EngineCore:
             self._failure = error
         self._in_flight.clear()
 
-    def _check_worker(self) -> EngineOutputs:
+    def _idle(self, *, prepare: bool) -> EngineOutputs:
+        """Look after the worker; it may do a little, some milliseconds, of what makes later steps smoother."""
         try:
             self._executor.check_health()
-        except EngineDeadError as error:
+            if prepare and self._can_prepare:
+                self._can_prepare = self._executor.call("prepare")
+        except Exception as error:
             self._fail(error)
         return EngineOutputs()
 

@@ -38,4 +38,5 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     phases: dict[str, float]  # seconds by start-up phase
     # (decode rows, tokens in all) of the steps with prompt chunks that are padded: any smaller one costs as much.
     mixed_sizes: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    can_prepare: bool = False  # an idle worker has use for calls of "prepare"
     notes: list[str] = msgspec.field(default_factory=list)  # every "auto" with its reason

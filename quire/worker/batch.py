@@ -15,10 +15,20 @@ from quire.worker.prefixes import PrefixLayout, PrefixRows
 from quire.worker.seats import Seats
 from quire.worker.staging import ALIGNED, Span, Staging
 
+# The library has kernels for every few rows. One that was never used is loaded at its first launch, which waits for the
+# device; so on a GPU steps beyond the graphs come in few sizes, and `Runner.prepare` goes through them beforehand.
+SIZE_STEP = 64
+_EXACT_SIZES = 128  # up to here products have kernels of our own, for any number of rows
+
+
+def round_size(count: int) -> int:
+    """The size, of tokens or rows, that `count` of them are padded to."""
+    return count if count <= _EXACT_SIZES else -(-count // SIZE_STEP) * SIZE_STEP
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's inputs on the device. Decode-only steps may be padded to a graph's size with seat 0."""
+    """One step's inputs on the device. Decode-only steps may be padded with seat 0, others with tokens of nobody."""
 
     num_rows: int  # padding included
     num_tokens: int
@@ -26,7 +36,7 @@ class Batch:
     buffers: StepBuffers  # views of this step's length
     attention: AttentionInputs
     sample_rows: torch.Tensor | None  # int32 [samples]: rows that sample; None: all
-    logit_tokens: torch.Tensor | None  # int32 [samples]: their last tokens; None: token i of row i
+    logit_tokens: torch.Tensor | None  # int32 [samples, padded with 0]: their last tokens; None: token i of row i
     sample_index: torch.Tensor | None  # int32 [rows]: place among the samples or -1; None: all
     sample_rows_np: np.ndarray  # plan rows that sample
 
@@ -58,11 +68,20 @@ class BatchBuilder:
         self._tiles = self._rows[3 * stride :].view(-1, 4)
         self._stride = stride
         self.one_token_each = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
+        self._max_rows, self._pads = max_rows, device.type == "cuda"
+        max_tokens = self._padded(max_tokens)
         self._input_ids, self._positions, self._slots = ints(max_tokens), ints(max_tokens), ints(max_tokens)
         self._seq_lens = ints(max_rows)
         self._row_numbers = np.arange(max_rows, dtype=np.int32)
         self._seats_there = np.zeros(max_rows, dtype=np.int32)  # what `self.seats` holds
         self._layout_there: PrefixLayout | None = None  # what the arrays behind it were last made from
+
+    def _padded(self, count: int) -> int:
+        return round_size(count) if self._pads else count
+
+    def decode_size(self, rows: int) -> int:
+        """The rows of an eager step of `rows` decode rows."""
+        return min(self._padded(rows), self._max_rows)
 
     def layout(self, plan: StepPlan) -> PrefixLayout | None:
         """Which of the plan's decode rows share a prefix; None if none do. To be asked once for every plan."""
@@ -134,14 +153,16 @@ class BatchBuilder:
         return SharedPrefix(self._tokens_of_row[:size], self._members[:size], tiles)
 
     def mixed(self, plan: StepPlan, layout: PrefixLayout | None, staging: Staging) -> Batch:
-        """A step with catch-up rows, built without padding by the `gather` kernel."""
+        """A step with catch-up rows, built by the `gather` kernel."""
         rows = plan.num_rows
         query_start = np.zeros(rows + 1, dtype=np.int32)
         np.cumsum(plan.num_tokens, out=query_start[1:])
-        tokens = int(query_start[-1])
+        tokens = self._padded(int(query_start[-1]))
         sample_rows = np.flatnonzero(plan.samples).astype(np.int32)
         sample_index = np.full(rows, -1, dtype=np.int32)
         sample_index[sample_rows] = self._row_numbers[: len(sample_rows)]
+        logit_tokens_np = np.zeros(self._padded(len(sample_rows)), dtype=np.int32)
+        logit_tokens_np[: len(sample_rows)] = query_start[1:][sample_rows] - 1
         max_query_len = int(plan.num_tokens[plan.num_decodes :].max())
 
         writes = self._seats.stage(plan, staging)
@@ -152,7 +173,7 @@ class BatchBuilder:
                 query_start,
                 plan.token_ids,
                 sample_rows,
-                query_start[1:][sample_rows] - 1,
+                logit_tokens_np,
                 sample_index,
             )
         ]
@@ -166,7 +187,8 @@ class BatchBuilder:
             prefix = SharedPrefix(tokens_of_row, members, tiles.view(-1, 4))
         self._seats_there[:] = -1  # the decode rows' seats are sent anew at the next decode step
         buffers = self._buffers(rows, tokens)
-        gather(self._seats.state, buffers, seats, starts, ids, plan.num_decodes, max_query_len)
+        longest = max(max_query_len, tokens - int(query_start[-1]))
+        gather(self._seats.state, buffers, seats, starts, ids, plan.num_decodes, longest)
         host = self._host_copies
         return Batch(
             num_rows=rows,

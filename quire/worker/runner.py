@@ -13,7 +13,7 @@ from quire.attention.context import StepContext
 from quire.kernels.step import commit, gather_decode
 from quire.models.base import DecoderStack
 from quire.types.plan import PromptLogprobs, StepPlan
-from quire.worker.batch import Batch, BatchBuilder
+from quire.worker.batch import Batch, BatchBuilder, round_size
 from quire.worker.graphs import DecodeGraphs, DecodeSize
 from quire.worker.kv_store import KVStore
 from quire.worker.mixed_graphs import MAX_PROMPTS, MixedGraphs, MixedSize
@@ -65,11 +65,11 @@ class Runner:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._sampled = torch.zeros(max_rows + MAX_PROMPTS, dtype=torch.int32, device=device)
         self._tokens = torch.zeros(max_rows + MAX_PROMPTS, dtype=torch.int32, device=device)
+        rows = [round_size(max_rows), *(size.rows for size in (padded.sizes if padded else ()))]
+        self._logits = torch.empty(max(rows), sampler.vocab_size, dtype=torch.float32, device=device)
         self.graphs = self.mixed_graphs = None
         if self._stream:  # weights and buffers are being written on the stream that is current here
             self._stream.wait_stream(torch.cuda.current_stream(device))
-            rows = [size.rows for size in (*decode_sizes, *(padded.sizes if padded else ()))]
-            self._logits = torch.empty(max(rows, default=0), sampler.vocab_size, dtype=torch.float32, device=device)
             if decode_sizes:
                 self.graphs = DecodeGraphs(decode_sizes, self._forward_decode, self._tail_decode, self._stream)
             if padded:
@@ -129,8 +129,10 @@ class Runner:
 
     def _decode(self, plan: StepPlan, layout: PrefixLayout | None) -> StepHandle:
         graphs = self.graphs
-        size = graphs.size_for(plan.num_rows, layout is not None) if graphs and graphs.captured else None
-        batch = self._builder.decode(plan, size.rows if size else plan.num_rows, layout, self._staging)
+        rows = plan.num_rows
+        size = graphs.size_for(rows, layout is not None) if graphs and graphs.captured else None
+        padded = size.rows if size else self._builder.decode_size(rows)
+        batch = self._builder.decode(plan, padded, layout, self._staging)
         features = self._sampler.features(plan.seats)
         if size and graphs:
             graphs.forward(size)
@@ -138,18 +140,18 @@ class Runner:
                 self._readback.before_commit()
                 graphs.tail(size, filtered=features.filter)
                 return self._readback.start(plan, self._tokens, None, None)
-            logits = self._logits[: plan.num_rows]
-            batch = self._builder.decode_views(plan.num_rows)
         else:
             gather_decode(self._seats.state, batch.buffers, batch.seats)
-            logits = self.model.logits(self._forward(batch))
-        logprobs = self._sample(batch, plan.seats, logits, features)
+            self._write_logits(self._forward(batch))
+        if padded > rows:
+            batch = self._builder.decode_views(rows)
+        logprobs = self._sample(batch, plan.seats, self._logits[:rows], features)
         return self._readback.start(plan, self._tokens, logprobs, None)
 
     def _forward_decode(self, size: DecodeSize, layers: int | None) -> None:
         batch = self._builder.decode_views(size.rows, shares_prefix=size.shares_prefix)
         gather_decode(self._seats.state, batch.buffers, batch.seats)
-        self.model.logits(self._forward(batch, layers), out=self._logits[: size.rows])
+        self._write_logits(self._forward(batch, layers))
 
     def _tail_decode(self, size: DecodeSize, filtered: bool) -> None:
         batch = self._builder.decode_views(size.rows)
@@ -169,12 +171,21 @@ class Runner:
             if isinstance(attachment, PromptLogprobs):
                 prompt_logprobs = self._prompt_scorer.score(plan, attachment, hidden, batch.buffers.input_ids)
         if batch.logit_tokens is not None and len(batch.sample_rows_np):
-            logits = self.model.logits(hidden.index_select(0, batch.logit_tokens))
             seats = plan.seats[batch.sample_rows_np]
-            logprobs = self._sample(batch, seats, logits, self._sampler.features(seats))
+            self._write_logits(hidden.index_select(0, batch.logit_tokens))
+            logprobs = self._sample(batch, seats, self._logits[: len(seats)], self._sampler.features(seats))
         else:
             self._commit(batch, self._sampled[:0])
         return self._readback.start(plan, self._tokens, logprobs, prompt_logprobs)
+
+    def prepare(self, plan: StepPlan) -> None:
+        """Once through the products of a step like `plan`, whose rows all sit on the padding seat. Waits."""
+        with self.on_stream():
+            batch = self._builder.mixed(plan, None, self._staging)
+            assert batch.logit_tokens is not None
+            self._write_logits(self._forward(batch, layers=1).index_select(0, batch.logit_tokens))
+            if self._stream:
+                self._stream.synchronize()
 
     def _padded_step(
         self, plan: StepPlan, layout: PrefixLayout | None, size: MixedSize, graphs: MixedGraphs
@@ -198,7 +209,7 @@ class Runner:
         assert batch.logit_tokens is not None
         self._padded.gather(size)
         hidden = self._forward(batch, layers)
-        self.model.logits(hidden.index_select(0, batch.logit_tokens), out=self._logits[: size.rows])
+        self._write_logits(hidden.index_select(0, batch.logit_tokens))
 
     def _tail_padded(self, size: MixedSize, filtered: bool) -> None:
         batch = self._padded.view(size)
@@ -221,6 +232,9 @@ class Runner:
             plan=self._backend.plan(batch.attention),
         )
         return self.model.forward(batch.buffers.input_ids, context, layers)
+
+    def _write_logits(self, hidden: torch.Tensor) -> None:
+        self.model.logits(hidden, out=self._logits[: len(hidden)])
 
     def _sample(
         self, batch: Batch, seats_np: np.ndarray, logits: torch.Tensor, features: Features

@@ -22,7 +22,7 @@ from quire.platforms import select_platform
 from quire.types.kv import KVGroupSpec, WorkerReport
 from quire.types.plan import Admit, NewBlocks, StepPlan
 from quire.types.sampling import SamplingParams
-from quire.worker.batch import BatchBuilder
+from quire.worker.batch import SIZE_STEP, BatchBuilder, round_size
 from quire.worker.graphs import decode_sizes, graph_rows
 from quire.worker.kv_store import KVStore
 from quire.worker.mixed_graphs import MAX_PROMPTS, mixed_sizes, with_prefixes
@@ -69,6 +69,7 @@ class Worker:
         self._phases: dict[str, float] = {}
         self._notes: list[str] = []
         self.runner: Runner | None = None
+        self._unprepared: list[int] = []  # sizes of steps whose products the library has not loaded yet, falling
 
     # -- start --------------------------------------------------------------------------------------------------
 
@@ -106,6 +107,9 @@ class Worker:
             self.runner = self._build_runner(num_blocks, max_model_len)
         with self._phase("graphs"):
             self.runner.capture()
+        if self._device.type == "cuda":
+            most = round_size(self._resolved.max_num_batched_tokens)
+            self._unprepared = list(range(most, 0, -SIZE_STEP))
         return WorkerReport(
             device=self._platform.device_name(),
             num_blocks=num_blocks,
@@ -118,6 +122,7 @@ class Worker:
             attention_backend=self._backend_name,
             phases=self._phases,
             mixed_sizes=self.runner.mixed_sizes,
+            can_prepare=bool(self._unprepared),
             notes=self._notes,
         )
 
@@ -268,10 +273,20 @@ class Worker:
         return self.runner.run(plan)
 
     def call(self, method: str, *args: Any) -> Any:
-        """Utilities outside the steps: "memory" → bytes by use."""
+        """Utilities outside the steps: "memory" → bytes by use; "prepare" → whether there is more to prepare."""
         if method == "memory":
             return {"free": self._platform.free_bytes(), "free_at_start": self._free_at_start}
+        if method == "prepare":
+            return self._prepare()
         raise ConfigError(f"the worker has no method {method!r} ({len(args)} arguments given)")
+
+    def _prepare(self) -> bool:
+        """A few milliseconds of what a start can do without: one size of step. To be asked while nothing runs."""
+        if self._unprepared and self.runner is not None:
+            tokens = self._unprepared.pop()
+            counts = _spread(tokens, min(tokens, self._resolved.max_num_seqs))
+            self.runner.prepare(_dummy_plan(counts, [], seats=np.zeros(len(counts), dtype=np.int32)))
+        return bool(self._unprepared)
 
     def shutdown(self) -> None:
         """Give the device's memory back; also after a start that failed half-way."""
@@ -293,13 +308,13 @@ def _picky_plan(params: SamplingParams) -> StepPlan:
     return _dummy_plan(np.array([2, 3], dtype=np.int32), [Admit(1, 0, 2, params, [0], 0)])
 
 
-def _dummy_plan(counts: np.ndarray, admits: list[Admit]) -> StepPlan:
+def _dummy_plan(counts: np.ndarray, admits: list[Admit], seats: np.ndarray | None = None) -> StepPlan:
     """A step of prompt chunks of the given lengths whose KV all goes to the null block."""
     nothing = np.zeros(0, dtype=np.int32)
     return StepPlan(
         step=0,
         admits=admits,
-        seats=np.arange(1, len(counts) + 1, dtype=np.int32),
+        seats=np.arange(1, len(counts) + 1, dtype=np.int32) if seats is None else seats,
         num_tokens=counts,
         num_decodes=0,
         token_ids=np.ones(int(counts.sum()), dtype=np.int32),

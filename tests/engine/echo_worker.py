@@ -2,7 +2,8 @@
 position before *through the block table*; the next token is that hash. So a wrong block, seat, count or token anywhere
 changes the output, and `expected` knows what it should be. It keeps seats and tables like a real worker.
 
-`hf_overrides` sets its moods: step_seconds, fail_at_step, refuse ("ConfigError", …), call `boom`.
+`hf_overrides` sets its moods: step_seconds, fail_at_step, refuse ("ConfigError", …), prepares (calls it has use for);
+call `boom`.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class EchoWorker:
         self.last_token = np.full(seats, -1, np.int64)
         self.kv = np.full(self.num_blocks * self.block_size, -1, np.int64)
         self.busy_until = 0.0
+        self.left_to_prepare = self.moods.get("prepares", 0)
 
     def start(self) -> WorkerReport:
         spec = KVGroupSpec("full", self.block_size, 1, 1, 1, 4)
@@ -71,6 +73,7 @@ class EchoWorker:
             free_bytes=0,
             attention_backend="none",
             phases={"load": 0.0},
+            can_prepare=self.left_to_prepare > 0,
         )
 
     def execute(self, plan: StepPlan) -> EchoStep:
@@ -124,6 +127,10 @@ class EchoWorker:
     def call(self, method: str, *args: Any) -> Any:
         if method == "boom":
             raise ValueError("boom was called")
+        if method == "prepare":
+            assert time.monotonic() >= self.busy_until, "prepared while a step runs"
+            self.left_to_prepare -= 1
+            return self.left_to_prepare > 0
         return {"pid": os.getpid(), "method": method, "args": list(args), "seats": int((self.num_computed >= 0).sum())}
 
     def shutdown(self) -> None:

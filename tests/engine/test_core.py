@@ -270,3 +270,19 @@ def held_seconds(kind: RequestOutputKind) -> float:
 def test_a_step_is_planned_late_while_somebody_reads_and_only_then() -> None:
     assert held_seconds(RequestOutputKind.DELTA) > 0.2  # of 0.6: who comes in a step shall not wait for the next too
     assert held_seconds(RequestOutputKind.FINAL_ONLY) == 0.0
+
+
+def test_an_idle_worker_is_prepared_and_a_busy_one_is_not() -> None:
+    client = InProcessClient(make_resolved(hf_overrides={"prepares": 5, "step_seconds": 0.002}), NAME)
+    core = client._core
+    for turn in range(3):
+        core.turn(client._inbox, 0.0)
+        assert core._executor._worker.left_to_prepare == 4 - turn
+    requests = some_requests(10)
+    tokens = run_all(client, requests)  # the worker would protest
+    assert core._executor._worker.left_to_prepare == 2
+    for request in requests:
+        assert tokens[request.id] == expected(request.token_ids, request.max_tokens, request.stop_token_ids)
+    for _ in range(4):
+        core.turn(client._inbox, 0.0)
+    assert core._executor._worker.left_to_prepare == 0
