@@ -14,8 +14,11 @@ import json
 import math
 import random
 import string
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 Request = tuple[list[int], int]  # token ids, output length
 
@@ -205,3 +208,27 @@ def prefill_flops(model: str, count: int, length: int) -> float:
     layer = 2 * hidden * q + 2 * hidden * kv + 3 * hidden * c["intermediate_size"]
     attention = layers * 4 * q * length * length / 2
     return count * (2 * layers * layer * length + attention + 2 * c["vocab_size"] * hidden)
+
+
+def seconds_floor(
+    model: str, requests: Sequence[tuple[int, int]], bytes_per_s: float, flops_per_s: float, shared: int = 0
+) -> float:
+    """The least time for requests of (prompt, output) tokens that all come at once and decode in step.
+
+    Prompts at the matrix rate; then each step at the memory's rate (weights once, every row's KV) or the matrix rate,
+    whichever takes longer. shared: leading tokens that all prompts have in common: computed once, read once a step.
+    """
+    c = MODELS[model]
+    weights, kv_token = decode_bytes(model, 1, 1)
+    q = c["num_attention_heads"] * c["head_dim"] * c["num_hidden_layers"]
+    own, outputs = np.array([prompt - shared for prompt, _ in requests]), np.array([output for _, output in requests])
+    operations = sum(prefill_flops(model, 1, int(n)) + 4 * q * int(n) * shared for n in own)
+    operations += prefill_flops(model, 1, shared) if shared else 0.0
+    seconds = operations / flops_per_s
+    for step in range(1, int(outputs.max())):  # the first token comes with the prompt
+        going = outputs > step
+        rows, contexts = int(going.sum()), int((own[going] + step).sum())
+        moved = weights + kv_token * (contexts + shared)
+        operations = weights * rows + 4 * q * (contexts + rows * shared)  # a weight has two bytes and two operations
+        seconds += max(moved / bytes_per_s, operations / flops_per_s)
+    return float(seconds)
