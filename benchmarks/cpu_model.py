@@ -82,6 +82,7 @@ def step(model: DecoderStack, rows: int, queries: int, context: int) -> Callable
             head_dim=spec.head_dim,
             block_size=BLOCK_SIZE,
             dtype=torch.bfloat16,
+            kv_dtype=torch.bfloat16,
             device=torch.device("cpu"),
             max_rows=rows,
             max_tokens=rows * queries,

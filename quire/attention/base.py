@@ -17,6 +17,7 @@ class AttentionSpec:
     head_dim: int
     block_size: int
     dtype: torch.dtype
+    kv_dtype: torch.dtype  # of the cache
     device: torch.device
     max_rows: int
     max_tokens: int

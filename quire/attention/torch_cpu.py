@@ -99,7 +99,9 @@ class TorchCPUAttention:
 
     @staticmethod
     def refuses(spec: AttentionSpec) -> str | None:
-        return None if spec.device.type == "cpu" else f"needs a CPU, not {spec.device.type}"
+        if spec.device.type != "cpu":
+            return f"needs a CPU, not {spec.device.type}"
+        return None if spec.kv_dtype == spec.dtype else f"keeps keys and values in {spec.dtype}, not {spec.kv_dtype}"
 
     def plan(self, inputs: AttentionInputs) -> CPUPlan:
         starts, lengths = inputs.query_start_host, inputs.seq_lens_host

@@ -13,6 +13,7 @@ from quire.kernels import paged_attention
 MAX_HEAD_DIM = 256
 MAX_GROUP = 64
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+FP8_CAPABILITY = {torch.float8_e4m3fn: (8, 9), torch.float8_e5m2: (8, 0)}  # that can convert it
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,10 @@ class TritonAttention:
             return f"needs compute capability 8.0, {torch.cuda.get_device_name(spec.device)} has less"
         if spec.dtype not in DTYPES:
             return f"dtype {spec.dtype} is none of {', '.join(map(str, DTYPES))}"
+        if spec.kv_dtype != spec.dtype:
+            needed = FP8_CAPABILITY.get(spec.kv_dtype)
+            if needed is None or torch.cuda.get_device_capability(spec.device) < needed:
+                return f"no cache of {spec.kv_dtype} on {torch.cuda.get_device_name(spec.device)}"
         if spec.head_dim > MAX_HEAD_DIM:
             return f"head_dim {spec.head_dim} is more than {MAX_HEAD_DIM}"
         if spec.num_heads % spec.num_kv_heads:
@@ -63,8 +68,9 @@ class TritonAttention:
         if not rows:
             return TritonPlan(inputs, None)
         schedule = paged_attention.decode_schedule(
-            inputs.seats[:rows], inputs.seq_lens[:rows], spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.dtype,
-            self.sliding_window, (shared.tokens_of_row, shared.members, shared.tiles) if shared else None,
+            inputs.seats[:rows], inputs.seq_lens[:rows], spec.num_heads, spec.num_kv_heads, spec.head_dim,
+            spec.kv_dtype, self.sliding_window,
+            (shared.tokens_of_row, shared.members, shared.tiles) if shared else None,
         )  # fmt: skip
         return TritonPlan(inputs, schedule)
 

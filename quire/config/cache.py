@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+KVCacheDtype = Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig:
     block_size: int = 16
     """Tokens a KV block."""
+    kv_cache_dtype: KVCacheDtype = "auto"
+    """Type of keys and values in the cache. auto: the model's; fp8 (e4m3): half the memory and half the reads."""
     gpu_memory_utilization: float = 0.92
     """Share of the memory that is free at start which this engine may take (weights, activations and KV cache)."""
     kv_cache_memory_bytes: int | None = None

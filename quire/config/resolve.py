@@ -26,6 +26,7 @@ class Resolved:
     info: ModelInfo
     device: str  # cuda | cpu
     dtype: str  # bfloat16 | float16 | float32
+    kv_dtype: str  # the same, or float8_e4m3fn | float8_e5m2
     max_model_len: int  # wanted; the worker may lower it if it was not asked for
     max_model_len_is_explicit: bool
     max_num_seqs: int
@@ -66,6 +67,7 @@ def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
         info=info,
         device=device,
         dtype=dtype,
+        kv_dtype=_kv_dtype(config.cache.kv_cache_dtype, dtype, device),
         max_model_len=longest,
         max_model_len_is_explicit=config.model.max_model_len is not None,
         max_num_seqs=min(seqs, tokens),
@@ -173,6 +175,17 @@ def _gpu_bytes() -> int:
         return 0
     failed = nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(sizes))
     return 0 if failed else int(sizes[0])
+
+
+def _kv_dtype(wanted: str, dtype: str, device: str) -> str:
+    if wanted in ("auto", dtype):
+        return dtype
+    found = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}.get(wanted)
+    if found is None:
+        raise ConfigError(f"kv_cache_dtype={wanted} does not go with dtype={dtype}: use auto or fp8", "kv_cache_dtype")
+    if device == "cpu":
+        raise ConfigError(f"kv_cache_dtype={wanted} needs a GPU; on a CPU use auto", "kv_cache_dtype")
+    return found
 
 
 def _dtype(wanted: str, checkpoint: str, device: str, notes: list[str]) -> str:

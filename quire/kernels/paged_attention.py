@@ -1,10 +1,11 @@
 """Attention over the paged KV cache: `decode` for rows of one query token, `prefill` for rows of many.
 
 Caches are [num_blocks, num_kv_heads, block_size, head_dim], both of the same strides, the last two dims contiguous.
-Token t of the row in seat s lies in block `block_table[s, t // block_size]`. Query heads g*n … g*n + g-1 share KV
-head n (g heads a group). A `sliding_window` of w lets a query see the last w tokens, its own included; 0: all of them.
-`out` (contiguous) takes the result where given. The kernel launched just before may write q and the KV of the rows'
-newest tokens; everything else, the integer tensors too, is read ahead of that one's end.
+Token t of the row in seat s lies in block `block_table[s, t // block_size]`. Query heads g*n … g*n + g-1 share KV head
+n (g heads a group). Caches may be of an 8-bit float type while q is not: what is read is widened to q's type. A
+`sliding_window` of w lets a query see the last w tokens, its own included; 0: all of them. `out` (contiguous) takes the
+result where given. The kernel launched just before may write q and the KV of the rows' newest tokens; everything else,
+the integer tensors too, is read ahead of that one's end.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def decode_schedule(
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
-    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
     sliding_window: int = 0,
     prefix: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
 ) -> DecodeSchedule:
@@ -64,7 +65,9 @@ def decode_schedule(
         return DecodeSchedule(seats, seq_lens, sliding_window, None)
     from quire.kernels.triton import decode
 
-    shares = decode.schedule(seats, seq_lens, num_heads, num_kv_heads, head_dim, dtype.itemsize, sliding_window, prefix)
+    shares = decode.schedule(
+        seats, seq_lens, num_heads, num_kv_heads, head_dim, kv_dtype.itemsize, sliding_window, prefix
+    )
     return DecodeSchedule(seats, seq_lens, sliding_window, shares)
 
 

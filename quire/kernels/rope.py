@@ -30,6 +30,7 @@ def qk_norm_rope_write(
     token, which is written nowhere; caches [num_blocks, num_kv_heads, block_size, head_dim], last two dims contiguous.
     q_weight and k_weight [head_dim] turn on the per-head RMS norm: give both or neither. Rotation pairs column i
     with i + rotary_dim / 2 (Su et al., 2021, in the half-split form of GPT-NeoX); columns ≥ rotary_dim pass through.
+    The caches may be of an 8-bit float type; values beyond its range become its largest.
     positions and slots must not be written by the kernel launched just before: they are read ahead of its end.
     """
     arguments = (qkv, cos_sin, positions, slots, k_cache, v_cache, num_heads, num_kv_heads, head_dim)
@@ -62,9 +63,17 @@ def qk_norm_rope_write_reference(
     cos, sin = cos_sin[positions.long()].unsqueeze(1).chunk(2, dim=-1)  # [tokens, 1, rotary_dim / 2]
     real = slots >= 0
     blocks, offsets = slots[real].long() // k_cache.shape[2], slots[real].long() % k_cache.shape[2]
-    k_cache[blocks, :, offsets] = _rotate(k, cos, sin).to(k_cache.dtype)[real]
-    v_cache[blocks, :, offsets] = v.to(v_cache.dtype)[real]
+    k_cache[blocks, :, offsets] = _narrowed(_rotate(k, cos, sin), k_cache.dtype)[real]
+    v_cache[blocks, :, offsets] = _narrowed(v, v_cache.dtype)[real]
     return _rotate(q, cos, sin).to(qkv.dtype)
+
+
+def _narrowed(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """As the hardware converts: what an 8-bit type cannot hold becomes its largest value."""
+    if dtype.itemsize == 1:
+        largest = torch.finfo(dtype).max
+        x = x.float().clamp(-largest, largest)
+    return x.to(dtype)
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

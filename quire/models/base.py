@@ -106,14 +106,15 @@ class DecoderStack(nn.Module):
         """What checkpoints call the tensor at `path` in this module tree."""
         return path if path.startswith("lm_head.") else f"model.{path}"
 
-    def kv_spec(self, block_size: int) -> KVGroupSpec:
+    def kv_spec(self, block_size: int, dtype: torch.dtype | None = None) -> KVGroupSpec:
+        """dtype: of the cache; by default the weights'."""
         return KVGroupSpec(
             kind="full",
             block_size=block_size,
             num_layers=self.sizes.layers,
             num_kv_heads=self.sizes.kv_heads,
             head_dim=self.sizes.head_dim,
-            dtype_bytes=self.embed_tokens.weight.element_size(),
+            dtype_bytes=(dtype or self.embed_tokens.weight.dtype).itemsize,
         )
 
     def num_bytes(self) -> int:

@@ -36,7 +36,13 @@ from quire.worker.seats import Seats
 if TYPE_CHECKING:
     from quire.kernels.triton.rehearsal import Rehearsal
 
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
+}
 _GIB = 1024**3
 _SPARE_BYTES = 3 * _GIB // 8  # for kernel modules and graph pools, which no measurement before them can see
 _STAGED_INTS = 1 << 20
@@ -86,7 +92,7 @@ class Worker:
         if self._device.type == "cpu" and not config.runtime.num_threads and model.num_bytes() < _SMALL_MODEL:
             torch.set_num_threads(1)
         self._model = model
-        self._spec: KVGroupSpec = model.kv_spec(config.cache.block_size)
+        self._spec: KVGroupSpec = model.kv_spec(config.cache.block_size, _DTYPES[self._resolved.kv_dtype])
         with self._phase("rehearse"):
             rehearsal = self._rehearse()
         with self._phase("weights"):
@@ -135,7 +141,7 @@ class Worker:
     def _build_runner(self, num_blocks: int, max_model_len: int, *, with_graphs: bool = True) -> Runner:
         resolved, device = self._resolved, self._device
         rows, tokens, block_size = resolved.max_num_seqs, resolved.max_num_batched_tokens, self._spec.block_size
-        store = KVStore(self._spec, num_blocks, _DTYPES[resolved.dtype], device)
+        store = KVStore(self._spec, num_blocks, _DTYPES[resolved.kv_dtype], device)
         seats = Seats(rows, -(-max_model_len // block_size), store.token_of_slot, block_size, device)
         eager = resolved.config.runtime.enforce_eager or not with_graphs
         wanted = [] if eager else graph_rows(rows, resolved.config.runtime.cuda_graph_sizes)
@@ -149,6 +155,7 @@ class Worker:
                 head_dim=self._spec.head_dim,
                 block_size=block_size,
                 dtype=_DTYPES[resolved.dtype],
+                kv_dtype=_DTYPES[resolved.kv_dtype],
                 device=device,
                 max_rows=rows,
                 max_tokens=max([tokens, *(size.tokens for size in mixed)]),

@@ -60,6 +60,7 @@ def attend(
         head_dim=HEAD_DIM,
         block_size=block_size,
         dtype=dtype,
+        kv_dtype=dtype,
         device=torch.device("cpu"),
         max_rows=len(rows),
         max_tokens=len(q),
@@ -135,7 +136,7 @@ def test_any_step(rows: list[tuple[int, int]], window: int | None, block_size: i
 
 def test_rows_of_like_length_go_together() -> None:
     """8 decode rows of similar length must not become 8 calls a layer."""
-    spec = AttentionSpec(4, 2, HEAD_DIM, 16, torch.float32, torch.device("cpu"), 8, 8, 2048)
+    spec = AttentionSpec(4, 2, HEAD_DIM, 16, torch.float32, torch.float32, torch.device("cpu"), 8, 8, 2048)
     backend = TorchCPUAttention(spec)
     assert len(backend._alike([100, 110, 120, 90, 99, 101, 118, 105])) == 1
     assert len(backend._alike([16, 2000, 17, 1990])) == 2

@@ -16,7 +16,8 @@ HEADS, KV_HEADS, DIM, BLOCK_SIZE = 4, 2, 64, 16
 def spec(device: str = "cpu", **changes: object) -> AttentionSpec:
     shape: dict = {
         "num_heads": HEADS, "num_kv_heads": KV_HEADS, "head_dim": DIM, "block_size": BLOCK_SIZE,
-        "dtype": torch.float32, "device": torch.device(device), "max_rows": 8, "max_tokens": 64, "max_seq_len": 128,
+        "dtype": torch.float32, "kv_dtype": torch.float32, "device": torch.device(device), "max_rows": 8,
+        "max_tokens": 64, "max_seq_len": 128,
     }  # fmt: skip
     return AttentionSpec(**(shape | changes))
 

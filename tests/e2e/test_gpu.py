@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
+from demo import agreement, chat, corpus
 from quire import LLM, SamplingParams
 from quire.worker.mixed_graphs import MixedGraphs, MixedSize
 from tests.e2e.conftest import Reference
@@ -91,3 +93,14 @@ def test_a_seed_gives_the_cpus_tokens(tiny_qwen3: Path, kinds: str) -> None:
         texts.append([o.outputs[0].token_ids for o in outputs])
     same = sum(a == b for a, b in zip(*texts, strict=True))
     assert same >= 11, f"{same} of 12 answers are equal"  # a draw may fall on a rounding border once
+
+
+def test_a_cache_in_8_bits_changes_few_answers() -> None:
+    """The demo model is sure of what it says: of its answers nearly all stay."""
+    tokenizer = Tokenizer.from_file(str(agreement.MODEL / "tokenizer.json"))
+    tasks = [task for skill in corpus.SKILLS for task in corpus.heldout(skill, 20, 0)]
+    wanted = [tokenizer.encode(chat.prompt_text(t.messages, t.tools, t.thinking)).ids for t in tasks]
+    options = {"device": "cuda", "dtype": "bfloat16"}
+    plain = agreement.answers(wanted, options)
+    narrow = agreement.answers(wanted, {**options, "kv_cache_dtype": "fp8"})
+    assert sum(a == b for a, b in zip(plain, narrow, strict=True)) >= 0.9 * len(wanted)

@@ -166,7 +166,7 @@ def make_resolved(
         bos_token_id=None, dtype="float32",
     )  # fmt: skip
     return Resolved(
-        config=config, info=info, device="cpu", dtype="float32", max_model_len=max_model_len,
+        config=config, info=info, device="cpu", dtype="float32", kv_dtype="float32", max_model_len=max_model_len,
         max_model_len_is_explicit=True, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_tokens, depth=depth,
         executor=executor,
     )  # fmt: skip

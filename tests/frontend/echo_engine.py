@@ -50,6 +50,7 @@ def make_info(
         info=info,
         device="cpu",
         dtype="float32",
+        kv_dtype="float32",
         max_model_len=max_model_len,
         max_model_len_is_explicit=False,
         max_num_seqs=8,

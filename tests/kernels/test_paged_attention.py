@@ -23,8 +23,15 @@ class Cache:
 
 
 def make_cache(
-    seq_lens: list[int], kv_heads: int, dim: int, block_size: int, dtype: torch.dtype, device: torch.device
+    seq_lens: list[int],
+    kv_heads: int,
+    dim: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_dtype: torch.dtype | None = None,
 ) -> Cache:
+    """kv_dtype: of the cache, if it is another."""
     counts = [-(-n // block_size) for n in seq_lens]
     num_blocks, max_blocks = sum(counts) + 3, max(counts) + 2
     pool = torch.full((num_blocks, 2, kv_heads, block_size, dim), float("nan"), dtype=dtype)
@@ -35,11 +42,11 @@ def make_cache(
     for seat, length, count in zip(seats.tolist(), seq_lens, counts, strict=True):
         blocks = [order.pop(0) for _ in range(count)]
         table[seat, :count] = torch.tensor(blocks)
-        kv = torch.randn(2, kv_heads, count * block_size, dim).to(dtype)
+        kv = torch.randn(2, kv_heads, count * block_size, dim).to(kv_dtype or dtype).to(dtype)
         kv[:, :, length:] = float("nan")
         pool[blocks] = kv.view(2, kv_heads, count, block_size, dim).permute(2, 0, 1, 3, 4)
         tokens.append((kv[0, :, :length].double().transpose(0, 1), kv[1, :, :length].double().transpose(0, 1)))
-    pool = pool.to(device)
+    pool = pool.to(kv_dtype or dtype).to(device)
     return Cache(pool[:, 0], pool[:, 1], seats.to(device), table.to(device), tokens)
 
 

@@ -50,6 +50,7 @@ class PagedRows:
                 head_dim=spec.head_dim,
                 block_size=block_size,
                 dtype=weight.dtype,
+                kv_dtype=weight.dtype,
                 device=self.device,
                 max_rows=max_rows,
                 max_tokens=max_rows * max_seq_len,

@@ -53,6 +53,7 @@ def make_info(**options: Any) -> EngineInfo:
         info=model,
         device="cpu",
         dtype="float32",
+        kv_dtype="float32",
         max_model_len=CONTEXT,
         max_model_len_is_explicit=False,
         max_num_seqs=64,

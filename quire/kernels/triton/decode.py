@@ -137,7 +137,7 @@ def _decode_kernel(
         at = (block.to(tl.int64) * block_stride)[:, None] + inner
         ahead = position + BLOCK_N  # the next tile's blocks are looked up while this tile is on its way
         block = tl.load(table + ahead // BLOCK_SIZE, ahead < end, 0)
-        k = tl.load(k_head + at, inside, 0.0)  # [tokens, dim]
+        k = tl.load(k_head + at, inside, 0.0).to(q_ptr.dtype.element_ty)  # [tokens, dim]
         if EARLY:  # noqa: SIM102
             if start == begin:
                 tl.extra.cuda.gdc_wait()
@@ -152,7 +152,7 @@ def _decode_kernel(
         p = tl.exp2(s - new_top[:, None])
         shrink = tl.exp2(top - new_top)
         total = total * shrink + tl.sum(p, axis=1)
-        v = tl.load(v_head + at, inside, 0.0)
+        v = tl.load(v_head + at, inside, 0.0).to(q_ptr.dtype.element_ty)
         acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
         top = new_top
 
@@ -290,7 +290,7 @@ def decode(
     if not num_rows:
         return out
     group, prefix = num_heads // num_kv_heads, plan.prefix
-    cut = cut or shape(dim, q.element_size(), group)
+    cut = cut or shape(dim, k_cache.element_size(), group)
     lines, counters = len(plan.items) * num_heads, num_rows * num_kv_heads
     prefix_lines = decode_prefix.places(num_rows, prefix.tile_rows, prefix.programs) * num_heads if prefix else 0
     needed = (lines + prefix_lines) * (dim + 1) + counters
@@ -302,7 +302,8 @@ def decode(
     if prefix:
         decode_prefix.attend(
             q, k_cache, v_cache, block_table, prefix.items, prefix.count, prefix.members, scale * LOG2_E,
-            prefix_partial, prefix_lse, prefix.programs, wide or decode_prefix.shape(dim, q.element_size(), group),
+            prefix_partial, prefix_lse, prefix.programs,
+            wide or decode_prefix.shape(dim, k_cache.element_size(), group),
         )  # fmt: skip
     pdl = has_pdl(q.device)
     block_group = next_power_of_2(group)

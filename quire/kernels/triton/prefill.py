@@ -64,6 +64,7 @@ def _attend(
             k, v = tl.load(k_head + at, in_dim, 0.0), tl.load(v_head + at, in_dim, 0.0)
         else:
             k, v = tl.load(k_head + at), tl.load(v_head + at)
+        k, v = k.to(q.dtype), v.to(q.dtype)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [lines, tokens]
         if MASKED:
             seen = position[None, :] <= query_position[:, None]

@@ -494,6 +494,7 @@ def takes(q: torch.Tensor, k_cache: torch.Tensor) -> bool:
     """Whether the kernel is made for tensors like these, on a device of capability 9.0."""
     return (
         q.dtype in (torch.bfloat16, torch.float16)
+        and k_cache.dtype == q.dtype
         and q.shape[2] in (64, 128)
         and k_cache.shape[2] == PAGE
         and q.shape[1] // k_cache.shape[1] <= 2 * LINES

@@ -21,7 +21,7 @@ def _qk_norm_rope_write_kernel(
     num_tokens, qkv_stride, cos_sin_stride, k_block_stride, k_head_stride, v_block_stride, v_head_stride, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     NORM: tl.constexpr, TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr,
-    BLOCK_REST: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_REST: tl.constexpr, SAME_TYPE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     HALF: tl.constexpr = ROTARY // 2
     Q_GROUPS: tl.constexpr = (HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
@@ -52,7 +52,10 @@ def _qk_norm_rope_write_kernel(
     kind_group = group - tl.where(is_q, 0, tl.where(is_v, Q_GROUPS + KV_GROUPS, Q_GROUPS))
     heads = tl.where(is_q, HEADS, KV_HEADS)
     source = tl.where(is_q, 0, tl.where(is_v, (HEADS + KV_HEADS) * DIM, HEADS * DIM))
-    out_ptr = tl.where(is_q, q_ptr, tl.where(is_v, v_cache_ptr, k_cache_ptr))
+    if SAME_TYPE:
+        out_ptr = tl.where(is_q, q_ptr, tl.where(is_v, v_cache_ptr, k_cache_ptr))
+    else:
+        out_ptr = tl.where(is_v, v_cache_ptr, k_cache_ptr)
     head_stride = tl.where(is_q, DIM, tl.where(is_v, v_head_stride, k_head_stride))
     block_stride = tl.where(is_v, v_block_stride, k_block_stride)
     cache_place = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * DIM
@@ -87,10 +90,17 @@ def _qk_norm_rope_write_kernel(
         turned = first * cos - second * sin
         second = second * cos + first * sin
         first = turned
-    tl.store(out + columns, first.to(q_ptr.dtype.element_ty), wanted & column_mask)
-    tl.store(out + HALF + columns, second.to(q_ptr.dtype.element_ty), wanted & column_mask)
+    if not SAME_TYPE and is_q:
+        out_q = q_ptr + place[:, None, None] + (head.to(tl.int64) * head_stride)[None, :, None]
+        tl.store(out_q + columns, first.to(q_ptr.dtype.element_ty), wanted & column_mask)
+        tl.store(out_q + HALF + columns, second.to(q_ptr.dtype.element_ty), wanted & column_mask)
+        if ROTARY < DIM:
+            tl.store(out_q + rest_columns, rest.to(q_ptr.dtype.element_ty), wanted & rest_mask)
+        return
+    tl.store(out + columns, first.to(out_ptr.dtype.element_ty), wanted & column_mask)
+    tl.store(out + HALF + columns, second.to(out_ptr.dtype.element_ty), wanted & column_mask)
     if ROTARY < DIM:
-        tl.store(out + rest_columns, rest.to(q_ptr.dtype.element_ty), wanted & rest_mask)
+        tl.store(out + rest_columns, rest.to(out_ptr.dtype.element_ty), wanted & rest_mask)
 
 
 def qk_norm_rope_write(
@@ -122,6 +132,7 @@ def qk_norm_rope_write(
         qkv.stride(0), cos_sin.stride(0), k_cache.stride(0), k_cache.stride(1), v_cache.stride(0), v_cache.stride(1),
         eps, HEADS=num_heads, KV_HEADS=num_kv_heads, DIM=head_dim, ROTARY=rotary, BLOCK_SIZE=k_cache.shape[2],
         NORM=q_weight is not None, TOKENS=tokens, BLOCK_HEADS=heads, BLOCK_HALF=next_power_of_2(rotary // 2),
-        BLOCK_REST=next_power_of_2(max(head_dim - rotary, 1)), PDL=pdl, num_warps=num_warps, launch_pdl=pdl,
+        BLOCK_REST=next_power_of_2(max(head_dim - rotary, 1)), SAME_TYPE=k_cache.dtype == qkv.dtype, PDL=pdl,
+        num_warps=num_warps, launch_pdl=pdl,
     )  # fmt: skip
     return q
