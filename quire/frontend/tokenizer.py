@@ -5,7 +5,6 @@ As in transformers 5, tokenizer.json alone decides which special tokens are put 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -15,7 +14,7 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 
-from quire.config.resolve import Resolved, locate_model
+from quire.config.resolve import Resolved, locate_tokenizer
 from quire.foundation.errors import ConfigError, InputError
 from quire.frontend.chat import ChatTemplate, Message, compiled, render
 from quire.frontend.decoding import Decoding
@@ -158,14 +157,8 @@ class Tokenizer:
 
 def load_tokenizer(resolved: Resolved) -> Tokenizer | None:
     """The tokenizer an engine was configured with; None with skip_tokenizer_init."""
-    model = resolved.config.model
-    if model.skip_tokenizer_init:
-        return None
-    folder = Path(resolved.info.path)
-    if model.tokenizer is not None:
-        # "dummy" leaves the weights out of a download
-        folder = locate_model(dataclasses.replace(model, model=model.tokenizer, load_format="dummy"))
-    return Tokenizer(folder, model.chat_template)
+    folder = locate_tokenizer(resolved)
+    return None if folder is None else Tokenizer(folder, resolved.config.model.chat_template)
 
 
 def _load(folder: Path) -> RawTokenizer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,13 +13,13 @@ from quire.types.plan import TokenMasks
 
 
 class MaskSource(Protocol):
-    """Whoever knows the grammars. rows: int32 [matchers, ceil(vocabulary / 32)], a bit a token."""
+    """Whoever knows the grammars, and made the matchers. rows: int32 [matchers, ceil(vocabulary / 32)]."""
 
-    def fill(self, matchers: Sequence[Matcher], rows: np.ndarray) -> None:
+    def fill(self, matchers: Sequence[Any], rows: np.ndarray) -> None:
         """Write what each matcher allows next. A matcher that failed gets an empty row."""
         ...
 
-    def close_soon(self, matcher: Matcher, budget: int, row: np.ndarray) -> None:
+    def close_soon(self, matcher: Any, budget: int, row: np.ndarray) -> None:
         """The same for one, less what could not be closed within `budget` tokens, the next included."""
         ...
 

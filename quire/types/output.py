@@ -57,7 +57,7 @@ class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
     step_tokens: list[int] = msgspec.field(default_factory=list)  # tokens of the steps since the last report
     phase_seconds: dict[str, float] = msgspec.field(
         default_factory=dict
-    )  # idle, hold, inbox, plan, submit, wait, settle, outbox
+    )  # idle, hold, inbox, plan, submit, mask, wait, settle, outbox
 
 
 class EngineOutputs(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -29,7 +29,6 @@ from quire.worker.sampling.sampler import Features, History, Sampler
 from quire.worker.seats import Seats
 from quire.worker.staging import Staging
 
-
 Sample = Callable[[TokenMasks | None], StepHandle]  # the second half of a step: everything after the logits
 
 
