@@ -80,7 +80,9 @@ class Reference:
             if position < len(spec.token_ids):
                 token = spec.token_ids[position]
             else:
-                self.allowed.append(None if is_over or not spec.constraint else meaning(spec.constraint, self.output)[0])
+                self.allowed.append(
+                    None if is_over or not spec.constraint else meaning(spec.constraint, self.output)[0]
+                )
                 choice = self.allowed[-1]
                 token = (state >> 7) % VOCAB if choice is None else sorted(choice)[(state >> 7) % len(choice)]
             self.tokens.append(token)

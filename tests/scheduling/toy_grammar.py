@@ -1,4 +1,4 @@
-"""Grammars of a tiny vocabulary that follow from a number, and what a constraint means, said without any state machine."""
+"""Grammars of a tiny vocabulary that follow from a number, and what a constraint means, without any state machine."""
 
 from __future__ import annotations
 
