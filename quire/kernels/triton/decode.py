@@ -20,6 +20,7 @@ import triton.language as tl
 
 from quire.kernels.triton import decode_prefix, decode_schedule
 from quire.kernels.triton.launch import dot_width, has_pdl, next_power_of_2, num_processors
+from quire.kernels.triton.operand import query_operand
 
 LOG2_E = 1.4426950408889634
 
@@ -122,9 +123,9 @@ def _decode_kernel(
         # that to the beginning of its share, the wait comes first.
         if (share == shares - 1) & (end - begin <= STAGES * BLOCK_N):
             tl.extra.cuda.gdc_wait()
-        q = tl.zeros([BLOCK_M, BLOCK_DIM], q_ptr.dtype.element_ty)
+        q = query_operand(tl.zeros([BLOCK_M, BLOCK_DIM], q_ptr.dtype.element_ty), k_ptr)
     else:
-        q = tl.load(at_q, mask, 0.0, cache_modifier=".cg")  # [heads, dim]
+        q = query_operand(tl.load(at_q, mask, 0.0, cache_modifier=".cg"), k_ptr)  # [heads, dim]
     top = tl.full([BLOCK_M], -1.0e30, tl.float32)  # finite: a wholly masked tile must not make NaN
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DIM], tl.float32)
@@ -137,12 +138,12 @@ def _decode_kernel(
         at = (block.to(tl.int64) * block_stride)[:, None] + inner
         ahead = position + BLOCK_N  # the next tile's blocks are looked up while this tile is on its way
         block = tl.load(table + ahead // BLOCK_SIZE, ahead < end, 0)
-        k = tl.load(k_head + at, inside, 0.0).to(q_ptr.dtype.element_ty)  # [tokens, dim]
+        k = tl.load(k_head + at, inside, 0.0).to(q.dtype)  # [tokens, dim]
         if EARLY:  # noqa: SIM102
             if start == begin:
                 tl.extra.cuda.gdc_wait()
                 tl.extra.cuda.gdc_launch_dependents()
-                q = tl.load(at_q, mask, 0.0, cache_modifier=".cg")
+                q = query_operand(tl.load(at_q, mask, 0.0, cache_modifier=".cg"), k_ptr)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         seen = position < end
         if WINDOW > 0:
@@ -152,7 +153,7 @@ def _decode_kernel(
         p = tl.exp2(s - new_top[:, None])
         shrink = tl.exp2(top - new_top)
         total = total * shrink + tl.sum(p, axis=1)
-        v = tl.load(v_head + at, inside, 0.0).to(q_ptr.dtype.element_ty)
+        v = tl.load(v_head + at, inside, 0.0).to(q.dtype)
         acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
         top = new_top
 

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from quire.kernels.triton.decode_schedule import ITEM
 from quire.kernels.triton.launch import dot_width, has_pdl, next_power_of_2
+from quire.kernels.triton.operand import query_operand
 
 
 @triton.jit
@@ -86,6 +87,7 @@ def _prefix_kernel(
         row = tl.load(members_ptr + first_member + line // GROUP, alive, 0).to(tl.int64)
         mask = alive[:, None] & (column < DIM)[None, :]
         q = tl.load(q_ptr + (row * q_stride + head * DIM)[:, None] + column[None, :], mask, 0.0)
+        q = query_operand(q, k_ptr)
 
         top = tl.full([BLOCK_M], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)

@@ -19,6 +19,7 @@ import triton.language as tl
 
 from quire.kernels.triton.decode import LOG2_E
 from quire.kernels.triton.launch import dot_width, has_pdl, next_power_of_2, num_processors
+from quire.kernels.triton.operand import query_operand
 
 logger = logging.getLogger(__name__)
 
@@ -121,6 +122,7 @@ def _prefill_kernel(
     q_mask = alive[:, None] & (column < DIM)[None, :]
     query_token = (row_start + query).to(tl.int64)
     q = tl.load(q_ptr + (query_token * q_stride + head * DIM)[:, None] + column[None, :], q_mask, 0.0)
+    q = query_operand(q, k_ptr)
 
     top = tl.full([BLOCK_M], -1.0e30, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
