@@ -1,5 +1,4 @@
-"""x"""
-
+"""Structural tags."""
 from typing import Any
 
 
