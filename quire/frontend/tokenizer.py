@@ -5,13 +5,12 @@ As in transformers 5, tokenizer.json alone decides which special tokens are put 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from quire.config.resolve import Resolved, locate_model
+from quire.config.resolve import Resolved, locate_tokenizer
 from quire.foundation.errors import ConfigError, InputError
 from quire.foundation.tokenizer_file import read_json, read_tokenizer
 from quire.frontend.chat import ChatTemplate, Message, compiled, render
@@ -142,14 +141,8 @@ class Tokenizer:
 
 def load_tokenizer(resolved: Resolved) -> Tokenizer | None:
     """The tokenizer an engine was configured with; None with skip_tokenizer_init."""
-    model = resolved.config.model
-    if model.skip_tokenizer_init:
-        return None
-    folder = Path(resolved.info.path)
-    if model.tokenizer is not None:
-        # "dummy" leaves the weights out of a download
-        folder = locate_model(dataclasses.replace(model, model=model.tokenizer, load_format="dummy"))
-    return Tokenizer(folder, model.chat_template)
+    folder = locate_tokenizer(resolved)
+    return None if folder is None else Tokenizer(folder, resolved.config.model.chat_template)
 
 
 def _special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
