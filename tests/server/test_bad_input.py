@@ -59,13 +59,10 @@ SHARED: list[tuple[str, dict[str, Any]]] = [
     ("stream_options", {"stream": True, "stream_options": {"include_usage": 3}}),
     ("response_format", {"response_format": {"type": "json"}}),
     ("response_format", {"response_format": {"type": "json_schema"}}),
-    ("response_format", {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}}),
     ("response_format", {"response_format": {"type": "json_object"}, "guided_regex": "a"}),
     ("response_format", {"response_format": "json"}),
     ("structured_outputs", {"structured_outputs": {"regex": "a", "choice": ["b"]}}),
     ("structured_outputs", {"structured_outputs": {"rexeg": "a"}}),
-    ("structured_outputs", {"structured_outputs": {"choice": []}}),
-    ("structured_outputs", {"structured_outputs": {"json": {"type": "array", "uniqueItems": True}}}),
     ("structured_outputs", {"structured_outputs": {"whitespace_pattern": " "}}),
     ("use_beam_search", {"use_beam_search": True}),
     ("priority", {"priority": 1}),
@@ -77,6 +74,9 @@ SHARED: list[tuple[str, dict[str, Any]]] = [
     ("model", {"model": 3}),
 ]
 COMPLETION: list[tuple[str, dict[str, Any]]] = [
+    ("response_format", {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}}),
+    ("structured_outputs", {"structured_outputs": {"choice": []}}),
+    ("structured_outputs", {"structured_outputs": {"json": {"type": "array", "uniqueItems": True}}}),
     ("prompt", {"prompt": None}),
     ("prompt", {"prompt": 3}),
     ("prompt", {"prompt": {}}),
