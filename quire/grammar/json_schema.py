@@ -44,14 +44,26 @@ _REFUSED = {
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _REFERRING = ("$ref", "anyOf", "oneOf", "allOf")
-FORMATS = frozenset(["date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"])
-_POINTER = r"(/([^/~]|~[01])*)*"
-_FORMAT_PATTERNS = {
-    "json-pointer": f"^{_POINTER}$",
-    "relative-json-pointer": rf"^(0|[1-9][0-9]*)(#|{_POINTER})$",
+FORMATS = frozenset(("duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"))
+_LEAP = "(0[48]|[2468][048]|[13579][26])"
+_YEAR = "([0-9]{3}[1-9]|[0-9]{2}[1-9][0-9]|[0-9][1-9][0-9]{2}|[1-9][0-9]{3})"
+_DAY = r"(0[1-9]|1[0-9]|2[0-8])"
+_DATE = (
+    rf"({_YEAR}-((0[1-9]|1[0-2])-{_DAY}|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"
+    rf"|([0-9]{{2}}{_LEAP}|{_LEAP}00)-02-29)"
+)
+_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+_FORMAT_PATTERNS = {  # RFC 3339, but no leap seconds, which few readers take; RFC 6901
+    "date": f"^{_DATE}$",
+    "time": f"^{_TIME}$",
+    "date-time": f"^{_DATE}T{_TIME}$",
+    "json-pointer": "^(/([^/~]|~[01])*)*$",
 }
 _REFUSED_FORMATS = frozenset(
-    ("idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template", "regex")
+    (
+        *("idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template", "regex"),
+        "relative-json-pointer",
+    )
 )
 
 
@@ -138,22 +150,24 @@ class _Reader:
             elif keyword in ("items", "additionalItems", "additionalProperties"):
                 found[keyword] = self._schema(value, where, depth + 1)
             elif keyword not in _ANNOTATIONS:
-                found[keyword] = self._value(keyword, value, where)
-        return {keyword: value for keyword, value in found.items() if value is not None}
+                self._add_value(found, keyword, value, where)
+        return found
 
-    def _value(self, keyword: str, value: Any, where: str) -> Any:
-        """A keyword's value, checked; None if it says nothing."""
+    def _add_value(self, found: dict[str, Any], keyword: str, value: Any, where: str) -> None:
+        """Check the value of a keyword and take it over, if it says something."""
         if keyword == "$ref":
-            return self._reference(value, where)
-        if keyword == "format":
-            return self._format(value, where)
-        if keyword == "$id" and where != "$.$id":
+            value = self._reference(value, where)
+        elif keyword == "format":
+            value = self._format(value, where)
+            if value is None:
+                return
+        elif keyword == "$id" and where != "$.$id":
             if isinstance(value, str) and value.startswith("#"):
-                return None
+                return
             raise self._refusal("is not supported below the root", where)
-        if keyword in _CHECKS and not _CHECKS[keyword](value):
+        elif keyword in _CHECKS and not _CHECKS[keyword](value):
             raise self._refusal(f"has a value that it cannot have: {json.dumps(value)[:60]}", where)
-        return value
+        found[keyword] = value
 
     def _rewritten(self, schema: dict[str, Any]) -> dict[str, Any]:
         """Without the keywords that others can stand for."""
@@ -176,9 +190,12 @@ class _Reader:
         if "propertyNames" in schema:
             self._rewrite_names(schema)
         pattern = _FORMAT_PATTERNS.get(str(schema.get("format")))
-        if pattern is not None and "pattern" not in schema:
+        if pattern is not None:
             del schema["format"]
-            schema["pattern"] = pattern
+            if "pattern" in schema:
+                schema["allOf"] = [*schema.get("allOf", ()), {"pattern": pattern}]
+            else:
+                schema["pattern"] = pattern
         is_object = schema.get("type") == "object" or "properties" in schema
         if self._close_objects and is_object:
             schema.setdefault("additionalProperties", False)
@@ -209,7 +226,9 @@ class _Reader:
         if not isinstance(name, str):
             raise self._refusal(f"must be a string, got {_kind(name)}", where)
         if name in _REFUSED_FORMATS and not self._lenient:
-            raise self._refusal(f"{name!r} is not supported (what is: {', '.join(sorted(FORMATS))})", where)
+            raise self._refusal(
+                f"{name!r} is not supported (what is: {', '.join(sorted((*FORMATS, *_FORMAT_PATTERNS)))})", where
+            )
         return name if name in FORMATS else None
 
     # References
