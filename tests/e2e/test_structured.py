@@ -126,7 +126,7 @@ CASES: dict[str, tuple[type, dict[str, Any]]] = {
     "depth 1": (InProcessClient, {}),
     "depth 2": (InProcessClient, {"async_scheduling": True}),
     "a preemption at every step": (InProcessClient, {"preempt_every_step": True, "async_scheduling": True}),
-    "processes": (ProcessClient, {"distributed_executor_backend": "mp", "max_num_seqs": 4}),
+    "processes": (ProcessClient, {"distributed_executor_backend": "mp", "max_num_seqs": 4, "max_prefill_chunk": 3}),
 }
 
 
