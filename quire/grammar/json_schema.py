@@ -17,10 +17,12 @@ from quire.foundation.errors import InputError
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 64  # of nested schemas
 MAX_SCHEMAS = 10_000
-_ANNOTATIONS = frozenset(
-    "title description default examples deprecated readOnly writeOnly $comment $schema $vocabulary example id "
-    "contentEncoding contentMediaType contentSchema discriminator nullable externalDocs xml x-guidance".split()
-)
+MAX_OPTIONAL = 400  # properties of one object: each of them may come next, at every place
+_ANNOTATIONS = {
+    *("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "nullable"),
+    *("contentEncoding", "contentMediaType", "contentSchema", "discriminator", "externalDocs", "xml", "x-guidance"),
+    *("id", "$schema", "$vocabulary", "$comment"),
+}
 _REFUSED = {
     "not": "",
     "if": "",
@@ -42,28 +44,47 @@ _REFUSED = {
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _REFERRING = ("$ref", "anyOf", "oneOf", "allOf")
-FORMATS = frozenset("date-time date time duration email hostname ipv4 ipv6 uri uuid".split())
-_POINTER = r"(/([^/~]|~[01])*)*"
-_FORMAT_PATTERNS = {
-    "json-pointer": f"^{_POINTER}$",
-    "relative-json-pointer": rf"^(0|[1-9][0-9]*)(#|{_POINTER})$",
+FORMATS = frozenset(("duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"))
+_LEAP = "(0[48]|[2468][048]|[13579][26])"
+_YEAR = "([0-9]{3}[1-9]|[0-9]{2}[1-9][0-9]|[0-9][1-9][0-9]{2}|[1-9][0-9]{3})"
+_DAY = r"(0[1-9]|1[0-9]|2[0-8])"
+_DATE = (
+    rf"({_YEAR}-((0[1-9]|1[0-2])-{_DAY}|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"
+    rf"|([0-9]{{2}}{_LEAP}|{_LEAP}00)-02-29)"
+)
+_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+_FORMAT_PATTERNS = {  # RFC 3339, but no leap seconds, which few readers take; RFC 6901
+    "date": f"^{_DATE}$",
+    "time": f"^{_TIME}$",
+    "date-time": f"^{_DATE}T{_TIME}$",
+    "json-pointer": "^(/([^/~]|~[01])*)*$",
 }
-_REFUSED_FORMATS = frozenset("idn-email idn-hostname uri-reference iri iri-reference uri-template regex".split())
+_REFUSED_FORMATS = frozenset(
+    (
+        *("idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template", "regex"),
+        "relative-json-pointer",
+    )
+)
 
 
-def plain(schema: str | dict[str, Any] | bool, field: str, *, close_objects: bool = False) -> str:
+def plain(
+    schema: str | dict[str, Any] | bool, field: str, *, close_objects: bool = False, lenient: bool = False
+) -> str:
     """The JSON text of the schema in plain form.
 
     field: what the user calls it. close_objects: objects that do not say so take no additional properties.
+    lenient: keywords and formats that cannot be enforced are left out, where nobody was promised that they would be.
     Raises InputError naming the keyword and its path.
     """
-    return json.dumps(_Reader(field, close_objects).read(schema), ensure_ascii=False, separators=(",", ":"))
+    found = _Reader(field, close_objects, lenient).read(schema)
+    return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
 
 
 class _Reader:
-    def __init__(self, field: str, close_objects: bool) -> None:
+    def __init__(self, field: str, close_objects: bool, lenient: bool) -> None:
         self._field = field
         self._close_objects = close_objects
+        self._lenient = lenient
         self._num_schemas = 0
         self._root: Any = None
         self._pending: dict[str, None] = {}  # local references that are yet to be checked
@@ -104,8 +125,16 @@ class _Reader:
             raise self._refusal(f"is nested more than {MAX_DEPTH} levels deep", path)
         if self._num_schemas > MAX_SCHEMAS:
             raise self._refusal(f"holds more than {MAX_SCHEMAS} schemas", "$")
-        schema = self._rewritten(schema, path)
-        for keyword in _REFUSED.keys() & schema.keys():
+        schema = self._rewritten(schema)
+        properties, required = schema.get("properties"), schema.get("required")
+        if isinstance(properties, dict) and len(properties) > MAX_OPTIONAL:
+            num_optional = len(properties.keys() - set(required if _is_names(required) else ()))
+            if num_optional > MAX_OPTIONAL:
+                raise self._refusal(f"has {num_optional} optional properties, more than {MAX_OPTIONAL}", path)
+        for keyword in sorted(_REFUSED.keys() & schema.keys()):
+            if self._lenient:
+                del schema[keyword]
+                continue
             raise self._refusal(f"uses {keyword!r}, which is not supported{_REFUSED[keyword]}", path)
         found: dict[str, Any] = {}
         for keyword, value in schema.items():
@@ -121,24 +150,26 @@ class _Reader:
             elif keyword in ("items", "additionalItems", "additionalProperties"):
                 found[keyword] = self._schema(value, where, depth + 1)
             elif keyword not in _ANNOTATIONS:
-                found[keyword] = self._value(keyword, value, where)
-        return {keyword: value for keyword, value in found.items() if value is not None}
+                self._add_value(found, keyword, value, where)
+        return found
 
-    def _value(self, keyword: str, value: Any, where: str) -> Any:
-        """A keyword's value, checked; None if it says nothing."""
+    def _add_value(self, found: dict[str, Any], keyword: str, value: Any, where: str) -> None:
+        """Check the value of a keyword and take it over, if it says something."""
         if keyword == "$ref":
-            return self._reference(value, where)
-        if keyword == "format":
-            return self._format(value, where)
-        if keyword == "$id" and where != "$.$id":
+            value = self._reference(value, where)
+        elif keyword == "format":
+            value = self._format(value, where)
+            if value is None:
+                return
+        elif keyword == "$id" and where != "$.$id":
             if isinstance(value, str) and value.startswith("#"):
-                return None
+                return
             raise self._refusal("is not supported below the root", where)
-        if keyword in _CHECKS and not _CHECKS[keyword](value):
+        elif keyword in _CHECKS and not _CHECKS[keyword](value):
             raise self._refusal(f"has a value that it cannot have: {json.dumps(value)[:60]}", where)
-        return value
+        found[keyword] = value
 
-    def _rewritten(self, schema: dict[str, Any], path: str) -> dict[str, Any]:
+    def _rewritten(self, schema: dict[str, Any]) -> dict[str, Any]:
         """Without the keywords that others can stand for."""
         schema = dict(schema)
         if schema.get("uniqueItems") is False or schema.get("maxItems") in (0, 1):
@@ -153,18 +184,21 @@ class _Reader:
             elif schema.get(keyword) is False and not refers:
                 schema[plainer] = schema.pop(keyword)
         for keyword, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
-            if isinstance(schema.get(keyword), bool):  # as in draft 4
-                if schema.pop(keyword) and bound in schema:
-                    schema[keyword] = schema.pop(bound)
+            is_of_draft_4 = isinstance(schema.get(keyword), bool)
+            if is_of_draft_4 and schema.pop(keyword) and bound in schema:
+                schema[keyword] = schema.pop(bound)
         if "propertyNames" in schema:
             self._rewrite_names(schema)
         pattern = _FORMAT_PATTERNS.get(str(schema.get("format")))
-        if pattern is not None and "pattern" not in schema:
+        if pattern is not None:
             del schema["format"]
-            schema["pattern"] = pattern
-        if self._close_objects and "additionalProperties" not in schema:
-            if schema.get("type") == "object" or "properties" in schema:
-                schema["additionalProperties"] = False
+            if "pattern" in schema:
+                schema["allOf"] = [*schema.get("allOf", ()), {"pattern": pattern}]
+            else:
+                schema["pattern"] = pattern
+        is_object = schema.get("type") == "object" or "properties" in schema
+        if self._close_objects and is_object:
+            schema.setdefault("additionalProperties", False)
         return schema
 
     def _rewrite_names(self, schema: dict[str, Any]) -> None:
@@ -191,8 +225,10 @@ class _Reader:
     def _format(self, name: Any, where: str) -> str | None:
         if not isinstance(name, str):
             raise self._refusal(f"must be a string, got {_kind(name)}", where)
-        if name in _REFUSED_FORMATS:
-            raise self._refusal(f"{name!r} is not supported (what is: {', '.join(sorted(FORMATS))})", where)
+        if name in _REFUSED_FORMATS and not self._lenient:
+            raise self._refusal(
+                f"{name!r} is not supported (what is: {', '.join(sorted((*FORMATS, *_FORMAT_PATTERNS)))})", where
+            )
         return name if name in FORMATS else None
 
     # References
