@@ -6,6 +6,8 @@ import struct
 from array import array
 from enum import IntEnum
 
+import numpy as np
+
 from quire.foundation.errors import InputError
 from quire.kv.hashing import extra_key
 from quire.types.output import TokenLogprobs
@@ -50,6 +52,7 @@ class Request:
         "num_prompt",
         "num_reported",
         "num_unseen",
+        "pooled",
         "prompt_logprobs",
         "quiet",
         "rank",
@@ -82,6 +85,7 @@ class Request:
         self.extra_key = extra_key(spec.lora, spec.cache_salt, spec.media_hashes)
         self.stops = frozenset(spec.stop_token_ids)
         self.prompt_logprobs: list[TokenLogprobs] = []
+        self.pooled: list[np.ndarray] = []  # vectors of its chunks so far
         params = spec.params
         # Nobody looks at the tokens before the end: they are told at the end, in one output.
         self.quiet = params.output_kind is RequestOutputKind.FINAL_ONLY and not params.stop and params.logprobs is None
