@@ -60,6 +60,7 @@ class Pooler:
     label_tokens: tuple[int, int | None] | None = None
     pairs_have_types: bool = False  # the second text of a pair has token type 1
 
+    prompts: tuple[tuple[str, str], ...] = ()  # what texts of a kind should begin with: (kind, words)
     only_by_token: bool = False  # the classes are of tokens, not of texts
 
     @property
@@ -111,6 +112,7 @@ def resolve_pooler(model: ModelConfig, info: ModelInfo) -> Pooler | None:
         size=len(labels) if kind == "classify" else dense[-1].out_features if dense else text["hidden_size"],
         labels=labels if kind == "classify" else (),
         dense=dense if kind == "embed" else (),
+        prompts=_prompts(Path(info.path)),
         max_tokens=_max_tokens(Path(info.path)),
         is_matryoshka=bool(text.get("is_matryoshka") or text.get("matryoshka_dimensions")),
         matryoshka_dimensions=tuple(text.get("matryoshka_dimensions") or ()),
@@ -187,6 +189,11 @@ def _dense_layer(folder: Path, path: str) -> DenseLayer:
         bias=read(bool, config, "bias", True),
         activation=read(str, config, "activation_function", "torch.nn.modules.activation.Tanh").rpartition(".")[2],
     )
+
+
+def _prompts(folder: Path) -> tuple[tuple[str, str], ...]:
+    found = _read_json(folder / "config_sentence_transformers.json", {}).get("prompts") or {}
+    return tuple((str(kind), str(words)) for kind, words in found.items())
 
 
 def _max_tokens(folder: Path) -> int | None:

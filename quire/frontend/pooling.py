@@ -137,7 +137,7 @@ def output(
 def finish(vectors: np.ndarray, params: PoolingParams, pooler: Pooler) -> np.ndarray:
     """vectors float32 [n, size] as they left the last layer → cut to the dimensions asked, normalised or activated."""
     if params.dimensions is not None:
-        vectors = vectors[:, : params.dimensions]
+        vectors = np.ascontiguousarray(vectors[:, : params.dimensions])
     kind = pooler.activation
     if params.use_activation is False:
         return vectors
