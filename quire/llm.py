@@ -22,6 +22,7 @@ from quire.frontend.beam_search import Alternatives, beam_search
 from quire.frontend.chat import ChatTemplate, Message, render
 from quire.frontend.inputs import Prompt, PromptLike, build, main_eos, read_prompt, tokenize
 from quire.frontend.outputs import Conversion, OutputProcessor
+from quire.frontend.pooling_api import PoolingAPI
 from quire.frontend.progress import ProgressFactory, PromptProgress
 from quire.frontend.tokenizer import Tokenizer, load_tokenizer
 from quire.types.output import BeamSearchOutput, RequestOutput
@@ -33,8 +34,8 @@ T = TypeVar("T")
 INTERRUPT_SECONDS = 1.0  # longest wait for outputs before Ctrl-C is looked at
 
 
-class LLM:
-    """A model ready to generate.
+class LLM(PoolingAPI):
+    """A model ready to generate, or to embed, classify and score.
 
         llm = LLM("Qwen/Qwen3-0.6B", max_model_len=4096)
         print(llm.generate("The capital of France is")[0].outputs[0].text)
@@ -154,8 +155,14 @@ class LLM:
     ) -> list[RequestOutput]:
         with no_collection():
             requests = self._build(prompts, params, priority, add_special_tokens=add_special_tokens)
-        texts = [prompt.text for prompt in prompts]
-        with PromptProgress(len(prompts), use_tqdm) as progress, deferred_interrupt() as interrupted:
+        conversions = self._run_requests(requests, [prompt.text for prompt in prompts], use_tqdm)
+        return [conversion.take() for conversion in conversions]
+
+    def _run_requests(
+        self, requests: Mapping[str, list[EngineRequest]], texts: Sequence[str | None], use_tqdm: bool | ProgressFactory
+    ) -> list[Conversion]:
+        """requests: those of each prompt by the prompt's number, texts: of the prompts. All have finished then."""
+        with PromptProgress(len(requests), use_tqdm) as progress, deferred_interrupt() as interrupted:
             conversions = [
                 self._processor.add(children, number, text)
                 for (number, children), text in zip(requests.items(), texts, strict=True)
@@ -167,7 +174,10 @@ class LLM:
             except BaseException:
                 self._abort(conversions)
                 raise
-        return [conversion.take() for conversion in conversions]
+        return conversions
+
+    def _new_number(self) -> str:
+        return str(next(self._request_numbers))
 
     def _build(
         self,
@@ -184,7 +194,7 @@ class LLM:
         token_ids = self._tokenize(prompts, add_special_tokens=add_special_tokens)
         requests: dict[str, list[EngineRequest]] = {}
         for prompt, ids, asked, rank in zip(prompts, token_ids, chosen, priorities, strict=True):
-            number = str(next(self._request_numbers))
+            number = self._new_number()
             known = Prompt(prompt.text, ids, prompt.cache_salt)
             requests[number] = build(
                 known, final[id(asked)], self.info, self._tokenizer, request_id=number, priority=rank

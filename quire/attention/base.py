@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 
@@ -104,4 +105,23 @@ class AttentionBackend(Protocol):
 
         Returns [tokens, heads * head_dim], causal: query j of a row with n queries sees seq_len - n + j + 1 tokens.
         """
+        ...
+
+
+class PromptAttention(Protocol):
+    """Attention within whole prompts, both ways, over the step's own keys and values: encoders."""
+
+    name: str
+
+    @staticmethod
+    def refuses(spec: AttentionSpec) -> str | None: ...
+
+    def __init__(self, spec: AttentionSpec) -> None: ...
+
+    def plan(self, lengths: np.ndarray, query_start: torch.Tensor) -> Any:
+        """lengths: tokens of each row, on the host; query_start: [rows + 1] on the device."""
+        ...
+
+    def run(self, qkv: torch.Tensor, plan: Any, scale: float) -> torch.Tensor:
+        """qkv [tokens, (heads + 2 * kv_heads) * head_dim], rows one behind the other → [tokens, heads * head_dim]."""
         ...

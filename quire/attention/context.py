@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from quire.attention.base import AttentionBackend, AttentionInputs, LayerCache
+from quire.attention.base import AttentionBackend, AttentionInputs, LayerCache, PromptAttention
 
-__all__ = ["AttentionInputs", "LayerCache", "StepContext"]
+__all__ = ["AttentionInputs", "EncoderContext", "LayerCache", "StepContext"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,4 +18,14 @@ class StepContext:
     slots: torch.Tensor  # int32 [tokens]: block * block_size + offset where the token's KV goes
     caches: list[LayerCache]  # one a layer
     backend: AttentionBackend
+    plan: Any  # what `backend.plan` returned for this step
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderContext:
+    """The same for encoders: whole prompts, of which nothing is kept."""
+
+    positions: torch.Tensor  # int32 [tokens]
+    token_types: torch.Tensor | None  # int32 [tokens]; None: all 0
+    backend: PromptAttention
     plan: Any  # what `backend.plan` returned for this step

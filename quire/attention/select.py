@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from quire.attention.base import AttentionBackend, AttentionSpec
+from quire.attention.base import AttentionBackend, AttentionSpec, PromptAttention
 from quire.foundation.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -15,6 +17,8 @@ BACKENDS = {  # name: where its class lives
     "torch_cpu": "quire.attention.torch_cpu:TorchCPUAttention",
 }
 ORDER = {"cuda": ("triton",), "cpu": ("torch_cpu",)}  # by device type, best first
+PROMPT_BACKENDS = {"torch": "quire.attention.prompt_torch:TorchPromptAttention"}
+PROMPT_ORDER = {"cuda": ("torch",), "cpu": ("torch",)}
 
 
 def select(name: str, spec: AttentionSpec) -> AttentionBackend:
@@ -22,15 +26,26 @@ def select(name: str, spec: AttentionSpec) -> AttentionBackend:
 
     Raises ConfigError for an unknown name, and when every candidate refuses (with each one's reason).
     """
-    if name != "auto" and name not in BACKENDS:
+    found: AttentionBackend = _select(name, spec, BACKENDS, ORDER)
+    return found
+
+
+def select_for_prompts(name: str, spec: AttentionSpec) -> PromptAttention:
+    """The same for encoders."""
+    found: PromptAttention = _select(name, spec, PROMPT_BACKENDS, PROMPT_ORDER)
+    return found
+
+
+def _select(name: str, spec: AttentionSpec, backends: dict[str, str], order: Mapping[str, Sequence[str]]) -> Any:
+    if name != "auto" and name not in backends:
         raise ConfigError(
-            f"attention_backend={name!r} is unknown; there are: auto, {', '.join(BACKENDS)}", "attention_backend"
+            f"attention_backend={name!r} is unknown; there are: auto, {', '.join(backends)}", "attention_backend"
         )
-    candidates = ORDER.get(spec.device.type, ()) if name == "auto" else (name,)
+    candidates = order.get(spec.device.type, ()) if name == "auto" else (name,)
     refusals = []
     for candidate in candidates:
-        module, _, attribute = BACKENDS[candidate].partition(":")
-        backend: type[AttentionBackend] = getattr(importlib.import_module(module), attribute)
+        module, _, attribute = backends[candidate].partition(":")
+        backend = getattr(importlib.import_module(module), attribute)
         reason = backend.refuses(spec)
         if reason is None:
             logger.info("attention backend: %s", candidate)

@@ -12,6 +12,12 @@ DType = Literal["auto", "bfloat16", "float16", "float32", "half", "float"]
 class ModelConfig:
     model: str = ""
     """Local folder or Hugging Face id. Empty: the demo model that ships with Quire."""
+    runner: Literal["auto", "generate", "pooling"] = "auto"
+    """What the model is run for: answers, or vectors (embeddings, classes, scores). auto: as its files say."""
+    convert: Literal["auto", "none", "embed", "classify"] = "auto"
+    """What a model is turned into if it was not made for it: embed pools its states, classify puts a head on them."""
+    pooler_config: dict[str, Any] = field(default_factory=dict)
+    """JSON object, for pooling unlike the model's files say: pooling_type (CLS, LAST, MEAN, MAX), use_activation."""
     tokenizer: str | None = None
     """Folder or id of the tokenizer, if it is not the model's own."""
     skip_tokenizer_init: bool = False

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import struct
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from quire.foundation.errors import ConfigError
+
+_MAX_HEADER = 100_000_000  # bytes of a safetensors header
+# Families whose first token has the position after that of padding, which has its token's id.
+_PADDED_POSITIONS = ("roberta", "xlm-roberta", "camembert")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +58,7 @@ def read_model_info(path: Path, overrides: dict[str, Any], generation_config: st
         max_position=_max_position(text),
         eos_token_ids=list(dict.fromkeys(eos)),
         bos_token_id=text.get("bos_token_id"),
-        dtype=str(text.get("dtype") or text.get("torch_dtype") or "bfloat16").removeprefix("torch."),
+        dtype=str(text.get("dtype") or text.get("torch_dtype") or _dtype_on_disk(path)).removeprefix("torch."),
         generation_defaults=_sampling_defaults(generation),
     )
 
@@ -69,12 +75,29 @@ def _read_json(file: Path) -> dict[str, Any]:
     return data
 
 
+def _dtype_on_disk(path: Path) -> str:
+    """Of the weights, for configs that do not say it (older ones); bfloat16 if there are none to look at."""
+    for file in sorted(path.glob("*.safetensors")):
+        try:
+            with file.open("rb") as stream:
+                (size,) = struct.unpack("<Q", stream.read(8))
+                header = json.loads(stream.read(min(size, _MAX_HEADER)))
+            found = Counter(entry["dtype"] for name, entry in header.items() if name != "__metadata__")
+        except (OSError, ValueError, struct.error, TypeError, KeyError, AttributeError):
+            break  # whoever loads it says what is wrong with it
+        known = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+        return next((known[name] for name, _ in found.most_common() if name in known), "bfloat16")
+    return "bfloat16"
+
+
 def _as_list(value: int | list[int] | None) -> list[int]:
     return [] if value is None else list(value) if isinstance(value, list) else [value]
 
 
 def _max_position(text: dict[str, Any]) -> int:
     longest = int(text.get("max_position_embeddings") or 2048)
+    if text.get("model_type") in _PADDED_POSITIONS:
+        longest -= int(text.get("pad_token_id") or 0) + 1
     scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
     kind = scaling.get("rope_type") or scaling.get("type")
     if kind == "yarn" and scaling.get("original_max_position_embeddings"):

@@ -11,6 +11,7 @@ from pathlib import Path
 from quire.config.engine import EngineConfig
 from quire.config.model import ModelConfig
 from quire.config.model_info import ModelInfo, read_model_info
+from quire.config.pooler import Pooler, resolve_pooler
 from quire.foundation.errors import ConfigError
 
 DEMO_MODEL = Path(__file__).parent.parent / "demo_model"
@@ -33,6 +34,7 @@ class Resolved:
     max_num_batched_tokens: int
     depth: int  # plans in flight
     executor: str  # uni | mp
+    pooler: Pooler | None = None  # None: the model generates
     notes: tuple[str, ...] = ()
 
 
@@ -45,13 +47,19 @@ def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
     _check(config)
     info = read_model_info(locate_model(config.model), config.model.hf_overrides, config.model.generation_config)
     device = _device(config.runtime.device, notes)
-    dtype = _dtype(config.model.dtype, info.dtype, device, notes)
+    pooler = resolve_pooler(config.model, info)
+    dtype = _dtype(config.model.dtype, info.dtype, device, pooler is not None, notes)
     big = device == "cuda" and _gpu_bytes() >= BIG_GPU_BYTES
     seqs = config.schedule.max_num_seqs or (64 if device == "cpu" else 1024 if big else 256)
     tokens = config.schedule.max_num_batched_tokens or (
         2048 if device == "cpu" else (8192 if serving else 16384) if big else 4096
     )
     longest = config.model.max_model_len or info.max_position
+    if pooler is not None and pooler.max_tokens and not config.model.max_model_len and pooler.max_tokens < longest:
+        longest = pooler.max_tokens
+        notes.append(
+            f"max_model_len={longest}: the vectors were made for that; there are {info.max_position} positions"
+        )
     if longest > info.max_position:
         raise ConfigError(
             f"max_model_len={longest} is more than the model's {info.max_position} positions", "max_model_len"
@@ -74,6 +82,7 @@ def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
         max_num_batched_tokens=tokens,
         depth=2 if overlap else 1,
         executor=executor,
+        pooler=pooler,
         notes=tuple(notes),
     )
 
@@ -199,10 +208,11 @@ def _kv_dtype(wanted: str, dtype: str, device: str) -> str:
     return found
 
 
-def _dtype(wanted: str, checkpoint: str, device: str, notes: list[str]) -> str:
+def _dtype(wanted: str, checkpoint: str, device: str, pools: bool, notes: list[str]) -> str:
     if wanted != "auto":
         return _SHORT_DTYPES.get(wanted, wanted)
     if checkpoint == "float32" and device == "cuda":
-        notes.append("dtype=bfloat16: the checkpoint is float32, which a GPU would run at a fraction of the speed")
-        return "bfloat16"
+        half = "float16" if pools else "bfloat16"  # a vector wants digits rather than range
+        notes.append(f"dtype={half}: the checkpoint is float32, which a GPU would run at a fraction of the speed")
+        return half
     return checkpoint if checkpoint in ("bfloat16", "float16", "float32") else "bfloat16"

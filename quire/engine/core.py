@@ -354,7 +354,7 @@ def _make_scheduler(resolved: Resolved, report: WorkerReport, grammars: Grammars
     schedule, cache = resolved.config.schedule, resolved.config.cache
     return Scheduler(
         max_num_seqs=resolved.max_num_seqs,
-        max_num_batched_tokens=resolved.max_num_batched_tokens,
+        max_num_batched_tokens=report.max_num_batched_tokens or resolved.max_num_batched_tokens,
         max_model_len=report.max_model_len,
         num_blocks=report.num_blocks,
         groups=report.groups,

@@ -10,11 +10,14 @@ from quire.config.engine import EngineConfig
 from quire.config.resolve import resolve
 from quire.engine.client import EngineClient, EngineInfo, ProcessClient
 from quire.foundation.errors import EngineDeadError
+from quire.frontend import pooling
 from quire.frontend.chat import ChatTemplate
 from quire.frontend.inputs import PromptLike, build, read_prompt
 from quire.frontend.outputs import Conversion, OutputProcessor
 from quire.frontend.tokenizer import Tokenizer, load_tokenizer
 from quire.types.output import EngineOutputs, EngineStats, RequestOutput
+from quire.types.pooling import PoolingOutput, PoolingParams, PoolingRequestOutput
+from quire.types.request import EngineRequest
 from quire.types.sampling import SamplingParams
 from quire.types.structured import Constraint
 
@@ -79,6 +82,39 @@ class AsyncLLM:
         finally:
             if not conversion.finished:
                 self._abort(request_id)
+
+    async def encode(
+        self, prompt: PromptLike, params: PoolingParams, request_id: str, *, priority: int = 0
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+        """The vector of one prompt, as the only output. Closing the generator aborts the request.
+
+        Raises InputError for what cannot run, RefusedError if the engine does not take it, EngineDeadError if it stops.
+        """
+        task = pooling.check_task(params, self.info)
+        given = pooling.read(prompt, self._tokenizer)
+        request = pooling.build(given, params, task, self.info, request_id=request_id, priority=priority)
+        [conversion] = await self.pool([request])
+        yield pooling.output(conversion, task, params, self.info)
+
+    async def pool(self, requests: Sequence[EngineRequest]) -> list[Conversion]:
+        """Pooling requests, all at once; their conversions when all have finished. Being cancelled aborts them."""
+        conversions: list[Conversion] = []
+        loop = asyncio.get_running_loop()
+        try:
+            for request in requests:
+                self._raise_if_dead()
+                conversions.append(self._processor.add([request], request.id, None))
+                self._client.add(request)
+            for conversion in conversions:
+                while not conversion.finished:
+                    self._raise_if_dead()
+                    conversion.waiter = waiter = loop.create_future()
+                    await waiter
+        finally:
+            for conversion in conversions:
+                if not conversion.finished:
+                    self._abort(conversion.request_id)
+        return conversions
 
     async def abort(self, request_id: str | Sequence[str]) -> None:
         """End requests; their readers get a last output with finish_reason "abort". Unknown ids are ignored."""

@@ -55,10 +55,16 @@ def build(
     """
     if not isinstance(params, SamplingParams):
         raise InputError(f"sampling_params must be SamplingParams, got {type(params).__name__}", "sampling_params")
-    _check_labels(request_id, priority, cache_salt)
+    if info.resolved.pooler is not None:
+        raise InputError(
+            f"{info.resolved.info.architecture} runs for pooling ({', '.join(info.resolved.pooler.tasks)}) and does "
+            "not generate: start a model that can with runner=generate",
+            "model",
+        )
+    check_labels(request_id, priority, cache_salt)
     prompt = read_prompt(prompt)
     token_ids = tokenize(prompt, tokenizer)
-    _check_ids(token_ids, info)
+    check_ids(token_ids, info)
     room = _room(len(token_ids), params, info.max_model_len)
     first = EngineRequest(
         id=request_id,
@@ -132,7 +138,7 @@ def _read_ids(ids: Any, param: str) -> list[int]:
     return [operator.index(i) for i in ids]
 
 
-def _check_labels(request_id: str, priority: int, cache_salt: str | None) -> None:
+def check_labels(request_id: str, priority: int, cache_salt: str | None) -> None:
     if not isinstance(request_id, str) or not request_id:
         raise InputError(f"request_id must be a non-empty string, got {request_id!r}", "request_id")
     check_text(request_id, "request_id")
@@ -157,7 +163,7 @@ def _ids_below(size: int) -> Any:
     return list[Annotated[int, msgspec.Meta(ge=0, lt=size)]]
 
 
-def _check_ids(ids: list[int], info: EngineInfo) -> None:
+def check_ids(ids: list[int], info: EngineInfo) -> None:
     size = info.report.vocab_size
     try:
         msgspec.convert(ids, _ids_below(size))

@@ -10,6 +10,8 @@ import time
 from asyncio import Future
 from collections.abc import Sequence
 
+import numpy as np
+
 from quire.foundation.errors import InputError
 from quire.frontend.detokenizer import Detokenizer, can_wait
 from quire.frontend.stops import StopAutomaton, stop_automaton
@@ -159,6 +161,7 @@ class Conversion:
         self._prompt_logprobs: list[dict[int, Logprob] | None] = [None]
         self._prompt_logprobs_seen = False
         self._num_cached_tokens = 0
+        self.vectors: np.ndarray | None = None  # of a pooling request, at its end
 
     @property
     def finished(self) -> bool:
@@ -169,6 +172,14 @@ class Conversion:
     @property
     def num_prompt_tokens(self) -> int:
         return len(self._prompt_ids)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return self._num_cached_tokens
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        return self._prompt_ids
 
     @property
     def num_output_tokens(self) -> int:
@@ -185,6 +196,8 @@ class Conversion:
             self._prompt_logprobs += [logprobs_dict(entry, self._tokenizer) for entry in output.prompt_logprobs]
         if output.error is not None:
             self.error = output.error
+        if output.pooled is not None:
+            self.vectors = output.pooled
         metrics = self.metrics
         metrics.num_preemptions += output.num_preemptions
         if metrics.first_scheduled_time is None and output.queued:

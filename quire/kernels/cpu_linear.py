@@ -17,10 +17,10 @@ LEFT_STEP, RIGHT_STEP = 8, 32
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [m, k] @ weight [n, k].T + bias [n] → [m, n], contiguous, accumulated in float32."""
     rows = x.shape[0]
+    if weight.dtype == torch.float32:  # MKL's: any side, any number of rows, nothing kept
+        return torch.nn.functional.linear(x, weight, bias)
     if rows > MAX_LEFT_ROWS:
         return torch.nn.functional.linear(_padded(x, RIGHT_STEP), weight, bias)[:rows]
-    if weight.dtype == torch.float32:
-        return torch.nn.functional.linear(x, weight, bias)
     if rows == 1:
         y = torch.mv(weight, x[0]).unsqueeze(0)
     else:

@@ -50,7 +50,8 @@ class FullAttention:
         return content + self._suffix
 
 
-KINDS: dict[str, type[FullAttention]] = {"full": FullAttention}
+# Of "none" a request holds one block as long as its longest prompt, without a byte behind it.
+KINDS: dict[str, type[FullAttention]] = {"full": FullAttention, "none": FullAttention}
 
 
 def make_group(spec: KVGroupSpec, index: int, pool: BlockPool) -> KVGroup:

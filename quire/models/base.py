@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from quire.attention.context import StepContext
 from quire.config.reading import read, read_positive
 from quire.foundation.errors import ConfigError
 from quire.kernels.linear import linear
+from quire.kernels.norm import rms_norm
 from quire.layers.block import DecoderLayer
 from quire.layers.embedding import Embedding
 from quire.layers.linear import Linear
@@ -59,12 +60,43 @@ class Sizes:
         )
 
 
+class Model(Protocol):
+    """What loading and sizing ask of any model."""
+
+    @property
+    def num_heads(self) -> int: ...
+
+    @property
+    def sliding_window(self) -> int | None: ...
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]: ...
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+    def checkpoint_name(self, path: str) -> str:
+        """What checkpoints call the tensor at `path` in the module tree."""
+        ...
+
+    def known_name(self, tensor: str) -> str | None:
+        """`checkpoint_name` of a checkpoint's tensor, which may spell it otherwise; None if the model has no use for
+        it."""
+        ...
+
+    def kv_spec(self, block_size: int, dtype: torch.dtype | None = None) -> KVGroupSpec: ...
+
+    def num_bytes(self) -> int:
+        """Bytes of the weights."""
+        ...
+
+
 class DecoderStack(nn.Module):
     """A decoder-only language model, as the worker sees it.
 
     layer: makes the decoder layer of a given number. tied: logits come from the embedding matrix.
     sliding_window: tokens a query sees, itself included; None: all. Submodules are named as in checkpoints.
     """
+
+    is_causal = True
 
     def __init__(
         self,
@@ -76,7 +108,7 @@ class DecoderStack(nn.Module):
     ) -> None:
         super().__init__()
         self.sizes = sizes
-        self.num_heads = sizes.heads
+        self.hidden, self.num_heads = sizes.hidden, sizes.heads
         self.sliding_window = sliding_window
         self.embed_tokens = Embedding(sizes.vocab, sizes.hidden)
         self.layers = nn.ModuleList(layer(index) for index in range(sizes.layers))
@@ -98,12 +130,22 @@ class DecoderStack(nn.Module):
 
         The final norm belongs here: only rows whose logits are wanted go through it.
         """
-        head = self.embed_tokens if self.lm_head is None else self.lm_head
         norm = (self.norm.weight, self.norm.eps)
-        return linear(hidden, head.weight, norm=norm, out_dtype=torch.float32, out=out)
+        return linear(hidden, self.output_weight, norm=norm, out_dtype=torch.float32, out=out)
+
+    @property
+    def output_weight(self) -> torch.Tensor:
+        """[vocab, hidden]: what makes logits of states."""
+        return (self.embed_tokens if self.lm_head is None else self.lm_head).weight
+
+    def states(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: rows of what `forward` returned → the model's own last hidden states, which logits are made of."""
+        return rms_norm(hidden, self.norm.weight, self.norm.eps)
+
+    def known_name(self, tensor: str) -> str | None:
+        return None if self.lm_head is None and tensor == "lm_head.weight" else tensor
 
     def checkpoint_name(self, path: str) -> str:
-        """What checkpoints call the tensor at `path` in this module tree."""
         return path if path.startswith("lm_head.") else f"model.{path}"
 
     def kv_spec(self, block_size: int, dtype: torch.dtype | None = None) -> KVGroupSpec:
@@ -118,5 +160,4 @@ class DecoderStack(nn.Module):
         )
 
     def num_bytes(self) -> int:
-        """Bytes of the weights."""
         return sum(p.numel() * p.element_size() for p in self.parameters())

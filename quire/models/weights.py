@@ -9,7 +9,7 @@ import json
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
 
 from quire.foundation.errors import WeightsError
-from quire.models.base import DecoderStack
+from quire.models.base import Model
 from quire.models.safetensors_file import Entry, MalformedFileError, SafetensorsFile
 from quire.models.transfer import transfer
 
@@ -29,7 +29,7 @@ _NOT_PARAMETERS = re.compile(r"\.rotary_emb\.inv_freq$")  # tables that old chec
 _SHOWN = 20  # lines of one kind in an error
 
 
-def load(model: DecoderStack, folder: Path, load_format: str, show_progress: bool = False, seed: int = 0) -> None:
+def load(model: Model, folder: Path, load_format: str, show_progress: bool = False, seed: int = 0) -> None:
     """Set every parameter of `model`.
 
     load_format: "auto" and "safetensors" read the checkpoint in `folder`, "dummy" draws random weights from `seed`.
@@ -41,15 +41,15 @@ def load(model: DecoderStack, folder: Path, load_format: str, show_progress: boo
         return
     targets = parameter_targets(model)
     with ExitStack() as stack:
-        checkpoint = _Checkpoint(folder, stack)
-        checkpoint.check(targets, ignored=_ignored(model))
+        checkpoint = _Checkpoint(folder, model, targets, stack)
+        checkpoint.check(targets)
         try:
             _read(checkpoint, targets, stack, show_progress)
         except (MalformedFileError, OSError) as error:
             raise WeightsError(f"the weights in {folder} could not be read: {error}", "model") from error
 
 
-def fill_randomly(model: DecoderStack, seed: int) -> None:
+def fill_randomly(model: Model, seed: int) -> None:
     """Uniform values that keep activations near unit size through any depth; norms are 1. Same seed, same weights."""
     generator: torch.Generator | None = None
     for name, parameter in model.named_parameters():
@@ -64,7 +64,7 @@ def fill_randomly(model: DecoderStack, seed: int) -> None:
             parameter.data.fill_(1)
 
 
-def parameter_targets(model: DecoderStack) -> dict[str, torch.Tensor]:
+def parameter_targets(model: Model) -> dict[str, torch.Tensor]:
     """Checkpoint tensor → the memory it fills: a parameter, or the rows of one that several tensors share."""
     targets: dict[str, torch.Tensor] = {}
     for path, module in model.named_modules():
@@ -76,10 +76,6 @@ def parameter_targets(model: DecoderStack) -> dict[str, torch.Tensor]:
                 targets[model.checkpoint_name(f"{source}.{name}")] = parameter.data[start : start + rows]
                 start += rows
     return targets
-
-
-def _ignored(model: DecoderStack) -> set[str]:
-    return {"lm_head.weight"} if model.lm_head is None else set()
 
 
 # -- the checkpoint ---------------------------------------------------------------------------------------------
@@ -115,19 +111,29 @@ def _fold_layers(lines: list[str]) -> list[str]:
 class _Checkpoint:
     """The safetensors files of a folder, open, with every header checked."""
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, model: Model, wanted: Iterable[str], stack: ExitStack) -> None:
         self._folder = folder
         self._problems = _Problems()
-        self.tensors: dict[str, tuple[SafetensorsFile, Entry]] = {}
+        self.tensors: dict[str, tuple[SafetensorsFile, Entry]] = {}  # by the model's names, if it has use for them
         for name in self._file_names():
-            try:
-                file = stack.enter_context(SafetensorsFile(folder / name))
-            except FileNotFoundError:
-                self._problems.lines["absent files"].append(f"{name}, which {INDEX} points to")
-            except (MalformedFileError, OSError) as error:
-                self._problems.lines["unreadable files"].append(f"{name} {error}")
-            else:
-                self.tensors.update({tensor: (file, entry) for tensor, entry in file.entries.items()})
+            self._open(name, model.known_name, stack)
+        # Names with a folder stand for a checkpoint of their own in it.
+        for part in sorted({name.rpartition("/")[0] for name in wanted if "/" in name}):
+            self._open(f"{part}/model.safetensors", f"{part}/{{}}".format, stack)
+
+    def _open(self, name: str, known_name: Callable[[str], str | None], stack: ExitStack) -> None:
+        try:
+            file = stack.enter_context(SafetensorsFile(self._folder / name))
+        except FileNotFoundError:
+            hint = f"which {INDEX} points to" if "/" not in name else "which modules.json points to"
+            self._problems.lines["absent files"].append(f"{name}, {hint}")
+        except (MalformedFileError, OSError) as error:
+            self._problems.lines["unreadable files"].append(f"{name} {error}")
+        else:
+            for tensor, entry in file.entries.items():
+                known = None if _NOT_PARAMETERS.search(tensor) else known_name(tensor)
+                if known is not None:
+                    self.tensors[known] = (file, entry)
 
     def _file_names(self) -> list[str]:
         if (self._folder / INDEX).exists():
@@ -141,10 +147,10 @@ class _Checkpoint:
             raise WeightsError(f"{self._folder} holds no .safetensors file{hint}", "model")
         return names
 
-    def check(self, targets: dict[str, torch.Tensor], ignored: set[str]) -> None:
+    def check(self, targets: dict[str, torch.Tensor]) -> None:
         """Raises WeightsError unless the tensors are exactly those that `targets` names, in its shapes."""
         lines = self._problems.lines
-        present = {n for n in self.tensors if n not in ignored and not _NOT_PARAMETERS.search(n)}
+        present = self.tensors.keys()
         if not lines:  # what an unreadable file would have held is not missing besides
             for name in targets.keys() - present:
                 lines["missing tensors"].append(f"{name} {list(targets[name].shape)}")

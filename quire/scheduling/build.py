@@ -10,7 +10,7 @@ from quire.kv.block_pool import Block
 from quire.scheduling.request import Request
 from quire.scheduling.seats import DecodeRows
 from quire.scheduling.state import Chunk
-from quire.types.plan import Admit, Attachment, AwaitMasks, NewBlocks, PromptLogprobs, SharedPrefixes, StepPlan
+from quire.types.plan import Admit, Attachment, AwaitMasks, NewBlocks, Pool, PromptLogprobs, SharedPrefixes, StepPlan
 
 _EMPTY = np.zeros(0, np.int32)
 _NO_BLOCKS = NewBlocks(_EMPTY, _EMPTY, _EMPTY)
@@ -123,4 +123,22 @@ def await_masks(build: PlanBuilder) -> AwaitMasks | None:
     return AwaitMasks() if build.bound else None
 
 
-ATTACHMENTS: list[Callable[[PlanBuilder], Attachment | None]] = [prompt_logprobs, await_masks]
+def pool(build: PlanBuilder) -> Pool | None:
+    """Rows of pooling requests."""
+    found = [
+        (row, end == request.num_prompt, wanted.per_token, wanted.second_text)
+        for row, (request, _, end, _) in enumerate(build.chunks, len(build.decodes))
+        if (wanted := request.spec.pooling) is not None
+    ]
+    if not found:
+        return None
+    rows, ends, per_token, second_texts = zip(*found, strict=True)
+    return Pool(
+        rows=np.array(rows, np.int32),
+        ends=np.array(ends, np.bool_),
+        per_token=np.array(per_token, np.bool_),
+        second_texts=np.array(second_texts, np.int32),
+    )
+
+
+ATTACHMENTS: list[Callable[[PlanBuilder], Attachment | None]] = [prompt_logprobs, await_masks, pool]

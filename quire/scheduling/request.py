@@ -6,6 +6,8 @@ import struct
 from array import array
 from enum import IntEnum
 
+import numpy as np
+
 from quire.foundation.errors import InputError
 from quire.kv.hashing import extra_key
 from quire.scheduling.constraint import ConstraintState
@@ -54,6 +56,7 @@ class Request:
         "num_prompt",
         "num_reported",
         "num_unseen",
+        "pooled",
         "prompt_logprobs",
         "quiet",
         "rank",
@@ -87,6 +90,7 @@ class Request:
         self.stops = frozenset(spec.stop_token_ids)
         self.constraint: ConstraintState | None = None
         self.prompt_logprobs: list[TokenLogprobs] = []
+        self.pooled: list[np.ndarray] = []  # vectors of its chunks so far
         params = spec.params
         # Nobody looks at the tokens before the end: they are told at the end, in one output.
         self.quiet = params.output_kind is RequestOutputKind.FINAL_ONLY and not params.stop and params.logprobs is None

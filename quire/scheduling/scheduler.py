@@ -63,7 +63,8 @@ class Scheduler:
                 f"max_num_seqs must be in [1, max_num_batched_tokens = {max_num_batched_tokens}], got {max_num_seqs}",
                 "max_num_seqs",
             )
-        self.kv = KVManager(num_blocks, groups, enable_prefix_caching=enable_prefix_caching, seed=hash_seed)
+        caching = enable_prefix_caching and all(spec.kind != "none" for spec in groups)
+        self.kv = KVManager(num_blocks, groups, enable_prefix_caching=caching, seed=hash_seed)
         self.max_tokens = min(max_model_len, self.kv.capacity)  # of one request, prompt included
         if self.max_tokens < 2:
             raise ConfigError(
@@ -73,7 +74,16 @@ class Scheduler:
             )
         self._max_model_len = max_model_len
         self._budget = max_num_batched_tokens
-        self._max_chunk = max_prefill_chunk or max_num_batched_tokens
+        # Where nothing is kept from one step to the next, a prompt is computed in one or not at all.
+        self._whole_prompts = any(spec.kind == "none" for spec in groups)
+        if self._whole_prompts and max_num_batched_tokens < max_model_len:
+            raise ConfigError(
+                f"max_num_batched_tokens must be >= max_model_len = {max_model_len} for a model that computes a prompt "
+                f"in one step, got {max_num_batched_tokens}",
+                "max_num_batched_tokens",
+            )
+        self._max_chunk = 0 if self._whole_prompts else max_prefill_chunk
+        self._max_chunk = self._max_chunk or max_num_batched_tokens
         self._by_priority = policy == "priority"
         self._preempt_every_step = preempt_every_step
         self._state = State(self.kv, max_num_seqs)
@@ -96,20 +106,24 @@ class Scheduler:
             raise InputError(f"request {spec.id!r}: the prompt must hold at least 1 token", "prompt")
         if spec.max_tokens < 1:
             raise InputError(f"max_tokens must be >= 1, got {spec.max_tokens}", "max_tokens")
-        if num_prompt + 1 > self._max_model_len:
+        num_output = 0 if spec.pooling is not None else 1
+        beside = " with 1 token of output" if num_output else ""
+        if num_prompt + num_output > self._max_model_len:
             raise InputError(
-                f"the prompt has {num_prompt} tokens; with 1 token of output the context of {self._max_model_len} "
-                "tokens does not hold it",
+                f"the prompt has {num_prompt} tokens;{beside} the context of {self._max_model_len} tokens does not "
+                "hold it",
                 "prompt",
             )
-        if num_prompt + 1 > self.kv.capacity:
+        if num_prompt + num_output > self.kv.capacity:
             raise InputError(
-                f"the prompt has {num_prompt} tokens; with 1 token of output the KV cache of {self.kv.capacity} "
-                "tokens does not hold it, even empty",
+                f"the prompt has {num_prompt} tokens;{beside} the KV cache of {self.kv.capacity} tokens does not hold "
+                "it, even empty",
                 "prompt",
             )
         rank = (spec.priority if self._by_priority else 0, next(self._arrivals))
-        request = Request(spec, rank, min(num_prompt + spec.max_tokens, self.max_tokens), self._clock())
+        # A pooling request ends one token short of its limit, as one does whose last token is under way.
+        limit = min(num_prompt + spec.max_tokens, self.max_tokens) if num_output else num_prompt + 1
+        request = Request(spec, rank, limit, self._clock())
         constraint = spec.constraint
         if constraint is not None and constraint.grammar is not None:
             request.status = Status.COMPILING
@@ -258,7 +272,7 @@ class Scheduler:
         state = self._state
         while build.budget > 0 and state.seats.num_free:
             request = state.queue.peek()
-            if request is None:
+            if request is None or (self._whole_prompts and len(request.tokens) > build.budget):
                 return
             fit = self._find_fit(request)
             if fit is None:
@@ -294,7 +308,7 @@ class Scheduler:
             seats.room[seat] = room + len(new[0]) * kv.block_size
         seats.num_computed[seat] = end
         kv.register(request, end)
-        build.add_chunk(Chunk(request, start, end, samples=end == total))
+        build.add_chunk(Chunk(request, start, end, samples=end == total and request.spec.pooling is None))
         if end == total:
             del state.prefilling[request.id]
             if total + 1 < request.limit:

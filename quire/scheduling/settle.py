@@ -15,7 +15,7 @@ from quire.scheduling.seats import DecodeRows
 from quire.scheduling.state import Chunk, InFlight, State
 from quire.types.output import INVALID_REQUEST, STEP_FAILED, EngineOutput, EngineOutputs, TokenLogprobs
 from quire.types.plan import StepPlan
-from quire.types.result import StepResult
+from quire.types.result import PooledRows, StepResult
 
 Lines = dict[int, list[TokenLogprobs]]  # by plan row
 _REFUSED = (
@@ -43,10 +43,16 @@ def settle(state: State, plan: StepPlan, result: StepResult) -> EngineOutputs:
     lines = lines_by_row(result.logprobs)
     ids, plain, outputs = _settle_decodes(state, step, tokens, lines)
     prompt_lines = lines_by_row(result.prompt_logprobs)
+    vectors = _vectors_by_row(result.pooled)
     for row, chunk in enumerate(step.chunks, plan.num_decodes):
         if not chunk.request.is_finished:
             _keep_prompt_logprobs(chunk, prompt_lines.get(row, []))
-            if chunk.samples:
+            if chunk.request.spec.pooling is not None:
+                if row in vectors:
+                    _keep_vectors(chunk, vectors[row])
+                if chunk.end == chunk.request.num_prompt:
+                    outputs.append(_end_pooling(state, plan.step, chunk.request))
+            elif chunk.samples:
                 seat = int(plan.seats[row])
                 output = _settle_one(state, step, seat, chunk.request, tokens[row], lines.get(row))
                 if output is not None:
@@ -154,7 +160,7 @@ def _tell(state: State, request: Request, lines: list[TokenLogprobs] | None) -> 
         lacks_stop_token=reason == "stop" and request.tokens[-1] not in request.stops,
         error=_REFUSED if reason == "error" else None,
         num_cached_tokens=request.num_cached if first else 0,
-        queued=max(0.0, request.first_scheduled - request.spec.arrival) if first and request.spec.arrival else 0.0,
+        queued=_seconds_queued(request) if first else 0.0,
         num_preemptions=request.num_preemptions if reason is not None else 0,
     )
 
@@ -163,6 +169,41 @@ def _advance(request: Request) -> bool:
     """Tell the request's constraint of the last token. Returns whether it ends the request."""
     state = request.constraint
     return state is not None and not request.is_finished and state.advance(request.tokens[-1])
+
+
+def _keep_vectors(chunk: Chunk, vectors: np.ndarray) -> None:
+    """One of the whole prompt, or one a token; tokens computed for a second time have theirs already."""
+    request, wanted = chunk.request, chunk.request.spec.pooling
+    if wanted is not None and wanted.per_token:
+        vectors = vectors[sum(map(len, request.pooled)) - chunk.start :]
+    request.pooled.append(vectors)
+
+
+def _end_pooling(state: State, step: int, request: Request) -> EngineOutput:
+    if not request.pooled:
+        raise QuireError(f"step {step}: the result lacks the vectors of a row that ends")
+    state.totals.prompt_tokens += request.num_prompt
+    state.finish(request)
+    return EngineOutput(
+        request_id=request.id,
+        pooled=np.concatenate(request.pooled),
+        finish_reason="stop",
+        num_cached_tokens=request.num_cached,
+        queued=_seconds_queued(request),
+        num_preemptions=request.num_preemptions,
+    )
+
+
+def _seconds_queued(request: Request) -> float:
+    return max(0.0, request.first_scheduled - request.spec.arrival) if request.spec.arrival else 0.0
+
+
+def _vectors_by_row(pooled: PooledRows | None) -> dict[int, np.ndarray]:
+    if pooled is None:
+        return {}
+    ends = pooled.counts.cumsum().tolist()
+    rows, counts = pooled.rows.tolist(), pooled.counts.tolist()
+    return {row: pooled.values[end - count : end] for row, count, end in zip(rows, counts, ends, strict=True)}
 
 
 def _end(request: Request) -> tuple[str | None, int | str | None]:

@@ -4,17 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI, Request
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 import quire
-from quire.server import errors, openai_chat, openai_completions, openai_models, ops, tokenization
+from quire.server import (
+    classification,
+    cohere_embed,
+    errors,
+    openai_chat,
+    openai_completions,
+    openai_embeddings,
+    openai_models,
+    ops,
+    scoring,
+    tokenization,
+)
 from quire.server.auth import ApiKeyMiddleware
 from quire.server.limits import BodyLimitMiddleware
 from quire.server.service import Service
 
-ROUTERS = (ops.router, openai_models.router, openai_completions.router, openai_chat.router, tokenization.router)
+ROUTERS = (
+    ops.router,
+    openai_models.router,
+    tokenization.router,
+    openai_embeddings.router,
+    classification.router,
+    scoring.router,
+    cohere_embed.router,
+)
+GENERATING = (openai_completions.router, openai_chat.router)
 
 
 def build_app(service: Service) -> FastAPI:
@@ -31,7 +51,13 @@ def build_app(service: Service) -> FastAPI:
     errors.install(app)
     for router in ROUTERS:
         app.include_router(router)
+    for router in GENERATING:
+        app.include_router(router, dependencies=[Depends(_check_generates)])
     return app
+
+
+async def _check_generates(request: Request) -> None:
+    request.app.state.service.check_generates()
 
 
 def protect(app: FastAPI, service: Service, keys: Iterable[str]) -> ASGIApp:

@@ -31,21 +31,24 @@ def ready_lines(
     """At most 15 lines. `first_token` and `total` are seconds."""
     resolved, report = info.resolved, info.report
     tokens = (report.num_blocks - 1) * (report.groups[0].block_size if report.groups else 0)
+    kept = f"KV cache: {tokens:,} tokens, {report.kv_bytes / GIB:.2f} GiB; " if report.kv_bytes else ""
     phases = {**report.phases, "first token": first_token}
     phases["imports and processes"] = max(total - sum(phases.values()), 0.0)
     notes = list(dict.fromkeys([*resolved.notes, *report.notes]))
     url = address_of(listener, tls=service.serve.ssl_certfile is not None)
     key = '-H "Authorization: Bearer $QUIRE_API_KEY" ' if has_keys else ""
-    body = f'{{"model": "{service.names[0]}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    path, question = "v1/chat/completions", '"messages": [{"role": "user", "content": "Hello!"}]'
+    if resolved.pooler is not None:
+        path, question = "v1/embeddings" if resolved.pooler.kind == "embed" else "classify", '"input": "Hello!"'
+    body = f'{{"model": "{service.names[0]}", {question}}}'
     lines = [
         f"Quire {quire.__version__} serves {service.names[0]} ({resolved.info.architecture}, {resolved.dtype}) "
         f"on {report.device}",
         *(f"  {note}" for note in notes[:MAX_NOTES]),
-        f"KV cache: {tokens:,} tokens, {report.kv_bytes / GIB:.2f} GiB; context {info.max_model_len:,} tokens; "
-        f"{resolved.max_num_seqs} requests at once",
+        f"{kept}context {info.max_model_len:,} tokens; {resolved.max_num_seqs} requests at once",
         f"Started in {total:.1f} s: " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in phases.items()),
         f"Ready: {url}",
-        f"  curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{body}'",
+        f"  curl {url}/{path} {key}-H 'Content-Type: application/json' -d '{body}'",
     ]
     if not has_keys and listener.family != socket.AF_UNIX and not listener.getsockname()[0].startswith(("127.", "::1")):
         lines.insert(-1, "  Anyone who reaches this address may use it: no API key is set (api_key, api_key_file)")

@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from quire.types.output import EngineStats, RequestOutput
+from quire.types.output import EngineStats, RequestMetrics, RequestOutput
 from quire.types.sampling import RequestOutputKind, SamplingParams
 
 
@@ -126,6 +126,17 @@ class Metrics(Collector):
         if times.first_scheduled_time is not None:
             self.queue.observe(times.first_scheduled_time - times.arrival_time)
             self.prefill.observe(times.first_token_time - times.first_scheduled_time)
+            self.inference.observe(times.finished_time - times.first_scheduled_time)
+
+    def pooled(self, num_prompt_tokens: int, times: RequestMetrics) -> None:
+        """A pooling request is done."""
+        self.finished["stop"] += 1
+        self.prompt_size.observe(num_prompt_tokens)
+        if times.finished_time is None:
+            return
+        self.whole.observe(times.finished_time - times.arrival_time)
+        if times.first_scheduled_time is not None:
+            self.queue.observe(times.first_scheduled_time - times.arrival_time)
             self.inference.observe(times.finished_time - times.first_scheduled_time)
 
     def steps(self, tokens: Sequence[int]) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -25,7 +26,11 @@ from quire.server.auth import load_keys
 from quire.server.banner import ready_lines
 from quire.server.limits import BoundedHttpProtocol
 from quire.server.service import Service
+from quire.types.pooling import PoolingParams
 from quire.types.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from quire.frontend.async_engine import AsyncLLM
 
 log = get_logger(__name__)
 
@@ -98,9 +103,7 @@ class ServerProcess:
         engine = await AsyncLLM.start(self.service.config, serving=True)
         try:
             before = time.perf_counter()
-            params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
-            async for _ in engine.generate({"prompt_token_ids": [0]}, params, "first-token"):
-                pass
+            await _warm_up(engine)
             now = time.perf_counter()
             settle_heap()
             self.service.attach(engine)
@@ -173,6 +176,18 @@ class ServerProcess:
             timeout_graceful_shutdown=ABORT_SECONDS,
         )
         return HttpServer(config)
+
+
+async def _warm_up(engine: AsyncLLM) -> None:
+    """The first token, or the first vector."""
+    prompt = {"prompt_token_ids": [0]}
+    if engine.info.resolved.pooler is not None:
+        async for _ in engine.encode(prompt, PoolingParams(), "first-vector"):
+            pass
+        return
+    params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+    async for _ in engine.generate(prompt, params, "first-token"):
+        pass
 
 
 def bind(serve: ServeConfig) -> socket.socket:

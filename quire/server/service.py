@@ -103,6 +103,16 @@ class Service:
             raise ApiError(404, f"The model `{name}` does not exist. Served: {', '.join(self.names)}.", "model")
         return name
 
+    def check_generates(self) -> None:
+        """Raises InputError if the model makes vectors."""
+        pooler = self.running().info.resolved.pooler
+        if pooler is not None:
+            raise InputError(
+                f"the model {self.names[0]!r} runs for pooling ({', '.join(pooler.tasks)}) and does not generate; "
+                "start a model that can with --runner generate",
+                "model",
+            )
+
     def dead(self) -> str | None:
         if self.engine is not None and self.engine.errored:
             return f"the engine has stopped: {self.engine.dead_error}"

@@ -140,7 +140,7 @@ class JsonReply(LiveReply):
         self.make = make
 
     async def produce(self, send: Send) -> None:
-        body = orjson.dumps(await self.make())
+        body = orjson.dumps(await self.make(), option=orjson.OPT_SERIALIZE_NUMPY)
         self.started = True
         length = str(len(body)).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", length), *self.extra_headers]

@@ -11,7 +11,9 @@ PAD_SEAT = 0  # never handed out: padding rows of a graph use it
 class KVGroupSpec(msgspec.Struct, frozen=True):
     """Layers that share one block table: same kind of attention, same bytes a token."""
 
-    kind: str  # "full" (window, mamba: later kinds register in kv/)
+    # "full", or "none": nothing is kept, so that a prompt must be computed in one step, and the one block that each
+    # request holds is but a number (window, mamba: later kinds register in kv/)
+    kind: str
     block_size: int  # tokens a block
     num_layers: int
     num_kv_heads: int
@@ -39,4 +41,5 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     # (decode rows, tokens in all) of the steps with prompt chunks that are padded: any smaller one costs as much.
     mixed_sizes: list[tuple[int, int]] = msgspec.field(default_factory=list)
     can_prepare: bool = False  # an idle worker has use for calls of "prepare"
+    max_num_batched_tokens: int = 0  # more than was resolved, where a step must hold the longest prompt; 0: as resolved
     notes: list[str] = msgspec.field(default_factory=list)  # every "auto" with its reason

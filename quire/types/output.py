@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
 
 # `stop_reason` of an output with finish_reason "error", for programs; `error` says it to people.
 INVALID_REQUEST = "invalid_request"  # can never run here
@@ -31,6 +32,7 @@ class EngineOutput(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     finish_reason: str | None = None  # stop | length | abort | error
     stop_reason: int | str | None = None  # the stop token id; None for EOS; after an error one of the words above
     lacks_stop_token: bool = False  # finished by "stop" although the last token is none: the grammar is complete
+    pooled: np.ndarray | None = None  # float32 [1 or tokens, size]: the end of a pooling request
     num_cached_tokens: int = 0
     queued: float = 0.0  # seconds from arrival to first scheduling, set on the first output
     num_preemptions: int = 0

@@ -61,7 +61,16 @@ class AwaitMasks(msgspec.Struct, frozen=True, tag="await_masks"):
     """The step samples when its TokenMasks have come, which take the tokens of the step before."""
 
 
-Attachment = PromptLogprobs | AwaitMasks  # a tagged union: one member a feature that single steps carry
+class Pool(msgspec.Struct, frozen=True, tag="pool"):
+    """Catch-up rows of pooling requests; `StepResult.pooled` answers."""
+
+    rows: np.ndarray
+    ends: np.ndarray  # [n] bool: the row's chunk completes its prompt
+    per_token: np.ndarray  # [n] bool: a vector for every token, chunk by chunk; else one for all, when the row ends
+    second_texts: np.ndarray  # [n] position in the prompt of the first token of type 1; the prompt's length: none
+
+
+Attachment = PromptLogprobs | AwaitMasks | Pool  # a tagged union: one member a feature that single steps carry
 
 
 class TokenMasks(msgspec.Struct, frozen=True):

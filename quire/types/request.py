@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from quire.types.pooling import Pooling
 from quire.types.sampling import SamplingParams
 from quire.types.structured import Constraint
 
@@ -24,4 +25,5 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     lora: str | None = None
     cache_salt: str | None = None  # part of the prefix-cache key
     media_hashes: list[bytes] = msgspec.field(default_factory=list)  # part of the prefix-cache key
+    pooling: Pooling | None = None  # a vector is wanted, not an answer: nothing is sampled
     trace: dict[str, str] | None = None

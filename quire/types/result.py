@@ -20,10 +20,19 @@ class LogprobRows(msgspec.Struct, frozen=True):
     ranks: np.ndarray  # int32 [lines], 1-based rank of column 0
 
 
+class PooledRows(msgspec.Struct, frozen=True):
+    """Vectors of some plan rows, row after row: `counts[i]` lines of `values` belong to row `rows[i]`."""
+
+    rows: np.ndarray  # int32 [n]
+    counts: np.ndarray  # int32 [n]
+    values: np.ndarray  # float32 [sum of counts, size]
+
+
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     tokens: np.ndarray  # int32 [rows, 1 + k]; rows that did not sample hold -1
     counts: np.ndarray  # int32 [rows], valid columns of `tokens`
     logprobs: LogprobRows | None = None
     prompt_logprobs: LogprobRows | None = None
+    pooled: PooledRows | None = None
     error: str | None = None  # the step failed as a whole

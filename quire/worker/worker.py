@@ -13,14 +13,16 @@ import numpy as np
 import torch
 
 from quire.attention.base import AttentionSpec
-from quire.attention.select import select
+from quire.attention.select import select, select_for_prompts
 from quire.config.resolve import Resolved
 from quire.foundation.errors import ConfigError, DoesNotFitError
 from quire.foundation.log import get_logger
 from quire.models import catalog, weights
+from quire.models.base import DecoderStack
+from quire.models.pooling import PoolingModel
 from quire.platforms import select_platform
 from quire.types.kv import KVGroupSpec, WorkerReport
-from quire.types.plan import Admit, Attachment, AwaitMasks, NewBlocks, StepPlan, TokenMasks
+from quire.types.plan import Admit, Attachment, AwaitMasks, NewBlocks, Pool, StepPlan, TokenMasks
 from quire.types.sampling import SamplingParams
 from quire.worker.batch import SIZE_STEP, BatchBuilder, round_size
 from quire.worker.graphs import decode_sizes, graph_rows
@@ -28,6 +30,7 @@ from quire.worker.kv_store import KVStore
 from quire.worker.masked_step import MaskedStep
 from quire.worker.mixed_graphs import MAX_PROMPTS, mixed_sizes, with_prefixes
 from quire.worker.padded import PaddedSteps
+from quire.worker.pooling_runner import PoolingRunner, decoder_contexts, encoder_contexts
 from quire.worker.prefixes import PrefixRows
 from quire.worker.readback import StepHandle
 from quire.worker.runner import Runner
@@ -75,7 +78,7 @@ class Worker:
         self._resolved = resolved
         self._phases: dict[str, float] = {}
         self._notes: list[str] = []
-        self.runner: Runner | None = None
+        self.runner: Runner | PoolingRunner | None = None
         self._unprepared: list[int] = []  # sizes of steps whose products the library has not loaded yet, falling
         self._awaiting: MaskedStep | None = None  # the latest step, if it waits for its masks
 
@@ -90,7 +93,12 @@ class Worker:
             self._free_at_start = self._platform.free_bytes()
         dtype = _DTYPES[self._resolved.dtype]
         with self._phase("build"):
-            model = catalog.build(info, dtype, self._device, self._resolved.max_model_len)
+            pooler, positions = self._resolved.pooler, self._resolved.max_model_len
+            model: DecoderStack | PoolingModel
+            if pooler is None:
+                model = catalog.build(info, dtype, self._device, positions)
+            else:
+                model = catalog.build_for_pooling(info, pooler, dtype, self._device, positions)
         if self._device.type == "cpu" and not config.runtime.num_threads and model.num_bytes() < _SMALL_MODEL:
             torch.set_num_threads(1)
         self._model = model
@@ -114,8 +122,9 @@ class Worker:
         with self._phase("kv_cache"):
             self.runner = self._build_runner(num_blocks, max_model_len)
         with self._phase("graphs"):
-            self.runner.capture()
-        if self._device.type == "cuda":
+            if isinstance(self.runner, Runner):
+                self.runner.capture()
+        if self._device.type == "cuda" and isinstance(self.runner, Runner):
             most = round_size(self._resolved.max_num_batched_tokens)
             self._unprepared = list(range(most, 0, -SIZE_STEP))
         return WorkerReport(
@@ -129,8 +138,9 @@ class Worker:
             free_bytes=self._platform.free_bytes(),
             attention_backend=self._backend_name,
             phases=self._phases,
-            mixed_sizes=self.runner.mixed_sizes,
+            mixed_sizes=self.runner.mixed_sizes if isinstance(self.runner, Runner) else [],
             can_prepare=bool(self._unprepared),
+            max_num_batched_tokens=self._max_tokens,
             notes=self._notes,
         )
 
@@ -140,30 +150,75 @@ class Worker:
         yield
         self._phases[name] = time.perf_counter() - began
 
-    def _build_runner(self, num_blocks: int, max_model_len: int, *, with_graphs: bool = True) -> Runner:
+    @property
+    def _max_tokens(self) -> int:
+        """Of a step; where nothing is kept between steps, one must hold the longest prompt."""
+        wanted = self._resolved.max_num_batched_tokens
+        if self._spec.kind != "none" or self._resolved.config.schedule.max_num_batched_tokens is not None:
+            return wanted
+        return max(wanted, self._resolved.max_model_len)
+
+    def _attention_spec(self, max_tokens: int, max_model_len: int) -> AttentionSpec:
+        return AttentionSpec(
+            num_heads=self._model.num_heads,
+            num_kv_heads=self._spec.num_kv_heads,
+            head_dim=self._spec.head_dim,
+            block_size=self._spec.block_size,
+            dtype=_DTYPES[self._resolved.dtype],
+            kv_dtype=_DTYPES[self._resolved.kv_dtype],
+            device=self._device,
+            max_rows=self._resolved.max_num_seqs,
+            max_tokens=max_tokens,
+            max_seq_len=max_model_len,
+            sliding_window=self._model.sliding_window,
+        )
+
+    def _build_runner(self, num_blocks: int, max_model_len: int, *, with_graphs: bool = True) -> Runner | PoolingRunner:
+        store = KVStore(self._spec, num_blocks, _DTYPES[self._resolved.kv_dtype], self._device)
+        seats = Seats(
+            self._resolved.max_num_seqs,
+            -(-max_model_len // self._spec.block_size),
+            store.token_of_slot,
+            self._spec.block_size,
+            self._device,
+        )
+        if isinstance(self._model, PoolingModel):
+            return self._build_pooling_runner(self._model, store, seats, max_model_len)
+        return self._build_generating_runner(self._model, store, seats, max_model_len, with_graphs=with_graphs)
+
+    def _build_pooling_runner(
+        self, model: PoolingModel, store: KVStore, seats: Seats, max_model_len: int
+    ) -> PoolingRunner:
+        resolved, rows, tokens = self._resolved, self._resolved.max_num_seqs, self._max_tokens
+        spec, name = self._attention_spec(tokens, max_model_len), resolved.config.runtime.attention_backend
+        if model.is_causal:
+            backend = select(name, spec)
+            self._backend_name, contexts = backend.name, decoder_contexts(backend, store)
+        else:
+            prompts = select_for_prompts(name, spec)
+            self._backend_name, contexts = prompts.name, encoder_contexts(prompts)
+        return PoolingRunner(
+            model,
+            contexts,
+            seats,
+            BatchBuilder(seats, None, rows, tokens, max_model_len, self._device),
+            max_rows=rows,
+            staging_capacity=max(_STAGED_INTS, 2 * tokens + 8 * rows),
+            device=self._device,
+        )
+
+    def _build_generating_runner(
+        self, model: DecoderStack, store: KVStore, seats: Seats, max_model_len: int, *, with_graphs: bool
+    ) -> Runner:
         resolved, device = self._resolved, self._device
-        rows, tokens, block_size = resolved.max_num_seqs, resolved.max_num_batched_tokens, self._spec.block_size
-        store = KVStore(self._spec, num_blocks, _DTYPES[resolved.kv_dtype], device)
-        seats = Seats(rows, -(-max_model_len // block_size), store.token_of_slot, block_size, device)
+        rows, tokens = resolved.max_num_seqs, resolved.max_num_batched_tokens
         eager = resolved.config.runtime.enforce_eager or not with_graphs
         wanted = [] if eager else graph_rows(rows, resolved.config.runtime.cuda_graph_sizes)
         num_weights = self._model.num_bytes() // _DTYPES[resolved.dtype].itemsize
         mixed = [] if eager else mixed_sizes(rows, tokens, num_weights)
         backend = select(
             resolved.config.runtime.attention_backend,
-            AttentionSpec(
-                num_heads=self._model.num_heads,
-                num_kv_heads=self._spec.num_kv_heads,
-                head_dim=self._spec.head_dim,
-                block_size=block_size,
-                dtype=_DTYPES[resolved.dtype],
-                kv_dtype=_DTYPES[resolved.kv_dtype],
-                device=device,
-                max_rows=rows,
-                max_tokens=max([tokens, *(size.tokens for size in mixed)]),
-                max_seq_len=max_model_len,
-                sliding_window=self._model.sliding_window,
-            ),
+            self._attention_spec(max([tokens, *(size.tokens for size in mixed)]), max_model_len),
         )
         self._backend_name = backend.name
         if not backend.graph_support:
@@ -174,7 +229,7 @@ class Worker:
             mixed = with_prefixes(mixed)
         padded = PaddedSteps(seats, mixed, heads_per_kv_head, max_model_len, device) if mixed else None
         return Runner(
-            self._model,
+            model,
             backend,
             store,
             seats,
@@ -191,7 +246,7 @@ class Worker:
 
     def _rehearse(self) -> Rehearsal | None:
         """Go through every kind of step while the weights are not there yet, so that the kernels get compiled."""
-        if self._device.type == "cpu":
+        if self._device.type == "cpu" or self._resolved.pooler is not None:
             return None
         from quire.kernels.triton.rehearsal import Rehearsal
 
@@ -202,8 +257,8 @@ class Worker:
             with Rehearsal() as rehearsal:
                 runner.run(_dummy_plan(_spread(tokens, rows), []))
                 # What is sampled here is garbage, so nothing may be looked up by it.
-                picky = msgspec.structs.replace(_ALL_FEATURES, logprobs=None)
-                self._run_picky(runner, picky)
+                assert isinstance(runner, Runner)
+                self._run_picky(runner, msgspec.structs.replace(_ALL_FEATURES, logprobs=None))
                 runner.rehearse()
                 torch.cuda.synchronize()
         except (AttributeError, TypeError) as error:  # another version of Triton may be made otherwise inside
@@ -216,12 +271,15 @@ class Worker:
         if self._device.type == "cpu":
             return 0
         runner = self._build_runner(1, self._resolved.max_model_len, with_graphs=False)
-        counts = _spread(self._resolved.max_num_batched_tokens, self._resolved.max_num_seqs)
+        counts = _spread(self._max_tokens, self._resolved.max_num_seqs)
+        if self._spec.kind == "none":
+            counts = np.minimum(counts, self._resolved.max_model_len)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        runner.run(_dummy_plan(counts, [])).result()
-        # Once through everything that few requests ask for, so that the first of them does not wait for a compiler.
-        self._run_picky(runner, _ALL_FEATURES).result()
+        runner.run(_dummy_plan(counts, [], self._dummy_attachments(counts))).result()
+        if isinstance(runner, Runner):
+            # Once through everything that few requests ask for, so that the first of them does not wait for a compiler.
+            self._run_picky(runner, _ALL_FEATURES).result()
         torch.cuda.synchronize()
         taken = torch.cuda.max_memory_reserved() - self._model.num_bytes()
         del runner
@@ -237,12 +295,20 @@ class Worker:
         step.mask(TokenMasks(step.step, np.array([1], dtype=np.int32), np.full((1, words), -1, dtype=np.int32)))
         return step
 
+    def _dummy_attachments(self, counts: np.ndarray) -> list[Attachment]:
+        if self._resolved.pooler is None:
+            return []
+        every, none = np.ones(len(counts), dtype=bool), np.zeros(len(counts), dtype=bool)
+        return [Pool(np.arange(len(counts), dtype=np.int32), every, none, counts)]
+
     def _size_cache(self, activation_bytes: int) -> tuple[int, int]:
         """Blocks of the KV cache and the context length it can hold.
 
         Raises DoesNotFitError, with the bytes short and the option to change, if one request cannot fit.
         """
         resolved, cache = self._resolved, self._resolved.config.cache
+        if self._spec.kind == "none":  # a block a seat, and the null block
+            return resolved.max_num_seqs + 1, resolved.max_model_len
         block_size, block_bytes = self._spec.block_size, self._spec.bytes_per_block
         budget, why = self._cache_budget(activation_bytes)
         longest = -(-resolved.max_model_len // block_size)

@@ -7,8 +7,21 @@ from collections.abc import Callable
 from typing import Any
 
 Schema = dict[str, Any]
-NAMES = ["id", "name", "größe", "a b", 'quo"te', "items", "$type", "not", "x", "very_long_property_name", "emoji😀", "\\"]
-PATTERNS = ["^[a-z]{3,8}$", r"^\d{4}-[A-F]+$", "foo|bar", r"^\w+ \w+$", "^(yes|no)(!|\\?)$", "^[^\"\\\\]{2,5}$", "^ü+$"]
+NAMES = [
+    "id",
+    "name",
+    "größe",
+    "a b",
+    'quo"te',
+    "items",
+    "$type",
+    "not",
+    "x",
+    "very_long_property_name",
+    "emoji😀",
+    "\\",
+]
+PATTERNS = ["^[a-z]{3,8}$", r"^\d{4}-[A-F]+$", "foo|bar", r"^\w+ \w+$", "^(yes|no)(!|\\?)$", '^[^"\\\\]{2,5}$', "^ü+$"]
 FORMATS = ["date", "time", "date-time", "email", "ipv4", "ipv6", "uuid", "uri", "hostname", "json-pointer", "password"]
 VALUES = [None, True, 0, -17, 2.5, "", "text", "ünï\n", [], [1, "a"], {}, {"k": [None]}]
 
@@ -29,7 +42,14 @@ class _Maker:
 
     def schema(self, depth: int) -> Schema:
         plain: list[Callable[[], Schema]] = [self.string, self.string, self.number, self.integer, self.choice]
-        nested: list[Callable[[int], Schema]] = [self.object, self.object, self.array, self.any_of, self.one_of, self.all_of]
+        nested: list[Callable[[int], Schema]] = [
+            self.object,
+            self.object,
+            self.array,
+            self.any_of,
+            self.one_of,
+            self.all_of,
+        ]
         if depth == 0 or self.rng.random() < 0.15:
             return self.rng.choice(plain)()
         if self.rng.random() < 0.15:
@@ -63,7 +83,9 @@ class _Maker:
 
     def number(self) -> Schema:
         low = round(self.rng.uniform(-10, 10), 2)
-        return {"type": "number"} | self.rng.choice([{}, {"minimum": low, "maximum": low + 3.5}, {"exclusiveMinimum": 0}])
+        return {"type": "number"} | self.rng.choice(
+            [{}, {"minimum": low, "maximum": low + 3.5}, {"exclusiveMinimum": 0}]
+        )
 
     def choice(self) -> Schema:
         if self.rng.random() < 0.5:

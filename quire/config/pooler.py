@@ -1,0 +1,264 @@
+"""How a pooling model turns its states into a vector: from config.json and sentence-transformers' files, as plain JSON.
+
+sentence-transformers describes a model as a chain of modules in modules.json (Transformer, Pooling, Dense, Normalize),
+each with a folder of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from quire.config.model import ModelConfig
+from quire.config.model_info import ModelInfo
+from quire.config.reading import read, read_positive
+from quire.foundation.errors import ConfigError
+
+Kind = Literal["embed", "classify"]
+Mode = Literal["cls", "last", "mean", "max"]
+Activation = Literal["identity", "normalize", "sigmoid", "softmax"]
+MODES = ("cls", "last", "mean", "max")
+
+_GENERATING = re.compile(r"(ForCausalLM|ForConditionalGeneration|LMHeadModel)$")
+_CLASSIFYING = re.compile(r"(For(Sequence|Token)Classification|ClassificationModel)$")
+_EMBEDDING = re.compile(r"(Model|ForTextEncoding|EmbeddingModel|ForMaskedLM)$")
+# sentence-transformers' word for each mode, in either spelling of its Pooling config.
+_MODES: dict[str, Mode] = {
+    "cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean",
+    "max": "max", "max_tokens": "max", "lasttoken": "last", "last": "last",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseLayer:
+    """A layer behind the pooling, in a folder of its own."""
+
+    folder: str
+    in_features: int
+    out_features: int
+    bias: bool
+    activation: str  # its class in torch.nn: Identity, Tanh …
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pooler:
+    kind: Kind
+    mode: Mode | None  # None: as the family does it (encoders: the first token, decoders: the last)
+    activation: Activation  # of one vector; by default, requests may do without
+    size: int  # of one vector: dimensions or classes
+    labels: tuple[str, ...] = ()  # of the classes
+    dense: tuple[DenseLayer, ...] = ()
+    max_tokens: int | None = None  # of a prompt, that the vectors were trained for
+    is_matryoshka: bool = False
+    matryoshka_dimensions: tuple[int, ...] = ()  # that may be asked for; none given: all
+    # The vector is one number: by how much the logit of the first of these tokens exceeds that of the second (0: none)
+    # at the place of the next token.
+    label_tokens: tuple[int, int | None] | None = None
+    pairs_have_types: bool = False  # the second text of a pair has token type 1
+
+    prompts: tuple[tuple[str, str], ...] = ()  # what texts of a kind should begin with: (kind, words)
+    only_by_token: bool = False  # the classes are of tokens, not of texts
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """What can be asked, the usual first."""
+        by_token = f"token_{self.kind}"
+        return (by_token,) if self.only_by_token else (self.kind, by_token)
+
+
+def resolve_pooler(model: ModelConfig, info: ModelInfo) -> Pooler | None:
+    """What `runner` and `convert` mean for this model; None: it generates.
+
+    Raises ConfigError for pooling that is not known.
+    """
+    modules = _read_modules(Path(info.path))
+    if not _pools(model, info.architecture, modules):
+        return None
+    kind: Kind = "classify" if _CLASSIFYING.search(info.architecture) else "embed"
+    if model.convert in ("embed", "classify"):
+        kind = "classify" if model.convert == "classify" else "embed"
+    text = {**info.hf_config, **info.hf_config.get("text_config", {})}
+    label_tokens = _label_tokens(info, text, modules)
+    if label_tokens is not None:
+        kind = "classify"
+    pooling, dense, normalize = _of_sentence_transformers(Path(info.path), modules)
+    options = model.pooler_config
+    unknown = set(options) - {"pooling_type", "seq_pooling_type", "use_activation"}
+    if unknown:
+        raise ConfigError(
+            f"pooler_config has the unknown key {sorted(unknown)[0]!r}; it may hold pooling_type and use_activation",
+            "pooler_config",
+        )
+    asked = options.get("seq_pooling_type") or options.get("pooling_type")
+    if asked is not None and str(asked).lower() not in MODES:
+        raise ConfigError(f"pooling_type must be one of {', '.join(MODES).upper()}, got {asked!r}", "pooler_config")
+    mode: Mode | None = _MODES[str(asked).lower()] if asked else pooling
+    labels = _labels(text) if kind == "classify" and label_tokens is None else ("LABEL_0",)
+    activation: Activation = "normalize" if normalize else "identity"
+    if kind == "classify":
+        activation = _class_activation(Path(info.path), text, len(labels))
+    if options.get("use_activation") is False:
+        activation = "identity"
+    elif options.get("use_activation") and activation == "identity":
+        activation = "normalize" if kind == "embed" else _usual_activation(len(labels))
+    return Pooler(
+        kind=kind,
+        mode=mode,
+        activation=activation,
+        size=len(labels) if kind == "classify" else dense[-1].out_features if dense else text["hidden_size"],
+        labels=labels if kind == "classify" else (),
+        dense=dense if kind == "embed" else (),
+        prompts=_prompts(Path(info.path)),
+        max_tokens=_max_tokens(Path(info.path)),
+        is_matryoshka=bool(text.get("is_matryoshka") or text.get("matryoshka_dimensions")),
+        matryoshka_dimensions=tuple(text.get("matryoshka_dimensions") or ()),
+        label_tokens=label_tokens,
+        only_by_token=kind == "classify" and info.architecture.endswith("ForTokenClassification"),
+        pairs_have_types=read(int, text, "type_vocab_size", 0) > 1,
+    )
+
+
+def _pools(model: ModelConfig, architecture: str, modules: list[dict[str, Any]]) -> bool:
+    if model.runner != "auto":
+        if model.runner == "generate" and model.convert in ("embed", "classify"):
+            raise ConfigError(f"convert={model.convert} needs runner=pooling, got runner=generate", "convert")
+        return model.runner == "pooling"
+    if model.convert in ("embed", "classify") or modules:
+        return True
+    generates = _GENERATING.search(architecture)
+    return not generates and bool(_CLASSIFYING.search(architecture) or _EMBEDDING.search(architecture))
+
+
+# -- sentence-transformers ---------------------------------------------------------------------------------------
+
+
+def _read_modules(folder: Path) -> list[dict[str, Any]]:
+    """The chain of modules; [] if there is none."""
+    found = _read_json(folder / "modules.json", [])
+    if not isinstance(found, list) or not all(isinstance(module, Mapping) for module in found):
+        raise ConfigError(f"{folder}/modules.json must hold a list of objects", "model")
+    return [dict(module) for module in found]
+
+
+def _of_sentence_transformers(
+    folder: Path, modules: list[dict[str, Any]]
+) -> tuple[Mode | None, tuple[DenseLayer, ...], bool]:
+    """Pooling mode, dense layers and whether vectors are normalised; without modules they are."""
+    if not modules:
+        return None, (), True
+    mode: Mode | None = None
+    dense, normalize = [], False
+    for module in modules:
+        kind, path = str(module.get("type", "")).rpartition(".")[2], str(module.get("path", ""))
+        if kind == "Pooling":
+            mode = _pooling_mode(folder / path / "config.json")
+        elif kind == "Dense":
+            dense.append(_dense_layer(folder, path))
+        elif kind == "Normalize":
+            normalize = True
+        elif kind not in ("Transformer", "LogitScore"):
+            raise ConfigError(f"{folder}/modules.json: modules of type {module.get('type')!r} are not known", "model")
+    return mode, tuple(dense), normalize
+
+
+def _pooling_mode(file: Path) -> Mode:
+    config = _read_json(file, {})
+    found = [
+        name.removeprefix("pooling_mode_")
+        for name, value in config.items()
+        if name.startswith("pooling_mode_") and value is True
+    ]
+    found = found or [str(config.get("pooling_mode", "mean"))]
+    if len(found) != 1 or found[0] not in _MODES:
+        raise ConfigError(f"{file}: pooling by {' and '.join(found)} is not known; by one of {', '.join(MODES)} is")
+    return _MODES[found[0]]
+
+
+def _dense_layer(folder: Path, path: str) -> DenseLayer:
+    if not re.fullmatch(r"[\w.-]+", path) or path in (".", ".."):
+        raise ConfigError(f"{folder}/modules.json: {path!r} is no folder beside it", "model")
+    config = _read_json(folder / path / "config.json", {})
+    return DenseLayer(
+        folder=path,
+        in_features=read_positive(config, "in_features"),
+        out_features=read_positive(config, "out_features"),
+        bias=read(bool, config, "bias", True),
+        activation=read(str, config, "activation_function", "torch.nn.modules.activation.Tanh").rpartition(".")[2],
+    )
+
+
+def _prompts(folder: Path) -> tuple[tuple[str, str], ...]:
+    found = _read_json(folder / "config_sentence_transformers.json", {}).get("prompts") or {}
+    return tuple((str(kind), str(words)) for kind, words in found.items())
+
+
+def _max_tokens(folder: Path) -> int | None:
+    config = _read_json(folder / "sentence_bert_config.json", {})
+    return read(int, config, "max_seq_length", None)
+
+
+# -- classes -----------------------------------------------------------------------------------------------------
+
+
+def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Of the classes, in order; two if the config does not say, as transformers has it."""
+    names = config.get("id2label")
+    if isinstance(names, Mapping) and names:
+        return tuple(str(names[key]) for key in sorted(names, key=int))
+    return tuple(f"LABEL_{i}" for i in range(read_positive(config, "num_labels", 2)))
+
+
+def _class_activation(folder: Path, config: Mapping[str, Any], num_labels: int) -> Activation:
+    """What makes probabilities (or a score) of the last layer's numbers: the checkpoint's word for it, or the usual."""
+    told = _read_json(folder / "config_sentence_transformers.json", {}).get("activation_fn")
+    told = told or (config.get("sentence_transformers") or {}).get("activation_fn")
+    told = told or config.get("sbert_ce_default_activation_function") or config.get("function_to_apply")
+    word = str(told or "").rpartition(".")[2].lower()
+    if word in ("identity", "none"):
+        return "identity"
+    if word in ("sigmoid", "softmax"):
+        return "sigmoid" if word == "sigmoid" else "softmax"
+    by_problem: dict[Any, Activation] = {
+        "regression": "identity",
+        "single_label_classification": "softmax",
+        "multi_label_classification": "sigmoid",
+    }
+    return by_problem.get(config.get("problem_type")) or _usual_activation(num_labels)
+
+
+def _usual_activation(num_labels: int) -> Activation:
+    return "sigmoid" if num_labels == 1 else "softmax"
+
+
+def _label_tokens(
+    info: ModelInfo, config: Mapping[str, Any], modules: list[dict[str, Any]]
+) -> tuple[int, int | None] | None:
+    """The tokens (yes, no) whose logits are the score of a generating model that reranks."""
+    folder = Path(info.path)
+    for module in modules:
+        if str(module.get("type", "")).endswith("LogitScore"):
+            told = _read_json(folder / str(module.get("path", "")) / "config.json", {})
+            return read(int, told, "true_token_id"), read(int, told, "false_token_id", None)
+    tokens = config.get("classifier_from_token")
+    if tokens is None:
+        return None
+    if not isinstance(tokens, list) or len(tokens) != 2:
+        raise ConfigError(f"classifier_from_token must hold 2 tokens (no, yes), got {tokens!r}", "hf_overrides")
+    vocabulary = _read_json(folder / "tokenizer.json", {}).get("model", {}).get("vocab", {})
+    no, yes = (token if isinstance(token, int) else vocabulary.get(token) for token in tokens)
+    if no is None or yes is None:
+        raise ConfigError(f"classifier_from_token: {tokens!r} are not both tokens of the model", "hf_overrides")
+    return yes, no
+
+
+def _read_json(file: Path, absent: Any) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return absent
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} is not valid JSON: {error}", "model") from None

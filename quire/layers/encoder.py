@@ -1,0 +1,70 @@
+"""The layer of BERT and its kin: attention both ways, a plain feed-forward, and a norm behind each sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+
+from quire.attention.context import EncoderContext
+from quire.foundation.errors import ConfigError
+from quire.kernels.linear import linear
+from quire.layers.linear import Linear
+from quire.layers.norm import LayerNorm
+
+_tanh_gelu = partial(nn.functional.gelu, approximate="tanh")
+# By the names that config.json has for them.
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": nn.functional.gelu,
+    "gelu_new": _tanh_gelu,
+    "gelu_fast": _tanh_gelu,
+    "gelu_pytorch_tanh": _tanh_gelu,
+    "relu": nn.functional.relu,
+    "silu": nn.functional.silu,
+    "swish": nn.functional.silu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "identity": lambda x: x,
+}
+
+
+def activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Raises ConfigError for a name that is not known."""
+    if name not in ACTIVATIONS:
+        raise ConfigError(f"the activation {name!r} is not known; these are: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+class EncoderLayer(nn.Module):
+    def __init__(self, hidden: int, heads: int, intermediate: int, eps: float, act: str) -> None:
+        super().__init__()
+        self.scale = (hidden // heads) ** -0.5
+        self.act = activation(act)
+        self.qkv = Linear(hidden, 3 * hidden, bias=True, parts=dict.fromkeys(("query", "key", "value"), hidden))
+        self.attention_out = Linear(hidden, hidden, bias=True)
+        self.attention_norm = LayerNorm(hidden, eps)
+        self.up = Linear(hidden, intermediate, bias=True)
+        self.down = Linear(intermediate, hidden, bias=True)
+        self.norm = LayerNorm(hidden, eps)
+
+    def forward(self, x: torch.Tensor, ctx: EncoderContext) -> torch.Tensor:
+        """x [tokens, hidden] is overwritten."""
+        y = ctx.backend.run(self.qkv(x), ctx.plan, self.scale)
+        x = self.attention_norm(self.attention_out(y, residual=x))
+        return self.norm(self.down(self.act(self.up(x)), residual=x))  # type: ignore[no-any-return]
+
+
+class Dense(nn.Module):
+    """A layer of a head: few rows, in float32. source: what checkpoints call it."""
+
+    def __init__(self, source: str, in_features: int, out_features: int, *, bias: bool, act: str = "identity") -> None:
+        super().__init__()
+        self.source = source
+        self.act = activation(act.lower())
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=torch.float32), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(out_features, dtype=torch.float32), requires_grad=False) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(linear(x.float(), self.weight, self.bias))

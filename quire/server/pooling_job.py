@@ -1,0 +1,206 @@
+"""The common middle of all pooling endpoints: prompts in, vectors out."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fastapi import Request
+
+from quire.foundation.errors import InputError
+from quire.frontend import pooling
+from quire.frontend.chat import ChatTemplate, Message, render
+from quire.frontend.pooling import PoolingPrompt, RefusedError
+from quire.frontend.pooling_prompts import Truncation, encode_texts
+from quire.server.errors import ApiError
+from quire.server.generation import BIG_TEXT, REFUSALS
+from quire.server.params import field_names
+from quire.server.pooling_protocol import InputBody, PoolingBase
+from quire.server.service import Service
+from quire.types.pooling import PoolingOutput, PoolingParams, PoolingRequestOutput
+
+MAX_INPUTS = 2048  # of one request
+Output = PoolingRequestOutput[PoolingOutput]
+
+
+@dataclass(slots=True)
+class PoolingJob:
+    """One HTTP request being answered."""
+
+    service: Service
+    id: str
+    model: str
+    params: PoolingParams
+    task: str
+    priority: int
+    engine_id: str
+    field: str = "input"  # where the client put its texts
+    created: int = dataclasses.field(default_factory=lambda: int(time.time()))
+    num_prompt_tokens: int = 0
+
+    async def run(self, prompts: Sequence[PoolingPrompt]) -> list[Output]:
+        """The outputs in the order of the prompts. Being cancelled aborts them.
+
+        Raises InputError if a prompt cannot run, ApiError if the engine gave up on one.
+        """
+        engine, metrics, progress = self.service.running(), self.service.metrics, self.service.progress
+        info = engine.info
+        with field_names({"prompt": self.field}):
+            requests = [
+                pooling.build(
+                    p, self.params, self.task, info, request_id=f"{self.engine_id}-{i}", priority=self.priority
+                )
+                for i, p in enumerate(prompts)
+            ]
+        self.num_prompt_tokens += sum(len(prompt.token_ids) for prompt in prompts)
+        progress.wait()
+        try:
+            conversions = await engine.pool(requests)
+        finally:
+            progress.done()
+        progress.seen()
+        try:
+            outputs = [pooling.output(conversion, self.task, self.params, info) for conversion in conversions]
+        except RefusedError as error:
+            status = REFUSALS.get(error.reason, 500)
+            if metrics is not None:
+                metrics.finished["error"] += 1
+                metrics.rejected += status == 503
+            raise ApiError(status, str(error)) from None
+        if metrics is not None:
+            for conversion in conversions:
+                metrics.pooled(conversion.num_prompt_tokens, conversion.metrics)
+        return outputs
+
+    def usage(self) -> dict[str, Any]:
+        tokens = self.num_prompt_tokens
+        return {
+            "prompt_tokens": tokens,
+            "total_tokens": tokens,
+            "completion_tokens": 0,
+            "prompt_tokens_details": None,
+        }
+
+    def shared(self) -> dict[str, Any]:
+        """The fields that a reply begins with."""
+        return {"id": self.id, "object": "list", "created": self.created, "model": self.model}
+
+
+def start(
+    request: Request,
+    body: PoolingBase,
+    id_prefix: str,
+    *,
+    task: str | None = None,
+    dimensions: int | None = None,
+) -> PoolingJob:
+    """Raises InputError for a model that does not pool (or not so) and for options that cannot be."""
+    service: Service = request.app.state.service
+    info = service.running().info
+    model = service.check_model(body.model)
+    if body.priority and service.config.schedule.scheduling_policy != "priority":
+        raise InputError("priority needs a server with scheduling_policy=priority", "priority")
+    params = PoolingParams(task=task, dimensions=dimensions, use_activation=body.use_activation)
+    reply_id = (
+        f"{id_prefix}-{body.request_id or request.headers.get('x-request-id', '')[:256] or secrets.token_hex(12)}"
+    )
+    return PoolingJob(
+        service=service,
+        id=reply_id,
+        model=model,
+        params=params,
+        task=pooling.check_task(params, info),
+        priority=body.priority,
+        engine_id=f"{reply_id}-{secrets.token_hex(4)}",
+    )
+
+
+def headers(request: Request, job: PoolingJob) -> list[tuple[bytes, bytes]]:
+    if not job.service.serve.enable_request_id_headers:
+        return []
+    given = request.headers.get("x-request-id") or job.id
+    return [(b"x-request-id", given.encode("latin-1", "replace"))]
+
+
+# -- what stands in a body ---------------------------------------------------------------------------------------
+
+
+async def prompts_of(service: Service, body: InputBody) -> list[PoolingPrompt]:
+    """The prompts of a body. Raises InputError naming the field that cannot be."""
+    cut = Truncation.of(body.truncate_prompt_tokens, body.truncation_side, service.running().info)
+    chats = _conversations(body)
+    given = parse_input(body.input) if chats is None else [_rendered(service, chat, body) for chat in chats]
+    texts = [item for item in given if isinstance(item, str)]
+    special = chats is None if body.add_special_tokens is None else body.add_special_tokens
+    encoded = iter(await encode(service, texts, cut, add_special_tokens=special) if texts else ())
+    ids = [next(encoded) if isinstance(item, str) else cut.cut(item) for item in given]
+    return [PoolingPrompt(one, None, body.cache_salt) for one in ids]
+
+
+async def encode(
+    service: Service, texts: Sequence[str], cut: Truncation, *, add_special_tokens: bool = True
+) -> list[list[int]]:
+    """Token ids of texts, on a thread if these are long. Raises InputError if the server has no tokenizer."""
+    call = partial(encode_texts, service.tokenizer(), texts, cut, add_special_tokens=add_special_tokens)
+    return await asyncio.to_thread(call) if sum(map(len, texts)) > BIG_TEXT else call()
+
+
+def parse_input(value: Any) -> list[str] | list[list[int]]:
+    """One input or many, as text or token ids. Raises InputError naming what is wrong."""
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list) or not value:
+        raise InputError(
+            "input must be a string or a non-empty list: of strings, of token ids, or of lists of token ids", "input"
+        )
+    if type(value[0]) is int:
+        value = [value]
+    if len(value) > MAX_INPUTS:
+        raise InputError(f"input may hold at most {MAX_INPUTS} items, got {len(value)}", "input")
+    if all(isinstance(item, str) for item in value):
+        return list(value)
+    for index, item in enumerate(value):
+        if not isinstance(item, list) or not item or not all(type(token) is int for token in item):
+            raise InputError(f"input[{index}] must be a non-empty list of token ids, as the others are", "input")
+    return list(value)
+
+
+def _conversations(body: InputBody) -> list[list[Message]] | None:
+    """The conversations of a body, None if it holds none: one or many, as `messages` or as `input`."""
+    given = body.messages if body.messages is not None else body.input
+    if body.messages is None and not _are_messages(given):
+        return None
+    assert given is not None
+    chats = [given] if isinstance(given[0], dict) else given
+    if len(chats) > MAX_INPUTS:
+        raise InputError(f"at most {MAX_INPUTS} conversations may be sent at once, got {len(chats)}", "messages")
+    for chat in chats:
+        if not _are_messages(chat) or not isinstance(chat[0], dict):
+            raise InputError("messages must be a list of messages, or a list of such lists", "messages")
+    return chats
+
+
+def _are_messages(given: Any) -> bool:
+    while isinstance(given, list) and given and isinstance(given[0], list):
+        given = given[0]
+    return isinstance(given, list) and bool(given) and isinstance(given[0], dict)
+
+
+def _rendered(service: Service, chat: list[Message], body: InputBody) -> str:
+    template = service.running().chat_template
+    if body.chat_template is not None:
+        template = ChatTemplate(body.chat_template, service.tokenizer().special_tokens)
+    return render(
+        chat,
+        None,
+        template,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        kwargs=body.chat_template_kwargs,
+    )
