@@ -377,7 +377,7 @@ class Worker:
 
     def _prepare(self) -> bool:
         """A few milliseconds of what a start can do without: one size of step. To be asked while nothing runs."""
-        if self._unprepared and self.runner is not None:
+        if self._unprepared and isinstance(self.runner, Runner):
             tokens = self._unprepared.pop()
             counts = _spread(tokens, min(tokens, self._resolved.max_num_seqs))
             self.runner.prepare(_dummy_plan(counts, [], seats=np.zeros(len(counts), dtype=np.int32)))
