@@ -18,7 +18,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from quire.foundation.errors import InputError
 from quire.grammar import json_schema, tags, tags_lark
 from quire.grammar.base import GrammarError, Matcher
-from quire.grammar.closing import Closer, Closing
+from quire.grammar.closing import MAX_WALK, Closer, Closing
 from quire.grammar.numbers import DigitLimit, DigitTable
 from quire.grammar.vocabulary import Vocabulary
 from quire.types.structured import FIELD, GrammarSpec
@@ -114,6 +114,11 @@ class LLGuidance:
             return tags_lark.translated(tag, self.vocabulary.special, self.vocabulary.stop_ids, options_for, _lark)
         text = json_schema.plain(spec.text, FIELD) if spec.kind == "json_schema" else '{"type":"object"}'
         return str(LLMatcher.grammar_from_json_schema(text, overrides=json_options(spec.whitespace)))
+
+    def way_to_end(self, matcher: Matcher) -> list[int] | None:
+        """Tokens that complete the answer, not many; None if none are found."""
+        assert isinstance(matcher, LLGuidanceMatcher)
+        return self._closer.way(matcher, self._closer.hints(matcher.spec), MAX_WALK)
 
     def close_soon(self, matcher: Matcher, budget: int, row: np.ndarray) -> None:
         """See `GrammarService.close_soon`. Raises GrammarError."""

@@ -7,8 +7,21 @@ from collections.abc import Callable
 from typing import Any
 
 Schema = dict[str, Any]
-NAMES = ["id", "name", "größe", "a b", 'quo"te', "items", "$type", "not", "x", "very_long_property_name", "emoji😀", "\\"]
-PATTERNS = ["^[a-z]{3,8}$", r"^\d{4}-[A-F]+$", "foo|bar", r"^\w+ \w+$", "^(yes|no)(!|\\?)$", "^[^\"\\\\]{2,5}$", "^ü+$"]
+NAMES = [
+    "id",
+    "name",
+    "größe",
+    "a b",
+    'quo"te',
+    "items",
+    "$type",
+    "not",
+    "x",
+    "very_long_property_name",
+    "emoji😀",
+    "\\",
+]
+PATTERNS = ["^[a-z]{3,8}$", r"^\d{4}-[A-F]+$", "foo|bar", r"^\w+ \w+$", "^(yes|no)(!|\\?)$", '^[^"\\\\]{2,5}$', "^ü+$"]
 FORMATS = ["date", "time", "date-time", "email", "ipv4", "ipv6", "uuid", "uri", "hostname", "json-pointer", "password"]
 VALUES = [None, True, 0, -17, 2.5, "", "text", "ünï\n", [], [1, "a"], {}, {"k": [None]}]
 
@@ -26,13 +39,21 @@ class _Maker:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.definitions: dict[str, Schema] = {}
+        self.is_defining = False  # then nothing refers to a definition: it could need itself
 
     def schema(self, depth: int) -> Schema:
         plain: list[Callable[[], Schema]] = [self.string, self.string, self.number, self.integer, self.choice]
-        nested: list[Callable[[int], Schema]] = [self.object, self.object, self.array, self.any_of, self.one_of, self.all_of]
+        nested: list[Callable[[int], Schema]] = [
+            self.object,
+            self.object,
+            self.array,
+            self.any_of,
+            self.one_of,
+            self.all_of,
+        ]
         if depth == 0 or self.rng.random() < 0.15:
             return self.rng.choice(plain)()
-        if self.rng.random() < 0.15:
+        if self.rng.random() < 0.15 and not self.is_defining:
             return self.reference(depth)
         found = self.rng.choice(nested)(depth - 1)
         if self.rng.random() < 0.2:
@@ -63,7 +84,9 @@ class _Maker:
 
     def number(self) -> Schema:
         low = round(self.rng.uniform(-10, 10), 2)
-        return {"type": "number"} | self.rng.choice([{}, {"minimum": low, "maximum": low + 3.5}, {"exclusiveMinimum": 0}])
+        return {"type": "number"} | self.rng.choice(
+            [{}, {"minimum": low, "maximum": low + 3.5}, {"exclusiveMinimum": 0}]
+        )
 
     def choice(self) -> Schema:
         if self.rng.random() < 0.5:
@@ -113,7 +136,7 @@ class _Maker:
         """To a definition, which may hold itself where nothing need be."""
         name = f"def{self.rng.randrange(3)}"
         if name not in self.definitions:
-            self.definitions[name] = {}
+            self.is_defining = True
             child = {"$ref": f"#/$defs/{name}"}
             self.definitions[name] = {
                 "type": "object",
@@ -121,4 +144,5 @@ class _Maker:
                 "required": ["value"],
                 "additionalProperties": False,
             }
+            self.is_defining = False
         return {"$ref": f"#/$defs/{name}"}
