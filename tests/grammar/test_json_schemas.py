@@ -13,7 +13,7 @@ from quire.types.structured import GrammarSpec
 from tests.grammar.schemas import make_schema
 from tests.grammar.walk import answer, demo
 
-NUM_SCHEMAS = 200  # benchmarks/grammar.py takes any number
+NUM_SCHEMAS = 120  # benchmarks/grammar.py takes any number
 FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER
 
 
