@@ -148,10 +148,12 @@ class LLGuidanceMatcher:
         self._stop_ids = stop_ids
 
     def accept(self, token: int) -> bool:
+        if self.has_ended:
+            return False
         if token in self._stop_ids:
-            self.has_ended = not self.has_ended and self.may_end
+            self.has_ended = self.may_end
             return self.has_ended
-        if self.has_ended or self.inner.is_stopped() or self.inner.validate_tokens([token]) != 1:
+        if self.inner.is_stopped() or self.inner.validate_tokens([token]) != 1:
             return False
         self.inner.consume_token(token)
         self.num_tokens += 1
