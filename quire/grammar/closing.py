@@ -81,6 +81,7 @@ class Closer:
         self._quotes = [i for i in closing if tokens[i].startswith(b'"') and tokens[i].count(b'"') == 1]
         self._brackets = [i for i in closing if b'"' not in tokens[i]]
         self._cost = np.array([_cost(token) for token in tokens], np.float32)
+        self._plain_cost = np.array([_plain_cost(token) for token in tokens], np.float32)
         self._longest_text = np.array([len(t) if t.isascii() and t.isalnum() else 0 for t in tokens], np.int32)
         self.hints = lru_cache(256)(self._hints)
 
@@ -172,7 +173,7 @@ class Closer:
 
     def _likeliest(self, ahead: Matcher, look: _Look, place: int) -> int:
         """Of tokens that mean nothing in JSON: what may be the last, else one after the other."""
-        some = look.allowed[np.argsort(self._cost[look.allowed], kind="stable")[:MAX_TRIED]].tolist()
+        some = look.allowed[np.argsort(self._plain_cost[look.allowed], kind="stable")[:MAX_TRIED]].tolist()
         for token in some:
             other = ahead.fork()
             if other.accept(token) and other.may_end:
@@ -240,9 +241,12 @@ class Closer:
 
 def _cost(token: bytes) -> float:
     """The lower, the sooner a JSON value is closed after this token."""
-    if not token:
+    rank = _ORDER.get(token[0]) if token else None
+    return _plain_cost(token) if rank is None else 10.0 * rank + len(token) / 300
+
+
+def _plain_cost(token: bytes) -> float:
+    """The lower, the likelier this token ends something in any other language."""
+    if not token or token[0] in _SPACE:
         return 1000.0
-    if not token.strip(_SPACE) or token[0] in _SPACE:
-        return 500.0
-    unknown = _UNKNOWN + 10.0 * token[:1].isalnum()
-    return 10.0 * _ORDER[token[0]] + len(token) / 300 if token[0] in _ORDER else unknown + len(token) / 300
+    return _UNKNOWN + (10.0 if token[:1].isalnum() else 0.0) + len(token) / 300
