@@ -19,8 +19,8 @@ from quire.types.result import StepResult
 
 Lines = dict[int, list[TokenLogprobs]]  # by plan row
 _REFUSED = (
-    "no token was left that both the grammar and the other parameters of the request (allowed_token_ids, bad_words, "
-    "logit_bias, min_tokens) allow"
+    "no token was left: the grammar allows none that the other parameters of the request (allowed_token_ids, "
+    "bad_words, min_tokens) leave, or became too costly to follow"
 )
 
 
