@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -24,6 +25,8 @@ from quire.grammar.vocabulary import Vocabulary
 from quire.types.structured import FIELD, GrammarSpec
 
 MAX_THREADS = 8
+REHEARSALS = 3
+REHEARSED_TOKENS = 40
 JSON_SPACE = r"[ \n\r\t]{1,8}"
 _LIMITS = LLParserLimits(
     max_items_in_row=2500,  # four an optional property, of which json_schema lets 400 pass
@@ -87,6 +90,21 @@ class LLGuidance:
         if not row.any():
             raise InputError(f"the {spec.kind} cannot be enforced: no answer satisfies it", FIELD)
         return grammar
+
+    def rehearse(self, grammar: LLGrammar) -> None:
+        """Follow some answers for a while. Raises InputError if that soon costs more than the limits allow."""
+        rng = random.Random(0)
+        row = np.zeros(-(-self.vocabulary.size // 32), np.int32)
+        for _ in range(REHEARSALS):
+            matcher = grammar.matcher()
+            for _ in range(REHEARSED_TOKENS):
+                try:
+                    matcher.fill(row)
+                except GrammarError as error:
+                    raise InputError(f"the {grammar.spec.kind} is too complex: {error}", FIELD) from None
+                allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+                if not len(allowed) or not matcher.accept(int(rng.choice(allowed))) or matcher.is_done:
+                    break
 
     def fill(self, matchers: Sequence[Matcher], rows: np.ndarray) -> None:
         """Rows of matchers that failed are left empty."""

@@ -118,7 +118,7 @@ def test_asking_never_waits(service: GrammarService) -> None:
 def test_limits_end_a_fork_alone(service: GrammarService) -> None:
     wait(service, service.ask(HARMLESS))
     sandbox = service._sandbox
-    big = GrammarSpec("choice", json.dumps([f"{i} {random.Random(i).random()}" for i in range(100_000)]))
+    big = GrammarSpec("choice", json.dumps([f"{i} {random.Random(i).random()}" for i in range(300_000)]))
     (answer,) = wait(service, service.ask(big))
     assert answer.error is not None
     assert "too complex" in answer.error.message
