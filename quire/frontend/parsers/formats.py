@@ -13,6 +13,6 @@ class Formats:
 
     tools: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
-    start: tuple[int, ...] = ()  # token ids of the marker that reasoning begins with; empty if it has none
+    start: tuple[int, ...] = ()  # token ids of the marker that reasoning begins with
     end: tuple[int, ...] = ()  # … and of the one that ends it
     special_reasoning: bool = False  # these markers are special tokens, which the text must keep
