@@ -59,7 +59,7 @@ class ReplyPlan:
             self._opening = formats.reasoning.opening(self._prompt, self._kwargs)
         elif wish.max_thinking_tokens is not None:
             raise InputError(
-                "a limit for thinking needs a model whose reasoning format is known: start with reasoning_parser",
+                "max_thinking_tokens needs a model whose reasoning format is known: start it with reasoning_parser=…",
                 "max_thinking_tokens",
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -91,8 +92,7 @@ class Family:
         body = self.wrap[0] + content + self.wrap[1]
         if kind == "opened":
             prompt += self.start
-            written = Written(reasoning + self.end + body, reasoning, content, prompt, {**self.on})
-            return written
+            return Written(reasoning + self.end + body, reasoning, content, prompt, {**self.on})
         if kind == "cut":
             return Written(self.start + reasoning, reasoning, "", prompt, {**self.on})
         if kind == "closed":
@@ -192,4 +192,4 @@ def cuts(text: str, rng: random.Random, most: int) -> Iterator[Sequence[str]]:
         yield text[:at], text[at:]
     for _ in range(min(most, 5)):
         borders = sorted({0, len(text), *rng.choices(range(len(text) + 1), k=rng.randint(1, 12))})
-        yield [text[a:b] for a, b in zip(borders, borders[1:], strict=False)]
+        yield [text[a:b] for a, b in itertools.pairwise(borders)]
