@@ -23,9 +23,16 @@ class Parser(Protocol):
 
 
 class ToolFormat(Protocol):
-    """How a family of models writes its tool calls; registered in TOOL_FORMATS under its names."""
+    """How a family of models writes its tool calls. One object serves all requests; TOOL_FORMATS holds it by its names.
 
-    needs_special_tokens: ClassVar[bool]  # its markers are special tokens, which the text must keep
+    A call is begun (CallStart) when its name and the beginning of its arguments are there; what breaks before that is
+    content. If arguments break later, what came of them stays, without a CallEnd.
+    """
+
+    @property
+    def needs_special_tokens(self) -> bool:
+        """Its markers are special tokens, which the text must keep."""
+        ...
 
     def parser(self, tools: Sequence[Tool], *, parallel: bool) -> Parser:
         """tools: of the request; parallel: False drops all calls but the first."""
@@ -56,5 +63,54 @@ class ReasoningFormat(Protocol):
         ...
 
 
-TOOL_FORMATS: Registry = Registry("tool parser", {})
+_TOOLS = "quire.frontend.parsers.tools."
+TOOL_FORMATS: Registry = Registry(
+    "tool parser",
+    {
+        "apertus": _TOOLS + "json_lists:APERTUS",
+        "cohere_command3": _TOOLS + "json_lists:COHERE_COMMAND3",
+        "cohere_command4": _TOOLS + "json_lists:COHERE_COMMAND4",
+        "deepseek_v3": _TOOLS + "deepseek:DEEPSEEK_V3",
+        "deepseek_v31": _TOOLS + "deepseek:DEEPSEEK_V31",
+        "deepseek_v32": _TOOLS + "dsml:DEEPSEEK_V32",
+        "deepseek_v4": _TOOLS + "dsml:DEEPSEEK_V4",
+        "ernie45": _TOOLS + "hermes:ERNIE45",
+        "functiongemma": _TOOLS + "gemma:FUNCTIONGEMMA",
+        "gemma4": _TOOLS + "gemma:GEMMA4",
+        "gigachat3": _TOOLS + "json_objects:GIGACHAT3",
+        "glm45": _TOOLS + "glm:GLM45",
+        "glm47": _TOOLS + "glm:GLM47",
+        "granite": _TOOLS + "json_lists:GRANITE",
+        "granite-20b-fc": _TOOLS + "json_objects:GRANITE_20B",
+        "granite4": _TOOLS + "hermes:GRANITE4",
+        "hermes": _TOOLS + "hermes:HERMES",
+        "hunyuan_a13b": _TOOLS + "json_lists:HUNYUAN_A13B",
+        "hy_v3": _TOOLS + "glm:HY_V3",
+        "inkling": _TOOLS + "json_objects:INKLING",
+        "internlm": _TOOLS + "json_objects:INTERNLM",
+        "jamba": _TOOLS + "json_lists:JAMBA",
+        "kimi_k2": _TOOLS + "kimi:KIMI_K2",
+        "lfm2": _TOOLS + "pythonic:LFM2",
+        "llama3_json": _TOOLS + "json_objects:LLAMA3_JSON",
+        "llama4_json": _TOOLS + "json_objects:LLAMA3_JSON",
+        "llama4_pythonic": _TOOLS + "pythonic:LLAMA4_PYTHONIC",
+        "longcat": _TOOLS + "hermes:LONGCAT",
+        "minicpm5": _TOOLS + "minicpm5:MINICPM5",
+        "minimax_m2": _TOOLS + "minimax_m2:MINIMAX_M2",
+        "minimax_m3": _TOOLS + "minimax_m3:MINIMAX_M3",
+        "mistral": _TOOLS + "mistral:MISTRAL",
+        "olmo3": _TOOLS + "pythonic:OLMO3",
+        "openai": _TOOLS + "harmony:HARMONY",
+        "phi4_mini_json": _TOOLS + "json_lists:PHI4_MINI",
+        "poolside_v1": _TOOLS + "glm:GLM45",
+        "pythonic": _TOOLS + "pythonic:PYTHONIC",
+        "qwen3_coder": _TOOLS + "qwen3_coder:QWEN3_CODER",
+        "qwen3_xml": _TOOLS + "qwen3_coder:QWEN3_CODER",
+        "mimo": _TOOLS + "qwen3_coder:QWEN3_CODER",
+        "seed_oss": _TOOLS + "qwen3_coder:SEED_OSS",
+        "step3": _TOOLS + "step3:STEP3",
+        "step3p5": _TOOLS + "qwen3_coder:QWEN3_CODER",
+        "xlam": _TOOLS + "json_objects:XLAM",
+    },
+)
 REASONING_FORMATS: Registry = Registry("reasoning parser", {})
