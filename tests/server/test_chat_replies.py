@@ -1,4 +1,4 @@
-"""Reasoning and tool calls in chat replies: what a stream adds up to is the whole reply, through the official client."""
+"""Reasoning and tool calls in chat replies: a stream adds up to the whole reply, through the official client."""
 
 from __future__ import annotations
 
