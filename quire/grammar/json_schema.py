@@ -17,6 +17,7 @@ from quire.foundation.errors import InputError
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 64  # of nested schemas
 MAX_SCHEMAS = 10_000
+MAX_OPTIONAL = 400  # properties of one object: each of them may come next, at every place
 _ANNOTATIONS = frozenset(
     "title description default examples deprecated readOnly writeOnly $comment $schema $vocabulary example id "
     "contentEncoding contentMediaType contentSchema discriminator nullable externalDocs xml x-guidance".split()
@@ -105,6 +106,11 @@ class _Reader:
         if self._num_schemas > MAX_SCHEMAS:
             raise self._refusal(f"holds more than {MAX_SCHEMAS} schemas", "$")
         schema = self._rewritten(schema, path)
+        properties, required = schema.get("properties"), schema.get("required")
+        if isinstance(properties, dict) and len(properties) > MAX_OPTIONAL:
+            num_optional = len(properties.keys() - set(required if _is_names(required) else ()))
+            if num_optional > MAX_OPTIONAL:
+                raise self._refusal(f"has {num_optional} optional properties, more than {MAX_OPTIONAL}", path)
         for keyword in _REFUSED.keys() & schema.keys():
             raise self._refusal(f"uses {keyword!r}, which is not supported{_REFUSED[keyword]}", path)
         found: dict[str, Any] = {}

@@ -24,6 +24,7 @@ from quire.types.structured import GrammarSpec
 MAX_THREADS = 8
 JSON_SPACE = r"[ \n\r\t]{1,8}"
 _LIMITS = LLParserLimits(
+    max_items_in_row=2500,  # four an optional property, of which json_schema lets 400 pass
     initial_lexer_fuel=4_000_000,
     step_lexer_fuel=400_000,  # about 30 ms: the worst that one row can hold a step up
     step_max_items=50_000,
@@ -72,9 +73,17 @@ class LLGuidance:
         """Raises InputError."""
         matcher = LLMatcher(self._tokenizer, source(spec), log_level=0, limits=_LIMITS)
         if matcher.is_error():
-            raise InputError(f"the {spec.kind} cannot be enforced: {_reason(matcher)}", "structured_outputs")
+            raise InputError(f"the {spec.kind} cannot be enforced: {_refusal(matcher)}", "structured_outputs")
         digits = DigitLimit(self._digits) if spec.kind in ("json_schema", "json_object") else None
-        return LLGrammar(spec, matcher, digits, frozenset(self.vocabulary.stop_ids))
+        grammar = LLGrammar(spec, matcher, digits, frozenset(self.vocabulary.stop_ids))
+        row = np.zeros(-(-self.vocabulary.size // 32), np.int32)
+        try:
+            grammar.matcher().fill(row)  # its tables are kept, so the first answer finds them made
+        except GrammarError as error:
+            raise InputError(f"the {spec.kind} cannot be enforced: {error}", "structured_outputs") from None
+        if not row.any():
+            raise InputError(f"the {spec.kind} cannot be enforced: no answer satisfies it", "structured_outputs")
+        return grammar
 
     def fill(self, matchers: Sequence[Matcher], rows: np.ndarray) -> None:
         """Rows of matchers that failed are left empty."""
@@ -166,7 +175,7 @@ def source(spec: GrammarSpec) -> str:
         return str(LLMatcher.grammar_from_regex(spec.text))
     if spec.kind == "choice":
         options = (json.dumps(option, ensure_ascii=False) for option in json.loads(spec.text))
-        return str(LLMatcher.grammar_from_lark("start: " + " | ".join(options)))
+        return str(LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(options)))
     if spec.kind == "ebnf":
         return str(LLMatcher.grammar_from_lark(_lark(spec.text)))
     if spec.kind == "structural_tag":
@@ -187,6 +196,13 @@ def _lark(text: str) -> str:
         return str(any_to_lark(text))
     except Exception as error:
         raise InputError(f"grammar cannot be read: {error}", "grammar") from None
+
+
+def _refusal(matcher: Any) -> str:
+    reason = _reason(matcher)
+    if "coerce_one_of" in reason:
+        return "its oneOf has branches that may hold of the same value; tell them apart by a required const, or use anyOf"
+    return reason
 
 
 def _reason(matcher: Any) -> str:

@@ -1,4 +1,6 @@
-"""x"""
+"""Structural tags."""
 from typing import Any
+
+
 def source(tag: Any, options: dict[str, Any]) -> str:
     raise NotImplementedError
