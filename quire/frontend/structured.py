@@ -138,6 +138,6 @@ def _check_string(text: str, name: str, field: str) -> str:
 
 
 def _older_backend(name: Any) -> Any:
-    """"outlines:no-fallback" and the like: what is not here any more leaves the choice to us."""
+    """ "outlines:no-fallback" and the like: what is not here any more leaves the choice to us."""
     plain = name.partition(":")[0] if isinstance(name, str) else name
     return _BACKENDS.get(plain, plain)

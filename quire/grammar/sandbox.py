@@ -147,7 +147,8 @@ class _Zygote:
                 return
 
     def _turn(self) -> None:
-        readable, _, _ = select.select([self._frames.socket, *self._forks], [], [], 0.5 if self._forks else None)
+        sources: list[Any] = [self._frames.socket, *self._forks]
+        readable, _, _ = select.select(sources, [], [], 0.5 if self._forks else None)
         now = time.monotonic()
         for fork in self._forks.values():
             if now > fork.deadline:

@@ -14,7 +14,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,14 +22,13 @@ from quire.foundation.errors import ConfigError, InputError, QuireError
 from quire.foundation.log import get_logger
 from quire.grammar.base import CompiledGrammar, GrammarError, Matcher
 from quire.grammar.sandbox import Open, Sandbox, Try, Verdict
-from quire.types.structured import GrammarSpec
+from quire.types.structured import FIELD, GrammarSpec
 
 if TYPE_CHECKING:
     from quire.grammar.llguidance import LLGuidance
 
 MAX_KEPT = 64  # compiled grammars
 MAX_TRIES = 2  # of one grammar, if the sandbox ends under it
-FIELD = "structured_outputs"
 _log = get_logger(__name__)
 
 
@@ -183,8 +182,10 @@ class GrammarService:
         self._backend = LLGuidance(vocabulary)
 
     def _turn(self, running: dict[int, _Job], problem: str) -> None:
-        sockets = [] if self._sandbox is None else [self._sandbox.frames.socket]
-        readable, _, _ = select.select([self._wake, *sockets], [], [])
+        sources: list[Any] = [self._wake]
+        if self._sandbox is not None:
+            sources.append(self._sandbox.frames.socket)
+        readable, _, _ = select.select(sources, [], [])
         for source in readable:
             if source is self._wake:
                 os.read(self._wake, 1 << 16)

@@ -51,11 +51,10 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
             raise InputError(f"structured_outputs needs exactly one of {', '.join(RULES)}; got {got}", FIELD)
         if self.json_object is False:
             raise InputError("structured_outputs.json_object must be true, or absent", FIELD)
-        if self.backend not in get_args(GrammarBackend):
-            raise InputError(
-                f"structured_outputs.backend must be one of {', '.join(get_args(GrammarBackend))}; got {self.backend!r}",
-                FIELD,
-            )
+        backends = get_args(GrammarBackend)
+        if self.backend not in backends:
+            known = ", ".join(backends)
+            raise InputError(f"structured_outputs.backend must be one of {known}; got {self.backend!r}", FIELD)
         if self.disable_any_whitespace and self.whitespace_pattern is not None:
             raise InputError("disable_any_whitespace and whitespace_pattern cannot both be given", FIELD)
 
