@@ -130,9 +130,7 @@ def _reasoning(message: Message, where: str) -> str:
     for part in parts:
         text = part.get("thinking")
         if not isinstance(text, str):
-            raise InputError(
-                f"{where}.content: a part of type 'thinking' needs the string thinking", f"{where}.content"
-            )
+            raise InputError(f"{where}.content: a part of type 'thinking' needs a text, thinking", f"{where}.content")
         check_text(text, f"{where}.content")
         thoughts.append(text)
     return "\n".join(thoughts)

@@ -7,7 +7,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from quire.foundation.errors import InputError
 from quire.frontend.replies import ReplyPlan, ReplyWish
+from quire.frontend.structured import grammar_of
 from quire.frontend.tools import read_tool_choice, read_tools
 from quire.server import generation
 from quire.server.body import openapi_body, read_body
@@ -18,6 +20,7 @@ from quire.server.params import field_names, sampling_params
 from quire.server.protocol import ChatBatchBody, ChatBody, ChatFields
 from quire.server.service import Service
 from quire.server.sse import EventStream, JsonReply
+from quire.types.reply import NamedTool
 from quire.types.sampling import SamplingParams
 
 router = APIRouter()
@@ -41,8 +44,8 @@ async def _answer(request: Request, body: ChatFields, conversations: Sequence[li
     model = service.check_model(body.model)
     names = _names(body)
     with field_names(names):
-        wish = _wish(service, body)
         params = _params(service, body)
+        wish = _wish(service, body, params)
         kwargs = _template_kwargs(service, body)
         prompts, plans = [], []
         for messages in conversations:
@@ -70,11 +73,14 @@ async def _plan(
     return Prompt(generation.truncated(ids, body, engine.info.max_model_len), text, plan.constraint), plan
 
 
-def _wish(service: Service, body: ChatFields) -> ReplyWish:
+def _wish(service: Service, body: ChatFields, params: SamplingParams) -> ReplyWish:
     tools = read_tools(body.tools or [])
     choice = read_tool_choice(body.tool_choice, tools)
     if choice == "auto" and not service.serve.enable_auto_tool_choice:
         choice = "none"
+    structured = params.structured_outputs
+    if structured is not None and body.response_format is None and isinstance(choice, NamedTool):
+        raise InputError("structured_outputs cannot bind an answer that tool_choice makes a call", "structured_outputs")
     budget = body.max_thinking_tokens if body.thinking_token_budget is None else body.thinking_token_budget
     return ReplyWish(
         tools=tools,
@@ -82,6 +88,8 @@ def _wish(service: Service, body: ChatFields) -> ReplyWish:
         parallel_tool_calls=body.parallel_tool_calls,
         include_reasoning=body.include_reasoning,
         max_thinking_tokens=None if budget == -1 else budget,
+        grammar=None if structured is None else grammar_of(structured),
+        close_at_limit=structured is not None and structured.close_at_limit,
     )
 
 
