@@ -79,7 +79,8 @@ def _wish(service: Service, body: ChatFields, params: SamplingParams) -> ReplyWi
     if choice == "auto" and not service.serve.enable_auto_tool_choice:
         choice = "none"
     structured = params.structured_outputs
-    if structured is not None and body.response_format is None and isinstance(choice, NamedTool):
+    is_text = (body.response_format or {}).get("type", "text") == "text"
+    if structured is not None and is_text and isinstance(choice, NamedTool):
         raise InputError("structured_outputs cannot bind an answer that tool_choice makes a call", "structured_outputs")
     budget = body.max_thinking_tokens if body.thinking_token_budget is None else body.thinking_token_budget
     return ReplyWish(
