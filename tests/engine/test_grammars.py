@@ -46,7 +46,7 @@ def answer(request: EngineRequest) -> list[int]:
     stops = request.stop_token_ids
     if request.constraint is None:
         return expected(request.token_ids, request.max_tokens, stops)
-    return expected(request.token_ids, request.max_tokens, stops, partial(meaning, request.constraint))
+    return expected(request.token_ids, request.max_tokens, stops, partial(meaning, request.constraint, stops=stops))
 
 
 def make_core(depth: int = 2, **options: Any) -> EngineCore:
