@@ -43,7 +43,9 @@ class Pieces:
     def start(self, name: str, call_id: str | None = None) -> None:
         self._muted = self._count > 0 and not self._parallel
         if not self._muted:
-            self._pieces.append(CallStart(self._count, call_id or self._new_id(), name))
+            self._pieces.append(
+                CallStart(self._count, call_id or self._new_id(), name.encode(errors="replace").decode())
+            )
         self._count += 1
 
     def arguments(self, text: str) -> None:
