@@ -25,7 +25,7 @@ class Answer:
     """`text` as the model writes it; content and calls are what it means."""
 
     text: str
-    content: str
+    content: list[str]  # one after the other, with or without space between
     calls: list[Call]
     tools: list[Tool]
 
@@ -487,14 +487,15 @@ def make(name: str, rng: random.Random) -> Answer:
     writer = WRITERS[name]
     maker = _Maker(rng, writer)
     tools = [maker.tool() for _ in range(rng.randrange(1, 4))]
-    text, content = "", ""
+    text = ""
+    content: list[str] = []
     calls: list[Call] = []
     for _ in range(rng.choice((1, 1, 1, 2))):
         if writer.has_text and rng.random() < 0.6:
             part = maker.content()
             space = rng.choice(("", "\n", "\n\n", " "))
             text += part + space
-            content += part
+            content.append(part)
         group = []
         for _ in range(rng.randrange(1, writer.max_calls + 1)):
             tool = rng.choice(tools)
@@ -507,5 +508,5 @@ def make(name: str, rng: random.Random) -> Answer:
     if writer.has_text and rng.random() < 0.3:
         part = maker.content()
         text += "\n" + part
-        content += part
+        content.append(part)
     return Answer(text, content, calls, tools)

@@ -139,7 +139,8 @@ def check_answer(name: str, answer: Answer, rng: random.Random) -> int:
     form, writer = TOOL_FORMATS.get(name), WRITERS[name]
     whole = join(read(form, answer.tools, [answer.text]), writer.id_pattern)
     content = "".join(item[1] for item in whole if item[0] == "content")
-    check(content == answer.content, f"content {content!r}, not {answer.content!r}, of {answer.text!r}")
+    expected = r"\s*".join(map(re.escape, answer.content))
+    check(bool(re.fullmatch(expected, content)), f"content {content!r}, not {answer.content!r}, of {answer.text!r}")
     names = [item[2] for item in whole if item[0] == "start"]
     arguments = [json.loads(item[2]) for item in whole if item[0] == "arguments"]
     found = list(zip(names, arguments, strict=True))
