@@ -24,6 +24,7 @@ from quire.server.protocol import GenerationBody
 from quire.server.service import Service
 from quire.types.output import RequestOutput
 from quire.types.sampling import RequestOutputKind, SamplingParams
+from quire.types.structured import Constraint
 
 log = get_logger(__name__)
 
@@ -37,6 +38,7 @@ BIG_TEXT = 16 * 1024  # characters; longer texts are tokenised on a thread, so t
 class Prompt:
     token_ids: list[int]
     text: str | None = None
+    constraint: Constraint | None = None  # of its answers
 
 
 @dataclass(slots=True)
@@ -127,7 +129,14 @@ class Generation:
         log_it = self.service.config.observe.enable_log_requests
         if log_it:
             log.info("request %s: %d prompt tokens, n=%d", request_id, len(prompt.token_ids), self.params.n)
-        source = engine.generate(given, self.params, request_id, priority=self.priority, cache_salt=self.cache_salt)
+        source = engine.generate(
+            given,
+            self.params,
+            request_id,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            constraint=prompt.constraint,
+        )
         waits = False
         with field_names(self.names):
             try:
