@@ -69,5 +69,5 @@ class Registry:
         if self._plugins_read:
             return
         self._plugins_read = True
-        for point in entry_points(group=f"quire.{self.kind}"):
+        for point in entry_points(group=f"quire.{self.kind.replace(' ', '_')}"):
             self._targets.setdefault(point.name, point.value)
