@@ -38,6 +38,7 @@ class JsonCalls(MarkedFormat):
     argument_keys: tuple[str, ...] = ("arguments", "parameters")  # the first is what the model is trained to write
     keyed_by_name: bool = False  # {NAME: {…}} instead
     prefixes: tuple[str, ...] = ()  # may stand between the opening and the JSON
+    tails: tuple[str, ...] = ()  # close it as well, but only right behind the JSON
     separators: str = SPACE + ",;]}"
     # What the grammar writes: a list behind the first opening, or objects one by one.
     is_list: bool = False
@@ -88,7 +89,7 @@ class JsonCalls(MarkedFormat):
                 break
         if not calls:
             return NOT_A_CALL
-        closed = bool(self.closings) and (yield from scanner.marker(self._closings)) is not None
+        closed = bool(self._ends.all) and (yield from scanner.marker(self._ends)) is not None
         return Section(calls, closed)
 
     def _read_object(self, scanner: Scanner, pieces: Pieces, needs_arguments: bool) -> Step[Ending]:
@@ -178,8 +179,8 @@ class JsonCalls(MarkedFormat):
         return TextAndCalls(calls=calls, separator=self.joint, triggers=[opening], parallel=parallel)
 
     @cached_property
-    def _closings(self) -> Markers:
-        return Markers(self.closings)
+    def _ends(self) -> Markers:
+        return Markers((*self.closings, *self.tails))
 
     @cached_property
     def _prefixes(self) -> Markers:
