@@ -103,7 +103,7 @@ def test_ways_to_write_a_call_without_arguments(inner: str) -> None:
         ("hermes", '<tool_call>{"name": "f"'),
         ("llama3_json", '{"name": "Bob", "age": 3} and {"parameters": {}}'),
         ("llama3_json", '{"name": "Bob"}'),
-        ("pythonic", "[f(1, 2)] or [f(x)] or [f]"),
+        ("pythonic", "[f(1, 2)] or [f(x)] or [f] or [unknown()](https://example.org)"),
         ("qwen3_coder", "<function=f some text"),
         ("qwen3_coder", "<tool_call>\n<function=f>\nsome text</function>\n</tool_call>"),
         ("glm45", "<tool_call>f\nsome text</tool_call>"),
