@@ -8,9 +8,9 @@ from enum import Enum
 from functools import cached_property
 
 from quire.frontend.parsers.calls import Pieces
-from quire.frontend.parsers.json_text import dumps, is_object, pass_value, read_string, read_value
+from quire.frontend.parsers.json_text import dumps, is_object, pass_value, read_string, read_value, without_surrogates
 from quire.frontend.parsers.layouts.marked import NOT_A_CALL, MarkedFormat, Section
-from quire.frontend.parsers.layouts.structural import TextAndCalls, json_value, schema_of, tag
+from quire.frontend.parsers.layouts.structural import TextAndCalls, json_value, literal, regex, schema_of, sequence, tag
 from quire.frontend.parsers.scanner import SPACE, Markers, Scanner, Step
 from quire.types.reply import Tool
 
@@ -38,9 +38,12 @@ class JsonCalls(MarkedFormat):
     argument_keys: tuple[str, ...] = ("arguments", "parameters")  # the first is what the model is trained to write
     keyed_by_name: bool = False  # {NAME: {…}} instead
     prefixes: tuple[str, ...] = ()  # may stand between the opening and the JSON
+    tails: tuple[str, ...] = ()  # close it as well, but only right behind the JSON
     separators: str = SPACE + ",;]}"
     # What the grammar writes: a list behind the first opening, or objects one by one.
     is_list: bool = False
+    list_brackets: tuple[str, str] = ("[", "]")
+    id_key: str = ""  # of a number that stands first in an object
     is_bare: bool = False  # the objects have nothing around them
     begin: str = ""  # before an object, if more than the first opening
     end: str = ""  # behind an object, or the list
@@ -86,7 +89,7 @@ class JsonCalls(MarkedFormat):
                 break
         if not calls:
             return NOT_A_CALL
-        closed = bool(self.closings) and (yield from scanner.marker(self._closings)) is not None
+        closed = bool(self._ends.all) and (yield from scanner.marker(self._ends)) is not None
         return Section(calls, closed)
 
     def _read_object(self, scanner: Scanner, pieces: Pieces, needs_arguments: bool) -> Step[Ending]:
@@ -153,14 +156,19 @@ class JsonCalls(MarkedFormat):
         for tool in tools:
             name = dumps(tool.name)
             head = f"{{{name}: " if self.keyed_by_name else f"{{{name_key}: {name}, {argument_key}: "
-            calls.append(tag(head, json_value(schema_of(tool)), "}"))
+            arguments = json_value(schema_of(tool))
+            if self.id_key:
+                number = regex("[0-9]{1,3}")
+                arguments = sequence(number, literal(f'", {head.removeprefix("{")}'), arguments)
+                head = f'{{{dumps(self.id_key)}: "'
+            calls.append(tag(head, arguments, "}"))
         if self.is_list:
             is_bare = opening in BARE
             return TextAndCalls(
                 calls=calls,
                 separator=self.joint,
-                begin="[" if is_bare else opening + "[",
-                end="]" + self.end,
+                begin=self.list_brackets[0] if is_bare else opening + self.list_brackets[0],
+                end=self.list_brackets[1] + self.end,
                 triggers=[f"[{{{name_key}:" if is_bare else opening],
                 parallel=parallel,
             )
@@ -171,8 +179,8 @@ class JsonCalls(MarkedFormat):
         return TextAndCalls(calls=calls, separator=self.joint, triggers=[opening], parallel=parallel)
 
     @cached_property
-    def _closings(self) -> Markers:
-        return Markers(self.closings)
+    def _ends(self) -> Markers:
+        return Markers((*self.closings, *self.tails))
 
     @cached_property
     def _prefixes(self) -> Markers:
@@ -221,6 +229,6 @@ def _read_arguments(scanner: Scanner) -> Step[list[str] | None]:
         return parts if (yield from pass_value(scanner, parts.append)) else None
     if char == '"':
         text = yield from read_string(scanner)
-        return [text or "{}"] if text is not None and (not text or is_object(text)) else None
+        return [without_surrogates(text) or "{}"] if text is not None and (not text or is_object(text)) else None
     text = yield from read_value(scanner)
     return ["{}"] if text == "null" else None

@@ -5,8 +5,10 @@ from __future__ import annotations
 from quire.frontend.parsers.layouts.json_calls import JsonCalls
 
 GIGACHAT3 = JsonCalls(
-    openings=("<|function_call|>", "function call<|role_sep|>"),
-    joint="",
+    openings=("function call<|role_sep|>", "<|function_call|>"),
+    frames=("<|message_sep|>",),
+    begin="function call<|role_sep|>\n",
+    joint="<|message_sep|>\n\n",
 )
 
 GRANITE_20B = JsonCalls(
@@ -46,8 +48,9 @@ LLAMA3_JSON = JsonCalls(
 # The list comes alone, in a code block or behind one of several markers.
 XLAM = JsonCalls(
     openings=("[", "<tool_call>", "```json"),
-    closings=("</tool_call>", "```"),
+    closings=("</tool_call>",),
     prefixes=("[TOOL_CALLS]",),
+    tails=("```",),
     needs_special_tokens=False,
     is_list=True,
 )
