@@ -15,6 +15,7 @@ _EXPORTS = {
     "SamplingParams": "quire.types.sampling",
     "BeamSearchParams": "quire.types.sampling",
     "RequestOutputKind": "quire.types.sampling",
+    "StructuredOutputsParams": "quire.types.structured",
     "RequestOutput": "quire.types.output",
     "CompletionOutput": "quire.types.output",
     "Logprob": "quire.types.output",
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
         ScoringRequestOutput,
     )
     from quire.types.sampling import BeamSearchParams, RequestOutputKind, SamplingParams
+    from quire.types.structured import StructuredOutputsParams
 
 __all__ = [
     "LLM",
@@ -67,6 +69,7 @@ __all__ = [
     "SamplingParams",
     "ScoringOutput",
     "ScoringRequestOutput",
+    "StructuredOutputsParams",
 ]
 
 

@@ -14,6 +14,7 @@ from quire.frontend import pooling
 from quire.frontend.chat import ChatTemplate
 from quire.frontend.inputs import PromptLike, build, read_prompt
 from quire.frontend.outputs import Conversion, OutputProcessor
+from quire.frontend.parsers.formats import Formats, find_formats
 from quire.frontend.tokenizer import Tokenizer, load_tokenizer
 from quire.types.output import EngineOutputs, EngineStats, RequestOutput
 from quire.types.pooling import PoolingOutput, PoolingParams, PoolingRequestOutput
@@ -33,6 +34,7 @@ class AsyncLLM:
         self._client = client
         self._tokenizer = tokenizer
         self._processor = OutputProcessor(tokenizer)
+        self._formats = find_formats(client.info.resolved, tokenizer)
         self._stats = EngineStats()
         self.on_stats: Callable[[EngineStats], None] | None = None  # called with each report of the core
         self._interval = client.info.resolved.config.schedule.stream_interval
@@ -216,6 +218,11 @@ class AsyncLLM:
     def chat_template(self) -> ChatTemplate | None:
         """For `chat.render`; None if the model has none."""
         return None if self._tokenizer is None else self._tokenizer.template
+
+    @property
+    def formats(self) -> Formats:
+        """How the model writes calls and reasoning; for a `ReplyPlan`."""
+        return self._formats
 
     async def check_health(self) -> None:
         """Raises EngineDeadError if the engine has stopped."""

@@ -25,7 +25,9 @@ MAX_VALUES = 2000  # of a schema that are looked at
 MAX_HINTS = 200
 MAX_HINT = 200  # characters
 MAX_WALK = 1000  # tokens
+MAX_TRIED = 16  # tokens at one place
 _SPACE = b" \t\r\n"
+_UNKNOWN = 200.0
 _NUMBER_END = re.compile(r"[0-9.]+")  # may stand at the end of any number, and lead nowhere
 _ORDER = {
     byte: rank
@@ -41,6 +43,7 @@ class Hints:
     texts: tuple[str, ...]
     growth: int
     are_whole: bool  # each text is an answer by itself
+    longest: int | None = None  # tokens of the longest answer, if there is one
 
 
 @dataclass(slots=True)
@@ -78,6 +81,7 @@ class Closer:
         self._quotes = [i for i in closing if tokens[i].startswith(b'"') and tokens[i].count(b'"') == 1]
         self._brackets = [i for i in closing if b'"' not in tokens[i]]
         self._cost = np.array([_cost(token) for token in tokens], np.float32)
+        self._plain_cost = np.array([_plain_cost(token) for token in tokens], np.float32)
         self._longest_text = np.array([len(t) if t.isascii() and t.isalnum() else 0 for t in tokens], np.int32)
         self.hints = lru_cache(256)(self._hints)
 
@@ -92,6 +96,9 @@ class Closer:
             matcher.fill(row)
             return
         hints = self.hints(spec)
+        if hints.longest is not None and budget - 1 >= hints.longest:
+            matcher.fill(row)
+            return
         way = self._way(matcher, hints, state, num_tokens, budget)
         room = budget - 1 - (len(way) if way is not None else budget)
         if room > hints.growth + MARGIN:
@@ -160,7 +167,18 @@ class Closer:
             # Not the same digit for ever: 0.000… never is more than 0, 111… never divisible by 10.
             digits = (self._byte.get(0x30 + (place + i) % 10) for i in range(10))
             return [next((i for i in digits if i is not None and look.allows(i)), cheapest)]
-        return [cheapest]
+        if self._cost[cheapest] < _UNKNOWN and not look.allows(self._byte.get(ord("z"))):
+            return [cheapest]
+        return [self._likeliest(ahead, look, place)]
+
+    def _likeliest(self, ahead: Matcher, look: _Look, place: int) -> int:
+        """Of tokens that mean nothing in JSON: what may be the last, else one after the other."""
+        some = look.allowed[np.argsort(self._plain_cost[look.allowed], kind="stable")[:MAX_TRIED]].tolist()
+        for token in some:
+            other = ahead.fork()
+            if other.accept(token) and other.may_end:
+                return int(token)
+        return int(some[place % len(some)])
 
     def _by_hint(self, ahead: Matcher, hints: Hints, look: _Look) -> list[int]:
         """The shortest end of a hint that leads out of any text; best where something can be closed after it."""
@@ -217,13 +235,18 @@ class Closer:
         # A key that is not needed, and the rest of what only the branch of a union that has this key needs.
         growth = 2 * largest
         kept = sorted((text for text in known if len(text) <= MAX_HINT), key=len)[:MAX_HINTS]
-        return Hints(tuple(kept), growth, are_whole=spec.kind in ("regex", "choice"))
+        longest = max(map(len, known)) if spec.kind == "choice" and largest <= MAX_HINT else None
+        return Hints(tuple(kept), growth, spec.kind in ("regex", "choice"), longest)
 
 
 def _cost(token: bytes) -> float:
     """The lower, the sooner a JSON value is closed after this token."""
-    if not token:
+    rank = _ORDER.get(token[0]) if token else None
+    return _plain_cost(token) if rank is None else 10.0 * rank + len(token) / 300
+
+
+def _plain_cost(token: bytes) -> float:
+    """The lower, the likelier this token ends something in any other language."""
+    if not token or token[0] in _SPACE:
         return 1000.0
-    if not token.strip(_SPACE) or token[0] in _SPACE:
-        return 500.0
-    return 10.0 * _ORDER.get(token[0], 20) + len(token) / 300
+    return _UNKNOWN + (10.0 if token[:1].isalnum() else 0.0) + len(token) / 300

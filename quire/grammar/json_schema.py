@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from quire.foundation.errors import InputError
+from quire.grammar.endless import endless
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 64  # of nested schemas
@@ -23,6 +24,7 @@ _ANNOTATIONS = {
     *("contentEncoding", "contentMediaType", "contentSchema", "discriminator", "externalDocs", "xml", "x-guidance"),
     *("id", "$schema", "$vocabulary", "$comment"),
 }
+_NOTHING = object()
 _REFUSED = {
     "not": "",
     "if": "",
@@ -95,6 +97,9 @@ class _Reader:
             raise self._refusal("is false, which no value satisfies", "$")
         found: dict[str, Any] = {} if root is True else self._schema(root, "$", 0)
         self._add_targets(found)
+        name = endless(found, lambda reference: self._find(found, reference))
+        if name is not None:
+            raise self._refusal("needs itself, so that no finite value satisfies it", name)
         return found
 
     def _parsed(self, schema: str | dict[str, Any] | bool) -> Any:
@@ -242,19 +247,28 @@ class _Reader:
             reference = value[len(root_id.rstrip("#")) :]
         if not reference.startswith("#"):
             raise self._refusal(f"refers to {value!r}: only references within the schema (#/…) are followed", where)
+        self._target(self._root, reference, where)
         if reference.startswith("#/"):
-            self._target(self._root, reference, where)
             self._pending.setdefault(reference)
         return reference
 
     def _target(self, root: Any, reference: str, where: str) -> Any:
+        found = self._find(root, reference)
+        if found is _NOTHING:
+            raise self._refusal(f"refers to {reference!r}, which does not exist", where)
+        return found
+
+    def _find(self, root: Any, reference: str) -> Any:
+        """What a pointer or an anchor leads to, or _NOTHING."""
+        if reference.startswith("#") and not reference.startswith("#/"):
+            return root if reference == "#" else _anchored(root, reference[1:])
         found = root
         for key in _pointer(reference):
             index = int(key) if isinstance(found, list) and key.isdecimal() and len(key) < 6 else key
             try:
                 found = found[index]
             except (KeyError, IndexError, TypeError):
-                raise self._refusal(f"refers to {reference!r}, which does not exist", where) from None
+                return _NOTHING
         return found
 
     def _add_targets(self, found: dict[str, Any]) -> None:
@@ -280,6 +294,20 @@ class _Reader:
 
     def _refusal(self, what: str, path: str) -> InputError:
         return InputError(f"{self._field}: the JSON schema at {path} {what}", self._field)
+
+
+def _anchored(schema: Any, name: str) -> Any:
+    """The schema that has this $anchor, or _NOTHING."""
+    left = [schema]
+    while left:
+        one = left.pop()
+        if isinstance(one, list):
+            left += one
+        elif isinstance(one, dict):
+            if one.get("$anchor") == name:
+                return one
+            left += one.values()
+    return _NOTHING
 
 
 def _pointer(reference: str) -> Iterator[str]:

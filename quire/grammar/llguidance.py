@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -18,12 +19,14 @@ from llguidance.gbnf_to_lark import any_to_lark
 from quire.foundation.errors import InputError
 from quire.grammar import json_schema, tags, tags_lark
 from quire.grammar.base import GrammarError, Matcher
-from quire.grammar.closing import Closer, Closing
+from quire.grammar.closing import MAX_WALK, Closer, Closing
 from quire.grammar.numbers import DigitLimit, DigitTable
 from quire.grammar.vocabulary import Vocabulary
 from quire.types.structured import FIELD, GrammarSpec
 
 MAX_THREADS = 8
+REHEARSALS = 3
+REHEARSED_TOKENS = 40
 JSON_SPACE = r"[ \n\r\t]{1,8}"
 _LIMITS = LLParserLimits(
     max_items_in_row=2500,  # four an optional property, of which json_schema lets 400 pass
@@ -88,6 +91,21 @@ class LLGuidance:
             raise InputError(f"the {spec.kind} cannot be enforced: no answer satisfies it", FIELD)
         return grammar
 
+    def rehearse(self, grammar: LLGrammar) -> None:
+        """Follow some answers for a while. Raises InputError if that soon costs more than the limits allow."""
+        rng = random.Random(0)
+        row = np.zeros(-(-self.vocabulary.size // 32), np.int32)
+        for _ in range(REHEARSALS):
+            matcher = grammar.matcher()
+            for _ in range(REHEARSED_TOKENS):
+                try:
+                    matcher.fill(row)
+                except GrammarError as error:
+                    raise InputError(f"the {grammar.spec.kind} is too complex: {error}", FIELD) from None
+                allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+                if not len(allowed) or not matcher.accept(int(rng.choice(allowed))) or matcher.is_done:
+                    break
+
     def fill(self, matchers: Sequence[Matcher], rows: np.ndarray) -> None:
         """Rows of matchers that failed are left empty."""
         ours = [matcher for matcher in matchers if isinstance(matcher, LLGuidanceMatcher)]
@@ -114,6 +132,11 @@ class LLGuidance:
             return tags_lark.translated(tag, self.vocabulary.special, self.vocabulary.stop_ids, options_for, _lark)
         text = json_schema.plain(spec.text, FIELD) if spec.kind == "json_schema" else '{"type":"object"}'
         return str(LLMatcher.grammar_from_json_schema(text, overrides=json_options(spec.whitespace)))
+
+    def way_to_end(self, matcher: Matcher) -> list[int] | None:
+        """Tokens that complete the answer, not many; None if none are found."""
+        assert isinstance(matcher, LLGuidanceMatcher)
+        return self._closer.way(matcher, self._closer.hints(matcher.spec), MAX_WALK)
 
     def close_soon(self, matcher: Matcher, budget: int, row: np.ndarray) -> None:
         """See `GrammarService.close_soon`. Raises GrammarError."""
@@ -143,10 +166,12 @@ class LLGuidanceMatcher:
         self._stop_ids = stop_ids
 
     def accept(self, token: int) -> bool:
+        if self.has_ended:
+            return False
         if token in self._stop_ids:
-            self.has_ended = not self.has_ended and self.may_end
+            self.has_ended = self.may_end
             return self.has_ended
-        if self.has_ended or self.inner.is_stopped() or self.inner.validate_tokens([token]) != 1:
+        if self.inner.is_stopped() or self.inner.validate_tokens([token]) != 1:
             return False
         self.inner.consume_token(token)
         self.num_tokens += 1

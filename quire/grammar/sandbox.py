@@ -186,7 +186,7 @@ class _Zygote:
         """In the fork. Never returns."""
         try:
             _limit_resources()
-            self._backend.compile(trial.spec)
+            self._backend.rehearse(self._backend.compile(trial.spec))
             verdict = Verdict(trial.number)
         except InputError as error:
             verdict = Verdict(trial.number, error.message, error.param)

@@ -231,7 +231,7 @@ class GrammarService:
 
     def _judge(self, job: _Job, verdict: Verdict) -> None:
         if verdict.error is not None:
-            about = "" if verdict.error.startswith("the ") else f"the {job.spec.kind} "
+            about = "" if verdict.param else f"the {job.spec.kind} "
             self._finish(job, error=InputError(f"{about}{verdict.error}", verdict.param or FIELD))
             return
         assert self._backend is not None

@@ -87,7 +87,7 @@ def _merged(root: Any, schema: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(part, dict):
             continue
         part = _merged(root, part) if "allOf" in part else part
-        both = {"properties": {**found.get("properties", {}), **part.get("properties", {})}}
+        both: dict[str, Any] = {"properties": {**found.get("properties", {}), **part.get("properties", {})}}
         both["required"] = [*found.get("required", ()), *part.get("required", ())]
         found = {**found, **part, **both}
     return found

@@ -211,7 +211,8 @@ def _end(request: Request) -> tuple[str | None, int | str | None]:
     token, spec, constraint = request.tokens[-1], request.spec, request.constraint
     if constraint is not None and constraint.is_refused:
         return "error", INVALID_REQUEST
-    if token in request.stops and len(request.tokens) - request.num_prompt >= spec.params.min_tokens:
+    stops = token in request.stops and len(request.tokens) - request.num_prompt >= spec.params.min_tokens
+    if stops and not (constraint is not None and constraint.outlives_stop):
         return "stop", None if token == spec.eos_token_id else token
     if constraint is not None and constraint.is_done:
         return "stop", None

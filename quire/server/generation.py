@@ -57,6 +57,7 @@ class Generation:
     created: int = field(default_factory=lambda: int(time.time()))
     num_cached: int = 0
     num_generated: int = 0
+    num_reasoning: int | None = None  # of these; None: the model does not think here
 
     @property
     def num_answers(self) -> int:
@@ -75,12 +76,15 @@ class Generation:
     def usage(self) -> dict[str, Any]:
         """Tokens so far; a prompt counts once, however many answers it has."""
         prompt = sum(len(p.token_ids) for p in self.prompts)
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": prompt,
             "completion_tokens": self.num_generated,
             "total_tokens": prompt + self.num_generated,
             "prompt_tokens_details": {"cached_tokens": self.num_cached},
         }
+        if self.num_reasoning is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.num_reasoning}
+        return usage
 
     def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """The news of all prompts as they come, each with the prompt's position. Closing it aborts the rest.

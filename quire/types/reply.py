@@ -8,6 +8,7 @@ follow each other join to the same text.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +56,13 @@ class Tool:
     description: str | None = None
     parameters: dict[str, object] | None = None  # JSON schema of an object; None: anything
     strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTool:
+    """The answer must be a call of this function."""
+
+    name: str
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool

@@ -39,6 +39,7 @@ class _Maker:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.definitions: dict[str, Schema] = {}
+        self.is_defining = False  # then nothing refers to a definition: it could need itself
 
     def schema(self, depth: int) -> Schema:
         plain: list[Callable[[], Schema]] = [self.string, self.string, self.number, self.integer, self.choice]
@@ -52,7 +53,7 @@ class _Maker:
         ]
         if depth == 0 or self.rng.random() < 0.15:
             return self.rng.choice(plain)()
-        if self.rng.random() < 0.15:
+        if self.rng.random() < 0.15 and not self.is_defining:
             return self.reference(depth)
         found = self.rng.choice(nested)(depth - 1)
         if self.rng.random() < 0.2:
@@ -135,7 +136,7 @@ class _Maker:
         """To a definition, which may hold itself where nothing need be."""
         name = f"def{self.rng.randrange(3)}"
         if name not in self.definitions:
-            self.definitions[name] = {}
+            self.is_defining = True
             child = {"$ref": f"#/$defs/{name}"}
             self.definitions[name] = {
                 "type": "object",
@@ -143,4 +144,5 @@ class _Maker:
                 "required": ["value"],
                 "additionalProperties": False,
             }
+            self.is_defining = False
         return {"$ref": f"#/$defs/{name}"}

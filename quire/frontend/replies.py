@@ -1,0 +1,263 @@
+"""What an answer is made of: reasoning first, then content and tool calls. The same for every endpoint and offline.
+
+A `ReplyPlan` is made once a request. It says what the engine must know (which special tokens stay in the text, what
+binds the answer) and makes a `ReplyParser` for each answer, which turns the text, in whatever portions it comes, into
+pieces. A `Reply` is the sum of an answer's pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from quire.foundation.errors import InputError
+from quire.frontend.parsers.base import Parser
+from quire.frontend.parsers.call_list import CALL_LIST
+from quire.frontend.parsers.formats import Formats
+from quire.types.reply import CallArguments, CallStart, Content, NamedTool, Piece, Reasoning, Tool, ToolChoice
+from quire.types.sampling import SamplingParams
+from quire.types.structured import Constraint, GrammarSpec, Thinking
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplyWish:
+    """What a request asks of its answers."""
+
+    tools: Sequence[Tool] = ()
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    include_reasoning: bool = True
+    max_thinking_tokens: int | None = None  # then the reasoning is ended; None: as long as the model likes
+    grammar: GrammarSpec | None = None  # of the content
+    close_at_limit: bool = False
+
+
+class ReplyPlan:
+    """`prompt` is the rendered text and `template_kwargs` what it was rendered with.
+
+    `continued`: the text of the assistant's message that the prompt ends in, if the answer goes on with it.
+    Raises InputError if the model cannot do what is wished.
+    """
+
+    def __init__(
+        self,
+        formats: Formats,
+        wish: ReplyWish,
+        prompt: str,
+        template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        continued: str | None = None,
+    ) -> None:
+        self.wish = wish
+        self._formats = formats
+        self._kwargs = dict(template_kwargs or {})
+        self._prompt = prompt if continued is None else self._last_marker(continued)
+        self._opening = "off"
+        if formats.reasoning is not None:
+            self._opening = formats.reasoning.opening(self._prompt, self._kwargs)
+        elif wish.max_thinking_tokens is not None:
+            raise InputError(
+                "max_thinking_tokens needs a model whose reasoning format is known: start it with reasoning_parser=…",
+                "max_thinking_tokens",
+            )
+
+    @property
+    def thinks(self) -> bool:
+        """Whether an answer may hold reasoning."""
+        return self._opening != "off"
+
+    @property
+    def calls(self) -> bool:
+        """Whether an answer may hold tool calls."""
+        wish = self.wish
+        if not wish.tools or wish.tool_choice == "none":
+            return False
+        return wish.tool_choice != "auto" or self._formats.tools is not None
+
+    @property
+    def is_plain(self) -> bool:
+        """Answers are content and nothing else: no parser is needed."""
+        return not self._is_marked and not self.calls
+
+    @property
+    def _is_marked(self) -> bool:
+        """Reasoning, or content in marks, is to be found."""
+        return self.thinks or (self._formats.reasoning is not None and self._formats.reasoning.wraps_content)
+
+    def params(self, params: SamplingParams) -> SamplingParams:
+        """As the parsers need them: text that keeps the markers."""
+        tools, keeps = self._formats.tools, self._is_marked and self._formats.special_reasoning
+        if self.calls and not self._is_list and tools is not None:
+            keeps = keeps or tools.needs_special_tokens
+        return params.clone(skip_special_tokens=False) if keeps and params.skip_special_tokens else params
+
+    @cached_property
+    def constraint(self) -> Constraint | None:
+        """What binds the answer. A grammar binds what follows the reasoning."""
+        grammar = self._grammar
+        limit = self.wish.max_thinking_tokens
+        thinking = None
+        if self.thinks and (grammar is not None or limit is not None):
+            formats, state = self._formats, self._opening
+            end = formats.end
+            if grammar is not None and grammar is not self.wish.grammar and formats.end_before_calls != end:
+                end, state = formats.end_before_calls, "maybe"
+            thinking = Thinking(
+                start=list(formats.start),
+                end=list(end),
+                state="open" if state == "open" else "maybe",
+                max_tokens=limit,
+            )
+        if grammar is None and thinking is None:
+            return None
+        return Constraint(grammar=grammar, thinking=thinking, close_at_limit=self.wish.close_at_limit)
+
+    def parser(self) -> ReplyParser:
+        reasoning = tools = None
+        if self._is_marked and self._formats.reasoning is not None:
+            reasoning = self._formats.reasoning.parser(
+                self._prompt, self._kwargs, bound=self.wish.grammar is not None, raw_calls=self.calls
+            )
+        if self.calls:
+            tool_format = CALL_LIST if self._is_list or self._formats.tools is None else self._formats.tools
+            tools = tool_format.parser(self._callable, parallel=self.wish.parallel_tool_calls)
+        return ReplyParser(
+            reasoning,
+            tools,
+            include_reasoning=self.wish.include_reasoning,
+            calls_end_it=not isinstance(self.wish.tool_choice, NamedTool),
+        )
+
+    def count_reasoning(self, token_ids: Sequence[int]) -> int:
+        """How many tokens of an answer are its reasoning, the marker that ends it included."""
+        if not self.thinks or not self._formats.end:
+            return 0
+        start, end = list(self._formats.start), list(self._formats.end)
+        if self._opening == "maybe" and start and list(token_ids[: len(start)]) != start:
+            return 0
+        size = len(end)
+        for at in range(len(token_ids) - size + 1):
+            if token_ids[at] == end[0] and list(token_ids[at : at + size]) == end:
+                return at + size
+        return len(token_ids)
+
+    @property
+    def _callable(self) -> Sequence[Tool]:
+        """The tools that this answer may call."""
+        choice = self.wish.tool_choice
+        if isinstance(choice, NamedTool):
+            return [tool for tool in self.wish.tools if tool.name == choice.name]
+        return self.wish.tools
+
+    @cached_property
+    def _own_grammar(self) -> GrammarSpec | None:
+        """What holds the answer to calls in the model's own format."""
+        if not self.calls or self._formats.tools is None:
+            return None
+        required = self.wish.tool_choice != "auto"
+        if not required and not any(tool.strict for tool in self.wish.tools):
+            return None
+        parallel = self.wish.parallel_tool_calls and not isinstance(self.wish.tool_choice, NamedTool)
+        return self._formats.tools.constraint(self._callable, required=required, parallel=parallel)
+
+    @property
+    def _is_list(self) -> bool:
+        """A call is required and the model's own format has no grammar: the answer is a JSON list of calls."""
+        return self.calls and self.wish.tool_choice != "auto" and self._own_grammar is None
+
+    @property
+    def _grammar(self) -> GrammarSpec | None:
+        if self._is_list:
+            parallel = self.wish.parallel_tool_calls and not isinstance(self.wish.tool_choice, NamedTool)
+            return CALL_LIST.constraint(self._callable, required=True, parallel=parallel)
+        if self.calls and self.wish.tool_choice != "auto":
+            return self._own_grammar  # there is no content that another grammar could bind
+        return self.wish.grammar or self._own_grammar
+
+    def _last_marker(self, text: str) -> str:
+        """A prompt that ends where `text` does as far as reasoning goes: inside it, or behind it."""
+        reasoning = self._formats.reasoning
+        if reasoning is None:
+            return text
+        is_inside = text.rfind(reasoning.start) > text.rfind(reasoning.end)
+        return reasoning.start if is_inside else reasoning.end
+
+
+class ReplyParser:
+    """Of one answer, once."""
+
+    def __init__(
+        self,
+        reasoning: Parser | None,
+        tools: Parser | None,
+        *,
+        include_reasoning: bool = True,
+        calls_end_it: bool = True,
+    ) -> None:
+        self._reasoning = reasoning
+        self._tools = tools
+        self._include_reasoning = include_reasoning
+        self._calls_end_it = calls_end_it
+        self._has_calls = False
+
+    def feed(self, text: str) -> list[Piece]:
+        """What `text` made certain."""
+        if self._reasoning is None:
+            return self._calls(self._tools.feed(text)) if self._tools is not None else [Content(text)]
+        return self._rest(self._reasoning.feed(text))
+
+    def finish(self) -> list[Piece]:
+        """The answer has ended: what was kept back."""
+        pieces = self._rest(self._reasoning.finish()) if self._reasoning is not None else []
+        return pieces if self._tools is None else pieces + self._calls(self._tools.finish())
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        """The engine's reason as clients expect it: an answer that ended with calls, not forced by name, says so."""
+        return "tool_calls" if reason == "stop" and self._has_calls and self._calls_end_it else reason
+
+    def _rest(self, pieces: Iterable[Piece]) -> list[Piece]:
+        """Only what is not reasoning goes to the parser of calls; without one there are no calls."""
+        found: list[Piece] = []
+        for piece in pieces:
+            if isinstance(piece, Reasoning):
+                if self._include_reasoning:
+                    found.append(piece)
+            elif isinstance(piece, Content):
+                found += [piece] if self._tools is None else self._calls(self._tools.feed(piece.text))
+        return found
+
+    def _calls(self, pieces: list[Piece]) -> list[Piece]:
+        if not self._has_calls:
+            self._has_calls = any(isinstance(piece, CallStart) for piece in pieces)
+        return pieces
+
+
+@dataclass(slots=True)
+class ToolCall:
+    id: str
+    name: str
+    arguments: str = ""  # JSON text of an object; cut off if the answer was
+
+
+@dataclass(slots=True)
+class Reply:
+    """The sum of an answer's pieces."""
+
+    reasoning: str = ""
+    content: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+
+    def add(self, pieces: Iterable[Piece]) -> Reply:
+        for piece in pieces:
+            match piece:
+                case Content(text):
+                    self.content += text
+                case Reasoning(text):
+                    self.reasoning += text
+                case CallStart(_, call_id, name):
+                    self.tool_calls.append(ToolCall(call_id, name))
+                case CallArguments(index, text):
+                    self.tool_calls[index].arguments += text
+        return self
