@@ -22,7 +22,7 @@ from quire.models.base import DecoderStack
 from quire.models.pooling import PoolingModel
 from quire.platforms import select_platform
 from quire.types.kv import KVGroupSpec, WorkerReport
-from quire.types.plan import Admit, Attachment, NewBlocks, Pool, StepPlan
+from quire.types.plan import Admit, NewBlocks, Pool, StepPlan
 from quire.types.sampling import SamplingParams
 from quire.worker.batch import BatchBuilder
 from quire.worker.graphs import decode_sizes, graph_rows
@@ -232,7 +232,7 @@ class Worker:
 
     def _rehearse(self) -> Rehearsal | None:
         """Go through every kind of step while the weights are not there yet, so that the kernels get compiled."""
-        if self._device.type == "cpu" or self._resolved.pooler is not None:
+        if self._device.type == "cpu":
             return None
         from quire.kernels.triton.rehearsal import Rehearsal
 
@@ -241,11 +241,15 @@ class Worker:
         runner = self._build_runner(1, self._resolved.max_model_len)
         try:
             with Rehearsal() as rehearsal:
-                runner.run(_dummy_plan(_spread(tokens, rows), []))
-                # What is sampled here is garbage, so nothing may be looked up by it.
-                runner.run(_picky_plan(msgspec.structs.replace(_ALL_FEATURES, logprobs=None)))
-                assert isinstance(runner, Runner)
-                runner.rehearse()
+                runner.run(self._dummy_step(tokens))
+                if isinstance(runner, Runner):
+                    # What is sampled here is garbage, so nothing may be looked up by it.
+                    runner.run(_picky_plan(msgspec.structs.replace(_ALL_FEATURES, logprobs=None)))
+                    runner.rehearse()
+                else:
+                    longest = min(tokens, self._resolved.max_model_len)
+                    for power in range(longest.bit_length()):  # kernels differ by the number of tokens
+                        runner.run(self._dummy_step(1 << power, rows=1))
                 torch.cuda.synchronize()
         except (AttributeError, TypeError) as error:  # another version of Triton may be made otherwise inside
             _log.warning("kernels are compiled one by one, at their first launch: %s", error)
@@ -257,12 +261,9 @@ class Worker:
         if self._device.type == "cpu":
             return 0
         runner = self._build_runner(1, self._resolved.max_model_len, with_graphs=False)
-        counts = _spread(self._max_tokens, self._resolved.max_num_seqs)
-        if self._spec.kind == "none":
-            counts = np.minimum(counts, self._resolved.max_model_len)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        runner.run(_dummy_plan(counts, [], self._dummy_attachments(counts))).result()
+        runner.run(self._dummy_step(self._max_tokens)).result()
         if self._resolved.pooler is None:
             # Once through everything that few requests ask for, so that the first of them does not wait for a compiler.
             runner.run(_picky_plan(_ALL_FEATURES)).result()
@@ -272,11 +273,16 @@ class Worker:
         torch.cuda.empty_cache()
         return taken
 
-    def _dummy_attachments(self, counts: np.ndarray) -> list[Attachment]:
+    def _dummy_step(self, tokens: int, rows: int | None = None) -> StepPlan:
+        """Of so many tokens in so many rows; None: as many as there can be."""
+        counts = _spread(tokens, rows or min(tokens, self._resolved.max_num_seqs))
         if self._resolved.pooler is None:
-            return []
+            return _dummy_plan(counts, [])
+        if self._spec.kind == "none":
+            counts = np.minimum(counts, self._resolved.max_model_len)
         every, none = np.ones(len(counts), dtype=bool), np.zeros(len(counts), dtype=bool)
-        return [Pool(np.arange(len(counts), dtype=np.int32), every, none, counts)]
+        pool = Pool(np.arange(len(counts), dtype=np.int32), every, none, counts)
+        return msgspec.structs.replace(_dummy_plan(counts, []), samples=none, attachments=[pool])
 
     def _size_cache(self, activation_bytes: int) -> tuple[int, int]:
         """Blocks of the KV cache and the context length it can hold.
@@ -360,7 +366,7 @@ def _picky_plan(params: SamplingParams) -> StepPlan:
     return _dummy_plan(np.array([2, 3], dtype=np.int32), [Admit(1, 0, 2, params, [0], 0)])
 
 
-def _dummy_plan(counts: np.ndarray, admits: list[Admit], attachments: list[Attachment] | None = None) -> StepPlan:
+def _dummy_plan(counts: np.ndarray, admits: list[Admit]) -> StepPlan:
     """A step of prompt chunks of the given lengths whose KV all goes to the null block."""
     nothing = np.zeros(0, dtype=np.int32)
     return StepPlan(
@@ -373,5 +379,4 @@ def _dummy_plan(counts: np.ndarray, admits: list[Admit], attachments: list[Attac
         samples=np.ones(len(counts), dtype=bool),
         blocks=[NewBlocks(nothing, nothing, nothing)],
         max_seq_len=int(counts.max()),
-        attachments=attachments or [],
     )
