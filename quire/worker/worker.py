@@ -282,7 +282,8 @@ class Worker:
             counts = np.minimum(counts, self._resolved.max_model_len)
         every, none = np.ones(len(counts), dtype=bool), np.zeros(len(counts), dtype=bool)
         pool = Pool(np.arange(len(counts), dtype=np.int32), every, none, counts)
-        return msgspec.structs.replace(_dummy_plan(counts, []), samples=none, attachments=[pool])
+        admits = [Admit(seat, 0, int(n), SamplingParams(), [], 0) for seat, n in enumerate(counts, 1)]
+        return msgspec.structs.replace(_dummy_plan(counts, admits), samples=none, attachments=[pool])
 
     def _size_cache(self, activation_bytes: int) -> tuple[int, int]:
         """Blocks of the KV cache and the context length it can hold.
