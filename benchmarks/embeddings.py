@@ -28,7 +28,7 @@ def texts(dice: random.Random, count: int, low: int, high: int) -> list[str]:
     return [" ".join(dice.choices(WORDS, k=dice.randint(low, high))) for _ in range(count)]
 
 
-def with_transformers(folder: str, threads: int) -> Callable[[list[str]], Any]:
+def with_transformers(folder: str, threads: int, most: int) -> Callable[[list[str]], Any]:
     import torch
     from transformers import AutoModel, AutoTokenizer
 
@@ -41,7 +41,9 @@ def with_transformers(folder: str, threads: int) -> Callable[[list[str]], Any]:
         found: list[Any] = [None] * len(given)
         for start in range(0, len(order), BATCH):
             part = order[start : start + BATCH]
-            batch = tokenizer([given[i] for i in part], padding=True, truncation=True, return_tensors="pt")
+            batch = tokenizer(
+                [given[i] for i in part], padding=True, truncation=True, max_length=most, return_tensors="pt"
+            )
             with torch.inference_mode():
                 states = model(**batch).last_hidden_state
                 mask = batch["attention_mask"].unsqueeze(-1).float()
@@ -69,10 +71,11 @@ def main() -> None:
     rows: list[Row] = []
     with LLM(args.model, device="cpu", dtype="float32", num_threads=args.threads) as llm:
         threads = torch.get_num_threads()
-        peer = with_transformers(args.model, threads)
+        peer = with_transformers(args.model, threads, llm.info.max_model_len)
 
         def ours(given: list[str]) -> list[Any]:
-            return [output.outputs.embedding for output in llm.embed(given, use_tqdm=False)]
+            outputs = llm.embed(given, use_tqdm=False, truncate_prompt_tokens=-1)
+            return [output.outputs.embedding for output in outputs]
 
         for case, low, high in (("5-60 words", 5, 60), ("200 words", 200, 200)):
             count = args.prompts if high < 100 else args.prompts // 4

@@ -17,8 +17,11 @@ BACKENDS = {  # name: where its class lives
     "torch_cpu": "quire.attention.torch_cpu:TorchCPUAttention",
 }
 ORDER = {"cuda": ("triton",), "cpu": ("torch_cpu",)}  # by device type, best first
-PROMPT_BACKENDS = {"torch": "quire.attention.prompt_torch:TorchPromptAttention"}
-PROMPT_ORDER = {"cuda": ("torch",), "cpu": ("torch",)}
+PROMPT_BACKENDS = {
+    "triton": "quire.attention.prompt_triton:TritonPromptAttention",
+    "torch": "quire.attention.prompt_torch:TorchPromptAttention",
+}
+PROMPT_ORDER = {"cuda": ("triton", "torch"), "cpu": ("torch",)}
 
 
 def select(name: str, spec: AttentionSpec) -> AttentionBackend:

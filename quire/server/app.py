@@ -28,13 +28,15 @@ from quire.server.service import Service
 ROUTERS = (
     ops.router,
     openai_models.router,
+    openai_completions.router,
+    openai_chat.router,
     tokenization.router,
     openai_embeddings.router,
     classification.router,
     scoring.router,
     cohere_embed.router,
 )
-GENERATING = (openai_completions.router, openai_chat.router)
+GENERATING = (openai_completions.router, openai_chat.router)  # refused by a model that makes vectors
 
 
 def build_app(service: Service) -> FastAPI:
@@ -50,9 +52,7 @@ def build_app(service: Service) -> FastAPI:
     app.state.service = service
     errors.install(app)
     for router in ROUTERS:
-        app.include_router(router)
-    for router in GENERATING:
-        app.include_router(router, dependencies=[Depends(_check_generates)])
+        app.include_router(router, dependencies=[Depends(_check_generates)] if router in GENERATING else [])
     return app
 
 

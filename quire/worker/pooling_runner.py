@@ -79,7 +79,6 @@ class PoolingRunner:
         self._builder = builder
         self._pooler = Pooler(model, max_rows, device)
         self._staging = Staging(staging_capacity, device)
-        self._nothing = torch.zeros(0, dtype=torch.int32, device=device)
         self._tokens = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         if self._stream:  # weights and buffers are being written on the stream that is current here
@@ -102,7 +101,7 @@ class PoolingRunner:
             hidden = self.model(batch.buffers.input_ids, self._make_context(plan, wanted, batch))
             pooled = self._pooler.pool(plan, wanted, hidden, num_computed)
             tokens = self._tokens[: batch.num_rows]
-            commit(self._seats.state, tokens, batch.seats, batch.buffers.seq_lens, self._nothing, batch.sample_index)
+            commit(self._seats.state, tokens, batch.seats, batch.buffers.seq_lens, self._tokens[:0], batch.sample_index)
             self._seats.advance(plan.seats, plan.num_tokens)
             return self._read_back(plan, pooled)
 

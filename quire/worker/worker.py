@@ -246,7 +246,7 @@ class Worker:
 
     def _rehearse(self) -> Rehearsal | None:
         """Go through every kind of step while the weights are not there yet, so that the kernels get compiled."""
-        if self._device.type == "cpu" or self._resolved.pooler is not None:
+        if self._device.type == "cpu":
             return None
         from quire.kernels.triton.rehearsal import Rehearsal
 
@@ -255,11 +255,15 @@ class Worker:
         runner = self._build_runner(1, self._resolved.max_model_len)
         try:
             with Rehearsal() as rehearsal:
-                runner.run(_dummy_plan(_spread(tokens, rows), []))
-                # What is sampled here is garbage, so nothing may be looked up by it.
-                assert isinstance(runner, Runner)
-                self._run_picky(runner, msgspec.structs.replace(_ALL_FEATURES, logprobs=None))
-                runner.rehearse()
+                runner.run(self._dummy_step(tokens))
+                if isinstance(runner, Runner):
+                    # What is sampled here is garbage, so nothing may be looked up by it.
+                    self._run_picky(runner, msgspec.structs.replace(_ALL_FEATURES, logprobs=None))
+                    runner.rehearse()
+                else:
+                    longest = min(tokens, self._resolved.max_model_len)
+                    for power in range(longest.bit_length()):  # kernels differ by the number of tokens
+                        runner.run(self._dummy_step(1 << power, rows=1))
                 torch.cuda.synchronize()
         except (AttributeError, TypeError) as error:  # another version of Triton may be made otherwise inside
             _log.warning("kernels are compiled one by one, at their first launch: %s", error)
@@ -271,12 +275,9 @@ class Worker:
         if self._device.type == "cpu":
             return 0
         runner = self._build_runner(1, self._resolved.max_model_len, with_graphs=False)
-        counts = _spread(self._max_tokens, self._resolved.max_num_seqs)
-        if self._spec.kind == "none":
-            counts = np.minimum(counts, self._resolved.max_model_len)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        runner.run(_dummy_plan(counts, [], self._dummy_attachments(counts))).result()
+        runner.run(self._dummy_step(self._max_tokens)).result()
         if isinstance(runner, Runner):
             # Once through everything that few requests ask for, so that the first of them does not wait for a compiler.
             self._run_picky(runner, _ALL_FEATURES).result()
@@ -295,11 +296,17 @@ class Worker:
         step.mask(TokenMasks(step.step, np.array([1], dtype=np.int32), np.full((1, words), -1, dtype=np.int32)))
         return step
 
-    def _dummy_attachments(self, counts: np.ndarray) -> list[Attachment]:
+    def _dummy_step(self, tokens: int, rows: int | None = None) -> StepPlan:
+        """Of so many tokens in so many rows; None: as many as there can be."""
+        counts = _spread(tokens, rows or min(tokens, self._resolved.max_num_seqs))
         if self._resolved.pooler is None:
-            return []
+            return _dummy_plan(counts, [])
+        if self._spec.kind == "none":
+            counts = np.minimum(counts, self._resolved.max_model_len)
         every, none = np.ones(len(counts), dtype=bool), np.zeros(len(counts), dtype=bool)
-        return [Pool(np.arange(len(counts), dtype=np.int32), every, none, counts)]
+        pool = Pool(np.arange(len(counts), dtype=np.int32), every, none, counts)
+        admits = [Admit(seat, 0, int(n), SamplingParams(), [], 0) for seat, n in enumerate(counts, 1)]
+        return msgspec.structs.replace(_dummy_plan(counts, admits), samples=none, attachments=[pool])
 
     def _size_cache(self, activation_bytes: int) -> tuple[int, int]:
         """Blocks of the KV cache and the context length it can hold.

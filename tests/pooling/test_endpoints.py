@@ -17,7 +17,7 @@ import torch
 from tests.pooling import checkpoints
 from tests.pooling.checkpoints import WORDS, sentence_transformers
 from tests.server.models_for_tests import make_model
-from tests.server.process import ServerProcess, server_process
+from tests.server.process import ServerProcess, send_raw, server_process, wait_until
 
 TEXTS = ["w1 w2 w3", "w9", "w4 w5 w6 w7 w8 w9 w10", "w3 w2 w1"]
 
@@ -240,6 +240,24 @@ def test_an_unknown_model_and_the_wrong_kind_of_model(embedder: tuple[ServerProc
     ]:
         assert "does not generate" in refused(server, path, **body)["message"]
     assert "task 'classify' is not possible" in refused(server, "/classify", input="w1")["message"]
+
+
+def test_clients_that_hang_up_leave_nothing_behind(embedder: tuple[ServerProcess, Any]) -> None:
+    server, _ = embedder
+    texts = [" ".join(WORDS[i % 50 : i % 50 + 30]) for i in range(400)]
+    for _ in range(5):
+        send_raw(server.url, "/v1/embeddings", input=texts).close()
+    assert wait_until(lambda: httpx.get(f"{server.url}/load").json() == {"server_load": 0}, 30)
+    assert wait_until(lambda: gauge(server, "quire:seats_used") == gauge(server, "vllm:num_requests_waiting") == 0, 30)
+    before = gauge(server, "vllm:request_prompt_tokens_count")
+    assert len(post(server, "/v1/embeddings", input=texts)["data"]) == 400
+    assert gauge(server, "vllm:request_prompt_tokens_count") == before + 400
+    assert gauge(server, "quire:kv_blocks") == gauge(server, "quire:kv_blocks_free")
+
+
+def gauge(server: ServerProcess, name: str) -> float:
+    text = httpx.get(f"{server.url}/metrics").text
+    return float(next(line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(name + "{")))
 
 
 # Classes and scores

@@ -1,0 +1,75 @@
+"""Attention within whole prompts: every backend against plain attention, row by row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from quire.attention.base import AttentionSpec, PromptAttention
+from quire.attention.prompt_torch import TorchPromptAttention
+from quire.attention.select import select_for_prompts
+from quire.foundation.errors import ConfigError
+from quire.kernels.dispatch import INTERPRETED
+from quire.kernels.prompt_attention import attend_reference
+
+ROWS = [[1], [5, 5, 5], [7, 3, 40, 40, 1, 129, 64, 33, 3, 7], [300, 2]]
+HEADS = [(4, 4, 32), (6, 2, 16), (3, 3, 12), (2, 1, 80)]
+CASES = [
+    pytest.param("torch", "cpu", torch.float32, id="torch-cpu"),
+    pytest.param("triton", "cpu", torch.float32, id="triton-interpreted", marks=pytest.mark.skipif(
+        not INTERPRETED, reason="needs TRITON_INTERPRET=1")),
+    *(pytest.param(name, "cuda", dtype, id=f"{name}-cuda-{str(dtype)[6:]}", marks=[pytest.mark.gpu, pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="no GPU")])
+      for name in ("torch", "triton") for dtype in (torch.float32, torch.float16, torch.bfloat16)),
+]  # fmt: skip
+
+
+def make(name: str, spec: AttentionSpec) -> PromptAttention:
+    if name == "torch":
+        return TorchPromptAttention(spec)
+    from quire.attention.prompt_triton import TritonPromptAttention
+
+    return TritonPromptAttention(spec)
+
+
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("lengths", ROWS, ids=str)
+@pytest.mark.parametrize(("name", "device", "dtype"), CASES)
+def test_rows_attend_to_themselves_alone(
+    name: str, device: str, dtype: torch.dtype, lengths: list[int], heads: tuple[int, int, int]
+) -> None:
+    num_heads, num_kv_heads, dim = heads
+    backend = make(name, spec(device, dtype, heads))
+    torch.manual_seed(1)
+    tokens = sum(lengths)
+    qkv = torch.randn(tokens, (num_heads + 2 * num_kv_heads) * dim, device=device).to(dtype)
+    starts = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device)
+    out = backend.run(qkv, backend.plan(np.array(lengths, np.int32), starts), dim**-0.5)
+    expected = attend_reference(qkv, starts, heads, dim**-0.5)
+    assert out.dtype == dtype
+    tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[dtype]
+    assert (out.float() - expected).abs().max() < tolerance
+
+
+def spec(device: str, dtype: torch.dtype, heads: tuple[int, int, int], window: int | None = None) -> AttentionSpec:
+    return AttentionSpec(
+        num_heads=heads[0],
+        num_kv_heads=heads[1],
+        head_dim=heads[2],
+        block_size=512,
+        dtype=dtype,
+        device=torch.device(device),
+        max_rows=16,
+        max_tokens=1024,
+        max_seq_len=512,
+        sliding_window=window,
+    )
+
+
+def test_selection() -> None:
+    assert select_for_prompts("auto", spec("cpu", torch.float32, (4, 4, 32))).name == "torch"
+    with pytest.raises(ConfigError, match="sliding window"):
+        select_for_prompts("auto", spec("cpu", torch.float32, (4, 4, 32), window=5))
+    with pytest.raises(ConfigError, match="unknown"):
+        select_for_prompts("torch_cpu", spec("cpu", torch.float32, (4, 4, 32)))
