@@ -273,8 +273,9 @@ class EngineCore:
         """
         masks = self._scheduler.masks()
         if masks is not None:
-            self._executor.mask(masks)
             self._clock.lap("mask")
+            self._executor.mask(masks)
+            self._clock.lap("submit")
 
     def _settle_oldest(self) -> EngineOutputs:
         plan, future, prompt_tokens, submitted = self._in_flight.popleft()
