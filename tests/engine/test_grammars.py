@@ -94,7 +94,7 @@ def test_bound_and_free_requests_side_by_side(executor: str, depth: int, options
 
 
 def test_who_asks_for_nothing_pays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No attachment, no mask, no service; and beside a bound request, none from the step on that it has left."""
+    """No attachment, no mask; and beside a bound request, none from the step on that it has left."""
     plans: list[StepPlan] = []
     execute = EchoWorker.execute
     monkeypatch.setattr(EchoWorker, "execute", lambda self, plan: plans.append(plan) or execute(self, plan))
@@ -103,7 +103,6 @@ def test_who_asks_for_nothing_pays_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         core.add(request)
     steps(core)
     assert not any(plan.attachments for plan in plans)
-    assert not ToyService.made
     assert "mask" not in core.stats().phase_seconds
     plans.clear()
     core.add(make_request("free", [4, 5], 30))
@@ -128,7 +127,6 @@ def test_a_thinking_without_a_grammar_is_bound_only_when_its_budget_may_be_spent
     assert answer(request)[12:14] == [990, 991]
     awaiting = [place for place, plan in enumerate(plans) if plan.awaits_masks]
     assert awaiting == list(range(12, 14 if depth == 1 else 15))  # and one whose row turned out to be free
-    assert not ToyService.made
     core.shutdown()
 
 
