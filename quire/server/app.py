@@ -9,12 +9,20 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 import quire
-from quire.server import errors, openai_chat, openai_completions, openai_models, ops, tokenization
+from quire.server import errors, openai_chat, openai_completions, openai_models, openai_responses, ops, tokenization
 from quire.server.auth import ApiKeyMiddleware
 from quire.server.limits import BodyLimitMiddleware
+from quire.server.openai_responses_store import ResponseStore
 from quire.server.service import Service
 
-ROUTERS = (ops.router, openai_models.router, openai_completions.router, openai_chat.router, tokenization.router)
+ROUTERS = (
+    ops.router,
+    openai_models.router,
+    openai_completions.router,
+    openai_chat.router,
+    openai_responses.router,
+    tokenization.router,
+)
 
 
 def build_app(service: Service) -> FastAPI:
@@ -28,6 +36,7 @@ def build_app(service: Service) -> FastAPI:
         root_path=service.serve.root_path,
     )
     app.state.service = service
+    app.state.responses = ResponseStore(service.serve.response_store_bytes)
     errors.install(app)
     for router in ROUTERS:
         app.include_router(router)

@@ -91,8 +91,21 @@ class LiveReply(Response):
             work.cancel()
 
 
+def event(fields: dict[str, Any]) -> bytes:
+    """A server-sent event that is named after its type."""
+    return b"event: %b\ndata: %b\n\n" % (fields["type"].encode(), orjson.dumps(fields))
+
+
+def broken_off(error: Exception) -> bytes:
+    """The end of a stream of chunks that cannot go on."""
+    return b"data: " + error_body(*explain(error)) + b"\n\n" + DONE
+
+
 class EventStream(LiveReply):
-    """Sends frames as they come. The status line waits for the first frame: a refusal still has a status of its own."""
+    """Sends frames as they come. The status line waits for the first frame: a refusal still has a status of its own.
+
+    `end` closes a stream that is complete, `failed` one that is not.
+    """
 
     def __init__(
         self,
@@ -100,9 +113,14 @@ class EventStream(LiveReply):
         answers: int,
         frames: Callable[[], AsyncGenerator[bytes, None]],
         headers: list[tuple[bytes, bytes]],
+        *,
+        end: bytes = DONE,
+        failed: Callable[[Exception], bytes] = broken_off,
     ) -> None:
         super().__init__(in_flight, answers, headers)
         self.frames = frames
+        self.end = end
+        self.failed = failed
 
     async def produce(self, send: Send) -> None:
         try:
@@ -120,10 +138,10 @@ class EventStream(LiveReply):
                 log.exception("a stream broke off")
             await self.interrupted(send, error)
         else:
-            await send({"type": "http.response.body", "body": DONE})
+            await send({"type": "http.response.body", "body": self.end})
 
     async def interrupted(self, send: Send, error: Exception) -> None:
-        await send({"type": "http.response.body", "body": b"data: " + error_body(*explain(error)) + b"\n\n" + DONE})
+        await send({"type": "http.response.body", "body": self.failed(error)})
 
 
 class JsonReply(LiveReply):

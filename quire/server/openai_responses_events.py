@@ -1,0 +1,176 @@
+"""Pieces of an answer → the events of POST /v1/responses, and the response that they add up to.
+
+A reply that is not streamed is what the same events leave behind.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from quire.server.answer import Answer
+from quire.server.errors import explain
+from quire.server.openai_responses_items import Call, CallName, CustomCall, Event, Item, Message, Reasoning
+from quire.server.sse import event
+from quire.types import reply
+from quire.types.reply import CallArguments, CallEnd, CallStart, Content, Piece
+
+ERROR_CODES = {400: "invalid_prompt", 503: "rate_limit_exceeded"}
+
+
+class ResponseWriter:
+    """`response` is the reply as far as it is known; events with the whole response hold it as of then."""
+
+    def __init__(
+        self,
+        answer: Answer,
+        response: dict[str, Any],
+        names: Mapping[str, CallName],
+        *,
+        seals_reasoning: bool = False,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """names: what the client calls the functions whose names it does not know as the model does.
+
+        on_end: called when `response` is final, before the client is told.
+        """
+        self.response = response
+        self._answer = answer
+        self._names = names
+        self._seals = seals_reasoning
+        self._on_end = on_end
+        self._items: list[Item] = []
+        self._open: Item | None = None
+        self._next_number = 0
+
+    @property
+    def output(self) -> list[dict[str, Any]]:
+        return [item.item for item in self._items]
+
+    async def whole(self) -> dict[str, Any]:
+        """The finished response."""
+        async with aclosing(self.events()) as events:
+            async for _ in events:
+                pass
+        return self.response
+
+    async def frames(self) -> AsyncGenerator[bytes, None]:
+        """All events but for those of a failure: whoever sends them also knows what to do then."""
+        async with aclosing(self.events()) as events:
+            async for item in events:
+                yield event(item)
+
+    def failed(self, error: Exception) -> bytes:
+        """The last event of a response that cannot be finished."""
+        status, message, _ = explain(error)
+        self.response |= {
+            "status": "failed",
+            "error": {"code": ERROR_CODES.get(status, "server_error"), "message": message},
+            "output": self.output,
+        }
+        self._on_end()
+        return event(self._numbered(self._lifecycle("failed")))
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        is_begun = False
+        async with aclosing(self._answer.pieces()) as news:
+            async for pieces in news:
+                if not is_begun:
+                    is_begun = True
+                    for item in self._begin():
+                        yield self._numbered(item)
+                for piece in pieces:
+                    for item in self._add(piece):
+                        yield self._numbered(item)
+        for item in self._end():
+            yield self._numbered(item)
+
+    def queued(self) -> list[bytes]:
+        """The first events of a response that is made in the background."""
+        return [event(self._numbered(self._lifecycle(name))) for name in ("created", "queued")]
+
+    def cancelled(self) -> bytes:
+        """The last event of a response that is wanted no more: what is there stays."""
+        for _ in self._close("incomplete"):
+            pass
+        self.response |= {"status": "cancelled", "output": self.output, "usage": self._usage()}
+        self._on_end()
+        return event(self._numbered(self._lifecycle("cancelled")))
+
+    def _begin(self) -> Iterator[Event]:
+        is_background = self._next_number > 0
+        self.response["status"] = "in_progress"
+        if not is_background:
+            yield self._lifecycle("created")
+        yield self._lifecycle("in_progress")
+
+    def _add(self, piece: Piece) -> Iterator[Event]:
+        match piece:
+            case Content(text):
+                if not isinstance(self._open, Message):
+                    yield from self._replace(Message(len(self._items), self._drain))
+                yield from self._grow(text)
+            case reply.Reasoning(text):
+                if not isinstance(self._open, Reasoning):
+                    yield from self._replace(Reasoning(len(self._items), sealed=self._seals))
+                yield from self._grow(text)
+            case CallStart(_, call_id, name):
+                known = self._names.get(name) or CallName(name)
+                kind = CustomCall if known.is_custom else Call
+                yield from self._replace(kind(len(self._items), call_id, known))
+            case CallArguments(_, text):
+                yield from self._grow(text)
+            case CallEnd():
+                yield from self._close("completed")
+
+    def _end(self) -> Iterator[Event]:
+        answer = self._answer
+        is_cut = answer.finish_reason == "length"
+        if not is_cut and not any(isinstance(item, Message | Call | CustomCall) for item in self._items):
+            yield from self._replace(Message(len(self._items), self._drain))
+        yield from self._close("incomplete" if is_cut else "completed")
+        self.response |= {"output": self.output, "usage": self._usage()}
+        if is_cut:
+            self.response |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+        else:
+            self.response |= {"status": "completed", "completed_at": int(time.time())}
+        self._on_end()
+        yield self._lifecycle(self.response["status"])
+
+    def _replace(self, item: Item) -> Iterable[Event]:
+        yield from self._close("completed")
+        self._open = item
+        self._items.append(item)
+        yield from item.open()
+
+    def _grow(self, text: str) -> Iterable[Event]:
+        return self._open.grow(text) if self._open is not None else ()
+
+    def _close(self, status: str) -> Iterable[Event]:
+        item, self._open = self._open, None
+        return item.close(status) if item is not None else ()
+
+    def _drain(self) -> list[dict[str, Any]]:
+        logprobs = self._answer.logprobs
+        return logprobs.drain() if logprobs is not None else []
+
+    def _lifecycle(self, name: str) -> Event:
+        return {"type": f"response.{name}", "response": dict(self.response)}
+
+    def _numbered(self, item: Event) -> Event:
+        item["sequence_number"] = self._next_number
+        self._next_number += 1
+        return item
+
+    def _usage(self) -> dict[str, Any]:
+        answer = self._answer
+        num_output = len(answer.token_ids)
+        return {
+            "input_tokens": answer.num_prompt,
+            "input_tokens_details": {"cached_tokens": answer.num_cached, "cache_write_tokens": 0},
+            "output_tokens": num_output,
+            "output_tokens_details": {"reasoning_tokens": answer.num_reasoning},
+            "total_tokens": answer.num_prompt + num_output,
+        }
