@@ -9,7 +9,16 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 import quire
-from quire.server import errors, openai_chat, openai_completions, openai_models, openai_responses, ops, tokenization
+from quire.server import (
+    anthropic,
+    errors,
+    openai_chat,
+    openai_completions,
+    openai_models,
+    openai_responses,
+    ops,
+    tokenization,
+)
 from quire.server.auth import ApiKeyMiddleware
 from quire.server.limits import BodyLimitMiddleware
 from quire.server.openai_responses_store import ResponseStore
@@ -21,6 +30,7 @@ ROUTERS = (
     openai_completions.router,
     openai_chat.router,
     openai_responses.router,
+    anthropic.router,
     tokenization.router,
 )
 

@@ -48,9 +48,9 @@ async def begin(
             logprobs=body.top_logprobs if body.logprobs else None,
             prompt_logprobs=None,
         )
-        prompt = (
-            await fitting_prompt(service, body, params.max_tokens or 1) if shorten else await _prompt(service, body)
-        )
+        prompt = await _prompt(service, body)
+        if shorten:
+            prompt = await _shortened(service, body, prompt, params.max_tokens or 1)
         plan = ReplyPlan(Formats(), ReplyWish(), prompt.text or "", body.chat_template_kwargs)
         job = generation.start(request, body, model, [prompt], plan.params(params), job_id)
     job.id = job_id
@@ -64,10 +64,9 @@ async def count_tokens(service: Service, body: ChatBody, names: Mapping[str, str
         return len((await _prompt(service, body)).token_ids)
 
 
-async def fitting_prompt(service: Service, body: ChatBody, num_answer: int) -> Prompt:
-    """The prompt with as many of the latest turns as leave room for an answer; all of it if even the last is too long."""
+async def _shortened(service: Service, body: ChatBody, whole: Prompt, num_answer: int) -> Prompt:
+    """The prompt with as many of the latest turns as leave room for an answer; all of it if the last alone does not."""
     room = max(1, service.running().info.max_model_len - num_answer)
-    whole = await _prompt(service, body)
     if len(whole.token_ids) <= room:
         return whole
     best, low, high = whole, 1, count_turns(body.messages) - 1

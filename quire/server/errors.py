@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
@@ -137,7 +138,16 @@ def install(app: FastAPI) -> None:
         }.get(error.status_code, str(error.detail))
         return error_response(error.status_code, message, None, error.headers, request.url.path)
 
+    async def query(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        field = str(first["loc"][-1])
+        return error_response(
+            400, f"{field}: {first['msg']}, got {_short(first['input'])}", field, path=request.url.path
+        )
+
     app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(RequestValidationError, query)
     for kind in (ApiError, InputError, ValidationError, EngineDeadError):
         app.add_exception_handler(kind, known)
     app.add_exception_handler(Exception, unknown)

@@ -28,12 +28,17 @@ router = APIRouter()
 Item = dict[str, Any]
 
 
+def store_of(request: Request) -> ResponseStore:
+    store: ResponseStore = request.app.state.responses
+    return store
+
+
 @router.post("/v1/responses", openapi_extra=openapi_body(ResponsesBody))
 async def responses(request: Request) -> Response:
     body = await read_body(request, ResponsesBody)
     service: Service = request.app.state.service
     service.running()
-    store = service.responses
+    store = store_of(request)
     model = service.check_model(body.model)
     keeps = body.store and store.max_bytes > 0
     if body.background and not keeps:
@@ -79,7 +84,7 @@ async def input_tokens(request: Request) -> Response:
     service: Service = request.app.state.service
     service.running()
     service.check_model(body.model)
-    items, before = read_input(body, service.responses)
+    items, before = read_input(body, store_of(request))
     _, chat = conversation(service, body, items, before)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": await count_tokens(service, chat, NAMES)})
 
@@ -87,7 +92,7 @@ async def input_tokens(request: Request) -> Response:
 @router.get("/v1/responses/{response_id}")
 async def retrieve(request: Request, response_id: str, stream: bool = False, starting_after: int = -1) -> Response:
     service: Service = request.app.state.service
-    stored = service.responses.get(response_id)
+    stored = store_of(request).get(response_id)
     if not stream:
         return JSONResponse(stored.response)
     run = stored.run
@@ -98,8 +103,7 @@ async def retrieve(request: Request, response_id: str, stream: bool = False, sta
 
 @router.post("/v1/responses/{response_id}/cancel")
 async def cancel(request: Request, response_id: str) -> Response:
-    service: Service = request.app.state.service
-    stored = service.responses.get(response_id)
+    stored = store_of(request).get(response_id)
     if stored.run is None:
         raise InputError("only a response that is made in the background can be cancelled", "response_id")
     if stored.is_running:
@@ -112,9 +116,9 @@ async def cancel(request: Request, response_id: str) -> Response:
 @router.delete("/v1/responses/{response_id}")
 async def delete(request: Request, response_id: str) -> Response:
     """A response that still runs is cancelled. Responses that continue it go on knowing its turn."""
-    service: Service = request.app.state.service
-    stored = service.responses.get(response_id)
-    service.responses.delete(stored)
+    store = store_of(request)
+    stored = store.get(response_id)
+    store.delete(stored)
     if stored.run is not None:
         await stored.run.cancel()
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
@@ -125,8 +129,7 @@ async def input_items(
     request: Request, response_id: str, after: str | None = None, limit: int = 20, order: str = "desc"
 ) -> Response:
     """The items of the request itself, newest first unless `order` is asc."""
-    service: Service = request.app.state.service
-    items = list(service.responses.get(response_id).input)
+    items = list(store_of(request).get(response_id).input)
     if order not in ("asc", "desc"):
         raise InputError(f"order must be asc or desc, got {order[:80]!r}", "order")
     if not 1 <= limit <= 100:
@@ -168,8 +171,8 @@ def conversation(service: Service, body: CountBody, items: list[Item], before: T
     picked = choice(body.tool_choice, tools)
     if tools.hosted and not tools.functions:
         raise InputError(
-            f"tools of the type {tools.hosted[0][:80]!r} are run by OpenAI's servers; here a model can call functions and "
-            "custom tools that the client runs",
+            f"tools of the type {tools.hosted[0][:80]!r} are run by OpenAI's servers; here a model can call functions "
+            "and custom tools, which the client runs",
             "tools",
         )
     return tools, chat_body(body.chat_fields(talk.finish(), tools, picked), NAMES)

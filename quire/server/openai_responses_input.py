@@ -72,9 +72,7 @@ def choice(given: Any, tools: Tools) -> str | dict[str, Any]:
     if kind == "allowed_tools":
         mode, allowed = given.get("mode", "auto"), given.get("tools")
         if mode not in ("auto", "required") or not isinstance(allowed, list):
-            raise InputError(
-                "tool_choice of type 'allowed_tools' needs a mode (auto, required) and tools", "tool_choice"
-            )
+            raise InputError("tool_choice 'allowed_tools' needs a mode (auto, required) and tools", "tool_choice")
         names = {_chosen(tool, tools) for tool in allowed}
         tools.functions = [tool for tool in tools.functions if tool["function"]["name"] in names]
         return str(mode)
@@ -179,16 +177,14 @@ def _text(parts: Any, where: str) -> str:
 
 def _reasoning(item: Item, where: str) -> str | None:
     """The text of a reasoning item; None if it is sealed by somebody else."""
-    parts = item.get("content") or ()
-    texts = [_string(part, "text", f"{where}.content") for part in parts if isinstance(part, dict)]
     sealed = item.get("encrypted_content")
-    if not texts and isinstance(sealed, str):
-        return unseal(sealed)
-    if not texts:
-        texts = [
-            _string(part, "text", f"{where}.summary") for part in item.get("summary") or () if isinstance(part, dict)
-        ]
-    return "\n".join(texts)
+    for key in ("content", "summary"):
+        parts = item.get(key) or ()
+        if texts := [_string(part, "text", f"{where}.{key}") for part in parts if isinstance(part, dict)]:
+            return "\n".join(texts)
+        if isinstance(sealed, str):
+            return unseal(sealed)
+    return None
 
 
 def _string(item: Item, key: str, where: str) -> str:
