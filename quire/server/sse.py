@@ -127,9 +127,7 @@ class EventStream(LiveReply):
             async with aclosing(self.frames()) as frames:
                 async for frame in frames:
                     if not self.started:
-                        self.started = True
-                        headers = SSE_HEADERS + self.extra_headers
-                        await send({"type": "http.response.start", "status": 200, "headers": headers})
+                        await self._start(send)
                     await send({"type": "http.response.body", "body": frame, "more_body": True})
         except Exception as error:
             if not self.started:
@@ -138,7 +136,13 @@ class EventStream(LiveReply):
                 log.exception("a stream broke off")
             await self.interrupted(send, error)
         else:
+            if not self.started:
+                await self._start(send)
             await send({"type": "http.response.body", "body": self.end})
+
+    async def _start(self, send: Send) -> None:
+        self.started = True
+        await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS + self.extra_headers})
 
     async def interrupted(self, send: Send, error: Exception) -> None:
         await send({"type": "http.response.body", "body": self.failed(error)})
