@@ -21,6 +21,7 @@ TITLES = {
     "model": "Model",
     "cache": "KV cache",
     "schedule": "Scheduling",
+    "replies": "Conversations: tools, reasoning, templates",
     "runtime": "Devices, processes, graphs",
     "observe": "Logs and statistics",
     "serve": "Server (`quire serve` only)",

@@ -13,6 +13,7 @@ from typing import Any
 
 from quire.config.cache import CacheConfig
 from quire.config.model import ModelConfig
+from quire.config.replies import ReplyConfig
 from quire.config.runtime import ObserveConfig, RuntimeConfig
 from quire.config.schedule import SchedulerConfig
 from quire.foundation.errors import ConfigError
@@ -21,6 +22,7 @@ SECTIONS: dict[str, type] = {
     "model": ModelConfig,
     "cache": CacheConfig,
     "schedule": SchedulerConfig,
+    "replies": ReplyConfig,
     "runtime": RuntimeConfig,
     "observe": ObserveConfig,
 }
@@ -31,6 +33,7 @@ class EngineConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     schedule: SchedulerConfig = field(default_factory=SchedulerConfig)
+    replies: ReplyConfig = field(default_factory=ReplyConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     observe: ObserveConfig = field(default_factory=ObserveConfig)
 

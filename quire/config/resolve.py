@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import glob
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quire.config.engine import EngineConfig
@@ -86,6 +86,17 @@ def locate_model(model: ModelConfig) -> Path:
     if model.model.startswith((".", "/", "~")) or model.model.count("/") > 1:
         raise ConfigError(f"model folder {model.model!r} does not exist", "model")
     return _download(model)
+
+
+def locate_tokenizer(resolved: Resolved) -> Path | None:
+    """The local folder of the tokenizer that an engine was configured with; None with skip_tokenizer_init."""
+    model = resolved.config.model
+    if model.skip_tokenizer_init:
+        return None
+    if model.tokenizer is None:
+        return Path(resolved.info.path)
+    # "dummy" leaves the weights out of a download
+    return locate_model(replace(model, model=model.tokenizer, load_format="dummy"))
 
 
 def _download(model: ModelConfig) -> Path:

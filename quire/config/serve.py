@@ -31,6 +31,12 @@ class ServeConfig:
     """TLS key."""
     ssl_certfile: str | None = None
     """TLS certificate."""
+    enable_auto_tool_choice: bool = True
+    """Find tool calls in the answers of models whose format is known; off: only forced calls are found."""
+    exclude_tools_when_tool_choice_none: bool = False
+    """Do not show the model the tools of a request that says tool_choice "none"."""
+    trust_request_chat_template: bool = False
+    """Let requests bring a chat template of their own."""
     max_body_bytes: int = 32 * 1024 * 1024
     """Largest request body."""
     response_store_bytes: int = 256 * 1024 * 1024

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from quire.config.resolve import Resolved
+from quire.engine.grammars import Grammars
 from quire.engine.messages import Abort, Aborted, Add, Call, EngineInfo, FromCore, News, Reply, Stop, ToCore
 from quire.executor.base import Executor, StepFuture, failed_step
 from quire.foundation.child import Failure
@@ -39,8 +40,9 @@ class Inbox(Protocol):
         """All that has arrived; never waits."""
         ...
 
-    def wait(self, timeout: float | None, sentinel: int | None) -> None:
-        """Sleep until a message is there, `sentinel` (a file descriptor) is readable or `timeout` seconds passed."""
+    def wait(self, timeout: float | None, *sentinels: int) -> None:
+        """Sleep until a message is there, one of the `sentinels` (file descriptors) is readable or `timeout` seconds
+        passed."""
         ...
 
 
@@ -58,10 +60,11 @@ class EngineCore:
         self.resolved = resolved
         self.stopped = False
         self._executor = executor
+        self._grammars = Grammars(resolved)
         self._in_flight: deque[InFlight] = deque()
         self._last_result = 0.0  # time.perf_counter() when the latest step was done
         self._planning_seconds = 0.0  # that the latest plan took, its launch included
-        self._refused: list[EngineOutput] = []  # told with the next outputs
+        self._untold: list[EngineOutput] = []  # ends of requests outside of any step; told with the next outputs
         self._num_new = 0  # requests added since the last plan
         self._draining: list[int] = []  # calls that are answered when all work is done
         self._failure: EngineDeadError | None = None
@@ -81,13 +84,15 @@ class EngineCore:
     def start(self) -> EngineInfo:
         """Bring the worker up. Raises ConfigError if the model cannot run here."""
         report = self._executor.start()
-        self._scheduler = _make_scheduler(self.resolved, report)
+        self._grammars.start()
+        self._scheduler = _make_scheduler(self.resolved, report, self._grammars)
         self._utilities["reset_prefix_cache"] = self._scheduler.reset_prefix_cache
         self._utilities["check"] = self._scheduler.check
         return EngineInfo(self.resolved, report)
 
     def shutdown(self) -> None:
         self.stopped = True
+        self._grammars.close()
         try:
             self._executor.shutdown()
         except Exception:
@@ -95,7 +100,8 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._in_flight or self._refused or self._scheduler.has_work)
+        """Whether there is something to do; requests that wait for their grammar alone are nothing to do."""
+        return bool(self._in_flight or self._untold or self._scheduler.has_work)
 
     # -- messages ------------------------------------------------------------------------------------------------
 
@@ -107,15 +113,17 @@ class EngineCore:
         """
         self._clock.lap("outbox")
         if not self.has_work:
-            inbox.wait(timeout, self._executor.sentinel)
+            worker = self._executor.sentinel
+            inbox.wait(timeout, *self._grammars.sentinels, *(() if worker is None else (worker,)))
             self._clock.lap("idle")
         self._hold()
         replies = [reply for message in inbox.drain() if (reply := self.handle(message)) is not None]
+        self._take_grammars()
         self._clock.lap("inbox")
         outputs = self.step() if self.has_work else self._check_worker()
         if outputs.tokens or outputs.special or outputs.stats is not None:
             replies.append(News(outputs))
-        if self._draining and not self.has_work:
+        if self._draining and not self.has_work and not self._scheduler.num_compiling:
             replies.extend(Reply(number) for number in self._draining)
             self._draining.clear()
         if self._failure is not None:
@@ -152,24 +160,45 @@ class EngineCore:
         else:
             try:
                 self._scheduler.add(request)
-                self._num_new += 1
             except InputError as error:
                 self._refuse(request.id, INVALID_REQUEST, error.message)
+                return
+            if request.constraint is not None and request.constraint.grammar is not None:
+                self._grammars.ask(request.id, request.constraint.grammar)
+            else:
+                self._num_new += 1
 
     def abort(self, ids: Sequence[str]) -> None:
         """Forget requests and free what they hold; unknown ids are ignored."""
         self._scheduler.abort(ids)
+        self._grammars.forget(ids)
         gone = set(ids)
-        self._refused = [output for output in self._refused if output.request_id not in gone]
+        self._untold = [output for output in self._untold if output.request_id not in gone]
 
     def _is_queue_full(self, limit: int) -> bool:
         """Requests that no plan has looked at yet wait only if there is no seat for them or others wait already."""
         stats = self._scheduler.stats()
-        others_wait = stats.num_waiting > self._num_new
+        others_wait = stats.num_waiting - self._scheduler.num_compiling > self._num_new
         return stats.num_waiting >= limit + (0 if others_wait else self.resolved.max_num_seqs - stats.num_running)
 
+    def _take_grammars(self) -> None:
+        """Requests whose grammar has come join the queue; those whose grammar is wrong end."""
+        for request_id, grammar in self._grammars.poll():
+            try:
+                if isinstance(grammar, InputError):
+                    self._scheduler.abort([request_id])
+                    raise grammar
+                end = self._scheduler.bind(request_id, grammar.matcher)
+            except InputError as error:
+                self._refuse(request_id, INVALID_REQUEST, error.message)
+                continue
+            if end is not None:
+                self._untold.append(end)
+            else:
+                self._num_new += 1
+
     def _refuse(self, request_id: str, reason: str, message: str) -> None:
-        self._refused.append(
+        self._untold.append(
             EngineOutput(request_id=request_id, finish_reason="error", stop_reason=reason, error=message)
         )
 
@@ -190,7 +219,7 @@ class EngineCore:
 
     def step(self) -> EngineOutputs:
         """Plan and submit while there is room, then wait for the oldest step in flight and settle it."""
-        refused, self._refused = self._refused, []
+        untold, self._untold = self._untold, []
         news = EngineOutputs()
         try:
             self._submit_plans()
@@ -204,11 +233,11 @@ class EngineCore:
             self._fail(EngineDeadError("interrupted in the middle of a step"))
             raise
         if self.resolved.config.observe.enable_log_requests:
-            for output in (*refused, *news.special):
+            for output in (*untold, *news.special):
                 if output.finish_reason is not None:
                     extra = {"request_id": output.request_id, "reason": output.finish_reason}
                     _log.info("request ended", extra=extra)
-        return EngineOutputs(ids=news.ids, tokens=news.tokens, special=refused + news.special, stats=self._due_stats())
+        return EngineOutputs(ids=news.ids, tokens=news.tokens, special=untold + news.special, stats=self._due_stats())
 
     def _hold(self) -> None:
         """Plan no sooner than the device needs it: whoever comes meanwhile is in the next step, not behind it."""
@@ -235,6 +264,17 @@ class EngineCore:
             self._in_flight.append(InFlight(plan, self._executor.submit(plan), prompt_tokens, submitted))
             self._planning_seconds = time.perf_counter() - began
             self._clock.lap("submit")
+            self._send_masks()
+
+    def _send_masks(self) -> None:
+        """Let the step submitted last go on, if it awaits masks and all tokens before it are known.
+
+        The device is still busy with its logits.
+        """
+        masks = self._scheduler.masks()
+        if masks is not None:
+            self._executor.mask(masks)
+            self._clock.lap("mask")
 
     def _settle_oldest(self) -> EngineOutputs:
         plan, future, prompt_tokens, submitted = self._in_flight.popleft()
@@ -259,6 +299,8 @@ class EngineCore:
             self._scheduler.check()
         if result.error is not None:
             self._fail(EngineDeadError(f"step {plan.step} failed: {result.error}"))
+        else:
+            self._send_masks()
         return outputs
 
     def _fail(self, error: Exception) -> None:
@@ -300,7 +342,7 @@ class EngineCore:
         return stats
 
 
-def _make_scheduler(resolved: Resolved, report: WorkerReport) -> Scheduler:
+def _make_scheduler(resolved: Resolved, report: WorkerReport, grammars: Grammars) -> Scheduler:
     schedule, cache = resolved.config.schedule, resolved.config.cache
     return Scheduler(
         max_num_seqs=resolved.max_num_seqs,
@@ -313,4 +355,6 @@ def _make_scheduler(resolved: Resolved, report: WorkerReport) -> Scheduler:
         preempt_every_step=schedule.preempt_every_step,
         enable_prefix_caching=cache.enable_prefix_caching,
         mixed_sizes=report.mixed_sizes,
+        vocab_size=report.vocab_size,
+        mask_source=grammars,
     )

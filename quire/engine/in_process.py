@@ -82,11 +82,10 @@ class LocalInbox:
     def drain(self) -> list[ToCore]:
         return [self._messages.popleft() for _ in range(len(self._messages))]
 
-    def wait(self, timeout: float | None, sentinel: int | None) -> None:
+    def wait(self, timeout: float | None, *sentinels: int) -> None:
         poll = select.poll()
-        for fd in (self._awake, sentinel):
-            if fd is not None:
-                poll.register(fd, select.POLLIN)
+        for fd in (self._awake, *sentinels):
+            poll.register(fd, select.POLLIN)
         self._sleeps = True
         try:
             if not self._messages:

@@ -91,8 +91,8 @@ class SocketInbox:
             self.stop_came = self.stop_came or isinstance(message, Stop)
             messages.append(message)
 
-    def wait(self, timeout: float | None, sentinel: int | None) -> None:
-        self._parent.channel.wait(timeout, *(() if sentinel is None else (sentinel,)))
+    def wait(self, timeout: float | None, *sentinels: int) -> None:
+        self._parent.channel.wait(timeout, *sentinels)
 
     def _answer_unreadable(self, error: WireError) -> None:
         """A request of wrong types ends with an error of its own, if its id can be found; nothing else suffers."""

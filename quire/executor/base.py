@@ -11,7 +11,7 @@ from quire.foundation.child import Failure
 from quire.foundation.registry import Registry, load
 from quire.foundation.wake_gpu import wake_gpu
 from quire.types.kv import WorkerReport
-from quire.types.plan import StepPlan
+from quire.types.plan import StepPlan, TokenMasks
 from quire.types.result import StepResult
 
 # Named, not imported: a core whose worker is another process never loads torch.
@@ -38,7 +38,14 @@ class Executor(Protocol):
         """Bring the device up, load, measure, allocate, capture. Raises ConfigError if the model cannot run here."""
         ...
 
-    def submit(self, plan: StepPlan) -> StepFuture: ...
+    def submit(self, plan: StepPlan) -> StepFuture:
+        """Launch a step. One that awaits masks must get them before the next step comes, and before its result is
+        asked for."""
+        ...
+
+    def mask(self, masks: TokenMasks) -> None:
+        """The masks that the step submitted last awaits."""
+        ...
 
     def call(self, method: str, *args: Any) -> Any:
         """A utility call outside the steps (profile, sleep …); waits for its answer."""
@@ -58,6 +65,10 @@ class Worker(Protocol):
 
     def execute(self, plan: StepPlan) -> StepFuture:
         """Launch a step. Does not wait for a device that can run ahead."""
+        ...
+
+    def mask(self, masks: TokenMasks) -> None:
+        """Let the step that was launched last sample. What goes wrong its future tells."""
         ...
 
     def call(self, method: str, *args: Any) -> Any: ...

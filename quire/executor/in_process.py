@@ -7,7 +7,7 @@ from typing import Any
 from quire.config.resolve import Resolved
 from quire.executor.base import WORKER, FailedLaunch, StepFuture, Worker, load_worker
 from quire.types.kv import WorkerReport
-from quire.types.plan import StepPlan
+from quire.types.plan import StepPlan, TokenMasks
 
 
 class InProcessExecutor:
@@ -30,6 +30,10 @@ class InProcessExecutor:
             return self._worker.execute(plan)
         except Exception as error:
             return FailedLaunch(error)
+
+    def mask(self, masks: TokenMasks) -> None:
+        assert self._worker is not None, "start() comes first"
+        self._worker.mask(masks)
 
     def call(self, method: str, *args: Any) -> Any:
         assert self._worker is not None, "start() comes first"

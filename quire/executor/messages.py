@@ -9,7 +9,7 @@ import msgspec
 from quire.config.resolve import Resolved
 from quire.foundation.child import Failure
 from quire.types.kv import WorkerReport
-from quire.types.plan import StepPlan
+from quire.types.plan import StepPlan, TokenMasks
 from quire.types.result import StepResult
 
 
@@ -20,6 +20,12 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
 class Run(msgspec.Struct, frozen=True, tag="run"):
     plan: StepPlan
+
+
+class Mask(msgspec.Struct, frozen=True, tag="mask"):
+    """Follows a Run whose plan awaits it."""
+
+    masks: TokenMasks
 
 
 class Call(msgspec.Struct, frozen=True, tag="call"):
@@ -44,5 +50,5 @@ class Answer(msgspec.Struct, frozen=True, tag="answer"):
     failure: Failure | None = None
 
 
-ToWorker = Start | Run | Call | Stop
+ToWorker = Start | Run | Mask | Call | Stop
 FromWorker = Started | Ran | Answer | Failure

@@ -7,11 +7,11 @@ from typing import Any
 
 from quire.config.resolve import Resolved
 from quire.executor.base import WORKER
-from quire.executor.messages import Answer, Call, FromWorker, Ran, Run, Start, Started, Stop
+from quire.executor.messages import Answer, Call, FromWorker, Mask, Ran, Run, Start, Started, Stop
 from quire.foundation.child import Child, Failure
 from quire.foundation.errors import EngineDeadError
 from quire.types.kv import WorkerReport
-from quire.types.plan import StepPlan
+from quire.types.plan import StepPlan, TokenMasks
 from quire.types.result import StepResult
 
 
@@ -50,6 +50,9 @@ class MultiprocExecutor:
         self._child.channel.send(Run(plan))
         self._waiting.append(step)
         return step
+
+    def mask(self, masks: TokenMasks) -> None:
+        self._child.channel.send(Mask(masks))
 
     def call(self, method: str, *args: Any) -> Any:
         self._child.channel.send(Call(method, list(args)))

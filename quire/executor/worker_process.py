@@ -7,7 +7,7 @@ import threading
 from queue import SimpleQueue
 
 from quire.executor.base import FailedLaunch, StepFuture, Worker, failed_step, load_worker
-from quire.executor.messages import Answer, Call, Ran, Run, Start, Started, Stop, ToWorker
+from quire.executor.messages import Answer, Call, Mask, Ran, Run, Start, Started, Stop, ToWorker
 from quire.foundation.child import Failure, Parent
 from quire.foundation.errors import QuireError
 from quire.foundation.heap import settle_heap
@@ -53,10 +53,18 @@ def _serve(parent: Parent[ToWorker], worker: Worker) -> None:
     launched: SimpleQueue[tuple[int, StepFuture] | None] = SimpleQueue()
     sender = threading.Thread(target=_send_results, args=(parent.channel, launched), name="results")
     sender.start()
+    awaiting: tuple[int, StepFuture] | None = None  # the step that samples when its masks are here
     while True:
         message = _next(parent)
         if isinstance(message, Run):
-            launched.put((message.plan.step, _launch(worker, message.plan)))
+            step = message.plan.step, _launch(worker, message.plan)
+            if message.plan.awaits_masks:
+                awaiting = step
+            else:
+                launched.put(step)
+        elif isinstance(message, Mask):
+            worker.mask(message.masks)
+            launched.put(awaiting)
         elif isinstance(message, Call):
             parent.channel.send(_call(worker, message))
         elif isinstance(message, Stop):

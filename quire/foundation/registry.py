@@ -33,12 +33,13 @@ def load(target: str) -> Any:
 class Registry:
     """Implementations of one kind by name. Nothing is imported before it is asked for.
 
-    Others register theirs as entry points of the group `quire.<kind>`; a built-in name cannot be taken over.
+    Others register theirs as entry points of the group `quire.<kind>`, or with `register`; a built-in name cannot be
+    taken over.
     """
 
     def __init__(self, kind: str, builtin: Mapping[str, str]) -> None:
         self.kind = kind
-        self._targets = dict(builtin)
+        self._targets: dict[str, Any] = dict(builtin)
         self._plugins_read = False
 
     def __iter__(self) -> Iterator[str]:
@@ -55,7 +56,14 @@ class Registry:
             near = difflib.get_close_matches(name, self._targets, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ConfigError(f"unknown {self.kind} {name!r}{hint} (known: {', '.join(self._targets) or 'none'})")
-        return load(self._targets[name])
+        target = self._targets[name]
+        return load(target) if isinstance(target, str) else target
+
+    def register(self, name: str, found: Any) -> None:
+        """Add an object under a new name. Raises ConfigError if the name is taken."""
+        if name in self:
+            raise ConfigError(f"the {self.kind} {name!r} is registered already")
+        self._targets[name] = found
 
     def _read_plugins(self) -> None:
         if self._plugins_read:

@@ -13,9 +13,11 @@ from quire.foundation.errors import EngineDeadError
 from quire.frontend.chat import ChatTemplate
 from quire.frontend.inputs import PromptLike, build, read_prompt
 from quire.frontend.outputs import Conversion, OutputProcessor
+from quire.frontend.parsers.formats import Formats, find_formats
 from quire.frontend.tokenizer import Tokenizer, load_tokenizer
 from quire.types.output import EngineOutputs, EngineStats, RequestOutput
 from quire.types.sampling import SamplingParams
+from quire.types.structured import Constraint
 
 BIG_PROMPT = 16 * 1024  # characters or ids; a longer prompt is tokenized and checked on a thread
 OUTPUTS_A_TURN = 256  # outputs turned into text before the event loop gets a turn
@@ -29,6 +31,7 @@ class AsyncLLM:
         self._client = client
         self._tokenizer = tokenizer
         self._processor = OutputProcessor(tokenizer)
+        self._formats = find_formats(client.info.resolved, tokenizer)
         self._stats = EngineStats()
         self.on_stats: Callable[[EngineStats], None] | None = None  # called with each report of the core
         self._interval = client.info.resolved.config.schedule.stream_interval
@@ -54,13 +57,16 @@ class AsyncLLM:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        constraint: Constraint | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of one request, the last of them with `finished`. Closing the generator aborts the request.
 
-        A slow reader gets fewer and larger outputs. A request that the engine refuses ends with finish_reason "error".
+        `constraint` binds each answer (`ReplyPlan.constraint`). A slow reader gets fewer and larger outputs. A request
+        that the engine refuses ends with finish_reason "error".
         Raises InputError for what cannot run, EngineDeadError if the engine stops.
         """
-        conversion = await self._add(prompt, params, request_id, priority, cache_salt)
+        options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "constraint": constraint}
+        conversion = await self._add(prompt, params, request_id, options)
         loop, interval = asyncio.get_running_loop(), self._interval
         try:
             finished = False
@@ -82,11 +88,11 @@ class AsyncLLM:
             self._abort(one)
 
     async def _add(
-        self, prompt: PromptLike, params: SamplingParams, request_id: str, priority: int, cache_salt: str | None
+        self, prompt: PromptLike, params: SamplingParams, request_id: str, options: dict[str, Any]
     ) -> Conversion:
         self._raise_if_dead()
         given = read_prompt(prompt)
-        options: dict[str, Any] = {"request_id": request_id, "priority": priority, "cache_salt": cache_salt}
+        options["request_id"] = request_id
         size = len(given.token_ids if given.token_ids is not None else given.text or "")
         if size > BIG_PROMPT:
             requests = await asyncio.to_thread(build, given, params, self.info, self._tokenizer, **options)
@@ -176,6 +182,11 @@ class AsyncLLM:
     def chat_template(self) -> ChatTemplate | None:
         """For `chat.render`; None if the model has none."""
         return None if self._tokenizer is None else self._tokenizer.template
+
+    @property
+    def formats(self) -> Formats:
+        """How the model writes calls and reasoning; for a `ReplyPlan`."""
+        return self._formats
 
     async def check_health(self) -> None:
         """Raises EngineDeadError if the engine has stopped."""

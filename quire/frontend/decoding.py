@@ -13,10 +13,11 @@ Any other decoder is asked again for a short window of tokens at each step.
 from __future__ import annotations
 
 import codecs
-import json
-from typing import Any, Protocol
+from typing import Protocol
 
 from tokenizers import Tokenizer
+
+from quire.foundation.pieces import BytePieces, TextPieces, pieces_of
 
 REPLACEMENT = "\ufffd"
 
@@ -43,14 +44,7 @@ class Decoding:
         added = tokenizer.get_added_tokens_decoder()
         self._special = frozenset(i for i, token in added.items() if token.special)
         self._added = {i: token.content for i, token in added.items()}
-        decoder = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder is not None else {}
-        self._pieces: _Pieces | None = None
-        self.strip: tuple[str, int] = ("", 0)  # character and how many of it to drop at the start
-        if decoder.get("type") == "ByteLevel":
-            self._pieces = _BytePieces(tokenizer)
-        elif (rules := _sentencepiece_rules(decoder)) is not None:
-            replacements, self.strip = rules
-            self._pieces = _TextPieces(tokenizer, replacements)
+        self._pieces = pieces_of(tokenizer)
 
     @property
     def is_exact(self) -> bool:
@@ -59,10 +53,10 @@ class Decoding:
 
     def stream(self, *, skip_special: bool = True, spaces_between_special: bool = True) -> TextStream:
         skipped = self._special if skip_special else frozenset[int]()
-        if isinstance(self._pieces, _BytePieces):
+        if isinstance(self._pieces, BytePieces):
             return _ByteStream(self._pieces, skipped)
-        if isinstance(self._pieces, _TextPieces):
-            return _PieceStream(self._pieces, skipped, self.strip)
+        if isinstance(self._pieces, TextPieces):
+            return _PieceStream(self._pieces, skipped)
         squeezed = {} if skip_special or spaces_between_special else self._added
         return _WindowStream(self._tokenizer, skip_special, squeezed)
 
@@ -70,83 +64,13 @@ class Decoding:
         """The bytes of one token by itself, its leading space kept; empty for an id without a token."""
         if self._pieces is None:
             return self._tokenizer.decode([token_id], skip_special_tokens=False).encode()
-        piece = self._pieces[token_id]
-        if isinstance(piece, int):
-            return bytes([piece])
-        return piece.encode() if isinstance(piece, str) else piece or b""
-
-
-def _sentencepiece_rules(decoder: dict[str, Any]) -> tuple[list[tuple[str, str]], tuple[str, int]] | None:
-    """Replacements and start strip of a SentencePiece-like decoder; None for any other."""
-    steps = list(decoder.get("decoders", [])) if decoder.get("type") == "Sequence" else []
-    replacements: list[tuple[str, str]] = []
-    while steps and steps[0]["type"] == "Replace" and "String" in steps[0]["pattern"]:
-        step = steps.pop(0)
-        replacements.append((step["pattern"]["String"], step["content"]))
-    if not steps or steps.pop(0)["type"] != "ByteFallback":
-        return None
-    strip = ("", 0)
-    if steps and steps[0]["type"] == "Fuse":
-        steps.pop(0)
-        if steps and steps[0]["type"] == "Strip" and steps[0]["stop"] == 0:
-            step = steps.pop(0)
-            strip = (step["content"], step["start"])
-    return None if steps else (replacements, strip)
-
-
-class _Pieces(dict[int, Any]):
-    """Token id → piece, filled as ids are met; None for an id without a token."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        super().__init__()
-        self._tokenizer = tokenizer
-
-    def __missing__(self, token_id: int) -> Any:
-        token = self._tokenizer.id_to_token(token_id)
-        self[token_id] = piece = None if token is None else self._piece(token)
-        return piece
-
-    def _piece(self, token: str) -> Any:
-        raise NotImplementedError
-
-
-def _bytes_of_byte_level() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 characters stand for themselves, other bytes for 256, 257, …"""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
-
-
-class _BytePieces(_Pieces):
-    _byte_of = _bytes_of_byte_level()
-
-    def _piece(self, token: str) -> bytes:
-        try:
-            return bytes(self._byte_of[char] for char in token)
-        except KeyError:  # an added token, spelled as plain text
-            return token.encode()
-
-
-class _TextPieces(_Pieces):
-    def __init__(self, tokenizer: Tokenizer, replacements: list[tuple[str, str]]) -> None:
-        super().__init__(tokenizer)
-        self._replacements = replacements
-
-    def _piece(self, token: str) -> str | int:
-        for old, new in self._replacements:
-            token = token.replace(old, new)
-        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-            try:
-                return int(token[3:5], 16)
-            except ValueError:
-                pass
-        return token
+        return self._pieces.token_bytes(token_id)
 
 
 class _ByteStream:
     pending = ""  # an unfinished character is never complete
 
-    def __init__(self, pieces: _BytePieces, skipped: frozenset[int]) -> None:
+    def __init__(self, pieces: BytePieces, skipped: frozenset[int]) -> None:
         self._pieces = pieces
         self._skipped = skipped
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
@@ -161,10 +85,10 @@ class _ByteStream:
 
 
 class _PieceStream:
-    def __init__(self, pieces: _TextPieces, skipped: frozenset[int], strip: tuple[str, int]) -> None:
+    def __init__(self, pieces: TextPieces, skipped: frozenset[int]) -> None:
         self._pieces = pieces
         self._skipped = skipped
-        self._strip_char, self._to_strip = strip
+        self._strip_char, self._to_strip = pieces.strip
         self._run_length = 0  # bytes of the run that is open
         self._run_text: str | None = ""  # its characters so far; None: it cannot be UTF-8 any more
         self._utf8 = codecs.getincrementaldecoder("utf-8")("strict")

@@ -18,6 +18,7 @@ from quire.frontend.text import check_text
 from quire.frontend.tokenizer import Tokenizer
 from quire.types.request import EngineRequest
 from quire.types.sampling import SamplingParams
+from quire.types.structured import Constraint
 
 PromptLike = str | Sequence[int] | Mapping[str, Any]
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
@@ -43,6 +44,7 @@ def build(
     request_id: str,
     priority: int = 0,
     cache_salt: str | None = None,
+    constraint: Constraint | None = None,
     arrival: float | None = None,
 ) -> list[EngineRequest]:
     """One request for each of the `params.n` answers; they share the blocks of the prompt through the prefix cache.
@@ -67,6 +69,7 @@ def build(
         priority=priority,
         arrival=time.time() if arrival is None else arrival,
         cache_salt=prompt.cache_salt if cache_salt is None else cache_salt,
+        constraint=constraint,
     )
     return [first] if params.n == 1 else _fan_out(first, params)
 

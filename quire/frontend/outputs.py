@@ -60,7 +60,11 @@ class Answer:
 
     def add(self, output: EngineOutput) -> None:
         """Take in the news of one step. A stop string in it finishes the answer; tokens behind it are dropped."""
-        ends_with_stop_token = output.finish_reason == "stop" and not self._params.include_stop_str_in_output
+        ends_with_stop_token = (
+            output.finish_reason == "stop"
+            and not output.lacks_stop_token
+            and not self._params.include_stop_str_in_output
+        )
         num_shown = len(output.token_ids) - (1 if ends_with_stop_token else 0)
         num_taken = len(output.token_ids)
         if self._detokenizer is not None:

@@ -59,7 +59,7 @@ class ReplyPlan:
             self._opening = formats.reasoning.opening(self._prompt, self._kwargs)
         elif wish.max_thinking_tokens is not None:
             raise InputError(
-                "a limit for thinking needs a model whose reasoning format is known: start with reasoning_parser",
+                "max_thinking_tokens needs a model whose reasoning format is known: start it with reasoning_parser=…",
                 "max_thinking_tokens",
             )
 
@@ -79,11 +79,16 @@ class ReplyPlan:
     @property
     def is_plain(self) -> bool:
         """Answers are content and nothing else: no parser is needed."""
-        return not self.thinks and not self.calls
+        return not self._is_marked and not self.calls
+
+    @property
+    def _is_marked(self) -> bool:
+        """Reasoning, or content in marks, is to be found."""
+        return self.thinks or (self._formats.reasoning is not None and self._formats.reasoning.wraps_content)
 
     def params(self, params: SamplingParams) -> SamplingParams:
         """As the parsers need them: text that keeps the markers."""
-        tools, keeps = self._formats.tools, self.thinks and self._formats.special_reasoning
+        tools, keeps = self._formats.tools, self._is_marked and self._formats.special_reasoning
         if self.calls and not self._is_list and tools is not None:
             keeps = keeps or tools.needs_special_tokens
         return params.clone(skip_special_tokens=False) if keeps and params.skip_special_tokens else params
@@ -107,8 +112,9 @@ class ReplyPlan:
 
     def parser(self) -> ReplyParser:
         reasoning = tools = None
-        if self.thinks and self._formats.reasoning is not None:
-            reasoning = self._formats.reasoning.parser(self._prompt, self._kwargs)
+        if self._is_marked and self._formats.reasoning is not None:
+            is_bound = self.wish.grammar is not None
+            reasoning = self._formats.reasoning.parser(self._prompt, self._kwargs, bound=is_bound)
         if self.calls:
             tool_format = CALL_LIST if self._is_list or self._formats.tools is None else self._formats.tools
             tools = tool_format.parser(self._callable, parallel=self.wish.parallel_tool_calls)
@@ -170,7 +176,7 @@ class ReplyPlan:
         reasoning = self._formats.reasoning
         if reasoning is None:
             return text
-        is_inside = bool(reasoning.start) and text.rfind(reasoning.start) > text.rfind(reasoning.end)
+        is_inside = text.rfind(reasoning.start) > text.rfind(reasoning.end)
         return reasoning.start if is_inside else reasoning.end
 
 

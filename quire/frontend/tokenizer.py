@@ -5,18 +5,14 @@ As in transformers 5, tokenizer.json alone decides which special tokens are put 
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken
-from tokenizers import Tokenizer as RawTokenizer
-
-from quire.config.resolve import Resolved, locate_model
+from quire.config.resolve import Resolved, locate_tokenizer
 from quire.foundation.errors import ConfigError, InputError
+from quire.foundation.tokenizer_file import read_json, read_tokenizer
 from quire.frontend.chat import ChatTemplate, Message, compiled, render
 from quire.frontend.decoding import Decoding
 from quire.frontend.text import check_text
@@ -33,10 +29,9 @@ class Tokenizer:
 
     def __init__(self, folder: Path, chat_template: str | None = None) -> None:
         self.folder = folder
-        self.raw = _load(folder)
-        self._config = _read_json(folder / "tokenizer_config.json")
+        self.raw = read_tokenizer(folder)
+        self._config = read_json(folder / "tokenizer_config.json")
         self.special_tokens = _special_tokens(folder, self._config)
-        self._add_missing_tokens()
         self.decoding = Decoding(self.raw)
         sources = _templates(folder, self._config)
         if chat_template is not None:
@@ -143,69 +138,16 @@ class Tokenizer:
         text = render(messages, tools, template, add_generation_prompt, continue_final_message, kwargs)
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
-    # Loading
-
-    def _add_missing_tokens(self) -> None:
-        """Tokens that only tokenizer_config.json knows."""
-        entries = self._config.get("added_tokens_decoder") or {}
-        for _, entry in sorted(entries.items(), key=lambda item: int(item[0])):
-            if self.raw.token_to_id(entry["content"]) is None:
-                flags = {k: entry[k] for k in ("lstrip", "rstrip", "normalized", "single_word") if k in entry}
-                token = AddedToken(entry["content"], special=entry.get("special", False), **flags)
-                add = self.raw.add_special_tokens if token.special else self.raw.add_tokens
-                add([token])
-
 
 def load_tokenizer(resolved: Resolved) -> Tokenizer | None:
     """The tokenizer an engine was configured with; None with skip_tokenizer_init."""
-    model = resolved.config.model
-    if model.skip_tokenizer_init:
-        return None
-    folder = Path(resolved.info.path)
-    if model.tokenizer is not None:
-        # "dummy" leaves the weights out of a download
-        folder = locate_model(dataclasses.replace(model, model=model.tokenizer, load_format="dummy"))
-    return Tokenizer(folder, model.chat_template)
-
-
-def _load(folder: Path) -> RawTokenizer:
-    file = folder / "tokenizer.json"
-    if not file.exists():
-        if (folder / "tokenizer.model").exists():
-            raise ConfigError(
-                f"{folder} has only a SentencePiece tokenizer.model; Quire reads tokenizer.json. Convert it once: "
-                "transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)",
-                "tokenizer",
-            )
-        raise ConfigError(
-            f"{file} does not exist; name a folder that has one with tokenizer=…, or work on token ids "
-            "with skip_tokenizer_init=True",
-            "tokenizer",
-        )
-    try:
-        raw = RawTokenizer.from_file(str(file))
-    except Exception as error:  # the library raises plain Exception for anything it cannot read
-        raise ConfigError(f"{file} cannot be read: {error}", "tokenizer") from None
-    raw.no_truncation()
-    raw.no_padding()
-    return raw
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    if not file.exists():
-        return {}
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is not valid JSON: {error}", "tokenizer") from None
-    if not isinstance(data, dict):
-        raise ConfigError(f"{file} must hold a JSON object", "tokenizer")
-    return data
+    folder = locate_tokenizer(resolved)
+    return None if folder is None else Tokenizer(folder, resolved.config.model.chat_template)
 
 
 def _special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     """bos_token, eos_token, … as text; an entry is a string or an object with `content`."""
-    found = {**_read_json(folder / "special_tokens_map.json"), **config}
+    found = {**read_json(folder / "special_tokens_map.json"), **config}
     texts = {}
     for name in _NAMED_TOKENS:
         token = found.get(name)
@@ -217,7 +159,7 @@ def _special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
 
 def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     """Chat templates by name. A chat_template.jinja file comes before the config's string or list."""
-    entry = config.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
+    entry = config.get("chat_template") or read_json(folder / "chat_template.json").get("chat_template")
     if isinstance(entry, str):
         entry = [{"name": "default", "template": entry}]
     templates = {item["name"]: item["template"] for item in entry or []}

@@ -10,11 +10,11 @@ from quire.kv.block_pool import Block
 from quire.scheduling.request import Request
 from quire.scheduling.seats import DecodeRows
 from quire.scheduling.state import Chunk
-from quire.types.plan import Admit, Attachment, NewBlocks, PromptLogprobs, SharedPrefixes, StepPlan
+from quire.types.plan import Admit, Attachment, AwaitMasks, NewBlocks, PromptLogprobs, SharedPrefixes, StepPlan
 
 _EMPTY = np.zeros(0, np.int32)
 _NO_BLOCKS = NewBlocks(_EMPTY, _EMPTY, _EMPTY)
-NO_ROWS = DecodeRows(_EMPTY, [], [], [], None, [])
+NO_ROWS = DecodeRows(_EMPTY, [], [], [], None, [], [])
 
 
 class PlanBuilder:
@@ -26,17 +26,29 @@ class PlanBuilder:
         self.chunks: list[Chunk] = []
         self.admits: list[Admit] = []
         self.max_seq_len = 0
+        self.bound: list[tuple[int, Request]] = []  # rows that sample something that may be bound
         self._blocks: list[list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = [[] for _ in range(num_groups)]
 
-    def add_decodes(self, rows: DecodeRows, max_seq_len: int) -> None:
+    def add_decodes(self, rows: DecodeRows, seq_lens: np.ndarray) -> None:
+        """seq_lens: tokens of each row's request after the step, the one it samples not counted."""
         self.decodes = rows
         self.budget -= len(rows)
-        self.max_seq_len = max(self.max_seq_len, max_seq_len)
+        self.max_seq_len = max(self.max_seq_len, int(seq_lens.max()))
+        for row in rows.constrained:
+            request = rows.requests[row]
+            self._add_bound(row, request, int(seq_lens[row]) - len(request.tokens))
 
     def add_chunk(self, chunk: Chunk) -> None:
         self.chunks.append(chunk)
         self.budget -= chunk.end - chunk.start
         self.max_seq_len = max(self.max_seq_len, chunk.end)
+        if chunk.samples:
+            self._add_bound(len(self.decodes) + len(self.chunks) - 1, chunk.request, 0)
+
+    def _add_bound(self, row: int, request: Request, num_unseen: int) -> None:
+        """num_unseen: tokens of the request that are sampled in earlier steps and not known yet."""
+        if request.constraint is not None and request.constraint.may_bind(num_unseen):
+            self.bound.append((row, request))
 
     def add_table(self, seat: int, first: int, new: list[list[Block]]) -> None:
         """Table entries first, first + 1, … of one seat, a list a group."""
@@ -107,4 +119,8 @@ def _next_prompt_token(request: Request, position: int) -> int:
     return request.tokens[position] if position < request.num_prompt else -1
 
 
-ATTACHMENTS: list[Callable[[PlanBuilder], Attachment | None]] = [prompt_logprobs]
+def await_masks(build: PlanBuilder) -> AwaitMasks | None:
+    return AwaitMasks() if build.bound else None
+
+
+ATTACHMENTS: list[Callable[[PlanBuilder], Attachment | None]] = [prompt_logprobs, await_masks]

@@ -8,6 +8,7 @@ from enum import IntEnum
 
 from quire.foundation.errors import InputError
 from quire.kv.hashing import extra_key
+from quire.scheduling.constraint import ConstraintState
 from quire.types.output import TokenLogprobs
 from quire.types.plan import Admit
 from quire.types.request import EngineRequest
@@ -21,9 +22,11 @@ class Status(IntEnum):
     RUNNING = 1  # has a seat
     PREEMPTED = 2  # had to give its seat and blocks back; waits to go on
     FINISHED = 3
+    COMPILING = 4  # its grammar is being compiled: it stands aside, and takes its place in the queue afterwards
 
 
 _LEGAL = {
+    Status.COMPILING: {Status.WAITING, Status.FINISHED},
     Status.WAITING: {Status.RUNNING, Status.FINISHED},
     Status.RUNNING: {Status.PREEMPTED, Status.FINISHED},
     Status.PREEMPTED: {Status.RUNNING, Status.FINISHED},
@@ -40,6 +43,7 @@ class Request:
 
     __slots__ = (
         "added",
+        "constraint",
         "extra_key",
         "first_scheduled",
         "hashes",
@@ -81,6 +85,7 @@ class Request:
         self.hashes: list[bytes] = []
         self.extra_key = extra_key(spec.lora, spec.cache_salt, spec.media_hashes)
         self.stops = frozenset(spec.stop_token_ids)
+        self.constraint: ConstraintState | None = None
         self.prompt_logprobs: list[TokenLogprobs] = []
         params = spec.params
         # Nobody looks at the tokens before the end: they are told at the end, in one output.

@@ -17,14 +17,16 @@ from typing import Literal
 from quire.foundation.errors import ConfigError, InputError
 from quire.kv.manager import Hit, KVManager
 from quire.scheduling.build import PlanBuilder
+from quire.scheduling.constraint import ConstraintState, MakeMatcher
+from quire.scheduling.masks import MaskSource, make_masks
 from quire.scheduling.pace import Pace
 from quire.scheduling.prefixes import WORTH, SharedPrefixFinder, Worth
 from quire.scheduling.request import Rank, Request, Status
 from quire.scheduling.settle import settle
 from quire.scheduling.state import Chunk, InFlight, State
 from quire.types.kv import KVGroupSpec
-from quire.types.output import EngineOutputs, EngineStats
-from quire.types.plan import StepPlan
+from quire.types.output import EngineOutput, EngineOutputs, EngineStats
+from quire.types.plan import StepPlan, TokenMasks
 from quire.types.request import EngineRequest
 from quire.types.result import StepResult
 
@@ -32,7 +34,7 @@ from quire.types.result import StepResult
 class Scheduler:
     """max_prefill_chunk: tokens, 0 for no limit; num_blocks: the null block included; hash_seed: None draws one;
     mixed_sizes: see WorkerReport; clock: seconds, to see how long requests have waited; prefix_worth: when the worker
-    hears of rows that begin alike.
+    hears of rows that begin alike; vocab_size, mask_source: for requests with a constraint.
 
     Raises ConfigError for numbers with which no request could run.
     """
@@ -53,6 +55,8 @@ class Scheduler:
         mixed_sizes: Sequence[tuple[int, int]] = (),
         clock: Callable[[], float] = time.monotonic,
         prefix_worth: Worth = WORTH,
+        vocab_size: int = 0,
+        mask_source: MaskSource | None = None,
     ) -> None:
         if not 1 <= max_num_seqs <= max_num_batched_tokens:
             raise ConfigError(
@@ -76,13 +80,15 @@ class Scheduler:
         self.pace = Pace(mixed_sizes)  # whoever measures the steps tells it
         self._clock = clock
         self._prefixes = SharedPrefixFinder(self.kv, max_num_seqs, prefix_worth)
+        self._vocab_size = vocab_size
+        self._mask_source = mask_source
         self._arrivals = itertools.count()
         self._step = 0
 
     # --- requests come and go -----------------------------------------------------------------------------------
 
     def add(self, spec: EngineRequest) -> None:
-        """Queue a request. Raises InputError if it can never run."""
+        """Queue a request. One with a grammar stands aside until `bind`. Raises InputError if it can never run."""
         num_prompt = len(spec.token_ids)
         if spec.id in self._state.requests:
             raise InputError(f"request id {spec.id!r} is in use", "request_id")
@@ -104,8 +110,38 @@ class Scheduler:
             )
         rank = (spec.priority if self._by_priority else 0, next(self._arrivals))
         request = Request(spec, rank, min(num_prompt + spec.max_tokens, self.max_tokens), self._clock())
+        constraint = spec.constraint
+        if constraint is not None and constraint.grammar is not None:
+            request.status = Status.COMPILING
+            self._state.num_compiling += 1
+        else:
+            if constraint is not None:
+                request.constraint = ConstraintState(constraint, None, self._vocab_size)
+            self._state.queue.push(request)
         self._state.requests[spec.id] = request
-        self._state.queue.push(request)
+
+    def bind(self, request_id: str, make_matcher: MakeMatcher) -> EngineOutput | None:
+        """The grammar of a request is compiled: it takes the place in the queue that it had from the beginning.
+
+        An id that is not known any more is ignored. Returns the end of a request whose grammar allows nothing but the
+        end. Raises InputError, and the request is gone, if it can never run.
+        """
+        state, request = self._state, self._state.requests.get(request_id)
+        if request is None or request.status is not Status.COMPILING:
+            return None
+        assert request.spec.constraint is not None
+        try:
+            request.constraint = ConstraintState(request.spec.constraint, make_matcher, self._vocab_size)
+        except InputError:
+            state.finish(request)
+            raise
+        if request.constraint.is_done:
+            state.finish(request)
+            return EngineOutput(request_id=request_id, finish_reason="stop", lacks_stop_token=True)
+        request.become(Status.WAITING)
+        state.num_compiling -= 1
+        state.queue.push(request)
+        return None
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests at once; unknown ids are ignored. No output comes for them."""
@@ -116,14 +152,22 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._state.requests)
+        """Whether there are requests that need not wait for their grammar."""
+        return len(self._state.requests) > self._state.num_compiling
+
+    @property
+    def num_compiling(self) -> int:
+        return self._state.num_compiling
 
     # --- plan ---------------------------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan | None:
-        """The next step; None if nothing can be computed before an earlier plan is settled (or at all)."""
+        """The next step; None if nothing can be computed before an earlier plan is settled (or at all).
+
+        A plan that awaits masks is the last until `masks` has made them.
+        """
         state = self._state
-        if not state.requests:
+        if not self.has_work or (state.in_flight and state.in_flight[-1].bound):
             return None
         build = PlanBuilder(len(self.kv.groups), self._budget)
         if self._preempt_every_step:
@@ -138,9 +182,17 @@ class Scheduler:
             return None
         plan = build.finish(self._step, state.releases, self._prefixes.update(build.decodes))
         state.releases = []
-        state.in_flight.append(InFlight(plan, build.decodes, build.chunks))
+        state.in_flight.append(InFlight(plan, build.decodes, build.chunks, build.bound))
         self._step += 1
         return plan
+
+    def masks(self) -> TokenMasks | None:
+        """What the step that was planned last awaits to sample; None as long as a step before it is not settled, and if
+        it awaits nothing (more)."""
+        if len(self._state.in_flight) != 1 or not (step := self._state.in_flight[0]).bound:
+            return None
+        bound, step.bound = step.bound, []
+        return make_masks(step.plan.step, bound, self._vocab_size, self._mask_source)
 
     @property
     def can_be_late(self) -> bool:
@@ -171,7 +223,7 @@ class Scheduler:
             seats.room[growing] += kv.block_size
         computed += 1
         seats.num_computed[rows.seats] = computed
-        build.add_decodes(rows, int(computed.max()))
+        build.add_decodes(rows, computed)
         drained = computed + 1 >= seats.limit.take(rows.seats)
         if drained.any():  # the samples under way reach the limit: no further row for these
             seats.stop_decoding(rows.seats[drained])
@@ -343,7 +395,7 @@ class Scheduler:
         state, totals = self._state, self._state.totals
         return EngineStats(
             num_running=len(state.running),
-            num_waiting=len(state.queue),
+            num_waiting=len(state.queue) + state.num_compiling,
             kv_usage=self.kv.usage,
             num_blocks=self.kv.pool.num_usable,
             num_free_blocks=self.kv.num_free,

@@ -13,11 +13,15 @@ from quire.scheduling.logprobs import lines_by_row
 from quire.scheduling.request import Request
 from quire.scheduling.seats import DecodeRows
 from quire.scheduling.state import Chunk, InFlight, State
-from quire.types.output import STEP_FAILED, EngineOutput, EngineOutputs, TokenLogprobs
+from quire.types.output import INVALID_REQUEST, STEP_FAILED, EngineOutput, EngineOutputs, TokenLogprobs
 from quire.types.plan import StepPlan
 from quire.types.result import StepResult
 
 Lines = dict[int, list[TokenLogprobs]]  # by plan row
+_REFUSED = (
+    "no token was left that both the grammar and the other parameters of the request (allowed_token_ids, bad_words, "
+    "logit_bias, min_tokens) allow"
+)
 
 
 def settle(state: State, plan: StepPlan, result: StepResult) -> EngineOutputs:
@@ -88,6 +92,7 @@ def _settle_decodes(
     if not seats.stops.keys().isdisjoint(tokens):
         special.update(row for row, token in enumerate(tokens) if token in seats.stops)
     special.update(row for row in lines if row < len(rows))
+    special.update(row for row in rows.constrained if _advance(rows.requests[row]))
     ids, plain = _plain(rows, tokens, special)
     outputs = []
     for row in sorted(special):
@@ -117,6 +122,7 @@ def _settle_one(
 ) -> EngineOutput | None:
     """seat: that it had when the step was planned."""
     request.tokens.append(token)
+    _advance(request)
     state.totals.generation_tokens += 1
     if seat in step.left:
         request.num_unseen -= 1
@@ -145,17 +151,29 @@ def _tell(state: State, request: Request, lines: list[TokenLogprobs] | None) -> 
         prompt_logprobs=request.prompt_logprobs or None if first else None,
         finish_reason=reason,
         stop_reason=stop,
+        lacks_stop_token=reason == "stop" and request.tokens[-1] not in request.stops,
+        error=_REFUSED if reason == "error" else None,
         num_cached_tokens=request.num_cached if first else 0,
         queued=max(0.0, request.first_scheduled - request.spec.arrival) if first and request.spec.arrival else 0.0,
         num_preemptions=request.num_preemptions if reason is not None else 0,
     )
 
 
-def _end(request: Request) -> tuple[str | None, int | None]:
+def _advance(request: Request) -> bool:
+    """Tell the request's constraint of the last token. Returns whether it ends the request."""
+    state = request.constraint
+    return state is not None and not request.is_finished and state.advance(request.tokens[-1])
+
+
+def _end(request: Request) -> tuple[str | None, int | str | None]:
     """(finish_reason, stop_reason) after the last token, (None, None) to go on."""
-    token, spec = request.tokens[-1], request.spec
+    token, spec, constraint = request.tokens[-1], request.spec, request.constraint
+    if constraint is not None and constraint.is_refused:
+        return "error", INVALID_REQUEST
     if token in request.stops and len(request.tokens) - request.num_prompt >= spec.params.min_tokens:
         return "stop", None if token == spec.eos_token_id else token
+    if constraint is not None and constraint.is_done:
+        return "stop", None
     if len(request.tokens) >= request.limit:
         return "length", None
     return None, None

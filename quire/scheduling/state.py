@@ -29,6 +29,7 @@ class InFlight:
     plan: StepPlan
     decodes: DecodeRows
     chunks: list[Chunk]
+    bound: list[tuple[int, Request]]  # (plan row, request) of the masks that it still awaits
     left: set[int] = field(default_factory=set)  # seats that were given back since the plan was built
 
 
@@ -49,6 +50,7 @@ class State:
         self.kv = kv
         self.seats = Seats(max_seats)
         self.queue = WaitingQueue()
+        self.num_compiling = 0  # requests that wait for their grammar, and in no queue
         self.requests: dict[str, Request] = {}  # all that are not finished
         self.running: dict[str, Request] = {}  # those with a seat
         self.prefilling: dict[str, Request] = {}  # those of them that still catch up
@@ -77,12 +79,14 @@ class State:
 
     def finish(self, request: Request) -> None:
         """It ends here; results of it still in flight are dropped when they come."""
-        waited = request.status is not Status.RUNNING
-        if not waited:
+        before = request.status
+        if before is Status.RUNNING:
             self._unseat(request)
         request.become(Status.FINISHED)
         del self.requests[request.id]
-        if waited:
+        if before is Status.COMPILING:
+            self.num_compiling -= 1
+        elif before is not Status.RUNNING:
             self.queue.forget_finished()
 
     def _unseat(self, request: Request) -> None:
@@ -115,5 +119,7 @@ class State:
                 drained = seats.num_computed[seat] + 1 == request.limit
                 phases = (request.id in self.prefilling, bool(seats.decoding[seat]), bool(drained))
                 assert sum(phases) == 1, f"{request.id}: prefilling, decoding, drained = {phases}"
-        waiting = len(self.requests) - len(self.running)
+        compiling = sum(request.status is Status.COMPILING for request in self.requests.values())
+        assert compiling == self.num_compiling, "requests that wait for their grammar are miscounted"
+        waiting = len(self.requests) - len(self.running) - compiling
         assert len(self.queue) == waiting, f"{waiting} requests wait, {len(self.queue)} are queued"

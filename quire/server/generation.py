@@ -24,6 +24,7 @@ from quire.server.protocol import GenerationBody
 from quire.server.service import Service
 from quire.types.output import RequestOutput
 from quire.types.sampling import RequestOutputKind, SamplingParams
+from quire.types.structured import Constraint
 
 log = get_logger(__name__)
 
@@ -37,6 +38,7 @@ BIG_TEXT = 16 * 1024  # characters; longer texts are tokenised on a thread, so t
 class Prompt:
     token_ids: list[int]
     text: str | None = None
+    constraint: Constraint | None = None  # of its answers
 
 
 @dataclass(slots=True)
@@ -55,6 +57,7 @@ class Generation:
     created: int = field(default_factory=lambda: int(time.time()))
     num_cached: int = 0
     num_generated: int = 0
+    num_reasoning: int | None = None  # of these; None: the model does not think here
 
     @property
     def num_answers(self) -> int:
@@ -73,12 +76,15 @@ class Generation:
     def usage(self) -> dict[str, Any]:
         """Tokens so far; a prompt counts once, however many answers it has."""
         prompt = sum(len(p.token_ids) for p in self.prompts)
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": prompt,
             "completion_tokens": self.num_generated,
             "total_tokens": prompt + self.num_generated,
             "prompt_tokens_details": {"cached_tokens": self.num_cached},
         }
+        if self.num_reasoning is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.num_reasoning}
+        return usage
 
     def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """The news of all prompts as they come, each with the prompt's position. Closing it aborts the rest.
@@ -127,7 +133,14 @@ class Generation:
         log_it = self.service.config.observe.enable_log_requests
         if log_it:
             log.info("request %s: %d prompt tokens, n=%d", request_id, len(prompt.token_ids), self.params.n)
-        source = engine.generate(given, self.params, request_id, priority=self.priority, cache_salt=self.cache_salt)
+        source = engine.generate(
+            given,
+            self.params,
+            request_id,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            constraint=prompt.constraint,
+        )
         waits = False
         with field_names(self.names):
             try:

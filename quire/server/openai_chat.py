@@ -1,165 +1,124 @@
-"""POST /v1/chat/completions: messages in, the assistant's next message out."""
+"""POST /v1/chat/completions: messages in, the assistant's next message out. …/batch: several conversations at once."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, Request, Response
 
+from quire.frontend.replies import ReplyPlan, ReplyWish
+from quire.frontend.tools import read_tool_choice, read_tools
 from quire.server import generation
 from quire.server.body import openapi_body, read_body
 from quire.server.chat_prompt import render_chat
-from quire.server.generation import Generation, Prompt
-from quire.server.logprobs import LogprobWriter, prompt_logprobs
+from quire.server.chat_reply import ROLE, ChatReply
+from quire.server.generation import Prompt
 from quire.server.params import field_names, sampling_params
-from quire.server.protocol import ChatBody
+from quire.server.protocol import ChatBatchBody, ChatBody, ChatFields
 from quire.server.service import Service
-from quire.server.sse import TEXT, ChunkWriter, EventStream, JsonReply
-from quire.types.output import CompletionOutput, RequestOutput
+from quire.server.sse import EventStream, JsonReply
+from quire.types.sampling import SamplingParams
 
 router = APIRouter()
-ROLE = "assistant"
 
 
 @router.post("/v1/chat/completions", openapi_extra=openapi_body(ChatBody))
 async def chat_completions(request: Request) -> Response:
     body = await read_body(request, ChatBody)
+    return await _answer(request, body, [body.messages])
+
+
+@router.post("/v1/chat/completions/batch", openapi_extra=openapi_body(ChatBatchBody))
+async def chat_batch(request: Request) -> Response:
+    body = await read_body(request, ChatBatchBody)
+    return await _answer(request, body, body.messages)
+
+
+async def _answer(request: Request, body: ChatFields, conversations: Sequence[list[dict[str, Any]]]) -> Response:
+    """One choice a conversation (and each of `n`), in order."""
     service: Service = request.app.state.service
-    info = service.running().info
     model = service.check_model(body.model)
-    defaults = info.resolved.info.generation_defaults
-    asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    names = {"logprobs": "top_logprobs"}
-    if body.max_completion_tokens is not None:
-        names["max_tokens"] = "max_completion_tokens"
+    names = _names(body)
     with field_names(names):
-        params = sampling_params(
-            body,
-            defaults,
-            max_tokens=defaults.get("max_tokens") if asked is None else asked,
-            logprobs=body.top_logprobs if body.logprobs else None,
-            prompt_logprobs=body.prompt_logprobs,
-        )
-    text = await render_chat(service, body, _template_kwargs(body))
-    ids = await generation.tokenize(service, text, add_special_tokens=body.add_special_tokens)
-    prompt = Prompt(generation.truncated(ids, body, info.max_model_len), text)
-    job = generation.start(request, body, model, [prompt], params, "chatcmpl")
+        wish = _wish(service, body)
+        params = _params(service, body)
+        kwargs = _template_kwargs(service, body)
+        prompts, plans = [], []
+        for messages in conversations:
+            prompt, plan = await _plan(service, body, messages, wish, kwargs)
+            prompts.append(prompt)
+            plans.append(plan)
+    job = generation.start(request, body, model, prompts, plans[0].params(params), "chatcmpl")
     job.names = names
-    reply = Chat(job, body)
+    reply = ChatReply(job, body, plans, _last_message(conversations[0]) if body.echo else "")
     headers = generation.reply_headers(request, job)
     if body.stream:
         return EventStream(service.in_flight, job.num_answers, reply.frames, headers)
     return JsonReply(service.in_flight, job.num_answers, reply.whole, headers)
 
 
-def _template_kwargs(body: ChatBody) -> dict[str, Any]:
-    kwargs = dict(body.chat_template_kwargs)
+async def _plan(
+    service: Service, body: ChatFields, messages: list[dict[str, Any]], wish: ReplyWish, kwargs: Mapping[str, Any]
+) -> tuple[Prompt, ReplyPlan]:
+    """The prompt of one conversation, and what its answers are made of."""
+    engine = service.running()
+    text = await render_chat(service, body, kwargs, messages=messages)
+    continued = _last_message(messages) if body.continue_final_message else None
+    plan = ReplyPlan(engine.formats, wish, text, kwargs, continued=continued)
+    ids = await generation.tokenize(service, text, add_special_tokens=body.add_special_tokens)
+    return Prompt(generation.truncated(ids, body, engine.info.max_model_len), text, plan.constraint), plan
+
+
+def _wish(service: Service, body: ChatFields) -> ReplyWish:
+    tools = read_tools(body.tools or [])
+    choice = read_tool_choice(body.tool_choice, tools)
+    if choice == "auto" and not service.serve.enable_auto_tool_choice:
+        choice = "none"
+    budget = body.max_thinking_tokens if body.thinking_token_budget is None else body.thinking_token_budget
+    return ReplyWish(
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=body.parallel_tool_calls,
+        include_reasoning=body.include_reasoning,
+        max_thinking_tokens=None if budget == -1 else budget,
+    )
+
+
+def _params(service: Service, body: ChatFields) -> SamplingParams:
+    defaults = service.running().info.resolved.info.generation_defaults
+    asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    return sampling_params(
+        body,
+        defaults,
+        max_tokens=defaults.get("max_tokens") if asked is None else asked,
+        logprobs=body.top_logprobs if body.logprobs else None,
+        prompt_logprobs=body.prompt_logprobs,
+    )
+
+
+def _names(body: ChatFields) -> dict[str, str]:
+    """What the client calls the fields of SamplingParams and ReplyWish."""
+    names = {"logprobs": "top_logprobs"}
+    if body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    if body.thinking_token_budget is not None:
+        names["max_thinking_tokens"] = "thinking_token_budget"
+    return names
+
+
+def _template_kwargs(service: Service, body: ChatFields) -> dict[str, Any]:
+    """The request's own come before what its fields mean, and those before the server's."""
+    kwargs = dict(service.config.replies.default_chat_template_kwargs)
     if body.documents is not None:
-        kwargs.setdefault("documents", body.documents)
+        kwargs["documents"] = body.documents
     if body.reasoning_effort is not None:
-        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
-        kwargs.setdefault("enable_thinking", body.reasoning_effort != "none")
-    return kwargs
+        kwargs["reasoning_effort"] = body.reasoning_effort
+        kwargs["enable_thinking"] = body.reasoning_effort != "none"
+    return kwargs | body.chat_template_kwargs
 
 
-class Chat:
-    """Writes the outputs of one generation in the shape of the endpoint."""
-
-    def __init__(self, job: Generation, body: ChatBody) -> None:
-        self.job = job
-        self.body = body
-        self.logprobs: LogprobWriter = generation.logprob_writer(job.service, body, body.top_logprobs)
-        self.echoed = self._last_message() if body.echo else ""
-        # Text may lag behind tokens (half a character, half a stop string); such a chunk is worth sending only then.
-        self.wants_all = body.logprobs or body.return_token_ids or body.continuous_usage
-
-    async def whole(self) -> dict[str, Any]:
-        final: RequestOutput | None = None
-        async for _, output in self.job.outputs():
-            if output.finished:
-                final = output
-        assert final is not None
-        return await generation.build_reply([final], lambda: self._reply(final))
-
-    def _reply(self, final: RequestOutput) -> dict[str, Any]:
-        choices = [self._whole_choice(answer) for answer in sorted(final.outputs, key=lambda a: a.index)]
-        self._count(final)
-        reply = {**self.job.shared("chat.completion"), "choices": choices, "usage": self.job.usage()}
-        reply["prompt_logprobs"] = prompt_logprobs(final.prompt_logprobs)
-        if self.body.return_token_ids:
-            reply["prompt_token_ids"] = final.prompt_token_ids
-        return reply
-
-    async def frames(self) -> AsyncGenerator[bytes, None]:
-        job, body = self.job, self.body
-        writer = ChunkWriter(job.shared("chat.completion.chunk"), include_usage=body.include_usage)
-        opened = False
-        around: dict[int, tuple[bytes, bytes]] = {}  # of the chunks that differ in their text only, by choice
-        is_plain, counts_usage = not self.wants_all, body.continuous_usage
-        async for _, output in job.outputs():
-            if not opened:
-                opened = True
-                for index in range(job.params.n):
-                    yield writer.chunk(self._opening(index, output), job.usage() if body.continuous_usage else None)
-            self._count(output)
-            usage = job.usage() if counts_usage else None
-            for answer in output.outputs:
-                if is_plain and answer.finish_reason is None:
-                    if answer.index not in around:
-                        around[answer.index] = writer.around(self._delta(CompletionOutput(answer.index, TEXT, [])))
-                    if answer.text:
-                        before, after = around[answer.index]
-                        yield before + orjson.dumps(answer.text) + after
-                    continue
-                if answer.text or answer.finish_reason or self.wants_all:
-                    yield writer.chunk(self._delta(answer), usage)
-        if body.include_usage:
-            yield writer.usage(job.usage())
-
-    def _count(self, output: RequestOutput) -> None:
-        for answer in output.outputs:
-            self.job.num_generated += len(answer.token_ids)
-
-    def _opening(self, index: int, output: RequestOutput) -> dict[str, Any]:
-        delta = {"role": ROLE, "content": self.echoed}
-        choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        if self.body.return_token_ids:
-            choice["prompt_token_ids"] = output.prompt_token_ids
-        return choice
-
-    def _delta(self, answer: CompletionOutput) -> dict[str, Any]:
-        choice = {
-            "index": answer.index,
-            "delta": {"content": answer.text},
-            "logprobs": self._logprobs(answer),
-            "finish_reason": answer.finish_reason,
-        }
-        if answer.finish_reason is not None:
-            choice["stop_reason"] = answer.stop_reason
-        if self.body.return_token_ids:
-            choice["token_ids"] = answer.token_ids
-        return choice
-
-    def _whole_choice(self, answer: CompletionOutput) -> dict[str, Any]:
-        choice: dict[str, Any] = {
-            "index": answer.index,
-            "message": {"role": ROLE, "content": self.echoed + answer.text, "refusal": None},
-            "logprobs": self._logprobs(answer),
-            "finish_reason": answer.finish_reason,
-            "stop_reason": answer.stop_reason,
-        }
-        if self.body.return_token_ids:
-            choice["token_ids"] = answer.token_ids
-        return choice
-
-    def _logprobs(self, answer: CompletionOutput) -> dict[str, Any] | None:
-        if not self.body.logprobs or answer.logprobs is None:
-            return None
-        return self.logprobs.chat(answer.token_ids, answer.logprobs)
-
-    def _last_message(self) -> str:
-        last = self.body.messages[-1]
-        content = last.get("content")
-        return content if last.get("role") == ROLE and isinstance(content, str) else ""
+def _last_message(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text of a last message of the assistant's."""
+    content = messages[-1].get("content")
+    return content if messages[-1].get("role") == ROLE and isinstance(content, str) else ""

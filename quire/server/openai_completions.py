@@ -89,7 +89,7 @@ class Completion:
         job, body = self.job, self.body
         writer = ChunkWriter(job.shared("text_completion"), include_usage=body.include_usage)
         offsets: dict[int, int] = {}  # characters sent, by choice
-        around: dict[int, tuple[bytes, bytes]] = {}  # of the chunks that differ in their text only, by choice
+        around: dict[int, list[bytes]] = {}  # of the chunks that differ in their text only, by choice
         is_plain, counts_usage = not (self.wants_all or body.echo), body.continuous_usage
         async for index, output in job.outputs():
             self._count([output])
@@ -101,8 +101,7 @@ class Completion:
                         like = CompletionOutput(answer.index, TEXT, [])
                         around[number] = writer.around(self._choice(index, like, None))
                     if answer.text:
-                        before, after = around[number]
-                        yield before + orjson.dumps(answer.text) + after
+                        yield orjson.dumps(answer.text).join(around[number])
                     continue
                 echoed = None
                 if number not in offsets:

@@ -5,7 +5,7 @@ Ranges that sampling itself has are checked by SamplingParams; only what is spec
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -25,7 +25,6 @@ class GenerationBody(Body):
         "prompt_embeds",
         "logprob_token_ids",
         "kv_transfer_params",
-        "thinking_token_budget",
         "repetition_detection",
         "logits_processors",
     )
@@ -94,6 +93,8 @@ class GenerationBody(Body):
 
 
 class CompletionBody(GenerationBody):
+    unsupported: ClassVar[tuple[str, ...]] = (*GenerationBody.unsupported, "thinking_token_budget")
+
     prompt: Any = None  # checked in `prompts`: a union here would report one error a branch
     add_special_tokens: bool = True
     echo: bool = False
@@ -112,10 +113,11 @@ class CompletionBody(GenerationBody):
         return self
 
 
-class ChatBody(GenerationBody):
+class ChatFields(GenerationBody):
+    """All of a chat request but its messages."""
+
     unsupported: ClassVar[tuple[str, ...]] = (*GenerationBody.unsupported, "functions", "audio", "web_search_options")
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, le=INT64 - 1)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=-1)
@@ -123,6 +125,9 @@ class ChatBody(GenerationBody):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
+    include_reasoning: bool = True
+    thinking_token_budget: int | None = Field(None, ge=-1)
+    max_thinking_tokens: int | None = Field(None, ge=-1)
     documents: list[dict[str, Any]] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -130,18 +135,33 @@ class ChatBody(GenerationBody):
     continue_final_message: bool = False
     add_special_tokens: bool = False
     echo: bool = False
+    return_prompt_text: bool = False
 
     @model_validator(mode="after")
-    def _check_chat(self) -> ChatBody:
+    def _check_chat(self) -> ChatFields:
         if self.top_logprobs and not self.logprobs:
             raise InputError("top_logprobs needs logprobs=true", "top_logprobs")
         if self.continue_final_message and self.add_generation_prompt:
             raise InputError(
                 "continue_final_message and add_generation_prompt cannot both be true", "continue_final_message"
             )
-        if self.chat_template is not None:
-            raise InputError("chat_template is taken from the server's own options only", "chat_template")
-        check_tools(self.tools, self.tool_choice)
+        return self
+
+
+class ChatBody(ChatFields):
+    messages: list[dict[str, Any]] = Field(min_length=1)
+
+
+class ChatBatchBody(ChatFields):
+    messages: list[Annotated[list[dict[str, Any]], Field(min_length=1)]] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _check_batch(self) -> ChatBatchBody:
+        for name, plain in (("n", 1), ("stream", False), ("tools", None), ("echo", False)):
+            if getattr(self, name) != plain:
+                raise InputError(f"{name} cannot be given in a batch of conversations", name)
+        if self.tool_choice not in (None, "none"):
+            raise InputError("tool_choice must be 'none' in a batch of conversations", "tool_choice")
         return self
 
 
@@ -153,6 +173,7 @@ class TokenizeBody(Body):
     return_token_strs: bool = False
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
@@ -171,18 +192,3 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     model: str | None = None
     tokens: list[int]
-
-
-def check_tools(tools: list[dict[str, Any]] | None, choice: str | dict[str, Any] | None) -> None:
-    """Raises InputError for tools that are not functions or a choice that this version cannot enforce."""
-    for i, tool in enumerate(tools or []):
-        function = tool.get("function")
-        name = function.get("name") if isinstance(function, dict) else None
-        if tool.get("type") != "function" or not isinstance(name, str):
-            raise InputError(f'tools[{i}] must be {{"type": "function", "function": {{"name": …}}}}', "tools")
-    if choice in (None, "none"):
-        return
-    if not tools:
-        raise InputError("tool_choice needs tools", "tool_choice")
-    if choice != "auto":
-        raise InputError("tool_choice must be 'auto' or 'none' in this version", "tool_choice")

@@ -37,10 +37,9 @@ class ChunkWriter:
         tail = self._tail if usage is None else b'],"usage":' + orjson.dumps(usage) + b"}\n\n"
         return self._head + orjson.dumps(choice) + tail
 
-    def around(self, choice: dict[str, Any]) -> tuple[bytes, bytes]:
-        """What stands before and after the text in chunks like this one, whose text is TEXT."""
-        before, _, after = self.chunk(choice).partition(orjson.dumps(TEXT))
-        return before, after
+    def around(self, choice: dict[str, Any]) -> list[bytes]:
+        """What stands around the text in chunks like this one, whose text is TEXT (once or more)."""
+        return self.chunk(choice).split(orjson.dumps(TEXT))
 
     def usage(self, usage: dict[str, Any]) -> bytes:
         """The last chunk: no choices, the sums of the whole request."""

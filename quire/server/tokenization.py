@@ -23,7 +23,8 @@ async def tokenize(request: Request) -> Response:
     service.check_model(body.model)
     special = body.add_special_tokens
     if body.messages is not None:
-        text = await render_chat(service, body, body.chat_template_kwargs)
+        kwargs = service.config.replies.default_chat_template_kwargs | body.chat_template_kwargs
+        text = await render_chat(service, body, kwargs, messages=body.messages)
         ids = await generation.tokenize(service, text, add_special_tokens=bool(special))
     else:
         assert body.prompt is not None

@@ -30,6 +30,7 @@ class EngineOutput(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     prompt_logprobs: list[TokenLogprobs] | None = None  # new prompt positions, in order, from position 1
     finish_reason: str | None = None  # stop | length | abort | error
     stop_reason: int | str | None = None  # the stop token id; None for EOS; after an error one of the words above
+    lacks_stop_token: bool = False  # finished by "stop" although the last token is none: the grammar is complete
     num_cached_tokens: int = 0
     queued: float = 0.0  # seconds from arrival to first scheduling, set on the first output
     num_preemptions: int = 0
@@ -56,7 +57,7 @@ class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
     step_tokens: list[int] = msgspec.field(default_factory=list)  # tokens of the steps since the last report
     phase_seconds: dict[str, float] = msgspec.field(
         default_factory=dict
-    )  # idle, hold, inbox, plan, submit, wait, settle, outbox
+    )  # idle, hold, inbox, plan, submit, mask, wait, settle, outbox
 
 
 class EngineOutputs(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

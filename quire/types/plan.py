@@ -57,7 +57,19 @@ class PromptLogprobs(msgspec.Struct, frozen=True, tag="prompt_logprobs"):
     next_ids: np.ndarray
 
 
-Attachment = PromptLogprobs  # a tagged union: one member a feature that single steps carry
+class AwaitMasks(msgspec.Struct, frozen=True, tag="await_masks"):
+    """The step samples when its TokenMasks have come, which take the tokens of the step before."""
+
+
+Attachment = PromptLogprobs | AwaitMasks  # a tagged union: one member a feature that single steps carry
+
+
+class TokenMasks(msgspec.Struct, frozen=True):
+    """What some rows of a step may sample. It follows a plan with AwaitMasks, and may name no row at all."""
+
+    step: int
+    rows: np.ndarray  # [masks] rows of the plan, rising
+    bits: np.ndarray  # [masks, ceil(vocabulary / 32)]; token t is allowed if bit t % 32 of word t // 32 is set
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,3 +89,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_rows(self) -> int:
         return len(self.seats)
+
+    @property
+    def awaits_masks(self) -> bool:
+        return any(isinstance(attachment, AwaitMasks) for attachment in self.attachments)

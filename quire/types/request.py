@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from quire.types.sampling import SamplingParams
+from quire.types.structured import Constraint
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -19,6 +20,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     seed: int = 0  # resolved: the user's, or drawn at random
     priority: int = 0  # lower runs first
     arrival: float = 0.0  # seconds, time.time()
+    constraint: Constraint | None = None
     lora: str | None = None
     cache_salt: str | None = None  # part of the prefix-cache key
     media_hashes: list[bytes] = msgspec.field(default_factory=list)  # part of the prefix-cache key

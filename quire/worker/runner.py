@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,19 +13,23 @@ from quire.attention.base import AttentionBackend
 from quire.attention.context import StepContext
 from quire.kernels.step import commit, gather_decode
 from quire.models.base import DecoderStack
-from quire.types.plan import PromptLogprobs, StepPlan
+from quire.types.plan import PromptLogprobs, StepPlan, TokenMasks
 from quire.worker.batch import Batch, BatchBuilder
 from quire.worker.graphs import DecodeGraphs, DecodeSize
 from quire.worker.kv_store import KVStore
+from quire.worker.masked_step import MaskedStep
 from quire.worker.mixed_graphs import MAX_PROMPTS, MixedGraphs, MixedSize
 from quire.worker.padded import PaddedSteps
 from quire.worker.prefixes import PrefixLayout
 from quire.worker.prompt_logprobs import PromptScorer
 from quire.worker.readback import Readback, StepHandle
 from quire.worker.sampling.logprobs import LogprobTensors
+from quire.worker.sampling.masks import Masks
 from quire.worker.sampling.sampler import Features, History, Sampler
 from quire.worker.seats import Seats
 from quire.worker.staging import Staging
+
+Sample = Callable[[TokenMasks | None], StepHandle]  # the second half of a step: everything after the logits
 
 
 class Runner:
@@ -33,7 +38,8 @@ class Runner:
     A decode step is: changed seats (if any) → forward graph → tail graph → readback; when rows share prefixes, the
     forward graph is one that reads these once. So is a small step with prompt chunks, once its rows have been copied to
     where its graph reads them. Any other step runs the same code from Python. Rows that want their logits edited or
-    log-probabilities leave the tail graph out and sample eagerly.
+    log-probabilities leave the tail graph out and sample eagerly. A step that awaits masks stops at its logits; masks
+    are applied to these in place, and it goes on as it would have without.
     """
 
     def __init__(
@@ -107,44 +113,55 @@ class Runner:
                 if graphs:
                     graphs.rehearse()
 
-    def run(self, plan: StepPlan) -> StepHandle:
+    def run(self, plan: StepPlan) -> StepHandle | MaskedStep:
         with self.on_stream():
             self._sampler.admit(plan.admits)
             self._prompt_scorer.admit(plan.admits)
             layout = self._builder.layout(plan)
             if plan.num_decodes == plan.num_rows:
-                handle = self._decode(plan, layout)
+                sample = self._decode(plan, layout)
             elif (
                 (graphs := self.mixed_graphs)
                 and graphs.captured
                 and (size := graphs.size_for(plan, layout is not None))
             ):
-                handle = self._padded_step(plan, layout, size, graphs)
+                sample = self._padded_step(plan, layout, size, graphs)
             else:
-                handle = self._mixed(plan, layout)
+                sample = self._mixed(plan, layout)
             self._seats.advance(plan.seats, plan.num_tokens)
-            return handle
+            if plan.awaits_masks:
+                return MaskedStep(plan.step, partial(self._sample_later, sample))
+            return sample(None)
+
+    def _sample_later(self, sample: Sample, masks: TokenMasks) -> StepHandle:
+        with self.on_stream():
+            return sample(masks)
 
     # -- decode steps -------------------------------------------------------------------------------------------
 
-    def _decode(self, plan: StepPlan, layout: PrefixLayout | None) -> StepHandle:
+    def _decode(self, plan: StepPlan, layout: PrefixLayout | None) -> Sample:
         graphs = self.graphs
         size = graphs.size_for(plan.num_rows, layout is not None) if graphs and graphs.captured else None
         batch = self._builder.decode(plan, size.rows if size else plan.num_rows, layout, self._staging)
-        features = self._sampler.features(plan.seats)
         if size and graphs:
             graphs.forward(size)
-            if features.draw_only:
-                self._readback.before_commit()
-                graphs.tail(size, filtered=features.filter)
-                return self._readback.start(plan, self._tokens, None, None)
-            logits = self._logits[: plan.num_rows]
-            batch = self._builder.decode_views(plan.num_rows)
-        else:
-            gather_decode(self._seats.state, batch.buffers, batch.seats)
-            logits = self.model.logits(self._forward(batch))
-        logprobs = self._sample(batch, plan.seats, logits, features)
-        return self._readback.start(plan, self._tokens, logprobs, None)
+            return partial(self._sample_decoded, plan, size, graphs)
+        gather_decode(self._seats.state, batch.buffers, batch.seats)
+        logits = self.model.logits(self._forward(batch))
+        return partial(self._sample_eagerly, plan, batch, logits, None)
+
+    def _sample_decoded(
+        self, plan: StepPlan, size: DecodeSize, graphs: DecodeGraphs, masks: TokenMasks | None
+    ) -> StepHandle:
+        features = self._sampler.features(plan.seats)
+        logits = self._logits[: plan.num_rows]
+        if not features.draw_only:
+            return self._sample_eagerly(plan, self._builder.decode_views(plan.num_rows), logits, None, masks)
+        if (found := self._sampler.masks(masks, None)) is not None:
+            found.apply(logits)
+        self._readback.before_commit()
+        graphs.tail(size, filtered=features.filter)
+        return self._readback.start(plan, self._tokens, None, None)
 
     def _forward_decode(self, size: DecodeSize, layers: int | None) -> None:
         batch = self._builder.decode_views(size.rows, shares_prefix=size.shares_prefix)
@@ -161,34 +178,36 @@ class Runner:
 
     # -- steps with prompt chunks -------------------------------------------------------------------------------
 
-    def _mixed(self, plan: StepPlan, layout: PrefixLayout | None) -> StepHandle:
+    def _mixed(self, plan: StepPlan, layout: PrefixLayout | None) -> Sample:
         batch = self._builder.mixed(plan, layout, self._staging)
         hidden = self._forward(batch)
-        logprobs = prompt_logprobs = None
+        logits = prompt_logprobs = None
         for attachment in plan.attachments:
             if isinstance(attachment, PromptLogprobs):
                 prompt_logprobs = self._prompt_scorer.score(plan, attachment, hidden, batch.buffers.input_ids)
         if batch.logit_tokens is not None and len(batch.sample_rows_np):
             logits = self.model.logits(hidden.index_select(0, batch.logit_tokens))
-            seats = plan.seats[batch.sample_rows_np]
-            logprobs = self._sample(batch, seats, logits, self._sampler.features(seats))
-        else:
-            self._commit(batch, self._sampled[:0])
-        return self._readback.start(plan, self._tokens, logprobs, prompt_logprobs)
+        return partial(self._sample_eagerly, plan, batch, logits, prompt_logprobs)
 
-    def _padded_step(
-        self, plan: StepPlan, layout: PrefixLayout | None, size: MixedSize, graphs: MixedGraphs
-    ) -> StepHandle:
+    def _padded_step(self, plan: StepPlan, layout: PrefixLayout | None, size: MixedSize, graphs: MixedGraphs) -> Sample:
         batch, first = self._padded.fill(plan, layout, size, self._staging)
         graphs.forward(size)
+        return partial(self._sample_padded, plan, batch, first, size, graphs)
+
+    def _sample_padded(
+        self, plan: StepPlan, batch: Batch, first: int, size: MixedSize, graphs: MixedGraphs, masks: TokenMasks | None
+    ) -> StepHandle:
         seats = plan.seats[batch.sample_rows_np]
         features = self._sampler.features(seats)
-        logprobs = None
+        logits, logprobs = self._logits[: len(seats)], None
+        found = self._sampler.masks(masks, batch.sample_rows_np)
         if features.draw_only:
+            if found is not None:
+                found.apply(logits)
             self._readback.before_commit()
             graphs.tail(size, filtered=features.filter)
         else:
-            logprobs = self._sample(batch, seats, self._logits[: len(seats)], features)
+            logprobs = self._sample(batch, seats, logits, features, found)
         if logprobs is not None:
             logprobs = logprobs.with_rows(logprobs.rows - first)
         return self._readback.start(plan, self._tokens[first:], logprobs, None)
@@ -222,8 +241,27 @@ class Runner:
         )
         return self.model.forward(batch.buffers.input_ids, context, layers)
 
+    def _sample_eagerly(
+        self,
+        plan: StepPlan,
+        batch: Batch,
+        logits: torch.Tensor | None,
+        prompt_logprobs: LogprobTensors | None,
+        masks: TokenMasks | None,
+    ) -> StepHandle:
+        """logits: None if no row samples."""
+        logprobs = None
+        if logits is None:
+            self._commit(batch, self._sampled[:0])
+        else:
+            rows = batch.sample_rows_np
+            seats = plan.seats[rows]
+            found = self._sampler.masks(masks, rows)
+            logprobs = self._sample(batch, seats, logits, self._sampler.features(seats), found)
+        return self._readback.start(plan, self._tokens, logprobs, prompt_logprobs)
+
     def _sample(
-        self, batch: Batch, seats_np: np.ndarray, logits: torch.Tensor, features: Features
+        self, batch: Batch, seats_np: np.ndarray, logits: torch.Tensor, features: Features, masks: Masks | None
     ) -> LogprobTensors | None:
         """Sample the rows that are due and commit; log-probabilities name plan rows."""
         rows = batch.sample_rows
@@ -231,10 +269,12 @@ class Runner:
         lengths = batch.buffers.seq_lens if rows is None else batch.buffers.seq_lens.index_select(0, rows)
         logprobs = None
         if features.plain:
+            if masks is not None:
+                masks.apply(logits)
             sampled = self._sampled[: len(seats_np)]
             self._sampler.sample_plain(logits, seats, lengths, sampled)
         else:
-            output = self._sampler.sample(logits, seats, lengths, self._history, features, seats_np)
+            output = self._sampler.sample(logits, seats, lengths, self._history, features, seats_np, masks)
             sampled, logprobs = output.token_ids[:, 0].contiguous(), output.logprobs
         self._commit(batch, sampled)
         if logprobs is None or rows is None:

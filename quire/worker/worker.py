@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,11 +20,12 @@ from quire.foundation.log import get_logger
 from quire.models import catalog, weights
 from quire.platforms import select_platform
 from quire.types.kv import KVGroupSpec, WorkerReport
-from quire.types.plan import Admit, NewBlocks, StepPlan
+from quire.types.plan import Admit, Attachment, AwaitMasks, NewBlocks, StepPlan, TokenMasks
 from quire.types.sampling import SamplingParams
 from quire.worker.batch import BatchBuilder
 from quire.worker.graphs import decode_sizes, graph_rows
 from quire.worker.kv_store import KVStore
+from quire.worker.masked_step import MaskedStep
 from quire.worker.mixed_graphs import MAX_PROMPTS, mixed_sizes, with_prefixes
 from quire.worker.padded import PaddedSteps
 from quire.worker.prefixes import PrefixRows
@@ -69,6 +70,7 @@ class Worker:
         self._phases: dict[str, float] = {}
         self._notes: list[str] = []
         self.runner: Runner | None = None
+        self._awaiting: MaskedStep | None = None  # the latest step, if it waits for its masks
 
     # -- start --------------------------------------------------------------------------------------------------
 
@@ -188,7 +190,8 @@ class Worker:
             with Rehearsal() as rehearsal:
                 runner.run(_dummy_plan(_spread(tokens, rows), []))
                 # What is sampled here is garbage, so nothing may be looked up by it.
-                runner.run(_picky_plan(msgspec.structs.replace(_ALL_FEATURES, logprobs=None)))
+                picky = msgspec.structs.replace(_ALL_FEATURES, logprobs=None)
+                self._run_picky(runner, picky)
                 runner.rehearse()
                 torch.cuda.synchronize()
         except (AttributeError, TypeError) as error:  # another version of Triton may be made otherwise inside
@@ -206,12 +209,21 @@ class Worker:
         torch.cuda.reset_peak_memory_stats()
         runner.run(_dummy_plan(counts, [])).result()
         # Once through everything that few requests ask for, so that the first of them does not wait for a compiler.
-        runner.run(_picky_plan(_ALL_FEATURES)).result()
+        self._run_picky(runner, _ALL_FEATURES).result()
         torch.cuda.synchronize()
         taken = torch.cuda.max_memory_reserved() - self._model.num_bytes()
         del runner
         torch.cuda.empty_cache()
         return taken
+
+    def _run_picky(self, runner: Runner, params: SamplingParams) -> MaskedStep:
+        """A step with everything that few requests ask for."""
+        counts = np.array([2, 3], dtype=np.int32)
+        step = runner.run(_dummy_plan(counts, [Admit(1, 0, 2, params, [0], 0)], [AwaitMasks()]))
+        assert isinstance(step, MaskedStep)
+        words = -(-self._resolved.info.vocab_size // 32)
+        step.mask(TokenMasks(step.step, np.array([1], dtype=np.int32), np.full((1, words), -1, dtype=np.int32)))
+        return step
 
     def _size_cache(self, activation_bytes: int) -> tuple[int, int]:
         """Blocks of the KV cache and the context length it can hold.
@@ -261,11 +273,21 @@ class Worker:
 
     # -- serve --------------------------------------------------------------------------------------------------
 
-    def execute(self, plan: StepPlan) -> StepHandle:
+    def execute(self, plan: StepPlan) -> StepHandle | MaskedStep:
         """Start a step; never waits for the device."""
         if self.runner is None:
             raise ConfigError("the worker was not started")
-        return self.runner.run(plan)
+        self._awaiting = None
+        step = self.runner.run(plan)
+        if isinstance(step, MaskedStep):
+            self._awaiting = step
+        return step
+
+    def mask(self, masks: TokenMasks) -> None:
+        """Let the latest step sample; nothing to do if it could not even be launched."""
+        if self._awaiting is not None:
+            self._awaiting.mask(masks)
+            self._awaiting = None
 
     def call(self, method: str, *args: Any) -> Any:
         """Utilities outside the steps: "memory" → bytes by use."""
@@ -275,7 +297,7 @@ class Worker:
 
     def shutdown(self) -> None:
         """Give the device's memory back; also after a start that failed half-way."""
-        self.runner = None
+        self.runner = self._awaiting = None
         self.__dict__.pop("_model", None)
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
@@ -289,11 +311,7 @@ def _spread(tokens: int, rows: int) -> np.ndarray:
     return counts
 
 
-def _picky_plan(params: SamplingParams) -> StepPlan:
-    return _dummy_plan(np.array([2, 3], dtype=np.int32), [Admit(1, 0, 2, params, [0], 0)])
-
-
-def _dummy_plan(counts: np.ndarray, admits: list[Admit]) -> StepPlan:
+def _dummy_plan(counts: np.ndarray, admits: list[Admit], attachments: Sequence[Attachment] = ()) -> StepPlan:
     """A step of prompt chunks of the given lengths whose KV all goes to the null block."""
     nothing = np.zeros(0, dtype=np.int32)
     return StepPlan(
@@ -306,4 +324,5 @@ def _dummy_plan(counts: np.ndarray, admits: list[Admit]) -> StepPlan:
         samples=np.ones(len(counts), dtype=bool),
         blocks=[NewBlocks(nothing, nothing, nothing)],
         max_seq_len=int(counts.max()),
+        attachments=[*attachments],
     )

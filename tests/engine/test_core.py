@@ -87,7 +87,7 @@ class ListInbox:
         taken, self.messages = self.messages, []
         return taken
 
-    def wait(self, _timeout: float | None, _sentinel: int | None) -> None:
+    def wait(self, _timeout: float | None, *_sentinels: int) -> None:
         self.waits += 1
 
 

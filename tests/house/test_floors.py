@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2] / "quire"
 FLOORS: list[list[str]] = [
     ["foundation"],
     ["types"],
-    ["config", "observe", "kv", "scheduling"],
+    ["config", "grammar", "observe", "kv", "scheduling"],
     ["distributed", "platforms"],
     ["kernels"],
     ["attention", "quantization"],
@@ -29,7 +29,19 @@ FLOORS: list[list[str]] = [
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 # Rooms of one floor that may lean on a neighbour, in this direction only.
 NEIGHBOURS = {("scheduling", "kv"), ("cli", "server"), ("cli", "llm")}
-BRAIN = ["types", "config", "observe", "kv", "scheduling", "executor", "engine", "frontend", "server", "foundation"]
+BRAIN = [
+    "types",
+    "config",
+    "grammar",
+    "observe",
+    "kv",
+    "scheduling",
+    "executor",
+    "engine",
+    "frontend",
+    "server",
+    "foundation",
+]
 # The executor reaches the worker by name; the worker's own process is where the muscle is imported.
 HEAVY = {"torch", "triton", "transformers", "safetensors"}
 

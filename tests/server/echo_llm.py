@@ -14,6 +14,7 @@ from quire.config.model_info import ModelInfo
 from quire.config.resolve import Resolved
 from quire.engine.client import EngineInfo
 from quire.foundation.errors import EngineDeadError, InputError
+from quire.frontend.parsers.formats import Formats
 from quire.types.kv import WorkerReport
 from quire.types.output import CompletionOutput, EngineStats, Logprob, RequestMetrics, RequestOutput
 from quire.types.sampling import RequestOutputKind, SamplingParams
@@ -111,6 +112,10 @@ class EchoLLM:
     @property
     def chat_template(self) -> str:
         return TEMPLATE
+
+    @property
+    def formats(self) -> Formats:
+        return Formats()
 
     def shutdown(self) -> None:
         self.running.clear()

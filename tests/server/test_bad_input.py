@@ -90,6 +90,7 @@ COMPLETION: list[tuple[str, dict[str, Any]]] = [
     ("logprobs", {"logprobs": True}),
     ("echo", {"echo": "yes"}),
 ]
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
 CHAT: list[tuple[str, dict[str, Any]]] = [
     ("messages", {"messages": []}),
     ("messages", {"messages": None}),
@@ -105,7 +106,16 @@ CHAT: list[tuple[str, dict[str, Any]]] = [
     ("tools", {"tools": []}),
     ("tools", {"tools": [{"type": "web"}]}),
     ("tool_choice", {"tool_choice": "auto"}),
-    ("tool_choice", {"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f"}}]}),
+    ("tools", {"tools": [{"type": "function", "function": {"name": ""}}]}),
+    ("tools", {"tools": [{"type": "function", "function": {"name": "f", "parameters": "x"}}]}),
+    ("tools", {"tools": [{"type": "function", "function": {"name": "f", "strict": "yes"}}]}),
+    ("tool_choice", {"tool_choice": "any", "tools": TOOLS}),
+    ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": TOOLS}),
+    ("tool_choice", {"tool_choice": {"type": "function"}, "tools": TOOLS}),
+    ("thinking_token_budget", {"thinking_token_budget": -2}),
+    ("thinking_token_budget", {"thinking_token_budget": 5}),  # a model that does not think
+    ("max_thinking_tokens", {"max_thinking_tokens": 5}),
+    ("include_reasoning", {"include_reasoning": "no"}),
     ("continue_final_message", {"continue_final_message": True, "add_generation_prompt": True}),
     ("chat_template", {"chat_template": "{{ x }}"}),
     ("chat_template_kwargs", {"chat_template_kwargs": {"messages": []}}),
@@ -134,6 +144,23 @@ def test_completions(echo: Served, field: str, change: dict[str, Any]) -> None:
 def test_chat(echo: Served, field: str, change: dict[str, Any]) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}]} | change
     assert_refused(echo.client.post("/v1/chat/completions", json=body), field)
+
+
+BATCH: list[tuple[str, dict[str, Any]]] = [
+    ("messages", {"messages": []}),
+    ("messages", {"messages": [[]]}),
+    ("messages", {"messages": [{"role": "user", "content": "hi"}]}),
+    ("n", {"n": 2}),
+    ("stream", {"stream": True}),
+    ("tools", {"tools": TOOLS}),
+    ("tool_choice", {"tool_choice": "auto"}),
+]
+
+
+@pytest.mark.parametrize(("field", "change"), BATCH)
+def test_chat_batch(echo: Served, field: str, change: dict[str, Any]) -> None:
+    body = {"messages": [[{"role": "user", "content": "hi"}]]} | change
+    assert_refused(echo.client.post("/v1/chat/completions/batch", json=body), field)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
-from quire.frontend.parsers.base import ReasoningFormat, ToolFormat
+from quire.config.replies import ReplyConfig
+from quire.config.resolve import Resolved
+from quire.foundation.errors import ConfigError
+from quire.frontend.parsers.base import REASONING_FORMATS, TOOL_FORMATS, ReasoningFormat, ToolFormat
+from quire.frontend.tokenizer import Tokenizer
+
+AUTO, NONE = "auto", ("none", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +23,57 @@ class Formats:
 
     tools: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
-    start: tuple[int, ...] = ()  # token ids of the marker that reasoning begins with; empty if it has none
+    start: tuple[int, ...] = ()  # token ids of the marker that reasoning begins with
     end: tuple[int, ...] = ()  # … and of the one that ends it
     special_reasoning: bool = False  # these markers are special tokens, which the text must keep
+
+
+def find_formats(resolved: Resolved, tokenizer: Tokenizer | None) -> Formats:
+    """Raises ConfigError for an unknown name (with the known ones) or a plugin file that cannot be used."""
+    config = resolved.config.replies
+    for name in ("tool_parser_plugin", "reasoning_parser_plugin"):
+        if file := getattr(config, name):
+            _load_plugin(Path(file).expanduser(), name)
+    tools, reasoning = _names(config, resolved, tokenizer)
+    tool_format = None if tools is None else TOOL_FORMATS.get(tools)
+    if reasoning is None or tokenizer is None:
+        return Formats(tool_format)
+    reasoning_format: ReasoningFormat = REASONING_FORMATS.get(reasoning)
+    start, end = (
+        tuple(tokenizer.encode(marker, add_special_tokens=False))
+        for marker in (reasoning_format.start, reasoning_format.end)
+    )
+    return Formats(
+        tools=tool_format,
+        reasoning=reasoning_format,
+        start=start,
+        end=end,
+        special_reasoning=_any_special(tokenizer, (*start, *end)),
+    )
+
+
+def _names(config: ReplyConfig, resolved: Resolved, tokenizer: Tokenizer | None) -> tuple[str | None, str | None]:
+    """Of the tool format and of the reasoning format."""
+    tools, reasoning = config.tool_call_parser, config.reasoning_parser
+    del resolved, tokenizer
+    return (None if tools in (*NONE, AUTO) else tools), (None if reasoning in (*NONE, AUTO) else reasoning)
+
+
+def _any_special(tokenizer: Tokenizer, ids: Iterable[int]) -> bool:
+    return not set(ids).isdisjoint(tokenizer.all_special_ids)
+
+
+@cache
+def _load_plugin(file: Path, option: str) -> None:
+    """Run a file of the operator's, once a process."""
+    name = f"quire_plugin_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None or not file.is_file():
+        raise ConfigError(f"{option} {str(file)!r} is not a Python file", option)
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{option} {str(file)!r} failed: {type(error).__name__}: {error}", option) from error

@@ -9,9 +9,10 @@ import torch
 
 from quire.kernels import sampling as kernels
 from quire.kernels.sampling import History, Scratch
-from quire.types.plan import Admit
+from quire.types.plan import Admit, TokenMasks
 from quire.worker.sampling.columns import Columns, Features
 from quire.worker.sampling.logprobs import LogprobTensors, gather_logprobs
+from quire.worker.sampling.masks import Masks
 from quire.worker.sampling.processors import PROCESSORS, Processor, RowState
 
 __all__ = ["Features", "History", "Sampler", "SamplerOutput"]
@@ -41,7 +42,8 @@ class Sampler:
     """Owns the sampling state of all seats. Nothing here waits for the device.
 
     `sample_plain` is all that greedy and temperature sampling need and fits in a CUDA graph; `sample` does the rest.
-    Order of work: allowed ids, bad words, min_tokens, logit_bias, penalties, temperature, min-p, top-k, top-p, draw.
+    Order of work: masks, allowed ids, bad words, min_tokens, logit_bias, penalties, temperature, min-p, top-k, top-p,
+    draw.
     Log-probabilities are the model's own, before any of it.
     """
 
@@ -63,6 +65,16 @@ class Sampler:
     def features(self, seats: np.ndarray) -> Features:
         """What the rows of these seats want, at the price of one numpy reduction."""
         return self._columns.features(seats)
+
+    def masks(self, masks: TokenMasks | None, sample_rows: np.ndarray | None) -> Masks | None:
+        """Bring masks to the device; None if nothing is forbidden.
+
+        sample_rows: the plan row of each row of the logits, rising; None if they are the same.
+        """
+        if masks is None or not len(masks.rows):
+            return None
+        rows = masks.rows if sample_rows is None else np.searchsorted(sample_rows, masks.rows).astype(np.int32)
+        return Masks(rows, self._upload(rows), self._upload(masks.bits))
 
     def sample_plain(
         self,
@@ -87,6 +99,7 @@ class Sampler:
         history: History,
         features: Features,
         seats_np: np.ndarray,
+        masks: Masks | None = None,
     ) -> SamplerOutput:
         """Sample with everything the rows ask for. May overwrite `logits`.
 
@@ -96,12 +109,15 @@ class Sampler:
         rows = len(seats_np)
         out = torch.empty(rows, dtype=torch.int32, device=logits.device)
         lines = []
-        if features.edits or features.logprobs:
+        edits = features.edits or masks is not None
+        if edits or features.logprobs:
             for start in range(0, rows, self._slice_rows):
                 part = slice(start, min(start + self._slice_rows, rows))
                 raw, prepared = logits[part], self._prepared(seats_np[part], features)
                 # Log-probabilities are of the logits as they were, so these are kept until the slice has its tokens.
-                edited = raw.clone() if features.edits and features.logprobs else raw
+                edited = raw.clone() if edits and features.logprobs else raw
+                if masks is not None:
+                    masks.apply(edited, start)
                 if features.edits:
                     self._edit(edited, seats[part], lengths[part], history, features, prepared)
                 if features.logprobs:

@@ -1,0 +1,126 @@
+"""Answers that are a row of messages, each with a header that says what it is: reasoning, content or a call.
+
+Calls pass as they are, header and all, for the parser of calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from quire.frontend.parsers.base import Parser
+from quire.frontend.parsers.markers import find_first, held_back
+from quire.types.reply import Content, Piece, Reasoning
+
+Kind = Literal["reasoning", "content", "call"]
+
+
+@dataclass(frozen=True)
+class Channels:
+    start: str  # of the reasoning, as the engine sees it
+    end: str  # … where the content begins
+    heads: tuple[str, ...]  # a header begins with one of them
+    head_ends: tuple[str, ...]  # … and is complete with one of these
+    body_ends: tuple[str, ...]
+    kind: Callable[[str], Kind]  # of a complete header
+
+    wraps_content = True
+
+    def opening(self, prompt: str, template_kwargs: Mapping[str, Any]) -> str:
+        del prompt, template_kwargs
+        return "open"
+
+    def parser(self, prompt: str, template_kwargs: Mapping[str, Any], *, bound: bool = False) -> Parser:
+        del prompt, template_kwargs, bound  # the content is never trimmed
+        return _ChannelParser(self)
+
+
+class _ChannelParser:
+    def __init__(self, rules: Channels) -> None:
+        self._rules = rules
+        self._held = ""  # not decided yet
+        self._pieces: list[Piece] = []
+        self._kind: Kind = "content"
+        self._in_header = False
+
+    def feed(self, text: str) -> list[Piece]:
+        self._held += text
+        while self._held and (self._header() if self._in_header else self._body()):
+            pass
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def finish(self) -> list[Piece]:
+        """Half a header says nothing; half a marker in a text is text after all."""
+        rest, self._held = self._held, ""
+        if not self._in_header:
+            self._pass_on(rest)
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def _header(self) -> bool:
+        found = find_first(self._held, self._rules.head_ends)
+        if found is None:
+            return False
+        end = found[0] + len(found[1])
+        header, self._held = self._held[:end], self._held[end:]
+        self._kind = self._rules.kind(header)
+        if self._kind == "call":
+            self._pass_on(header)
+        self._in_header = False
+        return True
+
+    def _body(self) -> bool:
+        markers = self._rules.body_ends + self._rules.heads
+        found = find_first(self._held, markers)
+        if found is None:
+            end = len(self._held) - held_back(self._held, markers)
+            self._pass_on(self._held[:end])
+            self._held = self._held[end:]
+            return False
+        at, marker = found
+        self._pass_on(self._held[:at])
+        self._in_header = marker in self._rules.heads
+        if self._in_header:
+            self._held = self._held[at:]
+        else:
+            if self._kind == "call":
+                self._pass_on(marker)
+            self._held = self._held[at + len(marker) :]
+            self._kind = "content"
+        return True
+
+    def _pass_on(self, text: str) -> None:
+        if text:
+            self._pieces.append(Reasoning(text) if self._kind == "reasoning" else Content(text))
+
+
+def _harmony_kind(header: str) -> Kind:
+    if "to=" in header:
+        return "call"
+    return "reasoning" if "<|channel|>analysis" in header else "content"
+
+
+def _inkling_kind(header: str) -> Kind:
+    if "<|content_invoke_tool" in header:
+        return "call"
+    return "reasoning" if "<|content_thinking|>" in header else "content"
+
+
+HARMONY = Channels(
+    start="<|channel|>analysis<|message|>",
+    end="<|channel|>final<|message|>",
+    heads=("<|start|>", "<|channel|>"),
+    head_ends=("<|message|>",),
+    body_ends=("<|end|>", "<|return|>", "<|call|>"),
+    kind=_harmony_kind,
+)
+INKLING = Channels(
+    start="<|content_thinking|>",
+    end="<|content_text|>",
+    heads=("<|message_model|>", "<|content_thinking|>", "<|content_text|>", "<|content_invoke_tool_json|>"),
+    head_ends=("<|content_thinking|>", "<|content_text|>", "<|content_invoke_tool_json|>"),
+    body_ends=("<|end_message|>",),
+    kind=_inkling_kind,
+)

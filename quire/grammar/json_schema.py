@@ -1,0 +1,289 @@
+"""JSON schemas at the door: what cannot be enforced is refused by name and path, the rest comes out in plain form.
+
+In plain form a schema has no annotations and only keywords that bind; where a rarer keyword says the same as a common
+one, the common one stands. Keywords and formats that JSON Schema does not know are annotations, as its specification
+says.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from quire.foundation.errors import InputError
+
+MAX_BYTES = 256 * 1024
+MAX_DEPTH = 64  # of nested schemas
+MAX_SCHEMAS = 10_000
+_ANNOTATIONS = frozenset(
+    "title description default examples deprecated readOnly writeOnly $comment $schema $vocabulary example id "
+    "contentEncoding contentMediaType contentSchema discriminator nullable externalDocs xml x-guidance".split()
+)
+_REFUSED = {
+    "not": "",
+    "if": "",
+    "then": "",
+    "else": "",
+    "contains": "",
+    "minContains": "",
+    "maxContains": "",
+    "uniqueItems": "",
+    "propertyNames": " but for a plain pattern or enum beside additionalProperties",
+    "dependentRequired": "",
+    "dependentSchemas": "",
+    "dependencies": "",
+    "unevaluatedProperties": " but for false in a schema that refers to no other",
+    "unevaluatedItems": " but for false in a schema that refers to no other",
+    "$dynamicRef": "",
+    "$recursiveRef": "",
+}
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_REFERRING = ("$ref", "anyOf", "oneOf", "allOf")
+FORMATS = frozenset("date-time date time duration email hostname ipv4 ipv6 uri uuid".split())
+_POINTER = r"(/([^/~]|~[01])*)*"
+_FORMAT_PATTERNS = {
+    "json-pointer": f"^{_POINTER}$",
+    "relative-json-pointer": rf"^(0|[1-9][0-9]*)(#|{_POINTER})$",
+}
+_REFUSED_FORMATS = frozenset("idn-email idn-hostname uri-reference iri iri-reference uri-template regex".split())
+
+
+def plain(schema: str | dict[str, Any] | bool, field: str, *, close_objects: bool = False) -> str:
+    """The JSON text of the schema in plain form.
+
+    field: what the user calls it. close_objects: objects that do not say so take no additional properties.
+    Raises InputError naming the keyword and its path.
+    """
+    return json.dumps(_Reader(field, close_objects).read(schema), ensure_ascii=False, separators=(",", ":"))
+
+
+class _Reader:
+    def __init__(self, field: str, close_objects: bool) -> None:
+        self._field = field
+        self._close_objects = close_objects
+        self._num_schemas = 0
+        self._root: Any = None
+        self._pending: dict[str, None] = {}  # local references that are yet to be checked
+
+    def read(self, schema: str | dict[str, Any] | bool) -> dict[str, Any]:
+        self._root = root = self._parsed(schema)
+        if root is False:
+            raise self._refusal("is false, which no value satisfies", "$")
+        found: dict[str, Any] = {} if root is True else self._schema(root, "$", 0)
+        self._add_targets(found)
+        return found
+
+    def _parsed(self, schema: str | dict[str, Any] | bool) -> Any:
+        try:
+            text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
+            if len(text.encode()) > MAX_BYTES:
+                raise self._refusal(f"is longer than {MAX_BYTES // 1024} KiB", "$")
+            found = json.loads(text, parse_constant=_no_constant) if isinstance(schema, str) else schema
+        except RecursionError:
+            raise self._refusal("is nested too deeply", "$") from None
+        except (TypeError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"{self._field} is not valid JSON: {error}", self._field) from None
+        if not isinstance(found, dict | bool):
+            raise InputError(f"{self._field} must be a JSON schema, an object; got {_kind(found)}", self._field)
+        return found
+
+    # One schema
+
+    def _schema(self, schema: Any, path: str, depth: int) -> Any:
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise self._refusal(f"must be a schema, got {_kind(schema)}", path)
+        self._num_schemas += 1
+        if depth > MAX_DEPTH:
+            raise self._refusal(f"is nested more than {MAX_DEPTH} levels deep", path)
+        if self._num_schemas > MAX_SCHEMAS:
+            raise self._refusal(f"holds more than {MAX_SCHEMAS} schemas", "$")
+        schema = self._rewritten(schema, path)
+        for keyword in _REFUSED.keys() & schema.keys():
+            raise self._refusal(f"uses {keyword!r}, which is not supported{_REFUSED[keyword]}", path)
+        found: dict[str, Any] = {}
+        for keyword, value in schema.items():
+            where = f"{path}.{keyword}"
+            if keyword in _MAPS:
+                found[keyword] = {
+                    name: self._schema(sub, f"{where}.{name}", depth + 1)
+                    for name, sub in self._checked(value, dict, where).items()
+                }
+            elif keyword in _LISTS or (keyword == "items" and isinstance(value, list)):
+                subs = enumerate(self._checked(value, list, where))
+                found[keyword] = [self._schema(sub, f"{where}[{i}]", depth + 1) for i, sub in subs]
+            elif keyword in ("items", "additionalItems", "additionalProperties"):
+                found[keyword] = self._schema(value, where, depth + 1)
+            elif keyword not in _ANNOTATIONS:
+                found[keyword] = self._value(keyword, value, where)
+        return {keyword: value for keyword, value in found.items() if value is not None}
+
+    def _value(self, keyword: str, value: Any, where: str) -> Any:
+        """A keyword's value, checked; None if it says nothing."""
+        if keyword == "$ref":
+            return self._reference(value, where)
+        if keyword == "format":
+            return self._format(value, where)
+        if keyword == "$id" and where != "$.$id":
+            if isinstance(value, str) and value.startswith("#"):
+                return None
+            raise self._refusal("is not supported below the root", where)
+        if keyword in _CHECKS and not _CHECKS[keyword](value):
+            raise self._refusal(f"has a value that it cannot have: {json.dumps(value)[:60]}", where)
+        return value
+
+    def _rewritten(self, schema: dict[str, Any], path: str) -> dict[str, Any]:
+        """Without the keywords that others can stand for."""
+        schema = dict(schema)
+        if schema.get("uniqueItems") is False or schema.get("maxItems") in (0, 1):
+            schema.pop("uniqueItems", None)
+        refers = any(keyword in schema for keyword in _REFERRING)
+        for keyword, plainer in (
+            ("unevaluatedProperties", "additionalProperties"),
+            ("unevaluatedItems", "additionalItems" if isinstance(schema.get("items"), list) else "items"),
+        ):
+            if schema.get(keyword) is True or (schema.get(keyword) is False and plainer in schema):
+                del schema[keyword]
+            elif schema.get(keyword) is False and not refers:
+                schema[plainer] = schema.pop(keyword)
+        for keyword, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+            if isinstance(schema.get(keyword), bool):  # as in draft 4
+                if schema.pop(keyword) and bound in schema:
+                    schema[keyword] = schema.pop(bound)
+        if "propertyNames" in schema:
+            self._rewrite_names(schema)
+        pattern = _FORMAT_PATTERNS.get(str(schema.get("format")))
+        if pattern is not None and "pattern" not in schema:
+            del schema["format"]
+            schema["pattern"] = pattern
+        if self._close_objects and "additionalProperties" not in schema:
+            if schema.get("type") == "object" or "properties" in schema:
+                schema["additionalProperties"] = False
+        return schema
+
+    def _rewrite_names(self, schema: dict[str, Any]) -> None:
+        """propertyNames of a map of values, as patternProperties."""
+        names = schema["propertyNames"]
+        if names is True or names == {}:
+            del schema["propertyNames"]
+            return
+        if not isinstance(names, dict) or "properties" in schema or "patternProperties" in schema:
+            return
+        keywords = names.keys() - _ANNOTATIONS
+        if names.get("type", "string") != "string":
+            return
+        if keywords <= {"pattern", "type"} and isinstance(names.get("pattern"), str):
+            pattern = names["pattern"]
+        elif keywords <= {"enum", "type"} and isinstance(names.get("enum"), list):
+            pattern = f"^({'|'.join(_literal(name) for name in names['enum'] if isinstance(name, str))})$"
+        else:
+            return
+        del schema["propertyNames"]
+        schema["patternProperties"] = {pattern: schema.pop("additionalProperties", True)}
+        schema["additionalProperties"] = False
+
+    def _format(self, name: Any, where: str) -> str | None:
+        if not isinstance(name, str):
+            raise self._refusal(f"must be a string, got {_kind(name)}", where)
+        if name in _REFUSED_FORMATS:
+            raise self._refusal(f"{name!r} is not supported (what is: {', '.join(sorted(FORMATS))})", where)
+        return name if name in FORMATS else None
+
+    # References
+
+    def _reference(self, value: Any, where: str) -> str:
+        if not isinstance(value, str):
+            raise self._refusal(f"must be a string, got {_kind(value)}", where)
+        root_id = self._root.get("$id")
+        reference = value
+        if isinstance(root_id, str) and value.startswith(root_id.rstrip("#") + "#"):
+            reference = value[len(root_id.rstrip("#")) :]
+        if not reference.startswith("#"):
+            raise self._refusal(f"refers to {value!r}: only references within the schema (#/…) are followed", where)
+        if reference.startswith("#/"):
+            self._target(self._root, reference, where)
+            self._pending.setdefault(reference)
+        return reference
+
+    def _target(self, root: Any, reference: str, where: str) -> Any:
+        found = root
+        for key in _pointer(reference):
+            index = int(key) if isinstance(found, list) and key.isdecimal() and len(key) < 6 else key
+            try:
+                found = found[index]
+            except (KeyError, IndexError, TypeError):
+                raise self._refusal(f"refers to {reference!r}, which does not exist", where) from None
+        return found
+
+    def _add_targets(self, found: dict[str, Any]) -> None:
+        """Schemas that are referred to but stand at places that are no keywords (components, say) are read as well."""
+        checked: set[str] = set()
+        while left := [reference for reference in self._pending if reference not in checked]:
+            for reference in left:
+                checked.add(reference)
+                keys = list(_pointer(reference))
+                if keys[0] in _KNOWN:
+                    continue
+                place = found
+                for key in keys[:-1]:
+                    place = place.setdefault(key, {})
+                place[keys[-1]] = self._schema(self._target(self._root, reference, reference), reference, len(keys))
+
+    # Errors
+
+    def _checked(self, value: Any, kind: type, where: str) -> Any:
+        if not isinstance(value, kind):
+            raise self._refusal(f"must be {'an object' if kind is dict else 'a list'}, got {_kind(value)}", where)
+        return value
+
+    def _refusal(self, what: str, path: str) -> InputError:
+        return InputError(f"{self._field}: the JSON schema at {path} {what}", self._field)
+
+
+def _pointer(reference: str) -> Iterator[str]:
+    from urllib.parse import unquote
+
+    for part in reference[2:].split("/"):
+        yield unquote(part).replace("~1", "/").replace("~0", "~")
+
+
+def _literal(text: str) -> str:
+    """A regex for exactly this text."""
+    return "".join(c if c.isalnum() else f"\\{c}" if c.isascii() and c.isprintable() and c != " " else c for c in text)
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else type(value).__name__
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 and value == int(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+_CHECKS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"), _is_count),
+    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), _is_number),
+    "required": _is_names,
+    "enum": lambda value: isinstance(value, list) and len(value) > 0,
+    "pattern": lambda value: isinstance(value, str),
+    "type": lambda value: isinstance(value, str) or (_is_names(value) and len(value) > 0),
+}
+_KNOWN = frozenset((*_MAPS, *_LISTS, "items", "additionalItems", "additionalProperties"))

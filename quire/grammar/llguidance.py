@@ -1,0 +1,194 @@
+"""Grammars by llguidance: an Earley parser over lazily built lexers, so that nothing is made for the vocabulary.
+
+It refuses what it cannot enforce, releases the GIL while it works, and counts its work against limits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
+
+from quire.foundation.errors import InputError
+from quire.grammar import tags
+from quire.grammar.base import GrammarError, Matcher
+from quire.grammar.numbers import DigitLimit, DigitTable
+from quire.grammar.vocabulary import Vocabulary
+from quire.types.structured import GrammarSpec
+
+MAX_THREADS = 8
+JSON_SPACE = r"[ \n\r\t]{1,8}"
+_LIMITS = LLParserLimits(
+    initial_lexer_fuel=4_000_000,
+    step_lexer_fuel=400_000,  # about 30 ms: the worst that one row can hold a step up
+    step_max_items=50_000,
+    max_lexer_states=50_000,  # of 1 to 2 kB
+    max_grammar_size=500_000,
+    verbose_errors=False,
+)
+
+
+class _TokenTable:
+    """What LLTokenizer reads: the bytes of all tokens, and how a text that is bound to come is usually tokenized."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self.greedy: LLTokenizer | None = None
+        self.tokens = list(vocabulary.tokens)
+        self.special_token_ids = sorted({*vocabulary.special.values(), *vocabulary.stop_ids})
+        for name, token in vocabulary.special.items():
+            self.tokens[token] = name.encode()
+        for token in vocabulary.stop_ids:
+            self.tokens[token] = self.tokens[token] or f"<|stop {token}|>".encode()
+        self.eos_token_id = vocabulary.stop_ids[0]
+
+    def __call__(self, text: str) -> list[int]:
+        ids = self._vocabulary.encode(text)
+        if not ids and self.greedy is not None:
+            ids = self.greedy.greedy_tokenize(text)
+        return ids
+
+
+class LLGuidance:
+    """The backend for one vocabulary. Building it takes about a microsecond a token."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        table = _TokenTable(vocabulary)
+        self._tokenizer = LLTokenizer(table, n_vocab=vocabulary.size, eos_token=vocabulary.stop_ids)
+        table.greedy = self._tokenizer
+        self._digits = DigitTable(vocabulary.tokens)
+        self._executor = LLExecutor(min(MAX_THREADS, max(1, (os.cpu_count() or 1) // 2)))
+
+    def compile(self, spec: GrammarSpec) -> LLGrammar:
+        """Raises InputError."""
+        matcher = LLMatcher(self._tokenizer, source(spec), log_level=0, limits=_LIMITS)
+        if matcher.is_error():
+            raise InputError(f"the {spec.kind} cannot be enforced: {_reason(matcher)}", "structured_outputs")
+        digits = DigitLimit(self._digits) if spec.kind in ("json_schema", "json_object") else None
+        return LLGrammar(spec, matcher, digits, frozenset(self.vocabulary.stop_ids))
+
+    def fill(self, matchers: Sequence[Matcher], rows: np.ndarray) -> None:
+        """Rows of matchers that failed are left empty."""
+        ours = [matcher for matcher in matchers if isinstance(matcher, LLGuidanceMatcher)]
+        assert len(ours) == len(matchers)
+        assert rows.dtype == np.int32
+        assert rows.flags.c_contiguous
+        running = [(matcher.inner, line) for line, matcher in enumerate(ours) if not matcher.has_ended]
+        self._executor.unsafe_compute_mask_ptr(running, rows.ctypes.data, rows.strides[0], len(rows))
+        for line, matcher in enumerate(ours):
+            matcher.finish(rows[line])
+
+
+class LLGrammar:
+    def __init__(self, spec: GrammarSpec, matcher: Any, digits: DigitLimit | None, stop_ids: frozenset[int]) -> None:
+        self.spec = spec
+        self._first = LLGuidanceMatcher(matcher, digits, stop_ids)
+
+    def matcher(self) -> LLGuidanceMatcher:
+        return self._first.fork()
+
+
+class LLGuidanceMatcher:
+    __slots__ = ("_digits", "_stop_ids", "has_ended", "inner")
+
+    def __init__(self, inner: Any, digits: DigitLimit | None, stop_ids: frozenset[int]) -> None:
+        self.inner = inner
+        self.has_ended = False  # by a stop token
+        self._digits = digits
+        self._stop_ids = stop_ids
+
+    def accept(self, token: int) -> bool:
+        if token in self._stop_ids:
+            self.has_ended = not self.has_ended and self.may_end
+            return self.has_ended
+        if self.has_ended or self.inner.is_stopped() or self.inner.validate_tokens([token]) != 1:
+            return False
+        self.inner.consume_token(token)
+        if self._digits is not None:
+            self._digits.push(token)
+        return True
+
+    def fill(self, row: np.ndarray) -> None:
+        assert row.dtype == np.int32
+        assert row.flags.c_contiguous
+        if not self.has_ended:
+            self.inner.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        self.finish(row)
+        if self.inner.is_error():
+            raise GrammarError(f"the grammar cannot be followed any further: {_reason(self.inner)}")
+
+    def finish(self, row: np.ndarray) -> None:
+        """What is to be done once the library has filled a row."""
+        if self.has_ended:
+            row.fill(0)
+            for token in self._stop_ids:
+                row.view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
+        elif self.inner.is_error():
+            row.fill(0)
+        elif self._digits is not None:
+            self._digits.cut(row)
+
+    @property
+    def may_end(self) -> bool:
+        return not self.inner.is_error() and bool(self.inner.is_accepting())
+
+    @property
+    def is_done(self) -> bool:
+        return self.has_ended or (self.may_end and bool(self.inner.is_stopped()))
+
+    def rollback(self, num_tokens: int) -> None:
+        if num_tokens and self.has_ended:
+            self.has_ended = False
+            num_tokens -= 1
+        if num_tokens:
+            self.inner.rollback(num_tokens)
+            if self._digits is not None:
+                self._digits.rollback(num_tokens)
+
+    def fork(self) -> LLGuidanceMatcher:
+        other = LLGuidanceMatcher(self.inner.deep_copy(), self._digits and self._digits.fork(), self._stop_ids)
+        other.has_ended = self.has_ended
+        return other
+
+
+def source(spec: GrammarSpec) -> str:
+    """The grammar in llguidance's own form. Raises InputError."""
+    if spec.kind == "regex":
+        return str(LLMatcher.grammar_from_regex(spec.text))
+    if spec.kind == "choice":
+        options = (json.dumps(option, ensure_ascii=False) for option in json.loads(spec.text))
+        return str(LLMatcher.grammar_from_lark("start: " + " | ".join(options)))
+    if spec.kind == "ebnf":
+        return str(LLMatcher.grammar_from_lark(_lark(spec.text)))
+    if spec.kind == "structural_tag":
+        return tags.source(json.loads(spec.text), json_options(spec.whitespace))
+    schema = json.loads(spec.text) if spec.kind == "json_schema" else {"type": "object"}
+    return str(LLMatcher.grammar_from_json_schema(schema, overrides=json_options(spec.whitespace)))
+
+
+def json_options(whitespace: str) -> dict[str, Any]:
+    if whitespace == "none":
+        return {"whitespace_flexible": False}
+    return {"whitespace_pattern": JSON_SPACE if whitespace == "bounded" else whitespace}
+
+
+def _lark(text: str) -> str:
+    """Lark as it is, GBNF translated."""
+    try:
+        return str(any_to_lark(text))
+    except Exception as error:
+        raise InputError(f"grammar cannot be read: {error}", "grammar") from None
+
+
+def _reason(matcher: Any) -> str:
+    text = str(matcher.get_error()).partition("\n<state>")[0]
+    return " ".join(text.split())[:400]
