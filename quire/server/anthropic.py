@@ -12,7 +12,7 @@ from quire.server.anthropic_body import NAMES, CountTokensBody, MessagesBody
 from quire.server.anthropic_events import MessageWriter
 from quire.server.anthropic_input import add_messages, add_system, functions
 from quire.server.body import openapi_body, read_body
-from quire.server.chat_job import begin, chat_body, count_tokens
+from quire.server.chat_job import chat_body, count_tokens, start_chat
 from quire.server.conversation import Conversation, takes_late_system
 from quire.server.protocol import ChatBody
 from quire.server.service import Service
@@ -30,7 +30,7 @@ async def messages(request: Request) -> Response:
     model = service.check_model(body.model)
     number = secrets.token_hex(16)
     message_id = f"msg_{number}"
-    job, plan = await begin(request, chat_request(service, body), model, NAMES, job_id=message_id)
+    job, plan = await start_chat(request, chat_request(service, body), model, NAMES, job_id=message_id)
     writer = MessageWriter(Answer(job, plan), message_id, model, body.max_tokens, omits_thinking=body.omits_thinking)
     headers = [(b"request-id", f"req_{number}".encode())]
     if body.stream:
@@ -61,4 +61,7 @@ def chat_request(service: Service, body: CountTokensBody) -> ChatBody:
     talk = Conversation(late_system=takes_late_system(service.running().chat_template))
     add_system(talk, body.system)
     add_messages(talk, body.messages)
-    return chat_body(body.chat_fields(talk.finish(), functions(body.tools, body.messages)), NAMES)
+    fields = body.chat_fields(talk.finish(), functions(body.tools, body.messages))
+    if service.running().formats.reasoning is not None and body.thinking is not None:
+        fields["thinking_token_budget"] = body.thinking.budget_tokens
+    return chat_body(fields, NAMES)

@@ -48,8 +48,8 @@ class Conversation:
         last = self._last_assistant()
         if last is None or last["content"] or "tool_calls" in last:
             last = self._new_assistant()
-        before = last.get("reasoning")
-        last["reasoning"] = text if before is None else f"{before}\n\n{text}"
+        before = last.get("reasoning_content")
+        last["reasoning_content"] = text if before is None else f"{before}\n\n{text}"
 
     def call(self, call_id: str, name: str, arguments: str | dict[str, Any], where: str) -> None:
         """Raises InputError if `arguments` is text that is not a JSON object."""

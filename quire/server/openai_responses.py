@@ -11,7 +11,7 @@ from quire.foundation.errors import InputError
 from quire.server import generation
 from quire.server.answer import Answer
 from quire.server.body import openapi_body, read_body
-from quire.server.chat_job import begin, chat_body, count_tokens
+from quire.server.chat_job import chat_body, count_tokens, start_chat
 from quire.server.conversation import Conversation, takes_late_system
 from quire.server.errors import ApiError
 from quire.server.openai_responses_body import NAMES, CountBody, ResponsesBody
@@ -48,7 +48,7 @@ async def responses(request: Request) -> Response:
         raise InputError(f"request_id {response_id!r} is in use by a stored response", "request_id")
     items, before = read_input(body, store)
     tools, chat = conversation(service, body, items, before)
-    job, plan = await begin(request, chat, model, NAMES, job_id=response_id, shorten=body.truncation == "auto")
+    job, plan = await start_chat(request, chat, model, NAMES, job_id=response_id, shorten=body.truncation == "auto")
     answer = Answer(job, plan, body.top_logprobs if body.wants_logprobs else None)
     response = body.response(response_id, model, job.params.temperature, job.params.top_p)
     stored = Stored(response, items, before)

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from quire.foundation.errors import InputError
 from quire.server.body import Body
-from quire.server.openai_responses_input import Tools
+from quire.server.openai_responses_input import CALLABLE, Tools
 
 INCLUDABLE = (
     "message.output_text.logprobs",
@@ -46,7 +46,6 @@ SHARED = (
     "skip_special_tokens",
     "stop",
     "stop_token_ids",
-    "stream",
     "structured_outputs",
     "temperature",
     "thinking_token_budget",
@@ -182,6 +181,7 @@ class ResponsesBody(CountBody):
         return {
             **super().chat_fields(messages, tools, tool_choice),
             "max_completion_tokens": self.max_output_tokens,
+            "stream": self.stream or self.background,  # what runs in the background can be read as it grows
             "logprobs": self.wants_logprobs,
             "top_logprobs": self.top_logprobs if self.wants_logprobs else 0,
         }
@@ -216,7 +216,7 @@ class ResponsesBody(CountBody):
             "temperature": temperature,
             "text": {"format": self.text.format, "verbosity": self.text.verbosity or "medium"},
             "tool_choice": self.tool_choice,
-            "tools": self.tools,
+            "tools": [tool for tool in self.tools if tool.get("type") in CALLABLE],
             "top_logprobs": self.top_logprobs,
             "top_p": top_p,
             "truncation": self.truncation,

@@ -14,6 +14,7 @@ from quire.server.sealed import unseal
 Item = dict[str, Any]
 
 TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+CALLABLE = ("function", "custom", "namespace")  # types of tools that the client runs
 ROLES = ("user", "system", "developer", "assistant")
 ID_PREFIXES = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 
@@ -41,7 +42,7 @@ class Tools:
         kind = tool.get("type") if isinstance(tool, dict) else None
         if not isinstance(kind, str):
             raise InputError(f"{where} must be an object with a type", "tools")
-        if kind not in ("function", "custom", "namespace"):
+        if kind not in CALLABLE:
             self.hosted.append(kind)
             return
         name = tool.get("name")
