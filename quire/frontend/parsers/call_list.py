@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import json
-import re
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from quire.frontend.parsers.base import Parser
-from quire.types.reply import CallArguments, CallEnd, CallStart, Content, Piece, Tool
+from quire.frontend.parsers.layouts.json_calls import JsonCalls
+from quire.types.reply import Tool
 from quire.types.structured import GrammarSpec
 
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_BORDER = re.compile(r'[",\[\]{}\\]')  # where a JSON value may go deeper, come back or end
-_SPACE = " \t\r\n"
-_ARGUMENTS = ("parameters", "arguments")
-
-
-def new_call_id() -> str:
-    return f"chatcmpl-tool-{secrets.token_hex(8)}"
+_LAYOUT = JsonCalls(openings=("[",), is_list=True)
 
 
 class CallListFormat:
     needs_special_tokens: ClassVar[bool] = False
 
     def parser(self, tools: Sequence[Tool], *, parallel: bool) -> Parser:
-        del tools  # names of other functions cannot come
-        return _CallListParser(parallel)
+        return _LAYOUT.parser(tools, parallel=parallel)
 
     def constraint(self, tools: Sequence[Tool], *, required: bool, parallel: bool) -> GrammarSpec | None:
         """A list of at least one call. None unless calls are required: text cannot be told from a list."""
@@ -81,146 +72,3 @@ def _embedded(schema: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dic
         definitions[name] = plain
         return {"$ref": f"#/$defs/{name}"}, definitions
     return plain, {}
-
-
-class _CallListParser:
-    """Reads the list value by value; the arguments pass through as they come."""
-
-    def __init__(self, parallel: bool) -> None:
-        self._parallel = parallel
-        self._held = ""  # not read yet
-        self._read = self._open_list
-        self._pieces: list[Piece] = []
-        self._key = ""
-        self._name: str | None = None
-        self._waiting: list[str] | None = None  # arguments that came before the name
-        self._index = -1  # of the call that has begun
-        self._has_begun = False
-        self._depth = 0  # inside the value being read
-        self._in_string = False
-
-    def feed(self, text: str) -> list[Piece]:
-        self._held += text
-        while self._held and self._read():
-            pass
-        pieces, self._pieces = self._pieces, []
-        if not self._parallel:
-            pieces = [piece for piece in pieces if getattr(piece, "index", 0) == 0]
-        return pieces
-
-    def finish(self) -> list[Piece]:
-        is_text = self._read in (self._open_list, self._text)
-        return [Content(self._held)] if is_text and self._held else []
-
-    # Each reads from the start of what is held; False: more text is needed.
-
-    def _open_list(self) -> bool:
-        rest = self._held.lstrip(_SPACE)
-        if rest:
-            self._read = self._item if rest[0] == "[" else self._text
-            self._held = rest[1:] if rest[0] == "[" else self._held
-        return bool(rest)
-
-    def _text(self) -> bool:
-        self._pieces.append(Content(self._held))
-        self._held = ""
-        return False
-
-    def _item(self) -> bool:
-        self._held = self._held.lstrip(_SPACE + ",")
-        if self._held.startswith("{"):
-            self._held = self._held[1:]
-            self._name, self._waiting, self._has_begun = None, None, False
-            self._read = self._entry
-            return True
-        if self._held:
-            self._read = self._after
-        return bool(self._held)
-
-    def _after(self) -> bool:
-        self._held = ""  # the list is closed
-        return False
-
-    def _entry(self) -> bool:
-        self._held = self._held.lstrip(_SPACE + ",:")
-        if self._held.startswith("}"):
-            self._held = self._held[1:]
-            self._end_call()
-            self._read = self._item
-            return True
-        key = _STRING.match(self._held)
-        if key is None:
-            return False
-        self._key, self._held = json.loads(key[0], strict=False), self._held[key.end() :]
-        self._read = self._name_value if self._key == "name" else self._value_start
-        return True
-
-    def _name_value(self) -> bool:
-        self._held = self._held.lstrip(_SPACE + ":")
-        name = _STRING.match(self._held)
-        if name is None:
-            return False
-        self._name, self._held = str(json.loads(name[0], strict=False)), self._held[name.end() :]
-        self._begin_call()
-        self._read = self._entry
-        return True
-
-    def _value_start(self) -> bool:
-        self._held = self._held.lstrip(_SPACE + ":")
-        self._depth, self._in_string = 0, False
-        if self._held:
-            self._read = self._value
-        return bool(self._held)
-
-    def _value(self) -> bool:
-        text, at = self._held, 0
-        while (border := _BORDER.search(text, at)) is not None:
-            char, at = border[0], border.end()
-            if self._in_string:
-                if char == "\\":
-                    if at == len(text):
-                        self._pass_on(text[: at - 1])
-                        self._held = "\\"
-                        return False
-                    at += 1
-                elif char == '"':
-                    self._in_string = False
-            elif char == '"':
-                self._in_string = True
-            elif char in "[{":
-                self._depth += 1
-            elif char == "," and self._depth:
-                continue
-            else:
-                is_inside = self._depth > 0  # else a plain value, which this character does not belong to
-                self._depth -= is_inside
-                if not self._depth:
-                    end = at if is_inside else at - 1
-                    self._pass_on(text[:end])
-                    self._held = text[end:]
-                    self._read = self._entry
-                    return True
-        self._pass_on(text)
-        self._held = ""
-        return False
-
-    def _pass_on(self, text: str) -> None:
-        """Text of the value."""
-        if self._key not in _ARGUMENTS or not text:
-            return
-        if self._has_begun:
-            self._pieces.append(CallArguments(self._index, text))
-        else:
-            self._waiting = [*(self._waiting or ()), text]
-
-    def _begin_call(self) -> None:
-        if self._name is None or self._has_begun:
-            return
-        self._has_begun = True
-        self._index += 1
-        self._pieces.append(CallStart(self._index, new_call_id(), self._name))
-        self._pieces += [CallArguments(self._index, text) for text in self._waiting or ()]
-
-    def _end_call(self) -> None:
-        if self._has_begun:
-            self._pieces.append(CallEnd(self._index))

@@ -1,0 +1,123 @@
+"""Grammars of arguments that are written one by one as bare text: strings as they are, all other values as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quire.frontend.parsers.json_text import dumps
+from quire.frontend.parsers.layouts.structural import (
+    Part,
+    either,
+    json_value,
+    literal,
+    optional,
+    regex,
+    schema_of,
+    sequence,
+    tag,
+    text_without,
+)
+from quire.frontend.parsers.typed import STRING, resolve, types_of
+from quire.types.reply import Tool
+
+Schema = Mapping[str, Any]
+# Words at the top of a tool's schema that tie arguments to each other: no grammar of single arguments can hold them.
+_TIES = frozenset(("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "minProperties", "maxProperties"))
+_TIES |= {"dependentRequired", "dependentSchemas", "dependencies", "propertyNames", "patternProperties"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArgumentTags:
+    """How an argument is written: begin KEY begin_end value end."""
+
+    begin: str
+    begin_end: str
+    end: str
+    line: str = ""  # behind an argument
+    padding: str = ""  # around the value
+    has_types: bool = False  # DSML: an attribute behind the key says whether the value is a string
+
+
+def argument_list(tool: Tool, tags: ArgumentTags) -> Part | None:
+    """All arguments of `tool` in the order of its schema. None if no such grammar can hold the schema."""
+    parts = []
+    for key, schema, root, needed in arguments_of(tool) or ():
+        part = _argument(key, schema, root, tags)
+        if part is None:
+            return None
+        parts.append(part if needed else optional(part))
+    if arguments_of(tool) is None:
+        return None
+    return sequence(*parts) if parts else literal("")
+
+
+def arguments_of(tool: Tool) -> list[tuple[str, Schema, Schema, bool]] | None:
+    """(name, schema, the schema that references point into, whether it is required). None if they are tied together."""
+    root = schema_of(tool)
+    schema = resolve(root, root)
+    if _TIES & schema.keys():
+        return None
+    properties = schema.get("properties") or {}
+    required = schema.get("required") or []
+    if not isinstance(properties, dict) or not isinstance(required, list):
+        return None
+    return [
+        *((key, resolve(one, root), root, key in required) for key, one in properties.items()),
+        *((key, {}, root, True) for key in required if key not in properties),
+    ]
+
+
+def with_definitions(schema: Schema, root: Schema) -> Part:
+    """A property's schema by itself: the definitions that it may refer to go along."""
+    return {**schema, **{word: root[word] for word in ("$defs", "definitions") if word in root}}
+
+
+def _argument(key: str, schema: Schema, root: Schema, tags: ArgumentTags) -> Part | None:
+    begin = f"{tags.begin}{key}"
+    variants = []
+    for is_string, part in _values(schema, root, tags.padding + tags.end):
+        kind = f'" string="{"true" if is_string else "false"}">' if tags.has_types else tags.begin_end
+        variants.append(tag(begin + kind + tags.padding, part, tags.padding + tags.end + tags.line))
+    return either(variants) if variants else None
+
+
+def _values(schema: Schema, root: Schema, end: str) -> Iterator[tuple[bool, Part]]:
+    """The ways to write a value: (it is a string, the part), none if it cannot be held."""
+    types = types_of(schema, root)
+    if "enum" in schema or "const" in schema:
+        for value in schema.get("enum", [schema.get("const")]):
+            yield isinstance(value, str), literal(value if isinstance(value, str) else dumps(value))
+        return
+    if types == STRING:
+        yield True, string_part(schema, end)
+        return
+    variants = schema.get("anyOf") or schema.get("oneOf")
+    if "string" in types and isinstance(variants, list):
+        for variant in variants:
+            yield from _values(resolve(variant, root), root, end)
+        return
+    if "string" in types:
+        yield True, string_part(schema, end)
+        rest = sorted(types - STRING)
+        yield False, json_value(with_definitions({**schema, "type": rest}, root))
+        return
+    yield False, json_value(with_definitions(schema, root))
+
+
+def string_part(schema: Schema, end: str) -> Part:
+    """A string as bare text, up to `end`."""
+    pattern = schema.get("pattern")
+    if isinstance(pattern, str):
+        return regex(pattern)
+    shortest, longest = schema.get("minLength", 0), schema.get("maxLength")
+    if not shortest:
+        return text_without(end, max_chars=longest)
+    # The first characters are counted one by one, so they must not begin the end.
+    first = regex(f"[^{_in_class(end[0])}]{{{shortest}}}")
+    return sequence(first, text_without(end, max_chars=None if longest is None else longest - shortest))
+
+
+def _in_class(char: str) -> str:
+    return {"\n": "\\n", "]": "\\]", "\\": "\\\\", "^": "\\^"}.get(char, char)

@@ -1,0 +1,132 @@
+"""Calls written as in Python: [NAME(a=1, b="x"), OTHER()]."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from quire.frontend.parsers.arguments import ArgumentWriter
+from quire.frontend.parsers.calls import Pieces
+from quire.frontend.parsers.layouts.bare_values import arguments_of, with_definitions
+from quire.frontend.parsers.layouts.json_calls import Ending
+from quire.frontend.parsers.layouts.marked import NOT_A_CALL, MarkedFormat, Section
+from quire.frontend.parsers.layouts.structural import (
+    Part,
+    TextAndCalls,
+    either,
+    json_value,
+    literal,
+    optional,
+    sequence,
+    tag,
+)
+from quire.frontend.parsers.literals import Literals
+from quire.frontend.parsers.scanner import SPACE, Markers, Scanner, Step
+from quire.types.reply import Tool
+
+MAX_OPTIONAL_FIRST = 24  # arguments; beyond, a tool without required ones has no grammar of acceptable size
+_NAME = re.compile(r"[A-Za-z0-9_.\-]*")
+_PYTHON = Literals()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PythonicCalls(MarkedFormat):
+    """A list of calls, or calls line by line, with or without markers around."""
+
+    begin: str = ""  # what the grammar writes before the calls …
+    end: str = ""  # … and behind them
+    joint: str = ", "
+    separators: str = SPACE + ",;]"
+
+    def read_section(self, scanner: Scanner, pieces: Pieces, opening: str, tools: Sequence[Tool]) -> Step[Section]:
+        calls = 0
+        in_list = opening == "["
+        while True:
+            yield from scanner.skip_space()
+            char = yield from scanner.char()
+            if char == "[" and not in_list and not calls:
+                in_list = True
+                scanner.pos += 1
+            elif char == "," and calls:
+                scanner.pos += 1
+            elif char == "]" and in_list and calls:
+                scanner.pos += 1
+                yield from scanner.skip_space()
+                break
+            elif char and (char.isalpha() or char == "_"):
+                if calls:
+                    scanner.begin(scanner.pos)
+                ending = yield from self._read_call(scanner, pieces, tools)
+                calls += ending is not Ending.NONE
+                if ending is not Ending.WHOLE:
+                    return Section(calls, broken=ending is Ending.NONE)
+            else:
+                break
+        if not calls:
+            return NOT_A_CALL
+        closed = bool(self.closings) and (yield from scanner.marker(self._closings)) is not None
+        return Section(calls, closed)
+
+    def _read_call(self, scanner: Scanner, pieces: Pieces, tools: Sequence[Tool]) -> Step[Ending]:
+        name = yield from scanner.word(_NAME)
+        if (yield from scanner.char()) != "(":
+            return Ending.NONE
+        scanner.pos += 1
+        writer: ArgumentWriter | None = None
+        while True:
+            yield from scanner.skip_space()
+            if (yield from scanner.char()) == ")":
+                scanner.pos += 1
+                (writer or ArgumentWriter(pieces, tools, name)).end()
+                return Ending.WHOLE
+            key = yield from scanner.word(_NAME)
+            yield from scanner.skip_space()
+            if not key or (yield from scanner.char()) != "=":
+                return Ending.CUT if writer else Ending.NONE
+            scanner.pos += 1
+            yield from scanner.skip_space()
+            writer = writer or ArgumentWriter(pieces, tools, name)
+            writer.key(key)
+            if not (yield from _PYTHON.read(scanner, writer.emit)):
+                return Ending.CUT
+            yield from scanner.skip_space()
+            char = yield from scanner.char()
+            if char == ",":
+                scanner.pos += 1
+            elif char != ")":
+                return Ending.CUT
+
+    def grammar(self, tools: Sequence[Tool], *, parallel: bool) -> TextAndCalls | None:
+        calls = []
+        for tool in tools:
+            arguments = _argument_list(tool)
+            if arguments is None:
+                return None
+            calls.append(tag(f"{tool.name}(", arguments, ")"))
+        return TextAndCalls(calls=calls, separator=self.joint, begin=self.begin, end=self.end, parallel=parallel)
+
+    @cached_property
+    def _closings(self) -> Markers:
+        return Markers(self.closings)
+
+
+def _argument_list(tool: Tool) -> Part | None:
+    """Required arguments first; values as JSON, which these models read as well as Python's."""
+    arguments = arguments_of(tool)
+    if arguments is None or any(not _NAME.fullmatch(key) or not key for key, *_ in arguments):
+        return None
+    needed: list[Part] = []
+    others: list[Part] = []
+    for key, schema, root, is_needed in arguments:
+        value = sequence(literal(f"{key}="), json_value(with_definitions(schema, root)))
+        (needed if is_needed else others).append(value)
+    rest = [optional(sequence(literal(", "), other)) for other in others]
+    if needed:
+        joined = [part for value in needed for part in (literal(", "), value)][1:]
+        return sequence(*joined, *rest)
+    if len(others) > MAX_OPTIONAL_FIRST:
+        return None
+    first = [sequence(other, *rest[index + 1 :]) for index, other in enumerate(others)]
+    return optional(either(first)) if first else literal("")

@@ -1,0 +1,108 @@
+"""Grammars of tool calls as structural tags: JSON values that say what may stand where.
+
+The parts are those of xgrammar's structural tags, which is what GrammarSpec(kind="structural_tag") takes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.types.reply import Tool
+from quire.types.structured import GrammarSpec
+
+Part = dict[str, Any]
+
+MAX_WHITESPACE = 8  # characters between JSON tokens: a model must not fill its answer with them
+
+
+def literal(text: str) -> Part:
+    return {"type": "const_string", "value": text}
+
+
+def sequence(*parts: Part) -> Part:
+    return {"type": "sequence", "elements": list(parts)} if len(parts) != 1 else parts[0]
+
+
+def either(parts: Sequence[Part]) -> Part:
+    return {"type": "or", "elements": list(parts)} if len(parts) != 1 else parts[0]
+
+
+def optional(part: Part) -> Part:
+    return {"type": "optional", "content": part}
+
+
+def regex(pattern: str) -> Part:
+    return {"type": "regex", "pattern": pattern}
+
+
+def text_without(*excluded: str, max_chars: int | None = None) -> Part:
+    part: Part = {"type": "any_text", "excludes": list(excluded)}
+    return part if max_chars is None else {**part, "max_chars": max_chars}
+
+
+def tag(begin: str, content: Part, end: str) -> Part:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def json_value(schema: Mapping[str, Any] | bool) -> Part:
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MAX_WHITESPACE}
+
+
+def schema_of(tool: Tool) -> dict[str, Any]:
+    """Of the arguments of a tool; one that says nothing takes any object."""
+    parameters = tool.parameters or {}
+    return {"type": "object", **parameters} if "type" not in parameters else dict(parameters)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextAndCalls:
+    """Calls, each a tag, in a section that `begin` and `end` mark; "" if each stands for itself."""
+
+    calls: Sequence[Part]
+    separator: str = ""
+    begin: str = ""
+    end: str = ""
+    trigger: str = ""  # what begins a call in free text; the section's beginning unless given
+    parallel: bool = True
+
+    def required(self) -> GrammarSpec:
+        """At least one call and nothing else."""
+        return spec(sequence(*_literals(self.begin), self._calls(), *_literals(self.end)))
+
+    def auto(self, *, excluded: Iterable[str], parallel: bool) -> GrammarSpec:
+        """Text, in which the trigger begins calls. excluded: what else a parser takes for the beginning of one."""
+        trigger = self.trigger or self.begin
+        if self.begin:
+            tags = [tag(self.begin, self._calls(), self.end)]
+        else:
+            tags = list(self.calls)
+        return spec(
+            {
+                "type": "triggered_tags",
+                "triggers": [trigger],
+                "tags": tags,
+                "excludes": [text for text in excluded if len(text) > 1 and text not in trigger],
+                "stop_after_first": not parallel,
+            }
+        )
+
+    def _calls(self) -> Part:
+        return {
+            "type": "tags_with_separator",
+            "tags": list(self.calls),
+            "separator": self.separator,
+            "at_least_one": True,
+            "stop_after_first": not self.parallel,
+        }
+
+
+def _literals(text: str) -> list[Part]:
+    return [literal(text)] if text else []
+
+
+def spec(part: Part) -> GrammarSpec:
+    text = json.dumps({"type": "structural_tag", "format": part}, ensure_ascii=False, separators=(",", ":"))
+    return GrammarSpec("structural_tag", text)

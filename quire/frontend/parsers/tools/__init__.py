@@ -1,0 +1,1 @@
+"""How families of models write their tool calls: one file a family, over the shared layouts."""

@@ -1,0 +1,168 @@
+"""MiniMax-M3: arguments as nested tags, each behind a prefix that no text has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.frontend.parsers.arguments import ArgumentWriter
+from quire.frontend.parsers.calls import Pieces
+from quire.frontend.parsers.json_text import MAX_DEPTH, dumps, escape
+from quire.frontend.parsers.layouts.json_calls import Ending
+from quire.frontend.parsers.layouts.marked import MarkedFormat, Section
+from quire.frontend.parsers.layouts.structural import TextAndCalls, json_value, schema_of, tag
+from quire.frontend.parsers.layouts.tagged import MAX_HEAD
+from quire.frontend.parsers.scanner import Markers, Scanner, Step
+from quire.frontend.parsers.typed import STRING, json_of, resolve, types_of
+from quire.types.reply import Tool
+
+_PREFIX = "]<]minimax[>["
+_SECTION, _SECTION_END = f"{_PREFIX}<tool_call>", f"{_PREFIX}</tool_call>"
+_CALL, _CALL_END = f'{_PREFIX}<invoke name="', f"{_PREFIX}</invoke>"
+_IN_SECTION = Markers([_CALL, _SECTION_END])
+_NAME_END = Markers(['">'])
+_TAG = Markers([_PREFIX])
+_TAG_END = Markers([">"])
+_UNSUPPORTED = frozenset(("pattern", "format", "minLength", "maxLength"))  # of strings, by the grammar of the tags
+
+Schema = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _MiniMaxM3(MarkedFormat):
+    def read_section(self, scanner: Scanner, pieces: Pieces, opening: str, tools: Sequence[Tool]) -> Step[Section]:
+        del opening
+        calls = 0
+        while True:
+            yield from scanner.skip_space()
+            if calls:
+                scanner.begin(scanner.pos)
+            marker = yield from scanner.marker(_IN_SECTION)
+            if marker != _CALL:
+                return Section(calls, closed=marker is not None)
+            ending = yield from _read_call(scanner, pieces, tools)
+            calls += ending is not Ending.NONE
+            if ending is not Ending.WHOLE:
+                return Section(calls, broken=ending is Ending.NONE)
+
+    def grammar(self, tools: Sequence[Tool], *, parallel: bool) -> TextAndCalls | None:
+        calls = []
+        for tool in tools:
+            schema = schema_of(tool)
+            if not schema.get("properties") or _mentions(schema, _UNSUPPORTED):
+                return None
+            arguments = {**json_value(schema), "style": "minimax_m3_xml"}
+            calls.append(tag(f'{_CALL}{tool.name}">', arguments, f"{_CALL_END}\n"))
+        return TextAndCalls(calls=calls, begin=f"{_SECTION}\n", end=_SECTION_END, trigger=_SECTION, parallel=parallel)
+
+
+def _mentions(schema: object, words: frozenset[str]) -> bool:
+    if isinstance(schema, dict):
+        return bool(words & schema.keys()) or any(_mentions(one, words) for one in schema.values())
+    return isinstance(schema, list) and any(_mentions(one, words) for one in schema)
+
+
+def _read_call(scanner: Scanner, pieces: Pieces, tools: Sequence[Tool]) -> Step[Ending]:
+    head = yield from scanner.until(_NAME_END, MAX_HEAD)
+    if head is None or not head[0]:
+        return Ending.NONE
+    yield from scanner.skip_space()
+    name = yield from _read_tag(scanner)
+    if name is None:
+        return Ending.NONE
+    writer = ArgumentWriter(pieces, tools, head[0])
+    while name != "/invoke":
+        if name is None or name.startswith("/"):
+            return Ending.CUT
+        writer.key(name)
+        if not (yield from _Value(writer, scanner).read(name, writer.schema(name), 0)):
+            return Ending.CUT
+        yield from scanner.skip_space()
+        name = yield from _read_tag(scanner)
+    writer.end()
+    return Ending.WHOLE
+
+
+def _read_tag(scanner: Scanner) -> Step[str | None]:
+    """Reads a tag: its name, with the slash if it closes. None if none is next."""
+    if (yield from scanner.marker(_TAG)) is None:
+        return None
+    return (yield from _read_tag_name(scanner))
+
+
+def _read_tag_name(scanner: Scanner) -> Step[str | None]:
+    head = yield from scanner.until(_TAG_END, MAX_HEAD)
+    return head[0][1:] if head is not None and len(head[0]) > 1 and head[0][0] == "<" else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """Reads the values of one call: text up to the closing tag, or tags inside."""
+
+    writer: ArgumentWriter
+    scanner: Scanner
+
+    def read(self, name: str, schema: object, depth: int) -> Step[bool]:
+        """From behind the opening tag `name` to behind the closing one."""
+        root = self.writer.root
+        types = types_of(schema, root)
+        parts: list[str] = []
+        is_string = types == STRING
+        if is_string:
+            self.writer.emit('"')
+        emit = (lambda text: self.writer.emit(escape(text))) if is_string else parts.append
+        if (yield from self.scanner.pass_until(_TAG, emit)) is None:
+            return False
+        tag_name = yield from _read_tag_name(self.scanner)
+        if tag_name == f"/{name}":
+            self.writer.emit('"' if is_string else _scalar("".join(parts), types))
+            return True
+        if tag_name is None or is_string or "".join(parts).strip() or depth >= MAX_DEPTH:
+            return False
+        is_list = "array" in types and ("object" not in types or tag_name == "item")
+        return (yield from self._read_children(name, tag_name, _variant(schema, root, is_list), is_list, depth + 1))
+
+    def _read_children(self, name: str, first: str, schema: Schema, is_list: bool, depth: int) -> Step[bool]:
+        child: str | None = first
+        properties = schema.get("properties")
+        is_empty = True
+        self.writer.emit("[" if is_list else "{")
+        while child != f"/{name}":
+            if child is None or child.startswith("/"):
+                return False
+            self.writer.emit("" if is_empty else ", ")
+            is_empty = False
+            if is_list:
+                of_child = schema.get("items")
+            else:
+                self.writer.emit(f"{dumps(child)}: ")
+                of_child = properties.get(child) if isinstance(properties, dict) else None
+            if not (yield from self.read(child, of_child, depth)):
+                return False
+            yield from self.scanner.skip_space()
+            child = yield from _read_tag(self.scanner)
+        self.writer.emit("]" if is_list else "}")
+        return True
+
+
+def _scalar(text: str, types: frozenset[str]) -> str:
+    if not text.strip() and not types & STRING:
+        if "array" in types:
+            return "[]"
+        if "object" in types:
+            return "{}"
+    return json_of(text, types)
+
+
+def _variant(schema: object, root: Schema, is_list: bool) -> Schema:
+    """Of the alternatives in `schema` the one that describes a list, or an object."""
+    schema = resolve(schema, root)
+    for word in ("anyOf", "oneOf", "allOf"):
+        for one in schema.get(word, ()):
+            if ("array" if is_list else "object") in types_of(one, root):
+                return resolve(one, root)
+    return schema
+
+
+MINIMAX_M3 = _MiniMaxM3(openings=(_SECTION,), closings=(_SECTION_END,))
