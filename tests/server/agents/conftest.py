@@ -23,7 +23,7 @@ def llm(served: Served) -> Iterator[ScriptedLLM]:
     llm = served.llm
     assert isinstance(llm, ScriptedLLM)
     yield llm
-    llm.step, llm.delay, llm.frozen, llm.refuse_with = 1, 0.0, False, None
+    llm.reset()
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,8 @@ from tests.server.echo_llm import CONTEXT, EchoLLM
 
 SAY = "SAY:"
 TEMPLATE = """{% if tools %}[tools]{% for tool in tools %} {{ tool.function.name }}{% endfor %}
-{% endif %}{% for m in messages %}[{{ m.role }}] {% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif
-%}{{ m.content }}{% for call in m.tool_calls or [] %}[call {{ call.id }} {{ call.function.name }} {{
+{% endif %}{% for m in messages %}[{{ m.role }}] {% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{%
+endif %}{{ m.content }}{% for call in m.tool_calls or [] %}[call {{ call.id }} {{ call.function.name }} {{
 call.function.arguments | tojson }}]{% endfor %}
 {% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"""
 START, END = "<think>", "</think>"
@@ -35,14 +35,20 @@ class CharacterTokenizer:
 
 
 class ScriptedLLM(EchoLLM):
-    """`step`: characters a streamed output. `prompts`: as the requests were rendered."""
+    """`step`: characters a streamed output. `room`: tokens that the context leaves. `breaks_after`: outputs, then it
+    fails. `prompts`: as the requests were rendered."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.step = 1
+        self.reset()
         tools, reasoning = TOOL_FORMATS.get("hermes"), REASONING_FORMATS.get("qwen3")
         encode = CharacterTokenizer().encode
         self._formats = Formats(tools, reasoning, start=tuple(encode(START)), end=tuple(encode(END)))
+
+    def reset(self) -> None:
+        self.step, self.delay, self.room = 1, 0.0, CONTEXT
+        self.frozen, self.refuse_with = False, None
+        self.breaks_after: int | None = None
 
     @property
     def prompts(self) -> list[str]:
@@ -64,13 +70,20 @@ class ScriptedLLM(EchoLLM):
     ) -> AsyncGenerator[RequestOutput, None]:
         if len(prompt["prompt_token_ids"]) >= CONTEXT:
             raise InputError(f"the prompt is longer than the context of {CONTEXT} tokens", "prompt")
+        if self.refuse_with is not None:
+            async for output in super().generate(prompt, params, request_id, **options):
+                yield output
+            return
         self.seen.append({"id": request_id, "params": params, "prompt": prompt, **options})
         self.running.add(request_id)
         text = str(prompt["prompt"])
         said = text.rpartition(SAY)[2].partition("\n[")[0] if SAY in text else ""
         arrival, is_finished = time.time(), False
         try:
-            for answer, is_finished in _answers(said, params, self.step):
+            limit = min(self.room, params.max_tokens or CONTEXT)
+            for i, (answer, is_finished) in enumerate(_answers(said, params, self.step, limit)):
+                if i == self.breaks_after:
+                    raise RuntimeError("a mistake in the engine")
                 while self.frozen:
                     await asyncio.sleep(0.01)
                 await asyncio.sleep(self.delay)
@@ -86,15 +99,15 @@ class ScriptedLLM(EchoLLM):
                 self.aborted.append(request_id)
 
 
-def _answers(said: str, params: SamplingParams, step: int) -> Iterator[tuple[CompletionOutput, bool]]:
+def _answers(said: str, params: SamplingParams, step: int, limit: int) -> Iterator[tuple[CompletionOutput, bool]]:
     """The outputs, and whether each is the last; as a whole they are one."""
     reason: str | None = "stop"
     stop: str | None = None
     for candidate in params.stop:
         if candidate in said:
             said, stop = said.partition(candidate)[0], candidate
-    if params.max_tokens is not None and len(said) >= params.max_tokens:
-        said, reason, stop = said[: params.max_tokens], "length", None
+    if len(said) >= limit:
+        said, reason, stop = said[:limit], "length", None
     size = step if params.output_kind == RequestOutputKind.DELTA else max(1, len(said))
     parts = [said[i : i + size] for i in range(0, len(said), size)] or [""]
     for i, part in enumerate(parts):
@@ -117,8 +130,7 @@ def _answers(said: str, params: SamplingParams, step: int) -> Iterator[tuple[Com
 
 
 def _entries(token: int, count: int) -> dict[int, Logprob]:
-    others = {token + i: Logprob(-0.5 - i, i + 1, chr(token + i)) for i in range(max(1, count))}
-    return others
+    return {token + i: Logprob(-0.5 - i, i + 1, chr(token + i)) for i in range(max(1, count))}
 
 
 def say(text: str) -> str:

@@ -57,7 +57,7 @@ def added_up(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 item["content"].append(event["part"])
             case "response.output_text.delta" | "response.reasoning_text.delta":
                 item["content"][event["content_index"]]["text"] += event["delta"]
-                if event["logprobs"] if "logprobs" in event else False:
+                if event.get("logprobs"):
                     item["content"][0]["logprobs"] += event["logprobs"]
             case "response.function_call_arguments.delta":
                 item["arguments"] += event["delta"]
@@ -183,8 +183,8 @@ def test_logprobs_are_those_of_the_content(served: Served, llm: ScriptedLLM, ste
     message = events[-1]["response"]["output"][1]["content"][0]
     assert "".join(entry["token"] for entry in message["logprobs"]).strip() == message["text"].strip() == "Four."
     assert all(len(entry["top_logprobs"]) == 2 for entry in message["logprobs"])
-    deltas = [e["logprobs"] for e in events if e["type"] == "response.output_text.delta"]
-    assert sum(deltas, [])[: len(message["logprobs"])] == message["logprobs"][: len(sum(deltas, []))]
+    deltas = [e for event in events if event["type"] == "response.output_text.delta" for e in event["logprobs"]]
+    assert deltas == message["logprobs"]
     whole = served.client.post("/v1/responses", json=body).json()
     assert whole["output"][1]["content"][0] == message
 
