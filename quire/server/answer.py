@@ -108,9 +108,10 @@ class ContentLogprobs:
     def __init__(self, service: Service, plan: ReplyPlan, skip_special_tokens: bool, top: int) -> None:
         self._tokenizer = service.tokenizer()
         self._parser: ReplyParser = plan.parser()
+        self._tidy = Tidy()
         self._writer = LogprobWriter(as_ids=False, top=top, decode=self._tokenizer.decode)
         self._skip = skip_special_tokens
-        self._pending: list[dict[str, Any]] = []  # of tokens that are not decided
+        self._pending: list[tuple[int, dict[str, Any]]] = []  # of tokens that are not decided, with their characters
         self._ready: list[dict[str, Any]] = []
 
     def take(self, answer: CompletionOutput) -> None:
@@ -121,7 +122,7 @@ class ContentLogprobs:
         for token, entry in zip(ids, entries, strict=True):
             text = self._tokenizer.decode([token], skip_special_tokens=self._skip)
             if text:
-                self._pending.append(entry)
+                self._pending.append((len(text), entry))
                 self._settle(self._parser.feed(text))
         if answer.finish_reason is not None:
             self._settle(self._parser.finish())
@@ -132,7 +133,13 @@ class ContentLogprobs:
         return ready
 
     def _settle(self, pieces: list[Piece]) -> None:
-        if any(isinstance(piece, Content) for piece in pieces):
-            self._ready += self._pending
+        """Content that became certain is the end of what is pending; markers may stand before it."""
+        pieces = self._tidy.add(pieces)
+        missing = sum(len(piece.text) for piece in pieces if isinstance(piece, Content))
+        start = len(self._pending)
+        while missing > 0 and start > 0:
+            start -= 1
+            missing -= self._pending[start][0]
+        self._ready += [entry for _, entry in self._pending[start:]]
         if pieces:
             self._pending = []

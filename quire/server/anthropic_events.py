@@ -109,6 +109,7 @@ class MessageWriter:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
+            "stop_details": None,
             "usage": {},
         }
         self._answer = answer
@@ -174,7 +175,8 @@ class MessageWriter:
         usage = self._usage(len(self._answer.token_ids))
         content = [block.block for block in self._blocks]
         self.message |= {"content": content, "stop_reason": reason, "stop_sequence": sequence, "usage": usage}
-        yield {"type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": sequence}, "usage": usage}
+        delta = {"stop_reason": reason, "stop_sequence": sequence, "stop_details": None}
+        yield {"type": "message_delta", "delta": delta, "usage": usage}
         yield {"type": "message_stop"}
 
     def _stop(self) -> tuple[str, str | None]:

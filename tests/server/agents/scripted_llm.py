@@ -18,11 +18,14 @@ from quire.types.sampling import RequestOutputKind, SamplingParams
 from tests.server.echo_llm import CONTEXT, EchoLLM
 
 SAY = "SAY:"
-TEMPLATE = """{% if tools %}[tools]{% for tool in tools %} {{ tool.function.name }}{% endfor %}
-{% endif %}{% for m in messages %}[{{ m.role }}] {% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{%
-endif %}{{ m.content }}{% for call in m.tool_calls or [] %}[call {{ call.id }} {{ call.function.name }} {{
-call.function.arguments | tojson }}]{% endfor %}
-{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"""
+TEMPLATE = (
+    "{% if tools %}[tools]{% for tool in tools %} {{ tool.function.name }}{% endfor %}{{ '\n' }}{% endif %}"
+    "{% for m in messages %}[{{ m.role }}] "
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}"
+    "[call {{ call.id }} {{ call.function.name }} {{ call.function.arguments | tojson }}]{% endfor %}{{ '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
+)
 START, END = "<think>", "</think>"
 
 

@@ -80,7 +80,7 @@ def test_the_events_of_one_answer(served: Served, llm: ScriptedLLM) -> None:
     started = events[0]["message"]
     assert (started["content"], started["stop_reason"]) == ([], None)
     assert started["usage"]["cache_read_input_tokens"] == 7
-    assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None, "stop_details": None}
     assert events[-2]["usage"]["output_tokens"] > 0
 
 
