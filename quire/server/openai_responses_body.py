@@ -115,7 +115,7 @@ class CountBody(Body):
             **self.shared,
             "messages": list(messages),
             "tools": tools.functions or None,
-            "tool_choice": tool_choice if tools.functions else None,
+            "tool_choice": None if tool_choice == "auto" else tool_choice,
             "reasoning_effort": self.reasoning.effort,
             "response_format": _response_format(self.text.format),
         }
