@@ -16,6 +16,7 @@ from quire.types.reply import Tool
 
 Arguments = dict[str, Any]
 Call = tuple[str, Arguments]
+Write = Callable[[list[Call], random.Random], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Answer:
 class Writer:
     """How one format writes the calls that follow each other."""
 
-    calls: Callable[[list[Call], list[Tool], random.Random], str]
+    calls: Write
     markers: tuple[str, ...]  # some of them stand in strings, and their beginnings in content
     max_calls: int = 3
     is_typed: bool = False  # strings are bare, so null is told from a string by the schema
@@ -65,30 +66,26 @@ def json_object(name_key: str, argument_key: str, call: Call, rng: random.Random
     return dump(dict(items), rng)
 
 
-def objects(
-    before: str, after: str, argument_key: str = "arguments", joint: str = "\n"
-) -> Callable[[list[Call], list[Tool], random.Random], str]:
-    def write(calls: list[Call], tools: list[Tool], rng: random.Random) -> str:
+def objects(before: str, after: str, argument_key: str = "arguments", joint: str = "\n") -> Write:
+    def write(calls: list[Call], rng: random.Random) -> str:
         return joint.join(before + json_object("name", argument_key, call, rng) + after for call in calls)
 
     return write
 
 
-def json_list(
-    before: str, after: str, name_key: str = "name", argument_key: str = "arguments"
-) -> Callable[[list[Call], list[Tool], random.Random], str]:
-    def write(calls: list[Call], tools: list[Tool], rng: random.Random) -> str:
+def json_list(before: str, after: str, name_key: str = "name", argument_key: str = "arguments") -> Write:
+    def write(calls: list[Call], rng: random.Random) -> str:
         joint = rng.choice((", ", ",", ",\n"))
         return before + "[" + joint.join(json_object(name_key, argument_key, call, rng) for call in calls) + "]" + after
 
     return write
 
 
-def apertus(calls: list[Call], tools: list[Tool], rng: random.Random) -> str:
+def apertus(calls: list[Call], rng: random.Random) -> str:
     return "<|tools_prefix|>[" + ", ".join(dump({name: a}, rng) for name, a in calls) + "]<|tools_suffix|>"
 
 
-def deepseek_v3(calls: list[Call], tools: list[Tool], rng: random.Random) -> str:
+def deepseek_v3(calls: list[Call], rng: random.Random) -> str:
     written = (
         f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{dump(arguments, rng)}\n```<｜tool▁call▁end｜>"
         for name, arguments in calls
@@ -96,24 +93,25 @@ def deepseek_v3(calls: list[Call], tools: list[Tool], rng: random.Random) -> str
     return "<｜tool▁calls▁begin｜>" + "\n".join(written) + "<｜tool▁calls▁end｜>"
 
 
-def deepseek_v31(calls: list[Call], tools: list[Tool], rng: random.Random) -> str:
+def deepseek_v31(calls: list[Call], rng: random.Random) -> str:
     written = (f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{dump(a, rng)}<｜tool▁call▁end｜>" for name, a in calls)
     return "<｜tool▁calls▁begin｜>" + "".join(written) + "<｜tool▁calls▁end｜>"
 
 
-def kimi_k2(calls: list[Call], tools: list[Tool], rng: random.Random) -> str:
+def kimi_k2(calls: list[Call], rng: random.Random) -> str:
     word = rng.choice(("calls", "calls", "call"))
     start = rng.randrange(100_000)
+    between, end = "<|tool_call_argument_begin|>", "<|tool_call_end|>"
     written = (
-        f"<|tool_call_begin|>functions.{name}:{start + index}<|tool_call_argument_begin|>{dump(a, rng)}<|tool_call_end|>"
-        for index, (name, a) in enumerate(calls)
+        f"<|tool_call_begin|>functions.{name}:{start + index}{between}{dump(arguments, rng)}{end}"
+        for index, (name, arguments) in enumerate(calls)
     )
     return f"<|tool_{word}_section_begin|>" + "".join(written) + f"<|tool_{word}_section_end|>"
 
 
-def mistral(calls: list[Call], tools: list[Tool], rng: random.Random) -> str:
+def mistral(calls: list[Call], rng: random.Random) -> str:
     if rng.random() < 0.3:
-        return json_list("[TOOL_CALLS]", "")(calls, tools, rng)
+        return json_list("[TOOL_CALLS]", "")(calls, rng)
     return "".join(f"[TOOL_CALLS]{name}{rng.choice(('[ARGS]', ''))}{dump(a, rng)}" for name, a in calls)
 
 
@@ -128,8 +126,8 @@ def bare(value: object, rng: random.Random) -> str:
 
 def tagged(
     section: tuple[str, str], call: tuple[str, str, str], argument: tuple[str, str, str], line: str = "\n"
-) -> Callable[[list[Call], list[Tool], random.Random], str]:
-    def write(calls: list[Call], tools: list[Tool], rng: random.Random) -> str:
+) -> Write:
+    def write(calls: list[Call], rng: random.Random) -> str:
         written = []
         for name, arguments in calls:
             inside = "".join(
@@ -142,17 +140,17 @@ def tagged(
     return write
 
 
-def qwen(opening: str, closing: str) -> Callable[[list[Call], list[Tool], random.Random], str]:
+def qwen(opening: str, closing: str) -> Write:
     inner = tagged(("", ""), ("<function=", ">", "</function>"), ("<parameter=", ">\n", "\n</parameter>"))
 
-    def write(calls: list[Call], tools: list[Tool], rng: random.Random) -> str:
-        return "\n".join(f"{opening}\n{inner([call], tools, rng)}\n{closing}" for call in calls)
+    def write(calls: list[Call], rng: random.Random) -> str:
+        return "\n".join(f"{opening}\n{inner([call], rng)}\n{closing}" for call in calls)
 
     return write
 
 
-def dsml(word: str) -> Callable[[list[Call], list[Tool], random.Random], str]:
-    def write(calls: list[Call], tools: list[Tool], rng: random.Random) -> str:
+def dsml(word: str) -> Write:
+    def write(calls: list[Call], _rng: random.Random) -> str:
         written = []
         for name, arguments in calls:
             lines = [f'<｜DSML｜invoke name="{name}">']
@@ -167,16 +165,14 @@ def dsml(word: str) -> Callable[[list[Call], list[Tool], random.Random], str]:
     return write
 
 
-def step3(calls: list[Call], tools: list[Tool], rng: random.Random) -> str:
+def step3(calls: list[Call], rng: random.Random) -> str:
     argument = ('<steptml:parameter name="', '">', "</steptml:parameter>")
     inner = tagged(("", ""), ('<steptml:invoke name="', '">', "</steptml:invoke>"), argument, "")
-    written = (
-        f"<｜tool_call_begin｜>function<｜tool_sep｜>{inner([call], tools, rng)}<｜tool_call_end｜>" for call in calls
-    )
+    written = (f"<｜tool_call_begin｜>function<｜tool_sep｜>{inner([call], rng)}<｜tool_call_end｜>" for call in calls)
     return "<｜tool_calls_begin｜>" + "".join(written) + "<｜tool_calls_end｜>"
 
 
-def glm(calls: list[Call], tools: list[Tool], rng: random.Random) -> str:
+def glm(calls: list[Call], rng: random.Random) -> str:
     line = rng.choice(("\n", ""))
     written = []
     for name, arguments in calls:
@@ -188,7 +184,7 @@ def glm(calls: list[Call], tools: list[Tool], rng: random.Random) -> str:
     return line.join(written)
 
 
-def hy_v3(calls: list[Call], tools: list[Tool], rng: random.Random) -> str:
+def hy_v3(calls: list[Call], rng: random.Random) -> str:
     end = rng.choice(("", ":x1", "_7f"))
     written = []
     for name, arguments in calls:
@@ -205,14 +201,14 @@ def python_call(call: Call) -> str:
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
 
 
-def python_list(before: str, after: str) -> Callable[[list[Call], list[Tool], random.Random], str]:
-    def write(calls: list[Call], tools: list[Tool], rng: random.Random) -> str:
+def python_list(before: str, after: str) -> Write:
+    def write(calls: list[Call], _rng: random.Random) -> str:
         return f"{before}[{', '.join(map(python_call, calls))}]{after}"
 
     return write
 
 
-def olmo3(calls: list[Call], tools: list[Tool], rng: random.Random) -> str:
+def olmo3(calls: list[Call], rng: random.Random) -> str:
     def words(call: Call) -> str:
         name, arguments = call
         return f"{name}({', '.join(f'{key}={json.dumps(value)}' for key, value in arguments.items())})"
@@ -221,7 +217,7 @@ def olmo3(calls: list[Call], tools: list[Tool], rng: random.Random) -> str:
     return "<function_calls>\n" + "\n".join(map(write, calls)) + "\n</function_calls>"
 
 
-def gemma(before: str, after: str, quote: str) -> Callable[[list[Call], list[Tool], random.Random], str]:
+def gemma(before: str, after: str, quote: str) -> Write:
     def value(one: object) -> str:
         if isinstance(one, str):
             return quote + one + quote
@@ -231,13 +227,13 @@ def gemma(before: str, after: str, quote: str) -> Callable[[list[Call], list[Too
             return "[" + ",".join(map(value, one)) + "]"
         return json.dumps(one)
 
-    def write(calls: list[Call], tools: list[Tool], rng: random.Random) -> str:
+    def write(calls: list[Call], _rng: random.Random) -> str:
         return "".join(f"{before}call:{name}{value(arguments)}{after}" for name, arguments in calls)
 
     return write
 
 
-def minimax_m3(calls: list[Call], tools: list[Tool], rng: random.Random) -> str:
+def minimax_m3(calls: list[Call], rng: random.Random) -> str:
     prefix = "]<]minimax[>["
 
     def element(key: str, one: object) -> str:
@@ -254,7 +250,7 @@ def minimax_m3(calls: list[Call], tools: list[Tool], rng: random.Random) -> str:
     return f"{prefix}<tool_call>\n{''.join(written)}{prefix}</tool_call>"
 
 
-def harmony(calls: list[Call], tools: list[Tool], rng: random.Random) -> str:
+def harmony(calls: list[Call], rng: random.Random) -> str:
     written = []
     for name, arguments in calls:
         head = rng.choice(
@@ -376,9 +372,9 @@ WRITERS: dict[str, Writer] = {
     ),
     "step3p5": _QWEN3_CODER,
     "xlam": Writer(
-        calls=lambda calls, tools, rng: json_list(
+        calls=lambda calls, rng: json_list(
             *rng.choice((("", ""), ("```json\n", "\n```"), ("[TOOL_CALLS]", ""), ("<tool_call>", "</tool_call>")))
-        )(calls, tools, rng),
+        )(calls, rng),
         markers=("[", "[TOOL_CALLS]", "```json"),
         has_text=False,
     ),
@@ -494,7 +490,7 @@ def make(name: str, rng: random.Random) -> Answer:
             tool = rng.choice(tools)
             properties: dict[str, Any] = (tool.parameters or {})["properties"]  # type: ignore[assignment]
             group.append((tool.name, {k: maker.value(s) for k, s in properties.items() if rng.random() < 0.85}))
-        text += writer.calls(group, tools, rng) + rng.choice(("", "\n"))
+        text += writer.calls(group, rng) + rng.choice(("", "\n"))
         calls += group
         if not writer.has_text:
             break

@@ -66,6 +66,10 @@ def render(
     template = ChatTemplate(template) if isinstance(template, str) else template
     chosen = template.pick(with_tools=bool(tools))
     chat = normalize(messages, keep_parts=chosen.wants_parts)
+    if "developer" not in chosen.source:
+        for message in chat:
+            if message["role"] == "developer":
+                message["role"] = "system"  # which the template knows
     if continue_final_message:
         _mark_end(chat[-1], len(chat) - 1)
     taken = [name for name in kwargs or {} if name in _RESERVED]
@@ -102,11 +106,38 @@ def _message(message: Message, where: str, keep_parts: bool) -> dict[str, Any]:
     if not isinstance(role, str) or not role:
         raise InputError(f"{where}.role must be a non-empty string, got {role!r}", f"{where}.role")
     result = {**message, "content": _content(message, role, where, keep_parts)}
+    if role == "assistant" and (reasoning := _reasoning(message, where)):
+        result["reasoning"] = result["reasoning_content"] = reasoning  # templates know one or the other
     if message.get("tool_calls"):
         result["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls")
     elif "tool_calls" in message:
         del result["tool_calls"]  # templates ask whether the key is there
     return result
+
+
+def _reasoning(message: Message, where: str) -> str:
+    """The reasoning of an earlier answer: a field under either name, or parts of the content."""
+    for name in ("reasoning", "reasoning_content"):
+        text = message.get(name)
+        if text is not None and not isinstance(text, str):
+            raise InputError(f"{where}.{name} must be a string, got {type(text).__name__}", f"{where}.{name}")
+        if text:
+            check_text(text, f"{where}.{name}")
+            return text
+    content = message.get("content")
+    parts = [part for part in content if _is_thought(part)] if isinstance(content, list) else []
+    thoughts = []
+    for part in parts:
+        text = part.get("thinking")
+        if not isinstance(text, str):
+            raise InputError(f"{where}.content: a part of type 'thinking' needs a text, thinking", f"{where}.content")
+        check_text(text, f"{where}.content")
+        thoughts.append(text)
+    return "\n".join(thoughts)
+
+
+def _is_thought(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "thinking"
 
 
 def _content(message: Message, role: str, where: str, keep_parts: bool) -> str | list[dict[str, Any]]:
@@ -121,7 +152,10 @@ def _content(message: Message, role: str, where: str, keep_parts: bool) -> str |
         return content
     if not isinstance(content, list):
         raise InputError(f"{where} must be a string or a list of text parts, got {type(content).__name__}", where)
-    parts = [_text_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
+    is_answer = role == "assistant"
+    parts = [
+        _text_part(part, f"{where}[{i}]") for i, part in enumerate(content) if not (is_answer and _is_thought(part))
+    ]
     return parts if keep_parts else "\n".join(part["text"] for part in parts)
 
 

@@ -100,10 +100,14 @@ class ReplyPlan:
         limit = self.wish.max_thinking_tokens
         thinking = None
         if self.thinks and (grammar is not None or limit is not None):
+            formats, state = self._formats, self._opening
+            end = formats.end
+            if grammar is not None and grammar is not self.wish.grammar and formats.end_before_calls != end:
+                end, state = formats.end_before_calls, "maybe"
             thinking = Thinking(
-                start=list(self._formats.start),
-                end=list(self._formats.end),
-                state="open" if self._opening == "open" else "maybe",
+                start=list(formats.start),
+                end=list(end),
+                state="open" if state == "open" else "maybe",
                 max_tokens=limit,
             )
         if grammar is None and thinking is None:
@@ -113,8 +117,9 @@ class ReplyPlan:
     def parser(self) -> ReplyParser:
         reasoning = tools = None
         if self._is_marked and self._formats.reasoning is not None:
-            is_bound = self.wish.grammar is not None
-            reasoning = self._formats.reasoning.parser(self._prompt, self._kwargs, bound=is_bound)
+            reasoning = self._formats.reasoning.parser(
+                self._prompt, self._kwargs, bound=self.wish.grammar is not None, raw_calls=self.calls
+            )
         if self.calls:
             tool_format = CALL_LIST if self._is_list or self._formats.tools is None else self._formats.tools
             tools = tool_format.parser(self._callable, parallel=self.wish.parallel_tool_calls)
@@ -213,16 +218,14 @@ class ReplyParser:
         return "tool_calls" if reason == "stop" and self._has_calls and self._calls_end_it else reason
 
     def _rest(self, pieces: Iterable[Piece]) -> list[Piece]:
-        """Only what is not reasoning goes to the parser of calls."""
+        """Only what is not reasoning goes to the parser of calls; without one there are no calls."""
         found: list[Piece] = []
         for piece in pieces:
             if isinstance(piece, Reasoning):
                 if self._include_reasoning:
                     found.append(piece)
-            elif self._tools is not None and isinstance(piece, Content):
-                found += self._calls(self._tools.feed(piece.text))
-            else:
-                found += self._calls([piece])
+            elif isinstance(piece, Content):
+                found += [piece] if self._tools is None else self._calls(self._tools.feed(piece.text))
         return found
 
     def _calls(self, pieces: list[Piece]) -> list[Piece]:

@@ -17,10 +17,12 @@ from quire.foundation.errors import InputError
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 64  # of nested schemas
 MAX_SCHEMAS = 10_000
-_ANNOTATIONS = frozenset(
-    "title description default examples deprecated readOnly writeOnly $comment $schema $vocabulary example id "
-    "contentEncoding contentMediaType contentSchema discriminator nullable externalDocs xml x-guidance".split()
-)
+MAX_OPTIONAL = 400  # properties of one object: each of them may come next, at every place
+_ANNOTATIONS = {
+    *("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "nullable"),
+    *("contentEncoding", "contentMediaType", "contentSchema", "discriminator", "externalDocs", "xml", "x-guidance"),
+    *("id", "$schema", "$vocabulary", "$comment"),
+}
 _REFUSED = {
     "not": "",
     "if": "",
@@ -42,28 +44,35 @@ _REFUSED = {
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _REFERRING = ("$ref", "anyOf", "oneOf", "allOf")
-FORMATS = frozenset("date-time date time duration email hostname ipv4 ipv6 uri uuid".split())
+FORMATS = frozenset(["date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"])
 _POINTER = r"(/([^/~]|~[01])*)*"
 _FORMAT_PATTERNS = {
     "json-pointer": f"^{_POINTER}$",
     "relative-json-pointer": rf"^(0|[1-9][0-9]*)(#|{_POINTER})$",
 }
-_REFUSED_FORMATS = frozenset("idn-email idn-hostname uri-reference iri iri-reference uri-template regex".split())
+_REFUSED_FORMATS = frozenset(
+    ("idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template", "regex")
+)
 
 
-def plain(schema: str | dict[str, Any] | bool, field: str, *, close_objects: bool = False) -> str:
+def plain(
+    schema: str | dict[str, Any] | bool, field: str, *, close_objects: bool = False, lenient: bool = False
+) -> str:
     """The JSON text of the schema in plain form.
 
     field: what the user calls it. close_objects: objects that do not say so take no additional properties.
+    lenient: keywords and formats that cannot be enforced are left out, where nobody was promised that they would be.
     Raises InputError naming the keyword and its path.
     """
-    return json.dumps(_Reader(field, close_objects).read(schema), ensure_ascii=False, separators=(",", ":"))
+    found = _Reader(field, close_objects, lenient).read(schema)
+    return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
 
 
 class _Reader:
-    def __init__(self, field: str, close_objects: bool) -> None:
+    def __init__(self, field: str, close_objects: bool, lenient: bool) -> None:
         self._field = field
         self._close_objects = close_objects
+        self._lenient = lenient
         self._num_schemas = 0
         self._root: Any = None
         self._pending: dict[str, None] = {}  # local references that are yet to be checked
@@ -104,8 +113,16 @@ class _Reader:
             raise self._refusal(f"is nested more than {MAX_DEPTH} levels deep", path)
         if self._num_schemas > MAX_SCHEMAS:
             raise self._refusal(f"holds more than {MAX_SCHEMAS} schemas", "$")
-        schema = self._rewritten(schema, path)
-        for keyword in _REFUSED.keys() & schema.keys():
+        schema = self._rewritten(schema)
+        properties, required = schema.get("properties"), schema.get("required")
+        if isinstance(properties, dict) and len(properties) > MAX_OPTIONAL:
+            num_optional = len(properties.keys() - set(required if _is_names(required) else ()))
+            if num_optional > MAX_OPTIONAL:
+                raise self._refusal(f"has {num_optional} optional properties, more than {MAX_OPTIONAL}", path)
+        for keyword in sorted(_REFUSED.keys() & schema.keys()):
+            if self._lenient:
+                del schema[keyword]
+                continue
             raise self._refusal(f"uses {keyword!r}, which is not supported{_REFUSED[keyword]}", path)
         found: dict[str, Any] = {}
         for keyword, value in schema.items():
@@ -138,7 +155,7 @@ class _Reader:
             raise self._refusal(f"has a value that it cannot have: {json.dumps(value)[:60]}", where)
         return value
 
-    def _rewritten(self, schema: dict[str, Any], path: str) -> dict[str, Any]:
+    def _rewritten(self, schema: dict[str, Any]) -> dict[str, Any]:
         """Without the keywords that others can stand for."""
         schema = dict(schema)
         if schema.get("uniqueItems") is False or schema.get("maxItems") in (0, 1):
@@ -153,18 +170,18 @@ class _Reader:
             elif schema.get(keyword) is False and not refers:
                 schema[plainer] = schema.pop(keyword)
         for keyword, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
-            if isinstance(schema.get(keyword), bool):  # as in draft 4
-                if schema.pop(keyword) and bound in schema:
-                    schema[keyword] = schema.pop(bound)
+            is_of_draft_4 = isinstance(schema.get(keyword), bool)
+            if is_of_draft_4 and schema.pop(keyword) and bound in schema:
+                schema[keyword] = schema.pop(bound)
         if "propertyNames" in schema:
             self._rewrite_names(schema)
         pattern = _FORMAT_PATTERNS.get(str(schema.get("format")))
         if pattern is not None and "pattern" not in schema:
             del schema["format"]
             schema["pattern"] = pattern
-        if self._close_objects and "additionalProperties" not in schema:
-            if schema.get("type") == "object" or "properties" in schema:
-                schema["additionalProperties"] = False
+        is_object = schema.get("type") == "object" or "properties" in schema
+        if self._close_objects and is_object:
+            schema.setdefault("additionalProperties", False)
         return schema
 
     def _rewrite_names(self, schema: dict[str, Any]) -> None:
@@ -191,7 +208,7 @@ class _Reader:
     def _format(self, name: Any, where: str) -> str | None:
         if not isinstance(name, str):
             raise self._refusal(f"must be a string, got {_kind(name)}", where)
-        if name in _REFUSED_FORMATS:
+        if name in _REFUSED_FORMATS and not self._lenient:
             raise self._refusal(f"{name!r} is not supported (what is: {', '.join(sorted(FORMATS))})", where)
         return name if name in FORMATS else None
 

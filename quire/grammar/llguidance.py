@@ -8,22 +8,24 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
 from quire.foundation.errors import InputError
-from quire.grammar import tags
+from quire.grammar import json_schema, tags, tags_lark
 from quire.grammar.base import GrammarError, Matcher
 from quire.grammar.numbers import DigitLimit, DigitTable
 from quire.grammar.vocabulary import Vocabulary
-from quire.types.structured import GrammarSpec
+from quire.types.structured import FIELD, GrammarSpec
 
 MAX_THREADS = 8
 JSON_SPACE = r"[ \n\r\t]{1,8}"
 _LIMITS = LLParserLimits(
+    max_items_in_row=2500,  # four an optional property, of which json_schema lets 400 pass
     initial_lexer_fuel=4_000_000,
     step_lexer_fuel=400_000,  # about 30 ms: the worst that one row can hold a step up
     step_max_items=50_000,
@@ -62,7 +64,7 @@ class LLGuidance:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        table = _TokenTable(vocabulary)
+        table: Any = _TokenTable(vocabulary)
         self._tokenizer = LLTokenizer(table, n_vocab=vocabulary.size, eos_token=vocabulary.stop_ids)
         table.greedy = self._tokenizer
         self._digits = DigitTable(vocabulary.tokens)
@@ -70,11 +72,19 @@ class LLGuidance:
 
     def compile(self, spec: GrammarSpec) -> LLGrammar:
         """Raises InputError."""
-        matcher = LLMatcher(self._tokenizer, source(spec), log_level=0, limits=_LIMITS)
+        matcher = LLMatcher(self._tokenizer, self._source(spec), log_level=0, limits=_LIMITS)
         if matcher.is_error():
-            raise InputError(f"the {spec.kind} cannot be enforced: {_reason(matcher)}", "structured_outputs")
+            raise InputError(f"the {spec.kind} cannot be enforced: {_refusal(matcher)}", FIELD)
         digits = DigitLimit(self._digits) if spec.kind in ("json_schema", "json_object") else None
-        return LLGrammar(spec, matcher, digits, frozenset(self.vocabulary.stop_ids))
+        grammar = LLGrammar(spec, matcher, digits, frozenset(self.vocabulary.stop_ids))
+        row = np.zeros(-(-self.vocabulary.size // 32), np.int32)
+        try:
+            grammar.matcher().fill(row)  # its tables are kept, so the first answer finds them made
+        except GrammarError as error:
+            raise InputError(f"the {spec.kind} cannot be enforced: {error}", FIELD) from None
+        if not row.any():
+            raise InputError(f"the {spec.kind} cannot be enforced: no answer satisfies it", FIELD)
+        return grammar
 
     def fill(self, matchers: Sequence[Matcher], rows: np.ndarray) -> None:
         """Rows of matchers that failed are left empty."""
@@ -86,6 +96,22 @@ class LLGuidance:
         self._executor.unsafe_compute_mask_ptr(running, rows.ctypes.data, rows.strides[0], len(rows))
         for line, matcher in enumerate(ours):
             matcher.finish(rows[line])
+
+    def _source(self, spec: GrammarSpec) -> str:
+        """The grammar in llguidance's own form. Raises InputError."""
+        if spec.kind == "regex":
+            return str(LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(spec.text, tags_lark.ASCII_CLASSES)}/"))
+        if spec.kind == "choice":
+            options = (json.dumps(option, ensure_ascii=False) for option in json.loads(spec.text))
+            return str(LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(options)))
+        if spec.kind == "ebnf":
+            return str(LLMatcher.grammar_from_lark(_lark(spec.text)))
+        if spec.kind == "structural_tag":
+            options_for = partial(_options_within, spec.whitespace)
+            tag = json.loads(tags.plain(spec.text, FIELD))
+            return tags_lark.translated(tag, self.vocabulary.special, self.vocabulary.stop_ids, options_for, _lark)
+        text = json_schema.plain(spec.text, FIELD) if spec.kind == "json_schema" else '{"type":"object"}'
+        return str(LLMatcher.grammar_from_json_schema(text, overrides=json_options(spec.whitespace)))
 
 
 class LLGrammar:
@@ -160,25 +186,16 @@ class LLGuidanceMatcher:
         return other
 
 
-def source(spec: GrammarSpec) -> str:
-    """The grammar in llguidance's own form. Raises InputError."""
-    if spec.kind == "regex":
-        return str(LLMatcher.grammar_from_regex(spec.text))
-    if spec.kind == "choice":
-        options = (json.dumps(option, ensure_ascii=False) for option in json.loads(spec.text))
-        return str(LLMatcher.grammar_from_lark("start: " + " | ".join(options)))
-    if spec.kind == "ebnf":
-        return str(LLMatcher.grammar_from_lark(_lark(spec.text)))
-    if spec.kind == "structural_tag":
-        return tags.source(json.loads(spec.text), json_options(spec.whitespace))
-    schema = json.loads(spec.text) if spec.kind == "json_schema" else {"type": "object"}
-    return str(LLMatcher.grammar_from_json_schema(schema, overrides=json_options(spec.whitespace)))
-
-
-def json_options(whitespace: str) -> dict[str, Any]:
+def json_options(whitespace: str) -> Any:
     if whitespace == "none":
         return {"whitespace_flexible": False}
     return {"whitespace_pattern": JSON_SPACE if whitespace == "bounded" else whitespace}
+
+
+def _options_within(whitespace: str, max_whitespace: int | None) -> Any:
+    if max_whitespace in (None, -1):
+        return json_options(whitespace)
+    return json_options("none" if max_whitespace == 0 else rf"[ \n\r\t]{{1,{max_whitespace}}}")
 
 
 def _lark(text: str) -> str:
@@ -187,6 +204,15 @@ def _lark(text: str) -> str:
         return str(any_to_lark(text))
     except Exception as error:
         raise InputError(f"grammar cannot be read: {error}", "grammar") from None
+
+
+def _refusal(matcher: Any) -> str:
+    reason = _reason(matcher)
+    if "coerce_one_of" in reason:
+        return (
+            "its oneOf has branches that may hold of the same value; tell them apart by a required const, or use anyOf"
+        )
+    return reason
 
 
 def _reason(matcher: Any) -> str:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from quire.foundation.errors import InputError
 from quire.frontend.replies import ReplyPlan, ReplyWish
+from quire.frontend.structured import grammar_of
 from quire.frontend.tools import read_tool_choice, read_tools
 from quire.server import generation
 from quire.server.chat_prompt import render_chat
@@ -20,6 +21,7 @@ from quire.server.generation import Generation, Prompt
 from quire.server.params import field_names, sampling_params
 from quire.server.protocol import ChatBody, ChatFields
 from quire.server.service import Service
+from quire.types.reply import NamedTool
 from quire.types.sampling import SamplingParams
 
 Messages = Sequence[Mapping[str, Any]]
@@ -87,6 +89,11 @@ class ChatJob:
         choice = read_tool_choice(body.tool_choice, tools)
         if choice == "auto" and not self.service.serve.enable_auto_tool_choice:
             choice = "none"
+        structured = self.params.structured_outputs
+        if structured is not None and body.response_format is None and isinstance(choice, NamedTool):
+            raise InputError(
+                "structured_outputs cannot bind an answer that tool_choice makes a call", "structured_outputs"
+            )
         budget = body.max_thinking_tokens if body.thinking_token_budget is None else body.thinking_token_budget
         return ReplyWish(
             tools=tools,
@@ -94,6 +101,8 @@ class ChatJob:
             parallel_tool_calls=body.parallel_tool_calls,
             include_reasoning=body.include_reasoning,
             max_thinking_tokens=None if budget == -1 else budget,
+            grammar=None if structured is None else grammar_of(structured),
+            close_at_limit=structured is not None and structured.close_at_limit,
         )
 
     def _template_kwargs(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from quire.foundation.errors import InputError
+from quire.types.structured import StructuredOutputsParams
 
 GREEDY_BELOW = 1e-5  # temperatures below this mean argmax
 SMALLEST_TEMPERATURE = 1e-2  # anything between is raised to this, where fp32 softmax is still exact
@@ -74,6 +75,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     spaces_between_special_tokens: bool = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     skip_reading_prefix_cache: bool = False
+    structured_outputs: StructuredOutputsParams | None = None  # params or a dict of them
 
     def __post_init__(self) -> None:
         self._normalize()
@@ -85,6 +87,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for name in ("stop_token_ids", "bad_words"):
             if getattr(self, name) is None:
                 force_setattr(self, name, [])
+        if isinstance(self.structured_outputs, dict):
+            force_setattr(self, "structured_outputs", StructuredOutputsParams.of(self.structured_outputs))
         if self.seed == -1:
             force_setattr(self, "seed", None)
         if self.top_k == -1:
@@ -114,6 +118,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             if getattr(self, name) is not None:
                 _integer(name, getattr(self, name), -1)
         self._validate_lists()
+        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+            got = type(self.structured_outputs).__name__
+            raise InputError(f"structured_outputs must be StructuredOutputsParams, got {got}", "structured_outputs")
         if self.n > 1 and self.is_greedy:
             raise InputError("n must be 1 when temperature is 0 (greedy), got " + str(self.n), "n")
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
+from quire.foundation.errors import InputError
+
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "ebnf", "structural_tag"]
 GrammarBackend = Literal["auto", "xgrammar", "llguidance"]
+RULES = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+FIELD = "structured_outputs"
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -24,6 +28,35 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
     close_at_limit: bool = False  # near max_tokens only what closes the value soonest is allowed
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> StructuredOutputsParams:
+        """From JSON or a plain dict. Raises InputError for unknown fields and wrong types."""
+        unknown = fields.keys() - set(cls.__struct_fields__)
+        if unknown:
+            known = ", ".join(cls.__struct_fields__)
+            raise InputError(f"structured_outputs has the unknown field {min(unknown)!r}; it may hold {known}", FIELD)
+        try:
+            return msgspec.convert(fields, cls)
+        except msgspec.ValidationError as error:
+            if isinstance(error.__cause__, InputError):
+                raise error.__cause__ from None
+            raise InputError(f"structured_outputs: {error}", FIELD) from None
+
+    def __post_init__(self) -> None:
+        """Raises InputError unless exactly one rule is given, and options that fit together."""
+        given = [name for name in RULES if getattr(self, name) is not None]
+        if len(given) != 1:
+            got = " and ".join(given) if given else "none"
+            raise InputError(f"structured_outputs needs exactly one of {', '.join(RULES)}; got {got}", FIELD)
+        if self.json_object is False:
+            raise InputError("structured_outputs.json_object must be true, or absent", FIELD)
+        backends = get_args(GrammarBackend)
+        if self.backend not in backends:
+            known = ", ".join(backends)
+            raise InputError(f"structured_outputs.backend must be one of {known}; got {self.backend!r}", FIELD)
+        if self.disable_any_whitespace and self.whitespace_pattern is not None:
+            raise InputError("disable_any_whitespace and whitespace_pattern cannot both be given", FIELD)
 
 
 class GrammarSpec(msgspec.Struct, frozen=True, omit_defaults=True):

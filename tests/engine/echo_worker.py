@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from quire.config.model_info import ModelInfo
 from quire.config.resolve import Resolved
 from quire.foundation import errors
 from quire.types.kv import KVGroupSpec, WorkerReport
-from quire.types.plan import StepPlan
+from quire.types.plan import StepPlan, TokenMasks
 from quire.types.request import EngineRequest
 from quire.types.result import StepResult
 from quire.types.sampling import SamplingParams
@@ -29,8 +30,8 @@ PRIME = 1_000_003
 
 
 class EchoStep:
-    def __init__(self, result: StepResult, ready_at: float) -> None:
-        self._result = result
+    def __init__(self, result: StepResult | None, ready_at: float) -> None:
+        self._result = result  # None: it awaits masks
         self._ready_at = ready_at
 
     def done(self) -> bool:
@@ -39,7 +40,11 @@ class EchoStep:
     def result(self) -> StepResult:
         while (left := self._ready_at - time.monotonic()) > 0:
             time.sleep(left)
+        assert self._result is not None, "the result of a step whose masks did not come"
         return self._result
+
+    def finish(self, result: StepResult) -> None:
+        self._result = result
 
 
 class EchoWorker:
@@ -57,6 +62,7 @@ class EchoWorker:
         self.last_token = np.full(seats, -1, np.int64)
         self.kv = np.full(self.num_blocks * self.block_size, -1, np.int64)
         self.busy_until = 0.0
+        self.awaiting: tuple[StepPlan, np.ndarray, EchoStep] | None = None
 
     def start(self) -> WorkerReport:
         spec = KVGroupSpec("full", self.block_size, 1, 1, 1, 4)
@@ -74,6 +80,7 @@ class EchoWorker:
         )
 
     def execute(self, plan: StepPlan) -> EchoStep:
+        assert self.awaiting is None, "a step is overtaken that still awaits its masks"
         if plan.step == self.moods.get("fail_at_step"):
             raise RuntimeError("echo was told to fail")
         self._take_over(plan)
@@ -87,11 +94,27 @@ class EchoWorker:
                 hashes[row] = self._extend(seat, np.array([token], np.int64))[0]
             offset += int(plan.num_tokens[row])
         assert offset == len(plan.token_ids)
-        tokens = np.where(plan.samples, hashes % VOCAB, -1).astype(np.int32)
-        self.last_token[plan.seats] = tokens
         self.busy_until = max(self.busy_until, time.monotonic()) + self.moods.get("step_seconds", 0.0)
-        result = StepResult(step=plan.step, tokens=tokens.reshape(-1, 1), counts=plan.samples.astype(np.int32))
-        return EchoStep(result, self.busy_until)
+        if plan.awaits_masks:
+            step = EchoStep(None, self.busy_until)
+            self.awaiting = plan, hashes, step
+            return step
+        return EchoStep(self._sample(plan, hashes, {}), self.busy_until)
+
+    def mask(self, masks: TokenMasks) -> None:
+        assert self.awaiting is not None, "masks that no step awaits"
+        plan, hashes, step = self.awaiting
+        assert masks.step == plan.step
+        self.awaiting = None
+        bits = np.unpackbits(masks.bits.view(np.uint8), axis=1, bitorder="little")
+        step.finish(self._sample(plan, hashes, dict(zip(masks.rows.tolist(), bits, strict=True))))
+
+    def _sample(self, plan: StepPlan, hashes: np.ndarray, masks: dict[int, np.ndarray]) -> StepResult:
+        tokens = np.where(plan.samples, hashes % VOCAB, -1).astype(np.int32)
+        for row, mask in masks.items():
+            tokens[row] = choose(int(hashes[row]), np.flatnonzero(mask).tolist())
+        self.last_token[plan.seats] = tokens
+        return StepResult(step=plan.step, tokens=tokens.reshape(-1, 1), counts=plan.samples.astype(np.int32))
 
     def _take_over(self, plan: StepPlan) -> None:
         for seat in plan.releases:
@@ -130,13 +153,27 @@ class EchoWorker:
         pass
 
 
-def expected(prompt: list[int], max_tokens: int, stop_token_ids: list[int] | tuple[int, ...] = ()) -> list[int]:
-    """The tokens that a right engine makes of `prompt`."""
+def choose(state: int, allowed: list[int]) -> int:
+    """0 if nothing is allowed, as a real sampler does."""
+    return allowed[state % len(allowed)] if allowed else 0
+
+
+def expected(
+    prompt: list[int],
+    max_tokens: int,
+    stop_token_ids: list[int] | tuple[int, ...] = (),
+    meaning: Callable[[list[int]], tuple[set[int] | None, bool]] = lambda _: (None, False),
+) -> list[int]:
+    """The tokens that a right engine makes of `prompt`.
+
+    meaning: of a constraint, (what may follow an output, None: anything; whether the output is over).
+    """
     state, out = 0, []
     for token in prompt:
         state = (state * 31 + token + 1) % PRIME
-    while len(out) < max_tokens:
-        out.append(state % VOCAB)
+    while len(out) < max_tokens and not meaning(out)[1]:
+        allowed = meaning(out)[0]
+        out.append(state % VOCAB if allowed is None else choose(state, sorted(allowed)))
         if out[-1] in stop_token_ids:
             break
         state = (state * 31 + out[-1] + 1) % PRIME

@@ -194,6 +194,28 @@ def test_parts_are_joined_unless_the_template_reads_parts() -> None:
 
 
 @pytest.mark.parametrize(
+    "message",
+    [
+        {"reasoning": "Hm.", "content": "a"},
+        {"reasoning_content": "Hm.", "content": "a"},
+        {"reasoning": None, "reasoning_content": "Hm.", "content": "a"},
+        {"content": [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "a"}]},
+    ],
+)
+def test_reasoning_of_earlier_answers_reaches_the_template_under_either_name(message: dict[str, Any]) -> None:
+    chat = [{"role": "assistant", **message}]
+    for name in ("reasoning", "reasoning_content"):
+        source = f"{{% for m in messages %}}{{{{ m.{name} }}}}: {{{{ m.content }}}}{{% endfor %}}"
+        assert render(chat, template=source) == "Hm.: a"
+
+
+def test_a_developer_is_the_system_to_templates_that_know_no_developer() -> None:
+    chat = [{"role": "developer", "content": "x"}]
+    assert render(chat, template="{{ messages[0].role }}") == "system"
+    assert render(chat, template="{% if messages[0].role == 'developer' %}D{% endif %}") == "D"
+
+
+@pytest.mark.parametrize(
     ("source", "wants"),
     [
         (CHATML_STYLE, False),
@@ -238,6 +260,9 @@ USER = {"role": "user", "content": "x"}
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text", "NoneType"),
         ([{"role": "user", "content": "\ud800"}], "messages[0].content", "surrogate"),
         ([{"role": "assistant", "tool_calls": 3}], "messages[0].tool_calls", "list"),
+        ([{"role": "assistant", "reasoning": 3}], "messages[0].reasoning", "int"),
+        ([{"role": "assistant", "reasoning_content": "\ud800"}], "messages[0].reasoning_content", "surrogate"),
+        ([{"role": "assistant", "content": [{"type": "thinking"}]}], "messages[0].content", "thinking"),
         ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0].function", "name"),
         (
             [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 
 from quire.types.kv import KVGroupSpec
-from quire.types.plan import Admit, PromptLogprobs, StepPlan
+from quire.types.plan import Admit, PromptLogprobs, StepPlan, TokenMasks
 from quire.types.request import EngineRequest
 from quire.types.result import LogprobRows, StepResult
 from quire.types.sampling import SamplingParams
-
-VOCAB = 23
-EOS = 0
+from quire.types.structured import Constraint
+from tests.scheduling.toy_grammar import EOS, VOCAB, meaning, tokens_of
 
 
 def groups(block_size: int, count: int = 1) -> list[KVGroupSpec]:
@@ -37,6 +36,7 @@ def make_request(
     priority: int = 0,
     cache_salt: str | None = None,
     arrival: float = 0.0,
+    constraint: Constraint | None = None,
     **params: Any,
 ) -> EngineRequest:
     """`number` identifies the request to the device: it travels as the seed."""
@@ -51,6 +51,7 @@ def make_request(
         priority=priority,
         cache_salt=cache_salt,
         arrival=arrival,
+        constraint=constraint,
     )
 
 
@@ -62,27 +63,43 @@ class Reference:
     max_len: int  # tokens that fit, prompt included
     tokens: list[int] = field(init=False)  # prompt and answer, on past any stop up to the limit
     prints: list[int] = field(init=False)  # what the KV of each position depends on
+    allowed: list[set[int] | None] = field(init=False)  # what may be sampled after so many tokens of output; None: all
     output: list[int] = field(init=False)
     finish: tuple[str, int | None] = field(init=False)
+    is_aborted: bool = False  # what it may sample does not matter any more
 
     def __post_init__(self) -> None:
         spec = self.spec
         limit = min(len(spec.token_ids) + spec.max_tokens, self.max_len)
-        self.tokens, self.prints = [], []
+        num_prompt = len(spec.token_ids)
+        self.tokens, self.prints, self.allowed = [], [], []
+        self.output, self.finish = [], ("length", None)
+        is_over = self._is_over()
         state = hash(spec.cache_salt or "")
         for position in range(limit):
             if position < len(spec.token_ids):
                 token = spec.token_ids[position]
             else:
-                token = (state >> 7) % VOCAB
+                self.allowed.append(
+                    None if is_over or not spec.constraint else meaning(spec.constraint, self.output)[0]
+                )
+                choice = self.allowed[-1]
+                token = (state >> 7) % VOCAB if choice is None else sorted(choice)[(state >> 7) % len(choice)]
             self.tokens.append(token)
             state = hash((state, token))
             self.prints.append(state)
-        self.output, self.finish = self.tokens[len(spec.token_ids) :], ("length", None)
-        for count, token in enumerate(self.output, 1):
-            if token in spec.stop_token_ids and count >= spec.params.min_tokens:
-                self.output, self.finish = self.output[:count], ("stop", None if token == EOS else token)
-                break
+            if position >= num_prompt and not is_over:
+                self.output.append(token)
+                is_over = self._is_over()
+
+    def _is_over(self) -> bool:
+        """Whether the output ends here, other than by its length."""
+        spec, output = self.spec, self.output
+        if output and output[-1] in spec.stop_token_ids and len(output) >= spec.params.min_tokens:
+            self.finish = ("stop", None if output[-1] == EOS else output[-1])
+        elif spec.constraint is not None and meaning(spec.constraint, output)[1]:
+            self.finish = ("stop", None)
+        return self.finish[0] == "stop"
 
 
 @dataclass
@@ -91,6 +108,9 @@ class Seat:
     reference: Reference
     num_computed: int
     last_token: int = -1
+
+
+Row = tuple[int, Seat, int, bool]  # seat number, seat, tokens, whether it samples
 
 
 class Device:
@@ -106,9 +126,13 @@ class Device:
         self.num_computed = 0  # tokens ever computed
         self.num_groupings = 0  # times that prefixes were told
         self.num_shared_rows = 0  # decode rows that were in a group
+        self.num_masks = 0
         self.step = -1
+        self._awaiting: tuple[StepPlan, list[Row]] | None = None
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def execute(self, plan: StepPlan) -> StepResult | None:
+        """None: the plan awaits masks, which `mask` takes."""
+        assert self._awaiting is None, "a step that has not sampled yet is overtaken"
         assert plan.step == self.step + 1, "steps must come in order"
         self.step += 1
         self._take_news(plan)
@@ -131,8 +155,27 @@ class Device:
             self._write(seat_number, seat, ids)
             news.append((seat_number, seat, count, samples))
         # Only after all writes: a row may read what its neighbour computes in this very step.
-        sampled = [self._read_and_sample(plan, *row) for row in news]
+        for row in news:
+            self._read(plan, *row)
         self.num_computed += int(plan.num_tokens.sum())
+        if plan.awaits_masks:
+            self._awaiting = plan, news
+            return None
+        return self._sample(plan, news, {})
+
+    def mask(self, masks: TokenMasks) -> StepResult:
+        assert self._awaiting is not None, "masks that nobody waits for"
+        plan, news = self._awaiting
+        self._awaiting = None
+        assert masks.step == plan.step
+        rows = masks.rows.tolist()
+        assert rows == sorted(set(rows))
+        assert all(plan.samples[row] for row in rows)
+        self.num_masks += len(rows)
+        return self._sample(plan, news, {row: tokens_of(bits) for row, bits in zip(rows, masks.bits, strict=True)})
+
+    def _sample(self, plan: StepPlan, news: list[Row], masks: dict[int, set[int]]) -> StepResult:
+        sampled = [self._token(*line, masks.get(row)) for row, line in enumerate(news)]
         return StepResult(
             step=plan.step,
             tokens=np.array(sampled, np.int32).reshape(-1, 1),
@@ -200,7 +243,7 @@ class Device:
                 block = table[number, position // self.block_size]
                 slots[block, position % self.block_size] = reference.prints[position]
 
-    def _read_and_sample(self, plan: StepPlan, number: int, seat: Seat, count: int, samples: bool) -> int:
+    def _read(self, plan: StepPlan, number: int, seat: Seat, count: int, samples: bool) -> None:
         reference, length = seat.reference, seat.num_computed + count
         for table, slots in zip(self.tables, self.slots, strict=True):
             for position in range(length):
@@ -209,10 +252,15 @@ class Device:
         assert length <= plan.max_seq_len, "max_seq_len is no upper bound"
         assert length < len(reference.tokens), f"{reference.spec.id} overruns its limit"
         seat.num_computed = length
+        assert not samples or length >= len(reference.spec.token_ids), f"{reference.spec.id} samples inside its prompt"
+
+    def _token(self, _number: int, seat: Seat, _count: int, samples: bool, mask: set[int] | None) -> int:
         if not samples:
             return -1
-        assert length >= len(reference.spec.token_ids), f"{reference.spec.id} samples inside its prompt"
-        seat.last_token = reference.tokens[length]
+        reference = seat.reference
+        allowed = reference.allowed[seat.num_computed - len(reference.spec.token_ids)]
+        assert reference.is_aborted or mask == allowed, f"{reference.spec.id} may sample {mask}, it should be {allowed}"
+        seat.last_token = reference.tokens[seat.num_computed]
         return seat.last_token
 
     def _logprobs(self, plan: StepPlan, sampled: list[int]) -> LogprobRows | None:
@@ -223,11 +271,12 @@ class Device:
         ]
         return _lines(rows, [sampled[row] for row in rows])
 
-    def _prompt_logprobs(self, plan: StepPlan, news: list[tuple[int, Seat, int, bool]]) -> LogprobRows | None:
+    def _prompt_logprobs(self, plan: StepPlan, news: list[Row]) -> LogprobRows | None:
         rows: list[int] = []
         tokens: list[int] = []
         for attachment in plan.attachments:
-            assert isinstance(attachment, PromptLogprobs)
+            if not isinstance(attachment, PromptLogprobs):
+                continue
             for row, next_id in zip(attachment.rows.tolist(), attachment.next_ids.tolist(), strict=True):
                 _, seat, count, _ = news[row]
                 prompt = seat.reference.spec.token_ids

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from quire.scheduling.prefixes import Worth
@@ -15,6 +16,7 @@ from quire.types.request import EngineRequest
 from quire.types.result import StepResult
 from quire.types.sampling import RequestOutputKind
 from tests.scheduling.simulator import VOCAB, Device, Reference, groups, make_request
+from tests.scheduling.toy_grammar import ToyGrammar, ToyMatcher, ToySource, random_constraint
 
 ANYTHING = Worth(1, 1, 1)
 
@@ -54,12 +56,15 @@ class Life:
             enable_prefix_caching=world.enable_prefix_caching,
             hash_seed=b"test",
             prefix_worth=world.prefix_worth,
+            vocab_size=VOCAB,
+            mask_source=ToySource(),
         )
         chunk = world.max_prefill_chunk or world.max_num_batched_tokens
         self.device = Device(
             world.block_size, world.max_num_seqs, world.max_num_batched_tokens, chunk, world.num_groups
         )
-        self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
+        self.in_flight: deque[tuple[StepPlan, StepResult | None]] = deque()  # the last may still await its masks
+        self.compiling: list[str] = []  # requests whose grammar is not there yet
         self.references: dict[str, Reference] = {}
         self.told: dict[str, list[EngineOutput]] = {}
         self.open: dict[str, None] = {}  # accepted, neither finished nor aborted
@@ -72,12 +77,25 @@ class Life:
 
     def add(self, spec: EngineRequest) -> None:
         self.scheduler.add(spec)
+        if spec.constraint is not None and spec.constraint.grammar is not None:
+            self.compiling.append(spec.id)
         self.references[spec.id] = self.device.references[spec.seed] = Reference(spec, self.max_len)
         self.told[spec.id] = []
         self.open[spec.id] = None
 
+    def bind(self, name: str) -> None:
+        """The request's grammar is there, or it is known no more."""
+        self.compiling.remove(name)
+        constraint = self.references[name].spec.constraint
+        assert constraint is not None
+        assert constraint.grammar is not None
+        make_matcher = partial(ToyMatcher, ToyGrammar(int(constraint.grammar.text)))
+        if (output := self.scheduler.bind(name, make_matcher)) is not None:
+            self.take(output)
+
     def abort(self, name: str) -> None:
         self.scheduler.abort([name])
+        self.references[name].is_aborted = True
         self.open.pop(name, None)
 
     def plan(self) -> StepPlan:
@@ -90,18 +108,33 @@ class Life:
         if plan is not None:
             self.plans.append(plan)
             self.in_flight.append((plan, self.device.execute(plan)))
+            self._send_masks()
         return plan
 
+    def _send_masks(self) -> None:
+        masks = self.scheduler.masks()
+        if masks is not None:
+            plan, result = self.in_flight.pop()
+            assert result is None
+            assert not self.in_flight
+            self.in_flight.append((plan, self.device.mask(masks)))
+
     def settle(self) -> list[EngineOutput]:
-        outputs = self.scheduler.settle(*self.in_flight.popleft()).each()
+        plan, result = self.in_flight.popleft()
+        assert result is not None, "masks were not made although all tokens before them are known"
+        outputs = self.scheduler.settle(plan, result).each()
+        self._send_masks()
         assert len({o.request_id for o in outputs}) == len(outputs), "two outputs for one request"
         for output in outputs:
-            assert output.request_id in self.open, f"news of {output.request_id}, which is over"
-            self.told[output.request_id].append(output)
-            if output.finish_reason is not None:
-                del self.open[output.request_id]
-                self.verify(output.request_id)
+            self.take(output)
         return outputs
+
+    def take(self, output: EngineOutput) -> None:
+        assert output.request_id in self.open, f"news of {output.request_id}, which is over"
+        self.told[output.request_id].append(output)
+        if output.finish_reason is not None:
+            del self.open[output.request_id]
+            self.verify(output.request_id)
 
     def turn(self) -> None:
         """One turn of the engine core: plan ahead, then settle the oldest."""
@@ -115,6 +148,8 @@ class Life:
     def run(self, max_turns: int = 20_000) -> None:
         """Until all is done and settled."""
         turns = 0
+        for name in [*self.compiling]:
+            self.bind(name)
         while self.scheduler.has_work or self.in_flight:
             self.turn()
             turns += 1
@@ -128,6 +163,8 @@ class Life:
         reference, told = self.references[name], self.told[name]
         assert self.output(name) == reference.output, name
         assert (told[-1].finish_reason, told[-1].stop_reason) == reference.finish, name
+        ends_with_stop = bool(reference.output) and reference.output[-1] in reference.spec.stop_token_ids
+        assert told[-1].lacks_stop_token == (reference.finish[0] == "stop" and not ends_with_stop), name
         params = reference.spec.params
         if params.logprobs is not None:
             lines = [line for output in told for line in output.logprobs or []]
@@ -182,6 +219,10 @@ def random_request(rng: random.Random, number: int, max_len: int, prefixes: list
         options["skip_reading_prefix_cache"] = True
     if rng.random() < 0.3:
         options["output_kind"] = RequestOutputKind.FINAL_ONLY
+    if rng.random() < 0.3:
+        options["constraint"] = random_constraint(rng)
+        max_tokens = rng.randint(1, 12)
+        options.pop("min_tokens", None)  # the device does not know of it
     return make_request(
         f"r{number}",
         prompt,
@@ -232,6 +273,8 @@ def random_life(seed: int) -> Life:
         while number < to_come and rng.random() < 0.5:
             life.add(random_request(rng, number, life.max_len, prefixes))
             number += 1
+        if life.compiling and rng.random() < 0.3:
+            life.bind(rng.choice(life.compiling))
         if life.open and rng.random() < 0.03:
             life.abort(rng.choice(list(life.open)))
         if rng.random() < 0.01:

@@ -22,6 +22,7 @@ class ScriptedLLM(EchoLLM):
             reasoning=found,
             start=() if found is None else tuple(found.start.encode()),
             end=() if found is None else tuple(found.end.encode()),
+            end_before_calls=() if found is None else tuple(found.end_before_calls.encode()),
         )
 
     @property

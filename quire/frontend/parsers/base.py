@@ -59,14 +59,22 @@ class ReasoningFormat(Protocol):
     def end(self) -> str: ...
 
     @property
+    def end_before_calls(self) -> str:
+        """What ends it if a call follows, not content; mostly the same."""
+        ...
+
+    @property
     def wraps_content(self) -> bool:
         """The content has marks of its own: the parser is needed even if there is no reasoning."""
         ...
 
-    def parser(self, prompt: str, template_kwargs: Mapping[str, Any], *, bound: bool = False) -> Parser:
+    def parser(
+        self, prompt: str, template_kwargs: Mapping[str, Any], *, bound: bool = False, raw_calls: bool = False
+    ) -> Parser:
         """prompt: the rendered text, whose end may lie inside the reasoning. Its pieces are Reasoning and Content.
 
-        bound: a grammar binds what follows the reasoning, so that nothing of it may be trimmed.
+        bound: a grammar binds what follows the reasoning, so that nothing of it may be trimmed. raw_calls: a parser of
+        calls reads the content, and needs them as they are written.
         """
         ...
 

@@ -24,7 +24,8 @@ class Formats:
     tools: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
     start: tuple[int, ...] = ()  # token ids of the marker that reasoning begins with
-    end: tuple[int, ...] = ()  # … and of the one that ends it
+    end: tuple[int, ...] = ()  # … of the one that ends it
+    end_before_calls: tuple[int, ...] = ()  # … if a call follows
     special_reasoning: bool = False  # these markers are special tokens, which the text must keep
 
 
@@ -39,15 +40,16 @@ def find_formats(resolved: Resolved, tokenizer: Tokenizer | None) -> Formats:
     if reasoning is None or tokenizer is None:
         return Formats(tool_format)
     reasoning_format: ReasoningFormat = REASONING_FORMATS.get(reasoning)
-    start, end = (
+    start, end, end_before_calls = (
         tuple(tokenizer.encode(marker, add_special_tokens=False))
-        for marker in (reasoning_format.start, reasoning_format.end)
+        for marker in (reasoning_format.start, reasoning_format.end, reasoning_format.end_before_calls)
     )
     return Formats(
         tools=tool_format,
         reasoning=reasoning_format,
         start=start,
         end=end,
+        end_before_calls=end_before_calls,
         special_reasoning=_any_special(tokenizer, (*start, *end)),
     )
 

@@ -54,6 +54,9 @@ class HarmonyParser(LayoutParser):
             head = "" if marker == MESSAGE else (yield from self._read_head(marker))
             taken = scanner.taken()
             if head is None:
+                if scanner.ended:  # cut off: it says nothing
+                    scanner.pos = len(scanner.text)
+                    return
                 self._pieces.content(taken)
                 marker = None
                 continue

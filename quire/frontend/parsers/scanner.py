@@ -14,6 +14,7 @@ T = TypeVar("T")
 Step = Generator[None, None, T]  # yields when it needs more text; returns its result
 
 SPACE = " \t\r\n"
+LINE = re.compile(r"[^<>\n]*")  # where names stand
 _SPACES = re.compile(r"[ \t\r\n]*")
 
 
@@ -121,6 +122,12 @@ class Scanner:
             if self.pos < len(self.text) or self.ended:
                 return "".join(parts)
             yield
+
+    def head(self, pattern: re.Pattern[str], ends: Markers) -> Step[tuple[str, str] | None]:
+        """Reads a word (see `word`) and the marker behind it. None if none of `ends` follows."""
+        word = yield from self.word(pattern)
+        end = yield from self.marker(ends)
+        return None if end is None else (word, end)
 
     def until(self, markers: Markers, limit: int) -> Step[tuple[str, str] | None]:
         """Reads up to the next marker and over it: what stood before it, and which it is.

@@ -157,7 +157,7 @@ def harmony(rng: random.Random) -> Written:
             text += f"<|channel|>commentary<|message|>{words}<|end|><|start|>assistant"
             content += words
     if rng.random() < 0.8:
-        words = prose(rng)
+        words = prose(rng).rstrip("<| ") + "."  # half a marker at the very end is dropped
         text += f"<|channel|>final{rng.choice(('', ' <|constrain|>json'))}<|message|>{words}" + rng.choice(
             ("", "<|return|>")
         )

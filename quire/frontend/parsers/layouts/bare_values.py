@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from quire.frontend.parsers.typed import STRING, resolve, types_of
 from quire.types.reply import Tool
 
 Schema = Mapping[str, Any]
+_MAX_FIRST = 24  # optional arguments of which each may be the first: the grammar grows with their square
 # Words at the top of a tool's schema that tie arguments to each other: no grammar of single arguments can hold them.
 _TIES = frozenset(("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "minProperties", "maxProperties"))
 _TIES |= {"dependentRequired", "dependentSchemas", "dependencies", "propertyNames", "patternProperties"}
@@ -56,7 +57,12 @@ def argument_list(tool: Tool, tags: ArgumentTags) -> Part | None:
 def arguments_of(tool: Tool) -> list[tuple[str, Schema, Schema, bool]] | None:
     """(name, schema, the schema that references point into, whether it is required). None if they are tied together."""
     root = schema_of(tool)
-    schema = resolve(root, root)
+    return fields_of(root, root)
+
+
+def fields_of(schema: Schema, root: Schema) -> list[tuple[str, Schema, Schema, bool]] | None:
+    """The same of any object."""
+    schema = resolve(schema, root)
     if _TIES & schema.keys():
         return None
     properties = schema.get("properties") or {}
@@ -67,6 +73,19 @@ def arguments_of(tool: Tool) -> list[tuple[str, Schema, Schema, bool]] | None:
         *((key, resolve(one, root), root, key in required) for key, one in properties.items()),
         *((key, {}, root, True) for key in required if key not in properties),
     ]
+
+
+def separated(needed: Sequence[Part], others: Sequence[Part], separator: str) -> Part | None:
+    """All of `needed` and any of `others` after them, with separators between. None if that is too large a grammar."""
+    rest = [optional(sequence(literal(separator), other)) for other in others]
+    if needed:
+        joined = [part for value in needed for part in (literal(separator), value)][1:]
+        return sequence(*joined, *rest)
+    if len(others) > _MAX_FIRST:
+        return None
+    # Each may be the first.
+    first = [sequence(other, *rest[index + 1 :]) for index, other in enumerate(others)]
+    return optional(either(first)) if first else literal("")
 
 
 def with_definitions(schema: Schema, root: Schema) -> Part:

@@ -10,10 +10,8 @@ from quire.frontend.parsers.calls import Pieces
 from quire.frontend.parsers.layouts.json_calls import Ending, pass_arguments
 from quire.frontend.parsers.layouts.marked import MarkedFormat, Section
 from quire.frontend.parsers.layouts.structural import Part, TextAndCalls, json_value, literal, schema_of, sequence, tag
-from quire.frontend.parsers.scanner import SPACE, Markers, Scanner, Step
+from quire.frontend.parsers.scanner import LINE, SPACE, Markers, Scanner, Step
 from quire.types.reply import Tool
-
-MAX_HEAD = 512  # characters; a longer one is no head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +55,7 @@ class HeadedJson(MarkedFormat):
             begun = False
 
     def _read_call(self, scanner: Scanner, pieces: Pieces) -> Step[Ending]:
-        head = yield from scanner.until(self._head_ends, MAX_HEAD)
+        head = yield from scanner.head(LINE, self._head_ends)
         if head is None or head[1] != self.arguments_begin:
             return Ending.NONE
         name, call_id = self.name_and_id(head[0])

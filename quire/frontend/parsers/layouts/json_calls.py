@@ -39,10 +39,11 @@ class JsonCalls(MarkedFormat):
     keyed_by_name: bool = False  # {NAME: {…}} instead
     prefixes: tuple[str, ...] = ()  # may stand between the opening and the JSON
     separators: str = SPACE + ",;]}"
-    # What the grammar writes: an opening (the first if ""), a list or objects one by one, and what stands around them.
-    begin: str = ""
-    end: str = ""
+    # What the grammar writes: a list behind the first opening, or objects one by one.
     is_list: bool = False
+    is_bare: bool = False  # the objects have nothing around them
+    begin: str = ""  # before an object, if more than the first opening
+    end: str = ""  # behind an object, or the list
     joint: str = ", "  # between the calls of a list, and of objects that have no section of their own
 
     def read_section(self, scanner: Scanner, pieces: Pieces, opening: str, tools: Sequence[Tool]) -> Step[Section]:
@@ -147,20 +148,27 @@ class JsonCalls(MarkedFormat):
 
     def grammar(self, tools: Sequence[Tool], *, parallel: bool) -> TextAndCalls | None:
         name_key, argument_key = dumps(self.name_keys[0]), dumps(self.argument_keys[0])
-        begin = self.begin or self.openings[0]
+        opening = self.openings[0]
         calls = []
         for tool in tools:
             name = dumps(tool.name)
             head = f"{{{name}: " if self.keyed_by_name else f"{{{name_key}: {name}, {argument_key}: "
             calls.append(tag(head, json_value(schema_of(tool)), "}"))
         if self.is_list:
+            is_bare = opening in BARE
             return TextAndCalls(
-                calls=calls, separator=self.joint, begin=begin + "[", end="]" + self.end, parallel=parallel
+                calls=calls,
+                separator=self.joint,
+                begin="[" if is_bare else opening + "[",
+                end="]" + self.end,
+                triggers=[f"[{{{name_key}:" if is_bare else opening],
+                parallel=parallel,
             )
-        if begin in BARE:
-            return TextAndCalls(calls=calls, separator=self.joint, trigger=f"{{{name_key}:", parallel=parallel)
+        if self.is_bare:
+            return TextAndCalls(calls=calls, separator=self.joint, triggers=[f"{{{name_key}:"], parallel=parallel)
+        begin = self.begin or opening
         calls = [{**call, "begin": begin + call["begin"], "end": call["end"] + self.end} for call in calls]
-        return TextAndCalls(calls=calls, separator=self.joint, trigger=self.openings[0], parallel=parallel)
+        return TextAndCalls(calls=calls, separator=self.joint, triggers=[opening], parallel=parallel)
 
     @cached_property
     def _closings(self) -> Markers:

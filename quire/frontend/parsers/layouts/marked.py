@@ -50,7 +50,7 @@ class MarkedFormat(ABC):
         grammar = self.grammar(tools, parallel=parallel)
         if grammar is None:
             return None
-        return grammar.required() if required else grammar.auto(excluded=self.openings, parallel=parallel)
+        return grammar.required() if required else grammar.auto(excluded=self.openings)
 
     @cached_property
     def in_content(self) -> Markers:

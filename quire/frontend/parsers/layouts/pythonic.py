@@ -9,16 +9,14 @@ from functools import cached_property
 
 from quire.frontend.parsers.arguments import ArgumentWriter
 from quire.frontend.parsers.calls import Pieces
-from quire.frontend.parsers.layouts.bare_values import arguments_of, with_definitions
+from quire.frontend.parsers.layouts.bare_values import arguments_of, separated, with_definitions
 from quire.frontend.parsers.layouts.json_calls import Ending
 from quire.frontend.parsers.layouts.marked import NOT_A_CALL, MarkedFormat, Section
 from quire.frontend.parsers.layouts.structural import (
     Part,
     TextAndCalls,
-    either,
     json_value,
     literal,
-    optional,
     sequence,
     tag,
 )
@@ -26,7 +24,6 @@ from quire.frontend.parsers.literals import Literals
 from quire.frontend.parsers.scanner import SPACE, Markers, Scanner, Step
 from quire.types.reply import Tool
 
-MAX_OPTIONAL_FIRST = 24  # arguments; beyond, a tool without required ones has no grammar of acceptable size
 _NAME = re.compile(r"[A-Za-z0-9_.\-]*")
 _PYTHON = Literals()
 
@@ -105,7 +102,14 @@ class PythonicCalls(MarkedFormat):
             if arguments is None:
                 return None
             calls.append(tag(f"{tool.name}(", arguments, ")"))
-        return TextAndCalls(calls=calls, separator=self.joint, begin=self.begin, end=self.end, parallel=parallel)
+        return TextAndCalls(
+            calls=calls,
+            separator=self.joint,
+            begin=self.begin,
+            end=self.end,
+            triggers=[f"[{tool.name}(" for tool in tools] if self.begin == "[" else self.openings[:1],
+            parallel=parallel,
+        )
 
     @cached_property
     def _closings(self) -> Markers:
@@ -122,11 +126,4 @@ def _argument_list(tool: Tool) -> Part | None:
     for key, schema, root, is_needed in arguments:
         value = sequence(literal(f"{key}="), json_value(with_definitions(schema, root)))
         (needed if is_needed else others).append(value)
-    rest = [optional(sequence(literal(", "), other)) for other in others]
-    if needed:
-        joined = [part for value in needed for part in (literal(", "), value)][1:]
-        return sequence(*joined, *rest)
-    if len(others) > MAX_OPTIONAL_FIRST:
-        return None
-    first = [sequence(other, *rest[index + 1 :]) for index, other in enumerate(others)]
-    return optional(either(first)) if first else literal("")
+    return separated(needed, others, ", ")

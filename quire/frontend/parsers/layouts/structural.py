@@ -34,6 +34,14 @@ def optional(part: Part) -> Part:
     return {"type": "optional", "content": part}
 
 
+def star(part: Part) -> Part:
+    return {"type": "star", "content": part}
+
+
+def repeat(part: Part, least: int, most: int | None) -> Part:
+    return {"type": "repeat", "content": part, "min": least, "max": -1 if most is None else most}
+
+
 def regex(pattern: str) -> Part:
     return {"type": "regex", "pattern": pattern}
 
@@ -65,27 +73,29 @@ class TextAndCalls:
     separator: str = ""
     begin: str = ""
     end: str = ""
-    trigger: str = ""  # what begins a call in free text; the section's beginning unless given
+    triggers: Sequence[str] = ()  # what begins a call in free text; the section's beginning unless given
     parallel: bool = True
 
     def required(self) -> GrammarSpec:
         """At least one call and nothing else."""
         return spec(sequence(*_literals(self.begin), self._calls(), *_literals(self.end)))
 
-    def auto(self, *, excluded: Iterable[str], parallel: bool) -> GrammarSpec:
-        """Text, in which the trigger begins calls. excluded: what else a parser takes for the beginning of one."""
-        trigger = self.trigger or self.begin
-        if self.begin:
+    def auto(self, *, excluded: Iterable[str]) -> GrammarSpec:
+        """Text, in which a trigger begins calls. excluded: what else a parser takes for the beginning of one."""
+        triggers = list(self.triggers) or [self.begin]
+        if not self.begin:
+            tags = list(self.calls)
+        elif self.begin.startswith(triggers[0]):
             tags = [tag(self.begin, self._calls(), self.end)]
         else:
-            tags = list(self.calls)
+            tags = [self._section_of(call) for call in self.calls]
         return spec(
             {
                 "type": "triggered_tags",
-                "triggers": [trigger],
+                "triggers": triggers,
                 "tags": tags,
-                "excludes": [text for text in excluded if len(text) > 1 and text not in trigger],
-                "stop_after_first": not parallel,
+                "excludes": [text for text in excluded if len(text) > 1 and not any(text in one for one in triggers)],
+                "stop_after_first": not self.parallel,
             }
         )
 
@@ -97,6 +107,13 @@ class TextAndCalls:
             "at_least_one": True,
             "stop_after_first": not self.parallel,
         }
+
+    def _section_of(self, first: Part) -> Part:
+        """A section as one tag that begins with its first call: where the section's own beginning says too little."""
+        parts = [first["content"], literal(first["end"])]
+        if self.parallel:
+            parts.append(star(sequence(literal(self.separator), either(self.calls))))
+        return tag(self.begin + first["begin"], sequence(*parts), self.end)
 
 
 def _literals(text: str) -> list[Part]:

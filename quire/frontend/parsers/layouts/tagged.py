@@ -12,10 +12,9 @@ from quire.frontend.parsers.calls import Pieces
 from quire.frontend.parsers.layouts.bare_values import ArgumentTags, argument_list
 from quire.frontend.parsers.layouts.marked import MarkedFormat, Section
 from quire.frontend.parsers.layouts.structural import TextAndCalls, tag
-from quire.frontend.parsers.scanner import Markers, Scanner, Step
+from quire.frontend.parsers.scanner import LINE, Markers, Scanner, Step
 from quire.types.reply import Tool
 
-MAX_HEAD = 512  # characters of a function's or an argument's tag; a longer one is none
 _TAG_END = Markers([">"])
 _NAME = re.compile(r"""\bname\s*=\s*(?:"([^"]*)"|'([^']*)')""")
 _IS_STRING = re.compile(r"""\bstring\s*=\s*["']?(true|false)""")
@@ -57,7 +56,7 @@ class TaggedCalls(MarkedFormat):
                 if marker != self.call:
                     return Section(calls, closed=marker is not None)
             begun = False
-            head = yield from scanner.until(_TAG_END, MAX_HEAD)
+            head = yield from scanner.head(LINE, _TAG_END)
             name = self._name(head)
             if not name:
                 return Section(calls, broken=True)
@@ -72,7 +71,7 @@ class TaggedCalls(MarkedFormat):
     def _read_arguments(self, scanner: Scanner, marker: str | None, writer: ArgumentWriter) -> Step[bool]:
         """From behind the first tag inside a call to the call's end; False if something else comes."""
         while marker == self.argument:
-            head = yield from scanner.until(_TAG_END, MAX_HEAD)
+            head = yield from scanner.head(LINE, _TAG_END)
             key = self._name(head)
             if head is None or not key:
                 return False
@@ -120,7 +119,7 @@ class TaggedCalls(MarkedFormat):
             separator=self.joint,
             begin=self.section_begin,
             end=self.section_end,
-            trigger=self.openings[0],
+            triggers=[self.openings[0]],
             parallel=parallel,
         )
 

@@ -1,7 +1,4 @@
-"""Answers that are a row of messages, each with a header that says what it is: reasoning, content or a call.
-
-Calls pass as they are, header and all, for the parser of calls.
-"""
+"""Answers that are a row of messages, each with a header that says what it is: reasoning, content or a call."""
 
 from __future__ import annotations
 
@@ -10,16 +7,39 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from quire.frontend.parsers.base import Parser
+from quire.frontend.parsers.harmony import HarmonyParser
 from quire.frontend.parsers.markers import find_first, held_back
 from quire.types.reply import Content, Piece, Reasoning
 
 Kind = Literal["reasoning", "content", "call"]
 
 
+class HarmonyReasoning:
+    """gpt-oss: the channel `analysis` is reasoning."""
+
+    start = "<|channel|>analysis<|message|>"
+    end = "<|channel|>final<|message|>"
+    end_before_calls = "<|end|>"
+    wraps_content = True
+
+    def opening(self, prompt: str, template_kwargs: Mapping[str, Any]) -> str:
+        del prompt, template_kwargs
+        return "open"
+
+    def parser(
+        self, prompt: str, template_kwargs: Mapping[str, Any], *, bound: bool = False, raw_calls: bool = False
+    ) -> Parser:
+        del template_kwargs, bound  # the content is never trimmed
+        return HarmonyParser(prompt, raw_calls=raw_calls)
+
+
 @dataclass(frozen=True)
 class Channels:
+    """Messages marked by tags. Calls pass as they are, header and all, for the parser of calls."""
+
     start: str  # of the reasoning, as the engine sees it
     end: str  # … where the content begins
+    end_before_calls: str
     heads: tuple[str, ...]  # a header begins with one of them
     head_ends: tuple[str, ...]  # … and is complete with one of these
     body_ends: tuple[str, ...]
@@ -31,8 +51,10 @@ class Channels:
         del prompt, template_kwargs
         return "open"
 
-    def parser(self, prompt: str, template_kwargs: Mapping[str, Any], *, bound: bool = False) -> Parser:
-        del prompt, template_kwargs, bound  # the content is never trimmed
+    def parser(
+        self, prompt: str, template_kwargs: Mapping[str, Any], *, bound: bool = False, raw_calls: bool = False
+    ) -> Parser:
+        del prompt, template_kwargs, bound, raw_calls  # the content is never trimmed
         return _ChannelParser(self)
 
 
@@ -96,31 +118,19 @@ class _ChannelParser:
             self._pieces.append(Reasoning(text) if self._kind == "reasoning" else Content(text))
 
 
-def _harmony_kind(header: str) -> Kind:
-    if "to=" in header:
-        return "call"
-    return "reasoning" if "<|channel|>analysis" in header else "content"
-
-
 def _inkling_kind(header: str) -> Kind:
     if "<|content_invoke_tool" in header:
         return "call"
     return "reasoning" if "<|content_thinking|>" in header else "content"
 
 
-HARMONY = Channels(
-    start="<|channel|>analysis<|message|>",
-    end="<|channel|>final<|message|>",
-    heads=("<|start|>", "<|channel|>"),
-    head_ends=("<|message|>",),
-    body_ends=("<|end|>", "<|return|>", "<|call|>"),
-    kind=_harmony_kind,
-)
+HARMONY = HarmonyReasoning()
 INKLING = Channels(
     start="<|content_thinking|>",
     end="<|content_text|>",
     heads=("<|message_model|>", "<|content_thinking|>", "<|content_text|>", "<|content_invoke_tool_json|>"),
     head_ends=("<|content_thinking|>", "<|content_text|>", "<|content_invoke_tool_json|>"),
     body_ends=("<|end_message|>",),
+    end_before_calls="<|end_message|>",
     kind=_inkling_kind,
 )

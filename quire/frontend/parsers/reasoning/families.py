@@ -60,15 +60,17 @@ class ThinkPutBefore:
     """For clients that split by themselves: the start marker, which the prompt has, is put before the text."""
 
     start = _START
-    end = _END
+    end = end_before_calls = _END
     wraps_content = True
 
     def opening(self, prompt: str, template_kwargs: Mapping[str, Any]) -> str:
         del prompt, template_kwargs
         return "off"
 
-    def parser(self, prompt: str, template_kwargs: Mapping[str, Any], *, bound: bool = False) -> Parser:
-        del prompt, template_kwargs, bound
+    def parser(
+        self, prompt: str, template_kwargs: Mapping[str, Any], *, bound: bool = False, raw_calls: bool = False
+    ) -> Parser:
+        del prompt, template_kwargs, bound, raw_calls
         return _Prefixed(_START)
 
 

@@ -37,6 +37,10 @@ class MarkedReasoning:
         return self.markers.ends[0]
 
     @property
+    def end_before_calls(self) -> str:
+        return self.end
+
+    @property
     def wraps_content(self) -> bool:
         return bool(self.markers.tags)
 
@@ -48,7 +52,10 @@ class MarkedReasoning:
             return "off"
         return self.silent if self._is_on(template_kwargs) else "off"
 
-    def parser(self, prompt: str, template_kwargs: Mapping[str, Any], *, bound: bool = False) -> Parser:
+    def parser(
+        self, prompt: str, template_kwargs: Mapping[str, Any], *, bound: bool = False, raw_calls: bool = False
+    ) -> Parser:
+        del raw_calls  # calls are always left in the content
         return Splitter(self.markers, self.opening(prompt, template_kwargs), bound=bound)
 
     def _is_on(self, template_kwargs: Mapping[str, Any]) -> bool:
@@ -67,8 +74,10 @@ class SuffixedReasoning(MarkedReasoning):
     def opening(self, prompt: str, template_kwargs: Mapping[str, Any]) -> str:
         return MarkedReasoning.opening(self._as_in(prompt), prompt, template_kwargs)
 
-    def parser(self, prompt: str, template_kwargs: Mapping[str, Any], *, bound: bool = False) -> Parser:
-        return self._as_in(prompt).parser(prompt, template_kwargs, bound=bound)
+    def parser(
+        self, prompt: str, template_kwargs: Mapping[str, Any], *, bound: bool = False, raw_calls: bool = False
+    ) -> Parser:
+        return self._as_in(prompt).parser(prompt, template_kwargs, bound=bound, raw_calls=raw_calls)
 
     def _as_in(self, prompt: str) -> MarkedReasoning:
         tail = prompt[-_TAIL:].rstrip()

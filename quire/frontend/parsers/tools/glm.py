@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,11 +12,10 @@ from quire.frontend.parsers.layouts.bare_values import ArgumentTags, argument_li
 from quire.frontend.parsers.layouts.json_calls import Ending
 from quire.frontend.parsers.layouts.marked import NOT_A_CALL, MarkedFormat, Section
 from quire.frontend.parsers.layouts.structural import TextAndCalls, tag
-from quire.frontend.parsers.scanner import Markers, Scanner, Step
+from quire.frontend.parsers.scanner import LINE, Markers, Scanner, Step
 from quire.types.reply import Tool
 
-MAX_NAME = 512  # characters of a function's or an argument's name
-MAX_SUFFIX = 64
+_SUFFIX = re.compile(r"[^<>\s]*")
 _TAG_END = Markers([">"])
 
 
@@ -42,7 +42,7 @@ _PLAIN = _Tags()
 def _read_call(scanner: Scanner, pieces: Pieces, tags: _Tags, tools: Sequence[Tool]) -> Step[Ending]:
     """From behind the tag that opens a call to behind the one that ends it."""
     yield from scanner.skip_space()
-    head = yield from scanner.until(tags.name_ends, MAX_NAME)
+    head = yield from scanner.head(LINE, tags.name_ends)
     name = head[0].strip() if head is not None else ""
     if head is None or not name:
         return Ending.NONE
@@ -54,7 +54,7 @@ def _read_call(scanner: Scanner, pieces: Pieces, tags: _Tags, tools: Sequence[To
         return Ending.NONE
     writer = ArgumentWriter(pieces, tools, name)
     while marker == tags.key:
-        key = yield from scanner.until(tags.key_ends, MAX_NAME)
+        key = yield from scanner.head(LINE, tags.key_ends)
         yield from scanner.skip_space()
         if key is None or (yield from scanner.marker(tags.values)) is None:
             return Ending.CUT
@@ -96,7 +96,7 @@ class _Glm(MarkedFormat):
         calls = _call_grammar(tools, "", self.line)
         if calls is None:
             return None
-        return TextAndCalls(calls=calls, separator=self.line, trigger=_PLAIN.call, parallel=parallel)
+        return TextAndCalls(calls=calls, separator=self.line, triggers=[_PLAIN.call], parallel=parallel)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class _HyV3(MarkedFormat):
 
     def read_section(self, scanner: Scanner, pieces: Pieces, opening: str, tools: Sequence[Tool]) -> Step[Section]:
         del opening
-        head = yield from scanner.until(_TAG_END, MAX_SUFFIX)
+        head = yield from scanner.head(_SUFFIX, _TAG_END)
         if head is None:
             return NOT_A_CALL
         tags = _Tags(head[0]) if head[0] else _PLAIN

@@ -21,9 +21,8 @@ INKLING = JsonCalls(
     closings=("<|end_message|>",),
     frames=("<|message_model|>", "<|content_text|>", "<|end_message|>"),
     argument_keys=("args", "arguments"),
-    begin="<|message_model|><|content_invoke_tool_json|>",
     end="<|end_message|>",
-    joint="",
+    joint="<|message_model|>",
 )
 
 INTERNLM = JsonCalls(
@@ -40,7 +39,7 @@ LLAMA3_JSON = JsonCalls(
     openings=("<|python_tag|>", "{"),
     needs_special_tokens=False,
     argument_keys=("parameters", "arguments"),
-    begin="{",
+    is_bare=True,
     joint="; ",
 )
 
@@ -50,6 +49,5 @@ XLAM = JsonCalls(
     closings=("</tool_call>", "```"),
     prefixes=("[TOOL_CALLS]",),
     needs_special_tokens=False,
-    begin="",
     is_list=True,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +12,8 @@ from quire.frontend.parsers.calls import Pieces
 from quire.frontend.parsers.json_text import MAX_DEPTH, dumps, escape
 from quire.frontend.parsers.layouts.json_calls import Ending
 from quire.frontend.parsers.layouts.marked import MarkedFormat, Section
-from quire.frontend.parsers.layouts.structural import TextAndCalls, json_value, schema_of, tag
-from quire.frontend.parsers.layouts.tagged import MAX_HEAD
-from quire.frontend.parsers.scanner import Markers, Scanner, Step
+from quire.frontend.parsers.layouts.structural import TextAndCalls, json_value, literal, schema_of, tag
+from quire.frontend.parsers.scanner import LINE, Markers, Scanner, Step
 from quire.frontend.parsers.typed import STRING, json_of, resolve, types_of
 from quire.types.reply import Tool
 
@@ -21,8 +21,9 @@ _PREFIX = "]<]minimax[>["
 _SECTION, _SECTION_END = f"{_PREFIX}<tool_call>", f"{_PREFIX}</tool_call>"
 _CALL, _CALL_END = f'{_PREFIX}<invoke name="', f"{_PREFIX}</invoke>"
 _IN_SECTION = Markers([_CALL, _SECTION_END])
+_NAME = re.compile(r'[^<>"\n]*')
 _NAME_END = Markers(['">'])
-_TAG = Markers([_PREFIX])
+_TAG = Markers([f"{_PREFIX}<"])
 _TAG_END = Markers([">"])
 _UNSUPPORTED = frozenset(("pattern", "format", "minLength", "maxLength"))  # of strings, by the grammar of the tags
 
@@ -50,11 +51,14 @@ class _MiniMaxM3(MarkedFormat):
         calls = []
         for tool in tools:
             schema = schema_of(tool)
-            if not schema.get("properties") or _mentions(schema, _UNSUPPORTED):
+            if _mentions(schema, _UNSUPPORTED):
                 return None
-            arguments = {**json_value(schema), "style": "minimax_m3_xml"}
+            has_arguments = bool(resolve(schema, schema).get("properties"))
+            arguments = {**json_value(schema), "style": "minimax_m3_xml"} if has_arguments else literal("")
             calls.append(tag(f'{_CALL}{tool.name}">', arguments, f"{_CALL_END}\n"))
-        return TextAndCalls(calls=calls, begin=f"{_SECTION}\n", end=_SECTION_END, trigger=_SECTION, parallel=parallel)
+        return TextAndCalls(
+            calls=calls, begin=f"{_SECTION}\n", end=_SECTION_END, triggers=[_SECTION], parallel=parallel
+        )
 
 
 def _mentions(schema: object, words: frozenset[str]) -> bool:
@@ -64,7 +68,7 @@ def _mentions(schema: object, words: frozenset[str]) -> bool:
 
 
 def _read_call(scanner: Scanner, pieces: Pieces, tools: Sequence[Tool]) -> Step[Ending]:
-    head = yield from scanner.until(_NAME_END, MAX_HEAD)
+    head = yield from scanner.head(_NAME, _NAME_END)
     if head is None or not head[0]:
         return Ending.NONE
     yield from scanner.skip_space()
@@ -92,8 +96,8 @@ def _read_tag(scanner: Scanner) -> Step[str | None]:
 
 
 def _read_tag_name(scanner: Scanner) -> Step[str | None]:
-    head = yield from scanner.until(_TAG_END, MAX_HEAD)
-    return head[0][1:] if head is not None and len(head[0]) > 1 and head[0][0] == "<" else None
+    head = yield from scanner.head(LINE, _TAG_END)
+    return head[0] or None if head is not None else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.frontend.parsers.calls import Pieces
-from quire.frontend.parsers.layouts.headed_json import MAX_HEAD
 from quire.frontend.parsers.layouts.json_calls import Ending, JsonCalls, pass_arguments
 from quire.frontend.parsers.layouts.marked import NOT_A_CALL, MarkedFormat, Section
 from quire.frontend.parsers.layouts.structural import TextAndCalls, json_value, schema_of, tag
@@ -16,7 +16,8 @@ from quire.frontend.parsers.scanner import Markers, Scanner, Step
 from quire.types.reply import Tool
 
 _CALLS, _ARGS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
-_HEAD_END = Markers([_ARGS, "{"])
+_WORDS = re.compile(r"[^\[{\n]*")
+_HEAD_ENDS = Markers([_ARGS, _ID, "{"])
 _ALPHANUMERICS = string.ascii_letters + string.digits
 
 
@@ -36,21 +37,22 @@ class _Mistral(MarkedFormat):
         yield from scanner.skip_space()
         if (yield from scanner.char()) in ("[", "{"):
             return (yield from self.calls.read_calls(scanner, pieces, needs_arguments=False))
-        head = yield from scanner.until(_HEAD_END, MAX_HEAD)
-        if head is None:
-            return NOT_A_CALL
-        name, _, call_id = head[0].partition(_ID)
-        if not name.strip() or "\n" in name.strip():
+        head = yield from scanner.head(_WORDS, _HEAD_ENDS)
+        name, call_id = head[0].strip() if head is not None else "", None
+        if head is not None and head[1] == _ID:
+            head = yield from scanner.head(_WORDS, _HEAD_ENDS)
+            call_id = head[0].strip() if head is not None else None
+        if head is None or head[1] == _ID or not name:
             return NOT_A_CALL
         if head[1] == "{":
             scanner.pos -= 1
         yield from scanner.skip_space()
-        ending = yield from pass_arguments(scanner, pieces, name.strip(), call_id.strip() or None)
+        ending = yield from pass_arguments(scanner, pieces, name, call_id or None)
         return NOT_A_CALL if ending is Ending.NONE else Section(1)
 
     def grammar(self, tools: Sequence[Tool], *, parallel: bool) -> TextAndCalls:
         calls = [tag(f"{_CALLS}{tool.name}{_ARGS}", json_value(schema_of(tool)), "") for tool in tools]
-        return TextAndCalls(calls=calls, trigger=_CALLS, parallel=parallel)
+        return TextAndCalls(calls=calls, triggers=[_CALLS], parallel=parallel)
 
 
 _LIST = JsonCalls(openings=(_CALLS,))

@@ -1,0 +1,143 @@
+"""What a user asks of the form of an answer → one GrammarSpec, checked as far as it can be without compiling it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from quire.foundation.errors import InputError
+from quire.frontend.text import check_text
+from quire.grammar import json_schema, tags
+from quire.types.structured import FIELD, RULES, Constraint, GrammarKind, GrammarSpec, StructuredOutputsParams
+
+MAX_TEXT = 64 * 1024  # characters of a regex or a grammar
+MAX_CHOICES = 10_000
+MAX_CHOICE_TEXT = 256 * 1024  # characters of all choices
+_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
+GUIDED = {  # fields of older clients
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "guided_json_object": "json_object",
+    "guided_whitespace_pattern": "whitespace_pattern",
+    "guided_decoding_backend": "backend",
+}
+_BACKENDS = {"guidance": "llguidance", "outlines": "auto", "lm-format-enforcer": "auto"}
+
+
+def constraint_of(params: StructuredOutputsParams | None) -> Constraint | None:
+    """What binds an answer that is nothing but content. Raises InputError."""
+    if params is None:
+        return None
+    return Constraint(grammar=grammar_of(params), close_at_limit=params.close_at_limit)
+
+
+def grammar_of(params: StructuredOutputsParams, field: str = FIELD) -> GrammarSpec:
+    """field: what the user calls it. Raises InputError naming what cannot be enforced."""
+    kind, text = _canonical(params, field)
+    whitespace = "none" if params.disable_any_whitespace else "bounded"
+    if params.whitespace_pattern is not None:
+        _check_string(params.whitespace_pattern, f"{field}.whitespace_pattern", field)
+        whitespace = params.whitespace_pattern
+    if kind in ("regex", "choice", "ebnf"):
+        whitespace = "bounded"  # has none of its own
+    return GrammarSpec(kind, text, params.backend, whitespace)
+
+
+def wished(
+    response_format: Mapping[str, Any] | None,
+    structured_outputs: Mapping[str, Any] | None = None,
+    guided: Mapping[str, Any] | None = None,
+) -> StructuredOutputsParams | None:
+    """The one rule that the fields of a request give, with the options of all of them.
+
+    guided: the older fields, by their names in GUIDED. Raises InputError naming the field.
+    """
+    fields = {name: value for name, value in (structured_outputs or {}).items() if value is not None}
+    rules = [f"structured_outputs.{name}" for name in RULES if name in fields]
+    for name, value in (guided or {}).items():
+        if value is None or value is False:
+            continue
+        if name == "guided_decoding_backend":
+            value = _older_backend(value)
+        if GUIDED[name] in RULES:
+            rules.append(name)
+        fields.setdefault(GUIDED[name], value)
+    asked = _of_response_format(response_format)
+    if asked is not None:
+        rules.append("response_format")
+        fields = {**asked, **fields}
+    if len(rules) > 1:
+        raise InputError(f"only one of {', '.join(rules)} can bind an answer; give one", rules[1].partition(".")[0])
+    if not rules:
+        if fields:
+            StructuredOutputsParams.of(fields)  # says what is missing
+        return None
+    return StructuredOutputsParams.of(fields)
+
+
+def _of_response_format(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if given is None:
+        return None
+    kind = given.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"json_object": True}
+    if kind == "json_schema":
+        named = given.get("json_schema")
+        schema = named.get("schema") if isinstance(named, Mapping) else None
+        if not isinstance(schema, Mapping | bool):
+            raise InputError(
+                "response_format of type 'json_schema' needs "
+                '{"json_schema": {"name": …, "schema": {…}}} with the schema as an object',
+                "response_format",
+            )
+        return {"json": dict(schema) if isinstance(schema, Mapping) else json.dumps(schema)}
+    if kind == "structural_tag":
+        return {"structural_tag": dict(given)}
+    raise InputError(f"response_format.type must be one of {', '.join(_FORMATS)}; got {kind!r}", "response_format")
+
+
+def _canonical(params: StructuredOutputsParams, field: str) -> tuple[GrammarKind, str]:
+    if params.json is not None:
+        return "json_schema", json_schema.plain(params.json, field, close_objects=params.disable_additional_properties)
+    if params.json_object:
+        return "json_object", ""
+    if params.regex is not None:
+        return "regex", _check_string(params.regex, f"{field}.regex", field)
+    if params.choice is not None:
+        return "choice", _choices(params.choice, field)
+    if params.grammar is not None:
+        return "ebnf", _check_string(params.grammar, f"{field}.grammar", field)
+    assert params.structural_tag is not None
+    return "structural_tag", tags.plain(params.structural_tag, field)
+
+
+def _choices(choices: list[str], field: str) -> str:
+    if not choices or not all(isinstance(choice, str) and choice for choice in choices):
+        raise InputError(f"{field}.choice must be a list of non-empty strings", field)
+    if len(choices) > MAX_CHOICES or sum(map(len, choices)) > MAX_CHOICE_TEXT:
+        raise InputError(
+            f"{field}.choice may hold at most {MAX_CHOICES} strings of {MAX_CHOICE_TEXT} characters in all", field
+        )
+    for choice in choices:
+        check_text(choice, field)
+    return json.dumps(list(dict.fromkeys(choices)), ensure_ascii=False)
+
+
+def _check_string(text: str, name: str, field: str) -> str:
+    if not text:
+        raise InputError(f"{name} must not be empty", field)
+    if len(text) > MAX_TEXT:
+        raise InputError(f"{name} may have at most {MAX_TEXT} characters, got {len(text)}", field)
+    check_text(text, field)
+    return text
+
+
+def _older_backend(name: Any) -> Any:
+    """ "outlines:no-fallback" and the like: what is not here any more leaves the choice to us."""
+    plain = name.partition(":")[0] if isinstance(name, str) else name
+    return _BACKENDS.get(plain, plain)
