@@ -5,9 +5,10 @@ Templates want one system message, first; turns that alternate; reasoning, text 
 
 from __future__ import annotations
 
-import json
 from functools import lru_cache
 from typing import Any
+
+from pydantic_core import from_json
 
 from quire.foundation.errors import InputError
 from quire.frontend.chat import ChatTemplate, render
@@ -52,7 +53,10 @@ class Conversation:
         last["reasoning_content"] = text if before is None else f"{before}\n\n{text}"
 
     def call(self, call_id: str, name: str, arguments: str | dict[str, Any], where: str) -> None:
-        """Raises InputError if `arguments` is text that is not a JSON object."""
+        """`arguments` may be the beginning of a JSON object: max_tokens cuts calls, and agents send them back.
+
+        Raises InputError if they are anything else.
+        """
         last = self._last_assistant() or self._new_assistant()
         function = {"name": name, "arguments": _object(arguments, where)}
         last.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
@@ -116,8 +120,8 @@ def _part(text: str) -> dict[str, str]:
 def _object(arguments: str | dict[str, Any], where: str) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError) as error:
+            arguments = from_json(arguments, allow_partial=True) if arguments.strip() else {}
+        except ValueError as error:
             raise InputError(f"{where} is not valid JSON: {error}", where) from None
     if not isinstance(arguments, dict):
         raise InputError(f"{where} must be a JSON object, got {type(arguments).__name__}", where)

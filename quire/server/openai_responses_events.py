@@ -123,7 +123,7 @@ class ResponseWriter:
             case CallArguments(_, text):
                 yield from self._grow(text)
             case CallEnd():
-                yield from self._close("completed")
+                yield from self._close("completed", is_called=True)
 
     def _end(self) -> Iterator[Event]:
         answer = self._answer
@@ -148,9 +148,12 @@ class ResponseWriter:
     def _grow(self, text: str) -> Iterable[Event]:
         return self._open.grow(text) if self._open is not None else ()
 
-    def _close(self, status: str) -> Iterable[Event]:
+    def _close(self, status: str, *, is_called: bool = False) -> Iterable[Event]:
+        """is_called: the open item is a call, and it is whole."""
         item, self._open = self._open, None
-        return item.close(status) if item is not None else ()
+        if item is None:
+            return ()
+        return item.close("incomplete" if isinstance(item, Call | CustomCall) and not is_called else status)
 
     def _drain(self) -> list[dict[str, Any]]:
         logprobs = self._answer.logprobs

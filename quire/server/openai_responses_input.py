@@ -133,8 +133,7 @@ def add_items(conversation: Conversation, items: Iterable[Item], tools: Tools, n
             case "function_call":
                 function = tools.flat(_string(item, "name", where), item.get("namespace"))
                 arguments = _string(item, "arguments", where)
-                if item.get("status") != "incomplete":  # cut off: what is not JSON nobody could answer
-                    conversation.call(_string(item, "call_id", where), function, arguments, f"{where}.arguments")
+                conversation.call(_string(item, "call_id", where), function, arguments, f"{where}.arguments")
             case "custom_tool_call":
                 function = tools.flat(_string(item, "name", where), item.get("namespace"))
                 arguments_ = {CUSTOM_PARAMETER: _string(item, "input", where)}

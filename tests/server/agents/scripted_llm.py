@@ -6,9 +6,12 @@ Its tokens are single characters. Reasoning is written in Qwen's way, calls in H
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
+
+import msgspec
 
 from quire.foundation.errors import InputError
 from quire.frontend.parsers.base import REASONING_FORMATS, TOOL_FORMATS
@@ -41,15 +44,19 @@ class ScriptedLLM(EchoLLM):
     """`step`: characters a streamed output. `room`: tokens that the context leaves. `breaks_after`: outputs, then it
     fails. `prompts`: as the requests were rendered."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, context: int = CONTEXT, **options: Any) -> None:
         super().__init__(**options)
-        self.reset()
+        report = msgspec.structs.replace(self.info.report, max_model_len=context)
+        self.info = dataclasses.replace(self.info, report=report)
+        self.context = context
         tools, reasoning = TOOL_FORMATS.get("hermes"), REASONING_FORMATS.get("qwen3")
         encode = CharacterTokenizer().encode
+        self.reset()
         self._formats = Formats(tools, reasoning, start=tuple(encode(START)), end=tuple(encode(END)))
 
     def reset(self) -> None:
-        self.step, self.delay, self.room = 1, 0.0, CONTEXT
+        self.step, self.delay, self.room = 1, 0.0, self.context
+        self.template = TEMPLATE
         self.frozen, self.refuse_with = False, None
         self.breaks_after: int | None = None
 
@@ -62,7 +69,7 @@ class ScriptedLLM(EchoLLM):
 
     @property
     def chat_template(self) -> str:
-        return TEMPLATE
+        return self.template
 
     @property
     def formats(self) -> Formats:
@@ -71,8 +78,8 @@ class ScriptedLLM(EchoLLM):
     async def generate(
         self, prompt: dict[str, Any], params: SamplingParams, request_id: str, **options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
-        if len(prompt["prompt_token_ids"]) >= CONTEXT:
-            raise InputError(f"the prompt is longer than the context of {CONTEXT} tokens", "prompt")
+        if len(prompt["prompt_token_ids"]) >= self.context:
+            raise InputError(f"the prompt is longer than the context of {self.context} tokens", "prompt")
         if self.refuse_with is not None:
             async for output in super().generate(prompt, params, request_id, **options):
                 yield output
@@ -83,7 +90,7 @@ class ScriptedLLM(EchoLLM):
         said = text.rpartition(SAY)[2].partition("\n[")[0] if SAY in text else ""
         arrival, is_finished = time.time(), False
         try:
-            limit = min(self.room, params.max_tokens or CONTEXT)
+            limit = min(self.room, params.max_tokens or self.context)
             for i, (answer, is_finished) in enumerate(_answers(said, params, self.step, limit)):
                 if i == self.breaks_after:
                     raise RuntimeError("a mistake in the engine")

@@ -36,7 +36,8 @@ def test_items_as_the_template_gets_them(served: Served, llm: ScriptedLLM) -> No
     assert response.status_code == 200, response.text
     assert llm.prompts[-1] == (
         "[tools] look add\n[system] Be kind.\nRules\n[user] One\nTwo\n"
-        '[assistant] <think>hm</think>T[call c1 look {"q": 1}][call c2 look {}]\n[tool] two\n[tool] one\n'
+        '[assistant] <think>hm</think>T[call c1 look {"q": 1}][call c2 look {}][call c3 look {}]\n'
+        "[tool] two\n[tool] one\n"
         "[assistant] <think>short</think>Then\n[system] Later\n[user] SAY:x\n[assistant] "
     )
 
@@ -100,7 +101,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("input", {"input": [{"role": "user"}]}),
     ("input", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}),
     ("input", {"input": [{"role": "user", "content": [{"type": "input_file"}]}]}),
-    ("input", {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}]}),
+    ("input", {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{a"}]}),
     ("input", {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "[]"}]}),
     ("input", {"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}),
     ("input", {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}),
