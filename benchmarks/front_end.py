@@ -1,6 +1,6 @@
 """What the HTTP server needs for itself: streamed tokens a second and core, before an engine that costs nothing.
 
-    python -m benchmarks.front_end [--streams 256 1024] [--rate 8000] [--tokens 100] [--profile FILE]
+    python -m benchmarks.front_end [--streams 256 1024] [--rate 8000] [--tokens 100] [--parsers] [--profile FILE]
 
 The engine gives every running request a token at a fixed rate (`--rate` tokens a second in all, so that no two share a
 chunk); requests are checked, answers detokenised, framed and sent as ever. Figures are tokens over the CPU seconds of
@@ -28,6 +28,7 @@ from quire.types.request import EngineRequest
 
 MODEL = "tiny-qwen3"
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions")
 
 
@@ -121,11 +122,11 @@ def serve(arguments: list[str]) -> int:
     return main(["serve", *rest])
 
 
-def body(endpoint: str, tokens: int, number: int) -> bytes:
+def body(endpoint: str, tokens: int, number: int, tools: list[dict[str, Any]] | None) -> bytes:
     shared = {"max_tokens": tokens, "stream": True, "ignore_eos": True, "stream_options": {"include_usage": True}}
     ask: dict[str, Any] = {"prompt": [300 + number % 1000] * 100}
     if "chat" in endpoint:
-        ask = {"messages": [{"role": "user", "content": f"question {number}"}]}
+        ask = {"messages": [{"role": "user", "content": f"question {number}"}]} | ({"tools": tools} if tools else {})
     return json.dumps(ask | shared).encode()
 
 
@@ -135,6 +136,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=8000)
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--endpoints", nargs="+", default=ENDPOINTS, choices=ENDPOINTS)
+    parser.add_argument("--parsers", action="store_true", help="chat answers may hold reasoning and tool calls")
     parser.add_argument("--profile", default="", help="file for a profile of the last case, taken from its second half")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as log:
@@ -142,7 +144,8 @@ def main() -> None:
         (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
         command = [sys.executable, "-m", "benchmarks.front_end", "serve", str(args.rate), args.profile]
         print(f"{'endpoint':24}{'streams':>8}{'tokens':>9}{'chunks':>9}{'s':>7}{'CPU s':>7}{'tok/s a core':>14}")
-        with Server(model, [], log, 60, command) as server:
+        options = ["--reasoning-parser", "qwen3", "--tool-call-parser", "hermes"] if args.parsers else []
+        with Server(model, options, log, 60, command) as server:
             for endpoint in args.endpoints:
                 for streams in args.streams:
                     print(f"{endpoint:24}{streams:8}{measure(server, endpoint, streams, args)}", flush=True)
@@ -154,7 +157,8 @@ def measure(server: Server, endpoint: str, streams: int, args: argparse.Namespac
     if args.profile:
         server.signal(signal.SIGUSR1)
     before = server.metrics()["process_cpu_seconds_total"]
-    planned = [serve_load.Planned(0.0, body(endpoint, args.tokens, i), args.tokens) for i in range(streams)]
+    tools = TOOLS if args.parsers else None
+    planned = [serve_load.Planned(0.0, body(endpoint, args.tokens, i, tools), args.tokens) for i in range(streams)]
     start, seen = serve_load.run(server.url + endpoint, planned, 2)
     busy = server.metrics()["process_cpu_seconds_total"] - before
     if args.profile:

@@ -33,7 +33,7 @@ from benchmarks.results_file import Row
 TEMPERATURE = 0.6
 SHOWN_STALLS = 6
 PEER_SECONDS = 25.0  # of the peers' windows
-PHASES = ("idle", "hold", "inbox", "plan", "submit", "wait", "settle", "outbox")  # of the core's loop
+PHASES = ("idle", "hold", "inbox", "plan", "submit", "mask", "wait", "settle", "outbox")  # of the core's loop
 Request = tuple[float, list[int], int]  # arrival, token ids, output length
 COLUMNS = ("output_tok_s", "done_req_s", "ttft_p50_ms", "ttft_p99_ms", "gap_p50_ms", "gap_p99_ms", "mean_p50_ms",
            "mean_p99_ms", "failed")  # fmt: skip

@@ -18,6 +18,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from quire.foundation.errors import InputError
 from quire.grammar import json_schema, tags, tags_lark
 from quire.grammar.base import GrammarError, Matcher
+from quire.grammar.closing import Closer, Closing
 from quire.grammar.numbers import DigitLimit, DigitTable
 from quire.grammar.vocabulary import Vocabulary
 from quire.types.structured import FIELD, GrammarSpec
@@ -68,6 +69,7 @@ class LLGuidance:
         self._tokenizer = LLTokenizer(table, n_vocab=vocabulary.size, eos_token=vocabulary.stop_ids)
         table.greedy = self._tokenizer
         self._digits = DigitTable(vocabulary.tokens)
+        self._closer = Closer(vocabulary)
         self._executor = LLExecutor(min(MAX_THREADS, max(1, (os.cpu_count() or 1) // 2)))
 
     def compile(self, spec: GrammarSpec) -> LLGrammar:
@@ -113,21 +115,29 @@ class LLGuidance:
         text = json_schema.plain(spec.text, FIELD) if spec.kind == "json_schema" else '{"type":"object"}'
         return str(LLMatcher.grammar_from_json_schema(text, overrides=json_options(spec.whitespace)))
 
+    def close_soon(self, matcher: Matcher, budget: int, row: np.ndarray) -> None:
+        """See `GrammarService.close_soon`. Raises GrammarError."""
+        assert isinstance(matcher, LLGuidanceMatcher)
+        self._closer.fill(matcher.spec, matcher, matcher.closing, matcher.num_tokens, budget, row)
+
 
 class LLGrammar:
     def __init__(self, spec: GrammarSpec, matcher: Any, digits: DigitLimit | None, stop_ids: frozenset[int]) -> None:
         self.spec = spec
-        self._first = LLGuidanceMatcher(matcher, digits, stop_ids)
+        self._first = LLGuidanceMatcher(spec, matcher, digits, stop_ids)
 
     def matcher(self) -> LLGuidanceMatcher:
         return self._first.fork()
 
 
 class LLGuidanceMatcher:
-    __slots__ = ("_digits", "_stop_ids", "has_ended", "inner")
+    __slots__ = ("_digits", "_stop_ids", "closing", "has_ended", "inner", "num_tokens", "spec")
 
-    def __init__(self, inner: Any, digits: DigitLimit | None, stop_ids: frozenset[int]) -> None:
+    def __init__(self, spec: GrammarSpec, inner: Any, digits: DigitLimit | None, stop_ids: frozenset[int]) -> None:
+        self.spec = spec
         self.inner = inner
+        self.num_tokens = 0  # accepted, stop tokens aside
+        self.closing = Closing()
         self.has_ended = False  # by a stop token
         self._digits = digits
         self._stop_ids = stop_ids
@@ -139,6 +149,7 @@ class LLGuidanceMatcher:
         if self.has_ended or self.inner.is_stopped() or self.inner.validate_tokens([token]) != 1:
             return False
         self.inner.consume_token(token)
+        self.num_tokens += 1
         if self._digits is not None:
             self._digits.push(token)
         return True
@@ -177,11 +188,16 @@ class LLGuidanceMatcher:
             num_tokens -= 1
         if num_tokens:
             self.inner.rollback(num_tokens)
+            self.num_tokens -= num_tokens
+            self.closing = Closing()
             if self._digits is not None:
                 self._digits.rollback(num_tokens)
 
     def fork(self) -> LLGuidanceMatcher:
-        other = LLGuidanceMatcher(self.inner.deep_copy(), self._digits and self._digits.fork(), self._stop_ids)
+        other = LLGuidanceMatcher(
+            self.spec, self.inner.deep_copy(), self._digits and self._digits.fork(), self._stop_ids
+        )
+        other.num_tokens = self.num_tokens
         other.has_ended = self.has_ended
         return other
 

@@ -127,7 +127,12 @@ class GrammarService:
 
     def close_soon(self, matcher: Matcher, budget: int, row: np.ndarray) -> None:
         """Like `matcher.fill`, but only what leaves the answer closable within `budget` tokens, the next included."""
-        raise NotImplementedError
+        assert self._backend is not None, "a matcher without a grammar"
+        try:
+            self._backend.close_soon(matcher, budget, row)
+        except GrammarError as error:
+            _log.warning("%s", error)
+            row.fill(0)
 
     def close(self) -> None:
         """End the process that compiles. Idempotent."""

@@ -11,8 +11,12 @@ from pathlib import Path
 from quire.config.replies import ReplyConfig
 from quire.config.resolve import Resolved
 from quire.foundation.errors import ConfigError
+from quire.foundation.log import get_logger
 from quire.frontend.parsers.base import REASONING_FORMATS, TOOL_FORMATS, ReasoningFormat, ToolFormat
+from quire.frontend.parsers.detect import detect_reasoning_format, detect_tool_format
 from quire.frontend.tokenizer import Tokenizer
+
+log = get_logger(__name__)
 
 AUTO, NONE = "auto", ("none", "")
 
@@ -56,9 +60,24 @@ def find_formats(resolved: Resolved, tokenizer: Tokenizer | None) -> Formats:
 
 def _names(config: ReplyConfig, resolved: Resolved, tokenizer: Tokenizer | None) -> tuple[str | None, str | None]:
     """Of the tool format and of the reasoning format."""
-    tools, reasoning = config.tool_call_parser, config.reasoning_parser
-    del resolved, tokenizer
-    return (None if tools in (*NONE, AUTO) else tools), (None if reasoning in (*NONE, AUTO) else reasoning)
+    template = "" if tokenizer is None or tokenizer.template is None else "\n".join(tokenizer.template.sources.values())
+    model_config = resolved.info.hf_config
+    models = [str(model_config.get("model_type", "")), *map(str, model_config.get("architectures") or ())]
+    names: list[str | None] = []
+    for what, asked, detect in (
+        ("tool calls", config.tool_call_parser, detect_tool_format),
+        ("reasoning", config.reasoning_parser, detect_reasoning_format),
+    ):
+        if asked in NONE:
+            names.append(None)
+        elif asked != AUTO:
+            names.append(asked)
+        else:
+            found = detect(template, models)
+            names.append(found)
+            if found is not None:
+                log.info("format of %s: %s, told by the chat template", what, found)
+    return names[0], names[1]
 
 
 def _any_special(tokenizer: Tokenizer, ids: Iterable[int]) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from quire.frontend.parsers.base import Parser
 from quire.frontend.parsers.harmony import HarmonyParser
-from quire.frontend.parsers.markers import find_first, held_back
+from quire.frontend.parsers.scanner import Markers
 from quire.types.reply import Content, Piece, Reasoning
 
 Kind = Literal["reasoning", "content", "call"]
@@ -42,10 +43,18 @@ class Channels:
     end_before_calls: str
     heads: tuple[str, ...]  # a header begins with one of them
     head_ends: tuple[str, ...]  # … and is complete with one of these
-    body_ends: tuple[str, ...]
+    body_ends: tuple[str, ...]  # otherwise a message ends where a header begins
     kind: Callable[[str], Kind]  # of a complete header
 
     wraps_content = True
+
+    @cached_property
+    def head_markers(self) -> Markers:
+        return Markers(self.head_ends)
+
+    @cached_property
+    def body_markers(self) -> Markers:
+        return Markers(self.body_ends + self.heads)
 
     def opening(self, prompt: str, template_kwargs: Mapping[str, Any]) -> str:
         del prompt, template_kwargs
@@ -82,11 +91,10 @@ class _ChannelParser:
         return pieces
 
     def _header(self) -> bool:
-        found = find_first(self._held, self._rules.head_ends)
+        found = self._rules.head_markers.search(self._held)
         if found is None:
             return False
-        end = found[0] + len(found[1])
-        header, self._held = self._held[:end], self._held[end:]
+        header, self._held = self._held[: found.end()], self._held[found.end() :]
         self._kind = self._rules.kind(header)
         if self._kind == "call":
             self._pass_on(header)
@@ -94,22 +102,20 @@ class _ChannelParser:
         return True
 
     def _body(self) -> bool:
-        markers = self._rules.body_ends + self._rules.heads
-        found = find_first(self._held, markers)
+        markers = self._rules.body_markers
+        found = markers.search(self._held)
+        end = found.start() if found else markers.undecided(self._held, 0)
+        self._pass_on(self._held[:end])
         if found is None:
-            end = len(self._held) - held_back(self._held, markers)
-            self._pass_on(self._held[:end])
             self._held = self._held[end:]
             return False
-        at, marker = found
-        self._pass_on(self._held[:at])
-        self._in_header = marker in self._rules.heads
+        self._in_header = found.group() in self._rules.heads
         if self._in_header:
-            self._held = self._held[at:]
+            self._held = self._held[end:]
         else:
             if self._kind == "call":
-                self._pass_on(marker)
-            self._held = self._held[at + len(marker) :]
+                self._pass_on(found.group())
+            self._held = self._held[found.end() :]
             self._kind = "content"
         return True
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
-from quire.frontend.parsers.markers import find_first, held_back, num_trimmed
+from quire.frontend.parsers import scanner
 from quire.types.reply import Content, Piece, Reasoning
 
+MAX_TRIMMED = 8  # characters trimmed in front of a marker; more have been passed on when the marker comes
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Markers:
     """How a family of models marks its reasoning. The first of `starts` and `ends` is the usual one."""
 
@@ -18,6 +22,20 @@ class Markers:
     call_starts: tuple[str, ...] = ()  # end the reasoning too, and belong to what follows
     tags: tuple[str, ...] = ()  # put around the content, and dropped
     trimmed: str = "\n"  # characters between markers and text that belong to neither
+
+    @cached_property
+    def all_ends(self) -> scanner.Markers:
+        return scanner.Markers(self.ends + self.call_starts)
+
+    @cached_property
+    def all_tags(self) -> scanner.Markers:
+        return scanner.Markers(self.tags)
+
+    @cached_property
+    def suspects(self) -> Callable[[str], object]:
+        """Finds what a portion of reasoning must be looked at for."""
+        firsts = {marker[0] for marker in self.ends + self.call_starts}
+        return re.compile(f"[{re.escape(''.join(sorted(firsts)))}]|[{re.escape(self.trimmed)}]\\Z").search
 
 
 class Splitter:
@@ -30,13 +48,19 @@ class Splitter:
         self._markers = markers
         self._is_open = opening == "open"
         self._bound = bound
-        self._tags = () if bound else markers.tags
-        self._all_ends = markers.ends + markers.call_starts
+        self._tags = markers.all_tags if markers.tags and not bound else None
         self._held = ""  # not decided yet
         self._pieces: list[Piece] = []
-        self._read: Callable[[], bool] = self._between if opening == "off" else self._start
+        self._read: Callable[[], bool] = self._start
+        if opening == "off":
+            self._read = self._content if self._tags is None else self._between
 
     def feed(self, text: str) -> list[Piece]:
+        if not self._held:  # nothing but text needs no second look
+            if self._read == self._content and self._tags is None:
+                return [Content(text)]
+            if self._read == self._thinking and not self._markers.suspects(text):
+                return [Reasoning(text)]
         self._held += text
         while self._held and self._read():
             pass
@@ -73,16 +97,15 @@ class Splitter:
 
     def _thinking(self) -> bool:
         text, markers = self._held, self._markers
-        found = find_first(text, self._all_ends)
+        found = markers.all_ends.search(text)
         if found is None:
-            self._pass_on(Reasoning, len(text) - held_back(text, self._all_ends, markers.trimmed))
+            self._pass_on(Reasoning, self._trimmed_end(markers.all_ends.undecided(text, 0)))
             return False
-        at, marker = found
-        self._pass_on(Reasoning, at - num_trimmed(text, at, markers.trimmed))
-        if marker in markers.call_starts:
-            self._held, self._read = text[at:], self._content
+        self._pass_on(Reasoning, self._trimmed_end(found.start()))
+        if found.group() in markers.call_starts:
+            self._held, self._read = text[found.start() :], self._content
         else:
-            self._held, self._read = text[at + len(marker) :], self._content if self._bound else self._after
+            self._held, self._read = text[found.end() :], self._content if self._bound else self._after
         return True
 
     def _after(self) -> bool:
@@ -99,22 +122,30 @@ class Splitter:
 
     def _between(self) -> bool:
         """Behind a tag or at the beginning."""
-        self._held = self._held.lstrip(self._markers.trimmed if self._tags else "")
+        self._held = self._held.lstrip(self._markers.trimmed)
         if self._held:
             self._read = self._content
         return True
 
     def _content(self) -> bool:
-        text = self._held
-        found = find_first(text, self._tags)
-        if found is None:
-            keep = held_back(text, self._tags, self._markers.trimmed) if self._tags else 0
-            self._pass_on(Content, len(text) - keep)
+        text, tags = self._held, self._tags
+        if tags is None:
+            self._pass_on(Content, len(text))
             return False
-        at, tag = found
-        self._pass_on(Content, at - num_trimmed(text, at, self._markers.trimmed))
-        self._held, self._read = text[at + len(tag) :], self._between
+        found = tags.search(text)
+        if found is None:
+            self._pass_on(Content, self._trimmed_end(tags.undecided(text, 0)))
+            return False
+        self._pass_on(Content, self._trimmed_end(found.start()))
+        self._held, self._read = text[found.end() :], self._between
         return True
+
+    def _trimmed_end(self, end: int) -> int:
+        """`end`, or before the characters in front of it that are trimmed."""
+        first = max(0, end - MAX_TRIMMED)
+        while end > first and self._held[end - 1] in self._markers.trimmed:
+            end -= 1
+        return end
 
     def _pass_on(self, kind: type[Reasoning] | type[Content], end: int) -> None:
         if end:

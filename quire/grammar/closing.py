@@ -1,0 +1,213 @@
+"""Ends an answer in time: near its limit only the tokens of a short way to the end stay allowed.
+
+How far the end is comes from a walk ahead on a copy of the matcher, which takes what closes first, then a text known to
+be a small value, then whatever costs least. While the end is nearer than the limit by more than one free token can add
+to it, nothing is held back, and the walk is not repeated before that can have changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
+
+import numpy as np
+
+from quire.grammar import json_schema, smallest, tags
+from quire.grammar.base import Matcher
+from quire.grammar.vocabulary import Vocabulary
+from quire.types.structured import FIELD, GrammarSpec
+
+MARGIN = 4  # tokens: what one free token can add to the way beyond the largest of the small values
+MAX_HINTS = 200
+MAX_HINT = 200  # characters
+MAX_WALK = 1000  # tokens
+_SPACE = b" \t\r\n"
+_ORDER = {
+    byte: rank
+    for rank, part in enumerate((b"}]", b":", b",", b"0123456789", b"ntf", b"-", b'"', b"[", b"{"))
+    for byte in part
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """texts: what may close a value of this grammar. growth: tokens that one free token can make the way longer."""
+
+    texts: tuple[str, ...]
+    growth: int
+    are_whole: bool  # each text is an answer by itself
+
+
+@dataclass(slots=True)
+class Closing:
+    """Of one answer."""
+
+    way: list[int] | None = None  # to the end, if it is known from where the answer is now
+    place: int = 0  # tokens that the answer had when the way was found
+    free: int = 0  # tokens that may come before the way must be found again
+
+
+@dataclass(slots=True)
+class _Look:
+    """What a matcher allows, as the walk sees it."""
+
+    row: np.ndarray
+    allowed: np.ndarray = field(init=False)
+
+    def read(self, matcher: Matcher, size: int) -> _Look:
+        matcher.fill(self.row)
+        self.allowed = np.flatnonzero(np.unpackbits(self.row.view(np.uint8), bitorder="little")[:size])
+        return self
+
+    def allows(self, token: int | None) -> bool:
+        return token is not None and bool(self.row[token // 32] >> token % 32 & 1)
+
+
+class Closer:
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        tokens = vocabulary.tokens
+        self._byte = {token[0]: i for i, token in enumerate(tokens) if len(token) == 1}
+        closing = [i for i, token in enumerate(tokens) if token and not token.strip(b'"}]')]
+        closing.sort(key=lambda i: -len(tokens[i]))
+        self._quotes = [i for i in closing if tokens[i].startswith(b'"') and tokens[i].count(b'"') == 1]
+        self._brackets = [i for i in closing if b'"' not in tokens[i]]
+        self._cost = np.array([_cost(token) for token in tokens], np.float32)
+        self._longest_text = np.array([len(t) if t.isascii() and t.isalnum() else 0 for t in tokens], np.int32)
+        self.hints = lru_cache(256)(self._hints)
+
+    def fill(
+        self, spec: GrammarSpec, matcher: Matcher, state: Closing, num_tokens: int, budget: int, row: np.ndarray
+    ) -> None:
+        """What may come next, so that at most `budget` tokens end the answer, that one included, wherever they can.
+
+        num_tokens: that the answer has. row: int32 [ceil(vocabulary / 32)].
+        """
+        if num_tokens < state.place + state.free:
+            matcher.fill(row)
+            return
+        hints = self.hints(spec)
+        way = self._way(matcher, hints, state, num_tokens, budget)
+        room = budget - 1 - (len(way) if way is not None else budget)
+        if room > hints.growth + MARGIN:
+            step = hints.growth + MARGIN + 1
+            state.place, state.free, state.way = num_tokens, max(1, room // step), way
+            matcher.fill(row)
+            return
+        state.place, state.free, state.way = num_tokens, 0, way
+        if not way:  # complete as it is, or nobody knows how to complete it
+            matcher.fill(row)
+            if way is not None:
+                self._keep_stops(row)
+            return
+        row.fill(0)
+        row.view(np.uint32)[way[0] // 32] |= np.uint32(1 << way[0] % 32)
+
+    def _way(self, matcher: Matcher, hints: Hints, state: Closing, num_tokens: int, budget: int) -> list[int] | None:
+        known, gone = state.way, num_tokens - state.place
+        if known is not None and state.free == 0 and 0 <= gone <= len(known):
+            return known[gone:]  # it was the only way, so it was taken
+        return self.way(matcher, hints, min(budget, MAX_WALK))
+
+    def _keep_stops(self, row: np.ndarray) -> None:
+        stops = np.zeros_like(row)
+        for token in self._vocabulary.stop_ids:
+            stops.view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
+        if (row & stops).any():
+            row &= stops
+
+    # The walk
+
+    def way(self, matcher: Matcher, hints: Hints, limit: int) -> list[int] | None:
+        """Tokens that complete the answer; None if the walk did not find the end within `limit` tokens."""
+        ahead = matcher.fork()
+        look = _Look(np.zeros(-(-self._vocabulary.size // 32), np.int32))
+        way: list[int] = []
+        while not ahead.may_end:
+            step = self._step(ahead, hints, look.read(ahead, self._vocabulary.size))
+            if len(way) + len(step) > limit or not step:
+                return None
+            for token in step:
+                if not ahead.accept(token):
+                    return None
+            way += step
+        return way
+
+    def _step(self, ahead: Matcher, hints: Hints, look: _Look) -> list[int]:
+        if len(look.allowed) <= 1:
+            return [int(token) for token in look.allowed]
+        if self._is_text(look):
+            for token in islice((i for i in self._quotes if look.allows(i)), 2):
+                if self._leads_on(ahead, [token], to_the_end=False):
+                    return [token]
+        else:
+            closing = next((i for i in self._brackets if look.allows(i)), None)
+            if closing is not None:
+                return [closing]
+        found = self._by_hint(ahead, hints, look)
+        if found:
+            return found
+        if self._is_text(look):
+            lengths = self._longest_text[look.allowed]
+            return [int(look.allowed[int(lengths.argmax())])]
+        return [int(look.allowed[int(self._cost[look.allowed].argmin())])]
+
+    def _by_hint(self, ahead: Matcher, hints: Hints, look: _Look) -> list[int]:
+        """The shortest end of a hint that leads out of any text."""
+        ends = {
+            text[at:]
+            for text in hints.texts
+            for at in range(len(text))
+            if look.allows(self._byte.get(text[at:].encode()[0]))
+        }
+        for end in sorted(ends, key=lambda end: (len(end), end)):
+            ids = [self._byte.get(byte) for byte in end.encode()]
+            if None in ids or not self._leads_on(ahead, ids, hints.are_whole):
+                continue
+            usual = self._vocabulary.encode(end)
+            return usual if usual and _accepts(ahead, usual) else [i for i in ids if i is not None]
+        return []
+
+    def _is_text(self, look: _Look) -> bool:
+        """Whether anything may come: the inside of a string, or free text."""
+        return all(look.allows(self._byte.get(byte)) for byte in b"z}#")
+
+    def _leads_on(self, ahead: Matcher, tokens: Iterable[int | None], to_the_end: bool) -> bool:
+        """Whether the tokens are allowed, and lead out of any text or, if so wanted, to the end."""
+        other = ahead.fork()
+        if not all(token is not None and other.accept(token) for token in tokens):
+            return False
+        if to_the_end or other.may_end:
+            return other.may_end
+        look = _Look(np.zeros(-(-self._vocabulary.size // 32), np.int32))
+        return not self._is_text(look.read(other, self._vocabulary.size))
+
+    def _hints(self, spec: GrammarSpec) -> Hints:
+        if spec.kind == "json_schema":
+            texts = smallest.values(json.loads(json_schema.plain(spec.text, FIELD)))
+        elif spec.kind == "structural_tag":
+            texts = smallest.parts(json.loads(tags.plain(spec.text, FIELD)))
+        elif spec.kind == "choice":
+            texts = iter(json.loads(spec.text))
+        else:
+            texts = iter([smallest.match_of(spec.text) or ""] if spec.kind == "regex" else [])
+        kept = list(dict.fromkeys(text for text in islice(texts, MAX_HINTS) if text and len(text) <= MAX_HINT))
+        growth = max((len(self._vocabulary.encode(text)) or len(text) for text in kept), default=2 * MARGIN)
+        return Hints(tuple(kept), growth, are_whole=spec.kind in ("regex", "choice"))
+
+
+def _accepts(matcher: Matcher, tokens: Iterable[int | None]) -> bool:
+    other = matcher.fork()
+    return all(token is not None and other.accept(token) for token in tokens)
+
+
+def _cost(token: bytes) -> float:
+    """The lower, the sooner a JSON value is closed after this token."""
+    if not token:
+        return 1000.0
+    if not token.strip(_SPACE) or token[0] in _SPACE:
+        return 500.0
+    return 10.0 * _ORDER.get(token[0], 20) + len(token) / 300
