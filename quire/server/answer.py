@@ -1,7 +1,8 @@
-"""One answer as a stream of pieces: what the Responses and the Messages endpoints share."""
+"""One answer as a stream of pieces, and what writes it: what the Responses and the Messages endpoints share."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import Any
@@ -10,13 +11,15 @@ from quire.frontend.replies import ReplyParser, ReplyPlan
 from quire.server.generation import Generation
 from quire.server.logprobs import LogprobWriter
 from quire.server.service import Service
-from quire.types.output import CompletionOutput
+from quire.types.output import CompletionOutput, RequestOutput
 from quire.types.reply import Content, Piece, Reasoning
 from quire.types.sampling import RequestOutputKind
 
+Event = dict[str, Any]
+
 
 class Answer:
-    """The only answer of a job while it is made: its pieces as they come, and its numbers."""
+    """The only answer of a job while it is made: its pieces, and its numbers."""
 
     def __init__(self, job: Generation, plan: ReplyPlan, top_logprobs: int | None = None) -> None:
         """top_logprobs: alternatives a token; None: no log-probabilities."""
@@ -30,35 +33,101 @@ class Answer:
         self.logprobs: ContentLogprobs | None = None
         if top_logprobs is not None:
             self.logprobs = ContentLogprobs(job.service, plan, job.params.skip_special_tokens, top_logprobs)
+        self._parser = plan.parser()
+        self._tidy = Tidy()
+        self._is_delta = job.params.output_kind == RequestOutputKind.DELTA
+        self._may_flow = self._is_delta and plan.is_plain and self.logprobs is None
+        self._flows = False  # inside text that nothing but the end can end
 
     @property
     def num_reasoning(self) -> int:
         return self.plan.count_reasoning(self.token_ids)
 
-    async def pieces(self) -> AsyncGenerator[list[Piece], None]:
-        """The first list comes, perhaps empty, with the first news of the engine: the request was accepted.
+    def take(self, output: RequestOutput) -> list[Piece]:
+        """What the engine's latest news add."""
+        (answer,) = output.outputs
+        self.num_cached = output.num_cached_tokens
+        if self._is_delta:
+            self.token_ids += answer.token_ids
+        else:
+            self.token_ids = answer.token_ids
+        if self.logprobs is not None:
+            self.logprobs.take(answer)
+        pieces = self._tidy.add(self._parser.feed(answer.text)) if answer.text else []
+        if answer.finish_reason is not None:
+            pieces += self._tidy.add(self._parser.finish())
+            pieces += self._tidy.finish()
+            self.finish_reason = self._parser.finish_reason(answer.finish_reason)
+            self.stop_reason = answer.stop_reason
+        self._flows = self._may_flow and self._tidy.is_in_content
+        return pieces
 
-        Raises what `Generation.outputs` raises. Closing it aborts the request.
-        """
-        parser, tidy = self.plan.parser(), Tidy()
-        is_delta = self.job.params.output_kind == RequestOutputKind.DELTA
-        async with aclosing(self.job.outputs()) as outputs:
+    def take_text(self, output: RequestOutput) -> str | None:
+        """`take` where text goes on and nothing else can happen: cheaper. None: `take` it."""
+        answer = output.outputs[0]
+        if not self._flows or answer.finish_reason is not None:
+            return None
+        self.token_ids += answer.token_ids
+        return answer.text
+
+
+class AnswerWriter(ABC):
+    """Writes an answer as events that add up to `reply`; a reply that is not streamed is what they leave behind."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.reply: dict[str, Any] = {}
+        self._answer = answer
+        self._is_begun = False
+
+    async def whole(self) -> dict[str, Any]:
+        """The finished reply. Raises what `Generation.outputs` raises."""
+        async with aclosing(self._answer.job.outputs()) as outputs:
             async for _, output in outputs:
-                self.num_cached = output.num_cached_tokens
-                for answer in output.outputs:
-                    if is_delta:
-                        self.token_ids += answer.token_ids
-                    else:
-                        self.token_ids = answer.token_ids
-                    if self.logprobs is not None:
-                        self.logprobs.take(answer)
-                    pieces = tidy.add(parser.feed(answer.text)) if answer.text else []
-                    if answer.finish_reason is not None:
-                        pieces += tidy.add(parser.finish())
-                        pieces += tidy.finish()
-                        self.finish_reason = parser.finish_reason(answer.finish_reason)
-                        self.stop_reason = answer.stop_reason
-                    yield pieces
+                self.take(output)
+        return self.reply
+
+    async def frames(self) -> AsyncGenerator[bytes, None]:
+        """Its events. The first come with the first news of the engine, when the request was accepted."""
+        async with aclosing(self._answer.job.outputs()) as outputs:
+            async for _, output in outputs:
+                if frames := self.take(output):
+                    yield b"".join(frames)
+
+    def take(self, output: RequestOutput) -> list[bytes]:
+        """The events, one each, that the engine's latest news make."""
+        text = self._answer.take_text(output)
+        if text is not None:
+            return [self._more_text(text)] if text else []
+        pieces = self._answer.take(output)
+        frames: list[bytes] = []  # events show things as they are then: each is written before the next comes to be
+        if not self._is_begun:
+            self._is_begun = True
+            frames += map(self._frame, self._begin())
+        for piece in pieces:
+            frames += map(self._frame, self._add(piece))
+        if self._answer.finish_reason is not None:
+            frames += map(self._frame, self._end())
+        return frames
+
+    @abstractmethod
+    def failed(self, error: Exception) -> bytes:
+        """The last event of a reply that cannot be finished."""
+
+    @abstractmethod
+    def _begin(self) -> Iterable[Event]: ...
+
+    @abstractmethod
+    def _add(self, piece: Piece) -> Iterable[Event]: ...
+
+    @abstractmethod
+    def _end(self) -> Iterable[Event]: ...
+
+    @abstractmethod
+    def _frame(self, item: Event) -> bytes: ...
+
+    @abstractmethod
+    def _more_text(self, text: str) -> bytes:
+        """The event that adds to the text that is being written."""
 
 
 class Tidy:
@@ -71,6 +140,10 @@ class Tidy:
         self._open: type[Content | Reasoning] | None = None  # the kind of text that goes on
         self._held: Content | Reasoning | None = None  # blank so far
         self._is_empty = True
+
+    @property
+    def is_in_content(self) -> bool:
+        return self._open is Content
 
     def add(self, pieces: Iterable[Piece]) -> list[Piece]:
         kept: list[Piece] = []

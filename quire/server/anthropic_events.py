@@ -5,13 +5,13 @@ A reply that is not streamed is what the same events leave behind.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Iterator
-from contextlib import aclosing
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+import orjson
 from pydantic_core import from_json
 
-from quire.server.answer import Answer
+from quire.server.answer import Answer, AnswerWriter
 from quire.server.errors import anthropic_error, explain
 from quire.server.sealed import seal, signature
 from quire.server.sse import event
@@ -49,6 +49,11 @@ class Block:
 class TextBlock(Block):
     def __init__(self, index: int) -> None:
         super().__init__(index, {"type": "text", "text": ""})
+        self.before_delta = event(self._delta("")).removesuffix(b'""}}\n\n')
+
+    def add(self, text: str) -> None:
+        """`grow` for those who write the event themselves."""
+        self._texts.append(text)
 
     def close(self) -> Iterator[Event]:
         self.block["text"] = self._text
@@ -97,11 +102,10 @@ class ToolUseBlock(Block):
         return {"type": "content_block_delta", "index": self.index, "delta": delta}
 
 
-class MessageWriter:
-    """`message` is the reply as far as it is known."""
-
+class MessageWriter(AnswerWriter):
     def __init__(self, answer: Answer, message_id: str, model: str, max_tokens: int, *, omits_thinking: bool) -> None:
-        self.message: dict[str, Any] = {
+        super().__init__(answer)
+        self.reply = {
             "id": message_id,
             "type": "message",
             "role": "assistant",
@@ -112,42 +116,20 @@ class MessageWriter:
             "stop_details": None,
             "usage": {},
         }
-        self._answer = answer
         self._max_tokens = max_tokens
         self._omits_thinking = omits_thinking
         self._blocks: list[Block] = []
         self._open: Block | None = None
-
-    async def whole(self) -> dict[str, Any]:
-        async with aclosing(self.events()) as events:
-            async for _ in events:
-                pass
-        return self.message
-
-    async def frames(self) -> AsyncGenerator[bytes, None]:
-        async with aclosing(self.events()) as events:
-            async for item in events:
-                yield event(item)
 
     def failed(self, error: Exception) -> bytes:
         """The last event of a message that cannot be finished."""
         status, text, _ = explain(error)
         return event({"type": "error", "error": anthropic_error(status, text)})
 
-    async def events(self) -> AsyncGenerator[Event, None]:
-        is_begun = False
-        async with aclosing(self._answer.pieces()) as news:
-            async for pieces in news:
-                if not is_begun:
-                    is_begun = True
-                    self.message["usage"] = self._usage(0)
-                    yield {"type": "message_start", "message": self.message}
-                    yield {"type": "ping"}
-                for piece in pieces:
-                    for item in self._add(piece):
-                        yield item
-        for item in self._end():
-            yield item
+    def _begin(self) -> Iterable[Event]:
+        self.reply["usage"] = self._usage(0)
+        yield {"type": "message_start", "message": self.reply}
+        yield {"type": "ping"}
 
     def _add(self, piece: Piece) -> Iterable[Event]:
         index = len(self._blocks)
@@ -174,7 +156,7 @@ class MessageWriter:
         reason, sequence = self._stop()
         usage = self._usage(len(self._answer.token_ids))
         content = [block.block for block in self._blocks]
-        self.message |= {"content": content, "stop_reason": reason, "stop_sequence": sequence, "usage": usage}
+        self.reply |= {"content": content, "stop_reason": reason, "stop_sequence": sequence, "usage": usage}
         delta = {"stop_reason": reason, "stop_sequence": sequence, "stop_details": None}
         yield {"type": "message_delta", "delta": delta, "usage": usage}
         yield {"type": "message_stop"}
@@ -202,6 +184,15 @@ class MessageWriter:
     def _close(self) -> Iterable[Event]:
         block, self._open = self._open, None
         return block.close() if block is not None else ()
+
+    def _frame(self, item: Event) -> bytes:
+        return event(item)
+
+    def _more_text(self, text: str) -> bytes:
+        block = self._open
+        assert isinstance(block, TextBlock)
+        block.add(text)
+        return block.before_delta + orjson.dumps(text) + b"}}\n\n"
 
     def _usage(self, num_output: int) -> dict[str, int]:
         """Of the input, what was read from the prefix cache counts by itself."""

@@ -68,7 +68,7 @@ async def responses(request: Request) -> Response:
     headers = generation.reply_headers(request, job)
     if body.background:
         store.open(stored)
-        stored.run = Run(writer, service.in_flight, lambda: store.settle(stored))
+        stored.run = Run(job, writer, lambda: store.settle(stored))
         if not body.stream:
             return JSONResponse(response, headers={k.decode(): v.decode("latin-1") for k, v in headers})
         return EventStream(service.in_flight, 0, stored.run.follow, headers, end=b"")

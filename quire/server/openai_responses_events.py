@@ -6,11 +6,12 @@ A reply that is not streamed is what the same events leave behind.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
-from contextlib import aclosing
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from quire.server.answer import Answer
+import orjson
+
+from quire.server.answer import Answer, AnswerWriter
 from quire.server.errors import explain
 from quire.server.openai_responses_items import Call, CallName, CustomCall, Event, Item, Message, Reasoning
 from quire.server.sse import event
@@ -20,8 +21,8 @@ from quire.types.reply import CallArguments, CallEnd, CallStart, Content, Piece
 ERROR_CODES = {400: "invalid_prompt", 503: "rate_limit_exceeded"}
 
 
-class ResponseWriter:
-    """`response` is the reply as far as it is known; events with the whole response hold it as of then."""
+class ResponseWriter(AnswerWriter):
+    """Events with the whole response hold it as far as it is known then."""
 
     def __init__(
         self,
@@ -34,10 +35,10 @@ class ResponseWriter:
     ) -> None:
         """names: what the client calls the functions whose names it does not know as the model does.
 
-        on_end: called when `response` is final, before the client is told.
+        on_end: called when `reply` is final, before the client is told.
         """
-        self.response = response
-        self._answer = answer
+        super().__init__(answer)
+        self.reply = response
         self._names = names
         self._seals = seals_reasoning
         self._on_end = on_end
@@ -49,59 +50,32 @@ class ResponseWriter:
     def output(self) -> list[dict[str, Any]]:
         return [item.item for item in self._items]
 
-    async def whole(self) -> dict[str, Any]:
-        """The finished response."""
-        async with aclosing(self.events()) as events:
-            async for _ in events:
-                pass
-        return self.response
-
-    async def frames(self) -> AsyncGenerator[bytes, None]:
-        """All events but for those of a failure: whoever sends them also knows what to do then."""
-        async with aclosing(self.events()) as events:
-            async for item in events:
-                yield event(item)
-
     def failed(self, error: Exception) -> bytes:
         """The last event of a response that cannot be finished."""
         status, message, _ = explain(error)
-        self.response |= {
+        self.reply |= {
             "status": "failed",
             "error": {"code": ERROR_CODES.get(status, "server_error"), "message": message},
             "output": self.output,
         }
         self._on_end()
-        return event(self._numbered(self._lifecycle("failed")))
-
-    async def events(self) -> AsyncGenerator[Event, None]:
-        is_begun = False
-        async with aclosing(self._answer.pieces()) as news:
-            async for pieces in news:
-                if not is_begun:
-                    is_begun = True
-                    for item in self._begin():
-                        yield self._numbered(item)
-                for piece in pieces:
-                    for item in self._add(piece):
-                        yield self._numbered(item)
-        for item in self._end():
-            yield self._numbered(item)
+        return self._frame(self._lifecycle("failed"))
 
     def queued(self) -> list[bytes]:
         """The first events of a response that is made in the background."""
-        return [event(self._numbered(self._lifecycle(name))) for name in ("created", "queued")]
+        return [self._frame(self._lifecycle(name)) for name in ("created", "queued")]
 
     def cancelled(self) -> bytes:
         """The last event of a response that is wanted no more: what is there stays."""
         for _ in self._close("incomplete"):
             pass
-        self.response |= {"status": "cancelled", "output": self.output, "usage": self._usage()}
+        self.reply |= {"status": "cancelled", "output": self.output, "usage": self._usage()}
         self._on_end()
-        return event(self._numbered(self._lifecycle("cancelled")))
+        return self._frame(self._lifecycle("cancelled"))
 
     def _begin(self) -> Iterator[Event]:
         is_background = self._next_number > 0
-        self.response["status"] = "in_progress"
+        self.reply["status"] = "in_progress"
         if not is_background:
             yield self._lifecycle("created")
         yield self._lifecycle("in_progress")
@@ -131,13 +105,13 @@ class ResponseWriter:
         if not is_cut and not any(isinstance(item, Message | Call | CustomCall) for item in self._items):
             yield from self._replace(Message(len(self._items), self._drain))
         yield from self._close("incomplete" if is_cut else "completed")
-        self.response |= {"output": self.output, "usage": self._usage()}
+        self.reply |= {"output": self.output, "usage": self._usage()}
         if is_cut:
-            self.response |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+            self.reply |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
         else:
-            self.response |= {"status": "completed", "completed_at": int(time.time())}
+            self.reply |= {"status": "completed", "completed_at": int(time.time())}
         self._on_end()
-        yield self._lifecycle(self.response["status"])
+        yield self._lifecycle(self.reply["status"])
 
     def _replace(self, item: Item) -> Iterable[Event]:
         yield from self._close("completed")
@@ -160,12 +134,20 @@ class ResponseWriter:
         return logprobs.drain() if logprobs is not None else []
 
     def _lifecycle(self, name: str) -> Event:
-        return {"type": f"response.{name}", "response": dict(self.response)}
+        return {"type": f"response.{name}", "response": dict(self.reply)}
 
-    def _numbered(self, item: Event) -> Event:
+    def _frame(self, item: Event) -> bytes:
         item["sequence_number"] = self._next_number
         self._next_number += 1
-        return item
+        return event(item)
+
+    def _more_text(self, text: str) -> bytes:
+        message = self._open
+        assert isinstance(message, Message)
+        message.add(text)
+        number = self._next_number
+        self._next_number = number + 1
+        return message.before_delta + orjson.dumps(text) + b',"sequence_number":%d}\n\n' % number
 
     def _usage(self) -> dict[str, Any]:
         answer = self._answer

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.server.sealed import seal
+from quire.server.sse import event
 
 Event = dict[str, Any]
 Drain = Callable[[], list[dict[str, Any]]]  # log-probabilities of the content since the last time
@@ -57,6 +58,10 @@ class Text(Item):
         self._texts.append(text)
         yield {"type": f"response.{self.kind}.delta", **self._where, "delta": text, **self._extra()}
 
+    def add(self, text: str) -> None:
+        """`grow` for those who write the event themselves."""
+        self._texts.append(text)
+
     def close(self, status: str) -> Iterator[Event]:
         text = "".join(self._texts)
         extra = self._last_extra()
@@ -79,6 +84,8 @@ class Message(Text):
     def __init__(self, index: int, logprobs: Drain | None) -> None:
         item = {"id": new_id("msg"), "type": "message", "role": "assistant"}
         super().__init__(index, item, {"annotations": [], "logprobs": []})
+        like = event({"type": "response.output_text.delta", **self._where, "logprobs": [], "delta": ""})
+        self.before_delta = like.removesuffix(b'""}\n\n')  # of events without log-probabilities
         self._drain = logprobs
         self._logprobs: list[dict[str, Any]] = []
 

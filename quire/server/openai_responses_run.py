@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 from quire.foundation.log import get_logger
 from quire.server.errors import explain
-from quire.server.limits import InFlight
+from quire.server.generation import Generation
 from quire.server.openai_responses_events import ResponseWriter
 
 log = get_logger(__name__)
@@ -19,8 +19,10 @@ FINAL = ("completed", "incomplete", "failed", "cancelled")
 class Run:
     """`on_done` is called once, when the response is final."""
 
-    def __init__(self, writer: ResponseWriter, in_flight: InFlight, on_done: Callable[[], None]) -> None:
+    def __init__(self, job: Generation, writer: ResponseWriter, on_done: Callable[[], None]) -> None:
+        in_flight = job.service.in_flight
         self.num_bytes = 0  # of the events
+        self._outputs = job.outputs
         self._writer = writer
         self._in_flight = in_flight
         self._on_done = on_done
@@ -52,9 +54,10 @@ class Run:
     async def _work(self) -> None:
         for frame in self._writer.queued():
             self._push(frame)
-        async with aclosing(self._writer.frames()) as frames:
-            async for frame in frames:
-                self._push(frame)
+        async with aclosing(self._outputs()) as outputs:
+            async for _, output in outputs:
+                for frame in self._writer.take(output):
+                    self._push(frame)
 
     def _end(self, task: asyncio.Task[None]) -> None:
         self._in_flight.tasks.discard(task)
@@ -63,7 +66,7 @@ class Run:
         if isinstance(error, Exception) and explain(error)[0] == 500:
             log.error("a response in the background broke off", exc_info=error)
         self.is_done = True
-        if self._writer.response["status"] in FINAL:
+        if self._writer.reply["status"] in FINAL:
             self._push(None)
         elif isinstance(error, Exception):
             self._push(self._writer.failed(error))
