@@ -115,6 +115,7 @@ class MessagesBody(CountTokensBody):
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
+    seed: int | None = None
     kv_transfer_params: dict[str, Any] | None = None
 
     def chat_fields(self, messages: Sequence[dict[str, Any]], functions: list[dict[str, Any]]) -> dict[str, Any]:
@@ -122,6 +123,7 @@ class MessagesBody(CountTokensBody):
             **super().chat_fields(messages, functions),
             "kv_transfer_params": self.kv_transfer_params,
             "max_completion_tokens": self.max_tokens,
+            "seed": self.seed,
             "stop": self.stop_sequences,
             "stream": self.stream,
             "temperature": self.temperature,

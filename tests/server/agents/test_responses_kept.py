@@ -6,6 +6,7 @@ import json
 import threading
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -15,6 +16,7 @@ from tests.server.agents.scripted_llm import ScriptedLLM, say
 from tests.server.agents.scripts import LOOK, SUM
 from tests.server.agents.test_responses import TOOLS
 from tests.server.conftest import Served, echo_server
+from tests.server.process import server_process
 
 
 def test_a_chain_of_turns(oai: openai.OpenAI, llm: ScriptedLLM) -> None:
@@ -222,6 +224,15 @@ def test_a_server_that_keeps_nothing() -> None:
         assert served.client.get(f"/v1/responses/{reply['id']}").status_code == 404
         refused = served.client.post("/v1/responses", json={"input": say("x"), "background": True})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "background")
+
+
+def test_a_shutdown_ends_what_runs_in_the_background() -> None:
+    options = ["--port", "0", "--shutdown-timeout", "0.2"]
+    with server_process("tests.server.echo_process", *options, ECHO_DELAY="0.05") as process:
+        reply = httpx.post(f"{process.url}/v1/responses", json={"input": "x", "background": True})
+        assert reply.json()["status"] == "queued"
+        process.process.terminate()
+        assert process.exit_code() == 0
 
 
 def stored(number: int, before: Stored | None = None, size: int = 1000) -> Stored:
