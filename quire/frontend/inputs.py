@@ -14,6 +14,7 @@ import msgspec
 
 from quire.engine.client import EngineInfo
 from quire.foundation.errors import InputError
+from quire.frontend.structured import constraint_of
 from quire.frontend.text import check_text
 from quire.frontend.tokenizer import Tokenizer
 from quire.types.request import EngineRequest
@@ -49,6 +50,7 @@ def build(
 ) -> list[EngineRequest]:
     """One request for each of the `params.n` answers; they share the blocks of the prompt through the prefix cache.
 
+    `constraint` binds each answer; None: what `params.structured_outputs` asks.
     `max_tokens` is cut to what the context leaves, and is never None afterwards. Raises InputError naming the field.
     """
     if not isinstance(params, SamplingParams):
@@ -69,7 +71,7 @@ def build(
         priority=priority,
         arrival=time.time() if arrival is None else arrival,
         cache_salt=prompt.cache_salt if cache_salt is None else cache_salt,
-        constraint=constraint,
+        constraint=_constraint(params, tokenizer) if constraint is None else constraint,
     )
     return [first] if params.n == 1 else _fan_out(first, params)
 
@@ -197,6 +199,8 @@ def _resolve_params(params: SamplingParams, info: EngineInfo, tokenizer: Tokeniz
     for stop in params.stop:
         check_text(stop, "stop")
     changes: dict[str, Any] = {}
+    if params.structured_outputs is not None:
+        changes["structured_outputs"] = None  # the constraint says it
     for name in ("logprobs", "prompt_logprobs"):
         count = _count_logprobs(name, getattr(params, name), info)
         if count != getattr(params, name):
@@ -206,6 +210,12 @@ def _resolve_params(params: SamplingParams, info: EngineInfo, tokenizer: Tokeniz
     if params.bad_words:
         changes["bad_words_token_ids"] = params.bad_words_token_ids + _bad_word_ids(params.bad_words, tokenizer)
     return params.clone(**changes) if changes else params
+
+
+def _constraint(params: SamplingParams, tokenizer: Tokenizer | None) -> Constraint | None:
+    if params.structured_outputs is not None and tokenizer is None:
+        raise InputError("structured_outputs need a tokenizer, and skip_tokenizer_init is on", "structured_outputs")
+    return constraint_of(params.structured_outputs)
 
 
 def _count_logprobs(name: str, wanted: int | None, info: EngineInfo) -> int | None:

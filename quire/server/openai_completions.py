@@ -9,12 +9,13 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from quire.foundation.errors import InputError
+from quire.frontend.structured import constraint_of
 from quire.server import generation
 from quire.server.body import openapi_body, read_body
 from quire.server.generation import Generation, Prompt
 from quire.server.limits import MAX_PROMPTS
 from quire.server.logprobs import LogprobWriter, prompt_logprobs
-from quire.server.params import sampling_params
+from quire.server.params import field_names, sampling_params
 from quire.server.protocol import CompletionBody
 from quire.server.service import Service
 from quire.server.sse import TEXT, ChunkWriter, EventStream, JsonReply
@@ -38,11 +39,13 @@ async def completions(request: Request) -> Response:
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs,
     )
+    with field_names({"structured_outputs": "response_format"} if body.response_format else {}):
+        constraint = constraint_of(params.structured_outputs)
     prompts = []
     for given in parse_prompts(body.prompt):
         ids = await _ids(service, given, body)
         kept = generation.truncated(ids, body, info.max_model_len)
-        prompts.append(Prompt(kept, given if isinstance(given, str) and len(kept) == len(ids) else None))
+        prompts.append(Prompt(kept, given if isinstance(given, str) and len(kept) == len(ids) else None, constraint))
     job = generation.start(request, body, model, prompts, params, "cmpl")
     reply = Completion(job, body)
     headers = generation.reply_headers(request, job)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from quire.foundation.errors import InputError
+from quire.frontend.structured import GUIDED, wished
 from quire.server.protocol import GenerationBody
 from quire.types.sampling import RequestOutputKind, SamplingParams
 
@@ -45,8 +46,10 @@ def sampling_params(
         value = model_defaults.get(name) if value is None else value
         if value is not None:
             values[name] = value
+    guided = {name: getattr(body, name) for name in GUIDED}
     return SamplingParams(
         **values,
+        structured_outputs=wished(body.response_format, body.structured_outputs, guided),
         stop=[body.stop] if isinstance(body.stop, str) else body.stop or [],
         logit_bias=_logit_bias(body.logit_bias),
         max_tokens=max_tokens,

@@ -20,7 +20,6 @@ class GenerationBody(Body):
     """What completions and chat share."""
 
     unsupported: ClassVar[tuple[str, ...]] = (
-        "structured_outputs",
         "use_beam_search",
         "prompt_embeds",
         "logprob_token_ids",
@@ -56,6 +55,14 @@ class GenerationBody(Body):
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
     truncation_side: Literal["left", "right"] = "left"
     response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | bool | None = None  # the guided_ fields: of older clients
+    guided_json_object: bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    guided_decoding_backend: str | None = None
     priority: int = Field(0, ge=-INT64, lt=INT64)
     cache_salt: str | None = Field(None, min_length=1)
     request_id: str | None = Field(None, min_length=1, max_length=256)
@@ -78,9 +85,6 @@ class GenerationBody(Body):
             raise InputError("stream_options needs stream=true", "stream_options")
         if self.stream and self.prompt_logprobs:
             raise InputError("prompt_logprobs cannot be streamed; use stream=false", "prompt_logprobs")
-        kind = (self.response_format or {}).get("type", "text")
-        if kind != "text":
-            raise InputError(f"response_format type must be 'text' in this version, got {kind!r}", "response_format")
         return self
 
     @property

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,10 @@ from quire.types.plan import StepPlan
 from quire.types.request import EngineRequest
 from quire.types.sampling import SamplingParams
 from quire.types.structured import Constraint
+from quire.worker.graphs import DecodeGraphs, DecodeSize, decode_sizes
 from quire.worker.mixed_graphs import MixedSize
+from quire.worker.runner import Runner
+from quire.worker.sampling.masks import Masks
 from quire.worker.worker import Worker
 from tests.e2e.conftest import VOCAB, Reference
 from tests.e2e.test_greedy_equals_transformers import prompts
@@ -142,20 +147,55 @@ def test_greedy_under_constraints_on_a_gpu(tiny_qwen3: Path, expected: dict[str,
     assert tokens(run(tiny_qwen3, requests(), **{**ON_GPU, **GPU[case]})) == expected
 
 
+@pytest.fixture
+def tails(
+    monkeypatch: pytest.MonkeyPatch,
+    steps: list[tuple[StepPlan, MixedSize | None]],  # noqa: F811, ARG001
+) -> list[DecodeSize]:
+    """Decode steps replay "graphs" of Python too; the sizes of the tails that were replayed."""
+    replayed: list[DecodeSize] = []
+    build = Worker._build_runner
+
+    def build_with_graphs(self: Worker, *args: Any, **options: Any) -> Runner:
+        runner = build(self, *args, **options)
+        sizes = decode_sizes([1, 2, 4, 6], False)
+        runner.graphs = graphs = DecodeGraphs(sizes, runner._forward_decode, runner._tail_decode, None)
+        for size in sizes:
+            graphs._forwards[size] = SimpleNamespace(replay=partial(runner._forward_decode, size, None))
+            for filtered in (False, True):
+                tail = partial(runner._tail_decode, size, filtered)
+                graphs._tails[size.rows, filtered] = SimpleNamespace(replay=tail)
+        graphs.tail = lambda size, *, filtered: (  # type: ignore[method-assign]
+            replayed.append(size),
+            graphs._tails[size.rows, filtered].replay(),
+        )
+        return runner
+
+    monkeypatch.setattr(Worker, "_build_runner", build_with_graphs)
+    return replayed
+
+
 def test_steps_in_the_layout_of_a_graph(
     tiny_qwen3: Path,
     expected: dict[str, list[int]],
     steps: list[tuple[StepPlan, MixedSize | None]],  # noqa: F811
+    tails: list[DecodeSize],
 ) -> None:
-    options = {"max_prefill_chunk": 16, "max_num_batched_tokens": 64, "max_num_seqs": 6, "async_scheduling": True}
-    assert tokens(run(tiny_qwen3, requests(), **options)) == expected
+    masked: list[int] = []
+    apply = Masks.apply
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Masks, "apply", lambda self, *args: masked.append(len(self.rows)) or apply(self, *args))
+        options = {"max_prefill_chunk": 16, "max_num_batched_tokens": 64, "max_num_seqs": 6, "async_scheduling": True}
+        assert tokens(run(tiny_qwen3, requests(), **options)) == expected
     assert sum(plan.awaits_masks and size is not None for plan, size in steps) > 5
+    assert len(tails) > 10
+    assert len(masked) > 10
 
 
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0.9, "logprobs": 2},
     {"temperature": 0.7, "top_p": 0.8, "top_k": 12},
-    {"temperature": 0, "repetition_penalty": 1.3, "presence_penalty": 0.4},
+    {"temperature": 0, "repetition_penalty": 1.3, "prompt_logprobs": 1, "skip_reading_prefix_cache": True},
     {"temperature": 1.1, "logit_bias": {3: 2.0, 9: -1.0}, "min_p": 0.02},
     {"temperature": 0.8, "bad_words_token_ids": [[150], [2, 3]]},
 ]

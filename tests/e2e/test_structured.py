@@ -174,6 +174,25 @@ def test_a_thinking_of_bounded_length_before_the_answer(tokenizer: Tokenizer) ->
         assert (last.finish_reason, last.lacks_stop_token) == ("stop", True)
 
 
+@pytest.mark.parametrize("preempt", [False, True])
+def test_an_answer_near_its_limit_is_closed(tokenizer: Tokenizer, preempt: bool) -> None:
+    grammar = grammar_of(StructuredOutputsParams(json_object=True))
+    client = start(async_scheduling=True, preempt_every_step=preempt, max_num_seqs=4)
+    limits = (4, 7, 12, 20, 33)
+    wanted = [
+        make(f"{limit}-{closes}", tokenizer, Constraint(grammar, close_at_limit=closes), seed=limit, max_tokens=limit)
+        for limit in limits
+        for closes in (True, False)
+    ]
+    found = texts(tokenizer, answers(client, wanted))
+    client.shutdown()
+    assert any(reason == "length" for name, (_, reason) in found.items() if name.endswith("False"))
+    for limit in limits:
+        text, reason = found[f"{limit}-True"]
+        assert isinstance(json.loads(text), dict), text
+        assert reason == "stop"  # even if the last token completes it
+
+
 @pytest.mark.parametrize("client_type", [InProcessClient, ProcessClient])
 def test_a_grammar_that_cannot_be_is_refused_alone(tokenizer: Tokenizer, client_type: type) -> None:
     client = start(client_type)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import openai
@@ -57,6 +57,14 @@ def ask(served: Served, script: str, **options: Any) -> tuple[Any, Any, list[Any
             state.handle_chunk(chunk)
             chunks.append(chunk)
     return whole, state.get_final_completion() if options["max_tokens"] >= len(script.encode()) else None, chunks
+
+
+def accumulated(stream: Iterable[Any]) -> Any:
+    """What the official client makes of a stream; it does not care whether the end was a cut."""
+    state = ChatCompletionStreamState()
+    for chunk in stream:
+        state.handle_chunk(chunk)
+    return state.current_completion_snapshot
 
 
 def seen(reply: Any) -> list[dict[str, Any]]:

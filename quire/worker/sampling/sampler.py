@@ -74,7 +74,8 @@ class Sampler:
         if masks is None or not len(masks.rows):
             return None
         rows = masks.rows if sample_rows is None else np.searchsorted(sample_rows, masks.rows).astype(np.int32)
-        return Masks(rows, self._upload(rows), self._upload(masks.bits))
+        # What came over a wire is read-only, which torch does not take.
+        return Masks(rows, *(self._upload(np.require(values, requirements="W")) for values in (rows, masks.bits)))
 
     def sample_plain(
         self,

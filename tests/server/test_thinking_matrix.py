@@ -1,0 +1,139 @@
+"""Thinking and what binds the answer, all together, through the official client: what is bound holds, reasoning stays out
+of the content, nothing is empty, and a stream says what the whole reply says."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+from tests.server.process import ServerProcess, server_process
+from tests.server.test_chat_replies import accumulated, seen
+from tests.server.thinking_model import make_thinking_model
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "mood": {"enum": ["calm", "wild"]},
+        "count": {"type": "integer", "minimum": 0, "maximum": 99},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2},
+    },
+    "required": ["mood", "count"],
+    "additionalProperties": False,
+}
+PATTERN = r"(yes|no), [a-z]{1,6}!"
+TOOLS = [
+    {"type": "function", "function": {"name": "look", "strict": True, "parameters": SCHEMA}},
+    {
+        "type": "function",
+        "function": {
+            "name": "move",
+            "strict": True,
+            "parameters": {
+                "type": "object",
+                "properties": {"to": {"$ref": "#/$defs/place"}},
+                "required": ["to"],
+                "additionalProperties": False,
+                "$defs": {"place": {"enum": ["up", "down"]}},
+            },
+        },
+    },
+]
+NAMED = {"type": "function", "function": {"name": "move"}}
+BOUND: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "json_schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}},
+    "regex": {"extra_body": {"structured_outputs": {"regex": PATTERN}}},
+    "auto": {"tools": TOOLS, "tool_choice": "auto"},
+    "required": {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False},
+    "named": {"tools": TOOLS, "tool_choice": NAMED},
+}
+THINKING: dict[str, dict[str, Any]] = {
+    "on": {"chat_template_kwargs": {"enable_thinking": True}},
+    "off": {"chat_template_kwargs": {"enable_thinking": False}},
+    "absent": {},
+}
+BUDGET = 12
+MODELS = {
+    "thinker": (),  # random weights, and a prompt that begins the reasoning
+    "thinker without formats": ("--tool-call-parser", "none"),  # calls are a JSON list
+    "demo": (),  # trained, and begins the reasoning itself, or not
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    model = [] if request.param == "demo" else [str(make_thinking_model(tmp_path_factory.mktemp("thinker")))]
+    options = ["--port", "0", "--device", "cpu", "--dtype", "float32", "--served-model-name", "it"]
+    server: ServerProcess
+    with (
+        server_process("quire.cli.main", "serve", *model, *options, *MODELS[request.param]) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
+
+
+def check_arguments(name: str, arguments: str) -> None:
+    schema = next(t["function"]["parameters"] for t in TOOLS if t["function"]["name"] == name)
+    jsonschema.validate(json.loads(arguments), schema)
+
+
+def check(choice: dict[str, Any], thinking: str, bound: str) -> None:
+    content, calls = choice["content"], choice["calls"]
+    for text in (content or "", choice["reasoning"] or ""):
+        assert "<think>" not in text
+        assert "</think>" not in text
+    assert content or calls, f"an empty answer: {choice}"
+    if thinking == "off":
+        assert choice["reasoning"] is None
+    if bound == "json_schema":
+        jsonschema.validate(json.loads(content), SCHEMA)
+    if bound == "regex":
+        assert re.fullmatch(PATTERN, content)
+    if bound in ("required", "named"):
+        assert calls
+        assert content is None
+        assert choice["finish"] == ("tool_calls" if bound == "required" else "stop")
+    if bound == "named":
+        assert [name for _, name, _ in calls] == ["move"]
+    if choice["finish"] != "length":
+        for _, name, arguments in calls:
+            check_arguments(name, arguments)
+
+
+@pytest.mark.parametrize(("thinking", "bound", "n"), itertools.product(THINKING, BOUND, (1, 3)))
+def test_matrix(client: openai.OpenAI, thinking: str, bound: str, n: int) -> None:
+    options: dict[str, Any] = {
+        "model": "it",
+        "messages": [{"role": "user", "content": "Look around, then move up."}],
+        "n": n,
+        "seed": 7,
+        "max_tokens": 300 if bound not in ("nothing", "auto") else 60,
+        # A random model writes any token now and then, markers too: it shall end its thinking by the budget only.
+        "logit_bias": {"3": -100, "4": -100},
+        **BOUND[bound],
+    }
+    extra = {"thinking_token_budget": BUDGET, **THINKING[thinking], **options.pop("extra_body", {})}
+    whole = client.chat.completions.create(**options, extra_body=extra)
+    stream = client.chat.completions.create(
+        **options, extra_body=extra, stream=True, stream_options={"include_usage": True}
+    )
+    choices = seen(whole)
+    assert len(choices) == n
+    for choice in choices:
+        check(choice, thinking, bound)
+    streamed = accumulated(stream)
+    assert seen(streamed) == choices
+    assert streamed.usage.completion_tokens == whole.usage.completion_tokens
+    details = whole.usage.completion_tokens_details
+    assert streamed.usage.completion_tokens_details == details
+    if thinking == "off":
+        assert details is None
+    elif details is not None:  # the demo thinks only if it is told to
+        assert details.reasoning_tokens <= n * (BUDGET + 1)
