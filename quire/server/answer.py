@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import Any
 
+from quire.frontend.inputs import main_eos
 from quire.frontend.replies import ReplyParser, ReplyPlan
 from quire.server.generation import Generation
 from quire.server.logprobs import LogprobWriter
-from quire.server.service import Service
 from quire.types.output import CompletionOutput, RequestOutput
 from quire.types.reply import Content, Piece, Reasoning
 from quire.types.sampling import RequestOutputKind
@@ -32,7 +32,7 @@ class Answer:
         self.stop_reason: int | str | None = None
         self.logprobs: ContentLogprobs | None = None
         if top_logprobs is not None:
-            self.logprobs = ContentLogprobs(job.service, plan, job.params.skip_special_tokens, top_logprobs)
+            self.logprobs = ContentLogprobs(job, plan, top_logprobs)
         self._parser = plan.parser()
         self._tidy = Tidy()
         self._is_delta = job.params.output_kind == RequestOutputKind.DELTA
@@ -178,18 +178,21 @@ class ContentLogprobs:
     So it does not matter in what portions the answer came.
     """
 
-    def __init__(self, service: Service, plan: ReplyPlan, skip_special_tokens: bool, top: int) -> None:
-        self._tokenizer = service.tokenizer()
+    def __init__(self, job: Generation, plan: ReplyPlan, top: int) -> None:
+        info = job.service.running().info
+        self._tokenizer = job.service.tokenizer()
+        eos = main_eos(info, self._tokenizer)
+        self._stop_ids = {eos, *info.resolved.info.eos_token_ids, *job.params.stop_token_ids}
         self._parser: ReplyParser = plan.parser()
         self._tidy = Tidy()
         self._writer = LogprobWriter(as_ids=False, top=top, decode=self._tokenizer.decode)
-        self._skip = skip_special_tokens
+        self._skip = job.params.skip_special_tokens
         self._pending: list[tuple[int, dict[str, Any]]] = []  # of tokens that are not decided, with their characters
         self._ready: list[dict[str, Any]] = []
 
     def take(self, answer: CompletionOutput) -> None:
         ids, positions = answer.token_ids, answer.logprobs or []
-        if answer.finish_reason == "stop" and not isinstance(answer.stop_reason, str):
+        if answer.finish_reason == "stop" and ids and ids[-1] in self._stop_ids:
             ids = ids[:-1]  # the token that ended the answer is no part of it
         entries = self._writer.chat(ids, positions[: len(ids)])["content"]
         for token, entry in zip(ids, entries, strict=True):

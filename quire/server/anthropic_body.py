@@ -17,6 +17,7 @@ NAMES = {
     "reasoning_effort": "output_config",
     "response_format": "output_config",
     "stop": "stop_sequences",
+    "structured_outputs": "output_config",
     "thinking_token_budget": "thinking",
     "max_thinking_tokens": "thinking",
 }
@@ -92,10 +93,13 @@ class CountTokensBody(Body):
         return CHOICES[choice.type]
 
     def _template_kwargs(self) -> dict[str, Any]:
-        kwargs = dict(self.chat_template_kwargs)
-        if self.thinking is not None:
-            kwargs.setdefault("enable_thinking", self.thinking.type != "disabled")
-        return kwargs
+        if self.thinking is None:
+            return self.chat_template_kwargs
+        is_on = self.thinking.type != "disabled"
+        return {
+            "enable_thinking": is_on,
+            "thinking": is_on,
+        } | self.chat_template_kwargs  # templates know one or the other
 
     def _response_format(self) -> dict[str, Any] | None:
         form = self.output_config.format or self.output_format

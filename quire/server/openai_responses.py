@@ -14,7 +14,7 @@ from quire.server.body import openapi_body, read_body
 from quire.server.chat_job import chat_body, count_tokens, start_chat
 from quire.server.conversation import Conversation, takes_late_system
 from quire.server.errors import ApiError
-from quire.server.openai_responses_body import NAMES, CountBody, ResponsesBody
+from quire.server.openai_responses_body import CountBody, ResponsesBody
 from quire.server.openai_responses_events import ResponseWriter
 from quire.server.openai_responses_input import Tools, add_items, choice, resolve, with_ids
 from quire.server.openai_responses_items import new_id
@@ -48,7 +48,9 @@ async def responses(request: Request) -> Response:
         raise InputError(f"request_id {response_id!r} is in use by a stored response", "request_id")
     items, before = read_input(body, store)
     tools, chat = conversation(service, body, items, before)
-    job, plan = await start_chat(request, chat, model, NAMES, job_id=response_id, shorten=body.truncation == "auto")
+    job, plan = await start_chat(
+        request, chat, model, body.names, job_id=response_id, shorten=body.truncation == "auto"
+    )
     answer = Answer(job, plan, body.top_logprobs if body.wants_logprobs else None)
     response = body.response(response_id, model, job.params.temperature, job.params.top_p)
     stored = Stored(response, items, before)
@@ -86,7 +88,9 @@ async def input_tokens(request: Request) -> Response:
     service.check_model(body.model)
     items, before = read_input(body, store_of(request))
     _, chat = conversation(service, body, items, before)
-    return JSONResponse({"object": "response.input_tokens", "input_tokens": await count_tokens(service, chat, NAMES)})
+    return JSONResponse(
+        {"object": "response.input_tokens", "input_tokens": await count_tokens(service, chat, body.names)}
+    )
 
 
 @router.get("/v1/responses/{response_id}")
@@ -175,4 +179,4 @@ def conversation(service: Service, body: CountBody, items: list[Item], before: T
             "and custom tools, which the client runs",
             "tools",
         )
-    return tools, chat_body(body.chat_fields(talk.finish(), tools, picked), NAMES)
+    return tools, chat_body(body.chat_fields(talk.finish(), tools, picked), body.names)

@@ -109,6 +109,11 @@ class CountBody(Body):
             raise InputError("input must be a string or a list of items, and not empty", "input")
         return self
 
+    @property
+    def names(self) -> dict[str, str]:
+        """What the client calls the fields of the chat request."""
+        return NAMES if "structured_outputs" in self.shared else {**NAMES, "structured_outputs": "text"}
+
     def chat_fields(self, messages: Sequence[dict[str, Any]], tools: Tools, tool_choice: Any) -> dict[str, Any]:
         """The chat request that this means."""
         return {

@@ -82,7 +82,9 @@ class ResponseStore:
         return self._items.get(item_id)
 
     def open(self, stored: Stored) -> None:
-        """Keep a response that is still made; `settle` must follow."""
+        """Keep a response that is still made, in place of one with its id; `settle` must follow."""
+        if (old := self._by_id.get(stored.response["id"])) is not None:
+            self._forget(old)
         self._by_id[stored.response["id"]] = stored
         stored.turn.num_holders = 1
         if stored.before is not None:

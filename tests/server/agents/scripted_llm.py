@@ -33,6 +33,8 @@ START, END = "<think>", "</think>"
 
 
 class CharacterTokenizer:
+    eos_token_id = 0
+
     def encode(self, text: str, _add_special_tokens: bool = True) -> list[int]:
         return [ord(character) for character in text]
 

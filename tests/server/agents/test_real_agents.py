@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import anthropic
 import httpx
 import openai
 import pytest
+from pydantic import BaseModel
 
 from tests.server.agents.test_responses import plain
 from tests.server.process import ServerProcess, server_process, wait_until
@@ -124,6 +126,19 @@ def test_messages_streamed_and_whole(claude: anthropic.Anthropic, seed: int) -> 
     assert streamed.to_dict() == whole.to_dict()
 
 
+def test_logprobs(oai: openai.OpenAI) -> None:
+    include: Any = ["message.output_text.logprobs"]
+    reply = oai.responses.create(model=NAME, input="Hello!", temperature=0, include=include, top_logprobs=3)
+    part = reply.output[0].content[0]  # type: ignore[union-attr]
+    bound: Any = {"structured_outputs": {"regex": "[ab]{3}"}}
+    short = oai.responses.create(model=NAME, input="Hello!", include=include, extra_body=bound)
+    for made in (reply, short):
+        entries = made.output[0].content[0].logprobs  # type: ignore[union-attr]
+        assert "".join(entry.token for entry in entries) == made.output_text
+    assert all(entry.top_logprobs[0].token == entry.token for entry in part.logprobs)  # type: ignore[union-attr]
+    assert {len(entry.top_logprobs) for entry in part.logprobs} == {3}  # type: ignore[union-attr]
+
+
 def test_a_call_may_be_forced(oai: openai.OpenAI, claude: anthropic.Anthropic) -> None:
     """Where the model would not have called by itself."""
     choices: list[Any] = ["required", {"type": "function", "name": "get_weather"}]
@@ -169,3 +184,50 @@ def test_background_and_cancelling(server: ServerProcess, oai: openai.OpenAI) ->
     assert oai.responses.cancel(endless.id).status == "cancelled"
     assert wait_until(lambda: metric(server, "vllm:num_requests_running") == 0)
     assert httpx.get(f"{server.url}/load").json() == {"server_load": 0}
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+@pytest.mark.parametrize("effort", ["none", "high"])
+def test_a_schema_binds_the_answer(oai: openai.OpenAI, claude: anthropic.Anthropic, effort: Any) -> None:
+    """And nothing of the reasoning before it."""
+    question = "Anna is 31 years old. Give name and age as JSON."
+    body: dict[str, Any] = {"model": NAME, "temperature": 0, "max_output_tokens": 300}
+    reply = oai.responses.parse(input=question, text_format=Person, reasoning={"effort": effort}, **body)
+    assert reply.output_parsed is not None
+    assert reply.output_parsed == Person.model_validate_json(reply.output_text)
+    with oai.responses.stream(input=question, text_format=Person, reasoning={"effort": effort}, **body) as stream:
+        assert stream.get_final_response().output_parsed == reply.output_parsed
+    message = claude.messages.parse(
+        model=NAME,
+        max_tokens=300,
+        messages=[{"role": "user", "content": question}],
+        output_format=Person,
+        thinking={"type": "disabled" if effort == "none" else "adaptive"},
+        extra_body={"temperature": 0},
+    )
+    assert message.parsed_output == reply.output_parsed
+    assert len(message.content) == len(reply.output)
+
+
+def test_other_things_that_bind_an_answer(server: ServerProcess) -> None:
+    def ask(**body: Any) -> httpx.Response:
+        return httpx.post(f"{server.url}/v1/responses", json={"input": "Hello!", "max_output_tokens": 100, **body})
+
+    texts = [
+        ask(structured_outputs={"regex": "[ab]{3}"}).json(),
+        ask(input="Anna is 31 years old. Give name and age as JSON.", text={"format": {"type": "json_object"}}).json(),
+    ]
+    first, second = (reply["output"][-1]["content"][0]["text"] for reply in texts)
+    assert re.fullmatch("[ab]{3}", first)
+    assert isinstance(json.loads(second), dict)
+    refused = ask(text={"format": {"type": "json_schema", "name": "x", "schema": {"contains": {}}}})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "text")
+    body = {"model": NAME, "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
+    body["output_config"] = {"format": {"type": "json_schema", "schema": {"contains": {}}}}
+    refused = httpx.post(f"{server.url}/v1/messages", json=body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith("output_config")

@@ -260,6 +260,14 @@ def test_the_least_recently_used_go_first() -> None:
     assert (len(store), store.num_bytes) == (0, 0)
 
 
+def test_an_id_that_comes_twice_is_counted_once() -> None:
+    store = ResponseStore(10**6)
+    keep(store, stored(0))
+    size = store.num_bytes
+    keep(store, stored(0))
+    assert (len(store), store.num_bytes) == (1, size)
+
+
 def test_turns_live_as_long_as_a_later_one_needs_them() -> None:
     store = ResponseStore(10**6)
     first = keep(store, stored(0))
