@@ -1,8 +1,8 @@
 """What one answer may hold at its next place: its thinking, then its grammar.
 
 The state follows the tokens of the answer as they are read, all of them, in order. Nothing is forbidden inside the
-thinking, until its budget is spent: then the rest of the end marker is the only way on. Markers are found in the token
-stream, whatever was sampled before them. After the thinking the grammar binds every token; when it is complete, so that
+thinking, until its budget is spent, or a stop token came although a grammar waits: then the rest of the end marker is
+the only way on. Markers are found in the token stream, whatever was sampled before them. After the thinking the grammar binds every token; when it is complete, so that
 only a stop token could follow, the answer ends there and then.
 """
 
@@ -119,6 +119,13 @@ class ConstraintState:
         elif self.phase is Phase.START:
             self._take_first(token)
         return self.is_refused or self.is_done
+
+    def outlives_stop(self) -> bool:
+        """Whether the stop token just taken in ends the thinking only: the grammar has yet to be met."""
+        if self.phase is not Phase.THINKING or self._make_matcher is None:
+            return False
+        self.max_thought = self._num_thought
+        return True
 
     def _take_first(self, token: int) -> None:
         if token == self._start[self._matched]:

@@ -171,7 +171,8 @@ def _end(request: Request) -> tuple[str | None, int | str | None]:
     if constraint is not None and constraint.is_refused:
         return "error", INVALID_REQUEST
     if token in request.stops and len(request.tokens) - request.num_prompt >= spec.params.min_tokens:
-        return "stop", None if token == spec.eos_token_id else token
+        if constraint is None or not constraint.outlives_stop():
+            return "stop", None if token == spec.eos_token_id else token
     if constraint is not None and constraint.is_done:
         return "stop", None
     if len(request.tokens) >= request.limit:

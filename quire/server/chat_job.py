@@ -90,7 +90,8 @@ class ChatJob:
         if choice == "auto" and not self.service.serve.enable_auto_tool_choice:
             choice = "none"
         structured = self.params.structured_outputs
-        if structured is not None and body.response_format is None and isinstance(choice, NamedTool):
+        is_text = (body.response_format or {}).get("type", "text") == "text"
+        if structured is not None and is_text and isinstance(choice, NamedTool):
             raise InputError(
                 "structured_outputs cannot bind an answer that tool_choice makes a call", "structured_outputs"
             )

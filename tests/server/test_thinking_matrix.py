@@ -1,5 +1,5 @@
-"""Thinking and what binds the answer, all together, through the official client: what is bound holds, reasoning stays out
-of the content, nothing is empty, and a stream says what the whole reply says."""
+"""Thinking and what binds the answer, all together, through the official client: what is bound holds, reasoning stays
+out of the content, nothing is empty, and a stream says what the whole reply says."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import jsonschema
 import openai
 import pytest
 
-from tests.server.process import ServerProcess, server_process
+from tests.server.process import server_process
 from tests.server.test_chat_replies import accumulated, seen
 from tests.server.thinking_model import make_thinking_model
 
@@ -60,20 +60,25 @@ THINKING: dict[str, dict[str, Any]] = {
     "absent": {},
 }
 BUDGET = 12
-MODELS = {
-    "thinker": (),  # random weights, and a prompt that begins the reasoning
-    "thinker without formats": ("--tool-call-parser", "none"),  # calls are a JSON list
-    "demo": (),  # trained, and begins the reasoning itself, or not
+MODELS: dict[str, list[str]] = {
+    "thinker": [],  # random weights, and a prompt that begins the reasoning
+    "thinker without a format": ["--tool-call-parser", "none"],  # calls are a JSON list
+    "demo": [],  # trained, and begins the reasoning itself, or not
 }
+CASES = [
+    *itertools.product(["thinker"], THINKING, BOUND, (1, 3)),
+    *itertools.product(["thinker without a format"], THINKING, ("required", "named"), (1, 3)),
+    *itertools.product(["demo"], THINKING, BOUND, (1,)),
+]
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module")
 def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    model = [] if request.param == "demo" else [str(make_thinking_model(tmp_path_factory.mktemp("thinker")))]
-    options = ["--port", "0", "--device", "cpu", "--dtype", "float32", "--served-model-name", "it"]
-    server: ServerProcess
+    name = request.param
+    model = [] if name == "demo" else [str(make_thinking_model(tmp_path_factory.mktemp("thinker")))]
+    options = ["--port", "0", "--device", "cpu", "--dtype", "float32", "--served-model-name", "it", *MODELS[name]]
     with (
-        server_process("quire.cli.main", "serve", *model, *options, *MODELS[request.param]) as server,
+        server_process("quire.cli.main", "serve", *model, *options) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
     ):
         yield client
@@ -107,17 +112,19 @@ def check(choice: dict[str, Any], thinking: str, bound: str) -> None:
             check_arguments(name, arguments)
 
 
-@pytest.mark.parametrize(("thinking", "bound", "n"), itertools.product(THINKING, BOUND, (1, 3)))
+@pytest.mark.parametrize(("client", "thinking", "bound", "n"), CASES, indirect=["client"])
 def test_matrix(client: openai.OpenAI, thinking: str, bound: str, n: int) -> None:
+    is_bound = bound not in ("nothing", "auto")
     options: dict[str, Any] = {
         "model": "it",
         "messages": [{"role": "user", "content": "Look around, then move up."}],
         "n": n,
         "seed": 7,
-        "max_tokens": 300 if bound not in ("nothing", "auto") else 60,
-        # A random model writes any token now and then, markers too: it shall end its thinking by the budget only.
-        "logit_bias": {"3": -100, "4": -100},
+        "max_tokens": 200 if is_bound else 40,
         **BOUND[bound],
+        # A random model writes any token now and then, markers too: it shall end its thinking by the budget only, and
+        # what nothing binds it shall not end.
+        "logit_bias": {"3": -100, "4": -100} | ({} if is_bound else {"2": -100}),
     }
     extra = {"thinking_token_budget": BUDGET, **THINKING[thinking], **options.pop("extra_body", {})}
     whole = client.chat.completions.create(**options, extra_body=extra)
