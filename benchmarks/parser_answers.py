@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import string
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ class Answer:
     """`text` as the model writes it; content and calls are what it means."""
 
     text: str
-    content: str
+    content: list[str]  # one after the other, with or without space between
     calls: list[Call]
     tools: list[Tool]
 
@@ -119,8 +120,8 @@ def bare(value: object, rng: random.Random) -> str:
     """As templates write an argument: strings as they are, all else as JSON."""
     if isinstance(value, str):
         return value
-    if isinstance(value, bool) and rng.random() < 0.2:
-        return str(value)
+    if rng.random() < 0.2:
+        return str(value)  # as templates that forget to ask for JSON
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -140,8 +141,9 @@ def tagged(
     return write
 
 
-def qwen(opening: str, closing: str) -> Write:
-    inner = tagged(("", ""), ("<function=", ">", "</function>"), ("<parameter=", ">\n", "\n</parameter>"))
+def qwen(opening: str, closing: str, padding: str = "\n") -> Write:
+    argument = ("<parameter=", f">{padding}", f"{padding}</parameter>")
+    inner = tagged(("", ""), ("<function=", ">", "</function>"), argument)
 
     def write(calls: list[Call], rng: random.Random) -> str:
         return "\n".join(f"{opening}\n{inner([call], rng)}\n{closing}" for call in calls)
@@ -196,14 +198,20 @@ def hy_v3(calls: list[Call], rng: random.Random) -> str:
     return f"<tool_calls{end}>\n" + "".join(written) + f"</tool_calls{end}>"
 
 
-def python_call(call: Call) -> str:
+def python_call(call: Call, *, escapes: bool = True) -> str:
+    """escapes: False writes plain strings between apostrophes, whatever is in them, as LFM2's template does."""
     name, arguments = call
-    return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+    written = []
+    for key, value in arguments.items():
+        is_plain = isinstance(value, str) and not re.search(r"[\\\n\t]|'\s*[],):}]|'$", value)
+        written.append(f"{key}='{value}'" if is_plain and not escapes else f"{key}={value!r}")
+    return f"{name}({', '.join(written)})"
 
 
 def python_list(before: str, after: str) -> Write:
-    def write(calls: list[Call], _rng: random.Random) -> str:
-        return f"{before}[{', '.join(map(python_call, calls))}]{after}"
+    def write(calls: list[Call], rng: random.Random) -> str:
+        escapes = rng.random() < 0.7
+        return f"{before}[{', '.join(python_call(call, escapes=escapes) for call in calls)}]{after}"
 
     return write
 
@@ -365,7 +373,9 @@ WRITERS: dict[str, Writer] = {
     "qwen3_coder": _QWEN3_CODER,
     "qwen3_xml": _QWEN3_CODER,
     "seed_oss": Writer(
-        calls=qwen("<seed:tool_call>", "</seed:tool_call>"), markers=("<seed:tool_call>", *_QWEN[1:4]), is_typed=True
+        calls=qwen("<seed:tool_call>", "</seed:tool_call>", padding=""),
+        markers=("<seed:tool_call>", *_QWEN[1:4]),
+        is_typed=True,
     ),
     "step3": Writer(
         calls=step3, markers=("<｜tool_calls_begin｜>", "</steptml:parameter>", "</steptml:invoke>"), is_typed=True
@@ -477,14 +487,15 @@ def make(name: str, rng: random.Random) -> Answer:
     writer = WRITERS[name]
     maker = _Maker(rng, writer)
     tools = [maker.tool() for _ in range(rng.randrange(1, 4))]
-    text, content = "", ""
+    text = ""
+    content: list[str] = []
     calls: list[Call] = []
     for _ in range(rng.choice((1, 1, 1, 2))):
         if writer.has_text and rng.random() < 0.6:
             part = maker.content()
             space = rng.choice(("", "\n", "\n\n", " "))
             text += part + space
-            content += part
+            content.append(part)
         group = []
         for _ in range(rng.randrange(1, writer.max_calls + 1)):
             tool = rng.choice(tools)
@@ -497,5 +508,5 @@ def make(name: str, rng: random.Random) -> Answer:
     if writer.has_text and rng.random() < 0.3:
         part = maker.content()
         text += "\n" + part
-        content += part
+        content.append(part)
     return Answer(text, content, calls, tools)

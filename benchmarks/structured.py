@@ -75,12 +75,12 @@ class Bench:
         self.streams, self.tokens = streams, tokens
         self._num_runs = 0
 
-    def run(self, bind: Bind, *, streamed: bool = False) -> tuple[float, list[float]]:
-        """Seconds of all requests, and the gaps between tokens of those that are free."""
+    def run(self, bind: Bind, tokens: int, *, streamed: bool = False) -> tuple[float, list[float]]:
+        """Seconds of all requests of so many tokens, and the gaps between tokens of those that are free."""
         self._num_runs += 1
         kind = RequestOutputKind.DELTA if streamed else RequestOutputKind.FINAL_ONLY
         prompts = workloads.t2(self.streams, self._num_runs)
-        params = SamplingParams(temperature=TEMPERATURE, max_tokens=self.tokens, ignore_eos=True, output_kind=kind)
+        params = SamplingParams(temperature=TEMPERATURE, max_tokens=tokens, ignore_eos=True, output_kind=kind)
         began = time.perf_counter()
         free: dict[str, list[float]] = {}
         for stream, (ids, _) in enumerate(prompts):
@@ -89,7 +89,7 @@ class Bench:
                 free[name] = []
             self.client.add(
                 EngineRequest(
-                    id=name, token_ids=ids[:PROMPT], params=params, max_tokens=self.tokens, seed=stream,
+                    id=name, token_ids=ids[:PROMPT], params=params, max_tokens=tokens, seed=stream,
                     constraint=constraint,
                 )
             )  # fmt: skip
@@ -105,7 +105,7 @@ class Bench:
                 assert output.error is None, output.error
                 unfinished -= output.finish_reason is not None
         seconds = time.perf_counter() - began
-        assert lengths == self.streams * self.tokens, f"{lengths} tokens came: an answer ended early"
+        assert lengths == self.streams * tokens, f"{lengths} tokens came: an answer ended early"
         return seconds, [b - a for times in free.values() for a, b in itertools.pairwise(times)]
 
     def phases(self) -> dict[str, float]:
@@ -117,13 +117,13 @@ def measure(bench: Bench, rounds: int) -> tuple[list[Row], dict[str, dict[str, f
     """Rows without model, and where the core's time went: milliseconds a step by case and phase."""
     binds = cases(bench.tokens)
     for bind in binds.values():  # compiles grammars, and warms up
-        bench.run(bind)
+        bench.run(bind, 8)
     seconds: dict[str, list[float]] = {name: [] for name in binds}
     spent: dict[str, dict[str, float]] = {}
     for _ in range(rounds):
         for name, bind in binds.items():
             before = bench.phases()
-            seconds[name].append(bench.run(bind)[0])
+            seconds[name].append(bench.run(bind, bench.tokens)[0])
             after = bench.phases()
             steps = after["steps"] - before["steps"]
             spent[name] = {
@@ -136,7 +136,7 @@ def measure(bench: Bench, rounds: int) -> tuple[list[Row], dict[str, dict[str, f
     rows = [Row("SO", "", name, "output_tok_s", round(rate, 1), "tok/s") for name, rate in rates.items()]
     rows += [Row("SO", "", name, "of_free", round(rate / rates["free"], 4), "") for name, rate in rates.items()]
     for name, bind in (("free", binds["free"]), ("half", binds["half"])):
-        _, gaps = bench.run(bind, streamed=True)
+        _, gaps = bench.run(bind, bench.tokens, streamed=True)
         for share in (50, 99):
             rows.append(Row("SO", "", name, f"gap_p{share}_ms", round(percentile(gaps, share) * 1e3, 3), "ms"))
     return rows, spent

@@ -83,8 +83,12 @@ class EngineCore:
 
     def start(self) -> EngineInfo:
         """Bring the worker up. Raises ConfigError if the model cannot run here."""
-        report = self._executor.start()
-        self._grammars.start()
+        self._grammars.start()  # its tables are made while the weights come
+        try:
+            report = self._executor.start()
+        except BaseException:
+            self._grammars.close()
+            raise
         self._scheduler = _make_scheduler(self.resolved, report, self._grammars)
         self._utilities["reset_prefix_cache"] = self._scheduler.reset_prefix_cache
         self._utilities["check"] = self._scheduler.check
@@ -273,8 +277,9 @@ class EngineCore:
         """
         masks = self._scheduler.masks()
         if masks is not None:
-            self._executor.mask(masks)
             self._clock.lap("mask")
+            self._executor.mask(masks)
+            self._clock.lap("submit")
 
     def _settle_oldest(self) -> EngineOutputs:
         plan, future, prompt_tokens, submitted = self._in_flight.popleft()

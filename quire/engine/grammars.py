@@ -1,9 +1,8 @@
-"""The grammars that requests wait for. Whatever compiles them starts with the first of them."""
+"""The grammars that requests wait for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -19,14 +18,18 @@ class Grammars:
 
     def __init__(self, resolved: Resolved) -> None:
         self._resolved = resolved
-        self._folder: Path | None = None
         self._service: GrammarService | None = None
         self._tickets: dict[str, int] = {}  # of the requests that wait
         self._requests: dict[int, str] = {}  # the reverse
 
     def start(self) -> None:
-        """Find the tokenizer. Raises ConfigError if it is not there."""
-        self._folder = locate_tokenizer(self._resolved)
+        """Find the tokenizer and begin to make the tables of its vocabulary. Raises ConfigError if it is not there.
+
+        Half a second of this holds the interpreter lock for a vocabulary of 128k tokens, so it is not left to the first
+        request with a grammar.
+        """
+        info = self._resolved.info
+        self._service = GrammarService(locate_tokenizer(self._resolved), info.vocab_size, info.eos_token_ids)
 
     @property
     def sentinels(self) -> tuple[int, ...]:
@@ -35,9 +38,7 @@ class Grammars:
 
     def ask(self, request_id: str, spec: GrammarSpec) -> None:
         """`poll` will have the request's grammar."""
-        if self._service is None:
-            info = self._resolved.info
-            self._service = GrammarService(self._folder, info.vocab_size, info.eos_token_ids)
+        assert self._service is not None, "start() comes first"
         ticket = self._service.ask(spec)
         self._tickets[request_id] = ticket
         self._requests[ticket] = request_id

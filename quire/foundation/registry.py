@@ -33,8 +33,8 @@ def load(target: str) -> Any:
 class Registry:
     """Implementations of one kind by name. Nothing is imported before it is asked for.
 
-    Others register theirs as entry points of the group `quire.<kind>`, or with `register`; a built-in name cannot be
-    taken over.
+    Others register theirs as entry points of the group `quire.<kind>` (`_` for a space), or with `register`; a built-in
+    name cannot be taken over.
     """
 
     def __init__(self, kind: str, builtin: Mapping[str, str]) -> None:
@@ -69,5 +69,5 @@ class Registry:
         if self._plugins_read:
             return
         self._plugins_read = True
-        for point in entry_points(group=f"quire.{self.kind}"):
+        for point in entry_points(group=f"quire.{self.kind.replace(' ', '_')}"):
             self._targets.setdefault(point.name, point.value)

@@ -24,7 +24,7 @@ GUIDED = {  # fields of older clients
     "guided_whitespace_pattern": "whitespace_pattern",
     "guided_decoding_backend": "backend",
 }
-_BACKENDS = {"guidance": "llguidance", "outlines": "auto", "lm-format-enforcer": "auto"}
+_OLDER_BACKENDS = {"guidance": "llguidance", "xgrammar": "auto", "outlines": "auto", "lm-format-enforcer": "auto"}
 
 
 def constraint_of(params: StructuredOutputsParams | None) -> Constraint | None:
@@ -140,4 +140,4 @@ def _check_string(text: str, name: str, field: str) -> str:
 def _older_backend(name: Any) -> Any:
     """ "outlines:no-fallback" and the like: what is not here any more leaves the choice to us."""
     plain = name.partition(":")[0] if isinstance(name, str) else name
-    return _BACKENDS.get(plain, plain)
+    return _OLDER_BACKENDS.get(plain, plain)

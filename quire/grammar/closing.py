@@ -8,7 +8,7 @@ to it, nothing is held back, and the walk is not repeated before that can have c
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
@@ -21,10 +21,14 @@ from quire.grammar.vocabulary import Vocabulary
 from quire.types.structured import FIELD, GrammarSpec
 
 MARGIN = 4  # tokens: what one free token can add to the way beyond the largest of the small values
+MAX_VALUES = 2000  # of a schema that are looked at
 MAX_HINTS = 200
 MAX_HINT = 200  # characters
 MAX_WALK = 1000  # tokens
+MAX_TRIED = 16  # tokens at one place
 _SPACE = b" \t\r\n"
+_UNKNOWN = 200.0
+_NUMBER_END = re.compile(r"[0-9.]+")  # may stand at the end of any number, and lead nowhere
 _ORDER = {
     byte: rank
     for rank, part in enumerate((b"}]", b":", b",", b"0123456789", b"ntf", b"-", b'"', b"[", b"{"))
@@ -39,6 +43,7 @@ class Hints:
     texts: tuple[str, ...]
     growth: int
     are_whole: bool  # each text is an answer by itself
+    longest: int | None = None  # tokens of the longest answer, if there is one
 
 
 @dataclass(slots=True)
@@ -76,6 +81,7 @@ class Closer:
         self._quotes = [i for i in closing if tokens[i].startswith(b'"') and tokens[i].count(b'"') == 1]
         self._brackets = [i for i in closing if b'"' not in tokens[i]]
         self._cost = np.array([_cost(token) for token in tokens], np.float32)
+        self._plain_cost = np.array([_plain_cost(token) for token in tokens], np.float32)
         self._longest_text = np.array([len(t) if t.isascii() and t.isalnum() else 0 for t in tokens], np.int32)
         self.hints = lru_cache(256)(self._hints)
 
@@ -90,6 +96,9 @@ class Closer:
             matcher.fill(row)
             return
         hints = self.hints(spec)
+        if hints.longest is not None and budget - 1 >= hints.longest:
+            matcher.fill(row)
+            return
         way = self._way(matcher, hints, state, num_tokens, budget)
         room = budget - 1 - (len(way) if way is not None else budget)
         if room > hints.growth + MARGIN:
@@ -127,7 +136,7 @@ class Closer:
         look = _Look(np.zeros(-(-self._vocabulary.size // 32), np.int32))
         way: list[int] = []
         while not ahead.may_end:
-            step = self._step(ahead, hints, look.read(ahead, self._vocabulary.size))
+            step = self._step(ahead, hints, look.read(ahead, self._vocabulary.size), len(way))
             if len(way) + len(step) > limit or not step:
                 return None
             for token in step:
@@ -136,12 +145,12 @@ class Closer:
             way += step
         return way
 
-    def _step(self, ahead: Matcher, hints: Hints, look: _Look) -> list[int]:
+    def _step(self, ahead: Matcher, hints: Hints, look: _Look, place: int) -> list[int]:
         if len(look.allowed) <= 1:
             return [int(token) for token in look.allowed]
         if self._is_text(look):
             for token in islice((i for i in self._quotes if look.allows(i)), 2):
-                if self._leads_on(ahead, [token], to_the_end=False):
+                if self._leads_out(ahead, token):
                     return [token]
         else:
             closing = next((i for i in self._brackets if look.allows(i)), None)
@@ -153,37 +162,64 @@ class Closer:
         if self._is_text(look):
             lengths = self._longest_text[look.allowed]
             return [int(look.allowed[int(lengths.argmax())])]
-        return [int(look.allowed[int(self._cost[look.allowed].argmin())])]
+        cheapest = int(look.allowed[int(self._cost[look.allowed].argmin())])
+        if self._vocabulary.tokens[cheapest].isdigit():
+            # Not the same digit for ever: 0.000… never is more than 0, 111… never divisible by 10.
+            digits = (self._byte.get(0x30 + (place + i) % 10) for i in range(10))
+            return [next((i for i in digits if i is not None and look.allows(i)), cheapest)]
+        if self._cost[cheapest] < _UNKNOWN and not look.allows(self._byte.get(ord("z"))):
+            return [cheapest]
+        return [self._likeliest(ahead, look, place)]
+
+    def _likeliest(self, ahead: Matcher, look: _Look, place: int) -> int:
+        """Of tokens that mean nothing in JSON: what may be the last, else one after the other."""
+        some = look.allowed[np.argsort(self._plain_cost[look.allowed], kind="stable")[:MAX_TRIED]].tolist()
+        for token in some:
+            other = ahead.fork()
+            if other.accept(token) and other.may_end:
+                return int(token)
+        return int(some[place % len(some)])
 
     def _by_hint(self, ahead: Matcher, hints: Hints, look: _Look) -> list[int]:
-        """The shortest end of a hint that leads out of any text."""
+        """The shortest end of a hint that leads out of any text; best where something can be closed after it."""
         ends = {
             text[at:]
             for text in hints.texts
             for at in range(len(text))
-            if look.allows(self._byte.get(text[at:].encode()[0]))
+            if look.allows(self._byte.get(text[at:].encode()[0])) and not _NUMBER_END.fullmatch(text[at:])
         }
+        first: list[int] = []
         for end in sorted(ends, key=lambda end: (len(end), end)):
-            ids = [self._byte.get(byte) for byte in end.encode()]
-            if None in ids or not self._leads_on(ahead, ids, hints.are_whole):
+            ids = [i for byte in end.encode() if (i := self._byte.get(byte)) is not None]
+            other = ahead.fork()
+            if len(ids) < len(end.encode()) or not all(map(other.accept, ids)):
                 continue
-            usual = self._vocabulary.encode(end)
-            return usual if usual and _accepts(ahead, usual) else [i for i in ids if i is not None]
-        return []
+            if other.may_end:
+                return self._usual(ahead, end) or ids
+            then = self._look(other)
+            if hints.are_whole or self._is_text(then):
+                continue
+            if any(map(then.allows, self._brackets)):
+                return self._usual(ahead, end) or ids
+            first = first or self._usual(ahead, end) or ids
+        return first
+
+    def _usual(self, ahead: Matcher, text: str) -> list[int]:
+        """How the text is tokenized otherwise, if it may be written so."""
+        ids, other = self._vocabulary.encode(text), ahead.fork()
+        return ids if all(map(other.accept, ids)) else []
+
+    def _look(self, matcher: Matcher) -> _Look:
+        return _Look(np.zeros(-(-self._vocabulary.size // 32), np.int32)).read(matcher, self._vocabulary.size)
 
     def _is_text(self, look: _Look) -> bool:
         """Whether anything may come: the inside of a string, or free text."""
         return all(look.allows(self._byte.get(byte)) for byte in b"z}#")
 
-    def _leads_on(self, ahead: Matcher, tokens: Iterable[int | None], to_the_end: bool) -> bool:
-        """Whether the tokens are allowed, and lead out of any text or, if so wanted, to the end."""
+    def _leads_out(self, ahead: Matcher, token: int) -> bool:
+        """Whether the token leads out of the text."""
         other = ahead.fork()
-        if not all(token is not None and other.accept(token) for token in tokens):
-            return False
-        if to_the_end or other.may_end:
-            return other.may_end
-        look = _Look(np.zeros(-(-self._vocabulary.size // 32), np.int32))
-        return not self._is_text(look.read(other, self._vocabulary.size))
+        return other.accept(token) and (other.may_end or not self._is_text(self._look(other)))
 
     def _hints(self, spec: GrammarSpec) -> Hints:
         if spec.kind == "json_schema":
@@ -194,20 +230,23 @@ class Closer:
             texts = iter(json.loads(spec.text))
         else:
             texts = iter([smallest.match_of(spec.text) or ""] if spec.kind == "regex" else [])
-        kept = list(dict.fromkeys(text for text in islice(texts, MAX_HINTS) if text and len(text) <= MAX_HINT))
-        growth = max((len(self._vocabulary.encode(text)) or len(text) for text in kept), default=2 * MARGIN)
-        return Hints(tuple(kept), growth, are_whole=spec.kind in ("regex", "choice"))
-
-
-def _accepts(matcher: Matcher, tokens: Iterable[int | None]) -> bool:
-    other = matcher.fork()
-    return all(token is not None and other.accept(token) for token in tokens)
+        known = list(dict.fromkeys(text for text in islice(texts, MAX_VALUES) if text))
+        largest = max((len(self._vocabulary.encode(text)) or len(text) for text in known), default=MARGIN)
+        # A key that is not needed, and the rest of what only the branch of a union that has this key needs.
+        growth = 2 * largest
+        kept = sorted((text for text in known if len(text) <= MAX_HINT), key=len)[:MAX_HINTS]
+        longest = max(map(len, known)) if spec.kind == "choice" and largest <= MAX_HINT else None
+        return Hints(tuple(kept), growth, spec.kind in ("regex", "choice"), longest)
 
 
 def _cost(token: bytes) -> float:
     """The lower, the sooner a JSON value is closed after this token."""
-    if not token:
+    rank = _ORDER.get(token[0]) if token else None
+    return _plain_cost(token) if rank is None else 10.0 * rank + len(token) / 300
+
+
+def _plain_cost(token: bytes) -> float:
+    """The lower, the likelier this token ends something in any other language."""
+    if not token or token[0] in _SPACE:
         return 1000.0
-    if not token.strip(_SPACE) or token[0] in _SPACE:
-        return 500.0
-    return 10.0 * _ORDER.get(token[0], 20) + len(token) / 300
+    return _UNKNOWN + (10.0 if token[:1].isalnum() else 0.0) + len(token) / 300

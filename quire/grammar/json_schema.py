@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from quire.foundation.errors import InputError
+from quire.grammar.endless import endless
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 64  # of nested schemas
@@ -23,6 +24,7 @@ _ANNOTATIONS = {
     *("contentEncoding", "contentMediaType", "contentSchema", "discriminator", "externalDocs", "xml", "x-guidance"),
     *("id", "$schema", "$vocabulary", "$comment"),
 }
+_NOTHING = object()
 _REFUSED = {
     "not": "",
     "if": "",
@@ -44,14 +46,26 @@ _REFUSED = {
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _REFERRING = ("$ref", "anyOf", "oneOf", "allOf")
-FORMATS = frozenset(["date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"])
-_POINTER = r"(/([^/~]|~[01])*)*"
-_FORMAT_PATTERNS = {
-    "json-pointer": f"^{_POINTER}$",
-    "relative-json-pointer": rf"^(0|[1-9][0-9]*)(#|{_POINTER})$",
+FORMATS = frozenset(("duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"))
+_LEAP = "(0[48]|[2468][048]|[13579][26])"
+_YEAR = "([0-9]{3}[1-9]|[0-9]{2}[1-9][0-9]|[0-9][1-9][0-9]{2}|[1-9][0-9]{3})"
+_DAY = r"(0[1-9]|1[0-9]|2[0-8])"
+_DATE = (
+    rf"({_YEAR}-((0[1-9]|1[0-2])-{_DAY}|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"
+    rf"|([0-9]{{2}}{_LEAP}|{_LEAP}00)-02-29)"
+)
+_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+_FORMAT_PATTERNS = {  # RFC 3339, but no leap seconds, which few readers take; RFC 6901
+    "date": f"^{_DATE}$",
+    "time": f"^{_TIME}$",
+    "date-time": f"^{_DATE}T{_TIME}$",
+    "json-pointer": "^(/([^/~]|~[01])*)*$",
 }
 _REFUSED_FORMATS = frozenset(
-    ("idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template", "regex")
+    (
+        *("idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template", "regex"),
+        "relative-json-pointer",
+    )
 )
 
 
@@ -83,6 +97,9 @@ class _Reader:
             raise self._refusal("is false, which no value satisfies", "$")
         found: dict[str, Any] = {} if root is True else self._schema(root, "$", 0)
         self._add_targets(found)
+        name = endless(found, lambda reference: self._find(found, reference))
+        if name is not None:
+            raise self._refusal("needs itself, so that no finite value satisfies it", name)
         return found
 
     def _parsed(self, schema: str | dict[str, Any] | bool) -> Any:
@@ -138,22 +155,24 @@ class _Reader:
             elif keyword in ("items", "additionalItems", "additionalProperties"):
                 found[keyword] = self._schema(value, where, depth + 1)
             elif keyword not in _ANNOTATIONS:
-                found[keyword] = self._value(keyword, value, where)
-        return {keyword: value for keyword, value in found.items() if value is not None}
+                self._add_value(found, keyword, value, where)
+        return found
 
-    def _value(self, keyword: str, value: Any, where: str) -> Any:
-        """A keyword's value, checked; None if it says nothing."""
+    def _add_value(self, found: dict[str, Any], keyword: str, value: Any, where: str) -> None:
+        """Check the value of a keyword and take it over, if it says something."""
         if keyword == "$ref":
-            return self._reference(value, where)
-        if keyword == "format":
-            return self._format(value, where)
-        if keyword == "$id" and where != "$.$id":
+            value = self._reference(value, where)
+        elif keyword == "format":
+            value = self._format(value, where)
+            if value is None:
+                return
+        elif keyword == "$id" and where != "$.$id":
             if isinstance(value, str) and value.startswith("#"):
-                return None
+                return
             raise self._refusal("is not supported below the root", where)
-        if keyword in _CHECKS and not _CHECKS[keyword](value):
+        elif keyword in _CHECKS and not _CHECKS[keyword](value):
             raise self._refusal(f"has a value that it cannot have: {json.dumps(value)[:60]}", where)
-        return value
+        found[keyword] = value
 
     def _rewritten(self, schema: dict[str, Any]) -> dict[str, Any]:
         """Without the keywords that others can stand for."""
@@ -176,9 +195,12 @@ class _Reader:
         if "propertyNames" in schema:
             self._rewrite_names(schema)
         pattern = _FORMAT_PATTERNS.get(str(schema.get("format")))
-        if pattern is not None and "pattern" not in schema:
+        if pattern is not None:
             del schema["format"]
-            schema["pattern"] = pattern
+            if "pattern" in schema:
+                schema["allOf"] = [*schema.get("allOf", ()), {"pattern": pattern}]
+            else:
+                schema["pattern"] = pattern
         is_object = schema.get("type") == "object" or "properties" in schema
         if self._close_objects and is_object:
             schema.setdefault("additionalProperties", False)
@@ -209,7 +231,9 @@ class _Reader:
         if not isinstance(name, str):
             raise self._refusal(f"must be a string, got {_kind(name)}", where)
         if name in _REFUSED_FORMATS and not self._lenient:
-            raise self._refusal(f"{name!r} is not supported (what is: {', '.join(sorted(FORMATS))})", where)
+            raise self._refusal(
+                f"{name!r} is not supported (what is: {', '.join(sorted((*FORMATS, *_FORMAT_PATTERNS)))})", where
+            )
         return name if name in FORMATS else None
 
     # References
@@ -223,19 +247,28 @@ class _Reader:
             reference = value[len(root_id.rstrip("#")) :]
         if not reference.startswith("#"):
             raise self._refusal(f"refers to {value!r}: only references within the schema (#/…) are followed", where)
+        self._target(self._root, reference, where)
         if reference.startswith("#/"):
-            self._target(self._root, reference, where)
             self._pending.setdefault(reference)
         return reference
 
     def _target(self, root: Any, reference: str, where: str) -> Any:
+        found = self._find(root, reference)
+        if found is _NOTHING:
+            raise self._refusal(f"refers to {reference!r}, which does not exist", where)
+        return found
+
+    def _find(self, root: Any, reference: str) -> Any:
+        """What a pointer or an anchor leads to, or _NOTHING."""
+        if reference.startswith("#") and not reference.startswith("#/"):
+            return root if reference == "#" else _anchored(root, reference[1:])
         found = root
         for key in _pointer(reference):
             index = int(key) if isinstance(found, list) and key.isdecimal() and len(key) < 6 else key
             try:
                 found = found[index]
             except (KeyError, IndexError, TypeError):
-                raise self._refusal(f"refers to {reference!r}, which does not exist", where) from None
+                return _NOTHING
         return found
 
     def _add_targets(self, found: dict[str, Any]) -> None:
@@ -261,6 +294,20 @@ class _Reader:
 
     def _refusal(self, what: str, path: str) -> InputError:
         return InputError(f"{self._field}: the JSON schema at {path} {what}", self._field)
+
+
+def _anchored(schema: Any, name: str) -> Any:
+    """The schema that has this $anchor, or _NOTHING."""
+    left = [schema]
+    while left:
+        one = left.pop()
+        if isinstance(one, list):
+            left += one
+        elif isinstance(one, dict):
+            if one.get("$anchor") == name:
+                return one
+            left += one.values()
+    return _NOTHING
 
 
 def _pointer(reference: str) -> Iterator[str]:

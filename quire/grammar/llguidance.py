@@ -18,7 +18,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from quire.foundation.errors import InputError
 from quire.grammar import json_schema, tags, tags_lark
 from quire.grammar.base import GrammarError, Matcher
-from quire.grammar.closing import Closer, Closing
+from quire.grammar.closing import MAX_WALK, Closer, Closing
 from quire.grammar.numbers import DigitLimit, DigitTable
 from quire.grammar.vocabulary import Vocabulary
 from quire.types.structured import FIELD, GrammarSpec
@@ -115,6 +115,11 @@ class LLGuidance:
         text = json_schema.plain(spec.text, FIELD) if spec.kind == "json_schema" else '{"type":"object"}'
         return str(LLMatcher.grammar_from_json_schema(text, overrides=json_options(spec.whitespace)))
 
+    def way_to_end(self, matcher: Matcher) -> list[int] | None:
+        """Tokens that complete the answer, not many; None if none are found."""
+        assert isinstance(matcher, LLGuidanceMatcher)
+        return self._closer.way(matcher, self._closer.hints(matcher.spec), MAX_WALK)
+
     def close_soon(self, matcher: Matcher, budget: int, row: np.ndarray) -> None:
         """See `GrammarService.close_soon`. Raises GrammarError."""
         assert isinstance(matcher, LLGuidanceMatcher)
@@ -143,10 +148,12 @@ class LLGuidanceMatcher:
         self._stop_ids = stop_ids
 
     def accept(self, token: int) -> bool:
+        if self.has_ended:
+            return False
         if token in self._stop_ids:
-            self.has_ended = not self.has_ended and self.may_end
+            self.has_ended = self.may_end
             return self.has_ended
-        if self.has_ended or self.inner.is_stopped() or self.inner.validate_tokens([token]) != 1:
+        if self.inner.is_stopped() or self.inner.validate_tokens([token]) != 1:
             return False
         self.inner.consume_token(token)
         self.num_tokens += 1

@@ -16,9 +16,6 @@ from quire.grammar.tags import Format
 _MAX_DEPTH = 8  # of references that are followed
 _MAX_REPEAT = 64
 _FORMAT_EXAMPLES = {
-    "date-time": "2000-01-01T00:00:00Z",
-    "date": "2000-01-01",
-    "time": "00:00:00Z",
     "duration": "P1D",
     "email": "a@b.cc",
     "hostname": "a",
@@ -64,10 +61,7 @@ def _smallest(root: Any, schema: Any, depth: int) -> str:
         if schema.get(place):
             return min((_smallest(root, {**schema, place: None, **sub}, depth + 1) for sub in schema[place]), key=len)
     if schema.get("allOf"):
-        merged: dict[str, Any] = {**schema}
-        for sub in merged.pop("allOf"):
-            merged.update(sub if isinstance(sub, dict) else {})
-        return _smallest(root, merged, depth + 1)
+        return _smallest(root, _merged(root, schema), depth + 1)
     kind = schema.get("type")
     kind = kind[0] if isinstance(kind, list) else kind
     if kind == "object" or (kind is None and ("properties" in schema or "required" in schema)):
@@ -81,9 +75,22 @@ def _smallest(root: Any, schema: Any, depth: int) -> str:
     if kind == "string":
         return _json(_string(schema))
     if kind in ("integer", "number"):
-        bounds = (schema.get(name) for name in ("minimum", "exclusiveMinimum", "maximum"))
-        return _json(next((bound for bound in bounds if bound is not None), 0))
+        return _number(schema)
     return "true" if kind == "boolean" else "null"
+
+
+def _merged(root: Any, schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema and the parts of its allOf as one, as far as objects go."""
+    found = {name: value for name, value in schema.items() if name != "allOf"}
+    for part in schema["allOf"]:
+        part = _target(root, part["$ref"]) if isinstance(part, dict) and "$ref" in part else part
+        if not isinstance(part, dict):
+            continue
+        part = _merged(root, part) if "allOf" in part else part
+        both: dict[str, Any] = {"properties": {**found.get("properties", {}), **part.get("properties", {})}}
+        both["required"] = [*found.get("required", ()), *part.get("required", ())]
+        found = {**found, **part, **both}
+    return found
 
 
 def _string(schema: dict[str, Any]) -> str:
@@ -92,6 +99,14 @@ def _string(schema: dict[str, Any]) -> str:
     if schema.get("format") in _FORMAT_EXAMPLES:
         return _FORMAT_EXAMPLES[schema["format"]]
     return "a" * min(int(schema.get("minLength", 0)), _MAX_REPEAT)
+
+
+def _number(schema: dict[str, Any]) -> str:
+    for name, step in (("minimum", 0), ("maximum", 0), ("exclusiveMinimum", 1), ("exclusiveMaximum", -1)):
+        bound = schema.get(name)
+        if bound is not None:
+            return _json(bound + step)
+    return "0"
 
 
 def _target(root: Any, reference: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
 from quire.kernels.dispatch import on_triton
@@ -20,6 +21,7 @@ def apply_bitmask(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) 
 
         bitmask.apply_bitmask(logits, rows, bits)
         return
-    for row, words in zip(rows.tolist(), bits, strict=True):
-        allowed = (words.unsqueeze(1) >> torch.arange(32, dtype=torch.int32)) & 1
-        logits[row].masked_fill_(allowed.view(-1)[: logits.shape[1]] == 0, -math.inf)
+    vocab = logits.shape[1]
+    for row, words in zip(rows.tolist(), bits.numpy().view(np.uint8), strict=True):
+        forbidden = np.unpackbits(~words, count=vocab, bitorder="little")
+        logits[row].masked_fill_(torch.from_numpy(forbidden).view(torch.bool), -math.inf)

@@ -1,8 +1,9 @@
 """What one answer may hold at its next place: its thinking, then its grammar.
 
 The state follows the tokens of the answer as they are read, all of them, in order. Nothing is forbidden inside the
-thinking, until its budget is spent, or a stop token came although a grammar waits: then the rest of the end marker is
-the only way on. Markers are found in the token stream, whatever was sampled before them. After the thinking the grammar binds every token; when it is complete, so that
+thinking, until its budget is spent: then the rest of the end marker is the only way on. So it is after a stop token,
+if a grammar waits: that ends the thinking and not the answer, which is yet to come. Markers are found in the token
+stream, whatever was sampled before them. After the thinking the grammar binds every token; when it is complete, so that
 only a stop token could follow, the answer ends there and then.
 """
 
@@ -42,7 +43,10 @@ class Phase(IntEnum):
 
 
 class ConstraintState:
-    """make_matcher: None if there is no grammar. Raises InputError for markers that are no tokens."""
+    """make_matcher: None if there is no grammar; stops: tokens that end the answer.
+
+    Raises InputError for markers that are no tokens.
+    """
 
     __slots__ = (
         "_end",
@@ -50,22 +54,32 @@ class ConstraintState:
         "_matched",
         "_num_thought",
         "_start",
+        "_stops",
         "close_at_limit",
         "is_refused",
         "matcher",
         "max_thought",
+        "outlives_stop",
         "phase",
     )
 
-    def __init__(self, constraint: Constraint, make_matcher: MakeMatcher | None, vocab_size: int) -> None:
+    def __init__(
+        self,
+        constraint: Constraint,
+        make_matcher: MakeMatcher | None,
+        vocab_size: int,
+        stops: frozenset[int] = frozenset(),
+    ) -> None:
         thinking = constraint.thinking
         if thinking is not None:
             _check(thinking, vocab_size)
         self.close_at_limit = constraint.close_at_limit
         self.is_refused = False  # a token came that the grammar does not allow
+        self.outlives_stop = False  # the last token came inside a thinking, and a grammar waits
         self.matcher: Matcher | None = None  # the one that binds the next token
         self.max_thought = None if thinking is None else thinking.max_tokens
         self._make_matcher = make_matcher
+        self._stops = stops
         self._start = () if thinking is None else tuple(thinking.start)
         self._end = Marker(()) if thinking is None else Marker(thinking.end)
         self._matched = 0  # tokens of the marker that is looked for
@@ -87,9 +101,9 @@ class ConstraintState:
         """Whether something may be forbidden after so many more tokens; exact if these are none."""
         has_grammar = self._make_matcher is not None
         if self.phase is Phase.THINKING:
-            return self._may_be_spent(self._num_thought + num_unseen) or (
-                has_grammar and self._matched + num_unseen >= len(self._end.tokens)
-            )
+            if has_grammar and num_unseen and (self._stops or self._matched + num_unseen >= len(self._end.tokens)):
+                return True
+            return self._may_be_spent(self._num_thought + num_unseen)
         if self.phase is Phase.START:
             return has_grammar or self._may_be_spent(self._matched + num_unseen - len(self._start))
         return self.phase is Phase.GRAMMAR
@@ -109,6 +123,7 @@ class ConstraintState:
 
     def advance(self, token: int) -> bool:
         """Take the next token in. Returns whether the answer ends with it: it is complete, or was refused."""
+        self.outlives_stop = self.phase is Phase.THINKING and self._make_matcher is not None
         if self.phase is Phase.GRAMMAR:
             self._accept(token)
         elif self.phase is Phase.THINKING:
@@ -116,16 +131,11 @@ class ConstraintState:
             self._matched = self._end.follow(self._matched, token)
             if self._matched == len(self._end.tokens):
                 self._begin_answer()
+            elif self.outlives_stop and token in self._stops:
+                self.max_thought = self._num_thought
         elif self.phase is Phase.START:
             self._take_first(token)
         return self.is_refused or self.is_done
-
-    def outlives_stop(self) -> bool:
-        """Whether the stop token just taken in ends the thinking only: the grammar has yet to be met."""
-        if self.phase is not Phase.THINKING or self._make_matcher is None:
-            return False
-        self.max_thought = self._num_thought
-        return True
 
     def _take_first(self, token: int) -> None:
         if token == self._start[self._matched]:

@@ -116,7 +116,7 @@ class Scheduler:
             self._state.num_compiling += 1
         else:
             if constraint is not None:
-                request.constraint = ConstraintState(constraint, None, self._vocab_size)
+                request.constraint = ConstraintState(constraint, None, self._vocab_size, request.stops)
             self._state.queue.push(request)
         self._state.requests[spec.id] = request
 
@@ -131,7 +131,8 @@ class Scheduler:
             return None
         assert request.spec.constraint is not None
         try:
-            request.constraint = ConstraintState(request.spec.constraint, make_matcher, self._vocab_size)
+            constraint = request.spec.constraint
+            request.constraint = ConstraintState(constraint, make_matcher, self._vocab_size, request.stops)
         except InputError:
             state.finish(request)
             raise

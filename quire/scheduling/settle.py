@@ -19,8 +19,8 @@ from quire.types.result import StepResult
 
 Lines = dict[int, list[TokenLogprobs]]  # by plan row
 _REFUSED = (
-    "no token was left that both the grammar and the other parameters of the request (allowed_token_ids, bad_words, "
-    "logit_bias, min_tokens) allow"
+    "no token was left: the grammar allows none that the other parameters of the request (allowed_token_ids, "
+    "bad_words, min_tokens) leave, or became too costly to follow"
 )
 
 
@@ -170,9 +170,9 @@ def _end(request: Request) -> tuple[str | None, int | str | None]:
     token, spec, constraint = request.tokens[-1], request.spec, request.constraint
     if constraint is not None and constraint.is_refused:
         return "error", INVALID_REQUEST
-    if token in request.stops and len(request.tokens) - request.num_prompt >= spec.params.min_tokens:
-        if constraint is None or not constraint.outlives_stop():
-            return "stop", None if token == spec.eos_token_id else token
+    stops = token in request.stops and len(request.tokens) - request.num_prompt >= spec.params.min_tokens
+    if stops and not (constraint is not None and constraint.outlives_stop):
+        return "stop", None if token == spec.eos_token_id else token
     if constraint is not None and constraint.is_done:
         return "stop", None
     if len(request.tokens) >= request.limit:

@@ -9,7 +9,7 @@ import msgspec
 from quire.foundation.errors import InputError
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "ebnf", "structural_tag"]
-GrammarBackend = Literal["auto", "xgrammar", "llguidance"]
+GrammarBackend = Literal["auto", "llguidance"]  # "auto" is the only one there is, so far
 RULES = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 FIELD = "structured_outputs"
 

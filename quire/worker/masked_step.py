@@ -15,16 +15,17 @@ class MaskedStep:
 
     def __init__(self, step: int, sample: Callable[[TokenMasks], StepHandle]) -> None:
         self.step = step
-        self._sample = sample
+        self._sample: Callable[[TokenMasks], StepHandle] | None = sample  # let go when used: it holds the logits
         self._handle: StepHandle | None = None
         self._error: Exception = QuireError(f"step {step} still awaits its masks")
 
     def mask(self, masks: TokenMasks) -> None:
         """Launch the rest; an error is raised by `result`."""
+        sample, self._sample = self._sample, None
         try:
-            if masks.step != self.step:
+            if sample is None or masks.step != self.step:
                 raise QuireError(f"masks of step {masks.step} came for step {self.step}")
-            self._handle = self._sample(masks)
+            self._handle = sample(masks)
         except Exception as error:
             self._error = error
 

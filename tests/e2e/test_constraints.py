@@ -84,6 +84,12 @@ def tokens(told: dict[str, list[EngineOutput]]) -> dict[str, list[int]]:
     return {name: [token for output in outputs for token in output.token_ids] for name, outputs in told.items()}
 
 
+def ends(request: EngineRequest, output: list[int]) -> bool:
+    """Whether the answer ends here, other than by its length."""
+    now = meaning(request.constraint or Constraint(), output, [EOS])
+    return now.is_over or (output[-1:] == [EOS] and not now.outlives_stop)
+
+
 @pytest.fixture(scope="module")
 def expected(reference: Reference) -> dict[str, list[int]]:
     """By transformers: one request at a time, what may be sampled told anew for every token."""
@@ -96,8 +102,11 @@ def expected(reference: Reference) -> dict[str, list[int]]:
         def allowed(_batch: int, ids: Any, request: EngineRequest = request, num_prompt: int = num_prompt) -> list[int]:
             if request.constraint is None:
                 return list(range(VOCAB))
-            may_follow, is_over = meaning(request.constraint, ids[num_prompt:].tolist())
-            return [EOS] if is_over else list(range(VOCAB)) if may_follow is None else sorted(may_follow)
+            output = ids[num_prompt:].tolist()
+            if any(ends(request, output[:length]) for length in range(len(output) + 1)):
+                return [EOS]  # whatever comes now is cut off
+            may_follow = meaning(request.constraint, output, [EOS]).allowed
+            return list(range(VOCAB)) if may_follow is None else sorted(may_follow)
 
         with torch.inference_mode():
             ids = reference._model.generate(
@@ -105,13 +114,11 @@ def expected(reference: Reference) -> dict[str, list[int]]:
                 attention_mask=torch.ones(1, num_prompt, dtype=torch.long),
                 max_new_tokens=TOKENS,
                 do_sample=False,
-                eos_token_id=EOS,
+                eos_token_id=None,
                 pad_token_id=EOS,
                 prefix_allowed_tokens_fn=allowed,
             )[0, num_prompt:].tolist()
-        constraint = request.constraint or Constraint()
-        ends = (length for length in range(len(ids)) if meaning(constraint, ids[:length])[1])
-        answers[request.id] = ids[: next(ends, len(ids))]
+        answers[request.id] = next(ids[:n] for n in range(TOKENS + 1) if n == TOKENS or ends(request, ids[:n]))
     assert sum(len(ids) > 3 for ids in answers.values()) > COUNT / 2
     return answers
 
@@ -224,8 +231,8 @@ def check_obeyed(wanted: list[EngineRequest], told: dict[str, list[EngineOutput]
         if request.constraint is not None:
             ids = tokens(told)[request.id]
             for length, token in enumerate(ids):
-                allowed, is_over = meaning(request.constraint, ids[:length])
-                assert not is_over
+                assert not ends(request, ids[:length])
+                allowed = meaning(request.constraint, ids[:length], [EOS]).allowed
                 assert allowed is None or token in allowed
 
 
@@ -263,7 +270,7 @@ def test_min_tokens_never_outlives_a_complete_grammar(tiny_qwen3: Path) -> None:
         if request.constraint is None or request.constraint.grammar is None:
             assert len(ids) == TOKENS
         elif last.finish_reason == "stop":
-            assert meaning(request.constraint, ids)[1]
+            assert meaning(request.constraint, ids, [EOS]).is_over
             assert last.lacks_stop_token  # the end itself was forbidden, and nothing else was left
     check_obeyed(wanted, told)
 

@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from quire import LLM
 from quire.config.engine import EngineConfig
 from quire.config.resolve import resolve
 from quire.engine.client import EngineClient, InProcessClient, ProcessClient
@@ -17,7 +18,7 @@ from quire.frontend.structured import grammar_of
 from quire.frontend.tokenizer import Tokenizer, load_tokenizer
 from quire.types.output import INVALID_REQUEST, EngineOutput
 from quire.types.request import EngineRequest
-from quire.types.sampling import SamplingParams
+from quire.types.sampling import RequestOutputKind, SamplingParams
 from quire.types.structured import Constraint, GrammarSpec, StructuredOutputsParams, Thinking
 
 TOKENS = 60
@@ -125,7 +126,7 @@ CASES: dict[str, tuple[type, dict[str, Any]]] = {
     "depth 1": (InProcessClient, {}),
     "depth 2": (InProcessClient, {"async_scheduling": True}),
     "a preemption at every step": (InProcessClient, {"preempt_every_step": True, "async_scheduling": True}),
-    "processes": (ProcessClient, {"distributed_executor_backend": "mp", "max_num_seqs": 4}),
+    "processes": (ProcessClient, {"distributed_executor_backend": "mp", "max_num_seqs": 4, "max_prefill_chunk": 3}),
 }
 
 
@@ -172,6 +173,21 @@ def test_a_thinking_of_bounded_length_before_the_answer(tokenizer: Tokenizer) ->
         assert ids[budget : budget + len(end)] == end
         assert tokenizer.decode(ids[budget + len(end) :]) in ("yes", "no")
         assert (last.finish_reason, last.lacks_stop_token) == ("stop", True)
+
+
+@pytest.mark.parametrize("kind", RequestOutputKind)
+def test_several_answers_as_text(kind: RequestOutputKind) -> None:
+    """Offline: the text holds all of a complete answer, whether it is decoded at once or at the end."""
+    wish = StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True)
+    params = SamplingParams(n=3, max_tokens=TOKENS, seed=3, structured_outputs=wish, output_kind=kind, logprobs=1)
+    with LLM(device="cpu", num_threads=1, dtype="float32") as llm:
+        (output,) = llm.generate("A robot", params, use_tqdm=False)
+    assert len({answer.text for answer in output.outputs}) > 1
+    for answer in output.outputs:
+        assert len(answer.logprobs or []) == len(answer.token_ids)
+        if answer.finish_reason == "stop":
+            assert fits_schema(answer.text)
+    assert any(answer.finish_reason == "stop" for answer in output.outputs)
 
 
 @pytest.mark.parametrize("preempt", [False, True])

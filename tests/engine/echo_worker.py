@@ -162,11 +162,12 @@ def expected(
     prompt: list[int],
     max_tokens: int,
     stop_token_ids: list[int] | tuple[int, ...] = (),
-    meaning: Callable[[list[int]], tuple[set[int] | None, bool]] = lambda _: (None, False),
+    meaning: Callable[[list[int]], tuple[set[int] | None, bool, bool]] = lambda _: (None, False, False),
 ) -> list[int]:
     """The tokens that a right engine makes of `prompt`.
 
-    meaning: of a constraint, (what may follow an output, None: anything; whether the output is over).
+    meaning: of a constraint, (what may follow an output, None: anything; whether the output is over; whether it goes on
+    although the last token is a stop token).
     """
     state, out = 0, []
     for token in prompt:
@@ -174,7 +175,7 @@ def expected(
     while len(out) < max_tokens and not meaning(out)[1]:
         allowed = meaning(out)[0]
         out.append(state % VOCAB if allowed is None else choose(state, sorted(allowed)))
-        if out[-1] in stop_token_ids:
+        if out[-1] in stop_token_ids and not meaning(out)[2]:
             break
         state = (state * 31 + out[-1] + 1) % PRIME
     return out

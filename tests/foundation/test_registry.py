@@ -37,9 +37,12 @@ def test_unknown_names_get_the_nearest_and_all_known_ones() -> None:
 
 
 def test_plugins_extend_but_do_not_replace(monkeypatch) -> None:
-    points = [EntryPoint("blue", "json:loads", "quire.colour"), EntryPoint("red", "json:loads", "quire.colour")]
-    monkeypatch.setattr(registry, "entry_points", lambda group: points if group == "quire.colour" else [])
-    colours = Registry("colour", {"red": "json:dumps"})
+    points = [
+        EntryPoint("blue", "json:loads", "quire.warm_colour"),
+        EntryPoint("red", "json:loads", "quire.warm_colour"),
+    ]
+    monkeypatch.setattr(registry, "entry_points", lambda group: points if group == "quire.warm_colour" else [])
+    colours = Registry("warm colour", {"red": "json:dumps"})
     assert list(colours) == ["red", "blue"]
     assert colours.get("blue") is load("json:loads")
     assert colours.get("red") is load("json:dumps")

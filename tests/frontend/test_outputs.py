@@ -256,3 +256,24 @@ def test_ids_in_use_are_refused_and_free_again_afterwards(tokenizer: Tokenizer) 
     processor.abort("r")
     two_again = build([1], SamplingParams(n=2), INFO, tokenizer, request_id="r")
     assert processor.add(two_again, "r", None).running_ids == ["r#0", "r#1"]
+
+
+@pytest.mark.parametrize("kind", RequestOutputKind)
+@pytest.mark.parametrize("lacks_stop_token", [True, False])
+def test_an_answer_that_its_grammar_ends_keeps_its_last_token(
+    tokenizer: Tokenizer, kind: RequestOutputKind, lacks_stop_token: bool
+) -> None:
+    ids = tokenizer.encode("[1, 2]")
+    processor = OutputProcessor(tokenizer)
+    requests = build((5, 6), SamplingParams(max_tokens=20, output_kind=kind), INFO, tokenizer, request_id="r")
+    conversion = processor.add(requests, "r", None)
+    last = EngineOutput(
+        request_id=requests[0].id,
+        token_ids=ids if lacks_stop_token else [*ids, 0],
+        finish_reason="stop",
+        lacks_stop_token=lacks_stop_token,
+    )
+    processor.process(EngineOutputs(special=[last]))
+    output = conversion.take()
+    assert (output.finished, output.outputs[0].text) == (True, "[1, 2]")
+    assert output.outputs[0].finish_reason == "stop"

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from quire.types.plan import Admit
+from quire.types.plan import Admit, TokenMasks
 from quire.types.sampling import SamplingParams
 from quire.worker.sampling.sampler import History, Sampler, SamplerOutput
 from tests.sampling.rows import history
@@ -30,7 +30,7 @@ class Bench:
         params = SamplingParams(**{"temperature": 0.0, "max_tokens": 1000, **params})
         return Admit(seat, 0, own.get("num_prompt", 1), params, own.get("stop_ids", []), own.get("seed_value", seat))
 
-    def sample(self, logits: torch.Tensor) -> SamplerOutput:
+    def sample(self, logits: torch.Tensor, masks: TokenMasks | None = None) -> SamplerOutput:
         seats_np = self.seats.numpy()
         features = self.sampler.features(seats_np)
         seats, lengths = self.seats.to(self.device), self.lengths.to(self.device)
@@ -38,11 +38,14 @@ class Bench:
             self.past.token_of_slot.to(self.device), self.past.block_table.to(self.device), self.past.block_size
         )
         logits = logits.to(self.device, copy=True)
+        found = self.sampler.masks(masks, None)
         if features.plain:
+            if found is not None:
+                found.apply(logits)
             out = torch.empty(len(seats), dtype=torch.int32, device=self.device)
             self.sampler.sample_plain(logits, seats, lengths, out)
             return SamplerOutput(out.unsqueeze(1), None)
-        return self.sampler.sample(logits, seats, lengths, past, features, seats_np)
+        return self.sampler.sample(logits, seats, lengths, past, features, seats_np, found)
 
-    def tokens(self, logits: torch.Tensor) -> list[int]:
-        return self.sample(logits).token_ids.squeeze(1).tolist()
+    def tokens(self, logits: torch.Tensor, masks: TokenMasks | None = None) -> list[int]:
+        return self.sample(logits, masks).token_ids.squeeze(1).tolist()

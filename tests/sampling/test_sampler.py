@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import NoBadWordsLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
+from quire.types.plan import TokenMasks
 from quire.worker.sampling import sampler as module
 from quire.worker.sampling.logprobs import LogprobTensors, prompt_logprobs
 from tests.sampling.bench import VOCAB, Bench
@@ -172,6 +173,54 @@ def test_slices_change_nothing(device: torch.device, monkeypatch: pytest.MonkeyP
         for name in ("token_ids", "logprobs"):
             ours, theirs = getattr(sliced.logprobs, name)[i, :count], getattr(whole.logprobs, name)[i, :count]
             torch.testing.assert_close(ours, theirs)
+
+
+# -- masks --------------------------------------------------------------------------------------------------------
+
+
+def masks(allowed: dict[int, set[int]]) -> TokenMasks:
+    """What some rows may sample."""
+    bits = np.zeros((len(allowed), -(-VOCAB // 32)), np.uint32)
+    for line, tokens in zip(bits, allowed.values(), strict=True):
+        for token in tokens:
+            line[token // 32] |= np.uint32(1 << token % 32)
+    return TokenMasks(0, np.array([*allowed], np.int32), bits.view(np.int32))
+
+
+@pytest.mark.parametrize("slice_rows", [1, 2, 8])
+def test_masks_come_before_all_other_wishes(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, slice_rows: int
+) -> None:
+    monkeypatch.setattr(module, "_SLICE_BYTES", slice_rows * 4 * VOCAB)
+    requests = [
+        ({}, [1]),
+        ({"allowed_token_ids": [3, 40, 50]}, [1]),
+        ({"bad_words_token_ids": [[33]]}, [1]),
+        ({"logit_bias": {7: 50.0, 45: 50.0}}, [1]),
+        ({"logprobs": 2}, [1]),
+        ({"min_tokens": 5, "stop_ids": [20]}, [1]),
+    ]
+    bench = Bench(device, *requests)
+    found = bench.sample(falling(6), masks({1: {40, 50}, 2: {33, 34}, 3: {44, 45}, 4: {58, 59}, 5: {20, 21}}))
+    assert found.token_ids.squeeze(1).tolist() == [0, 40, 34, 45, 58, 21]
+    assert found.logprobs is not None
+    assert found.logprobs.ranks.tolist() == [59]  # among the model's own logits
+    assert found.logprobs.token_ids[0, :3].tolist() == [58, 0, 1]
+
+
+def test_a_mask_that_allows_nothing_gives_token_0(device: torch.device) -> None:
+    bench = Bench(device, ({}, [1]), ({"temperature": 1.0, "seed_value": 3}, [1]))
+    assert bench.tokens(falling(2), masks({0: set(), 1: set()})) == [0, 0]
+
+
+def test_sampling_under_a_mask_is_sampling_from_what_is_left(device: torch.device) -> None:
+    """The same seed draws the same token as from logits that never had the others."""
+    bench = Bench(device, *(({"temperature": 1.0, "seed_value": seed}, [1] * (seed + 1)) for seed in range(8)))
+    logits, allowed = torch.randn(8, VOCAB), {row: {row, row + 9, row + 31, 59} for row in range(8)}
+    left = torch.full_like(logits, -math.inf)
+    for row, tokens in allowed.items():
+        left[row, [*tokens]] = logits[row, [*tokens]]
+    assert bench.tokens(logits, masks(allowed)) == bench.tokens(left)
 
 
 # -- log-probabilities --------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from quire.types.request import EngineRequest
 from quire.types.result import LogprobRows, StepResult
 from quire.types.sampling import SamplingParams
 from quire.types.structured import Constraint
-from tests.scheduling.toy_grammar import EOS, VOCAB, meaning, tokens_of
+from tests.scheduling.toy_grammar import EOS, VOCAB, Meaning, meaning, tokens_of
 
 
 def groups(block_size: int, count: int = 1) -> list[KVGroupSpec]:
@@ -80,9 +80,7 @@ class Reference:
             if position < len(spec.token_ids):
                 token = spec.token_ids[position]
             else:
-                self.allowed.append(
-                    None if is_over or not spec.constraint else meaning(spec.constraint, self.output)[0]
-                )
+                self.allowed.append(None if is_over else self._meaning().allowed)
                 choice = self.allowed[-1]
                 token = (state >> 7) % VOCAB if choice is None else sorted(choice)[(state >> 7) % len(choice)]
             self.tokens.append(token)
@@ -94,12 +92,17 @@ class Reference:
 
     def _is_over(self) -> bool:
         """Whether the output ends here, other than by its length."""
-        spec, output = self.spec, self.output
-        if output and output[-1] in spec.stop_token_ids and len(output) >= spec.params.min_tokens:
+        spec, output, now = self.spec, self.output, self._meaning()
+        stops = output and output[-1] in spec.stop_token_ids and len(output) >= spec.params.min_tokens
+        if stops and not now.outlives_stop:
             self.finish = ("stop", None if output[-1] == EOS else output[-1])
-        elif spec.constraint is not None and meaning(spec.constraint, output)[1]:
+        elif now.is_over:
             self.finish = ("stop", None)
         return self.finish[0] == "stop"
+
+    def _meaning(self) -> Meaning:
+        constraint = self.spec.constraint or Constraint()
+        return meaning(constraint, self.output, self.spec.stop_token_ids)
 
 
 @dataclass

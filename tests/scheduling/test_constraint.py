@@ -27,10 +27,10 @@ from tests.scheduling.toy_grammar import (
 )
 
 
-def begin(constraint: Constraint) -> ConstraintState:
+def begin(constraint: Constraint, stops: frozenset[int] = frozenset()) -> ConstraintState:
     grammar = constraint.grammar
     make = None if grammar is None else partial(ToyMatcher, ToyGrammar(int(grammar.text)))
-    return ConstraintState(constraint, make, VOCAB)
+    return ConstraintState(constraint, make, VOCAB, stops)
 
 
 def allowed(state: ConstraintState) -> set[int] | None:
@@ -47,21 +47,22 @@ def test_any_answer_is_bound_as_it_should_be() -> None:
     """And whether something may be forbidden some tokens later is never denied wrongly."""
     for seed in range(1500):
         rng = random.Random(seed)
-        constraint = random_constraint(rng)
-        state = begin(constraint)
+        constraint, stops = random_constraint(rng), frozenset(rng.choice(((), (4,), (2, 4))))
+        state = begin(constraint, stops)
         output: list[int] = []
         said: list[list[bool]] = []  # a line a place: whether something may be forbidden 0, 1, 2, 3 tokens later
         while len(output) < 24:
-            wanted, is_over = meaning(constraint, output)
+            wanted, is_over, outlives_stop = meaning(constraint, output, stops)
             assert allowed(state) == wanted, seed
             assert state.is_done == is_over, seed
+            assert state.outlives_stop == outlives_stop, seed
             if is_over:
                 break
             said.append([state.may_bind(ahead) for ahead in range(4)])
             assert all(line[-1 - i] or wanted is None for i, line in enumerate(said[-4:])), seed
             token = rng.choice(sorted(wanted)) if wanted is not None else rng.randint(1, 4)
             output.append(token)
-            assert state.advance(token) == meaning(constraint, output)[1], seed
+            assert state.advance(token) == meaning(constraint, output, stops).is_over, seed
 
 
 def test_a_refused_token_changes_nothing_but_the_verdict() -> None:
@@ -79,6 +80,15 @@ def test_a_spent_thinking_goes_on_from_the_part_of_the_marker_that_is_there() ->
     assert allowed(state) == {9}
     state.advance(9)
     assert state.phase is Phase.FREE
+
+
+def test_a_stop_token_ends_the_thinking_only_while_a_grammar_waits() -> None:
+    for grammar, goes_on in ((spec(5), True), (None, False)):
+        state = begin(Constraint(grammar, Thinking(end=[7, 8])), frozenset([4]))
+        for token in (1, 7, 4):
+            assert not state.advance(token)
+        assert state.outlives_stop == goes_on
+        assert allowed(state) == ({7} if goes_on else None)
 
 
 def test_a_thinking_that_may_come_leaves_the_choice_to_the_model() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -82,26 +83,46 @@ def tokens_of(row: np.ndarray) -> set[int]:
     return {token for token in range(VOCAB) if row.view(np.uint32)[token // 32] >> np.uint32(token % 32) & 1}
 
 
-def meaning(constraint: Constraint, output: Sequence[int]) -> tuple[set[int] | None, bool]:
-    """(tokens that may follow `output`, None: any; whether it is over), told from the whole output at once."""
-    output, thinking = list(output), constraint.thinking
-    grammar = None if constraint.grammar is None else ToyGrammar(int(constraint.grammar.text))
-    answer = output
-    if thinking is not None and (thinking.state == "open" or thinking.start):
-        start = [] if thinking.state == "open" else thinking.start
-        if len(output) < len(start) and output == start[: len(output)]:
-            if grammar is None:
-                return None, False
-            return {start[len(output)]} | _after(grammar, output), False
-        if output[: len(start)] == start:
-            thought = output[len(start) :]
-            end = next((e for e in range(len(thought) + 1) if _ends_with(thought[:e], thinking.end)), None)
-            if end is None:
-                return _in_thought(thought, thinking), False
-            answer = thought[end:]
-    if grammar is None:
-        return None, False
-    return _after(grammar, answer), grammar.is_full(answer) or answer[-1:] == [EOS]
+class Meaning(NamedTuple):
+    """Of a constraint for an output."""
+
+    allowed: set[int] | None  # tokens that may follow; None: any
+    is_over: bool  # the grammar is complete
+    outlives_stop: bool  # the last token, if it is a stop token, ended the thinking only
+
+
+def meaning(constraint: Constraint, output: Sequence[int], stops: Collection[int] = ()) -> Meaning:
+    """Told from the whole output at once."""
+    has_grammar = constraint.grammar is not None
+    part, tokens = _part(constraint, list(output))
+    outlives = bool(output) and has_grammar and _part(constraint, list(output[:-1]))[0] == "thought"
+    if part == "thought":
+        assert constraint.thinking is not None
+        was_stopped = has_grammar and not set(tokens).isdisjoint(stops)
+        return Meaning(_in_thought(tokens, constraint.thinking, was_stopped), False, outlives)
+    if constraint.grammar is None:
+        return Meaning(None, False, False)
+    grammar = ToyGrammar(int(constraint.grammar.text))
+    if part == "start":
+        assert constraint.thinking is not None
+        return Meaning({constraint.thinking.start[len(tokens)]} | _after(grammar, tokens), False, False)
+    return Meaning(_after(grammar, tokens), grammar.is_full(tokens) or tokens[-1:] == [EOS], outlives)
+
+
+def _part(constraint: Constraint, output: list[int]) -> tuple[str, list[int]]:
+    """Where the output has come to, "start" (of what may become a thinking), "thought" or "answer", and its tokens of
+    that part."""
+    thinking = constraint.thinking
+    if thinking is None or (thinking.state == "maybe" and not thinking.start):
+        return "answer", output
+    start = [] if thinking.state == "open" else thinking.start
+    if len(output) < len(start) and output == start[: len(output)]:
+        return "start", output
+    if output[: len(start)] != start:
+        return "answer", output
+    thought = output[len(start) :]
+    end = next((e for e in range(len(thought) + 1) if _ends_with(thought[:e], thinking.end)), None)
+    return ("thought", thought) if end is None else ("answer", thought[end:])
 
 
 def _after(grammar: ToyGrammar, answer: list[int]) -> set[int]:
@@ -110,8 +131,8 @@ def _after(grammar: ToyGrammar, answer: list[int]) -> set[int]:
     return grammar.allows(answer) if begun else set()
 
 
-def _in_thought(thought: list[int], thinking: Thinking) -> set[int] | None:
-    if thinking.max_tokens is None or len(thought) < thinking.max_tokens:
+def _in_thought(thought: list[int], thinking: Thinking, was_stopped: bool) -> set[int] | None:
+    if not was_stopped and (thinking.max_tokens is None or len(thought) < thinking.max_tokens):
         return None
     matched = max(k for k in range(len(thinking.end)) if _ends_with(thought, thinking.end[:k]))
     return {thinking.end[matched]}

@@ -169,7 +169,7 @@ class Life:
         if params.logprobs is not None:
             lines = [line for output in told for line in output.logprobs or []]
             assert [line.token_ids for line in lines] == [[token] for token in reference.output], name
-        if params.prompt_logprobs is not None:
+        if params.prompt_logprobs is not None and reference.output:  # else the answer was over before any step
             lines = told[0].prompt_logprobs or []
             assert [line.token_ids for line in lines] == [[token] for token in reference.spec.token_ids[1:]], name
 

@@ -7,7 +7,15 @@ from collections.abc import Callable, Sequence
 from quire.frontend.parsers.calls import Pieces
 from quire.frontend.parsers.json_text import dumps, escape
 from quire.frontend.parsers.scanner import Markers, Scanner, Step
-from quire.frontend.parsers.typed import STRING, json_of, properties_of, types_of
+from quire.frontend.parsers.typed import (
+    NULLABLE_STRING,
+    STRING,
+    is_choice,
+    is_null_so_far,
+    json_of,
+    properties_of,
+    types_of,
+)
 from quire.types.reply import Tool
 
 
@@ -41,11 +49,35 @@ class ArgumentWriter:
         types = types_of(self.schema(key), self.root)
         if types == STRING:
             return (yield from self.read_string(scanner, key, end))
+        if types == NULLABLE_STRING:
+            return (yield from self._read_nullable_string(scanner, key, end))
         parts: list[str] = []
         if not (yield from end.read(scanner, parts.append)):
             return False
+        text = "".join(parts)
         self.key(key)
-        self.emit(json_of("".join(parts), types))
+        self.emit(dumps(text) if is_choice(text, self.schema(key), self.root) else json_of(text, types))
+        return True
+
+    def _read_nullable_string(self, scanner: Scanner, key: str, end: ValueEnd) -> Step[bool]:
+        """As it comes, once it cannot be null."""
+        held = ""
+        begun = False
+
+        def take(text: str) -> None:
+            nonlocal held, begun
+            if begun:
+                self.emit(escape(text))
+                return
+            held += text
+            if not is_null_so_far(held):
+                begun = True
+                self.emit(f'"{escape(held)}')
+
+        self.key(key)
+        if not (yield from end.read(scanner, take)):
+            return False
+        self.emit('"' if begun else json_of(held, NULLABLE_STRING))
         return True
 
     def read_string(self, scanner: Scanner, key: str, end: ValueEnd) -> Step[bool]:

@@ -15,10 +15,11 @@ def new_call_id() -> str:
 class Pieces:
     """Collects pieces. With `parallel` False all calls but the first are read and dropped."""
 
-    __slots__ = ("_count", "_muted", "_new_id", "_parallel", "_pieces")
+    __slots__ = ("_count", "_muted", "_new_id", "_parallel", "_pieces", "has_content")
 
     def __init__(self, parallel: bool = True, new_id: Callable[[], str] = new_call_id) -> None:
         self._pieces: list[Piece] = []
+        self.has_content = False  # any has come
         self._new_id = new_id
         self._count = 0  # calls begun
         self._parallel = parallel
@@ -30,6 +31,7 @@ class Pieces:
 
     def content(self, text: str) -> None:
         if text:
+            self.has_content = True
             last = self._pieces[-1] if self._pieces else None
             if type(last) is Content:
                 self._pieces[-1] = Content(last.text + text)
@@ -43,7 +45,9 @@ class Pieces:
     def start(self, name: str, call_id: str | None = None) -> None:
         self._muted = self._count > 0 and not self._parallel
         if not self._muted:
-            self._pieces.append(CallStart(self._count, call_id or self._new_id(), name))
+            self._pieces.append(
+                CallStart(self._count, call_id or self._new_id(), name.encode(errors="replace").decode())
+            )
         self._count += 1
 
     def arguments(self, text: str) -> None:

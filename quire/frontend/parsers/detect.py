@@ -29,6 +29,7 @@ _TOOLS = (
     _Sign("minimax_m3", ("]<]minimax[>[",)),
     _Sign("minimax_m2", ("minimax:tool_call>",)),
     _Sign("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    _Sign("kimi_k2", ("<|im_middle|>",)),
     _Sign("deepseek_v32", ("｜DSML｜", "function_calls>")),
     _Sign("deepseek_v4", ("｜DSML｜",)),
     _Sign("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
@@ -117,7 +118,7 @@ def detect_tool_format(template: str, models: Iterable[str] = ()) -> str | None:
 
 
 def detect_reasoning_format(template: str, models: Iterable[str] = ()) -> str | None:
-    """The name in REASONING_FORMATS. None too if the template only takes reasoning out of earlier answers."""
+    """The name in REASONING_FORMATS; None if the template knows no thinking."""
     models = tuple(models)
     name = _first(_REASONING, template, models)
     if name is not None or "think" not in template:
@@ -125,11 +126,9 @@ def detect_reasoning_format(template: str, models: Iterable[str] = ()) -> str | 
     tools = detect_tool_format(template, models)
     if tools in _REASONING_OF_TOOLS and ("<think" in template or "</think" in template):
         return _REASONING_OF_TOOLS[tools]
-    if "<think>" in template and "enable_thinking" in template:
-        return "qwen3"
-    # Thinking that cannot be switched off: the template begins it at the end of the prompt.
-    _, has_prompt, end = template.rpartition("add_generation_prompt")
-    return "deepseek_r1" if has_prompt and "<think>" in end else None
+    if "enable_thinking" not in template and "<think>" in template.rpartition("add_generation_prompt")[2]:
+        return "deepseek_r1"  # thinking that cannot be switched off: the prompt begins it
+    return "qwen3" if "think>" in template else None  # which takes an answer without its marker for no reasoning
 
 
 def _first(signs: Iterable[_Sign], template: str, models: tuple[str, ...]) -> str | None:

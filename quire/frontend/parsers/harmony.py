@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from quire.frontend.parsers.calls import Pieces
 from quire.frontend.parsers.json_text import pass_value
-from quire.frontend.parsers.layout import LayoutParser, pass_content
+from quire.frontend.parsers.layout import ContentReader, LayoutParser
 from quire.frontend.parsers.scanner import Markers, Scanner, Step
 
 START, CHANNEL, MESSAGE, CALL = "<|start|>", "<|channel|>", "<|message|>", "<|call|>"
@@ -37,19 +37,20 @@ class HarmonyParser(LayoutParser):
             self.feed(START + head)
 
     def _read(self, scanner: Scanner) -> Step[None]:
+        content = ContentReader(scanner, self._pieces)
         marker: str | None = None
         if (yield from scanner.follows(_ROLE)) and not scanner.ended:
             marker = START
             scanner.begin(scanner.pos)
         while True:
             if marker is None:
-                found = yield from pass_content(scanner, self._pieces, _HEAD_BEGINS, " \t\r\n")
-                if found is None:
+                marker = yield from content.read(_HEAD_BEGINS)
+                if marker is None:
                     return
-                marker = found[0]
                 scanner.begin(scanner.pos - len(marker))
             if marker in _ENDS:
                 marker = None  # of no message
+                content.behind_call()
                 continue
             head = "" if marker == MESSAGE else (yield from self._read_head(marker))
             taken = scanner.taken()
@@ -57,10 +58,11 @@ class HarmonyParser(LayoutParser):
                 if scanner.ended:  # cut off: it says nothing
                     scanner.pos = len(scanner.text)
                     return
-                self._pieces.content(taken)
+                content.give_back(taken)
                 marker = None
                 continue
             marker = yield from self._read_body(head, taken)
+            content.behind_call()
             if marker in (START, CHANNEL):
                 scanner.begin(scanner.pos - len(marker))
             else:

@@ -12,12 +12,18 @@ MAX_DEPTH = 128  # of values inside values; deeper ones are taken for broken
 _OUTSIDE = re.compile(r'[^"{}\[\]]+')
 _INSIDE = re.compile(r'(?:[^"\\\x00-\x1f]+|\\[^\x00-\x1f])+')
 _PLAIN = re.compile(r"[^\s,\]}\"\[{]*")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _CONTROL = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _CLOSES = {"}": "{", "]": "["}
 
 
 def dumps(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return without_surrogates(json.dumps(value, ensure_ascii=False))
+
+
+def without_surrogates(text: str) -> str:
+    """JSON text with halves of surrogate pairs, which no encoding takes, as escapes."""
+    return _SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
 def escape(text: str) -> str:
@@ -42,6 +48,14 @@ def is_object(text: str) -> bool:
         return isinstance(loads(text), dict)
     except ValueError:
         return False
+
+
+def is_json(text: str) -> bool:
+    try:
+        loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def pass_value(scanner: Scanner, emit: Callable[[str], None]) -> Step[bool]:
@@ -103,7 +117,7 @@ def pass_value(scanner: Scanner, emit: Callable[[str], None]) -> Step[bool]:
             take("".join(run))
         done = not opened and not in_string and bool(whole)
         if done:
-            return _is_json("".join(whole))
+            return is_json("".join(whole))
         if pos < len(text) and not (in_string and text[pos:] == "\\"):
             return False  # a bracket that does not fit
         if scanner.ended:
@@ -114,14 +128,6 @@ def pass_value(scanner: Scanner, emit: Callable[[str], None]) -> Step[bool]:
         yield
 
 
-def _is_json(text: str) -> bool:
-    try:
-        loads(text)
-    except ValueError:
-        return False
-    return True
-
-
 def read_value(scanner: Scanner) -> Step[str | None]:
     """Reads a JSON value of any type: its text. None if it is broken."""
     char = yield from scanner.char()
@@ -130,7 +136,7 @@ def read_value(scanner: Scanner) -> Step[str | None]:
         whole = yield from pass_value(scanner, parts.append)
         return "".join(parts) if whole else None
     text = yield from scanner.word(_PLAIN)
-    return text if text and _is_json(text) else None
+    return text if text and is_json(text) else None
 
 
 def read_string(scanner: Scanner) -> Step[str | None]:

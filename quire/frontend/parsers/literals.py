@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from quire.frontend.parsers.json_text import MAX_DEPTH, dumps, escape, loads
+from quire.frontend.parsers.json_text import MAX_DEPTH, dumps, escape, is_json, loads
 from quire.frontend.parsers.scanner import Markers, Scanner, Step
 
 Emit = Callable[[str], None]
@@ -18,6 +19,7 @@ _SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v"
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 _HEX = re.compile(r"[0-9a-fA-F]+")
 _INSIDE = {quote: re.compile(rf"[^\\{quote}]+") for quote in "\"'"}
+_AFTER_STRING = Markers([",", ")", "]", "}", ":"])
 _CLOSE = {"[": "]", "(": ")", "{": "}"}
 
 
@@ -133,7 +135,9 @@ def _read_string(scanner: Scanner, quote: str, emit: Emit) -> Step[bool]:
             return False
         if char == quote:
             scanner.pos += 1
-            return True
+            if (yield from scanner.follows(_AFTER_STRING)):
+                return True
+            emit(escape(quote))  # as in 'it's': models do not always escape
         if char == "\\" and not (yield from _read_escape(scanner, emit)):
             return False
 
@@ -152,7 +156,7 @@ def _read_escape(scanner: Scanner, emit: Emit) -> Step[bool]:
     digits = scanner.text[start : start + count]
     if count and len(digits) == count and _HEX.fullmatch(digits) and int(digits, 16) < 0x110000:
         # JSON has pairs of surrogates, as these models write them.
-        emit(f"\\u{digits}" if char == "u" else escape(chr(int(digits, 16))))
+        emit(f"\\u{digits}" if char == "u" else dumps(chr(int(digits, 16)))[1:-1])
         scanner.pos = start + count
         return True
     if char in _SIMPLE:
@@ -170,9 +174,10 @@ def _number(word: str) -> str | None:
     if not any(char.isdecimal() for char in word) or not _NUMBER.fullmatch(word):
         return None
     text = word.replace("_", "").removeprefix("+")
+    if is_json(text):
+        return text
     try:
-        loads(text)
-    except ValueError:
         number = float(text)
-        return repr(number) if number - number == 0 else None
-    return text
+    except ValueError:  # as in "e5", which has no digits where it needs them
+        return None
+    return repr(number) if math.isfinite(number) else None

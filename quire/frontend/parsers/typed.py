@@ -14,6 +14,8 @@ from quire.types.reply import Tool
 Schema = Mapping[str, Any]
 TYPES = frozenset(("string", "integer", "number", "boolean", "null", "object", "array"))
 STRING = frozenset(("string",))
+NULLABLE_STRING = frozenset(("string", "null"))
+_NULLS = ("null", "none")
 _MAX_HOPS = 16  # through references and unions
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
@@ -80,6 +82,17 @@ def _choices(schema: Schema) -> list[object]:
     return choices if isinstance(choices, list) else []
 
 
+def is_choice(text: str, schema: object, root: Schema) -> bool:
+    """Whether `text` is one of the strings that an enum or a const names."""
+    schema = resolve(schema, root)
+    return ("enum" in schema or "const" in schema) and text in _choices(schema)
+
+
+def is_null_so_far(text: str) -> bool:
+    """Whether `text` may still become null, as json_of takes it."""
+    return any(null.startswith(text.strip().lower()) for null in _NULLS)
+
+
 def json_of(text: str, types: frozenset[str]) -> str:
     """The JSON text of what was written as `text`: the first of the types that fits, a string if none does."""
     bare = text.strip()
@@ -103,7 +116,7 @@ def json_of(text: str, types: frozenset[str]) -> str:
 
 
 def _null(text: str) -> str | None:
-    return "null" if text.lower() in ("null", "none") else None
+    return "null" if text.lower() in _NULLS else None
 
 
 def _boolean(text: str) -> str | None:

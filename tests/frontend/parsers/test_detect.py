@@ -63,8 +63,7 @@ REASONING = [
     ("[THINK]{{ r }}[/THINK]", (), "mistral"),
     ("<seed:think>", (), "seed_oss"),
     ("<think>\n{{ r }}\n</think>\n<answer>", (), "hunyuan_a13b"),
-    # Reasoning is taken out of history, but nothing says that this model thinks.
-    (HERMES + "{{ content.split('</think>')[-1] }}{% if add_generation_prompt %}assistant{% endif %}", (), None),
+    (HERMES + "{{ content.split('</think>')[-1] }}{% if add_generation_prompt %}assistant{% endif %}", (), "qwen3"),
     (HERMES, (), None),
 ]
 

@@ -10,15 +10,16 @@ import jsonschema
 import pytest
 
 from benchmarks.parsers import join, read
+from quire.foundation.errors import InputError
 from quire.frontend.parsers.base import TOOL_FORMATS
 from quire.types.reply import Tool
 from quire.types.structured import GrammarSpec
 
-pytest.importorskip("xgrammar")
+pytest.importorskip("llguidance")
 from tests.frontend.parsers.random_walks import RandomWalks
 
 FORMATS = list(TOOL_FORMATS)
-WALKS = 4
+WALKS = 3
 
 TOOLS = [
     Tool(
@@ -60,16 +61,18 @@ TOOLS = [
 SCHEMAS = {tool.name: tool.parameters for tool in TOOLS}
 
 
-def _markers(spec: GrammarSpec) -> tuple[str, ...]:
-    """What begins and ends the parts of a grammar."""
-    found = re.findall(r'"(?:end|value)":"((?:[^"\\]|\\.)+)"|"triggers":\["((?:[^"\\]|\\.)+)"', spec.text)
-    return tuple(sorted({json.loads(f'"{one or other}"') for one, other in found}))
+def _markers(spec: GrammarSpec) -> list[str]:
+    """What stands in angle brackets in a grammar."""
+    return sorted(set(re.findall(r"<[^<> \"\\]+>", spec.text)))
 
 
+@pytest.mark.parametrize("are_special", [False, True], ids=["text", "special"])
 @pytest.mark.parametrize("name", FORMATS)
-def test_what_the_grammar_allows_are_calls_that_the_tools_accept(name: str) -> None:
+def test_what_the_grammar_allows_are_calls_that_the_tools_accept(name: str, are_special: bool) -> None:
     form = TOOL_FORMATS.get(name)
-    walks = RandomWalks(_markers(form.constraint(TOOLS, required=False, parallel=True)))
+    if are_special and not form.needs_special_tokens:
+        return  # its markers are text
+    walks = RandomWalks(_markers(form.constraint(TOOLS, required=False, parallel=True)), are_special=are_special)
     rng = random.Random(name)
     calls = 0
     for required in (True, False):
@@ -101,7 +104,7 @@ def test_what_the_grammar_allows_are_calls_that_the_tools_accept(name: str) -> N
 def test_named_tool(name: str) -> None:
     """A choice by name is a requirement with one tool."""
     form = TOOL_FORMATS.get(name)
-    walks = RandomWalks(())
+    walks = RandomWalks()
     spec = form.constraint(TOOLS[2:], required=True, parallel=False)
     text = walks.draw(walks.compile(spec), random.Random(0))
     assert text is not None
@@ -127,7 +130,7 @@ def test_bounds_of_bare_strings() -> None:
         "required": ["code", "title"],
     }
     tools = [Tool("f", parameters=schema)]
-    walks = RandomWalks(())
+    walks = RandomWalks()
     grammar = walks.compile(form.constraint(tools, required=True, parallel=False))
     rng = random.Random(0)
     for _ in range(20):
@@ -135,3 +138,32 @@ def test_bounds_of_bare_strings() -> None:
         assert text is not None
         found = join(read(form, tools, [text]))
         jsonschema.validate(json.loads(found[1][2]), schema)
+
+
+@pytest.mark.parametrize("kind", ["email", "ipv4", "ipv6", "uuid", "date", "date-time"])
+def test_formats_of_bare_strings(kind: str) -> None:
+    form = TOOL_FORMATS.get("minimax_m2")
+    schema = {"type": "object", "properties": {"a": {"type": "string", "format": kind}}, "required": ["a"]}
+    tools = [Tool("f", parameters=schema, strict=True)]
+    walks = RandomWalks()
+    grammar = walks.compile(form.constraint(tools, required=True, parallel=False))
+    rng = random.Random(0)
+    for _ in range(10):
+        found = join(read(form, tools, [walks.draw(grammar, rng) or ""]))
+        checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
+        jsonschema.validate(json.loads(found[1][2]), schema, format_checker=checker)
+
+
+def test_a_pattern_that_could_write_the_end_of_a_value_has_no_grammar() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^.*$"}}}
+    for name in ("minimax_m2", "gemma4", "minimax_m3", "glm45"):
+        assert TOOL_FORMATS.get(name).constraint([Tool("f", parameters=schema)], required=True, parallel=True) is None
+
+
+def test_what_cannot_be_enforced_is_refused_of_strict_tools_and_left_out_of_others() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    form = TOOL_FORMATS.get("hermes")
+    with pytest.raises(InputError, match=r"the function 'f'.*uniqueItems") as error:
+        form.constraint([Tool("f", parameters=schema, strict=True)], required=True, parallel=True)
+    assert error.value.param == "tools"
+    RandomWalks().compile(form.constraint([Tool("f", parameters=schema)], required=True, parallel=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +25,19 @@ from quire.types.reply import Tool
 
 Schema = Mapping[str, Any]
 _MAX_FIRST = 24  # optional arguments of which each may be the first: the grammar grows with their square
+# Of each format a part, in which nothing needs escapes.
+_FORMATS = {
+    "duration": "P(T[0-9]{1,4}[HMS]|[0-9]{1,4}D(T[0-9]{1,2}H)?)",
+    "email": r"[a-z0-9_+\-]{1,32}(\.[a-z0-9_+\-]{1,16})*@[a-z0-9]{1,32}(\.[a-z0-9]{1,16})+",
+    "hostname": r"[a-z0-9]{1,32}(\.[a-z0-9]{1,32})*",
+    "ipv4": r"(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])(\.(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])){3}",
+    "ipv6": "[0-9a-f]{1,4}(:[0-9a-f]{1,4}){7}",
+    "uri": r"[a-z]{2,12}:(//)?[A-Za-z0-9_~/?=&+,;@.\-]{1,2048}",
+    "uuid": "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
+}
 # Words at the top of a tool's schema that tie arguments to each other: no grammar of single arguments can hold them.
 _TIES = frozenset(("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "minProperties", "maxProperties"))
+LIST_TIES = frozenset(("prefixItems", "contains", "uniqueItems"))  # … the items of a list
 _TIES |= {"dependentRequired", "dependentSchemas", "dependencies", "propertyNames", "patternProperties"}
 
 
@@ -96,14 +108,16 @@ def with_definitions(schema: Schema, root: Schema) -> Part:
 def _argument(key: str, schema: Schema, root: Schema, tags: ArgumentTags) -> Part | None:
     begin = f"{tags.begin}{key}"
     variants = []
-    for is_string, part in _values(schema, root, tags.padding + tags.end):
+    for is_string, part in _values(schema, root, tags.end):
+        if part is None:
+            return None
         kind = f'" string="{"true" if is_string else "false"}">' if tags.has_types else tags.begin_end
         variants.append(tag(begin + kind + tags.padding, part, tags.padding + tags.end + tags.line))
     return either(variants) if variants else None
 
 
-def _values(schema: Schema, root: Schema, end: str) -> Iterator[tuple[bool, Part]]:
-    """The ways to write a value: (it is a string, the part), none if it cannot be held."""
+def _values(schema: Schema, root: Schema, end: str) -> Iterator[tuple[bool, Part | None]]:
+    """The ways to write a value: (it is a string, the part); None for one that no grammar can hold."""
     types = types_of(schema, root)
     if "enum" in schema or "const" in schema:
         for value in schema.get("enum", [schema.get("const")]):
@@ -125,12 +139,13 @@ def _values(schema: Schema, root: Schema, end: str) -> Iterator[tuple[bool, Part
     yield False, json_value(with_definitions(schema, root))
 
 
-def string_part(schema: Schema, end: str) -> Part:
-    """A string as bare text, up to `end`."""
-    pattern = schema.get("pattern")
-    if isinstance(pattern, str):
-        return regex(pattern)
+def string_part(schema: Schema, end: str) -> Part | None:
+    """A string as bare text, up to `end`. None for a pattern that could write the end, or has bounds beside it."""
+    pattern = schema.get("pattern") or _FORMATS.get(schema.get("format", ""))
     shortest, longest = schema.get("minLength", 0), schema.get("maxLength")
+    if pattern:
+        is_safe = not re.search(rf"{re.escape(end[0])}|(?<!\\)\.|\[\^|\\[SWDpPux]", pattern)
+        return regex(pattern) if is_safe and not shortest and longest is None else None
     if not shortest:
         return text_without(end, max_chars=longest)
     # The first characters are counted one by one, so they must not begin the end.

@@ -8,9 +8,9 @@ from enum import Enum
 from functools import cached_property
 
 from quire.frontend.parsers.calls import Pieces
-from quire.frontend.parsers.json_text import dumps, is_object, pass_value, read_string, read_value
+from quire.frontend.parsers.json_text import dumps, is_object, pass_value, read_string, read_value, without_surrogates
 from quire.frontend.parsers.layouts.marked import NOT_A_CALL, MarkedFormat, Section
-from quire.frontend.parsers.layouts.structural import TextAndCalls, json_value, schema_of, tag
+from quire.frontend.parsers.layouts.structural import TextAndCalls, json_value, literal, regex, schema_of, sequence, tag
 from quire.frontend.parsers.scanner import SPACE, Markers, Scanner, Step
 from quire.types.reply import Tool
 
@@ -41,6 +41,8 @@ class JsonCalls(MarkedFormat):
     separators: str = SPACE + ",;]}"
     # What the grammar writes: a list behind the first opening, or objects one by one.
     is_list: bool = False
+    list_brackets: tuple[str, str] = ("[", "]")
+    id_key: str = ""  # of a number that stands first in an object
     is_bare: bool = False  # the objects have nothing around them
     begin: str = ""  # before an object, if more than the first opening
     end: str = ""  # behind an object, or the list
@@ -153,14 +155,19 @@ class JsonCalls(MarkedFormat):
         for tool in tools:
             name = dumps(tool.name)
             head = f"{{{name}: " if self.keyed_by_name else f"{{{name_key}: {name}, {argument_key}: "
-            calls.append(tag(head, json_value(schema_of(tool)), "}"))
+            arguments = json_value(schema_of(tool))
+            if self.id_key:
+                number = regex("[0-9]{1,3}")
+                arguments = sequence(number, literal(f'", {head.removeprefix("{")}'), arguments)
+                head = f'{{{dumps(self.id_key)}: "'
+            calls.append(tag(head, arguments, "}"))
         if self.is_list:
             is_bare = opening in BARE
             return TextAndCalls(
                 calls=calls,
                 separator=self.joint,
-                begin="[" if is_bare else opening + "[",
-                end="]" + self.end,
+                begin=self.list_brackets[0] if is_bare else opening + self.list_brackets[0],
+                end=self.list_brackets[1] + self.end,
                 triggers=[f"[{{{name_key}:" if is_bare else opening],
                 parallel=parallel,
             )
@@ -221,6 +228,6 @@ def _read_arguments(scanner: Scanner) -> Step[list[str] | None]:
         return parts if (yield from pass_value(scanner, parts.append)) else None
     if char == '"':
         text = yield from read_string(scanner)
-        return [text or "{}"] if text is not None and (not text or is_object(text)) else None
+        return [without_surrogates(text) or "{}"] if text is not None and (not text or is_object(text)) else None
     text = yield from read_value(scanner)
     return ["{}"] if text == "null" else None

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from quire.frontend.parsers.base import Parser
 from quire.frontend.parsers.calls import Pieces, new_call_id
-from quire.frontend.parsers.layout import LayoutParser, pass_content
+from quire.frontend.parsers.layout import ContentReader, LayoutParser
 from quire.frontend.parsers.layouts.structural import TextAndCalls
 from quire.frontend.parsers.scanner import SPACE, Markers, Scanner, Step
 from quire.types.reply import Tool
@@ -75,15 +75,14 @@ NOT_A_CALL = Section()
 
 
 def _read_answer(form: MarkedFormat, scanner: Scanner, pieces: Pieces, tools: Sequence[Tool]) -> Step[None]:
+    content = ContentReader(scanner, pieces)
     markers = form.in_content
-    trim = ""  # what is no content at the beginning of the text that follows
     while True:
-        found = yield from pass_content(scanner, pieces, markers, trim)
-        if found is None:
+        marker = yield from content.read(markers)
+        if marker is None:
             return
-        marker, space = found
         if marker not in form.openings:
-            trim = SPACE
+            content.behind_call()
             if marker in form.closings:
                 markers = form.in_content
             continue
@@ -92,7 +91,6 @@ def _read_answer(form: MarkedFormat, scanner: Scanner, pieces: Pieces, tools: Se
         taken = scanner.taken()
         if section.calls:
             markers = form.in_content if section.closed else form.behind_call
-        trim = form.separators
+            content.behind_call(form.separators)
         if section.broken or not section.calls:
-            pieces.content(taken if section.calls else space + taken)
-            trim = ""
+            content.give_back(taken)

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quire.foundation.errors import InputError
+from quire.grammar import json_schema
 from quire.types.reply import Tool
 from quire.types.structured import GrammarSpec
 
@@ -60,9 +62,16 @@ def json_value(schema: Mapping[str, Any] | bool) -> Part:
 
 
 def schema_of(tool: Tool) -> dict[str, Any]:
-    """Of the arguments of a tool; one that says nothing takes any object."""
-    parameters = tool.parameters or {}
-    return {"type": "object", **parameters} if "type" not in parameters else dict(parameters)
+    """Of the arguments of a tool, in plain form; one that says nothing takes any object.
+
+    What cannot be enforced is left out of a tool that does not ask for strictness. Raises InputError for one that does.
+    """
+    field = f"the parameters of the function {tool.name!r}"
+    try:
+        text = json_schema.plain(dict(tool.parameters or {}), field, lenient=not tool.strict)
+    except InputError as error:
+        raise InputError(error.message, "tools") from None
+    return {"type": "object", **json.loads(text)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any
 from quire.frontend.parsers.arguments import ArgumentWriter
 from quire.frontend.parsers.calls import Pieces
 from quire.frontend.parsers.json_text import dumps
-from quire.frontend.parsers.layouts.bare_values import fields_of, separated, string_part
+from quire.frontend.parsers.layouts.bare_values import LIST_TIES, fields_of, separated, string_part
 from quire.frontend.parsers.layouts.marked import NOT_A_CALL, MarkedFormat, Section
 from quire.frontend.parsers.layouts.structural import (
     Part,
@@ -34,7 +34,6 @@ _CALL = Markers(["call:"])
 _NAME = re.compile(r"[^\s{}<>]*")
 _KEY = re.compile(r"[^\s:,{}\[\]()<>\"'=]+")  # what the grammar may write without quotes
 _MAX_DEPTH = 12  # of a schema; recursive ones have no grammar here
-_LIST_TIES = frozenset(("prefixItems", "contains", "uniqueItems"))
 
 Schema = Mapping[str, Any]
 
@@ -143,7 +142,8 @@ class _Values:
 
     def _typed(self, kind: str, schema: Schema, depth: int) -> Part | None:
         if kind == "string":
-            return tag(self.quote, string_part(schema, self.quote), self.quote)
+            text = string_part(schema, self.quote)
+            return None if text is None else tag(self.quote, text, self.quote)
         if kind == "object":
             fields = self.fields(schema, depth)
             return None if fields is None else sequence(literal("{"), fields, literal("}"))
@@ -154,7 +154,7 @@ class _Values:
     def _list(self, schema: Schema, depth: int) -> Part | None:
         item = self.value(schema.get("items"), depth + 1)
         least, most = schema.get("minItems", 0), schema.get("maxItems")
-        if item is None or _LIST_TIES & schema.keys() or most == 0:
+        if item is None or LIST_TIES & schema.keys() or most == 0:
             return None
         more = repeat(sequence(literal(","), item), max(least - 1, 0), None if most is None else most - 1)
         items = sequence(item, more)

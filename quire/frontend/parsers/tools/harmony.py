@@ -8,12 +8,14 @@ from quire.frontend.parsers.base import Parser
 from quire.frontend.parsers.harmony import CALL, CHANNEL, MESSAGE, START, HarmonyParser
 from quire.frontend.parsers.layouts.structural import (
     Part,
+    either,
     json_value,
     literal,
     optional,
     schema_of,
     sequence,
     spec,
+    star,
     tag,
     text_without,
 )
@@ -32,7 +34,7 @@ class Harmony:
         return HarmonyParser(parallel=parallel)
 
     def constraint(self, tools: Sequence[Tool], *, required: bool, parallel: bool) -> GrammarSpec:
-        """The answer may begin with analysis, or behind it."""
+        """The answer may begin with analysis, or behind it. It ends with calls or with a final message."""
         calls = [
             tag(
                 f"{CHANNEL}commentary to=functions.{tool.name} <|constrain|>json{MESSAGE}",
@@ -43,10 +45,10 @@ class Harmony:
         ]
         analysis = _message("analysis", _END)
         head = sequence(optional(sequence(analysis, literal(_NEXT))), optional(literal(_NEXT)))
-        if required:
-            body = _messages(calls, parallel)
-        else:
-            body = _messages([*calls, _message("commentary", _END), _message("final", "")], parallel=True)
+        body = _messages(calls, parallel)
+        if not required:
+            preambles = star(sequence(_message("commentary", _END), literal(_NEXT)))
+            body = sequence(preambles, either([body, _message("final", "")]))
         return spec(sequence(head, body))
 
 

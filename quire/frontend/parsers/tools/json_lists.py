@@ -22,7 +22,10 @@ def _cohere(word: str) -> JsonCalls:
         frames=(f"<|START_{word}|>", f"<|END_{word}|>"),
         name_keys=("tool_name",),
         argument_keys=("parameters",),
+        id_key="tool_call_id",
         is_list=True,
+        list_brackets=("[\n    ", "\n]"),
+        joint=",\n    ",
         end=_COHERE[1],
     )
 
@@ -32,7 +35,7 @@ COHERE_COMMAND4 = _cohere("TEXT")
 
 GRANITE = JsonCalls(
     openings=("<|tool_call|>", "<tool_call>"),
-    closings=("</tool_call>",),
+    closings=("</tool_call>", "<|/tool_call|>"),
     is_list=True,
 )
 

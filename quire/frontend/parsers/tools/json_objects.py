@@ -5,8 +5,10 @@ from __future__ import annotations
 from quire.frontend.parsers.layouts.json_calls import JsonCalls
 
 GIGACHAT3 = JsonCalls(
-    openings=("<|function_call|>", "function call<|role_sep|>"),
-    joint="",
+    openings=("function call<|role_sep|>", "<|function_call|>"),
+    frames=("<|message_sep|>",),
+    begin="function call<|role_sep|>\n",
+    joint="<|message_sep|>\n\n",
 )
 
 GRANITE_20B = JsonCalls(

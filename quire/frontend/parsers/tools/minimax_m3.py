@@ -10,9 +10,21 @@ from typing import Any
 from quire.frontend.parsers.arguments import ArgumentWriter
 from quire.frontend.parsers.calls import Pieces
 from quire.frontend.parsers.json_text import MAX_DEPTH, dumps, escape
+from quire.frontend.parsers.layouts.bare_values import LIST_TIES, fields_of, string_part
 from quire.frontend.parsers.layouts.json_calls import Ending
 from quire.frontend.parsers.layouts.marked import MarkedFormat, Section
-from quire.frontend.parsers.layouts.structural import TextAndCalls, json_value, literal, schema_of, tag
+from quire.frontend.parsers.layouts.structural import (
+    Part,
+    TextAndCalls,
+    either,
+    json_value,
+    literal,
+    optional,
+    repeat,
+    schema_of,
+    sequence,
+    tag,
+)
 from quire.frontend.parsers.scanner import LINE, Markers, Scanner, Step
 from quire.frontend.parsers.typed import STRING, json_of, resolve, types_of
 from quire.types.reply import Tool
@@ -25,7 +37,7 @@ _NAME = re.compile(r'[^<>"\n]*')
 _NAME_END = Markers(['">'])
 _TAG = Markers([f"{_PREFIX}<"])
 _TAG_END = Markers([">"])
-_UNSUPPORTED = frozenset(("pattern", "format", "minLength", "maxLength"))  # of strings, by the grammar of the tags
+_MAX_DEPTH = 12  # of a schema; recursive ones have no grammar here
 
 Schema = Mapping[str, Any]
 
@@ -50,21 +62,68 @@ class _MiniMaxM3(MarkedFormat):
     def grammar(self, tools: Sequence[Tool], *, parallel: bool) -> TextAndCalls | None:
         calls = []
         for tool in tools:
-            schema = schema_of(tool)
-            if _mentions(schema, _UNSUPPORTED):
+            root = schema_of(tool)
+            arguments = _Elements(root).of_object(root, 0)
+            if arguments is None:
                 return None
-            has_arguments = bool(resolve(schema, schema).get("properties"))
-            arguments = {**json_value(schema), "style": "minimax_m3_xml"} if has_arguments else literal("")
             calls.append(tag(f'{_CALL}{tool.name}">', arguments, f"{_CALL_END}\n"))
         return TextAndCalls(
             calls=calls, begin=f"{_SECTION}\n", end=_SECTION_END, triggers=[_SECTION], parallel=parallel
         )
 
 
-def _mentions(schema: object, words: frozenset[str]) -> bool:
-    if isinstance(schema, dict):
-        return bool(words & schema.keys()) or any(_mentions(one, words) for one in schema.values())
-    return isinstance(schema, list) and any(_mentions(one, words) for one in schema)
+@dataclass(frozen=True, slots=True)
+class _Elements:
+    """The grammars of values under the schema `root`: tags on every level, text in the innermost."""
+
+    root: Schema
+
+    def of_object(self, schema: Schema, depth: int) -> Part | None:
+        """One element for each property. None if no grammar can hold it."""
+        fields = fields_of(schema, self.root)
+        if fields is None:
+            return None
+        parts = []
+        for key, one, _, is_needed in fields:
+            element = self._element(key, one, depth + 1)
+            if element is None:
+                return None
+            parts.append(element if is_needed else optional(element))
+        return sequence(*parts) if parts else literal("")
+
+    def _element(self, key: str, schema: object, depth: int) -> Part | None:
+        """An element in all the ways that its value may be written."""
+        values = self._values(resolve(schema, self.root), depth)
+        known = [value for value in values if value is not None]
+        if not known or len(known) < len(values):
+            return None
+        return either([tag(f"{_PREFIX}<{key}>", value, f"{_PREFIX}</{key}>") for value in known])
+
+    def _values(self, schema: Schema, depth: int) -> list[Part | None]:
+        if depth > _MAX_DEPTH:
+            return [None]
+        variants = schema.get("anyOf") or schema.get("oneOf")
+        if "enum" in schema or "const" in schema:
+            constants = schema.get("enum", [schema.get("const")])
+            return [literal(value if isinstance(value, str) else dumps(value)) for value in constants]
+        if isinstance(variants, list):
+            return [value for one in variants for value in self._values(resolve(one, self.root), depth + 1)]
+        return [self._typed(kind, schema, depth) for kind in sorted(types_of(schema, self.root))]
+
+    def _typed(self, kind: str, schema: Schema, depth: int) -> Part | None:
+        if kind == "string":
+            return string_part(schema, _PREFIX)
+        if kind == "object":
+            return self.of_object(schema, depth)
+        if kind == "array":
+            return self._list(schema, depth)
+        return json_value({**schema, "type": kind})
+
+    def _list(self, schema: Schema, depth: int) -> Part | None:
+        item = self._element("item", schema.get("items"), depth + 1)
+        if item is None or LIST_TIES & schema.keys():
+            return None
+        return repeat(item, schema.get("minItems", 0), schema.get("maxItems"))
 
 
 def _read_call(scanner: Scanner, pieces: Pieces, tools: Sequence[Tool]) -> Step[Ending]:

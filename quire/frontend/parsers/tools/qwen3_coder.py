@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.frontend.parsers.layouts.tagged import TaggedCalls
 
 
-def _family(opening: str, closing: str) -> TaggedCalls:
+def _family(opening: str, closing: str, padding: str) -> TaggedCalls:
     # The models leave the outer tag out at times.
     return TaggedCalls(
         openings=(opening, "<function="),
@@ -14,7 +14,7 @@ def _family(opening: str, closing: str) -> TaggedCalls:
         call_end="</function>",
         argument="<parameter=",
         argument_end="</parameter>",
-        padding="\n",
+        padding=padding,
         call_prefix=f"{opening}\n",
         call_suffix=f"\n{closing}",
         line="\n",
@@ -22,5 +22,5 @@ def _family(opening: str, closing: str) -> TaggedCalls:
     )
 
 
-QWEN3_CODER = _family("<tool_call>", "</tool_call>")
-SEED_OSS = _family("<seed:tool_call>", "</seed:tool_call>")
+QWEN3_CODER = _family("<tool_call>", "</tool_call>", padding="\n")
+SEED_OSS = _family("<seed:tool_call>", "</seed:tool_call>", padding="")

@@ -1,0 +1,148 @@
+"""Structured outputs over HTTP: `quire serve` on the demo model, asked by the official client."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import jsonschema
+import openai
+import pytest
+
+from tests.server.process import ServerProcess, server_process
+
+NAME = "demo"
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "born": {"type": "string", "format": "date"},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+    },
+    "required": ["name", "born", "tags"],
+    "additionalProperties": False,
+}
+TAG = {
+    "type": "structural_tag",
+    "format": {"type": "tag", "begin": "<v>", "content": {"type": "json_schema", "json_schema": SCHEMA}, "end": "</v>"},
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    options = ["--port", "0", "--device", "cpu", "--dtype", "float32", "--served-model-name", NAME]
+    with server_process("quire.cli.main", "serve", *options) as process:
+        assert process.url
+        yield process
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def is_value(text: str) -> bool:
+    value = json.loads(text)
+    checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
+    jsonschema.Draft202012Validator(SCHEMA, format_checker=checker).validate(value)
+    return True
+
+
+def of_type(kind: str, **more: Any) -> dict[str, Any]:
+    return {"response_format": {"type": kind, **more}}
+
+
+ASKED: list[tuple[dict[str, Any], Any]] = [  # extra fields of a request, what holds of its answers
+    (of_type("json_schema", json_schema={"name": "x", "strict": True, "schema": SCHEMA}), is_value),
+    (of_type("text"), lambda text: len(text) > 0),
+    ({"response_format": TAG}, lambda text: is_value(text[3:-4])),
+    ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}, lambda t: is_value(t) and "\n" not in t),
+    ({"structured_outputs": {"json": json.dumps(SCHEMA), "whitespace_pattern": " "}}, is_value),
+    ({"structured_outputs": {"regex": r"\d{3}-[a-f]{2}"}}, lambda text: re.fullmatch(r"\d{3}-[a-f]{2}", text)),
+    ({"structured_outputs": {"choice": ["red", "green", "blue"]}}, lambda text: text in ("red", "green", "blue")),
+    ({"structured_outputs": {"grammar": 'root ::= "<" [a-z]{2,4} ">"'}}, lambda t: re.fullmatch("<[a-z]{2,4}>", t)),
+    ({"structured_outputs": {"structural_tag": TAG}}, lambda text: is_value(text[3:-4])),
+    ({"guided_json": SCHEMA, "guided_decoding_backend": "outlines"}, is_value),
+    ({"guided_regex": "(yes|no){2}"}, lambda text: re.fullmatch("(yes|no){2}", text)),
+    ({"guided_choice": ["one", "two"]}, lambda text: text in ("one", "two")),
+    ({"guided_grammar": 'root ::= "a" | "b"'}, lambda text: text in ("a", "b")),
+    (
+        {"structured_outputs": {"close_at_limit": True}, **of_type("json_object")},
+        lambda t: isinstance(json.loads(t), dict),
+    ),
+]
+
+
+@pytest.mark.parametrize(("extra", "holds"), ASKED, ids=lambda x: json.dumps(x)[:60] if isinstance(x, dict) else "")
+def test_answers_hold_what_was_asked(client: openai.OpenAI, extra: dict[str, Any], holds: Any) -> None:
+    options: dict[str, Any] = {
+        "model": NAME,
+        "prompt": "Who are you?",
+        "max_tokens": 90,
+        "seed": 1,
+        "extra_body": extra,
+    }
+    whole = client.completions.create(**options, n=2)
+    for choice in whole.choices:
+        assert choice.finish_reason == "stop" or "response_format" in extra
+        assert holds(choice.text), choice.text
+    chunks = list(client.completions.create(**options, n=2, stream=True))
+    for index, choice in enumerate(whole.choices):
+        streamed = "".join(c.choices[0].text for c in chunks if c.choices and c.choices[0].index == index)
+        assert streamed == choice.text
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [  # extra fields, the field that is named, what the message says
+    (
+        of_type("json_schema", json_schema={"schema": {"properties": {"a": {"not": {}}}}}),
+        "response_format",
+        "$.properties.a",
+    ),
+    (of_type("json_schema", json_schema={"schema": {"pattern": "^(a)\\1$"}}), "", "backreferences"),
+    ({"structured_outputs": {"regex": "("}}, "", "regex"),
+    ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "only one of"),
+    ({"structured_outputs": {"grammar": "root ::= missing"}}, "", "missing"),
+    ({"structured_outputs": {"choice": [""]}}, "structured_outputs", "non-empty"),
+    ({"response_format": {"type": "json_object"}, "guided_json": {}}, "response_format", "only one of"),
+    ({"structured_outputs": {"backend": "outlines", "regex": "a"}}, "structured_outputs", "backend"),
+]
+
+
+@pytest.mark.parametrize(
+    ("extra", "field", "says"), REFUSED, ids=lambda x: json.dumps(x)[:60] if isinstance(x, dict) else ""
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_cannot_be_enforced_is_a_400(
+    client: openai.OpenAI, extra: dict[str, Any], field: str, says: str, stream: bool
+) -> None:
+    with pytest.raises(openai.BadRequestError) as error:
+        client.completions.create(model=NAME, prompt="Hi", max_tokens=5, extra_body=extra, stream=stream)
+    assert says in error.value.message
+    if field:
+        assert error.value.param == field
+
+
+def test_hostile_schemas_harm_no_neighbour(server: ServerProcess) -> None:
+    """They are compiled, and refused, while another answer goes on."""
+    inner: Any = {"type": "integer"}
+    for _ in range(11):
+        inner = {"oneOf": [inner, {"type": "object", "properties": {"k": inner}, "required": ["k"]}]}
+    body = {"model": NAME, "prompt": "Count to ten:", "max_tokens": 120, "temperature": 0, "ignore_eos": True}
+    alone = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"]
+    with httpx.stream("POST", f"{server.url}/v1/completions", json={**body, "stream": True}, timeout=60) as neighbour:
+        hostile = {"model": NAME, "prompt": "x", "structured_outputs": {"json": inner}}
+        began = time.monotonic()
+        refused = httpx.post(f"{server.url}/v1/completions", json=hostile, timeout=60)
+        assert time.monotonic() - began < 30
+        text = "".join(
+            json.loads(line[6:])["choices"][0]["text"]
+            for line in neighbour.iter_lines()
+            if line.startswith("data: {") and json.loads(line[6:])["choices"]
+        )
+    assert refused.status_code == 400
+    assert text == alone
