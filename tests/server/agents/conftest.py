@@ -6,7 +6,7 @@ import anthropic
 import openai
 import pytest
 
-from tests.server.agents.scripted_llm import ScriptedLLM
+from tests.server.agents.dictated_llm import DictatedLLM
 from tests.server.conftest import Served, echo_server
 
 MODEL = "scripted"
@@ -14,14 +14,14 @@ MODEL = "scripted"
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    with echo_server(ScriptedLLM(served_model_name=[MODEL])) as served:
+    with echo_server(DictatedLLM(served_model_name=[MODEL])) as served:
         yield served
 
 
 @pytest.fixture
-def llm(served: Served) -> Iterator[ScriptedLLM]:
+def llm(served: Served) -> Iterator[DictatedLLM]:
     llm = served.llm
-    assert isinstance(llm, ScriptedLLM)
+    assert isinstance(llm, DictatedLLM)
     yield llm
     llm.reset()
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.server.agents.agent_bodies import as_codex_replays, claude_code, codex
 from tests.server.agents.conftest import MODEL
-from tests.server.agents.scripted_llm import ScriptedLLM, say
+from tests.server.agents.dictated_llm import DictatedLLM, say
 from tests.server.agents.scripts import call
 from tests.server.conftest import Served, echo_server
 
@@ -20,7 +20,7 @@ BETA = {"anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14"
 
 @pytest.fixture(scope="module")
 def large() -> Iterator[Served]:
-    with echo_server(ScriptedLLM(context=100_000, served_model_name=[MODEL])) as served:
+    with echo_server(DictatedLLM(context=100_000, served_model_name=[MODEL])) as served:
         yield served
 
 
@@ -106,7 +106,7 @@ def test_a_session_of_claude_code(large: Served) -> None:
 def test_a_template_without_late_system_messages(large: Served) -> None:
     """Then they become part of a user's turn: the request is served all the same."""
     llm = large.llm
-    assert isinstance(llm, ScriptedLLM)
+    assert isinstance(llm, DictatedLLM)
     llm.template = (
         "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
         "{{ raise_exception('System message must be at the beginning.') }}{% endif %}[{{ m.role }}] {{ m.content }}"

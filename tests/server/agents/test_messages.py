@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.server.agents.conftest import MODEL
-from tests.server.agents.scripted_llm import ScriptedLLM, say
+from tests.server.agents.dictated_llm import DictatedLLM, say
 from tests.server.agents.scripts import FUNCTIONS, LOOK, SCRIPTS, SUM, THOUGHT
 from tests.server.conftest import Served, echo_server
 
@@ -43,7 +43,7 @@ def events_of(served: Served, **body: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("step", [1, 7])
 @pytest.mark.parametrize("max_tokens", [1000, 60, 15])
 def test_streamed_and_whole(
-    claude: anthropic.Anthropic, llm: ScriptedLLM, script: str, step: int, max_tokens: int
+    claude: anthropic.Anthropic, llm: DictatedLLM, script: str, step: int, max_tokens: int
 ) -> None:
     llm.step = step
     body: dict[str, Any] = {"model": MODEL, "max_tokens": max_tokens, "tools": TOOLS}
@@ -58,7 +58,7 @@ def test_streamed_and_whole(
     assert whole.stop_reason == ("max_tokens" if is_cut else "tool_use" if calls else "end_turn")
 
 
-def test_the_events_of_one_answer(served: Served, llm: ScriptedLLM) -> None:
+def test_the_events_of_one_answer(served: Served, llm: DictatedLLM) -> None:
     llm.step = 10_000
     content = say(f"{THOUGHT}Look:\n{LOOK}\n{SUM}")
     events = events_of(served, messages=[{"role": "user", "content": content}], tools=TOOLS)
@@ -84,7 +84,7 @@ def test_the_events_of_one_answer(served: Served, llm: ScriptedLLM) -> None:
     assert events[-2]["usage"]["output_tokens"] > 0
 
 
-def test_what_a_whole_message_says(claude: anthropic.Anthropic, llm: ScriptedLLM) -> None:
+def test_what_a_whole_message_says(claude: anthropic.Anthropic, llm: DictatedLLM) -> None:
     message = claude.messages.create(model=MODEL, max_tokens=50, messages=HI, metadata={"user_id": "me"})
     assert (message.type, message.role, message.model) == ("message", "assistant", MODEL)
     assert message.id.startswith("msg_")
@@ -107,14 +107,14 @@ def test_stop_sequences(claude: anthropic.Anthropic) -> None:
         assert message.content[0].to_dict()["text"] == "Hel"
 
 
-def test_the_context_may_end_before_max_tokens(claude: anthropic.Anthropic, llm: ScriptedLLM) -> None:
+def test_the_context_may_end_before_max_tokens(claude: anthropic.Anthropic, llm: DictatedLLM) -> None:
     llm.room = 3
     message = claude.messages.create(model=MODEL, max_tokens=50, messages=HI)
     assert message.stop_reason == "model_context_window_exceeded"
     assert message.content[0].to_dict()["text"] == "Hel"
 
 
-def test_thinking_comes_back(claude: anthropic.Anthropic, llm: ScriptedLLM) -> None:
+def test_thinking_comes_back(claude: anthropic.Anthropic, llm: DictatedLLM) -> None:
     ask: list[Any] = [{"role": "user", "content": say(THOUGHT + LOOK)}]
     thinking: dict[str, Any] = {"type": "enabled", "budget_tokens": 1024}
     first = claude.messages.create(model=MODEL, max_tokens=2000, messages=ask, tools=TOOLS, thinking=thinking)
@@ -135,7 +135,7 @@ def test_thinking_comes_back(claude: anthropic.Anthropic, llm: ScriptedLLM) -> N
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_omitted_thinking_is_in_the_signature(claude: anthropic.Anthropic, llm: ScriptedLLM, stream: bool) -> None:
+def test_omitted_thinking_is_in_the_signature(claude: anthropic.Anthropic, llm: DictatedLLM, stream: bool) -> None:
     thinking: Any = {"type": "adaptive", "display": "omitted"}
     body: dict[str, Any] = {"model": MODEL, "max_tokens": 500, "thinking": thinking}
     body["messages"] = [{"role": "user", "content": say(THOUGHT + "Yes")}]
@@ -152,7 +152,7 @@ def test_omitted_thinking_is_in_the_signature(claude: anthropic.Anthropic, llm: 
     assert "Let me see: 2 + 2." in llm.prompts[-1]
 
 
-def test_turns_as_the_template_gets_them(claude: anthropic.Anthropic, llm: ScriptedLLM) -> None:
+def test_turns_as_the_template_gets_them(claude: anthropic.Anthropic, llm: DictatedLLM) -> None:
     system: Any = [
         {"type": "text", "text": "x-anthropic-billing-header: cc_version=2"},
         {"type": "text", "text": "You are kind.", "cache_control": {"type": "ephemeral"}},
@@ -187,7 +187,7 @@ def test_turns_as_the_template_gets_them(claude: anthropic.Anthropic, llm: Scrip
     )
 
 
-def test_an_answer_goes_on_where_the_assistant_stopped(claude: anthropic.Anthropic, llm: ScriptedLLM) -> None:
+def test_an_answer_goes_on_where_the_assistant_stopped(claude: anthropic.Anthropic, llm: DictatedLLM) -> None:
     turns: Any = [*HI, {"role": "assistant", "content": "The answer is ("}]
     claude.messages.create(model=MODEL, max_tokens=9, messages=turns)
     assert llm.prompts[-1].endswith("[assistant] The answer is (")
@@ -203,7 +203,7 @@ def test_an_answer_goes_on_where_the_assistant_stopped(claude: anthropic.Anthrop
     ],
     ids=str,
 )
-def test_tool_choice(claude: anthropic.Anthropic, llm: ScriptedLLM, choice: Any, expected: tuple[str, bool]) -> None:
+def test_tool_choice(claude: anthropic.Anthropic, llm: DictatedLLM, choice: Any, expected: tuple[str, bool]) -> None:
     text = f"{LOOK}\n{SUM}"
     ask: list[Any] = [{"role": "user", "content": say(text)}]
     message = claude.messages.create(model=MODEL, max_tokens=900, messages=ask, tools=TOOLS, tool_choice=choice)
@@ -218,7 +218,7 @@ def test_tool_choice(claude: anthropic.Anthropic, llm: ScriptedLLM, choice: Any,
         assert constraint.grammar is not None, "the engine holds the model to a call"
 
 
-def test_deferred_tools_are_shown_when_they_were_found(claude: anthropic.Anthropic, llm: ScriptedLLM) -> None:
+def test_deferred_tools_are_shown_when_they_were_found(claude: anthropic.Anthropic, llm: DictatedLLM) -> None:
     tools: Any = [TOOLS[0], {**TOOLS[1], "defer_loading": True}, {"type": "web_search_20250305", "name": "web_search"}]
     claude.messages.create(model=MODEL, max_tokens=9, messages=HI, tools=tools)
     assert llm.prompts[-1].startswith("[tools] look\n")
@@ -280,7 +280,7 @@ def test_bad_input(served: Served, named: str, change: dict[str, Any]) -> None:
     assert named in refusal["error"]["message"]
 
 
-def test_errors_have_anthropics_shape(served: Served, claude: anthropic.Anthropic, llm: ScriptedLLM) -> None:
+def test_errors_have_anthropics_shape(served: Served, claude: anthropic.Anthropic, llm: DictatedLLM) -> None:
     with pytest.raises(anthropic.NotFoundError) as unknown:
         claude.messages.create(model="no-such-model", max_tokens=9, messages=HI)
     assert unknown.value.type == "not_found_error"
@@ -295,7 +295,7 @@ def test_errors_have_anthropics_shape(served: Served, claude: anthropic.Anthropi
     assert full.value.response.headers["retry-after"]
 
 
-def test_a_stream_that_breaks_off_says_so(claude: anthropic.Anthropic, llm: ScriptedLLM) -> None:
+def test_a_stream_that_breaks_off_says_so(claude: anthropic.Anthropic, llm: DictatedLLM) -> None:
     llm.breaks_after = 3
     with (
         pytest.raises(anthropic.APIStatusError) as broken,
@@ -309,7 +309,7 @@ def test_a_stream_that_breaks_off_says_so(claude: anthropic.Anthropic, llm: Scri
 
 
 def test_keys_and_the_questions_clients_ask_first() -> None:
-    with echo_server(ScriptedLLM(served_model_name=[MODEL]), keys=("secret",)) as locked:
+    with echo_server(DictatedLLM(served_model_name=[MODEL]), keys=("secret",)) as locked:
         with anthropic.Anthropic(base_url=locked.url, api_key="wrong", max_retries=0) as client:
             with pytest.raises(anthropic.AuthenticationError) as refused:
                 client.messages.create(model=MODEL, max_tokens=9, messages=HI)

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from tests.server.agents.conftest import MODEL
-from tests.server.agents.scripted_llm import ScriptedLLM, say
+from tests.server.agents.dictated_llm import DictatedLLM, say
 from tests.server.agents.scripts import FUNCTIONS, LOOK, SCRIPTS, THOUGHT
 from tests.server.conftest import Served
 
@@ -81,7 +81,7 @@ def added_up(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("step", [1, 7])
 @pytest.mark.parametrize("options", [{}, {"max_output_tokens": 60}, {"max_output_tokens": 15}], ids=str)
 def test_streamed_and_whole(
-    served: Served, oai: openai.OpenAI, llm: ScriptedLLM, script: str, step: int, options: dict[str, Any]
+    served: Served, oai: openai.OpenAI, llm: DictatedLLM, script: str, step: int, options: dict[str, Any]
 ) -> None:
     llm.step = step
     body = {"model": MODEL, "input": say(SCRIPTS[script]), "tools": TOOLS, **options}
@@ -106,7 +106,7 @@ def test_the_clients_own_accumulator(oai: openai.OpenAI, script: str) -> None:
     assert [item.type for item in final.output] == [item.type for item in whole.output]
 
 
-def test_the_events_of_one_answer(served: Served, llm: ScriptedLLM) -> None:
+def test_the_events_of_one_answer(served: Served, llm: DictatedLLM) -> None:
     llm.step = 10_000
     events = events_of(served, input=say(f"{THOUGHT}Look:\n{LOOK}"), tools=TOOLS)
     assert [event["type"].removeprefix("response.") for event in events] == [
@@ -175,7 +175,7 @@ def test_incomplete(oai: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("step", [1, 5, 10_000])
-def test_logprobs_are_those_of_the_content(served: Served, llm: ScriptedLLM, step: int) -> None:
+def test_logprobs_are_those_of_the_content(served: Served, llm: DictatedLLM, step: int) -> None:
     llm.step = step
     body = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "tools": TOOLS}
     body["input"] = say(f"{THOUGHT}Four.\n{LOOK}")
@@ -189,7 +189,7 @@ def test_logprobs_are_those_of_the_content(served: Served, llm: ScriptedLLM, ste
     assert whole["output"][1]["content"][0] == message
 
 
-def test_a_custom_tool_takes_text(served: Served, llm: ScriptedLLM) -> None:
+def test_a_custom_tool_takes_text(served: Served, llm: DictatedLLM) -> None:
     patch = "*** Begin Patch\n+ ünï\n*** End Patch"
     script = f'<tool_call>\n{{"name": "apply_patch", "arguments": {{"input": {json.dumps(patch)}}}}}\n</tool_call>'
     grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}
@@ -205,7 +205,7 @@ def test_a_custom_tool_takes_text(served: Served, llm: ScriptedLLM) -> None:
     assert f"[call {item['call_id']} apply_patch" in llm.prompts[-1]
 
 
-def test_functions_in_a_namespace(served: Served, llm: ScriptedLLM) -> None:
+def test_functions_in_a_namespace(served: Served, llm: DictatedLLM) -> None:
     function = {"type": "function", "name": "read", "parameters": {"type": "object"}}
     tool = {"type": "namespace", "name": "mcp__files__", "description": "Files.", "tools": [function]}
     script = '<tool_call>\n{"name": "mcp__files__read", "arguments": {}}\n</tool_call>'
@@ -218,7 +218,7 @@ def test_functions_in_a_namespace(served: Served, llm: ScriptedLLM) -> None:
     assert "mcp__files__read" in llm.prompts[-1]
 
 
-def test_sealed_reasoning_comes_back(oai: openai.OpenAI, llm: ScriptedLLM) -> None:
+def test_sealed_reasoning_comes_back(oai: openai.OpenAI, llm: DictatedLLM) -> None:
     reply = oai.responses.create(
         model=MODEL, input=say("<think>a secret</think>Hi"), store=False, include=["reasoning.encrypted_content"]
     )
@@ -237,7 +237,7 @@ def test_counting(oai: openai.OpenAI) -> None:
     assert oai.responses.create(**body).usage.input_tokens == oai.responses.input_tokens.count(**body).input_tokens
 
 
-def test_old_turns_go_when_the_context_is_full(oai: openai.OpenAI, llm: ScriptedLLM) -> None:
+def test_old_turns_go_when_the_context_is_full(oai: openai.OpenAI, llm: DictatedLLM) -> None:
     turns: list[Any] = [{"role": "system", "content": "SYSTEM"}]
     for i in range(30):
         turns += [{"role": "user", "content": f"question {i} " + "x" * 200}, {"role": "assistant", "content": "a"}]

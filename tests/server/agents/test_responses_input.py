@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.server.agents.scripted_llm import ScriptedLLM, say
+from tests.server.agents.dictated_llm import DictatedLLM, say
 from tests.server.agents.test_responses import TOOLS
 from tests.server.conftest import Served
 
 USER = {"role": "user", "content": say("x")}
 
 
-def test_items_as_the_template_gets_them(served: Served, llm: ScriptedLLM) -> None:
+def test_items_as_the_template_gets_them(served: Served, llm: DictatedLLM) -> None:
     call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"q": 1}', "status": "completed"}
     items: list[Any] = [
         {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Rules"}]},
@@ -51,7 +51,7 @@ def test_items_as_the_template_gets_them(served: Served, llm: ScriptedLLM) -> No
     ],
     ids=str,
 )
-def test_tool_choice(served: Served, llm: ScriptedLLM, choice: Any, shown: str) -> None:
+def test_tool_choice(served: Served, llm: DictatedLLM, choice: Any, shown: str) -> None:
     hosted = {"type": "web_search", "external_web_access": False}
     body = {"input": say("x"), "tools": [*TOOLS, hosted], "tool_choice": choice}
     reply = served.client.post("/v1/responses", json=body).json()
@@ -60,12 +60,12 @@ def test_tool_choice(served: Served, llm: ScriptedLLM, choice: Any, shown: str) 
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "add"}], ids=str)
-def test_a_call_that_must_come_binds_the_answer(served: Served, llm: ScriptedLLM, choice: Any) -> None:
+def test_a_call_that_must_come_binds_the_answer(served: Served, llm: DictatedLLM, choice: Any) -> None:
     served.client.post("/v1/responses", json={"input": say("x"), "tools": TOOLS, "tool_choice": choice})
     assert llm.seen[-1]["constraint"].grammar is not None
 
 
-def test_sampling_fields(served: Served, llm: ScriptedLLM) -> None:
+def test_sampling_fields(served: Served, llm: DictatedLLM) -> None:
     body = {
         "temperature": 0.3,
         "top_p": 0.8,

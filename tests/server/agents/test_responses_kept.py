@@ -12,14 +12,14 @@ import pytest
 
 from quire.server.openai_responses_store import ResponseStore, Stored
 from tests.server.agents.conftest import MODEL
-from tests.server.agents.scripted_llm import ScriptedLLM, say
+from tests.server.agents.dictated_llm import DictatedLLM, say
 from tests.server.agents.scripts import LOOK, SUM
 from tests.server.agents.test_responses import TOOLS
 from tests.server.conftest import Served, echo_server
 from tests.server.process import server_process
 
 
-def test_a_chain_of_turns(oai: openai.OpenAI, llm: ScriptedLLM) -> None:
+def test_a_chain_of_turns(oai: openai.OpenAI, llm: DictatedLLM) -> None:
     first = oai.responses.create(model=MODEL, input=say("one"), instructions="A")
     second = oai.responses.create(model=MODEL, input=say("two"), previous_response_id=first.id, instructions="B")
     third = oai.responses.create(model=MODEL, input=say("three"), previous_response_id=second.id)
@@ -39,7 +39,7 @@ def test_a_chain_of_turns(oai: openai.OpenAI, llm: ScriptedLLM) -> None:
     assert {fourth.output_text, branch.output_text} == {"four", "other"}
 
 
-def test_a_loop_of_calls(oai: openai.OpenAI, llm: ScriptedLLM) -> None:
+def test_a_loop_of_calls(oai: openai.OpenAI, llm: DictatedLLM) -> None:
     """Two calls at once, their outputs in the other order, then the answer."""
     first = oai.responses.create(model=MODEL, input=say(f"{LOOK}\n{SUM}"), tools=TOOLS)
     calls = [item for item in first.output if item.type == "function_call"]
@@ -85,7 +85,7 @@ def test_streamed_responses_are_kept_before_the_client_hears_of_it(oai: openai.O
             assert kept == event.response
 
 
-def test_items_by_reference(oai: openai.OpenAI, llm: ScriptedLLM) -> None:
+def test_items_by_reference(oai: openai.OpenAI, llm: DictatedLLM) -> None:
     reply = oai.responses.create(model=MODEL, input=say("remember"))
     reference: Any = {"type": "item_reference", "id": reply.output[0].id}
     oai.responses.create(model=MODEL, input=[reference, {"role": "user", "content": say("x")}])
@@ -120,7 +120,7 @@ def wait_for(oai: openai.OpenAI, response_id: str, *states: str) -> Any:
     raise AssertionError(f"still {reply.status}")
 
 
-def test_background(oai: openai.OpenAI, llm: ScriptedLLM) -> None:
+def test_background(oai: openai.OpenAI, llm: DictatedLLM) -> None:
     llm.delay = 0.002
     reply = oai.responses.create(model=MODEL, input=say("0123456789" * 5), background=True)
     assert (reply.status, reply.background, reply.output) == ("queued", True, [])
@@ -157,7 +157,7 @@ def test_a_stream_in_the_background_goes_on_without_its_reader(served: Served, o
     assert wait_for(oai, response_id, "completed").output_text == "x" * 60
 
 
-def test_cancelling_frees_the_seat(served: Served, oai: openai.OpenAI, llm: ScriptedLLM) -> None:
+def test_cancelling_frees_the_seat(served: Served, oai: openai.OpenAI, llm: DictatedLLM) -> None:
     llm.delay = 0.01
     reply = oai.responses.create(model=MODEL, input=say("0123456789" * 20), background=True)
     assert served.wait_until(lambda: bool(llm.running))
@@ -175,7 +175,7 @@ def test_cancelling_frees_the_seat(served: Served, oai: openai.OpenAI, llm: Scri
     assert served.wait_until(lambda: served.service.in_flight.num_answers == 0)
 
 
-def test_deleting_ends_what_still_runs(served: Served, oai: openai.OpenAI, llm: ScriptedLLM) -> None:
+def test_deleting_ends_what_still_runs(served: Served, oai: openai.OpenAI, llm: DictatedLLM) -> None:
     llm.frozen = True
     reply = oai.responses.create(model=MODEL, input=say("x"), background=True)
     oai.responses.delete(reply.id)
@@ -185,7 +185,7 @@ def test_deleting_ends_what_still_runs(served: Served, oai: openai.OpenAI, llm: 
 
 
 @pytest.mark.parametrize("cause", ["refused", "breaks"])
-def test_a_failure_in_the_background(oai: openai.OpenAI, llm: ScriptedLLM, cause: str) -> None:
+def test_a_failure_in_the_background(oai: openai.OpenAI, llm: DictatedLLM, cause: str) -> None:
     llm.refuse_with, llm.breaks_after = ("queue_full", None) if cause == "refused" else (None, 3)
     reply = oai.responses.create(model=MODEL, input=say("Hello"), background=True)
     failed = wait_for(oai, reply.id, "failed")
@@ -193,7 +193,7 @@ def test_a_failure_in_the_background(oai: openai.OpenAI, llm: ScriptedLLM, cause
     assert list(oai.responses.retrieve(reply.id, stream=True))[-1].type == "response.failed"
 
 
-def test_a_failure_in_a_stream(served: Served, llm: ScriptedLLM) -> None:
+def test_a_failure_in_a_stream(served: Served, llm: DictatedLLM) -> None:
     llm.breaks_after = 3
     response = served.client.post("/v1/responses", json={"input": say("Hello"), "stream": True})
     last = json.loads(response.text.strip().rpartition("data: ")[2])
@@ -203,7 +203,7 @@ def test_a_failure_in_a_stream(served: Served, llm: ScriptedLLM) -> None:
     assert served.client.post("/v1/responses", json={"input": say("Hello"), "stream": True}).status_code == 500
 
 
-def test_a_client_that_leaves_frees_the_seat(served: Served, oai: openai.OpenAI, llm: ScriptedLLM) -> None:
+def test_a_client_that_leaves_frees_the_seat(served: Served, oai: openai.OpenAI, llm: DictatedLLM) -> None:
     llm.delay = 0.01
     with oai.responses.create(model=MODEL, input=say("x" * 300), stream=True) as stream:
         next(iter(stream))
@@ -218,7 +218,7 @@ def test_the_id_may_be_the_clients(served: Served) -> None:
 
 
 def test_a_server_that_keeps_nothing() -> None:
-    with echo_server(ScriptedLLM(served_model_name=[MODEL]), response_store_bytes=0) as served:
+    with echo_server(DictatedLLM(served_model_name=[MODEL]), response_store_bytes=0) as served:
         reply = served.client.post("/v1/responses", json={"input": say("x")}).json()
         assert reply["status"] == "completed"
         assert served.client.get(f"/v1/responses/{reply['id']}").status_code == 404

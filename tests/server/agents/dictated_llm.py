@@ -42,7 +42,7 @@ class CharacterTokenizer:
         return "".join(map(chr, ids))
 
 
-class ScriptedLLM(EchoLLM):
+class DictatedLLM(EchoLLM):
     """`step`: characters a streamed output. `room`: tokens that the context leaves. `breaks_after`: outputs, then it
     fails. `prompts`: as the requests were rendered."""
 
