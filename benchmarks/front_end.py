@@ -29,7 +29,7 @@ from quire.types.request import EngineRequest
 MODEL = "tiny-qwen3"
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
-ENDPOINTS = ("/v1/completions", "/v1/chat/completions")
+ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 
 
 class NullClient:
@@ -127,6 +127,12 @@ def body(endpoint: str, tokens: int, number: int, tools: list[dict[str, Any]] | 
     ask: dict[str, Any] = {"prompt": [300 + number % 1000] * 100}
     if "chat" in endpoint:
         ask = {"messages": [{"role": "user", "content": f"question {number}"}]} | ({"tools": tools} if tools else {})
+    elif "responses" in endpoint:
+        ask = {"input": f"question {number}", "stream": True, "ignore_eos": True, "max_output_tokens": tokens}
+        return json.dumps(ask).encode()
+    elif "messages" in endpoint:
+        messages = [{"role": "user", "content": f"question {number}"}]
+        return json.dumps({"model": MODEL, "messages": messages, "stream": True, "max_tokens": tokens}).encode()
     return json.dumps(ask | shared).encode()
 
 
@@ -144,7 +150,8 @@ def main() -> None:
         (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
         command = [sys.executable, "-m", "benchmarks.front_end", "serve", str(args.rate), args.profile]
         print(f"{'endpoint':24}{'streams':>8}{'tokens':>9}{'chunks':>9}{'s':>7}{'CPU s':>7}{'tok/s a core':>14}")
-        options = ["--reasoning-parser", "qwen3", "--tool-call-parser", "hermes"] if args.parsers else []
+        options = ["--served-model-name", MODEL]
+        options += ["--reasoning-parser", "qwen3", "--tool-call-parser", "hermes"] if args.parsers else []
         with Server(model, options, log, 60, command) as server:
             for endpoint in args.endpoints:
                 for streams in args.streams:

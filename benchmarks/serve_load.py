@@ -85,7 +85,7 @@ async def _drive(url: str, requests: list[Planned], start: float) -> list[Seen]:
 
 
 async def _read(stream: asyncio.StreamReader, seen: Seen) -> None:
-    """Stamp the events of a stream until its end. The one without choices tells how many tokens there were."""
+    """Stamp the events of a stream until its end. The one with the usage tells how many tokens there were."""
     rest = b""
     async for piece in stream.iter_any():  # type: ignore[attr-defined]
         now = time.monotonic()
@@ -97,6 +97,10 @@ async def _read(stream: asyncio.StreamReader, seen: Seen) -> None:
                 seen.error = event[:200].decode("utf-8", "replace")
             elif b'"choices":[]' in event:
                 seen.num_tokens = json.loads(event[6:])["usage"]["completion_tokens"]
+            elif event.startswith((b"event: response.completed", b"event: response.incomplete")):
+                seen.num_tokens = json.loads(event.partition(b"data: ")[2])["response"]["usage"]["output_tokens"]
+            elif event.startswith(b"event: message_delta"):
+                seen.num_tokens = json.loads(event.partition(b"data: ")[2])["usage"]["output_tokens"]
             else:
                 seen.events.append(now)
 

@@ -39,6 +39,8 @@ class ServeConfig:
     """Let requests bring a chat template of their own."""
     max_body_bytes: int = 32 * 1024 * 1024
     """Largest request body."""
+    response_store_bytes: int = 256 * 1024 * 1024
+    """Memory for stored responses of /v1/responses, the least recently used of which go first; 0: none are stored."""
     shutdown_grace: float = 0.0
     """Seconds after SIGTERM in which new requests are still accepted, while /readyz already says 503."""
     shutdown_timeout: float = 30.0

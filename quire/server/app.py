@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 
 import quire
 from quire.server import (
+    anthropic,
     classification,
     cohere_embed,
     errors,
@@ -17,12 +18,14 @@ from quire.server import (
     openai_completions,
     openai_embeddings,
     openai_models,
+    openai_responses,
     ops,
     scoring,
     tokenization,
 )
 from quire.server.auth import ApiKeyMiddleware
 from quire.server.limits import BodyLimitMiddleware
+from quire.server.openai_responses_store import ResponseStore
 from quire.server.service import Service
 
 ROUTERS = (
@@ -30,13 +33,16 @@ ROUTERS = (
     openai_models.router,
     openai_completions.router,
     openai_chat.router,
+    openai_responses.router,
+    anthropic.router,
     tokenization.router,
     openai_embeddings.router,
     classification.router,
     scoring.router,
     cohere_embed.router,
 )
-GENERATING = (openai_completions.router, openai_chat.router)  # refused by a model that makes vectors
+# Refused by a model that makes vectors.
+GENERATING = (openai_completions.router, openai_chat.router, openai_responses.router, anthropic.router)
 
 
 def build_app(service: Service) -> FastAPI:
@@ -50,6 +56,7 @@ def build_app(service: Service) -> FastAPI:
         root_path=service.serve.root_path,
     )
     app.state.service = service
+    app.state.responses = ResponseStore(service.serve.response_store_bytes)
     errors.install(app)
     for router in ROUTERS:
         app.include_router(router, dependencies=[Depends(_check_generates)] if router in GENERATING else [])

@@ -58,16 +58,23 @@ class ApiKeyMiddleware:
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
             return
-        message = "a valid API key is needed: send the header 'Authorization: Bearer <key>'"
-        response = error_response(401, message, headers={"www-authenticate": "Bearer"})
+        message = "a valid API key is needed: send the header 'Authorization: Bearer <key>' or 'x-api-key: <key>'"
+        headers = {"www-authenticate": "Bearer"}
+        response = error_response(401, message, headers=headers, path=scope["path"])
         await response(scope, receive, send)
 
     def _is_open(self, scope: Scope) -> bool:
         return scope["type"] == "http" and scope["path"].removeprefix(self.root_path) in OPEN_PATHS
 
     def _has_key(self, scope: Scope) -> bool:
-        values = [value for name, value in scope["headers"] if name == b"authorization"]
-        scheme, _, token = (values[0] if len(values) == 1 else b"").partition(b" ")
-        digest = hashlib.sha256(token.strip()).digest()
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return scheme.lower() == b"bearer" and any(matches)
+        scheme, _, token = _only(scope, b"authorization").partition(b" ")
+        given = [token if scheme.lower() == b"bearer" else b"", _only(scope, b"x-api-key")]
+        digests = [hashlib.sha256(key.strip()).digest() for key in given]
+        matches = [hmac.compare_digest(digest, known) for digest in digests for known in self._digests]
+        return any(matches)
+
+
+def _only(scope: Scope, name: bytes) -> bytes:
+    """The value of a header that came once; empty otherwise (no key is empty)."""
+    values: list[bytes] = [value for key, value in scope["headers"] if key == name]
+    return values[0] if len(values) == 1 else b""

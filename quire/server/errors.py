@@ -1,4 +1,8 @@
-"""Every refusal in one shape: {"error": {"message", "type", "param", "code"}}, where code is the HTTP status."""
+"""Every refusal in the shape that the clients of its path expect.
+
+OpenAI's everywhere: {"error": {"message", "type", "param", "code"}}, where code is the HTTP status. Under /v1/messages
+Anthropic's: {"type": "error", "error": {"type", "message"}}.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
@@ -24,6 +29,15 @@ TYPES = {
     501: "NotImplementedError",
     503: "ServiceUnavailableError",
 }
+ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    529: "overloaded_error",
+}
+ANTHROPIC_OVERLOADED = 529  # where others say 503
 RETRY_SECONDS = "1"
 MAX_SHOWN = 80  # characters of a bad value repeated in the message
 
@@ -38,18 +52,36 @@ class ApiError(Exception):
         self.param = param
 
 
-def error_body(status: int, message: str, param: str | None = None) -> bytes:
+def error_body(status: int, message: str, param: str | None = None, path: str = "") -> bytes:
+    if is_anthropic(path):
+        return orjson.dumps({"type": "error", "error": anthropic_error(status, message)})
     kind = TYPES.get(status) or HTTPStatus(status).phrase.replace(" ", "") + "Error"
+    if "/v1/responses" in path and status in (400, 404):
+        kind = "invalid_request_error"
     return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": status}})
 
 
+def is_anthropic(path: str) -> bool:
+    """Whether the clients of this path are Anthropic's."""
+    return "/v1/messages" in path
+
+
+def anthropic_error(status: int, message: str) -> dict[str, str]:
+    return {"type": ANTHROPIC_TYPES.get(anthropic_status(status), "api_error"), "message": message}
+
+
+def anthropic_status(status: int) -> int:
+    return ANTHROPIC_OVERLOADED if status == 503 else status
+
+
 def error_response(
-    status: int, message: str, param: str | None = None, headers: Mapping[str, str] | None = None
+    status: int, message: str, param: str | None = None, headers: Mapping[str, str] | None = None, path: str = ""
 ) -> Response:
     headers = dict(headers or {})
     if status == 503:
         headers.setdefault("retry-after", RETRY_SECONDS)
-    return Response(error_body(status, message, param), status, headers, "application/json")
+    body = error_body(status, message, param, path)
+    return Response(body, anthropic_status(status) if is_anthropic(path) else status, headers, "application/json")
 
 
 def explain(error: BaseException) -> tuple[int, str, str | None]:
@@ -91,12 +123,12 @@ def _short(value: Any) -> str:
 def install(app: FastAPI) -> None:
     """Map every exception of the app to the error shape."""
 
-    async def known(_: Request, error: Exception) -> Response:
-        return error_response(*explain(error))
+    async def known(request: Request, error: Exception) -> Response:
+        return error_response(*explain(error), path=request.url.path)
 
-    async def unknown(_: Request, error: Exception) -> Response:
+    async def unknown(request: Request, error: Exception) -> Response:
         # The server logs the exception and closes the connection: the client must not send its next request there.
-        return error_response(*explain(error), headers={"connection": "close"})
+        return error_response(*explain(error), headers={"connection": "close"}, path=request.url.path)
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -104,9 +136,18 @@ def install(app: FastAPI) -> None:
             404: f"there is no {request.url.path}",
             405: f"{request.method} is not allowed on {request.url.path}",
         }.get(error.status_code, str(error.detail))
-        return error_response(error.status_code, message, None, error.headers)
+        return error_response(error.status_code, message, None, error.headers, request.url.path)
+
+    async def query(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        field = str(first["loc"][-1])
+        return error_response(
+            400, f"{field}: {first['msg']}, got {_short(first['input'])}", field, path=request.url.path
+        )
 
     app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(RequestValidationError, query)
     for kind in (ApiError, InputError, ValidationError, EngineDeadError):
         app.add_exception_handler(kind, known)
     app.add_exception_handler(Exception, unknown)

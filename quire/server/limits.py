@@ -31,7 +31,8 @@ class BodyLimitMiddleware:
         announced = dict(scope["headers"]).get(b"content-length", b"0")
         if not announced.isdigit() or int(announced) > self.max_bytes:
             # The rest of the body is not worth reading, so the connection cannot serve another request.
-            await error_response(413, self._message(), headers={"connection": "close"})(scope, receive, send)
+            refusal = error_response(413, self._message(), headers={"connection": "close"}, path=scope["path"])
+            await refusal(scope, receive, send)
             return
         seen = 0
 

@@ -90,8 +90,21 @@ class LiveReply(Response):
             work.cancel()
 
 
+def event(fields: dict[str, Any]) -> bytes:
+    """A server-sent event that is named after its type."""
+    return b"event: %b\ndata: %b\n\n" % (fields["type"].encode(), orjson.dumps(fields))
+
+
+def broken_off(error: Exception) -> bytes:
+    """The end of a stream of chunks that cannot go on."""
+    return b"data: " + error_body(*explain(error)) + b"\n\n" + DONE
+
+
 class EventStream(LiveReply):
-    """Sends frames as they come. The status line waits for the first frame: a refusal still has a status of its own."""
+    """Sends frames as they come. The status line waits for the first frame: a refusal still has a status of its own.
+
+    `end` closes a stream that is complete, `failed` one that is not.
+    """
 
     def __init__(
         self,
@@ -99,18 +112,21 @@ class EventStream(LiveReply):
         answers: int,
         frames: Callable[[], AsyncGenerator[bytes, None]],
         headers: list[tuple[bytes, bytes]],
+        *,
+        end: bytes = DONE,
+        failed: Callable[[Exception], bytes] = broken_off,
     ) -> None:
         super().__init__(in_flight, answers, headers)
         self.frames = frames
+        self.end = end
+        self.failed = failed
 
     async def produce(self, send: Send) -> None:
         try:
             async with aclosing(self.frames()) as frames:
                 async for frame in frames:
                     if not self.started:
-                        self.started = True
-                        headers = SSE_HEADERS + self.extra_headers
-                        await send({"type": "http.response.start", "status": 200, "headers": headers})
+                        await self._start(send)
                     await send({"type": "http.response.body", "body": frame, "more_body": True})
         except Exception as error:
             if not self.started:
@@ -119,10 +135,16 @@ class EventStream(LiveReply):
                 log.exception("a stream broke off")
             await self.interrupted(send, error)
         else:
-            await send({"type": "http.response.body", "body": DONE})
+            if not self.started:
+                await self._start(send)
+            await send({"type": "http.response.body", "body": self.end})
+
+    async def _start(self, send: Send) -> None:
+        self.started = True
+        await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS + self.extra_headers})
 
     async def interrupted(self, send: Send, error: Exception) -> None:
-        await send({"type": "http.response.body", "body": b"data: " + error_body(*explain(error)) + b"\n\n" + DONE})
+        await send({"type": "http.response.body", "body": self.failed(error)})
 
 
 class JsonReply(LiveReply):

@@ -42,10 +42,15 @@ def test_every_route_needs_a_key(locked: Served, method: str, path: str) -> None
         assert bare.status_code == 200
         return
     assert bare.status_code == 401
-    assert bare.json()["error"]["type"] == "AuthenticationError"
+    if method == "HEAD":
+        return
+    kind = "authentication_error" if path.startswith("/v1/messages") else "AuthenticationError"
+    assert bare.json()["error"]["type"] == kind
     assert bare.headers["www-authenticate"] == "Bearer"
     with_key = locked.client.request(method, path, headers={"Authorization": "Bearer key-two"})
     assert with_key.status_code != 401
+    assert locked.client.request(method, path, headers={"x-api-key": "key-two"}).status_code != 401
+    assert locked.client.request(method, path, headers={"x-api-key": "key"}).status_code == 401
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,67 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API."""
+
+from __future__ import annotations
+
+import secrets
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from quire.server.answer import Answer
+from quire.server.anthropic_body import NAMES, CountTokensBody, MessagesBody
+from quire.server.anthropic_events import MessageWriter
+from quire.server.anthropic_input import add_messages, add_system, functions
+from quire.server.body import openapi_body, read_body
+from quire.server.chat_job import chat_body, count_tokens, start_chat
+from quire.server.conversation import Conversation, takes_late_system
+from quire.server.protocol import ChatBody
+from quire.server.service import Service
+from quire.server.sse import EventStream, JsonReply
+
+router = APIRouter()
+METHODS = {"allow": "POST, HEAD, OPTIONS"}
+
+
+@router.post("/v1/messages", openapi_extra=openapi_body(MessagesBody))
+async def messages(request: Request) -> Response:
+    body = await read_body(request, MessagesBody)
+    service: Service = request.app.state.service
+    service.running()
+    model = service.check_model(body.model)
+    number = secrets.token_hex(16)
+    message_id = f"msg_{number}"
+    job, plan = await start_chat(request, chat_request(service, body), model, NAMES, job_id=message_id)
+    writer = MessageWriter(Answer(job, plan), message_id, model, body.max_tokens, omits_thinking=body.omits_thinking)
+    headers = [(b"request-id", f"req_{number}".encode())]
+    if body.stream:
+        return EventStream(service.in_flight, 1, writer.frames, headers, end=b"", failed=writer.failed)
+    return JsonReply(service.in_flight, 1, writer.whole, headers)
+
+
+@router.post("/v1/messages/count_tokens", openapi_extra=openapi_body(CountTokensBody))
+async def count(request: Request) -> Response:
+    """How many tokens the prompt of such a request has."""
+    body = await read_body(request, CountTokensBody)
+    service: Service = request.app.state.service
+    service.running()
+    service.check_model(body.model)
+    num_tokens = await count_tokens(service, chat_request(service, body), NAMES)
+    return JSONResponse({"input_tokens": num_tokens, "context_management": {"original_input_tokens": num_tokens}})
+
+
+@router.api_route("/v1/messages", methods=["HEAD", "OPTIONS"], include_in_schema=False)
+@router.api_route("/v1/messages/count_tokens", methods=["HEAD", "OPTIONS"], include_in_schema=False)
+async def reachable() -> Response:
+    """Clients ask before they send."""
+    return Response(headers=METHODS)
+
+
+def chat_request(service: Service, body: CountTokensBody) -> ChatBody:
+    """The chat request that this means. Raises InputError naming the client's field."""
+    talk = Conversation(late_system=takes_late_system(service.running().chat_template))
+    add_system(talk, body.system)
+    add_messages(talk, body.messages)
+    fields = body.chat_fields(talk.finish(), functions(body.tools, body.messages))
+    if service.running().formats.reasoning is not None and body.thinking is not None:
+        fields["thinking_token_budget"] = body.thinking.budget_tokens
+    return chat_body(fields, NAMES)
