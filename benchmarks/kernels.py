@@ -225,12 +225,12 @@ def bench_prefill(model: Model) -> Iterator[Line]:
         (64, 64, 4160),
     ]:  # fmt: skip
         cache, q, starts, flops = prefill_case(model, rows, queries, length)
-        us = microseconds([
-            partial(
-                paged_attention.prefill, q, cache.k, cache.v, cache.seats[0], cache.table, starts, cache.seq_lens,
-                rows, queries, model.dim**-0.5,
-            )
-        ] * 4)  # fmt: skip
+        schedule = paged_attention.prefill_schedule(
+            cache.seats[0], starts, cache.seq_lens, len(q), queries, model.heads, model.kv_heads, model.dim, BLOCK_SIZE,
+            DTYPE,
+        )  # fmt: skip
+        call = partial(paged_attention.prefill, q, cache.k, cache.v, cache.table, schedule, model.dim**-0.5)
+        us = microseconds([call] * 4)
         library = None
         if queries == length:  # the library reads contiguous K and V
             ours = [random(rows, n, queries, model.dim) for n in (model.heads, model.kv_heads, model.kv_heads)]

@@ -15,6 +15,7 @@ from tests.kernels.test_paged_attention import make_cache
 
 triton = pytest.importorskip("triton")
 prefill = pytest.importorskip("quire.kernels.triton.prefill")
+prefill_schedule = pytest.importorskip("quire.kernels.triton.prefill_schedule")
 
 TESTED = pytest.mark.skipif(
     INTERPRETED or not triton.__version__.startswith(prefill.GLUON_TESTED), reason="Gluon: only versions it knows"
@@ -51,14 +52,14 @@ def test_compiles_to_overlapping_matrix_products(
         "BLOCK_N": block_n, "STAGES": stages, "PDL": True,
     }  # fmt: skip
     types = {"q_ptr": f"*{dtype}", "out_ptr": f"*{dtype}", "k_desc": desc, "v_desc": desc, "scale": "fp32"}
-    types |= dict.fromkeys(("seats_ptr", "table_ptr", "query_start_ptr", "seq_lens_ptr"), "*i32")
-    types |= dict.fromkeys(("num_rows", "q_stride", "table_stride"), "i32")
+    types |= dict.fromkeys(("items_ptr", "table_ptr"), "*i32")
+    types |= dict.fromkeys(("num_items", "q_stride", "table_stride"), "i32")
     names = kernel.arg_names
     source = GluonASTSource(
         kernel,
         {name: types.get(name, "constexpr") for name in names},
         {(names.index(name),): value for name, value in constants.items()},
-        {(names.index(name),): [["tt.divisibility", 16]] for name in ("q_ptr", "out_ptr", "q_stride")},
+        {(names.index(name),): [["tt.divisibility", 16]] for name in ("q_ptr", "out_ptr", "items_ptr", "q_stride")},
     )
     built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "launch_pdl": True})
     assert built.metadata.shared <= 227 * 1024
@@ -70,7 +71,7 @@ def test_compiles_to_overlapping_matrix_products(
     ).stderr  # fmt: skip
     assert "serialized" not in assembled
     spilled = int(assembled.split(" bytes spill stores")[0].split()[-1])
-    assert spilled <= 64, f"{spilled} bytes spilled"  # the producer's, once an item
+    assert spilled == 0, f"{spilled} bytes spilled"
 
 
 def check(
@@ -89,14 +90,16 @@ def check(
     q = torch.randn(sum(queries), heads, dim, device=device, dtype=dtype)
     sm90 = prefill._sm90(device)
     assert sm90 is not None
-    assert sm90.takes(q, cache.k)
+    assert sm90.takes(dtype, heads, kv_heads, dim, 16)
     starts = torch.tensor([5, *queries]).cumsum(0).int().to(device)
-    arguments = (
-        q, cache.k, cache.v, cache.seats, cache.table, starts, torch.tensor(seq_lens, device=device).int(), len(rows)
-    )  # fmt: skip
+    lens = torch.tensor(seq_lens, device=device).int()
+    tiles = prefill_schedule.tiles(cache.seats, starts, lens, len(q), max(queries), sm90.tokens(heads // kv_heads))
     out = torch.full((len(q), heads * dim), float("nan"), device=device, dtype=dtype)
-    sm90.prefill(*arguments, max(queries), dim**-0.5, window, out)
-    assert_near(out, attention_reference(*arguments, dim**-0.5, window), dtype)
+    sm90.prefill(q, cache.k, cache.v, cache.table, tiles, max(queries), dim**-0.5, window, out)
+    expected = attention_reference(
+        q, cache.k, cache.v, cache.seats, cache.table, starts, lens, len(rows), dim**-0.5, window
+    )
+    assert_near(out, expected, dtype)
 
 
 class TestOnDevice:

@@ -12,13 +12,18 @@ from __future__ import annotations
 import logging
 from functools import cache
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.triton import prefill_schedule
 from quire.kernels.triton.decode import LOG2_E
 from quire.kernels.triton.launch import dot_width, has_pdl, next_power_of_2, num_processors
+
+if TYPE_CHECKING:
+    from quire.kernels.paged_attention import PrefillSchedule
 
 logger = logging.getLogger(__name__)
 
@@ -174,18 +179,36 @@ def _sm90(device: torch.device) -> ModuleType | None:
     return prefill_sm90
 
 
+def schedule(
+    seats: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    num_tokens: int,
+    max_query_len: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    dtype: torch.dtype,
+) -> torch.Tensor | None:
+    """What `prefill_sm90` works through, if it runs for such rows; None: the kernel of this file does."""
+    sm90 = _sm90(seats.device)
+    # With less work than that it is no faster, and takes the host longer to launch.
+    if sm90 is None or num_tokens * num_heads < 256 * num_processors(seats.device):
+        return None
+    if not sm90.takes(dtype, num_heads, num_kv_heads, head_dim, block_size):
+        return None
+    tokens = sm90.tokens(num_heads // num_kv_heads)
+    return prefill_schedule.tiles(seats, query_start, seq_lens, num_tokens, max_query_len, tokens)
+
+
 def prefill(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    seats: torch.Tensor,
     block_table: torch.Tensor,
-    query_start: torch.Tensor,
-    seq_lens: torch.Tensor,
-    num_rows: int,
-    max_query_len: int,
+    schedule: PrefillSchedule,
     scale: float,
-    sliding_window: int = 0,
     out: torch.Tensor | None = None,
     tiles: tuple[int, int, int, int] | None = None,
 ) -> torch.Tensor:
@@ -195,24 +218,26 @@ def prefill(
     group = num_heads // num_kv_heads
     if out is None:
         out = torch.empty((num_tokens, num_heads * dim), dtype=q.dtype, device=q.device)
+    num_rows, window = len(schedule.seats), schedule.sliding_window
     if not num_rows:
         return out
-    programs = num_tokens * num_heads / 256 / num_processors(q.device)
-    sm90 = _sm90(q.device)
-    # With less work than that it is no faster, and takes the host longer to launch.
-    if sm90 is not None and tiles is None and programs >= 1 and sm90.takes(q, k_cache):
+    if schedule.tiles is not None and tiles is None:
+        sm90 = _sm90(q.device)
+        assert sm90 is not None
         sm90.prefill(
-            q, k_cache, v_cache, seats, block_table, query_start, seq_lens, num_rows, max_query_len, scale,
-            sliding_window, out,
+            q, k_cache, v_cache, block_table, schedule.tiles, schedule.max_query_len, scale, window, out
         )  # fmt: skip
         return out
-    block_m, block_n, num_warps, num_stages = tiles or shape(dim, q.element_size(), max_query_len * group, programs)
+    programs = num_tokens * num_heads / 256 / num_processors(q.device)
+    block_m, block_n, num_warps, num_stages = tiles or shape(
+        dim, q.element_size(), schedule.max_query_len * group, programs
+    )
     block_m = max(block_m, next_power_of_2(group))
     pdl = has_pdl(q.device)
     _prefill_kernel[(num_kv_heads, num_tokens // (block_m // group) + num_rows)](
-        q, k_cache, v_cache, out, seats, block_table, query_start, seq_lens, num_rows,
+        q, k_cache, v_cache, out, schedule.seats, block_table, schedule.query_start, schedule.seq_lens, num_rows,
         q.stride(0), block_table.stride(0), k_cache.stride(0), k_cache.stride(1), scale * LOG2_E,
-        HEADS=num_heads, GROUP=group, DIM=dim, BLOCK_SIZE=block_size, WINDOW=sliding_window,
+        HEADS=num_heads, GROUP=group, DIM=dim, BLOCK_SIZE=block_size, WINDOW=window,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_DIM=dot_width(dim), STAGES=num_stages,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl, num_warps=num_warps, launch_pdl=pdl,
     )  # fmt: skip
