@@ -82,9 +82,7 @@ class TritonAttention:
         out = torch.empty((num_tokens, num_heads * head_dim), dtype=q.dtype, device=q.device)
         table, split = plan.inputs.block_table, plan.inputs.num_decodes
         if plan.decodes is not None:
-            paged_attention.decode(
-                q[:split], cache.k, cache.v, table, plan.decodes, scale, self.workspace, out[:split]
-            )
+            paged_attention.decode(q[:split], cache.k, cache.v, table, plan.decodes, scale, self.workspace, out[:split])
         if plan.others is not None:
             paged_attention.prefill(q[split:], cache.k, cache.v, table, plan.others, scale, out[split:])
         return out

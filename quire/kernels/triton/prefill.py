@@ -9,9 +9,6 @@ row's last, partial tile, so the grid's size needs only host numbers and each pr
 
 from __future__ import annotations
 
-import logging
-from functools import cache
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,14 +17,10 @@ import triton.language as tl
 
 from quire.kernels.triton import prefill_schedule
 from quire.kernels.triton.decode import LOG2_E
-from quire.kernels.triton.launch import dot_width, has_pdl, next_power_of_2, num_processors
+from quire.kernels.triton.launch import dot_width, has_gluon_sm90, has_pdl, next_power_of_2, num_processors
 
 if TYPE_CHECKING:
     from quire.kernels.paged_attention import PrefillSchedule
-
-logger = logging.getLogger(__name__)
-
-GLUON_TESTED = ("3.6",)
 
 
 @triton.jit
@@ -163,22 +156,6 @@ def shape(head_dim: int, element_size: int, lines: int, programs: float) -> tupl
     return (64, 64, 4, 3) if small else (256, 64, 16, 3)
 
 
-@cache
-def _sm90(device: torch.device) -> ModuleType | None:
-    """The module of the kernel for compute capability 9.0; None where it cannot run or was not tested.
-
-    Gluon is experimental: with every version of Triton its functions may be others, or mean something else.
-    """
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
-        return None
-    if not triton.__version__.startswith(GLUON_TESTED):
-        logger.info("prefill attention: the plain kernel, the faster one needs triton %s", " or ".join(GLUON_TESTED))
-        return None
-    from quire.kernels.triton import prefill_sm90
-
-    return prefill_sm90
-
-
 def schedule(
     seats: torch.Tensor,
     query_start: torch.Tensor,
@@ -192,13 +169,14 @@ def schedule(
     dtype: torch.dtype,
 ) -> torch.Tensor | None:
     """What `prefill_sm90` works through, if it runs for such rows; None: the kernel of this file does."""
-    sm90 = _sm90(seats.device)
     # With less work than that it is no faster, and takes the host longer to launch.
-    if sm90 is None or num_tokens * num_heads < 256 * num_processors(seats.device):
+    if not has_gluon_sm90(seats.device) or num_tokens * num_heads < 256 * num_processors(seats.device):
         return None
-    if not sm90.takes(dtype, num_heads, num_kv_heads, head_dim, block_size):
+    from quire.kernels.triton import prefill_sm90
+
+    if not prefill_sm90.takes(dtype, num_heads, num_kv_heads, head_dim, block_size):
         return None
-    tokens = sm90.tokens(num_heads // num_kv_heads)
+    tokens = prefill_sm90.tokens(num_heads // num_kv_heads)
     return prefill_schedule.tiles(seats, query_start, seq_lens, num_tokens, max_query_len, tokens)
 
 
@@ -222,9 +200,9 @@ def prefill(
     if not num_rows:
         return out
     if schedule.tiles is not None and tiles is None:
-        sm90 = _sm90(q.device)
-        assert sm90 is not None
-        sm90.prefill(
+        from quire.kernels.triton import prefill_sm90
+
+        prefill_sm90.prefill(
             q, k_cache, v_cache, block_table, schedule.tiles, schedule.max_query_len, scale, window, out
         )  # fmt: skip
         return out

@@ -37,6 +37,7 @@ PAGE = 16
 LINES = 64  # of a consumer: what its four warps' matrix instructions take
 SHORT, LONG = (64, 4), (128, 2)  # (BLOCK_N, STAGES): for rows of few tokens, where the diagonal weighs; for others
 MAX_SHORT = 1024  # query tokens, as measured on an H200
+PARTS = gl.constexpr(8)  # columns that one matrix instruction's results are dealt to threads by
 
 _built: set[tuple[object, ...]] = set()  # what kernels were compiled for
 
@@ -194,12 +195,41 @@ def _produce(
         count = next_count
 
 
+@gluon.constexpr_function
+def _halvings(width, parts):
+    return (width // parts).bit_length() - 1
+
+
+@gluon.jit
+def _halves(x):
+    LINES: gl.constexpr = x.shape[0]
+    HALF: gl.constexpr = x.shape[1] // 2
+    return x.reshape([LINES, 2, HALF]).permute([0, 2, 1]).split()
+
+
+@gluon.jit
+def _fold(x, SUM: gl.constexpr):
+    """Sums or maxima of columns c, c + PARTS, c + 2 PARTS … of x, which one thread has: by halves, so that there is
+    something to do while a result is on its way."""
+    TIMES: gl.constexpr = _halvings(x.shape[1], PARTS)
+    for _ in gl.static_range(TIMES):
+        low, high = _halves(x)
+        if SUM:
+            x = low + high
+        else:
+            x = gl.maximum(low, high)
+    return x
+
+
 @gluon.jit
 def _softmax(
     s, top, total, start, query_position, seq_len, scale, masked,
     WINDOW: gl.constexpr, BLOCK_N: gl.constexpr, PAGE: gl.constexpr,
 ):  # fmt: skip
-    """Weights of one tile relative to the new maxima, and what the old ones shrink by; scores in units of log 2."""
+    """Weights of one tile relative to the new maxima, and what the old ones shrink by; scores in units of log 2.
+
+    total: the weights' sums, [lines, 8], a line's in as many parts as `_fold` leaves.
+    """
     if masked:
         position = start + gl.arange(0, BLOCK_N, gl.SliceLayout(0, s.type.layout))
         rest = seq_len % PAGE
@@ -210,10 +240,13 @@ def _softmax(
         if WINDOW > 0:
             seen = seen & (position[None, :] > query_position[:, None] - WINDOW)
         s = gl.where(seen, s, float("-inf"))
-    new_top = gl.maximum(top, gl.max(s, axis=1) * scale)
+    peak = gl.convert_layout(gl.max(_fold(s, False), axis=1), top.type.layout)
+    new_top = gl.maximum(top, peak * scale)
     p = gl.exp2(s * scale - new_top[:, None])
     shrink = gl.exp2(top - new_top)
-    return p, new_top, total * shrink + gl.sum(p, axis=1), shrink
+    part = gl.convert_layout(_fold(p, True), total.type.layout)
+    total = total * gl.convert_layout(shrink, gl.SliceLayout(1, total.type.layout))[:, None] + part
+    return p, new_top, total, shrink
 
 
 @gluon.jit
@@ -299,7 +332,7 @@ def _consume(
 
         query_position = seq_len - alive + (NUMBER * LINES + gl.arange(0, LINES, LINE)) // GROUP
         top = gl.full([LINES], -1.0e29, gl.float32, LINE)  # finite, so that a wholly masked line makes no NaN
-        total = gl.zeros([LINES], gl.float32, LINE)
+        total = gl.zeros([LINES, PARTS], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PARTS, 16]))
         acc = gl.zeros([LINES, DIM], gl.float32, ACC_LAYOUT)
         stage = step % STAGES
         mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
@@ -330,7 +363,7 @@ def _consume(
         step += 1
 
         # Out through the queries' place, so that whole lines are written.
-        acc = acc * gl.convert_layout(1.0 / total, gl.SliceLayout(1, ACC_LAYOUT))[:, None]
+        acc = acc * gl.convert_layout(1.0 / gl.sum(total, axis=1), gl.SliceLayout(1, ACC_LAYOUT))[:, None]
         gl.thread_barrier()
         q_tile.store(acc.to(q_tile.dtype))
         gl.thread_barrier()
@@ -349,9 +382,7 @@ def _consume(
     async_copy.wait_group(0)
 
 
-@gluon.jit(
-    do_not_specialize=["num_items", "table_stride"], do_not_specialize_on_alignment=["table_ptr"]
-)
+@gluon.jit(do_not_specialize=["num_items", "table_stride"], do_not_specialize_on_alignment=["table_ptr"])
 def _prefill_sm90_kernel(
     q_ptr, out_ptr, k_desc, v_desc, items_ptr, num_items, table_ptr, q_stride, table_stride, scale,
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, DIM: gl.constexpr, PAGE: gl.constexpr, WINDOW: gl.constexpr,
