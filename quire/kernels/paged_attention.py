@@ -150,14 +150,17 @@ def prefill(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """q [tokens, num_heads, head_dim] → [tokens, num_heads * head_dim], causal; `schedule` says whose tokens."""
+    seats, query_start, seq_lens = schedule.seats, schedule.query_start, schedule.seq_lens
     if on_triton(q):
         from quire.kernels.triton import prefill
 
-        return prefill.prefill(q, k_cache, v_cache, block_table, schedule, scale, out)
+        return prefill.prefill(
+            q, k_cache, v_cache, seats, block_table, query_start, seq_lens, schedule.max_query_len, scale,
+            schedule.sliding_window, schedule.tiles, out,
+        )  # fmt: skip
     result = attention_reference(
-        q, k_cache, v_cache, schedule.seats, block_table, schedule.query_start, schedule.seq_lens,
-        len(schedule.seats), scale, schedule.sliding_window,
-    )  # fmt: skip
+        q, k_cache, v_cache, seats, block_table, query_start, seq_lens, len(seats), scale, schedule.sliding_window
+    )
     return result if out is None else out.copy_(result)
 
 

@@ -9,8 +9,6 @@ row's last, partial tile, so the grid's size needs only host numbers and each pr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
@@ -18,9 +16,6 @@ import triton.language as tl
 from quire.kernels.triton import prefill_schedule
 from quire.kernels.triton.decode import LOG2_E
 from quire.kernels.triton.launch import dot_width, has_gluon_sm90, has_pdl, next_power_of_2, num_processors
-
-if TYPE_CHECKING:
-    from quire.kernels.paged_attention import PrefillSchedule
 
 
 @triton.jit
@@ -184,38 +179,38 @@ def prefill(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
+    seats: torch.Tensor,
     block_table: torch.Tensor,
-    schedule: PrefillSchedule,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_query_len: int,
     scale: float,
+    sliding_window: int,
+    listed: torch.Tensor | None,
     out: torch.Tensor | None = None,
     tiles: tuple[int, int, int, int] | None = None,
 ) -> torch.Tensor:
-    """See `quire.kernels.paged_attention`; `tiles` is for measuring this kernel."""
+    """See `quire.kernels.paged_attention`; `listed` is what `schedule` returned, `tiles` is for measuring."""
     num_tokens, num_heads, dim = q.shape
     num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
-    group = num_heads // num_kv_heads
+    num_rows, group = len(seats), num_heads // num_kv_heads
     if out is None:
         out = torch.empty((num_tokens, num_heads * dim), dtype=q.dtype, device=q.device)
-    num_rows, window = len(schedule.seats), schedule.sliding_window
     if not num_rows:
         return out
-    if schedule.tiles is not None and tiles is None:
+    if listed is not None:
         from quire.kernels.triton import prefill_sm90
 
-        prefill_sm90.prefill(
-            q, k_cache, v_cache, block_table, schedule.tiles, schedule.max_query_len, scale, window, out
-        )  # fmt: skip
+        prefill_sm90.prefill(q, k_cache, v_cache, block_table, listed, max_query_len, scale, sliding_window, out)
         return out
     programs = num_tokens * num_heads / 256 / num_processors(q.device)
-    block_m, block_n, num_warps, num_stages = tiles or shape(
-        dim, q.element_size(), schedule.max_query_len * group, programs
-    )
+    block_m, block_n, num_warps, num_stages = tiles or shape(dim, q.element_size(), max_query_len * group, programs)
     block_m = max(block_m, next_power_of_2(group))
     pdl = has_pdl(q.device)
     _prefill_kernel[(num_kv_heads, num_tokens // (block_m // group) + num_rows)](
-        q, k_cache, v_cache, out, schedule.seats, block_table, schedule.query_start, schedule.seq_lens, num_rows,
+        q, k_cache, v_cache, out, seats, block_table, query_start, seq_lens, num_rows,
         q.stride(0), block_table.stride(0), k_cache.stride(0), k_cache.stride(1), scale * LOG2_E,
-        HEADS=num_heads, GROUP=group, DIM=dim, BLOCK_SIZE=block_size, WINDOW=window,
+        HEADS=num_heads, GROUP=group, DIM=dim, BLOCK_SIZE=block_size, WINDOW=sliding_window,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_DIM=dot_width(dim), STAGES=num_stages,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl, num_warps=num_warps, launch_pdl=pdl,
     )  # fmt: skip
