@@ -21,13 +21,12 @@ def expected(seats: list[int], queries: list[int], seq_lens: list[int], tokens: 
     return [entry for *_, entry in sorted(tiles)]
 
 
-@pytest.mark.parametrize("tokens", [2, 32, 128, 300])
-@pytest.mark.parametrize("num_rows", [1, 7, 150])
+@pytest.mark.parametrize(("num_rows", "tokens"), [(1, 2), (1, 128), (7, 32), (7, 300), (70, 18)])
 def test_tiles_stand_from_the_longest_to_the_shortest(device: torch.device, num_rows: int, tokens: int) -> None:
     if device.type == "cpu" and not INTERPRETED:
         pytest.skip("plain torch needs no list")
     torch.manual_seed(num_rows * tokens)
-    queries = torch.randint(0, 60 if num_rows > 100 else 700, (num_rows,)).tolist()  # rows of graphs may be empty
+    queries = torch.randint(0, 60 if num_rows > 7 else 700, (num_rows,)).tolist()  # rows of graphs may be empty
     queries[-1] = 333
     seq_lens = [n + extra for n, extra in zip(queries, torch.randint(0, 900, (num_rows,)).tolist(), strict=True)]
     seats = torch.randperm(num_rows).add(1).tolist()
