@@ -46,7 +46,7 @@ class TestOnDevice:
         torch.manual_seed(m)
         x = torch.randn(m, k + 16, device="cuda").to(dtype)[:, :k]
         weight = (torch.randn(2 * n, k + 8, device="cuda") * 3 / k**0.5).to(dtype)[:, :k]
-        weight[0], x[0] = 0, 0
+        weight[0] = 0
         y = wide_gemm_sm90.gated(x, weight)
         exact = linear_reference(x.double(), weight.double(), gated=True)
         assert (y.double() - exact).norm() / exact.norm() <= LIMITS[dtype]

@@ -26,7 +26,7 @@ from quire.kernels.triton.launch import has_pdl, num_processors
 
 BLOCK_M, BLOCK_N, BLOCK_K, STAGES = 128, 128, 64, 4
 # Tiles are taken in columns of so many: what runs at once then reads about as many lines of x as of the weight.
-GROUP_M = 16
+GROUP_M = 12
 
 _built: set[tuple[torch.device, torch.dtype]] = set()  # what the kernel was compiled for
 
@@ -45,12 +45,6 @@ def _place(tile, tiles_m, tiles_n, GROUP_M: gl.constexpr):
 
 
 @gluon.jit
-def _next(stage, parity, STAGES: gl.constexpr):
-    wraps = stage == STAGES - 1
-    return gl.where(wraps, 0, stage + 1), parity ^ wraps.to(gl.int32)
-
-
-@gluon.jit
 def _produce(
     x_desc, weight_desc, x_tiles, weight_tiles, full, empty, N, steps, tiles_m, tiles_n, GROUP_M: gl.constexpr
 ):
@@ -58,8 +52,8 @@ def _produce(
     HALF_M: gl.constexpr = x_tiles.shape[1]
     BLOCK_K: gl.constexpr = x_tiles.shape[2]
     BLOCK_N: gl.constexpr = weight_tiles.shape[1]
-    stage = gl.to_tensor(0)
-    parity = gl.to_tensor(1)
+    stage = 0
+    parity = 1
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         m, n = _place(tile, tiles_m, tiles_n, GROUP_M)
         row = m * (2 * HALF_M)
@@ -73,7 +67,10 @@ def _produce(
             tma.async_copy_global_to_shared(weight_desc, [N + column, k], ready, weight_tiles.index(2 * stage + 1))
             tma.async_copy_global_to_shared(x_desc, [row, k], ready, x_tiles.index(2 * stage))
             tma.async_copy_global_to_shared(x_desc, [row + HALF_M, k], ready, x_tiles.index(2 * stage + 1))
-            stage, parity = _next(stage, parity, STAGES)
+            stage += 1
+            if stage == STAGES:
+                stage = 0
+                parity ^= 1
 
 
 @gluon.jit
@@ -87,23 +84,35 @@ def _consume(
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 2 * BLOCK_N, 16])
     OUT_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     out_tile = out_tiles.index(NUMBER)
-    stage = gl.to_tensor(0)
-    parity = gl.to_tensor(0)
+    stage = 0
+    parity = 0
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        both = gl.zeros([HALF_M, 2 * BLOCK_N], gl.float32, LAYOUT)
         before = stage
-        for step in range(steps):
+        both = gl.zeros([HALF_M, 2 * BLOCK_N], gl.float32, LAYOUT)
+        mbarrier.wait(full.index(stage), parity)
+        mixed = warpgroup_mma(
+            x_tiles.index(2 * stage + NUMBER), weight_tiles.index(stage).permute([1, 0]), both, use_acc=False,
+            is_async=True,
+        )  # fmt: skip
+        both = warpgroup_mma_wait(1, deps=[mixed])
+        for _ in range(1, steps):
+            stage += 1
+            if stage == STAGES:
+                stage = 0
+                parity ^= 1
             mbarrier.wait(full.index(stage), parity)
             mixed = warpgroup_mma(
-                x_tiles.index(2 * stage + NUMBER), weight_tiles.index(stage).permute([1, 0]), both, use_acc=step > 0,
-                is_async=True,
+                x_tiles.index(2 * stage + NUMBER), weight_tiles.index(stage).permute([1, 0]), both, is_async=True
             )  # fmt: skip
             both = warpgroup_mma_wait(1, deps=[mixed])
-            mbarrier.arrive(empty.index(before), count=1, pred=step > 0)
-            before = stage
-            stage, parity = _next(stage, parity, STAGES)
+            mbarrier.arrive(empty.index(before), count=1)
+            before = stage  # a new value in every turn: with the one it has ahead of the loop, it would stay that
         both = warpgroup_mma_wait(0, deps=[both])
         mbarrier.arrive(empty.index(before), count=1)
+        stage += 1
+        if stage == STAGES:
+            stage = 0
+            parity ^= 1
 
         gate, up = both.reshape([HALF_M, 2, BLOCK_N]).permute([0, 2, 1]).split()
         grown = 1.0 + gl.exp2(gate * -LOG2_E)
