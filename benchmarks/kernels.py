@@ -225,12 +225,12 @@ def bench_prefill(model: Model) -> Iterator[Line]:
         (64, 64, 4160),
     ]:  # fmt: skip
         cache, q, starts, flops = prefill_case(model, rows, queries, length)
-        us = microseconds([
-            partial(
-                paged_attention.prefill, q, cache.k, cache.v, cache.seats[0], cache.table, starts, cache.seq_lens,
-                rows, queries, model.dim**-0.5,
-            )
-        ] * 4)  # fmt: skip
+        schedule = paged_attention.prefill_schedule(
+            cache.seats[0], starts, cache.seq_lens, len(q), queries, model.heads, model.kv_heads, model.dim, BLOCK_SIZE,
+            DTYPE,
+        )  # fmt: skip
+        call = partial(paged_attention.prefill, q, cache.k, cache.v, cache.table, schedule, model.dim**-0.5)
+        us = microseconds([call] * 4)
         library = None
         if queries == length:  # the library reads contiguous K and V
             ours = [random(rows, n, queries, model.dim) for n in (model.heads, model.kv_heads, model.kv_heads)]
@@ -287,6 +287,21 @@ def bench_batch(model: Model) -> Iterator[Line]:
             yield Line("batch", model.name, f"{m}x{k}->{n}", us, size / us / 1e3, "GB/s", library)
 
 
+def bench_wide(model: Model) -> Iterator[Line]:
+    """Gate and up projection of prompts, beside the library's product with a kernel for the activation."""
+    n, k = model.inner, model.hidden
+    for m in (256, 512, 1024, 2048, 4096, 8192, 16384):
+        weights = [random(2 * n, k) for _ in range(4)]
+        inputs = [random(m, k) for _ in range(4)]
+        us = microseconds([partial(linear, x, w, gated=True) for x, w in zip(inputs, weights, strict=True)])
+        library = microseconds([
+            partial(lambda x, w: activation.silu_and_mul(F.linear(x, w)), x, w)
+            for x, w in zip(inputs, weights, strict=True)
+        ])  # fmt: skip
+        yield Line("gate_up", model.name, f"{m}x{k}->{n}", us, 4 * m * n * k / us / 1e6, "TFLOP/s", library)
+        del weights, inputs
+
+
 @dataclass
 class Layer:
     """A decoder layer's decode step, chained as in the model."""
@@ -332,7 +347,7 @@ def bench_layer(model: Model) -> Iterator[Line]:
 
 
 BENCHES = {"small": bench_small, "decode": bench_decode, "prefill": bench_prefill, "linear": bench_linear,
-           "batch": bench_batch, "layer": bench_layer}  # fmt: skip
+           "batch": bench_batch, "wide": bench_wide, "layer": bench_layer}  # fmt: skip
 
 
 def show(line: Line) -> None:

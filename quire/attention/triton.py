@@ -19,13 +19,14 @@ FP8_CAPABILITY = {torch.float8_e4m3fn: (8, 9), torch.float8_e5m2: (8, 0)}  # tha
 @dataclass(frozen=True, slots=True)
 class TritonPlan:
     inputs: AttentionInputs
-    schedule: paged_attention.DecodeSchedule | None  # None: no decode rows
+    decodes: paged_attention.DecodeSchedule | None  # None: no such rows
+    others: paged_attention.PrefillSchedule | None
 
 
 class TritonAttention:
     """Decode rows through split-KV flash decoding, the others through a causal kernel over ragged rows.
 
-    The plan shares the decode rows out among programs; everything else both kernels find on the device.
+    The plan shares the rows out among programs; everything else both kernels find on the device.
     """
 
     name = "triton"
@@ -64,29 +65,29 @@ class TritonAttention:
         return None
 
     def plan(self, inputs: AttentionInputs) -> TritonPlan:
-        rows, spec, shared = inputs.num_decodes, self.spec, inputs.prefix
-        if not rows:
-            return TritonPlan(inputs, None)
-        schedule = paged_attention.decode_schedule(
-            inputs.seats[:rows], inputs.seq_lens[:rows], spec.num_heads, spec.num_kv_heads, spec.head_dim,
-            spec.kv_dtype, self.sliding_window,
-            (shared.tokens_of_row, shared.members, shared.tiles) if shared else None,
-        )  # fmt: skip
-        return TritonPlan(inputs, schedule)
+        split, spec, shared = inputs.num_decodes, self.spec, inputs.prefix
+        decodes = others = None
+        if split:
+            decodes = paged_attention.decode_schedule(
+                inputs.seats[:split], inputs.seq_lens[:split], spec.num_heads, spec.num_kv_heads, spec.head_dim,
+                spec.kv_dtype, self.sliding_window,
+                (shared.tokens_of_row, shared.members, shared.tiles) if shared else None,
+            )  # fmt: skip
+        if split < inputs.num_rows:
+            rows = slice(split, inputs.num_rows)
+            others = paged_attention.prefill_schedule(
+                inputs.seats[rows], inputs.query_start[split:], inputs.seq_lens[rows], inputs.num_tokens - split,
+                inputs.max_query_len, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.block_size,
+                spec.kv_dtype, self.sliding_window,
+            )  # fmt: skip
+        return TritonPlan(inputs, decodes, others)
 
     def run(self, q: torch.Tensor, cache: LayerCache, plan: TritonPlan, scale: float) -> torch.Tensor:
         num_tokens, num_heads, head_dim = q.shape
         out = torch.empty((num_tokens, num_heads * head_dim), dtype=q.dtype, device=q.device)
-        step = plan.inputs
-        split = step.num_decodes
-        if plan.schedule is not None:
-            paged_attention.decode(
-                q[:split], cache.k, cache.v, step.block_table, plan.schedule, scale, self.workspace, out[:split]
-            )
-        if split < step.num_rows:
-            paged_attention.prefill(
-                q[split:], cache.k, cache.v, step.seats[split:], step.block_table, step.query_start[split:],
-                step.seq_lens[split:], step.num_rows - split, step.max_query_len, scale, self.sliding_window,
-                out[split:],
-            )  # fmt: skip
+        table, split = plan.inputs.block_table, plan.inputs.num_decodes
+        if plan.decodes is not None:
+            paged_attention.decode(q[:split], cache.k, cache.v, table, plan.decodes, scale, self.workspace, out[:split])
+        if plan.others is not None:
+            paged_attention.prefill(q[split:], cache.k, cache.v, table, plan.others, scale, out[split:])
         return out

@@ -1,15 +1,15 @@
 """x @ weight.T with what stands around it in a decoder layer: the norm before it, the gate or the residual sum after.
 
 On a GPU the rows of a decode batch go through kernels that do all of it; many rows go through the library, whose
-products are then wide enough that the passes around them do not count. On a CPU everything is done in place, one step
-after another.
+products are then wide enough that the passes around them hardly count, but for the gate: it has a kernel of its own
+there too. On a CPU everything is done in place, one step after another.
 """
 
 from __future__ import annotations
 
 import torch
 
-from quire.kernels import batch_gemm, cpu_linear, skinny_gemm
+from quire.kernels import batch_gemm, cpu_linear, skinny_gemm, wide_gemm
 from quire.kernels.activation import silu_and_mul
 from quire.kernels.norm import rms_norm, rms_norm_reference
 
@@ -49,6 +49,8 @@ def linear(
     if norm is not None:
         normed = rms_norm(x, *norm)
         return linear(normed, weight, bias, gated=gated, residual=residual, out_dtype=out_dtype, out=out)
+    if gated and bias is None and wide_gemm.pays(x, weight):
+        return wide_gemm.gated(x, weight)
     if gated:
         return silu_and_mul(linear(x, weight, bias))
     if x.is_cuda and residual is not None:

@@ -100,34 +100,69 @@ def decode(
     return result if out is None else out.copy_(result)
 
 
+@dataclass(frozen=True, slots=True)
+class PrefillSchedule:
+    """The rows of a step that have many query tokens, for all layers."""
+
+    seats: torch.Tensor
+    query_start: torch.Tensor
+    seq_lens: torch.Tensor
+    max_query_len: int
+    sliding_window: int
+    tiles: torch.Tensor | None  # None: the kernel that runs finds them itself
+
+
+def prefill_schedule(
+    seats: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    num_tokens: int,
+    max_query_len: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    kv_dtype: torch.dtype,
+    sliding_window: int = 0,
+) -> PrefillSchedule:
+    """Once a step, for `prefill` of its layers: seats, seq_lens int32 [rows], query_start int32 [rows + 1].
+
+    Row i's queries are tokens `query_start[i] … query_start[i + 1] - 1`, counted from `query_start[0]`, which is q's
+    first; query j of n sees the row's first `seq_lens[i] - n + j + 1` tokens. `max_query_len` bounds n from above,
+    `num_tokens` their sum. Made on the device from what the tensors hold then, so it is part of what a CUDA graph
+    captures.
+    """
+    tiles = None
+    if on_triton(seats) and len(seats):
+        from quire.kernels.triton import prefill
+
+        tiles = prefill.schedule(
+            seats, query_start, seq_lens, num_tokens, max_query_len, num_heads, num_kv_heads, head_dim, block_size,
+            kv_dtype,
+        )  # fmt: skip
+    return PrefillSchedule(seats, query_start, seq_lens, max_query_len, sliding_window, tiles)
+
+
 def prefill(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    seats: torch.Tensor,
     block_table: torch.Tensor,
-    query_start: torch.Tensor,
-    seq_lens: torch.Tensor,
-    num_rows: int,
-    max_query_len: int,
+    schedule: PrefillSchedule,
     scale: float,
-    sliding_window: int = 0,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """q [tokens, num_heads, head_dim] → [tokens, num_heads * head_dim], causal.
-
-    Row i's queries are tokens `query_start[i] … query_start[i + 1] - 1`, counted from `query_start[0]`, which is q's
-    first; query j of n sees the row's first `seq_lens[i] - n + j + 1` tokens. `max_query_len` bounds n from above.
-    """
+    """q [tokens, num_heads, head_dim] → [tokens, num_heads * head_dim], causal; `schedule` says whose tokens."""
+    seats, query_start, seq_lens = schedule.seats, schedule.query_start, schedule.seq_lens
     if on_triton(q):
         from quire.kernels.triton import prefill
 
         return prefill.prefill(
-            q, k_cache, v_cache, seats, block_table, query_start, seq_lens, num_rows, max_query_len, scale,
-            sliding_window, out,
+            q, k_cache, v_cache, seats, block_table, query_start, seq_lens, schedule.max_query_len, scale,
+            schedule.sliding_window, schedule.tiles, out,
         )  # fmt: skip
     result = attention_reference(
-        q, k_cache, v_cache, seats, block_table, query_start, seq_lens, num_rows, scale, sliding_window
+        q, k_cache, v_cache, seats, block_table, query_start, seq_lens, len(seats), scale, schedule.sliding_window
     )
     return result if out is None else out.copy_(result)
 

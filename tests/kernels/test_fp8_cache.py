@@ -55,10 +55,11 @@ def test_prefill(
     cache = make_cache(seq_lens, kv_heads, dim, block_size, NARROW, device, kv_dtype)
     q = torch.randn(sum(queries), heads, dim, device=device, dtype=NARROW)
     starts = torch.tensor([0, *queries]).cumsum(0).int()
-    out = paged_attention.prefill(
-        q, cache.k, cache.v, cache.seats, cache.table, starts.to(device),
-        torch.tensor(seq_lens, device=device, dtype=torch.int32), len(queries), max(queries), dim**-0.5, window,
+    schedule = paged_attention.prefill_schedule(
+        cache.seats, starts.to(device), torch.tensor(seq_lens, device=device, dtype=torch.int32), sum(queries),
+        max(queries), heads, kv_heads, dim, block_size, kv_dtype, window,
     )  # fmt: skip
+    out = paged_attention.prefill(q, cache.k, cache.v, cache.table, schedule, dim**-0.5)
     parts = zip(q.split(queries), cache.tokens, strict=True)
     rows = [attend(part, k, v, dim**-0.5, window) for part, (k, v) in parts]
     assert_near(out, torch.cat(rows), NARROW)

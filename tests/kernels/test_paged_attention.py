@@ -167,10 +167,12 @@ def test_prefill(
         cache = make_cache(seq_lens, kv_heads, dim, block_size, dtype, device)
         q = torch.randn(sum(queries), heads, dim, device=device, dtype=dtype)
         starts = [3 + sum(queries[:i]) for i in range(len(rows) + 1)]  # offsets need not begin at 0
-        out = paged_attention.prefill(
-            q, cache.k, cache.v, cache.seats, cache.table, torch.tensor(starts, device=device, dtype=torch.int32),
-            torch.tensor(seq_lens, device=device, dtype=torch.int32), len(rows), max(queries), dim**-0.5, window,
+        schedule = paged_attention.prefill_schedule(
+            cache.seats, torch.tensor(starts, device=device, dtype=torch.int32),
+            torch.tensor(seq_lens, device=device, dtype=torch.int32), len(q), max(queries), heads, kv_heads, dim,
+            block_size, dtype, window,
         )  # fmt: skip
+        out = paged_attention.prefill(q, cache.k, cache.v, cache.table, schedule, dim**-0.5)
         parts = [attend(part, *cache.tokens[i], dim**-0.5, window) for i, part in enumerate(q.split(queries))]
         assert_near(out, torch.cat(parts), dtype)
 
@@ -182,9 +184,9 @@ def test_many_rows_find_their_tiles(device: torch.device) -> None:
     cache = make_cache(seq_lens, 1, 64, 16, torch.float32, device)
     q = torch.randn(sum(queries), 1, 64, device=device)
     starts = torch.tensor([0, *queries]).cumsum(0).int().to(device)
-    out = paged_attention.prefill(
-        q, cache.k, cache.v, cache.seats, cache.table, starts, torch.tensor(seq_lens, device=device).int(), 300, 3, 0.1
-    )
+    lens = torch.tensor(seq_lens, device=device).int()
+    schedule = paged_attention.prefill_schedule(cache.seats, starts, lens, len(q), 3, 1, 1, 64, 16, q.dtype)
+    out = paged_attention.prefill(q, cache.k, cache.v, cache.table, schedule, 0.1)
     parts = [attend(part, *cache.tokens[i], 0.1, 0) for i, part in enumerate(q.split(queries))]
     assert_near(out, torch.cat(parts), torch.float32)
 
@@ -255,7 +257,8 @@ def test_long_rows_among_short_ones() -> None:
     schedule = paged_attention.decode_schedule(cache.seats, lens, 8, 2, 128, q.dtype)
     out = paged_attention.decode(q, cache.k, cache.v, cache.table, schedule, 0.09, workspace)
     starts = torch.arange(6, device=device, dtype=torch.int32)
-    again = paged_attention.prefill(q, cache.k, cache.v, cache.seats, cache.table, starts, lens, 5, 1, 0.09)
+    whole = paged_attention.prefill_schedule(cache.seats, starts, lens, 5, 1, 8, 2, 128, 16, q.dtype)
+    again = paged_attention.prefill(q, cache.k, cache.v, cache.table, whole, 0.09)
     expected = torch.cat([attend(q[i : i + 1], *cache.tokens[i], 0.09, 0) for i in range(5)])
     assert_near(out, expected, torch.bfloat16)
     assert_near(again, expected, torch.bfloat16)

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
-from quire.kernels.dispatch import INTERPRETED
 from quire.kernels.paged_attention import attention_reference
 from tests.kernels.compare import assert_near
 from tests.kernels.test_paged_attention import make_cache
 
-triton = pytest.importorskip("triton")
-prefill = pytest.importorskip("quire.kernels.triton.prefill")
+pytest.importorskip("triton")
 
-TESTED = pytest.mark.skipif(
-    INTERPRETED or not triton.__version__.startswith(prefill.GLUON_TESTED), reason="Gluon: only versions it knows"
-)
-ON_DEVICE = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="no such GPU"
-    ),
-    TESTED,
-]
+from quire.kernels.triton import prefill_schedule
+from tests.kernels.gluon import ON_DEVICE, TESTED, assert_assembles_well
 
 
 @TESTED
@@ -35,15 +24,10 @@ ON_DEVICE = [
 def test_compiles_to_overlapping_matrix_products(
     group: int, dim: int, window: int, dtype: str, max_query_len: int, tmp_path: Path
 ) -> None:
-    """Without a device. The assembler must neither serialise the products nor spill the consumers' registers."""
-    from triton.backends.compiler import GPUTarget
-    from triton.backends.nvidia.compiler import get_ptxas
     from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon._runtime import GluonASTSource
 
     from quire.kernels.triton import prefill_sm90
 
-    kernel = prefill_sm90._prefill_sm90_kernel
     desc = f"tensordesc<{dtype}[1, 1, 16, 64],{gl.NVMMASharedLayout(128, 16, 4)!r}>"
     block_n, stages = prefill_sm90.shape(max_query_len)
     constants = {
@@ -51,26 +35,10 @@ def test_compiles_to_overlapping_matrix_products(
         "BLOCK_N": block_n, "STAGES": stages, "PDL": True,
     }  # fmt: skip
     types = {"q_ptr": f"*{dtype}", "out_ptr": f"*{dtype}", "k_desc": desc, "v_desc": desc, "scale": "fp32"}
-    types |= dict.fromkeys(("seats_ptr", "table_ptr", "query_start_ptr", "seq_lens_ptr"), "*i32")
-    types |= dict.fromkeys(("num_rows", "q_stride", "table_stride"), "i32")
-    names = kernel.arg_names
-    source = GluonASTSource(
-        kernel,
-        {name: types.get(name, "constexpr") for name in names},
-        {(names.index(name),): value for name, value in constants.items()},
-        {(names.index(name),): [["tt.divisibility", 16]] for name in ("q_ptr", "out_ptr", "q_stride")},
-    )
-    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "launch_pdl": True})
-    assert built.metadata.shared <= 227 * 1024
-    code = tmp_path / "kernel.ptx"
-    code.write_text(built.asm["ptx"])
-    assembled = subprocess.run(
-        [get_ptxas(90).path, "-v", "--gpu-name=sm_90a", str(code), "-o", str(tmp_path / "kernel.cubin")],
-        check=True, capture_output=True, text=True,
-    ).stderr  # fmt: skip
-    assert "serialized" not in assembled
-    spilled = int(assembled.split(" bytes spill stores")[0].split()[-1])
-    assert spilled <= 64, f"{spilled} bytes spilled"  # the producer's, once an item
+    types |= dict.fromkeys(("items_ptr", "table_ptr"), "*i32")
+    types |= dict.fromkeys(("num_items", "q_stride", "table_stride"), "i32")
+    aligned = ("q_ptr", "out_ptr", "items_ptr", "q_stride")
+    assert_assembles_well(prefill_sm90._prefill_sm90_kernel, types, constants, aligned, tmp_path)
 
 
 def check(
@@ -87,16 +55,18 @@ def check(
     queries, seq_lens = [q for q, _ in rows], [n for _, n in rows]
     cache = make_cache(seq_lens, kv_heads, dim, 16, dtype, device)
     q = torch.randn(sum(queries), heads, dim, device=device, dtype=dtype)
-    sm90 = prefill._sm90(device)
-    assert sm90 is not None
-    assert sm90.takes(q, cache.k)
+    from quire.kernels.triton import prefill_sm90 as sm90
+
+    assert sm90.takes(dtype, heads, kv_heads, dim, 16)
     starts = torch.tensor([5, *queries]).cumsum(0).int().to(device)
-    arguments = (
-        q, cache.k, cache.v, cache.seats, cache.table, starts, torch.tensor(seq_lens, device=device).int(), len(rows)
-    )  # fmt: skip
+    lens = torch.tensor(seq_lens, device=device).int()
+    tiles = prefill_schedule.tiles(cache.seats, starts, lens, len(q), max(queries), sm90.tokens(heads // kv_heads))
     out = torch.full((len(q), heads * dim), float("nan"), device=device, dtype=dtype)
-    sm90.prefill(*arguments, max(queries), dim**-0.5, window, out)
-    assert_near(out, attention_reference(*arguments, dim**-0.5, window), dtype)
+    sm90.prefill(q, cache.k, cache.v, cache.table, tiles, max(queries), dim**-0.5, window, out)
+    expected = attention_reference(
+        q, cache.k, cache.v, cache.seats, cache.table, starts, lens, len(rows), dim**-0.5, window
+    )
+    assert_near(out, expected, dtype)
 
 
 class TestOnDevice:

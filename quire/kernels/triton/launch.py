@@ -9,15 +9,35 @@ earlier steps, and only those. Whoever writes one of these must not be the kerne
 
 from __future__ import annotations
 
+import logging
 from functools import cache
 
 import torch
+import triton
+
+logger = logging.getLogger(__name__)
+
+GLUON_TESTED = ("3.6",)
 
 
 @cache
 def has_pdl(device: torch.device) -> bool:
     """Whether `device` supports programmatic dependent launch (compute capability 9.0 on)."""
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 9
+
+
+@cache
+def has_gluon_sm90(device: torch.device) -> bool:
+    """Whether kernels in Gluon for compute capability 9.0 run, with a Triton they were tested with.
+
+    Gluon is experimental: with every version of Triton its functions may be others, or mean something else.
+    """
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+        return False
+    if not triton.__version__.startswith(GLUON_TESTED):
+        logger.info("prompts: the plain kernels; the faster ones need triton %s", " or ".join(GLUON_TESTED))
+        return False
+    return True
 
 
 @cache

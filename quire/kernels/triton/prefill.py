@@ -9,21 +9,14 @@ row's last, partial tile, so the grid's size needs only host numbers and each pr
 
 from __future__ import annotations
 
-import logging
-from functools import cache
-from types import ModuleType
-
 import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.triton import prefill_schedule
 from quire.kernels.triton.decode import LOG2_E
-from quire.kernels.triton.launch import dot_width, has_pdl, next_power_of_2, num_processors
+from quire.kernels.triton.launch import dot_width, has_gluon_sm90, has_pdl, next_power_of_2, num_processors
 from quire.kernels.triton.operand import query_operand
-
-logger = logging.getLogger(__name__)
-
-GLUON_TESTED = ("3.6",)
 
 
 @triton.jit
@@ -161,20 +154,28 @@ def shape(head_dim: int, element_size: int, lines: int, programs: float) -> tupl
     return (64, 64, 4, 3) if small else (256, 64, 16, 3)
 
 
-@cache
-def _sm90(device: torch.device) -> ModuleType | None:
-    """The module of the kernel for compute capability 9.0; None where it cannot run or was not tested.
-
-    Gluon is experimental: with every version of Triton its functions may be others, or mean something else.
-    """
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
-        return None
-    if not triton.__version__.startswith(GLUON_TESTED):
-        logger.info("prefill attention: the plain kernel, the faster one needs triton %s", " or ".join(GLUON_TESTED))
+def schedule(
+    seats: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    num_tokens: int,
+    max_query_len: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    kv_dtype: torch.dtype,
+) -> torch.Tensor | None:
+    """What `prefill_sm90` works through, if it runs for such rows; None: the kernel of this file does."""
+    # With less work than that it is no faster, and takes the host longer to launch.
+    if not has_gluon_sm90(seats.device) or num_tokens * num_heads < 256 * num_processors(seats.device):
         return None
     from quire.kernels.triton import prefill_sm90
 
-    return prefill_sm90
+    if not prefill_sm90.takes(kv_dtype, num_heads, num_kv_heads, head_dim, block_size):
+        return None
+    tokens = prefill_sm90.tokens(num_heads // num_kv_heads)
+    return prefill_schedule.tiles(seats, query_start, seq_lens, num_tokens, max_query_len, tokens)
 
 
 def prefill(
@@ -185,30 +186,27 @@ def prefill(
     block_table: torch.Tensor,
     query_start: torch.Tensor,
     seq_lens: torch.Tensor,
-    num_rows: int,
     max_query_len: int,
     scale: float,
-    sliding_window: int = 0,
+    sliding_window: int,
+    listed: torch.Tensor | None,
     out: torch.Tensor | None = None,
     tiles: tuple[int, int, int, int] | None = None,
 ) -> torch.Tensor:
-    """See `quire.kernels.paged_attention`; `tiles` is for measuring this kernel."""
+    """See `quire.kernels.paged_attention`; `listed` is what `schedule` returned, `tiles` is for measuring."""
     num_tokens, num_heads, dim = q.shape
     num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
-    group = num_heads // num_kv_heads
+    num_rows, group = len(seats), num_heads // num_kv_heads
     if out is None:
         out = torch.empty((num_tokens, num_heads * dim), dtype=q.dtype, device=q.device)
     if not num_rows:
         return out
-    programs = num_tokens * num_heads / 256 / num_processors(q.device)
-    sm90 = _sm90(q.device)
-    # With less work than that it is no faster, and takes the host longer to launch.
-    if sm90 is not None and tiles is None and programs >= 1 and sm90.takes(q, k_cache):
-        sm90.prefill(
-            q, k_cache, v_cache, seats, block_table, query_start, seq_lens, num_rows, max_query_len, scale,
-            sliding_window, out,
-        )  # fmt: skip
+    if listed is not None:
+        from quire.kernels.triton import prefill_sm90
+
+        prefill_sm90.prefill(q, k_cache, v_cache, block_table, listed, max_query_len, scale, sliding_window, out)
         return out
+    programs = num_tokens * num_heads / 256 / num_processors(q.device)
     block_m, block_n, num_warps, num_stages = tiles or shape(dim, q.element_size(), max_query_len * group, programs)
     block_m = max(block_m, next_power_of_2(group))
     pdl = has_pdl(q.device)

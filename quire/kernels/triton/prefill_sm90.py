@@ -1,14 +1,14 @@
 """The causal prefill kernel for compute capability 9.0, after FlashAttention-3 (Shah et al., 2024), in Gluon.
 
-A block of threads stays on its processor and works through items: a KV head and TOKENS consecutive tokens of one row,
-each with all query heads of the KV head; line l is token l // GROUP, head l % GROUP. Its warps have roles. The
-producer, one warp, finds the items, tells the consumers, and keeps the bulk copy engine busy: K and V come in tiles of
+A block of threads stays on its processor and works through items: a KV head and a tile of TOKENS consecutive tokens of
+one row, each with all query heads of the KV head; line l is token l // GROUP, head l % GROUP. Its warps have roles. The
+producer, one warp, looks items up, tells the consumers, and keeps the bulk copy engine busy: K and V come in tiles of
 BLOCK_N tokens, page by page, through rings of STAGES in shared memory. The two consumers, four warps each, have half of
 the lines each. A consumer computes a tile's scores while the weights of the one before meet its values, and the two
 take turns at the matrix units, so that one's products run while the other's softmax does.
 
-Items are dealt to the blocks from the longest to the shortest, forwards and backwards in turn, which gives all blocks
-about the same number of tiles. Tiles are read from the last one down: those that need a mask first.
+Items are dealt to the blocks from the longest to the shortest (`prefill_schedule`), forwards and backwards in turn,
+which gives all blocks about as much to read. K and V are read from the last tile down: those that need a mask first.
 
 A row's last page is rarely full, and what lies past the row's end may be anything, NaN included. So that page is copied
 from a line before its own first: its tokens end where the page does and before them are the zeros that the copy engine
@@ -37,6 +37,7 @@ PAGE = 16
 LINES = 64  # of a consumer: what its four warps' matrix instructions take
 SHORT, LONG = (64, 4), (128, 2)  # (BLOCK_N, STAGES): for rows of few tokens, where the diagonal weighs; for others
 MAX_SHORT = 1024  # query tokens, as measured on an H200
+PARTS = gl.constexpr(8)  # columns that one matrix instruction's results are dealt to threads by
 
 _built: set[tuple[object, ...]] = set()  # what kernels were compiled for
 
@@ -53,74 +54,6 @@ def _asm(TEXT: gl.constexpr):
 
 
 @gluon.jit
-def _add(a, b):
-    return a + b
-
-
-@gluon.jit
-def _ranks(base, query_start_ptr, seq_lens_ptr, num_rows, TOKENS: gl.constexpr):
-    """Of 256 rows from `base`: their numbers, and the ranks of their tiles, [least, end).
-
-    A tile's rank is the number of tiles of its size that its row has before it: its length, nearly.
-    """
-    row = base + gl.arange(0, 256, gl.BlockedLayout([8], [32], [1], [0]))
-    inside = row < num_rows
-    queries = gl.load(query_start_ptr + row + 1, inside, 0) - gl.load(query_start_ptr + row, inside, 0)
-    least = (gl.load(seq_lens_ptr + row, inside, 0) - queries) // TOKENS
-    return row, least, least + (queries + TOKENS - 1) // TOKENS
-
-
-@gluon.jit
-def _at_least(least, end, rank):
-    """How many of the ranks [least, end) are `rank` or more."""
-    return gl.minimum(gl.maximum(end - rank, 0), end - least)
-
-
-@gluon.jit
-def _count(rank, query_start_ptr, seq_lens_ptr, num_rows, TOKENS: gl.constexpr):
-    """How many of the batch's tiles have at least this rank."""
-    total = gl.to_tensor(0)
-    for base in range(0, num_rows, 256):
-        _, least, end = _ranks(base, query_start_ptr, seq_lens_ptr, num_rows, TOKENS)
-        total += gl.sum(_at_least(least, end, rank), axis=0)
-    return total
-
-
-@gluon.jit
-def _find(number, query_start_ptr, seq_lens_ptr, num_rows, TOKENS: gl.constexpr, LEVEL: gl.constexpr):
-    """Row and place in it of tile `number` of the batch; a negative row: there are not so many.
-
-    They are numbered by falling rank, but only to a precision of LEVEL ranks: within a level they stand by row, so
-    that those which read the same K and V run together.
-    """
-    high = gl.to_tensor(0)
-    for base in range(0, num_rows, 256):
-        _, least, end = _ranks(base, query_start_ptr, seq_lens_ptr, num_rows, TOKENS)
-        high = gl.maximum(high, (gl.max(end, axis=0) - 1) // LEVEL)
-    low = gl.to_tensor(0)
-    while low < high:  # the lowest level above which there are no more than `number`
-        middle = (low + high) // 2
-        if _count((middle + 1) * LEVEL, query_start_ptr, seq_lens_ptr, num_rows, TOKENS) <= number:
-            high = middle
-        else:
-            low = middle + 1
-    above = (low + 1) * LEVEL
-    skip = number - _count(above, query_start_ptr, seq_lens_ptr, num_rows, TOKENS)
-    found = gl.to_tensor(-1)
-    place = gl.to_tensor(0)
-    before = gl.to_tensor(0)
-    for base in range(0, num_rows, 256):
-        row, least, end = _ranks(base, query_start_ptr, seq_lens_ptr, num_rows, TOKENS)
-        here = _at_least(least, end, low * LEVEL) - _at_least(least, end, above)
-        behind = skip - before - gl.associative_scan(here, 0, _add) + here  # of `number`, from the row's first here
-        hit = (behind >= 0) & (behind < here)
-        found = gl.maximum(found, gl.max(gl.where(hit, row, -1), axis=0))
-        place += gl.sum(gl.where(hit, gl.minimum(end, above) - 1 - behind - least, 0), axis=0)
-        before += gl.sum(here, axis=0)
-    return found, place
-
-
-@gluon.jit
 def _tell(notes, slot, FIELD: gl.constexpr, value):
     notes.index(slot * 8 + FIELD).store(gl.full([1], value, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
 
@@ -132,7 +65,7 @@ def _hear(notes, slot, FIELD: gl.constexpr):
 
 @gluon.jit
 def _look_up(
-    turn, notes, note_full, note_empty, seats_ptr, query_start_ptr, seq_lens_ptr, num_rows,
+    turn, notes, note_full, note_empty, items_ptr, num_items,
     KV_HEADS: gl.constexpr, TOKENS: gl.constexpr, WINDOW: gl.constexpr, BLOCK_N: gl.constexpr,
 ):  # fmt: skip
     """Finds this block's item number `turn` and tells the consumers; no tiles: there is none."""
@@ -141,28 +74,20 @@ def _look_up(
     item = turn * blocks + gl.where(turn % 2 == 0, block, blocks - 1 - block)
     kv_head = item % KV_HEADS
     number = item // KV_HEADS
-    if num_rows == 1:
-        queries = gl.load(query_start_ptr + 1) - gl.load(query_start_ptr)
-        tile = (queries + TOKENS - 1) // TOKENS - 1 - number
-        row = gl.minimum(tile, 0)
-    else:
-        LEVEL: gl.constexpr = max(256 // TOKENS, 1)
-        row, tile = _find(number, query_start_ptr, seq_lens_ptr, num_rows, TOKENS, LEVEL)
-    seat = gl.to_tensor(0)
-    seq_len = gl.to_tensor(0)
     token = gl.to_tensor(0)
     alive = gl.to_tensor(0)
+    seq_len = gl.to_tensor(0)
+    seat = gl.to_tensor(0)
+    if number < num_items:
+        at = items_ptr + number * 4
+        token = gl.load(at)
+        alive = gl.load(at + 1)
+        seq_len = gl.load(at + 2)
+        seat = gl.load(at + 3)
     last = gl.to_tensor(0)
     masked = gl.to_tensor(0)
     count = gl.to_tensor(0)
-    if row >= 0:
-        seat = gl.load(seats_ptr + row)
-        seq_len = gl.load(seq_lens_ptr + row)
-        start = gl.load(query_start_ptr + row)
-        query_len = gl.load(query_start_ptr + row + 1) - start
-        first = tile * TOKENS
-        token = start - gl.load(query_start_ptr) + first
-        alive = query_len - first
+    if alive > 0:
         position = seq_len - alive
         last = (gl.minimum(position + TOKENS, seq_len) - 1) // BLOCK_N
         begin = gl.to_tensor(0)
@@ -230,15 +155,14 @@ def _bring(
 @gluon.jit
 def _produce(
     k_desc, v_desc, k_pages, v_pages, k_full, k_empty, v_full, v_empty, notes, note_full, note_empty,
-    seats_ptr, table_ptr, query_start_ptr, seq_lens_ptr, num_rows, table_stride,
+    items_ptr, num_items, table_ptr, table_stride,
     KV_HEADS: gl.constexpr, DIM: gl.constexpr, PAGE: gl.constexpr, WINDOW: gl.constexpr,
     TOKENS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     step = 0
     turn = 0
     kv_head, seat, seq_len, last, count = _look_up(
-        turn, notes, note_full, note_empty, seats_ptr, query_start_ptr, seq_lens_ptr, num_rows,
-        KV_HEADS, TOKENS, WINDOW, BLOCK_N,
+        turn, notes, note_full, note_empty, items_ptr, num_items, KV_HEADS, TOKENS, WINDOW, BLOCK_N,
     )  # fmt: skip
     while count > 0:
         turn += 1
@@ -261,8 +185,7 @@ def _produce(
                 )  # fmt: skip
             if i == 1:  # not before: the consumers wait for the first tiles
                 next_kv_head, next_seat, next_seq_len, next_last, next_count = _look_up(
-                    turn, notes, note_full, note_empty, seats_ptr, query_start_ptr, seq_lens_ptr, num_rows,
-                    KV_HEADS, TOKENS, WINDOW, BLOCK_N,
+                    turn, notes, note_full, note_empty, items_ptr, num_items, KV_HEADS, TOKENS, WINDOW, BLOCK_N,
                 )  # fmt: skip
         step += count
         kv_head = next_kv_head
@@ -272,12 +195,41 @@ def _produce(
         count = next_count
 
 
+@gluon.constexpr_function
+def _halvings(width, parts):
+    return (width // parts).bit_length() - 1
+
+
+@gluon.jit
+def _halves(x):
+    LINES: gl.constexpr = x.shape[0]
+    HALF: gl.constexpr = x.shape[1] // 2
+    return x.reshape([LINES, 2, HALF]).permute([0, 2, 1]).split()
+
+
+@gluon.jit
+def _fold(x, SUM: gl.constexpr):
+    """Sums or maxima of columns c, c + PARTS, c + 2 PARTS … of x, which one thread has: by halves, so that there is
+    something to do while a result is on its way."""
+    TIMES: gl.constexpr = _halvings(x.shape[1], PARTS)
+    for _ in gl.static_range(TIMES):
+        low, high = _halves(x)
+        if SUM:
+            x = low + high
+        else:
+            x = gl.maximum(low, high)
+    return x
+
+
 @gluon.jit
 def _softmax(
     s, top, total, start, query_position, seq_len, scale, masked,
     WINDOW: gl.constexpr, BLOCK_N: gl.constexpr, PAGE: gl.constexpr,
 ):  # fmt: skip
-    """Weights of one tile relative to the new maxima, and what the old ones shrink by; scores in units of log 2."""
+    """Weights of one tile relative to the new maxima, and what the old ones shrink by; scores in units of log 2.
+
+    total: the weights' sums, [lines, 8], a line's in as many parts as `_fold` leaves.
+    """
     if masked:
         position = start + gl.arange(0, BLOCK_N, gl.SliceLayout(0, s.type.layout))
         rest = seq_len % PAGE
@@ -288,10 +240,13 @@ def _softmax(
         if WINDOW > 0:
             seen = seen & (position[None, :] > query_position[:, None] - WINDOW)
         s = gl.where(seen, s, float("-inf"))
-    new_top = gl.maximum(top, gl.max(s, axis=1) * scale)
+    peak = gl.convert_layout(gl.max(_fold(s, False), axis=1), top.type.layout)
+    new_top = gl.maximum(top, peak * scale)
     p = gl.exp2(s * scale - new_top[:, None])
     shrink = gl.exp2(top - new_top)
-    return p, new_top, total * shrink + gl.sum(p, axis=1), shrink
+    part = gl.convert_layout(_fold(p, True), total.type.layout)
+    total = total * gl.convert_layout(shrink, gl.SliceLayout(1, total.type.layout))[:, None] + part
+    return p, new_top, total, shrink
 
 
 @gluon.jit
@@ -377,7 +332,7 @@ def _consume(
 
         query_position = seq_len - alive + (NUMBER * LINES + gl.arange(0, LINES, LINE)) // GROUP
         top = gl.full([LINES], -1.0e29, gl.float32, LINE)  # finite, so that a wholly masked line makes no NaN
-        total = gl.zeros([LINES], gl.float32, LINE)
+        total = gl.zeros([LINES, PARTS], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PARTS, 16]))
         acc = gl.zeros([LINES, DIM], gl.float32, ACC_LAYOUT)
         stage = step % STAGES
         mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
@@ -408,7 +363,7 @@ def _consume(
         step += 1
 
         # Out through the queries' place, so that whole lines are written.
-        acc = acc * gl.convert_layout(1.0 / total, gl.SliceLayout(1, ACC_LAYOUT))[:, None]
+        acc = acc * gl.convert_layout(1.0 / gl.sum(total, axis=1), gl.SliceLayout(1, ACC_LAYOUT))[:, None]
         gl.thread_barrier()
         q_tile.store(acc.to(q_tile.dtype))
         gl.thread_barrier()
@@ -427,13 +382,9 @@ def _consume(
     async_copy.wait_group(0)
 
 
-@gluon.jit(
-    do_not_specialize=["num_rows", "table_stride"],
-    do_not_specialize_on_alignment=["seats_ptr", "table_ptr", "query_start_ptr", "seq_lens_ptr"],
-)
+@gluon.jit(do_not_specialize=["num_items", "table_stride"], do_not_specialize_on_alignment=["table_ptr"])
 def _prefill_sm90_kernel(
-    q_ptr, out_ptr, k_desc, v_desc, seats_ptr, table_ptr, query_start_ptr, seq_lens_ptr, num_rows,
-    q_stride, table_stride, scale,
+    q_ptr, out_ptr, k_desc, v_desc, items_ptr, num_items, table_ptr, q_stride, table_stride, scale,
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, DIM: gl.constexpr, PAGE: gl.constexpr, WINDOW: gl.constexpr,
     LINES: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
@@ -481,7 +432,7 @@ def _prefill_sm90_kernel(
             )),
             (_produce, (
                 k_desc, v_desc, k_pages, v_pages, k_full, k_empty, v_full, v_empty, notes, note_full, note_empty,
-                seats_ptr, table_ptr, query_start_ptr, seq_lens_ptr, num_rows, table_stride,
+                items_ptr, num_items, table_ptr, table_stride,
                 KV_HEADS, DIM, PAGE, WINDOW, TOKENS, BLOCK_N, STAGES,
             )),
         ],
@@ -490,15 +441,19 @@ def _prefill_sm90_kernel(
     )  # fmt: skip
 
 
-def takes(q: torch.Tensor, k_cache: torch.Tensor) -> bool:
-    """Whether the kernel is made for tensors like these, on a device of capability 9.0."""
+def takes(kv_dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> bool:
+    """Whether the kernel is made for such a model, on a device of capability 9.0."""
     return (
-        q.dtype in (torch.bfloat16, torch.float16)
-        and k_cache.dtype == q.dtype
-        and q.shape[2] in (64, 128)
-        and k_cache.shape[2] == PAGE
-        and q.shape[1] // k_cache.shape[1] <= 2 * LINES
+        kv_dtype in (torch.bfloat16, torch.float16)
+        and head_dim in (64, 128)
+        and block_size == PAGE
+        and num_heads // num_kv_heads <= 2 * LINES
     )
+
+
+def tokens(group: int) -> int:
+    """Of an item, for `group` query heads a KV head."""
+    return 2 * LINES // group
 
 
 def _descriptor(cache: torch.Tensor) -> TensorDescriptor:
@@ -516,29 +471,27 @@ def prefill(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    seats: torch.Tensor,
     block_table: torch.Tensor,
-    query_start: torch.Tensor,
-    seq_lens: torch.Tensor,
-    num_rows: int,
+    tiles: torch.Tensor,
     max_query_len: int,
     scale: float,
     sliding_window: int,
     out: torch.Tensor,
 ) -> None:
-    """See `quire.kernels.paged_attention`. The first call for a model compiles all that later ones need."""
-    num_tokens, num_heads, dim = q.shape
+    """See `quire.kernels.paged_attention`; `tiles` from `prefill_schedule.tiles`, of `tokens` tokens.
+
+    The first call for a model compiles all that later ones need.
+    """
+    num_heads, dim = q.shape[1:]
     num_kv_heads = k_cache.shape[1]
-    group = num_heads // num_kv_heads
-    items = (num_tokens // (2 * LINES // group) + num_rows) * num_kv_heads  # at most
     pdl = has_pdl(q.device)
     arguments = (
-        q, out, _descriptor(k_cache), _descriptor(v_cache), seats, block_table, query_start, seq_lens, num_rows,
-        q.stride(0), block_table.stride(0), scale * LOG2_E,
+        q, out, _descriptor(k_cache), _descriptor(v_cache), tiles, len(tiles), block_table, q.stride(0),
+        block_table.stride(0), scale * LOG2_E,
     )  # fmt: skip
     options = {
-        "KV_HEADS": num_kv_heads, "GROUP": group, "DIM": dim, "PAGE": PAGE, "WINDOW": sliding_window, "LINES": LINES,
-        "PDL": pdl, "num_warps": 4, "launch_pdl": pdl,
+        "KV_HEADS": num_kv_heads, "GROUP": num_heads // num_kv_heads, "DIM": dim, "PAGE": PAGE,
+        "WINDOW": sliding_window, "LINES": LINES, "PDL": pdl, "num_warps": 4, "launch_pdl": pdl,
     }  # fmt: skip
     model = (q.device, q.dtype, num_heads, num_kv_heads, dim, sliding_window)
     if model not in _built:
@@ -546,5 +499,5 @@ def prefill(
             _prefill_sm90_kernel.warmup(*arguments, BLOCK_N=block_n, STAGES=stages, grid=(1,), **options)
         _built.add(model)
     block_n, stages = shape(max_query_len)
-    grid = (min(items, num_processors(q.device)),)
+    grid = (min(len(tiles) * num_kv_heads, num_processors(q.device)),)
     _prefill_sm90_kernel[grid](*arguments, BLOCK_N=block_n, STAGES=stages, **options)

@@ -1,0 +1,56 @@
+"""Compiles kernels in Gluon for compute capability 9.0, where there need not be such a device."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+from quire.kernels.dispatch import INTERPRETED
+from quire.kernels.triton.launch import GLUON_TESTED
+
+TESTED = pytest.mark.skipif(
+    INTERPRETED or not triton.__version__.startswith(GLUON_TESTED), reason="Gluon: only versions it was tested with"
+)
+ON_DEVICE = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="no such GPU"
+    ),
+    TESTED,
+]
+
+
+def assert_assembles_well(
+    kernel: Any, types: dict[str, str], constants: dict[str, Any], aligned: Iterable[str], tmp_path: Path
+) -> None:
+    """It fits in shared memory, and the assembler neither serialises matrix products nor spills registers.
+
+    types: of the arguments that are not constants. aligned: those that are multiples of 16.
+    """
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.compiler import get_ptxas
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    names = kernel.arg_names
+    source = GluonASTSource(
+        kernel,
+        {name: types.get(name, "constexpr") for name in names},
+        {(names.index(name),): value for name, value in constants.items()},
+        {(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
+    )
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "launch_pdl": True})
+    assert built.metadata.shared <= 227 * 1024
+    code = tmp_path / "kernel.ptx"
+    code.write_text(built.asm["ptx"])
+    assembled = subprocess.run(
+        [get_ptxas(90).path, "-v", "--gpu-name=sm_90a", str(code), "-o", str(tmp_path / "kernel.cubin")],
+        check=True, capture_output=True, text=True,
+    ).stderr  # fmt: skip
+    assert "serialized" not in assembled
+    assert "\n    0 bytes stack frame, 0 bytes spill stores" in assembled, assembled
