@@ -59,6 +59,7 @@ def spec(device: str, dtype: torch.dtype, heads: tuple[int, int, int], window: i
         head_dim=heads[2],
         block_size=512,
         dtype=dtype,
+        kv_dtype=dtype,
         device=torch.device(device),
         max_rows=16,
         max_tokens=1024,
