@@ -274,7 +274,7 @@ def bench_batch(model: Model) -> Iterator[Line]:
     ]:  # fmt: skip
         size = n * k * (4 if gated else 2)
         weights = [random(size // k // 2, k) for _ in range(copies(size, least=4))]
-        for m in (64, 96, 128):
+        for m in (24, 32, 64, 112, 128):
             if not batch_gemm.pays(m, n, k, gated, DEVICE):
                 continue
             x, residual = random(m, k), None if normed else random(m, n)

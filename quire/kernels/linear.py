@@ -33,7 +33,7 @@ def linear(
     Otherwise the result goes into `out` (contiguous, of any float dtype) if given, else into a contiguous tensor of
     `out_dtype`, by default x's. Neither goes together with `gated`, nor with `residual`.
 
-    The weights must not be written by the kernel launched just before: they are read ahead of that one's end.
+    The weights must not be written by a kernel launched just before: they are read ahead of its end.
     """
     own_output = out is not None or out_dtype is not None
     if gated + (residual is not None) + own_output > 1:

@@ -11,11 +11,12 @@ from quire.kernels.linear import linear
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("rows", [1, 7, 16])
-def test_a_captured_chain_gives_what_single_steps_give(rows: int) -> None:
-    """Sixteen small layers in one graph, replayed often, against the same calls with a wait after each: bit for bit."""
+@pytest.mark.parametrize("sizes", [(512, 8, 2, 64, 1024), (1024, 16, 8, 128, 3072)], ids=str)
+@pytest.mark.parametrize("rows", [1, 7, 16, 24, 64, 100])
+def test_a_captured_chain_gives_what_single_steps_give(rows: int, sizes: tuple[int, ...]) -> None:
+    """Sixteen layers in one graph, replayed often, against the same calls with a wait after each: bit for bit."""
     torch.manual_seed(0)
-    hidden, heads, kv_heads, dim, inner, layers = 512, 8, 2, 64, 1024, 16
+    (hidden, heads, kv_heads, dim, inner), layers = sizes, 16
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device="cuda", dtype=torch.bfloat16) * 0.05
@@ -24,7 +25,7 @@ def test_a_captured_chain_gives_what_single_steps_give(rows: int) -> None:
     weights = [[random(*shape) for shape in shapes] for _ in range(layers)]
     gain, table = torch.ones(hidden, device="cuda", dtype=torch.bfloat16), torch.randn(1024, dim, device="cuda")
     caches = [[random(rows * 40 + 1, kv_heads, 16, dim) for _ in "kv"] for _ in range(layers)]
-    seq_lens = torch.arange(rows, device="cuda", dtype=torch.int32) * 35 + 90
+    seq_lens = torch.arange(rows, device="cuda", dtype=torch.int32) * 35 % 500 + 90
     blocks = torch.arange(rows * 40, device="cuda", dtype=torch.int32).view(rows, 40) + 1
     seats = torch.arange(rows, device="cuda", dtype=torch.int32)
     positions = seq_lens - 1

@@ -1,4 +1,4 @@
-"""x @ weight.T for 49 to 128 rows: the weight is read once, and everything around the product rides along.
+"""x @ weight.T for 17 to 128 rows: the weight is read once, and everything around the product rides along.
 
 A program owns BLOCK_N outputs of BLOCK_M rows and one of SPLIT shares of K. Tiles of x and of the weight come through
 the bulk copy engine, several deep. Where outputs are few, K is shared out: each program leaves its sums in a workspace
@@ -23,7 +23,7 @@ from quire.kernels.triton import batch_gemm_table, norm
 from quire.kernels.triton.batch_gemm_table import MAX_ROWS, Config
 from quire.kernels.triton.launch import has_pdl
 
-MIN_ROWS = 49  # for fewer the library and kernels around it are as fast, as far as was measured (32)
+MIN_ROWS = 17
 WORKSPACE = 1 << 23  # float32 elements for the shares of K of one product
 MAX_TILES = 4096  # that share K, in one product
 
@@ -83,8 +83,8 @@ def _linear_kernel(
             _prefetch(weight_ptr, weight_stride, first_n, N, begin, columns, BLOCK_N, PARTS)
             if GATED:
                 _prefetch(weight_ptr, weight_stride, N + first_n, 2 * N, begin, columns, BLOCK_N, PARTS)
-        tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     rows, columns = first_m + tl.arange(0, BLOCK_M), first_n + tl.arange(0, BLOCK_N)
     old_at = out_ptr + rows.to(tl.int64)[:, None] * out_stride + columns[None, :]
     in_tile = (rows < M)[:, None] & (columns < N)[None, :]
@@ -188,7 +188,7 @@ def linear(
     if config is None:
         config = batch_gemm_table.choose(m, n, k, gated)
     if norm_weight is not None:
-        x = norm.rms_norm(x, norm_weight, eps)
+        x = norm.rms_norm(x, norm_weight, eps, early=True)
     if residual is not None:
         out = residual
     elif out is None:

@@ -102,8 +102,8 @@ def _decode_kernel(
     share, shares, seen_from = tl.load(at_item + 4), tl.load(at_item + 5), tl.load(at_item + 6)
     if row < 0:
         if PDL:
-            tl.extra.cuda.gdc_wait()
             tl.extra.cuda.gdc_launch_dependents()
+            tl.extra.cuda.gdc_wait()
         return
     table = table_ptr + seat * table_stride
     k_head, v_head = k_ptr + kv_head.to(tl.int64) * head_stride, v_ptr + kv_head.to(tl.int64) * head_stride
@@ -118,6 +118,7 @@ def _decode_kernel(
     mask = (member < GROUP)[:, None] & (column < DIM)[None, :]
     at_q = q_ptr + row * q_stride + head[:, None] * DIM + column[None, :]
     if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
         # The compiler moves the loads of the loop's first STAGES - 1 tiles ahead of it, and so of the wait in its first
         # round. That is wrong for one token alone, the row's newest, which the predecessor writes: if it is as near as
         # that to the beginning of its share, the wait comes first.
@@ -125,6 +126,9 @@ def _decode_kernel(
             tl.extra.cuda.gdc_wait()
         q = query_operand(tl.zeros([BLOCK_M, BLOCK_DIM], q_ptr.dtype.element_ty), k_ptr)
     else:
+        if PDL and not PREFIX:
+            tl.extra.cuda.gdc_launch_dependents()
+            tl.extra.cuda.gdc_wait()
         q = query_operand(tl.load(at_q, mask, 0.0, cache_modifier=".cg"), k_ptr)  # [heads, dim]
     top = tl.full([BLOCK_M], -1.0e30, tl.float32)  # finite: a wholly masked tile must not make NaN
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -142,7 +146,6 @@ def _decode_kernel(
         if EARLY:  # noqa: SIM102
             if start == begin:
                 tl.extra.cuda.gdc_wait()
-                tl.extra.cuda.gdc_launch_dependents()
                 q = query_operand(tl.load(at_q, mask, 0.0, cache_modifier=".cg"), k_ptr)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         seen = position < end

@@ -72,7 +72,7 @@ def _prefix_kernel(
     line = tl.arange(0, BLOCK_M)
     column = tl.arange(0, BLOCK_DIM)
     count = tl.load(count_ptr)
-    if PDL:  # what is read above was written before the predecessor started
+    if PDL:  # in this order: `decode` reads q and the new KV, which the predecessor writes, ahead of its own wait
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     k_head, v_head = k_ptr + kv_head.to(tl.int64) * head_stride, v_ptr + kv_head.to(tl.int64) * head_stride

@@ -1,10 +1,16 @@
 """What every launch asks of the device.
 
-Programmatic dependent launch: a kernel may be scheduled while its predecessor's last blocks still run. Each kernel
-here calls `gdc_wait` in every program before it touches what its predecessor writes or reads, and only then
-`gdc_launch_dependents`. So when a kernel starts, its predecessor may still run, but nothing before that one does:
-ahead of the wait a kernel may read weights, the step's own inputs (seats, lengths, tables, positions) and KV of
-earlier steps, and only those. Whoever writes one of these must not be the kernel launched just before.
+Programmatic dependent launch: a kernel may be scheduled while those before it still run. Each kernel here calls
+`gdc_wait` in every program before it touches what another one of the step writes or reads. The wait is for the
+predecessor alone, but that one cannot have ended without its own wait: behind it, all before have ended.
+
+Most call `gdc_launch_dependents` first. Then several kernels stand in line, in place and with their weights on the
+way. Some call it after their wait, where it was seen to pay: successors in place too early share the processors
+unevenly with those who still run, and take their share of memory's rate.
+
+So ahead of the wait a kernel may read weights, the step's own inputs (seats, lengths, tables, positions) and KV of
+earlier steps, and only those. What writes them is cut off from their readers by a kernel that is launched without all
+this: the embedding.
 """
 
 from __future__ import annotations

@@ -10,21 +10,26 @@ from quire.kernels.triton.launch import has_pdl, next_power_of_2
 
 
 @triton.jit
-def _rms_norm_kernel(x_ptr, weight_ptr, out_ptr, x_stride, size, eps, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _rms_norm_kernel(
+    x_ptr, weight_ptr, out_ptr, x_stride, size, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < size
     weight = tl.load(weight_ptr + columns, mask, 0.0).to(tl.float32)  # written long ago: read ahead of the wait
     if PDL:
+        if EARLY:
+            tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        if not EARLY:
+            tl.extra.cuda.gdc_launch_dependents()
     x = tl.load(x_ptr + row * x_stride + columns, mask, 0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, axis=0) / size + eps)
     tl.store(out_ptr + row * size + columns, (x * scale * weight).to(out_ptr.dtype.element_ty), mask)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See `quire.kernels.norm`."""
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, early: bool = False) -> torch.Tensor:
+    """See `quire.kernels.norm`; early: the next kernel may start before this one waits (`launch`)."""
     size = x.shape[-1]
     rows = x if x.dim() == 2 else x.reshape(-1, size)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -33,7 +38,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     block = next_power_of_2(size)
     pdl = has_pdl(x.device)
     _rms_norm_kernel[(rows.shape[0],)](
-        rows, weight, out, rows.stride(0), size, eps, BLOCK=block, PDL=pdl, num_warps=min(max(block // 256, 1), 16),
-        launch_pdl=pdl,
+        rows, weight, out, rows.stride(0), size, eps, BLOCK=block, EARLY=early, PDL=pdl,
+        num_warps=min(max(block // 256, 1), 16), launch_pdl=pdl,
     )  # fmt: skip
     return out

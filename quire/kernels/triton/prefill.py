@@ -101,7 +101,7 @@ def _prefill_kernel(
     first = (tile - row_start // TOKENS - row) * TOKENS  # the tile's first token within the row
     seq_len = tl.load(seq_lens_ptr + row)
     table = table_ptr + tl.load(seats_ptr + row).to(tl.int64) * table_stride
-    if PDL:  # what is read above was written before the predecessor started
+    if PDL:  # what is read above is the step's own input
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     if first >= query_len:

@@ -43,9 +43,9 @@ def _qk_norm_rope_write_kernel(
         weight_ptr = tl.where(is_q, q_weight_ptr, k_weight_ptr)
         first_weight = tl.load(weight_ptr + half, in_half, 0.0).to(tl.float32)[None, None, :]
         second_weight = tl.load(weight_ptr + half + HALF, in_half, 0.0).to(tl.float32)[None, None, :]
-    if PDL:  # what is read above was written before the predecessor started
-        tl.extra.cuda.gdc_wait()
+    if PDL:  # what is read above is the step's own input
         tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
 
     # Where the kind's first head lies in a line of qkv, how many it has, and where its results go. Selected rather than
     # branched for: the compiler keeps track of what is aligned.

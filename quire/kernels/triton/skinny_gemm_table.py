@@ -45,16 +45,16 @@ SHARED = Shared(16, 64, 4, 4)
 # (k, n, gated): for one row, up to 8 and up to 16; None: the library, or norm and gate apart.
 TABLE: dict[tuple[int, int, bool], tuple[Plan | None, Plan | None, Plan | None]] = {
     # Qwen3-0.6B: qkv, o, gate and up, down, logits
-    (1024, 4096, False): (Registers(16, 128, 2, 4), Registers(16, 128, 2, 4), Registers(16, 128, 2, 4)),
-    (2048, 1024, False): (Registers(8, 128, 2, 8), Registers(8, 128, 2, 8), Registers(16, 128, 1, 16)),
-    (1024, 3072, True): (Registers(8, 128, 2, 4), Registers(16, 128, 2, 2), Registers(8, 128, 2, 4)),
-    (3072, 1024, False): (Registers(8, 128, 3, 8), Registers(8, 128, 3, 8), Registers(8, 64, 3, 16)),
+    (1024, 4096, False): (Registers(32, 128, 1, 8), Registers(16, 128, 1, 8), Registers(16, 128, 1, 8)),
+    (2048, 1024, False): (Registers(16, 128, 1, 16), Registers(16, 128, 4, 4), Registers(16, 128, 2, 8)),
+    (1024, 3072, True): (Registers(16, 128, 1, 8), Registers(16, 64, 4, 4), Registers(8, 128, 2, 4)),
+    (3072, 1024, False): (Registers(16, 128, 2, 8), Registers(16, 128, 3, 8), Registers(8, 64, 3, 16)),
     (1024, 151936, False): (Vector(4, 512, 2), Registers(16, 256, 1, 4), None),
     # Llama-3.1-8B, in the same order; gate and up are multiplied as one and gated apart
     (4096, 6144, False): (Vector(4, 1024, 4), SHARED, None),
-    (4096, 4096, False): (Vector(4, 512, 4), SHARED, SHARED),
-    (4096, 28672, False): (Vector(4, 1024, 4), SHARED, None),
-    (14336, 4096, False): (Vector(4, 2048, 8), SHARED, None),
+    (4096, 4096, False): (Vector(4, 512, 4), Shared(16, 128, 3, 4), Shared(16, 64, 6, 4)),
+    (4096, 28672, False): (Vector(2, 2048, 4), SHARED, None),
+    (14336, 4096, False): (Vector(4, 2048, 4), Shared(16, 64, 6, 4), None),
     (4096, 128256, False): (Vector(4, 1024, 4), SHARED, None),
 }
 
@@ -65,8 +65,8 @@ def plan(m: int, n: int, k: int, gated: bool) -> Plan | None:
     if (k, n, gated) in TABLE:
         return TABLE[k, n, gated][0 if m == 1 else 1 if m <= 8 else 2]
     if k <= MAX_REGISTERS and k % 8 == 0:
-        # 16 rows of the weight a program, but more programs where outputs are few
-        return Registers(8 if gated or n < 2048 else 16, 128, 2, 4 if k <= 1024 else 8)
+        # 16 outputs a program, but more programs where outputs are few
+        return Registers(8 if n < 1024 else 16, 128, 2, 4 if k <= 1024 else 8)
     if gated:
         return None
     if m == 1:

@@ -125,7 +125,8 @@ def _finish(
 def _register_kernel(
     x_ptr, weight_ptr, bias_ptr, gain_ptr, out_ptr, M, N, x_stride, weight_stride, out_stride, eps,
     K: gl.constexpr, OUTPUTS: gl.constexpr, COLUMNS: gl.constexpr, STEP: gl.constexpr, DEPTH: gl.constexpr,
-    NORM: gl.constexpr, GATED: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, PDL: gl.constexpr,
+    NORM: gl.constexpr, GATED: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, EARLY: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     WARPS: gl.constexpr = gl.num_warps()
     WIDTH: gl.constexpr = WARPS * STEP
@@ -143,8 +144,11 @@ def _register_kernel(
     for i in gl.static_range(DEPTH):
         weights += (_tile(weight_at, in_n, k, i * WIDTH, (i + 1) * WIDTH <= K, K),)
     if PDL:
+        if EARLY:
+            gdc_launch_dependents()
         gdc_wait()
-        gdc_launch_dependents()
+        if not EARLY:
+            gdc_launch_dependents()
     x_at, in_m, x_k = _x_at(x_ptr, M, x_stride, COLUMNS, STEP, RIGHT)
     X_DEPTH: gl.constexpr = min(DEPTH, 2)
     xs = ()
@@ -186,11 +190,12 @@ def linear(
     """x [m, k] → out [m, n]; with `residual` the result is added to what stands there. See `quire.kernels.linear`."""
     (m, k), n = x.shape, out.shape[1]
     gain, eps = norm or (weight, 0.0)
+    early = m > 1  # one row's kernels are so short that those in line only take memory's rate from one another
     pdl = has_pdl(x.device)
     _register_kernel[(triton.cdiv(n, plan.outputs),)](
         x, weight, weight if bias is None else bias, gain, out, m, n, x.stride(0), weight.stride(0), out.stride(0),
         eps, K=k, OUTPUTS=plan.outputs, COLUMNS=8 if m <= 8 else 16, STEP=plan.step,
         DEPTH=min(plan.depth, triton.cdiv(k, plan.step * plan.warps)), NORM=norm is not None, GATED=gated,
-        BIAS=bias is not None, RESIDUAL=residual, PDL=pdl, num_warps=plan.warps, launch_pdl=pdl,
+        BIAS=bias is not None, RESIDUAL=residual, EARLY=early, PDL=pdl, num_warps=plan.warps, launch_pdl=pdl,
     )  # fmt: skip
     return out
