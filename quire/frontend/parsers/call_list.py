@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from quire.frontend.parsers.base import Parser
-from quire.frontend.parsers.layouts.structural import schema_of
 from quire.frontend.parsers.layouts.json_calls import JsonCalls
+from quire.frontend.parsers.layouts.structural import schema_of
 from quire.types.reply import Tool
 from quire.types.structured import GrammarSpec
 
