@@ -6,7 +6,9 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from typing import Any
 
 import jsonschema
@@ -51,6 +53,11 @@ BOUND: dict[str, dict[str, Any]] = {
     "json_schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}},
     "regex": {"extra_body": {"structured_outputs": {"regex": PATTERN}}},
     "auto": {"tools": TOOLS, "tool_choice": "auto"},
+    "json_schema or auto": {
+        "tools": TOOLS,
+        "parallel_tool_calls": False,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}},
+    },
     "required": {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False},
     "named": {"tools": TOOLS, "tool_choice": NAMED},
 }
@@ -73,15 +80,20 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    name = request.param
-    model = [] if name == "demo" else [str(make_thinking_model(tmp_path_factory.mktemp("thinker")))]
-    options = ["--port", "0", "--device", "cpu", "--dtype", "float32", "--served-model-name", "it", *MODELS[name]]
-    with (
-        server_process("quire.cli.main", "serve", *model, *options) as server,
-        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
-    ):
-        yield client
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], openai.OpenAI]]:
+    """Clients of the servers of MODELS, each started once."""
+    with ExitStack() as running:
+
+        @cache
+        def start(name: str) -> openai.OpenAI:
+            model = [] if name == "demo" else [str(make_thinking_model(tmp_path_factory.mktemp("thinker")))]
+            options = ["--port", "0", "--device", "cpu", "--dtype", "float32", "--served-model-name", "it"]
+            arguments = ["serve", *model, *options, *MODELS[name]]
+            server = running.enter_context(server_process("quire.cli.main", *arguments))
+            client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+            return running.enter_context(client)
+
+        yield start
 
 
 def check_arguments(name: str, arguments: str) -> None:
@@ -99,6 +111,8 @@ def check(choice: dict[str, Any], thinking: str, bound: str) -> None:
         assert choice["reasoning"] is None
     if bound == "json_schema":
         jsonschema.validate(json.loads(content), SCHEMA)
+    if bound == "json_schema or auto" and not calls:
+        jsonschema.validate(json.loads(content), SCHEMA)
     if bound == "regex":
         assert re.fullmatch(PATTERN, content)
     if bound in ("required", "named"):
@@ -112,8 +126,9 @@ def check(choice: dict[str, Any], thinking: str, bound: str) -> None:
             check_arguments(name, arguments)
 
 
-@pytest.mark.parametrize(("client", "thinking", "bound", "n"), CASES, indirect=["client"])
-def test_matrix(client: openai.OpenAI, thinking: str, bound: str, n: int) -> None:
+@pytest.mark.parametrize(("model", "thinking", "bound", "n"), CASES)
+def test_matrix(start: Callable[[str], openai.OpenAI], model: str, thinking: str, bound: str, n: int) -> None:
+    client = start(model)
     is_bound = bound not in ("nothing", "auto")
     options: dict[str, Any] = {
         "model": "it",
