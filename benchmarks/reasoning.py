@@ -18,7 +18,25 @@ from quire.frontend.parsers.base import REASONING_FORMATS
 from quire.frontend.parsers.formats import Formats
 from quire.frontend.replies import Reply, ReplyPlan, ReplyWish
 
-WORDS = [f" {word}" for word in "plain words of an answer with nothing to find in them, and no end".split()] * 1000
+WORDS = [
+    f" {word}"
+    for word in [
+        "plain",
+        "words",
+        "of",
+        "an",
+        "answer",
+        "with",
+        "nothing",
+        "to",
+        "find",
+        "in",
+        "them,",
+        "and",
+        "no",
+        "end",
+    ]
+] * 1000
 
 
 def plan_of(name: str, written: Written) -> ReplyPlan:
