@@ -24,7 +24,8 @@ MARGIN = 4  # tokens: what one free token can add to the way beyond the largest 
 MAX_VALUES = 2000  # of a schema that are looked at
 MAX_HINTS = 200
 MAX_HINT = 200  # characters
-MAX_WALK = 1000  # tokens
+MAX_WALK = 400  # tokens
+RETRY = 8  # tokens, at least, between walks that fail
 MAX_TRIED = 16  # tokens at one place
 _SPACE = b" \t\r\n"
 _UNKNOWN = 200.0
@@ -97,16 +98,16 @@ class Closer:
             matcher.fill(row)
             return
         way = self._way(matcher, hints, state, num_tokens, budget)
-        room = budget - 1 - (len(way) if way is not None else budget)
-        if room > hints.growth + MARGIN:
-            step = hints.growth + MARGIN + 1
-            state.place, state.free, state.way = num_tokens, max(1, room // step), way
-            matcher.fill(row)
-            return
         state.place, state.free, state.way = num_tokens, 0, way
-        if not way:  # complete as it is, or nobody knows how to complete it
+        if way is None:  # from further on there may be one; walks that fail are long
+            state.free = max(RETRY, budget // RETRY)
+        else:
+            room, step = budget - 1 - len(way), hints.growth + MARGIN
+            if room > step:
+                state.free = max(1, room // (step + 1))
+        if state.free or not way:
             matcher.fill(row)
-            if way is not None:
+            if way == [] and not state.free:
                 self._keep_stops(row)
             return
         row.fill(0)
