@@ -119,7 +119,7 @@ class ReplyPlan:
         reasoning = tools = None
         if self._is_marked and self._formats.reasoning is not None:
             reasoning = self._formats.reasoning.parser(
-                self._prompt, self._kwargs, bound=self.wish.grammar is not None, raw_calls=self.calls
+                self._prompt, self._kwargs, bound=self._binds_content, raw_calls=self.calls
             )
         if self.calls:
             tool_format = CALL_LIST if self._is_list or self._formats.tools is None else self._formats.tools
@@ -136,12 +136,14 @@ class ReplyPlan:
         if not self.thinks or not self._formats.end:
             return 0
         start, end = list(self._formats.start), list(self._formats.end)
-        if self._opening == "maybe" and start and list(token_ids[: len(start)]) != start:
+        if self._opening == "maybe" and list(token_ids[: len(start)]) != start:
             return 0
-        size = len(end)
-        for at in range(len(token_ids) - size + 1):
-            if token_ids[at] == end[0] and list(token_ids[at : at + size]) == end:
+        at, size = 0, len(end)
+        while end[0] in (rest := token_ids[at:]):
+            at += rest.index(end[0])
+            if list(token_ids[at : at + size]) == end:
                 return at + size
+            at += 1
         return len(token_ids)
 
     @property
@@ -218,6 +220,8 @@ class ReplyParser:
 
     def feed(self, text: str) -> list[Piece]:
         """What `text` made certain."""
+        if not text:
+            return []
         if self._reasoning is None:
             return self._calls(self._tools.feed(text)) if self._tools is not None else [Content(text)]
         return self._rest(self._reasoning.feed(text))

@@ -3,7 +3,6 @@ come next."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -57,16 +56,4 @@ class CompiledGrammar(Protocol):
 
     def matcher(self) -> Matcher:
         """At the beginning of an answer; microseconds."""
-        ...
-
-
-class Backend(Protocol):
-    """A grammar library with the vocabulary of one model."""
-
-    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Raises InputError for a grammar that the backend cannot hold an answer to."""
-        ...
-
-    def fill(self, matchers: Sequence[Matcher], rows: np.ndarray) -> None:
-        """`Matcher.fill` of many matchers of this backend, on several cores. rows: int32 [matchers, words]."""
         ...

@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import islice
 
+import msgspec
 import numpy as np
 
 from quire.grammar import json_schema, smallest, tags
@@ -24,7 +24,8 @@ MARGIN = 4  # tokens: what one free token can add to the way beyond the largest 
 MAX_VALUES = 2000  # of a schema that are looked at
 MAX_HINTS = 200
 MAX_HINT = 200  # characters
-MAX_WALK = 1000  # tokens
+MAX_WALK = 400  # tokens
+RETRY = 8  # tokens, at least, between walks that fail
 MAX_TRIED = 16  # tokens at one place
 _SPACE = b" \t\r\n"
 _UNKNOWN = 200.0
@@ -36,8 +37,7 @@ _ORDER = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Hints:
+class Hints(msgspec.Struct, frozen=True):
     """texts: what may close a value of this grammar. growth: tokens that one free token can make the way longer."""
 
     texts: tuple[str, ...]
@@ -83,10 +83,9 @@ class Closer:
         self._cost = np.array([_cost(token) for token in tokens], np.float32)
         self._plain_cost = np.array([_plain_cost(token) for token in tokens], np.float32)
         self._longest_text = np.array([len(t) if t.isascii() and t.isalnum() else 0 for t in tokens], np.int32)
-        self.hints = lru_cache(256)(self._hints)
 
     def fill(
-        self, spec: GrammarSpec, matcher: Matcher, state: Closing, num_tokens: int, budget: int, row: np.ndarray
+        self, hints: Hints, matcher: Matcher, state: Closing, num_tokens: int, budget: int, row: np.ndarray
     ) -> None:
         """What may come next, so that at most `budget` tokens end the answer, that one included, wherever they can.
 
@@ -95,21 +94,20 @@ class Closer:
         if num_tokens < state.place + state.free:
             matcher.fill(row)
             return
-        hints = self.hints(spec)
         if hints.longest is not None and budget - 1 >= hints.longest:
             matcher.fill(row)
             return
         way = self._way(matcher, hints, state, num_tokens, budget)
-        room = budget - 1 - (len(way) if way is not None else budget)
-        if room > hints.growth + MARGIN:
-            step = hints.growth + MARGIN + 1
-            state.place, state.free, state.way = num_tokens, max(1, room // step), way
-            matcher.fill(row)
-            return
         state.place, state.free, state.way = num_tokens, 0, way
-        if not way:  # complete as it is, or nobody knows how to complete it
+        if way is None:  # from further on there may be one; walks that fail are long
+            state.free = max(RETRY, budget // RETRY)
+        else:
+            room, step = budget - 1 - len(way), hints.growth + MARGIN
+            if room > step:
+                state.free = max(1, room // (step + 1))
+        if state.free or not way:
             matcher.fill(row)
-            if way is not None:
+            if way == [] and not state.free:
                 self._keep_stops(row)
             return
         row.fill(0)
@@ -221,7 +219,8 @@ class Closer:
         other = ahead.fork()
         return other.accept(token) and (other.may_end or not self._is_text(self._look(other)))
 
-    def _hints(self, spec: GrammarSpec) -> Hints:
+    def hints(self, spec: GrammarSpec) -> Hints:
+        """Some milliseconds for a large schema."""
         if spec.kind == "json_schema":
             texts = smallest.values(json.loads(json_schema.plain(spec.text, FIELD)))
         elif spec.kind == "structural_tag":

@@ -236,7 +236,7 @@ class GrammarService:
             return
         assert self._backend is not None
         try:
-            grammar = self._backend.compile(job.spec)
+            grammar = self._backend.restore(job.spec, verdict.recipe)
         except InputError as error:
             self._finish(job, error=error)
         else:

@@ -186,7 +186,7 @@ class _Stream:
         assert self.parser is not None
         if self._thinks:
             self.token_ids += answer.token_ids
-        return self.parser.feed(answer.text) if answer.text else []
+        return self.parser.feed(answer.text)
 
     def frames(self, answer: CompletionOutput) -> list[bytes]:
         frames = []

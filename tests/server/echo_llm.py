@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from quire.config.engine import EngineConfig
 from quire.config.model_info import ModelInfo
@@ -27,6 +27,8 @@ TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}
 
 
 class ByteTokenizer:
+    special_tokens: ClassVar[dict[str, str]] = {}
+
     def encode(self, text: str, _add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 

@@ -214,3 +214,45 @@ def test_a_batch_of_conversations(qwen: Served) -> None:
     assert messages[1]["content"].startswith("two<|assistant|><think>")
     assert messages[1]["reasoning"].startswith("The user")
     assert reply["usage"]["completion_tokens"] == 600
+
+
+def test_templates_tools_and_variables_are_the_operators_unless_trusted(plain: Served) -> None:
+    """What a server may be told about the prompt; the engine saw the prompt that was made."""
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    template = "{{ colour }} {{ tools is none }}"
+    own = chat | {"chat_template": template}
+    refused = plain.client.post("/v1/chat/completions", json=own)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "chat_template"
+    options: dict[str, Any] = {"trust_request_chat_template": True}
+    llm = ScriptedLLM()
+    with echo_server(llm, exclude_tools_when_tool_choice_none=True, **options) as served:
+        defaults = {"colour": "red", "thinking": True}
+        llm.info.resolved.config.replies.default_chat_template_kwargs.update(defaults)
+        for change, prompt in (
+            ({}, "red True"),
+            ({"chat_template_kwargs": {"colour": "blue"}}, "blue True"),
+            ({"tools": TOOLS}, "red False"),
+            ({"tools": TOOLS, "tool_choice": "none"}, "red True"),
+            (
+                {"chat_template": "{{ reasoning_effort }} {{ enable_thinking }}", "reasoning_effort": "none"},
+                "none False",
+            ),
+        ):
+            reply = served.client.post("/v1/chat/completions", json=own | change)
+            assert reply.status_code == 200, reply.text
+            assert llm.seen[-1]["prompt"]["prompt"] == prompt
+    with echo_server(ScriptedLLM(tools="hermes"), enable_auto_tool_choice=False) as served:
+        assert assert_same(served, HERMES, tools=TOOLS)["content"] == HERMES
+        assert len(assert_same(served, HERMES, tools=TOOLS, tool_choice="required")["calls"]) == 2
+
+
+def test_a_named_call_and_a_structure_exclude_each_other(plain: Served) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": TOOLS,
+        "tool_choice": {"type": "function", "function": {"name": "time"}},
+        "structured_outputs": {"regex": "a"},
+    }
+    refused = plain.client.post("/v1/chat/completions", json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "structured_outputs")

@@ -131,6 +131,8 @@ def test_text_between_calls_of_a_section_is_kept() -> None:
 def test_arguments_that_are_not_json_come_as_they_are() -> None:
     found = whole("hermes", '<tool_call>{"name": "f", "arguments": {"a": nope}}</tool_call>b')
     assert found == [("start", 0, "f"), ("arguments", 0, '{"a": nope}'), ("content", "b")]
+    found = whole("jamba", '<tool_calls>[{"name": "f", "arguments": {"a": .5}}, {"name": "g"}]</tool_calls>')
+    assert [item[0] for item in found] == ["start", "arguments", "start", "arguments", "end"]
 
 
 def test_line_breaks_in_strings_are_escaped() -> None:

@@ -23,8 +23,8 @@ class Ending(Enum):
     """How reading a call ended."""
 
     NONE = "not a call: nothing came of it"
-    CUT = "begun, but its arguments broke or were cut"
-    WHOLE = "arguments complete"
+    CUT = "begun, but the arguments broke off"
+    WHOLE = "the arguments have an end"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,9 +207,11 @@ def pass_arguments(scanner: Scanner, pieces: Pieces, name: str, call_id: str | N
     """The arguments of a call whose name is known, as they come. Models also write them as a string, or null."""
     if (yield from scanner.char()) == "{":
         pieces.start(name, call_id)
-        if not (yield from pass_value(scanner, pieces.arguments)):
+        is_json = yield from pass_value(scanner, pieces.arguments)
+        if is_json is None:
             return Ending.CUT
-        pieces.end()
+        if is_json:
+            pieces.end()
         return Ending.WHOLE
     texts = yield from _read_arguments(scanner)
     if texts is None:
