@@ -20,7 +20,7 @@ from quire.foundation.errors import EngineDeadError, InputError, QuireError
 from quire.foundation.heap import no_collection
 from quire.frontend.beam_search import Alternatives, beam_search
 from quire.frontend.chat import ChatTemplate, Message, render
-from quire.frontend.inputs import Prompt, PromptLike, build, main_eos, read_prompt, tokenize
+from quire.frontend.inputs import Prompt, PromptLike, as_list, build, main_eos, read_prompt, tokenize
 from quire.frontend.outputs import Conversion, OutputProcessor
 from quire.frontend.pooling_api import PoolingAPI
 from quire.frontend.progress import ProgressFactory, PromptProgress
@@ -77,7 +77,7 @@ class LLM(PoolingAPI):
         for what cannot run, before anything runs. Ctrl-C aborts all prompts and leaves the engine usable.
         """
         with no_collection():
-            given = [read_prompt(prompt) for prompt in _as_list(prompts)]
+            given = [read_prompt(prompt) for prompt in as_list(prompts)]
         return self._run(given, sampling_params, priority, use_tqdm, add_special_tokens=True)
 
     def chat(
@@ -111,7 +111,7 @@ class LLM(PoolingAPI):
         use_tqdm: bool | ProgressFactory = False,
     ) -> list[BeamSearchOutput]:
         """The `beam_width` best answers of each prompt; see `quire.frontend.beam_search`."""
-        given = [read_prompt(prompt) for prompt in _as_list(prompts)]
+        given = [read_prompt(prompt) for prompt in as_list(prompts)]
         ids = self._tokenize(given, add_special_tokens=True)
         limit = self.info.resolved.config.model.max_logprobs
         if limit != -1 and min(2 * params.beam_width, self.info.report.vocab_size) > limit:
@@ -290,16 +290,6 @@ def deferred_interrupt() -> Iterator[Callable[[], bool]]:
         yield lambda: bool(pressed)
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _as_list(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
-    """A list of prompts; a list of integers is one prompt."""
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    items = list(prompts)
-    if items and isinstance(items[0], int):
-        return [cast(PromptLike, items)]
-    return cast(list[PromptLike], items)
 
 
 def _one_each(value: T | Sequence[T], prompts: Sequence[Prompt], name: str) -> Sequence[T]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
 
@@ -102,6 +102,16 @@ def read_prompt(prompt: PromptLike | Prompt) -> Prompt:
         raise InputError(f"prompt must be a string, got {type(text).__name__}", "prompt")
     _check_salt(salt)
     return Prompt(text, None if ids is None else _read_ids(ids, "prompt_token_ids"), salt)
+
+
+def as_list(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
+    """A list of prompts; a list of integers is one prompt."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    items = list(prompts)
+    if items and isinstance(items[0], int):
+        return [cast(PromptLike, items)]
+    return cast(list[PromptLike], items)
 
 
 def tokenize(prompt: Prompt, tokenizer: Tokenizer | None, *, add_special_tokens: bool = True) -> list[int]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 from quire.engine.client import EngineInfo
 from quire.foundation.errors import InputError
 from quire.frontend import pooling
 from quire.frontend.chat import ChatTemplate
-from quire.frontend.inputs import PromptLike, read_prompt
+from quire.frontend.inputs import PromptLike, as_list, read_prompt
 from quire.frontend.outputs import Conversion
 from quire.frontend.pooling import PoolingPrompt, pooler_of
 from quire.frontend.pooling_prompts import PairEncoder, Truncation, encode_texts, pair_template
@@ -68,7 +68,7 @@ class PoolingAPI:
         truncation_side: Literal["left", "right"] | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """The vector of each prompt (of tasks by token: the vectors of its tokens), in the order of the prompts."""
-        given = [read_prompt(prompt) for prompt in _as_list(prompts)]
+        given = [read_prompt(prompt) for prompt in as_list(prompts)]
         cut = Truncation.of(truncate_prompt_tokens, truncation_side, self.info)
         texts = [prompt.text or "" for prompt in given if prompt.token_ids is None]
         encoded = iter(encode_texts(self.get_tokenizer(), texts, cut) if texts else ())
@@ -201,14 +201,6 @@ def check_cross_encoder(info: EngineInfo) -> None:
             f"has {pooler.size} classes",
             "model",
         )
-
-
-def _as_list(prompts: Prompts) -> list[PromptLike]:
-    """A list of prompts; a list of integers is one prompt."""
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    items = list(prompts)
-    return [cast(PromptLike, items)] if items and isinstance(items[0], int) else cast(list[PromptLike], items)
 
 
 def _with(output: PoolingRequestOutput[Any], outputs: T, ids: list[int] | None = None) -> PoolingRequestOutput[T]:

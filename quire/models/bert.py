@@ -13,8 +13,8 @@ architectures = ("BertModel", "BertForMaskedLM", "BertForSequenceClassification"
 unused = r"pooler\.|cls\."  # heads of the pre-training
 
 
-def build(config: Mapping[str, Any], max_positions: int) -> EncoderStack:  # noqa: ARG001 (its table has a fixed size)
-    return EncoderStack(config, prefix="bert.")
+def build(config: Mapping[str, Any], max_positions: int) -> EncoderStack:
+    return EncoderStack(config, max_positions, prefix="bert.")
 
 
 def classifier(config: Mapping[str, Any], architecture: str, num_labels: int) -> list[Dense]:

@@ -37,13 +37,16 @@ _OLD_NAMES = {"gamma": "weight", "beta": "bias"}  # of norms, in checkpoints tha
 
 
 class EncoderStack(nn.Module):
-    """first_position: of a prompt's first token, in the table of positions. prefix: may stand before the names of
-    tensors in checkpoints."""
+    """max_tokens: of a prompt. first_position: of its first token, in the table of positions. prefix: may stand before
+    the names of tensors in checkpoints.
+
+    Raises ConfigError for a config that cannot be, or that has fewer positions.
+    """
 
     is_causal = False
     sliding_window = None
 
-    def __init__(self, config: Mapping[str, Any], *, prefix: str, first_position: int = 0) -> None:
+    def __init__(self, config: Mapping[str, Any], max_tokens: int, *, prefix: str, first_position: int = 0) -> None:
         super().__init__()
         kind = read(str, config, "position_embedding_type", "absolute")
         if kind != "absolute":
@@ -55,7 +58,12 @@ class EncoderStack(nn.Module):
         self.hidden, self.num_heads, self.prefix = hidden, heads, prefix
         self.first_position = first_position
         positions = read_positive(config, "max_position_embeddings")
-        self.max_tokens = positions - first_position
+        if first_position + max_tokens > positions:
+            raise ConfigError(
+                f"max_model_len must be <= {positions - first_position} for this model, got {max_tokens}",
+                "max_model_len",
+            )
+        self.max_tokens = max_tokens
         self.word_embeddings = Embedding(read_positive(config, "vocab_size"), hidden)
         self.position_embeddings = Embedding(positions, hidden)
         self.token_type_embeddings = Embedding(read_positive(config, "type_vocab_size", 2), hidden)

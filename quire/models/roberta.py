@@ -17,8 +17,10 @@ architectures = (
 unused = r"pooler\.|lm_head\."
 
 
-def build(config: Mapping[str, Any], max_positions: int) -> EncoderStack:  # noqa: ARG001 (its table has a fixed size)
-    return EncoderStack(config, prefix="roberta.", first_position=read(int, config, "pad_token_id", 1) + 1)
+def build(config: Mapping[str, Any], max_positions: int) -> EncoderStack:
+    return EncoderStack(
+        config, max_positions, prefix="roberta.", first_position=read(int, config, "pad_token_id", 1) + 1
+    )
 
 
 def classifier(config: Mapping[str, Any], architecture: str, num_labels: int) -> list[Dense]:

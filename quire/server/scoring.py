@@ -13,11 +13,12 @@ from quire.foundation.errors import InputError
 from quire.frontend import pooling
 from quire.frontend.chat import ChatTemplate
 from quire.frontend.pooling import PoolingPrompt, pooler_of
-from quire.frontend.pooling_api import check_cross_encoder
+from quire.frontend.pooling_api import check_cross_encoder, pair_up
 from quire.frontend.pooling_prompts import Pair, PairEncoder, Truncation, pair_template
 from quire.server import pooling_job
 from quire.server.body import openapi_body, read_body
 from quire.server.generation import BIG_TEXT
+from quire.server.params import field_names
 from quire.server.pooling_job import MAX_INPUTS, PoolingJob
 from quire.server.pooling_protocol import PairBody, RerankBody, ScoreBody
 from quire.server.sse import JsonReply
@@ -31,7 +32,8 @@ router = APIRouter()
 async def score(request: Request) -> Response:
     body = await read_body(request, ScoreBody)
     first, second, first_name, second_name = body.sides
-    pairs = _pair_up(_texts(first, first_name), _texts(second, second_name), second_name)
+    with field_names({"data": second_name}):
+        pairs = pair_up(_texts(first, first_name), _texts(second, second_name))
     job = _start(request, body, "embd", second_name)
 
     async def make() -> dict[str, Any]:
@@ -131,11 +133,3 @@ def _text(item: Any, where: str, name: str) -> str:
     if not isinstance(item, str) or not item:
         raise InputError(f"{where} must be a non-empty text", name)
     return item
-
-
-def _pair_up(first: list[str], second: list[str], name: str) -> list[Pair]:
-    if len(first) == 1:
-        first = first * len(second)
-    if len(first) != len(second):
-        raise InputError(f"a score needs 1 text and N texts, or N and N, got {len(first)} and {len(second)}", name)
-    return list(zip(first, second, strict=True))

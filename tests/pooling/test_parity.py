@@ -194,6 +194,17 @@ def test_a_generating_model_that_reranks(tmp_path: Path) -> None:
         assert abs(float(logits[[no, yes]].softmax(0)[1]) - output.outputs.score) < 1e-5
 
 
+def test_a_context_longer_than_the_table_of_positions_is_refused(tmp_path: Path) -> None:
+    """RoBERTa's first token has the position behind the padding token's id."""
+    checkpoints.make("RobertaModel", tmp_path, pad_token_id=1)
+    prompt = random_prompts(7, [64])
+    with LLM(str(tmp_path), device="cpu", dtype="float32", max_model_len=64) as llm:
+        assert len(llm.embed(ids(prompt), use_tqdm=False)) == 1
+    for options in ({"max_model_len": 65}, {"max_model_len": 65, "hf_overrides": {"model_type": "other"}}):
+        with pytest.raises(ValueError, match=r"max_model_len.*6[45]"):
+            LLM(str(tmp_path), device="cpu", dtype="float32", **options)
+
+
 def transformers_tokenizer(folder: Path) -> Any:
     from transformers import PreTrainedTokenizerFast
 
