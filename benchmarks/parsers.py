@@ -4,7 +4,7 @@
 
 The sweep makes up answers in every format and feeds each whole, in all single cuts, all pairs of cuts (short answers),
 one character at a time, in tokens of a real tokenizer and in random portions; then the same of answers with characters
-lost, doubled or cut off, which must be read alike however they are cut. The times are CPU times of one core.
+lost, doubled, mixed up or cut off, which must be read alike however they are cut. The times are CPU times of one core.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ def _tokenizer() -> Any:
 
 
 def broken(text: str, rng: random.Random) -> str:
-    """`text` with a flaw: cut off, a piece lost, doubled or put elsewhere."""
-    kind = rng.randrange(4)
+    """`text` with a flaw: cut off, a piece lost, doubled or put elsewhere, or all its tags mixed up."""
+    kind = rng.randrange(5)
     start = rng.randrange(len(text))
     end = min(len(text), start + rng.choice((1, 1, 3, 20)))
     if kind == 0:
@@ -130,6 +130,9 @@ def broken(text: str, rng: random.Random) -> str:
         return text[:start] + text[end:]
     if kind == 2:
         return text[:end] + text[start:end] + text[end:]
+    if kind == 4:
+        parts = re.findall(r"<[^<>]*>|[^<>]{1,6}|[<>]", text)
+        return "".join(rng.choices(parts, k=rng.randrange(1, 40)))
     at = rng.randrange(len(text))
     return text[:at] + text[start:end] + text[at:]
 

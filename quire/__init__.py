@@ -15,6 +15,7 @@ _EXPORTS = {
     "SamplingParams": "quire.types.sampling",
     "BeamSearchParams": "quire.types.sampling",
     "RequestOutputKind": "quire.types.sampling",
+    "StructuredOutputsParams": "quire.types.structured",
     "RequestOutput": "quire.types.output",
     "CompletionOutput": "quire.types.output",
     "Logprob": "quire.types.output",
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from quire.llm import LLM
     from quire.types.output import CompletionOutput, Logprob, RequestOutput
     from quire.types.sampling import BeamSearchParams, RequestOutputKind, SamplingParams
+    from quire.types.structured import StructuredOutputsParams
 
 __all__ = [
     "LLM",
@@ -38,6 +40,7 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputsParams",
 ]
 
 

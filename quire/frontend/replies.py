@@ -15,6 +15,7 @@ from typing import Any
 from quire.foundation.errors import InputError
 from quire.frontend.parsers.base import Parser
 from quire.frontend.parsers.call_list import CALL_LIST
+from quire.frontend.parsers.either import content_or_calls
 from quire.frontend.parsers.formats import Formats
 from quire.types.reply import CallArguments, CallStart, Content, NamedTool, Piece, Reasoning, Tool, ToolChoice
 from quire.types.sampling import SamplingParams
@@ -102,7 +103,7 @@ class ReplyPlan:
         if self.thinks and (grammar is not None or limit is not None):
             formats, state = self._formats, self._opening
             end = formats.end
-            if grammar is not None and grammar is not self.wish.grammar and formats.end_before_calls != end:
+            if grammar is not None and not self._binds_content and self._ends_differ:
                 end, state = formats.end_before_calls, "maybe"
             thinking = Thinking(
                 start=list(formats.start),
@@ -153,28 +154,41 @@ class ReplyPlan:
 
     @cached_property
     def _own_grammar(self) -> GrammarSpec | None:
-        """What holds the answer to calls in the model's own format."""
+        """What holds the answer to calls in the model's own format, or calls in text to it if tools are strict."""
         if not self.calls or self._formats.tools is None:
             return None
-        required = self.wish.tool_choice != "auto"
+        required = self.wish.tool_choice != "auto" or self.wish.grammar is not None
         if not required and not any(tool.strict for tool in self.wish.tools):
             return None
-        parallel = self.wish.parallel_tool_calls and not isinstance(self.wish.tool_choice, NamedTool)
-        return self._formats.tools.constraint(self._callable, required=required, parallel=parallel)
+        return self._formats.tools.constraint(self._callable, required=required, parallel=self._is_parallel)
+
+    @property
+    def _is_parallel(self) -> bool:
+        return self.wish.parallel_tool_calls and not isinstance(self.wish.tool_choice, NamedTool)
 
     @property
     def _is_list(self) -> bool:
         """A call is required and the model's own format has no grammar: the answer is a JSON list of calls."""
         return self.calls and self.wish.tool_choice != "auto" and self._own_grammar is None
 
-    @property
+    @cached_property
     def _grammar(self) -> GrammarSpec | None:
+        """A call that is required leaves no content that another grammar could bind; one that is not is free to come
+        in its stead."""
         if self._is_list:
-            parallel = self.wish.parallel_tool_calls and not isinstance(self.wish.tool_choice, NamedTool)
-            return CALL_LIST.constraint(self._callable, required=True, parallel=parallel)
-        if self.calls and self.wish.tool_choice != "auto":
-            return self._own_grammar  # there is no content that another grammar could bind
-        return self.wish.grammar or self._own_grammar
+            return CALL_LIST.constraint(self._callable, required=True, parallel=self._is_parallel)
+        if self.wish.grammar is None or not self._binds_content:
+            return self._own_grammar
+        return content_or_calls(self.wish.grammar, None if self._ends_differ else self._own_grammar)
+
+    @property
+    def _binds_content(self) -> bool:
+        return self.wish.grammar is not None and not (self.calls and self.wish.tool_choice != "auto")
+
+    @property
+    def _ends_differ(self) -> bool:
+        """Reasoning ends otherwise before a call than before content."""
+        return self._formats.end_before_calls != self._formats.end
 
     def _last_marker(self, text: str) -> str:
         """A prompt that ends where `text` does as far as reasoning goes: inside it, or behind it."""

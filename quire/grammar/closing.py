@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import islice
 
+import msgspec
 import numpy as np
 
 from quire.grammar import json_schema, smallest, tags
@@ -36,8 +36,7 @@ _ORDER = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Hints:
+class Hints(msgspec.Struct, frozen=True):
     """texts: what may close a value of this grammar. growth: tokens that one free token can make the way longer."""
 
     texts: tuple[str, ...]
@@ -83,10 +82,9 @@ class Closer:
         self._cost = np.array([_cost(token) for token in tokens], np.float32)
         self._plain_cost = np.array([_plain_cost(token) for token in tokens], np.float32)
         self._longest_text = np.array([len(t) if t.isascii() and t.isalnum() else 0 for t in tokens], np.int32)
-        self.hints = lru_cache(256)(self._hints)
 
     def fill(
-        self, spec: GrammarSpec, matcher: Matcher, state: Closing, num_tokens: int, budget: int, row: np.ndarray
+        self, hints: Hints, matcher: Matcher, state: Closing, num_tokens: int, budget: int, row: np.ndarray
     ) -> None:
         """What may come next, so that at most `budget` tokens end the answer, that one included, wherever they can.
 
@@ -95,7 +93,6 @@ class Closer:
         if num_tokens < state.place + state.free:
             matcher.fill(row)
             return
-        hints = self.hints(spec)
         if hints.longest is not None and budget - 1 >= hints.longest:
             matcher.fill(row)
             return
@@ -221,7 +218,8 @@ class Closer:
         other = ahead.fork()
         return other.accept(token) and (other.may_end or not self._is_text(self._look(other)))
 
-    def _hints(self, spec: GrammarSpec) -> Hints:
+    def hints(self, spec: GrammarSpec) -> Hints:
+        """Some milliseconds for a large schema."""
         if spec.kind == "json_schema":
             texts = smallest.values(json.loads(json_schema.plain(spec.text, FIELD)))
         elif spec.kind == "structural_tag":

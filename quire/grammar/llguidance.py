@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
@@ -18,12 +20,14 @@ from llguidance.gbnf_to_lark import any_to_lark
 from quire.foundation.errors import InputError
 from quire.grammar import json_schema, tags, tags_lark
 from quire.grammar.base import GrammarError, Matcher
-from quire.grammar.closing import MAX_WALK, Closer, Closing
+from quire.grammar.closing import MAX_WALK, Closer, Closing, Hints
 from quire.grammar.numbers import DigitLimit, DigitTable
 from quire.grammar.vocabulary import Vocabulary
 from quire.types.structured import FIELD, GrammarSpec
 
 MAX_THREADS = 8
+REHEARSALS = 3
+REHEARSED_TOKENS = 40
 JSON_SPACE = r"[ \n\r\t]{1,8}"
 _LIMITS = LLParserLimits(
     max_items_in_row=2500,  # four an optional property, of which json_schema lets 400 pass
@@ -34,6 +38,13 @@ _LIMITS = LLParserLimits(
     max_grammar_size=500_000,
     verbose_errors=False,
 )
+
+
+class Recipe(msgspec.Struct, frozen=True):
+    """A grammar in llguidance's own form, and what may close an answer under it."""
+
+    source: str
+    hints: Hints
 
 
 class _TokenTable:
@@ -74,19 +85,46 @@ class LLGuidance:
 
     def compile(self, spec: GrammarSpec) -> LLGrammar:
         """Raises InputError."""
-        matcher = LLMatcher(self._tokenizer, self._source(spec), log_level=0, limits=_LIMITS)
-        if matcher.is_error():
-            raise InputError(f"the {spec.kind} cannot be enforced: {_refusal(matcher)}", FIELD)
+        return self.build(spec, self.recipe(spec))
+
+    def recipe(self, spec: GrammarSpec) -> Recipe:
+        """All that takes Python to compile. Raises InputError."""
+        return Recipe(self._source(spec), self._closer.hints(spec))
+
+    def build(self, spec: GrammarSpec, recipe: Recipe) -> LLGrammar:
+        """The rest, without the GIL. Raises InputError."""
+        inner = LLMatcher(self._tokenizer, recipe.source, log_level=0, limits=_LIMITS)
+        if inner.is_error():
+            raise InputError(f"the {spec.kind} cannot be enforced: {_refusal(inner)}", FIELD)
         digits = DigitLimit(self._digits) if spec.kind in ("json_schema", "json_object") else None
-        grammar = LLGrammar(spec, matcher, digits, frozenset(self.vocabulary.stop_ids))
+        matcher = LLGuidanceMatcher(inner, digits, frozenset(self.vocabulary.stop_ids), recipe.hints)
         row = np.zeros(-(-self.vocabulary.size // 32), np.int32)
         try:
-            grammar.matcher().fill(row)  # its tables are kept, so the first answer finds them made
+            matcher.fill(row)  # its tables are kept, so the first answer finds them made
         except GrammarError as error:
             raise InputError(f"the {spec.kind} cannot be enforced: {error}", FIELD) from None
         if not row.any():
             raise InputError(f"the {spec.kind} cannot be enforced: no answer satisfies it", FIELD)
-        return grammar
+        return LLGrammar(spec, matcher)
+
+    def restore(self, spec: GrammarSpec, recipe: bytes) -> LLGrammar:
+        """From the msgpack of a recipe that was made elsewhere. Raises InputError."""
+        return self.build(spec, msgspec.msgpack.decode(recipe, type=Recipe))
+
+    def rehearse(self, grammar: LLGrammar) -> None:
+        """Follow some answers for a while. Raises InputError if that soon costs more than the limits allow."""
+        rng = random.Random(0)
+        row = np.zeros(-(-self.vocabulary.size // 32), np.int32)
+        for _ in range(REHEARSALS):
+            matcher = grammar.matcher()
+            for _ in range(REHEARSED_TOKENS):
+                try:
+                    matcher.fill(row)
+                except GrammarError as error:
+                    raise InputError(f"the {grammar.spec.kind} is too complex: {error}", FIELD) from None
+                allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+                if not len(allowed) or not matcher.accept(int(rng.choice(allowed))) or matcher.is_done:
+                    break
 
     def fill(self, matchers: Sequence[Matcher], rows: np.ndarray) -> None:
         """Rows of matchers that failed are left empty."""
@@ -118,29 +156,29 @@ class LLGuidance:
     def way_to_end(self, matcher: Matcher) -> list[int] | None:
         """Tokens that complete the answer, not many; None if none are found."""
         assert isinstance(matcher, LLGuidanceMatcher)
-        return self._closer.way(matcher, self._closer.hints(matcher.spec), MAX_WALK)
+        return self._closer.way(matcher, matcher.hints, MAX_WALK)
 
     def close_soon(self, matcher: Matcher, budget: int, row: np.ndarray) -> None:
         """See `GrammarService.close_soon`. Raises GrammarError."""
         assert isinstance(matcher, LLGuidanceMatcher)
-        self._closer.fill(matcher.spec, matcher, matcher.closing, matcher.num_tokens, budget, row)
+        self._closer.fill(matcher.hints, matcher, matcher.closing, matcher.num_tokens, budget, row)
 
 
 class LLGrammar:
-    def __init__(self, spec: GrammarSpec, matcher: Any, digits: DigitLimit | None, stop_ids: frozenset[int]) -> None:
+    def __init__(self, spec: GrammarSpec, first: LLGuidanceMatcher) -> None:
         self.spec = spec
-        self._first = LLGuidanceMatcher(spec, matcher, digits, stop_ids)
+        self._first = first
 
     def matcher(self) -> LLGuidanceMatcher:
         return self._first.fork()
 
 
 class LLGuidanceMatcher:
-    __slots__ = ("_digits", "_stop_ids", "closing", "has_ended", "inner", "num_tokens", "spec")
+    __slots__ = ("_digits", "_stop_ids", "closing", "has_ended", "hints", "inner", "num_tokens")
 
-    def __init__(self, spec: GrammarSpec, inner: Any, digits: DigitLimit | None, stop_ids: frozenset[int]) -> None:
-        self.spec = spec
+    def __init__(self, inner: Any, digits: DigitLimit | None, stop_ids: frozenset[int], hints: Hints) -> None:
         self.inner = inner
+        self.hints = hints
         self.num_tokens = 0  # accepted, stop tokens aside
         self.closing = Closing()
         self.has_ended = False  # by a stop token
@@ -201,9 +239,8 @@ class LLGuidanceMatcher:
                 self._digits.rollback(num_tokens)
 
     def fork(self) -> LLGuidanceMatcher:
-        other = LLGuidanceMatcher(
-            self.spec, self.inner.deep_copy(), self._digits and self._digits.fork(), self._stop_ids
-        )
+        digits = self._digits and self._digits.fork()
+        other = LLGuidanceMatcher(self.inner.deep_copy(), digits, self._stop_ids, self.hints)
         other.num_tokens = self.num_tokens
         other.has_ended = self.has_ended
         return other

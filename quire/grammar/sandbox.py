@@ -26,7 +26,7 @@ from quire.types.structured import GrammarSpec
 
 CPU_SECONDS = 1
 WALL_SECONDS = 6.0  # on a machine that is busy with other things
-MEMORY_BYTES = 256 * 1024**2  # more than the vocabulary takes
+MEMORY_BYTES = 64 * 1024**2  # more than the vocabulary takes
 MAX_FORKS = 4  # at a time
 _LENGTH = struct.Struct("<I")
 TOO_COSTLY = "is too complex: compiling it took more than {} of processor time or {} MiB of memory".format(
@@ -49,6 +49,7 @@ class Try(msgspec.Struct, frozen=True, tag="try"):
 
 class Verdict(msgspec.Struct, frozen=True, tag="verdict"):
     number: int
+    recipe: bytes = b""  # what the backend builds the grammar from
     error: str | None = None  # why the grammar is refused
     param: str | None = None
 
@@ -186,15 +187,17 @@ class _Zygote:
         """In the fork. Never returns."""
         try:
             _limit_resources()
-            self._backend.compile(trial.spec)
-            verdict = Verdict(trial.number)
+            recipe = self._backend.recipe(trial.spec)
+            self._backend.rehearse(self._backend.build(trial.spec, recipe))
+            verdict = Verdict(trial.number, msgspec.msgpack.encode(recipe))
         except InputError as error:
-            verdict = Verdict(trial.number, error.message, error.param)
+            verdict = Verdict(trial.number, error=error.message, param=error.param)
         except MemoryError:
             os._exit(1)
         except BaseException as error:
-            verdict = Verdict(trial.number, f"cannot be compiled: {type(error).__name__}: {str(error)[:200]}")
-        os.write(target, msgspec.msgpack.encode(verdict))
+            verdict = Verdict(trial.number, error=f"cannot be compiled: {type(error).__name__}: {str(error)[:200]}")
+        with open(target, "wb") as file:
+            file.write(msgspec.msgpack.encode(verdict))
         os._exit(0)
 
     def _read(self, source: int) -> None:
@@ -209,7 +212,7 @@ class _Zygote:
         try:
             verdict = msgspec.msgpack.decode(fork.output, type=Verdict)
         except msgspec.DecodeError:
-            verdict = Verdict(fork.number, TOO_COSTLY)
+            verdict = Verdict(fork.number, error=TOO_COSTLY)
         self._frames.send(verdict)
 
 

@@ -231,12 +231,12 @@ class GrammarService:
 
     def _judge(self, job: _Job, verdict: Verdict) -> None:
         if verdict.error is not None:
-            about = "" if verdict.error.startswith("the ") else f"the {job.spec.kind} "
+            about = "" if verdict.param else f"the {job.spec.kind} "
             self._finish(job, error=InputError(f"{about}{verdict.error}", verdict.param or FIELD))
             return
         assert self._backend is not None
         try:
-            grammar = self._backend.compile(job.spec)
+            grammar = self._backend.restore(job.spec, verdict.recipe)
         except InputError as error:
             self._finish(job, error=error)
         else:

@@ -118,7 +118,7 @@ def test_asking_never_waits(service: GrammarService) -> None:
 def test_limits_end_a_fork_alone(service: GrammarService) -> None:
     wait(service, service.ask(HARMLESS))
     sandbox = service._sandbox
-    big = GrammarSpec("choice", json.dumps([f"{i} {random.Random(i).random()}" for i in range(100_000)]))
+    big = GrammarSpec("choice", json.dumps([f"{i} {random.Random(i).random()}" for i in range(300_000)]))
     (answer,) = wait(service, service.ask(big))
     assert answer.error is not None
     assert "too complex" in answer.error.message
@@ -142,7 +142,7 @@ def test_the_latest_grammars_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     service = GrammarService(DEMO_MODEL, 4096, [2, 0])
     try:
         specs = [GrammarSpec("regex", f"kept{number}") for number in range(3)]
-        first = wait(service, *map(service.ask, specs))
+        first = [wait(service, service.ask(spec))[0] for spec in specs]
         again = wait(service, service.ask(specs[2]), service.ask(specs[0]))
         assert again[0].grammar is first[2].grammar
         assert again[1].grammar is not first[0].grammar

@@ -6,11 +6,12 @@ import json
 import re
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import jsonschema
 import openai
+import pydantic
 import pytest
 
 from tests.server.process import ServerProcess, server_process
@@ -95,6 +96,36 @@ def test_answers_hold_what_was_asked(client: openai.OpenAI, extra: dict[str, Any
     for index, choice in enumerate(whole.choices):
         streamed = "".join(c.choices[0].text for c in chunks if c.choices and c.choices[0].index == index)
         assert streamed == choice.text
+
+
+class Person(pydantic.BaseModel):
+    name: str = pydantic.Field(max_length=12)
+    kind: Literal["cat", "dog"]
+    friends: list[Person] = pydantic.Field(max_length=1)
+
+
+def test_the_client_parses_what_chat_answers(client: openai.OpenAI) -> None:
+    """A recursive class, as the client's own helper sends it."""
+    reply = client.chat.completions.parse(
+        model=NAME,
+        messages=[{"role": "user", "content": "Who are you?"}],
+        response_format=Person,
+        max_tokens=120,
+        seed=3,
+        extra_body={"structured_outputs": {"close_at_limit": True}},
+    )
+    assert isinstance(reply.choices[0].message.parsed, Person)
+
+
+def test_chat_names_the_field(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"a": {"contains": {}}}}
+    with pytest.raises(openai.BadRequestError, match=r"response_format: the JSON schema at \$\.properties\.a") as error:
+        client.chat.completions.create(
+            model=NAME,
+            messages=[{"role": "user", "content": "Hi"}],
+            response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+        )
+    assert error.value.param == "response_format"
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [  # extra fields, the field that is named, what the message says

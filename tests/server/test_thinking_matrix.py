@@ -53,6 +53,11 @@ BOUND: dict[str, dict[str, Any]] = {
     "json_schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}},
     "regex": {"extra_body": {"structured_outputs": {"regex": PATTERN}}},
     "auto": {"tools": TOOLS, "tool_choice": "auto"},
+    "json_schema or auto": {
+        "tools": TOOLS,
+        "parallel_tool_calls": False,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}},
+    },
     "required": {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False},
     "named": {"tools": TOOLS, "tool_choice": NAMED},
 }
@@ -105,6 +110,8 @@ def check(choice: dict[str, Any], thinking: str, bound: str) -> None:
     if thinking == "off":
         assert choice["reasoning"] is None
     if bound == "json_schema":
+        jsonschema.validate(json.loads(content), SCHEMA)
+    if bound == "json_schema or auto" and not calls:
         jsonschema.validate(json.loads(content), SCHEMA)
     if bound == "regex":
         assert re.fullmatch(PATTERN, content)

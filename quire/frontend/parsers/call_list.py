@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from quire.frontend.parsers.base import Parser
 from quire.frontend.parsers.layouts.json_calls import JsonCalls
+from quire.frontend.parsers.layouts.structural import schema_of
 from quire.types.reply import Tool
 from quire.types.structured import GrammarSpec
 
@@ -27,7 +28,7 @@ class CallListFormat:
         items: list[object] = []
         definitions: dict[str, Any] = {}
         for number, tool in enumerate(tools):
-            parameters, more = _embedded(tool.parameters or {"type": "object"}, f"tool{number}")
+            parameters, more = _embedded(schema_of(tool), f"tool{number}")
             definitions |= more
             items.append(
                 {

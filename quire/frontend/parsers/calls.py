@@ -15,13 +15,14 @@ def new_call_id() -> str:
 class Pieces:
     """Collects pieces. With `parallel` False all calls but the first are read and dropped."""
 
-    __slots__ = ("_count", "_muted", "_new_id", "_parallel", "_pieces", "has_content")
+    __slots__ = ("_count", "_ids", "_muted", "_new_id", "_parallel", "_pieces", "has_content")
 
     def __init__(self, parallel: bool = True, new_id: Callable[[], str] = new_call_id) -> None:
         self._pieces: list[Piece] = []
         self.has_content = False  # any has come
         self._new_id = new_id
         self._count = 0  # calls begun
+        self._ids: set[str] = set()
         self._parallel = parallel
         self._muted = False  # inside a call that is dropped
 
@@ -45,9 +46,10 @@ class Pieces:
     def start(self, name: str, call_id: str | None = None) -> None:
         self._muted = self._count > 0 and not self._parallel
         if not self._muted:
-            self._pieces.append(
-                CallStart(self._count, call_id or self._new_id(), name.encode(errors="replace").decode())
-            )
+            if not call_id or call_id in self._ids:  # those that a model writes may come twice
+                call_id = self._new_id()
+            self._ids.add(call_id)
+            self._pieces.append(CallStart(self._count, call_id, name.encode(errors="replace").decode()))
         self._count += 1
 
     def arguments(self, text: str) -> None:

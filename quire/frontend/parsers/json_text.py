@@ -58,11 +58,11 @@ def is_json(text: str) -> bool:
     return True
 
 
-def pass_value(scanner: Scanner, emit: Callable[[str], None]) -> Step[bool]:
+def pass_value(scanner: Scanner, emit: Callable[[str], None]) -> Step[bool | None]:
     """Reads an object, a list or a string, which begins here, and gives `emit` its text as it comes.
 
     Line breaks and tabs inside strings, which JSON forbids and models write, are escaped; all else is verbatim.
-    False if it is cut off, a bracket does not fit, or what came is not JSON.
+    None if it is cut off or a bracket does not fit; False if it has an end and is not JSON all the same.
     """
     whole: list[str] = []
     opened: list[str] = []
@@ -119,12 +119,12 @@ def pass_value(scanner: Scanner, emit: Callable[[str], None]) -> Step[bool]:
         if done:
             return is_json("".join(whole))
         if pos < len(text) and not (in_string and text[pos:] == "\\"):
-            return False  # a bracket that does not fit
+            return None  # a bracket that does not fit
         if scanner.ended:
             if pos < len(text):
                 scanner.pos = len(text)
                 take("\\")
-            return False
+            return None
         yield
 
 

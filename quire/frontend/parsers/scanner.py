@@ -6,6 +6,7 @@ so that any cut gives the same pieces. What has been read is never read again: t
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
@@ -22,7 +23,10 @@ class Markers:
     """A few fixed strings to look for at once; none begins with another."""
 
     def __init__(self, markers: Iterable[str]) -> None:
-        self.all = tuple(sorted(set(markers), key=len, reverse=True))
+        self.all = tuple(sorted(set(markers)))
+        for one, next_one in itertools.pairwise(self.all):
+            if not one or next_one.startswith(one):
+                raise ValueError(f"of two markers none may begin the other: {one!r}, {next_one!r}")
         firsts = re.escape("".join(sorted({marker[0] for marker in self.all})))
         self.search = re.compile("|".join(map(re.escape, self.all)) or r"(?!)").search
         # A marker whose end has not come yet: its first characters up to the end of the text.

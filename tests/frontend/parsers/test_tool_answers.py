@@ -103,7 +103,7 @@ def test_ways_to_write_a_call_without_arguments(inner: str) -> None:
         ("hermes", '<tool_call>{"name": "f"'),
         ("llama3_json", '{"name": "Bob", "age": 3} and {"parameters": {}}'),
         ("llama3_json", '{"name": "Bob"}'),
-        ("pythonic", "[f(1, 2)] or [f(x)] or [f]"),
+        ("pythonic", "[f(1, 2)] or [f(x)] or [f] or [unknown()](https://example.org)"),
         ("qwen3_coder", "<function=f some text"),
         ("qwen3_coder", "<tool_call>\n<function=f>\nsome text</function>\n</tool_call>"),
         ("glm45", "<tool_call>f\nsome text</tool_call>"),
@@ -131,6 +131,8 @@ def test_text_between_calls_of_a_section_is_kept() -> None:
 def test_arguments_that_are_not_json_come_as_they_are() -> None:
     found = whole("hermes", '<tool_call>{"name": "f", "arguments": {"a": nope}}</tool_call>b')
     assert found == [("start", 0, "f"), ("arguments", 0, '{"a": nope}'), ("content", "b")]
+    found = whole("jamba", '<tool_calls>[{"name": "f", "arguments": {"a": .5}}, {"name": "g"}]</tool_calls>')
+    assert [item[0] for item in found] == ["start", "arguments", "start", "arguments", "end"]
 
 
 def test_line_breaks_in_strings_are_escaped() -> None:

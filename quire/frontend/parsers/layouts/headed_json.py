@@ -67,7 +67,7 @@ class HeadedJson(MarkedFormat):
     def _read_call_end(self, scanner: Scanner) -> Step[None]:
         yield from scanner.skip_space()
         if self.fence:
-            yield from scanner.marker(Markers([self.fence]))
+            yield from scanner.marker(self._fence)
             yield from scanner.skip_space()
         yield from scanner.marker(self._call_end)
 
@@ -91,6 +91,10 @@ class HeadedJson(MarkedFormat):
     @cached_property
     def _head_ends(self) -> Markers:
         return Markers((self.arguments_begin, self.call_end))
+
+    @cached_property
+    def _fence(self) -> Markers:
+        return Markers([self.fence])
 
     @cached_property
     def _call_end(self) -> Markers:

@@ -23,8 +23,8 @@ class Ending(Enum):
     """How reading a call ended."""
 
     NONE = "not a call: nothing came of it"
-    CUT = "begun, but its arguments broke or were cut"
-    WHOLE = "arguments complete"
+    CUT = "begun, but the arguments broke off"
+    WHOLE = "the arguments have an end"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,7 @@ class JsonCalls(MarkedFormat):
     argument_keys: tuple[str, ...] = ("arguments", "parameters")  # the first is what the model is trained to write
     keyed_by_name: bool = False  # {NAME: {…}} instead
     prefixes: tuple[str, ...] = ()  # may stand between the opening and the JSON
+    tails: tuple[str, ...] = ()  # close it as well, but only right behind the JSON
     separators: str = SPACE + ",;]}"
     # What the grammar writes: a list behind the first opening, or objects one by one.
     is_list: bool = False
@@ -88,7 +89,7 @@ class JsonCalls(MarkedFormat):
                 break
         if not calls:
             return NOT_A_CALL
-        closed = bool(self.closings) and (yield from scanner.marker(self._closings)) is not None
+        closed = bool(self._ends.all) and (yield from scanner.marker(self._ends)) is not None
         return Section(calls, closed)
 
     def _read_object(self, scanner: Scanner, pieces: Pieces, needs_arguments: bool) -> Step[Ending]:
@@ -178,8 +179,8 @@ class JsonCalls(MarkedFormat):
         return TextAndCalls(calls=calls, separator=self.joint, triggers=[opening], parallel=parallel)
 
     @cached_property
-    def _closings(self) -> Markers:
-        return Markers(self.closings)
+    def _ends(self) -> Markers:
+        return Markers((*self.closings, *self.tails))
 
     @cached_property
     def _prefixes(self) -> Markers:
@@ -206,9 +207,11 @@ def pass_arguments(scanner: Scanner, pieces: Pieces, name: str, call_id: str | N
     """The arguments of a call whose name is known, as they come. Models also write them as a string, or null."""
     if (yield from scanner.char()) == "{":
         pieces.start(name, call_id)
-        if not (yield from pass_value(scanner, pieces.arguments)):
+        is_json = yield from pass_value(scanner, pieces.arguments)
+        if is_json is None:
             return Ending.CUT
-        pieces.end()
+        if is_json:
+            pieces.end()
         return Ending.WHOLE
     texts = yield from _read_arguments(scanner)
     if texts is None:

@@ -55,7 +55,7 @@ class PythonicCalls(MarkedFormat):
             elif char and (char.isalpha() or char == "_"):
                 if calls:
                     scanner.begin(scanner.pos)
-                ending = yield from self._read_call(scanner, pieces, tools)
+                ending = yield from self._read_call(scanner, pieces, tools, is_bare=opening == "[")
                 calls += ending is not Ending.NONE
                 if ending is not Ending.WHOLE:
                     return Section(calls, broken=ending is Ending.NONE)
@@ -66,7 +66,8 @@ class PythonicCalls(MarkedFormat):
         closed = bool(self.closings) and (yield from scanner.marker(self._closings)) is not None
         return Section(calls, closed)
 
-    def _read_call(self, scanner: Scanner, pieces: Pieces, tools: Sequence[Tool]) -> Step[Ending]:
+    def _read_call(self, scanner: Scanner, pieces: Pieces, tools: Sequence[Tool], *, is_bare: bool) -> Step[Ending]:
+        """is_bare: no marker says that calls come, so that [name()] may be text: then it must be one of `tools`."""
         name = yield from scanner.word(_NAME)
         if (yield from scanner.char()) != "(":
             return Ending.NONE
@@ -76,6 +77,8 @@ class PythonicCalls(MarkedFormat):
             yield from scanner.skip_space()
             if (yield from scanner.char()) == ")":
                 scanner.pos += 1
+                if writer is None and is_bare and all(tool.name != name for tool in tools):
+                    return Ending.NONE
                 (writer or ArgumentWriter(pieces, tools, name)).end()
                 return Ending.WHOLE
             key = yield from scanner.word(_NAME)

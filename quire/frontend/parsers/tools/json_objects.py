@@ -48,8 +48,9 @@ LLAMA3_JSON = JsonCalls(
 # The list comes alone, in a code block or behind one of several markers.
 XLAM = JsonCalls(
     openings=("[", "<tool_call>", "```json"),
-    closings=("</tool_call>", "```"),
+    closings=("</tool_call>",),
     prefixes=("[TOOL_CALLS]",),
+    tails=("```",),
     needs_special_tokens=False,
     is_list=True,
 )
