@@ -126,7 +126,7 @@ def _text_of(block: Any, where: str) -> str:
         case "document":
             return _document(block, where)
         case "search_result":
-            texts = [_text_of(part, f"{where}.content") for part in block.get("content") or ()]
+            texts = [_text_of(part, f"{where}.content") for part in _list(block, "content", where)]
             return "\n".join([str(block.get("title", "")), str(block.get("source", "")), *texts])
     raise InputError(f"{where}.type {str(kind)[:80]!r} is not text, and this model takes text only", "messages")
 
@@ -137,8 +137,10 @@ def _document(block: Block, where: str) -> str:
     if source.get("type") == "text":
         text = _string(source, "data", f"{where}.source")
     elif source.get("type") == "content":
-        parts = source.get("content") or ()
-        text = parts if isinstance(parts, str) else "\n".join(_text_of(part, f"{where}.source") for part in parts)
+        parts = source.get("content")
+        if not isinstance(parts, str):
+            parts = "\n".join(_text_of(part, f"{where}.source") for part in _list(source, "content", where))
+        text = parts
     else:
         raise InputError(f"{where} must be a document of plain text: this model takes text only", "messages")
     title = block.get("title")
@@ -154,6 +156,14 @@ def _references(value: Any) -> set[str]:
     if value.get("type") == "tool_reference":
         return {str(value.get("tool_name"))}
     return _references(value.get("content"))
+
+
+def _list(block: Block, key: str, where: str) -> list[Any]:
+    """The list under `key`; empty if there is none."""
+    value = block.get(key)
+    if value is not None and not isinstance(value, list):
+        raise InputError(f"{where}.{key} must be a list, got {type(value).__name__}", "messages")
+    return value or []
 
 
 def _string(block: Block, key: str, where: str) -> str:

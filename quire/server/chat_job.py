@@ -166,4 +166,6 @@ def _names(body: ChatFields) -> dict[str, str]:
         names["max_tokens"] = "max_completion_tokens"
     if body.thinking_token_budget is not None:
         names["max_thinking_tokens"] = "thinking_token_budget"
+    if body.response_format is not None:
+        names["structured_outputs"] = "response_format"
     return names

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from quire.foundation.errors import InputError
 from quire.server.body import Body
@@ -91,7 +92,7 @@ class CountBody(Body):
     reasoning: ReasoningOptions = Field(default_factory=ReasoningOptions)
     text: TextOptions = Field(default_factory=TextOptions)
     truncation: Literal["auto", "disabled"] = "disabled"
-    shared: dict[str, Any] = Field(default_factory=dict)  # the fields of SHARED that were given
+    shared: SkipJsonSchema[dict[str, Any]] = Field(default_factory=dict)  # the fields of SHARED that were given
 
     @model_validator(mode="before")
     @classmethod

@@ -49,7 +49,7 @@ class Tools:
         if not isinstance(name, str) or not name:
             raise InputError(f"{where}.name must be a non-empty string", "tools")
         if kind == "namespace":
-            self.add(tool.get("tools") or (), f"{where}.tools", name)
+            self.add(_list(tool, "tools", where, "tools"), f"{where}.tools", name)
             return
         flat = self.flat(name, namespace)
         if any(function["function"]["name"] == flat for function in self.functions):
@@ -94,12 +94,15 @@ def with_ids(items: Iterable[Any]) -> list[Item]:
         if not isinstance(item, dict):
             raise InputError(f"input[{i}] must be an object, got {type(item).__name__}", "input")
         kind = item.get("type") or ("message" if "role" in item else "item_reference")
+        if not isinstance(kind, str):
+            raise InputError(f"input[{i}].type must be a string, got {type(kind).__name__}", "input")
         item = {**item, "type": kind}
         if kind == "message" and isinstance(item.get("content"), str):
             part = "output_text" if item.get("role") == "assistant" else "input_text"
             item["content"] = [{"type": part, "text": item["content"]}]
         if kind != "item_reference":
-            item["id"] = item.get("id") or new_id(ID_PREFIXES.get(kind, "msg"))
+            given = item.get("id")
+            item["id"] = given if isinstance(given, str) and given else new_id(ID_PREFIXES.get(kind, "msg"))
             item.setdefault("status", "completed")
         full.append(item)
     return full
@@ -131,11 +134,11 @@ def add_items(conversation: Conversation, items: Iterable[Item], tools: Tools, n
                 if text := _reasoning(item, where):
                     conversation.reasoning(text)
             case "function_call":
-                function = tools.flat(_string(item, "name", where), item.get("namespace"))
+                function = tools.flat(_string(item, "name", where), _namespace(item, where))
                 arguments = _string(item, "arguments", where)
                 conversation.call(_string(item, "call_id", where), function, arguments, f"{where}.arguments")
             case "custom_tool_call":
-                function = tools.flat(_string(item, "name", where), item.get("namespace"))
+                function = tools.flat(_string(item, "name", where), _namespace(item, where))
                 arguments_ = {CUSTOM_PARAMETER: _string(item, "input", where)}
                 conversation.call(_string(item, "call_id", where), function, arguments_, where)
             case "function_call_output" | "custom_tool_call_output":
@@ -143,7 +146,7 @@ def add_items(conversation: Conversation, items: Iterable[Item], tools: Tools, n
                 text = output if isinstance(output, str) else _text(output, f"{where}.output")
                 conversation.result(_string(item, "call_id", where), text, where)
             case "additional_tools":
-                tools.add(item.get("tools") or (), f"{where}.tools")
+                tools.add(_list(item, "tools", where, "input"), f"{where}.tools")
             case kind:
                 raise InputError(f"{where}.type {str(kind)[:80]!r} is not supported", "input")
 
@@ -167,7 +170,7 @@ def _text(parts: Any, where: str) -> str:
     texts = []
     for i, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in TEXT_PARTS:
+        if not isinstance(kind, str) or kind not in TEXT_PARTS:
             raise InputError(
                 f"{where}[{i}].type {str(kind)[:80]!r} is not supported: this model takes text only", "input"
             )
@@ -179,7 +182,7 @@ def _reasoning(item: Item, where: str) -> str | None:
     """The text of a reasoning item; None if it is sealed by somebody else."""
     sealed = item.get("encrypted_content")
     for key in ("content", "summary"):
-        parts = item.get(key) or ()
+        parts = _list(item, key, where, "input")
         if texts := [_string(part, "text", f"{where}.{key}") for part in parts if isinstance(part, dict)]:
             return "\n".join(texts)
         if isinstance(sealed, str):
@@ -194,9 +197,21 @@ def _string(item: Item, key: str, where: str) -> str:
     return value
 
 
+def _list(item: Item, key: str, where: str, param: str) -> list[Any]:
+    """The list under `key`; empty if there is none."""
+    value = item.get(key)
+    if value is not None and not isinstance(value, list):
+        raise InputError(f"{where}.{key} must be a list, got {type(value).__name__}", param)
+    return value or []
+
+
+def _namespace(item: Item, where: str) -> str | None:
+    return None if item.get("namespace") is None else _string(item, "namespace", where)
+
+
 def _chosen(given: Any, tools: Tools) -> str:
-    name = given.get("name") if isinstance(given, dict) else None
-    flat = tools.flat(str(name), given.get("namespace") if isinstance(given, dict) else None)
+    name, namespace = (given.get(key) if isinstance(given, dict) else None for key in ("name", "namespace"))
+    flat = tools.flat(str(name), None if namespace is None else str(namespace))
     if all(tool["function"]["name"] != flat for tool in tools.functions):
         raise InputError(f"tool_choice names {flat[:80]!r}, which is not among the tools", "tool_choice")
     return flat
@@ -204,9 +219,9 @@ def _chosen(given: Any, tools: Tools) -> str:
 
 def _custom(tool: dict[str, Any]) -> dict[str, Any]:
     """A custom tool as a function of one string. A grammar for this string is shown to the model, not enforced."""
-    form = tool.get("format") or {}
-    texts = [tool.get("description") or ""]
-    if form.get("type") == "grammar":
+    form = tool.get("format")
+    texts = [str(tool.get("description") or "")]
+    if isinstance(form, dict) and form.get("type") == "grammar":
         texts.append(
             f"The {CUSTOM_PARAMETER} must follow this {form.get('syntax', 'lark')} grammar:\n{form.get('definition')}"
         )

@@ -231,3 +231,26 @@ def test_other_things_that_bind_an_answer(server: ServerProcess) -> None:
     refused = httpx.post(f"{server.url}/v1/messages", json=body)
     assert refused.status_code == 400
     assert refused.json()["error"]["message"].startswith("output_config")
+
+
+def test_langchain(server: ServerProcess) -> None:
+    """Its Responses mode: a tool, its result in a chain of responses, streams, and a schema."""
+    langchain_openai = pytest.importorskip("langchain_openai")
+    model = langchain_openai.ChatOpenAI(
+        model=NAME,
+        base_url=f"{server.url}/v1",
+        api_key="none",
+        temperature=0,
+        use_responses_api=True,
+        use_previous_response_id=True,
+        max_retries=0,
+    )
+    tool = {"type": "function", "function": {"name": "get_weather", "description": ABOUT, "parameters": CITY}}
+    first = model.bind_tools([tool]).invoke(QUESTION)
+    (call,) = first.tool_calls
+    assert (call["name"], call["args"]) == ("get_weather", {"city": "Paris"})
+    turns = [("human", QUESTION), first, {"role": "tool", "tool_call_id": call["id"], "content": RESULT}]
+    chunks = list(model.bind_tools([tool]).stream(turns))
+    assert "".join(chunk.text for chunk in chunks) == ANSWER
+    parsed = model.with_structured_output(Person).invoke("Anna is 31 years old. Give name and age as JSON.")
+    assert isinstance(parsed, Person)
