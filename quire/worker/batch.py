@@ -42,7 +42,10 @@ class Batch:
 
 
 class BatchBuilder:
-    """Owns the step's input buffers. prefixes: None for an attention that cannot make use of shared prefixes."""
+    """Owns the step's input buffers.
+
+    prefixes: None for an attention that cannot make use of shared prefixes. pads: steps come in round sizes.
+    """
 
     def __init__(
         self,
@@ -52,6 +55,8 @@ class BatchBuilder:
         max_tokens: int,
         max_seq_len: int,
         device: torch.device,
+        *,
+        pads: bool = False,
     ) -> None:
         def ints(n: int) -> torch.Tensor:
             return torch.zeros(n, dtype=torch.int32, device=device)
@@ -68,7 +73,7 @@ class BatchBuilder:
         self._tiles = self._rows[3 * stride :].view(-1, 4)
         self._stride = stride
         self.one_token_each = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
-        self._max_rows, self._pads = max_rows, device.type == "cuda"
+        self._max_rows, self._pads = max_rows, pads
         max_tokens = self._padded(max_tokens)
         self._input_ids, self._positions, self._slots = ints(max_tokens), ints(max_tokens), ints(max_tokens)
         self._seq_lens = ints(max_rows)

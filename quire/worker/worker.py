@@ -233,7 +233,7 @@ class Worker:
             backend,
             store,
             seats,
-            BatchBuilder(seats, prefixes, rows, tokens, max_model_len, device),
+            BatchBuilder(seats, prefixes, rows, tokens, max_model_len, device, pads=device.type == "cuda"),
             Sampler(rows, resolved.info.vocab_size, rows + MAX_PROMPTS, device),
             max_rows=rows,
             staging_capacity=max(_STAGED_INTS, 2 * tokens + 8 * rows),
