@@ -243,7 +243,7 @@ def read_results(folder: Path, file_id: str | None) -> list[dict[str, Any]]:
 
 
 def test_who_waits_is_served_before_a_batch(tmp_path: Path) -> None:
-    """All seats are taken by a batch that takes minutes; a request gets one at once, under either policy."""
+    """All seats are taken by a batch that takes minutes; a request gets one at once."""
     body = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True}
     with serve(tmp_path, "--max-num-seqs", "2") as server, connect(server) as client:
         long = {"n": 4} | body  # more answers than seats
