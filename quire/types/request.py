@@ -8,7 +8,7 @@ from quire.types.pooling import Pooling
 from quire.types.sampling import SamplingParams
 from quire.types.structured import Constraint
 
-BACKGROUND = 2**31  # the priority of work that nobody waits for: behind all other requests, under every policy
+BACKGROUND = 2**62  # the priority of work that nobody waits for: behind all other requests, under every policy
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
