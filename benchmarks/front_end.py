@@ -1,10 +1,10 @@
 """What the HTTP server needs for itself: streamed tokens a second and core, before an engine that costs nothing.
 
-    python -m benchmarks.front_end [--streams 256 1024] [--rate 8000] [--tokens 100] [--parsers] [--profile FILE]
+    python -m benchmarks.front_end [--streams 256 1024] [--rate 8000] [--tokens 100] [--parsers] [--baseline]
 
 The engine gives every running request a token at a fixed rate (`--rate` tokens a second in all, so that no two share a
 chunk); requests are checked, answers detokenised, framed and sent as ever. Figures are tokens over the CPU seconds of
-the server's process.
+the server's process. --baseline: the same of a server that makes a Pydantic object a token (front_end_baseline.py).
 """
 
 from __future__ import annotations
@@ -18,13 +18,17 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import serve_load, workloads
 from benchmarks.serve import Server
 from quire.engine.client import EngineInfo
 from quire.types.output import EngineOutput, EngineOutputs, EngineStats
 from quire.types.request import EngineRequest
+
+if TYPE_CHECKING:
+    from quire.config.resolve import Resolved
+    from quire.frontend.async_engine import AsyncLLM
 
 MODEL = "tiny-qwen3"
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
@@ -89,6 +93,21 @@ class NullClient:
         pass
 
 
+def null_engine(resolved: Resolved, rate: float) -> AsyncLLM:
+    """All of the front end, with nothing behind it."""
+    from quire.frontend.async_engine import AsyncLLM
+    from quire.frontend.tokenizer import load_tokenizer
+    from quire.types.kv import WorkerReport
+
+    report = WorkerReport(
+        device="none", num_blocks=1, max_model_len=resolved.max_model_len, groups=[],
+        vocab_size=resolved.info.vocab_size, weight_bytes=0, kv_bytes=0, free_bytes=0, attention_backend="none",
+        phases={"load": 0.0},
+    )  # fmt: skip
+    client: Any = NullClient(EngineInfo(resolved, report), rate)
+    return AsyncLLM(client, load_tokenizer(resolved))
+
+
 def serve(arguments: list[str]) -> int:
     """`quire serve` around a NullClient; the first argument is its rate, the second a file for a profile or ""."""
     import cProfile
@@ -98,25 +117,16 @@ def serve(arguments: list[str]) -> int:
     from quire.config.engine import EngineConfig
     from quire.config.resolve import resolve
     from quire.frontend.async_engine import AsyncLLM
-    from quire.frontend.tokenizer import load_tokenizer
-    from quire.types.kv import WorkerReport
 
     rate, profile, *rest = arguments
     profiler = cProfile.Profile()
 
     async def start(config: EngineConfig, serving: bool = False) -> AsyncLLM:
-        resolved = resolve(config, serving=serving)
-        report = WorkerReport(
-            device="none", num_blocks=1, max_model_len=resolved.max_model_len, groups=[],
-            vocab_size=resolved.info.vocab_size, weight_bytes=0, kv_bytes=0, free_bytes=0, attention_backend="none",
-            phases={"load": 0.0},
-        )  # fmt: skip
         if profile:
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGUSR1, profiler.enable)
             loop.add_signal_handler(signal.SIGUSR2, lambda: (profiler.disable(), profiler.dump_stats(profile)))
-        client: Any = NullClient(EngineInfo(resolved, report), float(rate))
-        return AsyncLLM(client, load_tokenizer(resolved))
+        return null_engine(resolve(config, serving=serving), float(rate))
 
     AsyncLLM.start = start  # type: ignore[method-assign,assignment]
     return main(["serve", *rest])
@@ -143,6 +153,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--endpoints", nargs="+", default=ENDPOINTS, choices=ENDPOINTS)
     parser.add_argument("--parsers", action="store_true", help="chat answers may hold reasoning and tool calls")
+    parser.add_argument("--baseline", action="store_true", help="measure the usual way to write a server as well")
     parser.add_argument("--profile", default="", help="file for a profile of the last case, taken from its second half")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as log:
@@ -156,6 +167,14 @@ def main() -> None:
             for endpoint in args.endpoints:
                 for streams in args.streams:
                     print(f"{endpoint:24}{streams:8}{measure(server, endpoint, streams, args)}", flush=True)
+        if args.baseline:
+            args.profile = ""
+            command = [sys.executable, "-m", "benchmarks.front_end_baseline", "--rate", str(args.rate)]
+            with Server(model, [], log, 60, command) as server:
+                for endpoint in (one for one in args.endpoints if "completions" in one):
+                    for streams in args.streams:
+                        figures = measure(server, endpoint, streams, args)
+                        print(f"{'baseline ' + endpoint.rpartition('v1/')[2]:25.25}{streams:7}{figures}", flush=True)
 
 
 def measure(server: Server, endpoint: str, streams: int, args: argparse.Namespace) -> str:

@@ -12,6 +12,7 @@ COMMANDS = {
     "chat": ("quire.cli.chat", "Talk to a model, here or on a server"),
     "complete": ("quire.cli.complete", "Continue a text, here or on a server"),
     "bench": ("quire.cli.bench.main", "Measure: throughput, latency, serve, startup"),
+    "run-batch": ("quire.cli.run_batch", "Answer the requests of a file, without a server"),
     "doctor": ("quire.cli.doctor", "What this machine can run, and why not"),
     "collect-env": ("quire.cli.collect_env", "Versions and hardware, for a bug report"),
 }
@@ -67,7 +68,9 @@ def run_command(module: str, arguments: list[str]) -> int:
 
 
 _EXTRAS = {
-    **dict.fromkeys(("fastapi", "uvicorn", "httptools", "orjson", "prometheus_client", "pydantic"), "server"),
+    **dict.fromkeys(
+        ("fastapi", "uvicorn", "httptools", "orjson", "prometheus_client", "pydantic", "python_multipart"), "server"
+    ),
     "aiohttp": "bench",
 }
 

@@ -41,6 +41,13 @@ class ServeConfig:
     """Largest request body."""
     response_store_bytes: int = 256 * 1024 * 1024
     """Memory for stored responses of /v1/responses, the least recently used of which go first; 0: none are stored."""
+    batch_dir: str | None = None
+    """Directory for the files and batches of /v1/files and /v1/batches, used by one server at a time. None:
+    quire/batches in the user's cache folder."""
+    max_batch_file_bytes: int = 200 * 1024 * 1024
+    """Largest file of /v1/files."""
+    max_batch_lines: int = 50_000
+    """Most requests of one batch."""
     shutdown_grace: float = 0.0
     """Seconds after SIGTERM in which new requests are still accepted, while /readyz already says 503."""
     shutdown_timeout: float = 30.0

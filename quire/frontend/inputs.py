@@ -17,7 +17,7 @@ from quire.foundation.errors import InputError
 from quire.frontend.structured import constraint_of
 from quire.frontend.text import check_text
 from quire.frontend.tokenizer import Tokenizer
-from quire.types.request import EngineRequest
+from quire.types.request import BACKGROUND, EngineRequest
 from quire.types.sampling import SamplingParams
 from quire.types.structured import Constraint
 
@@ -152,7 +152,8 @@ def check_labels(request_id: str, priority: int, cache_salt: str | None) -> None
     if not isinstance(request_id, str) or not request_id:
         raise InputError(f"request_id must be a non-empty string, got {request_id!r}", "request_id")
     check_text(request_id, "request_id")
-    if isinstance(priority, bool) or not isinstance(priority, int) or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+    is_whole = isinstance(priority, int) and not isinstance(priority, bool)
+    if not is_whole or not (-MAX_PRIORITY <= priority <= MAX_PRIORITY or priority == BACKGROUND):
         raise InputError(
             f"priority must be an integer in [-{MAX_PRIORITY}, {MAX_PRIORITY}], got {priority!r}", "priority"
         )

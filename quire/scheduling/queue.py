@@ -1,7 +1,8 @@
 """The requests that wait for a seat, best rank first.
 
-The rank decides both policies: (0, arrival) is first come first served, (priority, arrival) is by priority. A
-preempted request keeps its rank, so it stands before all that arrived after it.
+The rank decides both policies: (0, arrival) is first come first served, (priority, arrival) is by priority, and
+(BACKGROUND, arrival) is behind all others under both. A preempted request keeps its rank, so it stands before all of
+its class that arrived after it.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from quire.types.plan import Admit
 from quire.types.request import EngineRequest
 from quire.types.sampling import RequestOutputKind
 
-Rank = tuple[int, int]  # (priority, order of arrival); the smaller goes first
+Rank = tuple[int, int]  # (class: priority or BACKGROUND, order of arrival); the smaller goes first
 
 
 class Status(IntEnum):

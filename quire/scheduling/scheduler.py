@@ -27,7 +27,7 @@ from quire.scheduling.state import Chunk, InFlight, State
 from quire.types.kv import KVGroupSpec
 from quire.types.output import EngineOutput, EngineOutputs, EngineStats
 from quire.types.plan import StepPlan, TokenMasks
-from quire.types.request import EngineRequest
+from quire.types.request import BACKGROUND, EngineRequest
 from quire.types.result import StepResult
 
 
@@ -84,7 +84,7 @@ class Scheduler:
             )
         self._max_chunk = 0 if self._whole_prompts else max_prefill_chunk
         self._max_chunk = self._max_chunk or max_num_batched_tokens
-        self._by_priority = policy == "priority"
+        self._by_priority = self._has_classes = policy == "priority"
         self._preempt_every_step = preempt_every_step
         self._state = State(self.kv, max_num_seqs)
         self.pace = Pace(mixed_sizes)  # whoever measures the steps tells it
@@ -120,7 +120,9 @@ class Scheduler:
                 "it, even empty",
                 "prompt",
             )
-        rank = (spec.priority if self._by_priority else 0, next(self._arrivals))
+        in_background = spec.priority == BACKGROUND
+        self._has_classes = self._has_classes or in_background
+        rank = (spec.priority if self._by_priority or in_background else 0, next(self._arrivals))
         # A pooling request ends one token short of its limit, as one does whose last token is under way.
         limit = min(num_prompt + spec.max_tokens, self.max_tokens) if num_output else num_prompt + 1
         request = Request(spec, rank, limit, self._clock())
@@ -187,12 +189,15 @@ class Scheduler:
         build = PlanBuilder(len(self.kv.groups), self._budget)
         if self._preempt_every_step:
             self._preempt_one()
-        if self._by_priority:
+        if self._has_classes:
             self._make_room_for_urgent()
         self._decode(build)
         self._keep_pace(build)
         self._catch_up(build)
         self._admit(build)
+        if self._has_classes:  # what is left of the step
+            self._catch_up(build, in_background=True)
+            self._admit(build, in_background=True)
         if not build.decodes and not build.chunks:
             return None
         plan = build.finish(self._step, state.releases, self._prefixes.update(build.decodes))
@@ -252,28 +257,35 @@ class Scheduler:
         if (first := state.queue.peek()) is not None:
             behind.append(first)
         if behind:
-            waited = self._clock() - min(request.added for request in behind)
+            # Prompts in the background wait for nobody's sake.
+            waited = max(
+                (self._clock() - request.added for request in behind if not _in_background(request)), default=0.0
+            )
             limit = self.pace.prompt_tokens(waited, len(build.decodes))
             if limit is not None:
                 build.budget = min(build.budget, limit)
 
-    def _catch_up(self, build: PlanBuilder) -> None:
+    def _catch_up(self, build: PlanBuilder, *, in_background: bool = False) -> None:
         """Chunks of the running requests that are further behind, best rank first."""
         state = self._state
         for request in sorted(state.prefilling.values(), key=_rank):
             if build.budget == 0:
                 return
+            if _in_background(request) is not in_background:
+                continue
             if request.status is Status.RUNNING:  # else it has just made room for a better one
                 self._skip_cached(request, build)
                 if self._has_room(request, build):
                     self._add_chunk(request, build)
 
-    def _admit(self, build: PlanBuilder) -> None:
+    def _admit(self, build: PlanBuilder, *, in_background: bool = False) -> None:
         """Waiting requests, best rank first; one that does not fit yet holds back those behind it."""
         state = self._state
         while build.budget > 0 and state.seats.num_free:
             request = state.queue.peek()
             if request is None or (self._whole_prompts and len(request.tokens) > build.budget):
+                return
+            if _in_background(request) is not in_background:
                 return
             fit = self._find_fit(request)
             if fit is None:
@@ -439,3 +451,7 @@ def _rank(request: Request) -> Rank:
 
 def _nothing(kv: KVManager) -> Hit:
     return [[] for _ in kv.groups]
+
+
+def _in_background(request: Request) -> bool:
+    return request.rank[0] == BACKGROUND

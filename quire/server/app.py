@@ -14,9 +14,12 @@ from quire.server import (
     classification,
     cohere_embed,
     errors,
+    invocations,
+    openai_batches,
     openai_chat,
     openai_completions,
     openai_embeddings,
+    openai_files,
     openai_models,
     openai_responses,
     ops,
@@ -24,6 +27,7 @@ from quire.server import (
     tokenization,
 )
 from quire.server.auth import ApiKeyMiddleware
+from quire.server.batch_queue import BatchQueue
 from quire.server.limits import BodyLimitMiddleware
 from quire.server.openai_responses_store import ResponseStore
 from quire.server.service import Service
@@ -40,6 +44,9 @@ ROUTERS = (
     classification.router,
     scoring.router,
     cohere_embed.router,
+    openai_files.router,
+    openai_batches.router,
+    invocations.router,
 )
 # Refused by a model that makes vectors.
 GENERATING = (openai_completions.router, openai_chat.router, openai_responses.router, anthropic.router)
@@ -56,6 +63,7 @@ def build_app(service: Service) -> FastAPI:
         root_path=service.serve.root_path,
     )
     app.state.service = service
+    app.state.batches = BatchQueue(service, app)
     app.state.responses = ResponseStore(service.serve.response_store_bytes)
     errors.install(app)
     for router in ROUTERS:
@@ -72,8 +80,9 @@ def protect(app: FastAPI, service: Service, keys: Iterable[str]) -> ASGIApp:
 
     From the outside in: CORS (a browser's preflight carries no key), keys, body size, routes.
     """
-    serve, wrapped = service.serve, BodyLimitMiddleware(app, service.serve.max_body_bytes)
-    outer: ASGIApp = wrapped
+    serve = service.serve
+    files = serve.root_path.rstrip("/") + "/v1/files"
+    outer: ASGIApp = BodyLimitMiddleware(app, serve.max_body_bytes, {files: serve.max_batch_file_bytes})
     if keys := list(keys):
         outer = ApiKeyMiddleware(outer, keys, serve.root_path)
     if serve.allowed_origins:

@@ -28,6 +28,7 @@ TYPES = {
     500: "InternalServerError",
     501: "NotImplementedError",
     503: "ServiceUnavailableError",
+    507: "InsufficientStorageError",
 }
 ANTHROPIC_TYPES = {
     400: "invalid_request_error",

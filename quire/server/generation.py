@@ -23,6 +23,7 @@ from quire.server.params import field_names
 from quire.server.protocol import GenerationBody
 from quire.server.service import Service
 from quire.types.output import RequestOutput
+from quire.types.request import BACKGROUND
 from quire.types.sampling import RequestOutputKind, SamplingParams
 from quire.types.structured import Constraint
 
@@ -30,6 +31,7 @@ log = get_logger(__name__)
 
 FINGERPRINT = f"quire-{__version__}"
 REFUSALS = {"queue_full": 503, "draining": 503, "invalid_request": 400}  # stop_reason → HTTP status; others 500
+IN_BACKGROUND = "quire.in_background"  # in the scope of a request that nobody waits for
 BIG_SCORES = 1024  # prompt positions with log-probabilities
 BIG_TEXT = 16 * 1024  # characters; longer texts are tokenised on a thread, so that other streams go on
 
@@ -231,7 +233,7 @@ def start(
         model=model,
         prompts=prompts,
         params=params,
-        priority=body.priority,
+        priority=BACKGROUND if request.scope.get(IN_BACKGROUND) else body.priority,
         cache_salt=body.cache_salt,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,40 +15,51 @@ from quire.server.errors import ApiError, error_body, error_response
 MAX_HEADER_BYTES = 64 * 1024
 MAX_JSON_DEPTH = 64
 MAX_PROMPTS = 1024
+FORM_BYTES = 16 * 1024  # of an upload beside the file
 MAX_ANSWERS = 1024  # prompts x n of one request
 
 
 class BodyLimitMiddleware:
-    """Answers 413 to a request body of more than `max_bytes`, before it is read if its length is announced."""
+    """Answers 413 to a request body of more than `max_bytes`, before it is read if its length is announced.
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    uploads: bytes of a file that may be sent to a path.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int, uploads: Mapping[str, int]) -> None:
         self.app = app
         self.max_bytes = max_bytes
+        self.uploads = uploads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        max_bytes, message = self._limit(scope["path"])
         announced = dict(scope["headers"]).get(b"content-length", b"0")
-        if not announced.isdigit() or int(announced) > self.max_bytes:
+        if not announced.isdigit() or int(announced) > max_bytes:
             # The rest of the body is not worth reading, so the connection cannot serve another request.
-            refusal = error_response(413, self._message(), headers={"connection": "close"}, path=scope["path"])
+            refusal = error_response(413, message, headers={"connection": "close"}, path=scope["path"])
             await refusal(scope, receive, send)
             return
         seen = 0
 
         async def counted() -> Message:
             nonlocal seen
-            message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > self.max_bytes:
-                raise ApiError(413, self._message())
-            return message
+            part = await receive()
+            seen += len(part.get("body", b""))
+            if seen > max_bytes:
+                raise ApiError(413, message)
+            return part
 
         await self.app(scope, counted, send)
 
-    def _message(self) -> str:
-        return f"the request body is larger than {self.max_bytes} bytes (option max_body_bytes)"
+    def _limit(self, path: str) -> tuple[int, str]:
+        """Bytes of the body, and what is said of one that is larger."""
+        if path not in self.uploads:
+            most = self.max_bytes
+            return most, f"the request body is larger than {most} bytes (option max_body_bytes)"
+        most = self.uploads[path]
+        return most + FORM_BYTES, f"the file is larger than {most} bytes (option max_batch_file_bytes)"
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):

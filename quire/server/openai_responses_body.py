@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -163,14 +163,7 @@ class ResponsesBody(CountBody):
         unknown = [name for name in self.include if name not in INCLUDABLE]
         if unknown:
             raise InputError(f"include may hold {', '.join(INCLUDABLE)}, got {unknown[0][:80]!r}", "include")
-        if len(self.metadata) > MAX_METADATA:
-            raise InputError(f"metadata may hold at most {MAX_METADATA} pairs, got {len(self.metadata)}", "metadata")
-        for key, value in self.metadata.items():
-            if len(key) > MAX_KEY or len(value) > MAX_VALUE:
-                raise InputError(
-                    f"metadata: keys have at most {MAX_KEY} characters and values {MAX_VALUE}, see {key[:MAX_KEY]!r}",
-                    "metadata",
-                )
+        check_metadata(self.metadata)
         if self.request_id is not None and not ID_CHARACTERS.issuperset(self.request_id):
             raise InputError("request_id may hold letters, digits and _ - . : only", "request_id")
         return self
@@ -244,3 +237,15 @@ def _response_format(form: dict[str, Any]) -> dict[str, Any] | None:
     if kind == "json_object":
         return {"type": "json_object"}
     raise InputError(f"text.format.type must be text, json_object or json_schema, got {str(kind)[:80]!r}", "text")
+
+
+def check_metadata(metadata: Mapping[str, str]) -> None:
+    """Raises InputError for more than OpenAI allows."""
+    if len(metadata) > MAX_METADATA:
+        raise InputError(f"metadata may hold at most {MAX_METADATA} pairs, got {len(metadata)}", "metadata")
+    for key, value in metadata.items():
+        if len(key) > MAX_KEY or len(value) > MAX_VALUE:
+            raise InputError(
+                f"metadata: keys have at most {MAX_KEY} characters and values {MAX_VALUE}, see {key[:MAX_KEY]!r}",
+                "metadata",
+            )

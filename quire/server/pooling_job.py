@@ -19,11 +19,12 @@ from quire.frontend.chat import ChatTemplate, Message, render
 from quire.frontend.pooling import PoolingPrompt, RefusedError
 from quire.frontend.pooling_prompts import Truncation, encode_texts
 from quire.server.errors import ApiError
-from quire.server.generation import BIG_TEXT, REFUSALS
+from quire.server.generation import BIG_TEXT, IN_BACKGROUND, REFUSALS
 from quire.server.params import field_names
 from quire.server.pooling_protocol import InputBody, PoolingBase
 from quire.server.service import Service
 from quire.types.pooling import PoolingOutput, PoolingParams, PoolingRequestOutput
+from quire.types.request import BACKGROUND
 
 MAX_INPUTS = 2048  # of one request
 Output = PoolingRequestOutput[PoolingOutput]
@@ -116,7 +117,7 @@ def start(
         model=model,
         params=params,
         task=pooling.check_task(params, info),
-        priority=body.priority,
+        priority=BACKGROUND if request.scope.get(IN_BACKGROUND) else body.priority,
         engine_id=f"{reply_id}-{secrets.token_hex(4)}",
     )
 

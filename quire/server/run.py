@@ -24,6 +24,7 @@ from quire.foundation.log import get_logger, setup
 from quire.server.app import build_app, protect
 from quire.server.auth import load_keys
 from quire.server.banner import ready_lines
+from quire.server.batch_queue import BatchQueue
 from quire.server.limits import BoundedHttpProtocol
 from quire.server.service import Service
 from quire.types.pooling import PoolingParams
@@ -66,6 +67,8 @@ class ServerProcess:
     def __init__(self, config: EngineConfig, serve: ServeConfig) -> None:
         self.service = Service(config, serve)
         self.serve = serve
+        self.app = build_app(self.service)
+        self.batches: BatchQueue = self.app.state.batches
         self.stop = asyncio.Event()  # asked to end
         self.abort = asyncio.Event()  # without waiting for anyone
 
@@ -107,6 +110,7 @@ class ServerProcess:
             now = time.perf_counter()
             settle_heap()
             self.service.attach(engine)
+            self.batches.resume()
         except BaseException:
             engine.shutdown()
             raise
@@ -135,7 +139,11 @@ class ServerProcess:
                 return EXIT_ENGINE_DEAD
 
     async def _drain(self) -> None:
-        """Let what runs finish: new requests are taken for the grace, then refused until the last one is done."""
+        """Let what runs finish: new requests are taken for the grace, then refused until the last one is done.
+
+        Batches stop where they stand; the next server goes on with them.
+        """
+        await self.batches.stop()
         aborted = asyncio.create_task(self.abort.wait())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(aborted), self.serve.shutdown_grace)
@@ -150,6 +158,7 @@ class ServerProcess:
 
     async def _close(self, http: HttpServer, serving: asyncio.Task[None]) -> None:
         self.service.closed = self.service.draining = True
+        await self.batches.stop()
         tasks = set(self.service.in_flight.tasks)
         for task in tasks:
             task.cancel()
@@ -163,7 +172,7 @@ class ServerProcess:
     def _http(self, keys: list[str]) -> HttpServer:
         serve = self.serve
         config = uvicorn.Config(
-            protect(build_app(self.service), self.service, keys),
+            protect(self.app, self.service, keys),
             http=BoundedHttpProtocol,
             ws="none",
             lifespan="off",

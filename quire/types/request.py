@@ -8,6 +8,8 @@ from quire.types.pooling import Pooling
 from quire.types.sampling import SamplingParams
 from quire.types.structured import Constraint
 
+BACKGROUND = 2**62  # the priority of work that nobody waits for: behind all other requests, under every policy
+
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Built by `frontend.inputs.build`; nobody changes it afterwards."""

@@ -358,3 +358,26 @@ def test_a_generating_server_says_that_it_makes_no_vectors(tmp_path: Path) -> No
         ]:
             assert "runner=pooling" in refused(server, path, **body)["message"]
         assert post(server, "/v1/completions", prompt="Hello", max_tokens=2)["choices"]
+
+
+def test_a_batch_of_embeddings(tmp_path: Path) -> None:
+    checkpoints.make("BertModel", tmp_path / "model")
+    bodies = [{"input": text} for text in (TEXTS[0], TEXTS[1], TEXTS[2:])]
+    lines = [
+        {"custom_id": str(n), "method": "POST", "url": "/v1/embeddings", "body": body} for n, body in enumerate(bodies)
+    ]
+    content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    with serve(tmp_path / "model", "--batch-dir", str(tmp_path / "batches")) as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            file = client.files.create(file=("in.jsonl", content), purpose="batch")
+            batch = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+            assert wait_until(lambda: client.batches.retrieve(batch.id).status == "completed", 60)
+            done = client.batches.retrieve(batch.id)
+            assert done.output_file_id is not None, done
+            answers = [json.loads(line) for line in client.files.content(done.output_file_id).text.splitlines()]
+        for answer in answers:
+            direct = post(server, "/v1/embeddings", **bodies[int(answer["custom_id"])])
+            given = answer["response"]["body"]["data"]
+            vectors = [[one["embedding"] for one in data] for data in (given, direct["data"])]
+            np.testing.assert_allclose(vectors[0], vectors[1], rtol=1e-4, atol=1e-5)
+        assert len(answers) == 3

@@ -10,6 +10,7 @@ import pytest
 from quire.foundation.errors import ConfigError, InputError
 from quire.scheduling.scheduler import Scheduler
 from quire.types.plan import StepPlan
+from quire.types.request import BACKGROUND
 from tests.scheduling.simulator import groups, make_request
 from tests.scheduling.traces import Life, World
 
@@ -423,3 +424,30 @@ def test_plans_hold_int32_arrays() -> None:
 
 def vars_of(plan: StepPlan) -> list[np.ndarray]:
     return [array for new in plan.blocks for array in (new.seats, new.index, new.blocks)]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_work_in_the_background_yields_under_either_policy(policy: str) -> None:
+    life = begin(policy=policy, max_num_seqs=1)
+    add(life, "behind", prompt(4), 12, priority=BACKGROUND)
+    add(life, "behind too", prompt(4, 100), 2, priority=BACKGROUND)
+    life.turn()
+    assert life.scheduler.stats().num_preemptions == 0
+    add(life, "asked", prompt(4, 200), 2)
+    plan = life.plan()
+    assert [admit.seed for admit in plan.admits] == [2]
+    assert plan.releases == [1]
+    life.run()
+    assert [life.told[name][-1].num_preemptions for name in ("behind", "behind too", "asked")] == [1, 0, 0]
+
+
+def test_a_prompt_in_the_background_takes_what_others_leave_of_a_step() -> None:
+    life = begin(max_num_seqs=4, max_num_batched_tokens=16, num_blocks=40)
+    add(life, "behind", prompt(48), 2, priority=BACKGROUND)
+    life.turn()
+    add(life, "asked", prompt(12, 200), 2)
+    plan = life.plan()
+    assert sorted(plan.num_tokens.tolist()) == [4, 12]
+    assert plan.samples.tolist() == [True, False]
+    life.run()
+    life.check_empty()

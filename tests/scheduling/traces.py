@@ -12,7 +12,7 @@ from quire.scheduling.prefixes import Worth
 from quire.scheduling.scheduler import Scheduler
 from quire.types.output import EngineOutput
 from quire.types.plan import StepPlan
-from quire.types.request import EngineRequest
+from quire.types.request import BACKGROUND, EngineRequest
 from quire.types.result import StepResult
 from quire.types.sampling import RequestOutputKind
 from tests.scheduling.simulator import VOCAB, Device, Reference, groups, make_request
@@ -229,7 +229,7 @@ def random_request(rng: random.Random, number: int, max_len: int, prefixes: list
         max_tokens,
         number=number,
         stops=rng.choice(((), (0,), (0, 3, 5))),
-        priority=rng.choice((0, 0, 1, -1)),
+        priority=rng.choice((0, 0, 1, -1, BACKGROUND)),
         cache_salt=rng.choice((None, None, None, "salt")),
         **options,
     )

@@ -252,3 +252,25 @@ def test_a_header_id_may_come_twice(with_request_ids: Served) -> None:
         with_request_ids.client.post("/v1/completions", json=body, headers={"X-Request-Id": "again"})
     engine_ids = [seen["id"] for seen in with_request_ids.llm.seen if "again" in seen["id"]]
     assert len(set(engine_ids)) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}, "chat.completion"),
+        ({"prompt": "hi", "max_tokens": 2}, "text_completion"),
+        ({"input": "hi", "max_output_tokens": 2}, "response"),
+    ],
+)
+def test_invocations_are_told_apart_by_their_fields(echo: Served, body: dict[str, Any], kind: str) -> None:
+    answer = echo.client.post("/invocations", json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["object"] == kind
+
+
+def test_invocations_of_nothing_known(echo: Served) -> None:
+    answer = echo.client.post("/invocations", json={"question": "hi"})
+    assert answer.status_code == 400
+    assert "messages" in answer.json()["error"]["message"]
+    assert echo.client.get("/v1/models/no-such").status_code == 404
+    assert echo.client.get(f"/v1/models/{echo.service.names[0]}").json()["id"] == echo.service.names[0]

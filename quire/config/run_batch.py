@@ -1,0 +1,13 @@
+"""`quire run-batch`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunBatchConfig:
+    input_file: str = ""
+    """File (-i) with a request a line: {"custom_id", "method": "POST", "url", "body"}."""
+    output_file: str = ""
+    """File (-o) for the results, a line each. Lines that it holds a result of are not asked again."""
