@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import traceback
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import pytest
@@ -19,32 +17,25 @@ from tests.scheduling.simulator import make_request
 from tests.scheduling.traces import Life, World, random_life
 
 NUM_TRACES = int(os.environ.get("QUIRE_TRACES", "100000"))
-CHUNK = 1000
-
-
-def live_through(first: int) -> tuple[list[str], int, int]:
-    """Failures among CHUNK traces, and how many preemptions and rows with a shared prefix there were."""
-    failures, preemptions, shared = [], 0, 0
-    for seed in range(first, min(first + CHUNK, NUM_TRACES)):
-        try:
-            life = random_life(seed)
-            preemptions += life.scheduler.stats().num_preemptions
-            shared += life.device.num_shared_rows
-        except Exception:
-            failures.append(f"random_life({seed})\n{traceback.format_exc(limit=-3)}")
-    return failures, preemptions, shared
+PARTS = 16  # that several processes can share
 
 
 @pytest.mark.slow
-def test_random_traces() -> None:
-    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    starts = range(0, NUM_TRACES, CHUNK)
-    with ProcessPoolExecutor(min(workers, 8), multiprocessing.get_context("spawn")) as pool:
-        results = list(pool.map(live_through, starts))
-    failures = [failure for found, _, _ in results for failure in found]
-    assert not failures, f"{len(failures)} of {NUM_TRACES} traces failed, the first:\n{failures[0]}"
-    assert sum(count for _, count, _ in results) > NUM_TRACES / 10, "these traces hardly ever preempt: too easy"
-    assert sum(count for _, _, count in results) > NUM_TRACES / 4, "these traces hardly ever share a prefix: too easy"
+@pytest.mark.parametrize("part", range(PARTS))
+def test_random_traces(part: int) -> None:
+    failures, preemptions, shared = [], 0, 0
+    seeds = range(part, NUM_TRACES, PARTS)
+    for seed in seeds:
+        try:
+            life = random_life(seed)
+        except Exception:
+            failures.append(f"random_life({seed})\n{traceback.format_exc(limit=-3)}")
+        else:
+            preemptions += life.scheduler.stats().num_preemptions
+            shared += life.device.num_shared_rows
+    assert not failures, f"{len(failures)} of {len(seeds)} traces failed, the first:\n{failures[0]}"
+    assert preemptions > len(seeds) / 10, "these traces hardly ever preempt: too easy"
+    assert shared > len(seeds) / 4, "these traces hardly ever share a prefix: too easy"
 
 
 adds = st.tuples(
