@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from types import FrameType, TracebackType
 from typing import Any, TypeVar, cast
 
@@ -19,13 +20,17 @@ from quire.engine.client import EngineClient, EngineInfo, InProcessClient
 from quire.foundation.errors import EngineDeadError, InputError, QuireError
 from quire.foundation.heap import no_collection
 from quire.frontend.beam_search import Alternatives, beam_search
-from quire.frontend.chat import ChatTemplate, Message, render
+from quire.frontend.chat import ChatTemplate, Message, continued_text, render
 from quire.frontend.inputs import Prompt, PromptLike, as_list, build, main_eos, read_prompt, tokenize
 from quire.frontend.outputs import Conversion, OutputProcessor
+from quire.frontend.parsers.formats import Formats, find_formats
 from quire.frontend.pooling_api import PoolingAPI
 from quire.frontend.progress import ProgressFactory, PromptProgress
+from quire.frontend.replies import Reply, ReplyPlan, ReplyWish
+from quire.frontend.structured import grammar_of
 from quire.frontend.tokenizer import Tokenizer, load_tokenizer
-from quire.types.output import BeamSearchOutput, RequestOutput
+from quire.frontend.tools import read_tool_choice, read_tools
+from quire.types.output import BeamSearchOutput, CompletionOutput, RequestOutput
 from quire.types.request import EngineRequest
 from quire.types.sampling import BeamSearchParams, RequestOutputKind, SamplingParams
 
@@ -90,18 +95,51 @@ class LLM(PoolingAPI):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
+        max_thinking_tokens: int | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or a list of them, each a list of {"role": …, "content": …}."""
+        """Answer one conversation or a list of them, each a list of {"role": …, "content": …}.
+
+        tools, tool_choice: as OpenAI's clients write them; "required" and a named function bind the answer to calls.
+        Each answer has its whole `text`, and its parts: `reasoning`, `content`, `tool_calls`. What
+        `SamplingParams.structured_outputs` asks binds the content alone. Raises InputError like `generate`.
+        """
         chats = [messages] if not messages or isinstance(messages[0], Mapping) else messages
         tokenizer = self.get_tokenizer()
         template = tokenizer.template
         if chat_template is not None:
             template = ChatTemplate(chat_template, tokenizer.special_tokens)
-        options = (tools, template, add_generation_prompt, continue_final_message, chat_template_kwargs)
-        prompts = [Prompt(text=render(cast(Sequence[Message], chat), *options)) for chat in chats]
-        return self._run(prompts, sampling_params, priority, use_tqdm, add_special_tokens=False)
+        given = read_tools(tools or [])
+        choice = read_tool_choice(tool_choice, given)
+        kwargs = {**self.info.resolved.config.replies.default_chat_template_kwargs, **(chat_template_kwargs or {})}
+        options = (tools, template, add_generation_prompt, continue_final_message, kwargs)
+        asked = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        prompts, plans, params = [], [], []
+        for chat, wanted in zip(chats, _one_each(asked, chats, "sampling_params"), strict=True):
+            messages = cast(Sequence[Message], chat)
+            text = render(messages, *options)
+            final = _final_only(wanted)
+            structured = final.structured_outputs
+            wish = ReplyWish(
+                tools=given,
+                tool_choice=choice,
+                parallel_tool_calls=parallel_tool_calls,
+                max_thinking_tokens=max_thinking_tokens,
+                grammar=None if structured is None else grammar_of(structured),
+                close_at_limit=structured is not None and structured.close_at_limit,
+            )
+            continued = continued_text(messages) if continue_final_message else None
+            plans.append(ReplyPlan(self._formats, wish, text, kwargs, continued=continued))
+            prompts.append(Prompt(text=text, constraint=plans[-1].constraint))
+            params.append(plans[-1].params(final))
+        outputs = self._run(prompts, params, priority, use_tqdm, add_special_tokens=False)
+        for output, plan in zip(outputs, plans, strict=True):
+            for answer in output.outputs:
+                _split(answer, plan)
+        return outputs
 
     def beam_search(
         self,
@@ -195,7 +233,7 @@ class LLM(PoolingAPI):
         requests: dict[str, list[EngineRequest]] = {}
         for prompt, ids, asked, rank in zip(prompts, token_ids, chosen, priorities, strict=True):
             number = self._new_number()
-            known = Prompt(prompt.text, ids, prompt.cache_salt)
+            known = Prompt(prompt.text, ids, prompt.cache_salt, prompt.constraint)
             requests[number] = build(
                 known, final[id(asked)], self.info, self._tokenizer, request_id=number, priority=rank
             )
@@ -229,8 +267,13 @@ class LLM(PoolingAPI):
         ids: Iterator[list[int]] = iter(())
         if texts and self._tokenizer is not None:
             ids = iter(self._tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens))
-            prompts = [p if p.token_ids is not None else Prompt(p.text, next(ids), p.cache_salt) for p in prompts]
+            prompts = [p if p.token_ids is not None else Prompt(p.text, next(ids)) for p in prompts]
         return [tokenize(prompt, self._tokenizer) for prompt in prompts]
+
+    @cached_property
+    def _formats(self) -> Formats:
+        """How the model writes calls and reasoning."""
+        return find_formats(self.info.resolved, self._tokenizer)
 
     # The engine
 
@@ -292,7 +335,15 @@ def deferred_interrupt() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _one_each(value: T | Sequence[T], prompts: Sequence[Prompt], name: str) -> Sequence[T]:
+def _split(answer: CompletionOutput, plan: ReplyPlan) -> None:
+    """Tell the parts of an answer's text."""
+    parser = plan.parser()
+    reply = Reply().add([*parser.feed(answer.text), *parser.finish()])
+    answer.content, answer.reasoning, answer.tool_calls = reply.content, reply.reasoning or None, reply.tool_calls
+    answer.finish_reason = parser.finish_reason(answer.finish_reason)
+
+
+def _one_each(value: T | Sequence[T], prompts: Sequence[Any], name: str) -> Sequence[T]:
     if not isinstance(value, Sequence):
         return [value] * len(prompts)
     if len(value) != len(prompts):

@@ -90,6 +90,12 @@ def render(
     return _cut_at_mark(text) if continue_final_message else text
 
 
+def continued_text(messages: Sequence[Message]) -> str:
+    """The text of a last message of the assistant's, for an answer that goes on with it."""
+    content = messages[-1].get("content")
+    return content if messages[-1].get("role") == "assistant" and isinstance(content, str) else ""
+
+
 def normalize(messages: Sequence[Message], *, keep_parts: bool = False) -> list[dict[str, Any]]:
     """Checked copies of the messages: text parts joined (unless the template reads parts), tool arguments parsed."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):

@@ -34,6 +34,7 @@ class Prompt:
     text: str | None = None
     token_ids: list[int] | None = None
     cache_salt: str | None = None
+    constraint: Constraint | None = None  # of the answers
 
 
 def build(
@@ -50,7 +51,7 @@ def build(
 ) -> list[EngineRequest]:
     """One request for each of the `params.n` answers; they share the blocks of the prompt through the prefix cache.
 
-    `constraint` binds each answer; None: what `params.structured_outputs` asks.
+    `constraint`, or the prompt's own, binds each answer; None: what `params.structured_outputs` asks.
     `max_tokens` is cut to what the context leaves, and is never None afterwards. Raises InputError naming the field.
     """
     if not isinstance(params, SamplingParams):
@@ -77,7 +78,7 @@ def build(
         priority=priority,
         arrival=time.time() if arrival is None else arrival,
         cache_salt=prompt.cache_salt if cache_salt is None else cache_salt,
-        constraint=_constraint(params, tokenizer) if constraint is None else constraint,
+        constraint=constraint or prompt.constraint or _constraint(params, tokenizer),
     )
     return [first] if params.n == 1 else _fan_out(first, params)
 

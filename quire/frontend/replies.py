@@ -17,7 +17,17 @@ from quire.frontend.parsers.base import Parser
 from quire.frontend.parsers.call_list import CALL_LIST
 from quire.frontend.parsers.either import content_or_calls
 from quire.frontend.parsers.formats import Formats
-from quire.types.reply import CallArguments, CallStart, Content, NamedTool, Piece, Reasoning, Tool, ToolChoice
+from quire.types.reply import (
+    CallArguments,
+    CallStart,
+    Content,
+    NamedTool,
+    Piece,
+    Reasoning,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
 from quire.types.sampling import SamplingParams
 from quire.types.structured import Constraint, GrammarSpec, Thinking
 
@@ -250,13 +260,6 @@ class ReplyParser:
         if not self._has_calls:
             self._has_calls = any(isinstance(piece, CallStart) for piece in pieces)
         return pieces
-
-
-@dataclass(slots=True)
-class ToolCall:
-    id: str
-    name: str
-    arguments: str = ""  # JSON text of an object; cut off if the answer was
 
 
 @dataclass(slots=True)

@@ -9,12 +9,12 @@ from fastapi import Request
 from pydantic import ValidationError
 
 from quire.foundation.errors import InputError
+from quire.frontend.chat import continued_text
 from quire.frontend.replies import ReplyPlan, ReplyWish
 from quire.frontend.structured import grammar_of
 from quire.frontend.tools import read_tool_choice, read_tools
 from quire.server import generation
 from quire.server.chat_prompt import render_chat
-from quire.server.chat_reply import ROLE
 from quire.server.conversation import count_turns, shortened
 from quire.server.errors import explain_validation
 from quire.server.generation import Generation, Prompt
@@ -47,7 +47,7 @@ class ChatJob:
         """The prompt of a conversation, and what its answers are made of."""
         prompt = await self.prompt(messages)
         assert prompt.text is not None
-        continued = last_message(messages) if self.body.continue_final_message else None
+        continued = continued_text(messages) if self.body.continue_final_message else None
         with field_names(self.names):
             plan = ReplyPlan(self.engine.formats, self.wish, prompt.text, self.template_kwargs, continued=continued)
             return Prompt(prompt.token_ids, prompt.text, plan.constraint), plan
@@ -151,12 +151,6 @@ async def count_tokens(service: Service, body: ChatBody, names: Mapping[str, str
     """Tokens of the prompt that the request has."""
     with field_names(names):
         return len((await ChatJob(service, body).prompt(body.messages)).token_ids)
-
-
-def last_message(messages: Messages) -> str:
-    """The text of a last message of the assistant's."""
-    content = messages[-1].get("content")
-    return content if messages[-1].get("role") == ROLE and isinstance(content, str) else ""
 
 
 def _names(body: ChatFields) -> dict[str, str]:

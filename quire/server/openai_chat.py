@@ -7,9 +7,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from quire.frontend.chat import continued_text
 from quire.server import generation
 from quire.server.body import openapi_body, read_body
-from quire.server.chat_job import ChatJob, last_message
+from quire.server.chat_job import ChatJob
 from quire.server.chat_reply import ChatReply
 from quire.server.protocol import ChatBatchBody, ChatBody, ChatFields
 from quire.server.service import Service
@@ -42,7 +43,7 @@ async def _answer(request: Request, body: ChatFields, conversations: Sequence[li
         plans.append(plan)
     job = generation.start(request, body, model, prompts, plans[0].params(chat.params), "chatcmpl")
     job.names = chat.names
-    reply = ChatReply(job, body, plans, last_message(conversations[0]) if body.echo else "")
+    reply = ChatReply(job, body, plans, continued_text(conversations[0]) if body.echo else "")
     headers = generation.reply_headers(request, job)
     if body.stream:
         return EventStream(service.in_flight, job.num_answers, reply.frames, headers)

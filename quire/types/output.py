@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
+from quire.types.reply import ToolCall
+
 # `stop_reason` of an output with finish_reason "error", for programs; `error` says it to people.
 INVALID_REQUEST = "invalid_request"  # can never run here
 QUEUE_FULL = "queue_full"  # max_num_queued_reqs; later it may
@@ -98,6 +100,10 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None  # stop | length | abort | error
     stop_reason: int | str | None = None
+    # Of an answer to a conversation, the parts of `text`:
+    content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] = field(default_factory=list)
 
     def finished(self) -> bool:
         return self.finish_reason is not None

@@ -66,3 +66,10 @@ class NamedTool:
 
 
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+@dataclass(slots=True)
+class ToolCall:
+    id: str
+    name: str
+    arguments: str = ""  # JSON text of an object; cut off if the answer was

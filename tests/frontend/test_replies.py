@@ -13,9 +13,9 @@ from quire.config.resolve import resolve
 from quire.foundation.errors import ConfigError, InputError
 from quire.frontend.parsers.base import REASONING_FORMATS, TOOL_FORMATS
 from quire.frontend.parsers.formats import Formats, find_formats
-from quire.frontend.replies import Reply, ReplyPlan, ReplyWish, ToolCall
+from quire.frontend.replies import Reply, ReplyPlan, ReplyWish
 from quire.frontend.tokenizer import load_tokenizer
-from quire.types.reply import NamedTool, Tool
+from quire.types.reply import NamedTool, Tool, ToolCall
 from quire.types.sampling import SamplingParams
 from quire.types.structured import GrammarSpec
 
