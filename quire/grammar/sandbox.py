@@ -29,6 +29,7 @@ WALL_SECONDS = 6.0  # on a machine that is busy with other things
 MEMORY_BYTES = 64 * 1024**2  # more than the vocabulary takes
 MAX_FORKS = 4  # at a time
 _LENGTH = struct.Struct("<I")
+_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "RAYON_NUM_THREADS")
 TOO_COSTLY = "is too complex: compiling it took more than {} of processor time or {} MiB of memory".format(
     f"{CPU_SECONDS} s", MEMORY_BYTES // 1024**2
 )
@@ -101,7 +102,7 @@ class Sandbox:
                 env={
                     **os.environ,
                     "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path),
-                    "OPENBLAS_NUM_THREADS": "1",  # only a process of one thread forks safely
+                    **dict.fromkeys(_THREADS, "1"),  # only a process of one thread forks safely
                 },
                 process_group=0,
             )
