@@ -30,6 +30,7 @@ from quire.server.auth import ApiKeyMiddleware
 from quire.server.batch_queue import BatchQueue
 from quire.server.limits import BodyLimitMiddleware
 from quire.server.openai_responses_store import ResponseStore
+from quire.server.openapi_document import openapi_document
 from quire.server.service import Service
 
 ROUTERS = (
@@ -66,6 +67,7 @@ def build_app(service: Service) -> FastAPI:
     app.state.batches = BatchQueue(service, app)
     app.state.responses = ResponseStore(service.serve.response_store_bytes)
     errors.install(app)
+    app.openapi = openapi_document(app)  # type: ignore[method-assign]
     for router in ROUTERS:
         app.include_router(router, dependencies=[Depends(_check_generates)] if router in GENERATING else [])
     return app

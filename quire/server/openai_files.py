@@ -76,7 +76,7 @@ async def retrieve(request: Request, file_id: str) -> Response:
     return JSONResponse(to_builtins(file_of(request, file_id)))
 
 
-@router.get("/v1/files/{file_id}/content")
+@router.get("/v1/files/{file_id}/content", response_class=FileResponse)
 async def content(request: Request, file_id: str) -> Response:
     file = file_of(request, file_id)
     path = queue_of(request).store().data(file.id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 
 import quire
 from quire.server.errors import error_response
@@ -21,27 +21,27 @@ def _probe(problem: str | None) -> Response:
     return Response(status_code=200) if problem is None else error_response(503, problem)
 
 
-@router.get("/livez")
+@router.get("/livez", response_class=Response)
 async def livez() -> Response:
     """The process answers. Nothing else is asked: a restart would not help a busy or loading server."""
     return _probe(None)
 
 
-@router.get("/startupz")
+@router.get("/startupz", response_class=Response)
 async def startupz(request: Request) -> Response:
     """The model is loaded."""
     return _probe(None if service_of(request).engine is not None else "the model is still loading")
 
 
-@router.get("/readyz")
+@router.get("/readyz", response_class=Response)
 async def readyz(request: Request) -> Response:
     """New requests are welcome: loaded, alive, not draining, not hung."""
     return _probe(service_of(request).not_ready())
 
 
-@router.get("/health")
-@router.get("/ping")
-@router.post("/ping")
+@router.get("/health", response_class=Response)
+@router.get("/ping", response_class=Response)
+@router.post("/ping", response_class=Response)
 async def health(request: Request) -> Response:
     """The engine is loaded and alive."""
     service = service_of(request)
@@ -59,7 +59,7 @@ async def load(request: Request) -> Response:
     return JSONResponse({"server_load": service_of(request).in_flight.num_answers})
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     service = service_of(request)
     if service.engine is None or service.metrics is None:
