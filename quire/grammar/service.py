@@ -163,12 +163,17 @@ class GrammarService:
             _log.exception("structured outputs are not available")
             problem = f"structured outputs are not available: {error}"
         running: dict[int, _Job] = {}
+        is_broken = False
         while not self._is_closed:
             try:
-                self._turn(running, problem)
+                if is_broken:
+                    self._restart(running)
+                    is_broken = False
+                self._take_asked(running, problem)
+                is_broken = not self._take_verdicts(running)
             except OSError as error:
                 _log.error("the grammar sandbox cannot be used: %s", error)
-                self._restart(running)
+                is_broken = True
         if self._sandbox is not None:
             self._sandbox.close()
 
@@ -186,31 +191,34 @@ class GrammarService:
             raise ConfigError("structured outputs need `pip install 'quire[structured]'` on the server") from None
         self._backend = LLGuidance(vocabulary)
 
-    def _turn(self, running: dict[int, _Job], problem: str) -> None:
+    def _take_asked(self, running: dict[int, _Job], problem: str) -> None:
+        with self._lock:
+            asked, self._asked = list(self._asked), deque()
+        if problem:
+            for job in asked:
+                self._finish(job, error=InputError(problem, FIELD))
+            return
+        running.update((job.number, job) for job in asked)  # all, before the first can fail
+        for job in asked:
+            self._try(job)
+
+    def _take_verdicts(self, running: dict[int, _Job]) -> bool:
+        """Wait for verdicts or for something to be asked; False if the sandbox has ended."""
         sources: list[Any] = [self._wake]
         if self._sandbox is not None:
             sources.append(self._sandbox.frames.socket)
         readable, _, _ = select.select(sources, [], [])
-        for source in readable:
-            if source is self._wake:
-                os.read(self._wake, 1 << 16)
-            elif self._sandbox is not None:
-                try:
-                    verdicts = self._sandbox.frames.receive()
-                except EOFError:
-                    _log.warning("the grammar sandbox ended; it is started again")
-                    self._restart(running)
-                    return
-                for verdict in verdicts:
-                    self._judge(running.pop(verdict.number), verdict)
-        with self._lock:
-            asked, self._asked = list(self._asked), deque()
-        for job in asked:
-            if problem:
-                self._finish(job, error=InputError(problem, FIELD))
-            else:
-                running[job.number] = job
-                self._try(job)
+        if self._wake in readable:
+            os.read(self._wake, 1 << 16)
+        if self._sandbox is not None and self._sandbox.frames.socket in readable:
+            try:
+                verdicts = self._sandbox.frames.receive()
+            except EOFError:
+                _log.warning("the grammar sandbox ended; it is started again")
+                return False
+            for verdict in verdicts:
+                self._judge(running.pop(verdict.number), verdict)
+        return True
 
     def _try(self, job: _Job) -> None:
         if self._sandbox is None:
