@@ -133,14 +133,14 @@ class Paged:
     seq_lens: torch.Tensor
 
 
-def paged(model: Model, seq_lens: list[int], sets: int) -> Paged:
+def paged(model: Model, seq_lens: list[int], sets: int, dtype: torch.dtype = DTYPE) -> Paged:
     """A cache for `sets` batches of the same lengths, its blocks in random order."""
     counts = [-(-n // BLOCK_SIZE) for n in seq_lens] * sets
     order = (torch.randperm(sum(counts), device=DEVICE) + 1).int()
     table = torch.zeros(len(counts) + 1, max(counts), device=DEVICE, dtype=torch.int32)
     for i, part in enumerate(order.split(counts)):
         table[i + 1, : len(part)] = part
-    k, v = (random(sum(counts) + 1, model.kv_heads, BLOCK_SIZE, model.dim) for _ in "kv")
+    k, v = (random(sum(counts) + 1, model.kv_heads, BLOCK_SIZE, model.dim).to(dtype) for _ in "kv")
     seats = (torch.arange(len(counts), device=DEVICE, dtype=torch.int32) + 1).split(len(seq_lens))
     return Paged(k, v, table, list(seats), torch.tensor(seq_lens, device=DEVICE, dtype=torch.int32))
 
@@ -161,12 +161,13 @@ class DecodeCase:
         return paged_attention.decode(q, cache.k, cache.v, cache.table, schedule, self.model.dim**-0.5, self.workspace)
 
 
-def decode_case(model: Model, seq_lens: list[int]) -> DecodeCase:
-    rows, size = len(seq_lens), sum(seq_lens) * model.kv_heads * model.dim * 4
-    cache = paged(model, seq_lens, copies(size, least=2))
+def decode_case(model: Model, seq_lens: list[int], dtype: torch.dtype = DTYPE) -> DecodeCase:
+    """dtype: of the cache."""
+    rows, size = len(seq_lens), sum(seq_lens) * model.kv_heads * model.dim * 2 * dtype.itemsize
+    cache = paged(model, seq_lens, copies(size, least=2), dtype)
     workspace = paged_attention.decode_workspace(rows, model.heads, model.kv_heads, model.dim, DEVICE)
     schedules = [
-        paged_attention.decode_schedule(seats, cache.seq_lens, model.heads, model.kv_heads, model.dim, DTYPE)
+        paged_attention.decode_schedule(seats, cache.seq_lens, model.heads, model.kv_heads, model.dim, dtype)
         for seats in cache.seats
     ]
     return DecodeCase(model, cache, schedules, random(rows, model.heads, model.dim), workspace, size)
@@ -183,6 +184,10 @@ def bench_decode(model: Model) -> Iterator[Line]:
         case = decode_case(model, seq_lens)
         us = microseconds([partial(case.call, i, case.q) for i in range(len(case.schedules))])
         yield Line("decode", model.name, name, us, case.num_bytes / us / 1e3, "GB/s")
+    for rows, length in [(8, 300), (1, 32768), (64, 1024), (256, 1024)]:
+        case = decode_case(model, [length] * rows, torch.float8_e4m3fn)
+        us = microseconds([partial(case.call, i, case.q) for i in range(len(case.schedules))])
+        yield Line("decode, 8 bits", model.name, f"{rows}x{length}", us, case.num_bytes / us / 1e3, "GB/s")
     for rows, length, own in [(16, 1024, 64), (64, 4096, 100), (256, 4096, 100)]:
         case = shared_case(model, rows, length, own)
         us = microseconds([partial(case.call, i, case.q) for i in range(len(case.schedules))])

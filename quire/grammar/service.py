@@ -247,6 +247,9 @@ class GrammarService:
             grammar = self._backend.restore(job.spec, verdict.recipe)
         except InputError as error:
             self._finish(job, error=error)
+        except Exception as error:  # one grammar's trouble must not end the thread that others wait for
+            _log.exception("a grammar that passed the sandbox does not compile")
+            self._finish(job, error=InputError(f"the {job.spec.kind} cannot be compiled: {error}", FIELD))
         else:
             self._finish(job, grammar)
 

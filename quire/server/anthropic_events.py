@@ -5,6 +5,7 @@ A reply that is not streamed is what the same events leave behind.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -20,7 +21,7 @@ from quire.types.reply import CallArguments, CallEnd, CallStart, Content, Piece,
 Event = dict[str, Any]
 
 
-class Block:
+class Block(ABC):
     """One content block: `block` is what the message holds, complete when it is closed."""
 
     def __init__(self, index: int, block: dict[str, Any]) -> None:
@@ -38,8 +39,8 @@ class Block:
     def close(self) -> Iterator[Event]:
         yield {"type": "content_block_stop", "index": self.index}
 
-    def _delta(self, text: str) -> Event:
-        raise NotImplementedError
+    @abstractmethod
+    def _delta(self, text: str) -> Event: ...
 
     @property
     def _text(self) -> str:

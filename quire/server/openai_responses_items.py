@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(16)}"
 
 
-class Item:
+class Item(ABC):
     """`item` is what the reply holds; it is complete when the item is closed."""
 
     def __init__(self, index: int, item: dict[str, Any]) -> None:
@@ -30,8 +31,8 @@ class Item:
     def open(self) -> Iterator[Event]:
         yield {"type": "response.output_item.added", "output_index": self.index, "item": self.item}
 
-    def grow(self, text: str) -> Iterator[Event]:
-        raise NotImplementedError
+    @abstractmethod
+    def grow(self, text: str) -> Iterator[Event]: ...
 
     def close(self, status: str) -> Iterator[Event]:
         """status: "completed" or "incomplete"."""

@@ -10,6 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from quire.config.engine import EngineConfig
+from quire.config.serve import ServeConfig
+from quire.server.app import build_app
+from quire.server.service import Service
 from tests.server.process import server_process
 
 pytest.importorskip("schemathesis")
@@ -44,11 +48,6 @@ def test_answers_conform(tmp_path: Path) -> None:
 
 
 def test_references_lead_somewhere(tmp_path: Path) -> None:
-    from quire.config.engine import EngineConfig
-    from quire.config.serve import ServeConfig
-    from quire.server.app import build_app
-    from quire.server.service import Service
-
     document = build_app(Service(EngineConfig(), ServeConfig(batch_dir=str(tmp_path)))).openapi()
 
     def references(node: object) -> set[str]:
