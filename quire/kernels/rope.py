@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from quire.kernels import cpu_elementwise
 from quire.kernels.dispatch import on_triton
 from quire.kernels.norm import rms_norm_reference
+
+
+class Place(NamedTuple):
+    """What becomes of q, k and v: arguments of `qk_norm_rope_write`, in its order."""
+
+    cos_sin: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    q_weight: torch.Tensor | None = None
+    k_weight: torch.Tensor | None = None
+    eps: float = 1e-6
 
 
 def qk_norm_rope_write(

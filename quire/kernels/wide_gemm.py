@@ -21,10 +21,10 @@ def pays(x: torch.Tensor, weight: torch.Tensor) -> bool:
     aligned = k % 8 == n % 8 == x.stride(0) % 8 == weight.stride(0) % 8 == 0
     if not aligned or not launch.has_gluon_sm90(x.device):
         return False
-    from quire.kernels.triton import wide_gemm_sm90
+    from quire.kernels.triton import gemm_pipeline_sm90, wide_gemm_sm90
 
     wide_gemm_sm90.compile_once(x, weight)
-    return m >= MIN_ROWS and wide_gemm_sm90.busy(m, n, x.device) >= BUSY
+    return m >= MIN_ROWS and gemm_pipeline_sm90.busy(m, 2 * n, x.device) >= BUSY
 
 
 def gated(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from quire.attention.context import StepContext
-from quire.kernels.rope import qk_norm_rope_write
+from quire.kernels.qkv import qkv_rope_write
+from quire.kernels.rope import Place
 from quire.layers.linear import Linear
 from quire.layers.norm import RMSNorm
 
@@ -47,9 +48,9 @@ class Attention(nn.Module):
 
         Writes the tokens' keys and values to the cache.
         """
-        cache = ctx.caches[self.index]
-        place = (ctx.positions, ctx.slots, cache.k, cache.v)
+        cache, proj = ctx.caches[self.index], self.qkv_proj
         norms = (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps) if self.q_norm and self.k_norm else ()
-        q = qk_norm_rope_write(self.qkv_proj(residual, norm), self.cos_sin, *place, *self.heads, *norms)
+        place = Place(self.cos_sin, ctx.positions, ctx.slots, cache.k, cache.v, *self.heads, *norms)
+        q = qkv_rope_write(residual, proj.weight, proj.bias, (norm.weight, norm.eps), place)
         y: torch.Tensor = self.o_proj(ctx.backend.run(q, cache, ctx.plan, self.scale), residual=residual)
         return y

@@ -20,18 +20,21 @@ from tests.kernels.gluon import ON_DEVICE, TESTED, assert_assembles_well
 def test_it_assembles_well(dtype: str, tmp_path: Path) -> None:
     from triton.experimental.gluon import language as gl
 
-    from quire.kernels.triton import wide_gemm_sm90 as wide
+    from quire.kernels.triton import gemm_pipeline_sm90 as pipeline
     from quire.kernels.triton.decode import LOG2_E
+    from quire.kernels.triton.wide_gemm_sm90 import _gated_sm90_kernel
 
     def desc(rows: int, columns: int) -> str:
         return f"tensordesc<{dtype}[{rows}, {columns}],{gl.NVMMASharedLayout(128, 16, 2)!r}>"
 
+    half_m, half_n = pipeline.BLOCK_M // 2, pipeline.BLOCK_N // 2
     types = {
-        "x_desc": desc(wide.BLOCK_M // 2, wide.BLOCK_K), "weight_desc": desc(wide.BLOCK_N, wide.BLOCK_K),
-        "out_desc": desc(wide.BLOCK_M // 2, wide.BLOCK_N), "M": "i32", "N": "i32", "K": "i32",
+        "x_desc": desc(half_m, pipeline.BLOCK_K), "weight_desc": desc(half_n, pipeline.BLOCK_K),
+        "out_desc": desc(half_m, half_n), "M": "i32", "N": "i32", "K": "i32",
     }  # fmt: skip
-    constants = {"STAGES": wide.STAGES, "GROUP_M": wide.GROUP_M, "LOG2_E": LOG2_E, "PDL": True}
-    assert_assembles_well(wide._gated_sm90_kernel, types, constants, (), tmp_path)
+    constants = {name: value for name, value in pipeline.OPTIONS.items() if name != "num_warps"}
+    constants |= {"LOG2_E": LOG2_E, "PDL": True}
+    assert_assembles_well(_gated_sm90_kernel, types, constants, (), tmp_path)
 
 
 class TestOnDevice:

@@ -1,0 +1,172 @@
+"""What the products of many rows share, for compute capability 9.0, in Gluon: all but the end of a tile.
+
+A block of threads stays on its processor and works through tiles of x [m, k] @ weight.T, BLOCK_M lines of x by
+BLOCK_N of the weight. Its warps have roles. The producer, one warp, keeps the bulk copy engine busy: x and the weight
+come in steps of BLOCK_K through a ring of STAGES in shared memory, each as two halves, and the weight's two need not be
+neighbours. The two consumers, four warps each, have half of the lines of x each and all of the weight's, so one matrix
+instruction takes both halves of the weight together. What becomes of the sums is the kernel's own affair.
+"""
+
+from __future__ import annotations
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from quire.kernels.triton.launch import num_processors
+
+BLOCK_M, BLOCK_N, BLOCK_K, STAGES = 128, 256, 64, 4
+# Tiles are taken in columns of so many: what runs at once then reads about as many lines of x as of the weight.
+GROUP_M = 12
+SWIZZLED = gl.NVMMASharedLayout(128, 16, 2)
+OPTIONS = {  # of every kernel
+    "STAGES": STAGES, "GROUP_M": GROUP_M, "CONSUMER_REGISTERS": 232, "PRODUCER_REGISTERS": 40, "num_warps": 4,
+}  # fmt: skip
+
+
+@gluon.jit
+def _asm(TEXT: gl.constexpr):
+    gl.inline_asm_elementwise(TEXT, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def follow(PDL: gl.constexpr):
+    """For all warps, for it stands before they part: from here on what kernels before this one wrote may be read."""
+    if PDL:
+        _asm("griddepcontrol.wait; // $0")
+        _asm("griddepcontrol.launch_dependents; // $0")
+
+
+@gluon.jit
+def place(tile, tiles_m, tiles_n, GROUP_M: gl.constexpr):
+    """Row and column of a tile among tiles_m by tiles_n."""
+    group = tile // (GROUP_M * tiles_n)
+    inside = tile % (GROUP_M * tiles_n)
+    size = gl.minimum(tiles_m - group * GROUP_M, GROUP_M)
+    return group * GROUP_M + inside % size, inside // size
+
+
+@gluon.jit
+def allocate(x_desc, weight_desc, STAGES: gl.constexpr):
+    """The ring, x and the weight by halves, stage after stage; and counters of what is full and what is empty."""
+    HALF_M: gl.constexpr = x_desc.block_type.shape[0]
+    HALF_N: gl.constexpr = weight_desc.block_type.shape[0]
+    BLOCK_K: gl.constexpr = x_desc.block_type.shape[1]
+    COUNTER: gl.constexpr = mbarrier.MBarrierLayout()
+    x_halves = gl.allocate_shared_memory(x_desc.dtype, [2 * STAGES, HALF_M, BLOCK_K], x_desc.layout)
+    weight_halves = gl.allocate_shared_memory(x_desc.dtype, [2 * STAGES, HALF_N, BLOCK_K], weight_desc.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], COUNTER)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], COUNTER)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=2)
+    fence_async_shared()
+    return x_halves, weight_halves, full, empty
+
+
+@gluon.jit
+def produce(
+    x_desc, weight_desc, x_halves, weight_halves, full, empty, stride, apart, steps, tiles_m, tiles_n,
+    GROUP_M: gl.constexpr,
+):  # fmt: skip
+    """Tile n takes lines n * stride … of the weight, and as many that begin `apart` lines after these."""
+    STAGES: gl.constexpr = full.shape[0]
+    HALF_M: gl.constexpr = x_halves.shape[1]
+    BLOCK_K: gl.constexpr = x_halves.shape[2]
+    HALF_N: gl.constexpr = weight_halves.shape[1]
+    stage = 0
+    parity = 1
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        m, n = place(tile, tiles_m, tiles_n, GROUP_M)
+        row = m * (2 * HALF_M)
+        column = n * stride
+        for step in range(steps):
+            k = step * BLOCK_K
+            mbarrier.wait(empty.index(stage), parity)
+            ready = full.index(stage)
+            mbarrier.expect(ready, 2 * (HALF_M + HALF_N) * BLOCK_K * 2)
+            tma.async_copy_global_to_shared(weight_desc, [column, k], ready, weight_halves.index(2 * stage))
+            tma.async_copy_global_to_shared(weight_desc, [column + apart, k], ready, weight_halves.index(2 * stage + 1))
+            tma.async_copy_global_to_shared(x_desc, [row, k], ready, x_halves.index(2 * stage))
+            tma.async_copy_global_to_shared(x_desc, [row + HALF_M, k], ready, x_halves.index(2 * stage + 1))
+            stage += 1
+            if stage == STAGES:
+                stage = 0
+                parity ^= 1
+
+
+@gluon.jit
+def multiply(x_halves, weight_halves, full, empty, stage, parity, steps, NUMBER: gl.constexpr):
+    """A tile's sums, float32 [half of BLOCK_M, BLOCK_N], of consumer NUMBER; and where in the ring the next one starts.
+
+    A thread has columns c + 8 i for all i: of the tile's halves, quarters … those that correspond.
+    """
+    STAGES: gl.constexpr = full.shape[0]
+    HALF_M: gl.constexpr = x_halves.shape[1]
+    BLOCK_K: gl.constexpr = x_halves.shape[2]
+    BLOCK_N: gl.constexpr = 2 * weight_halves.shape[1]
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    weight_tiles = weight_halves._reinterpret(weight_halves.dtype, [STAGES, BLOCK_N, BLOCK_K], weight_halves.layout)
+    before = stage
+    sums = gl.zeros([HALF_M, BLOCK_N], gl.float32, LAYOUT)
+    mbarrier.wait(full.index(stage), parity)
+    mixed = warpgroup_mma(
+        x_halves.index(2 * stage + NUMBER), weight_tiles.index(stage).permute([1, 0]), sums, use_acc=False,
+        is_async=True,
+    )  # fmt: skip
+    sums = warpgroup_mma_wait(1, deps=[mixed])
+    for _ in range(1, steps):
+        stage += 1
+        if stage == STAGES:
+            stage = 0
+            parity ^= 1
+        mbarrier.wait(full.index(stage), parity)
+        mixed = warpgroup_mma(
+            x_halves.index(2 * stage + NUMBER), weight_tiles.index(stage).permute([1, 0]), sums, is_async=True
+        )  # fmt: skip
+        sums = warpgroup_mma_wait(1, deps=[mixed])
+        mbarrier.arrive(empty.index(before), count=1)
+        before = stage  # a new value in every turn: with the one it has ahead of the loop, it would stay that
+    sums = warpgroup_mma_wait(0, deps=[sums])
+    mbarrier.arrive(empty.index(before), count=1)
+    stage += 1
+    if stage == STAGES:
+        stage = 0
+        parity ^= 1
+    return sums, stage, parity
+
+
+@gluon.jit
+def halves(x):
+    """[lines, 2 n] → the first and the last n columns."""
+    LINES: gl.constexpr = x.shape[0]
+    HALF: gl.constexpr = x.shape[1] // 2
+    return x.reshape([LINES, 2, HALF]).permute([0, 2, 1]).split()
+
+
+def descriptors(x: torch.Tensor, weight: torch.Tensor) -> tuple[TensorDescriptor, TensorDescriptor]:
+    """Tell the copy engine of x [m, k] and weight [n, k]."""
+    return (
+        TensorDescriptor.from_tensor(x, [BLOCK_M // 2, BLOCK_K], SWIZZLED),
+        TensorDescriptor.from_tensor(weight, [BLOCK_N // 2, BLOCK_K], SWIZZLED),
+    )
+
+
+def grid(m: int, n: int, device: torch.device) -> tuple[int]:
+    return (min(-(-m // BLOCK_M) * -(-n // BLOCK_N), num_processors(device)),)
+
+
+def busy(m: int, n: int, device: torch.device) -> float:
+    """Of a product of m rows and n columns: the share of the matrix units' work that is none of a tile's edges and of
+    the last round of tiles."""
+    processors = num_processors(device)
+    rounds = -(-(-(-m // BLOCK_M) * -(-n // BLOCK_N)) // processors)
+    return m * n / (rounds * processors * BLOCK_M * BLOCK_N)
