@@ -24,7 +24,7 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from quire.attention.base import prefix_tile_rows, prefix_tiles
-from quire.kernels import activation, norm, paged_attention, rope
+from quire.kernels import activation, norm, paged_attention, qkv, rope
 from quire.kernels.linear import linear
 from quire.kernels.triton import batch_gemm
 
@@ -307,6 +307,32 @@ def bench_wide(model: Model) -> Iterator[Line]:
         del weights, inputs
 
 
+def bench_qkv(model: Model) -> Iterator[Line]:
+    """From the residual of prompts to attention's inputs, beside the library's product with kernels for the rest."""
+    k, gain = model.hidden, (random(model.hidden), 1e-6)
+    table, head_weight = random(8192, model.dim, dtype=torch.float32), random(model.dim) if model.qk_norm else None
+    for m in (1024, 2048, 4096, 8192, 16384):
+        weights = [random(model.qkv, k) for _ in range(4)]
+        inputs = [random(m, k) for _ in range(4)]
+        positions = torch.arange(m, device=DEVICE, dtype=torch.int32) % len(table)
+        slots = torch.randperm(m // BLOCK_SIZE, device=DEVICE).repeat_interleave(BLOCK_SIZE).int() * BLOCK_SIZE
+        slots += torch.arange(m, device=DEVICE, dtype=torch.int32) % BLOCK_SIZE
+        k_cache, v_cache = random(2, m // BLOCK_SIZE, model.kv_heads, BLOCK_SIZE, model.dim)
+        place = rope.Place(
+            table, positions, slots, k_cache, v_cache, model.heads, model.kv_heads, model.dim, head_weight, head_weight
+        )
+
+        def apart(x: torch.Tensor, weight: torch.Tensor, place: rope.Place = place) -> torch.Tensor:
+            return rope.qk_norm_rope_write(F.linear(norm.rms_norm(x, *gain), weight), *place)
+
+        us = microseconds([
+            partial(qkv.qkv_rope_write, x, w, None, gain, place) for x, w in zip(inputs, weights, strict=True)
+        ])  # fmt: skip
+        library = microseconds([partial(apart, x, w) for x, w in zip(inputs, weights, strict=True)])
+        yield Line("qkv", model.name, f"{m}x{k}->{model.qkv}", us, 2 * m * model.qkv * k / us / 1e6, "TFLOP/s", library)
+        del weights, inputs
+
+
 @dataclass
 class Layer:
     """A decoder layer's decode step, chained as in the model."""
@@ -322,11 +348,20 @@ class Layer:
     residual: torch.Tensor
 
     def __call__(self) -> None:
-        m, cache, (qkv, o, gate_up, down) = self.model, self.attention.cache, self.weights
-        q = rope.qk_norm_rope_write(
-            linear(self.residual, qkv, norm=(self.gain, 1e-6)), self.table, self.positions, self.positions, cache.k,
-            cache.v, m.heads, m.kv_heads, m.dim, self.head_gain, self.head_gain,
-        )  # fmt: skip
+        m, cache, (qkv_weight, o, gate_up, down) = self.model, self.attention.cache, self.weights
+        place = rope.Place(
+            self.table,
+            self.positions,
+            self.positions,
+            cache.k,
+            cache.v,
+            m.heads,
+            m.kv_heads,
+            m.dim,
+            self.head_gain,
+            self.head_gain,
+        )
+        q = qkv.qkv_rope_write(self.residual, qkv_weight, None, (self.gain, 1e-6), place)
         h = self.attention.call(self.index, q)
         linear(h, o, residual=self.residual)
         h = linear(self.residual, gate_up, norm=(self.gain, 1e-6), gated=True)
@@ -352,7 +387,7 @@ def bench_layer(model: Model) -> Iterator[Line]:
 
 
 BENCHES = {"small": bench_small, "decode": bench_decode, "prefill": bench_prefill, "linear": bench_linear,
-           "batch": bench_batch, "wide": bench_wide, "layer": bench_layer}  # fmt: skip
+           "batch": bench_batch, "wide": bench_wide, "qkv": bench_qkv, "layer": bench_layer}  # fmt: skip
 
 
 def show(line: Line) -> None:

@@ -150,16 +150,15 @@ def test_it_assembles_well(
 class TestOnDevice:
     pytestmark = ON_DEVICE
 
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-    @pytest.mark.parametrize(("bias", "normed"), [(False, True), (True, False), (True, True)])
     @pytest.mark.parametrize(
-        ("tokens", "heads", "kv_heads", "dim", "hidden"),
+        ("tokens", "heads", "kv_heads", "dim", "hidden", "bias", "normed", "dtype"),
         [
-            (3001, 16, 8, 128, 1024),
-            (1025, 14, 2, 64, 896),
-            (129, 5, 1, 128, 200),
-            (1, 3, 1, 64, 8),
-            (777, 6, 6, 64, 64),
+            (3001, 16, 8, 128, 1024, False, True, torch.bfloat16),
+            (2048, 32, 8, 128, 512, False, False, torch.bfloat16),
+            (1025, 14, 2, 64, 896, True, False, torch.bfloat16),
+            (777, 6, 6, 64, 64, True, True, torch.float16),
+            (129, 5, 1, 128, 200, True, True, torch.float16),
+            (1, 3, 1, 64, 8, False, True, torch.bfloat16),
         ],
     )
     def test_edges(
