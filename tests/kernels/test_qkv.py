@@ -127,22 +127,20 @@ def test_whichever_path(
 def test_it_assembles_well(
     dtype: str, kv_dtype: str, heads: int, kv_heads: int, dim: int, bias: bool, normed: bool, tmp_path: Path
 ) -> None:
-    from triton.experimental.gluon import language as gl
-
     from quire.kernels.triton import gemm_pipeline_sm90 as pipeline
     from quire.kernels.triton.qkv_sm90 import _qkv_sm90_kernel
 
-    def desc(rows: int) -> str:
-        return f"tensordesc<{dtype}[{rows}, {pipeline.BLOCK_K}],{gl.NVMMASharedLayout(128, 16, 2)!r}>"
-
     pointers = ("bias_ptr", "q_weight_ptr", "k_weight_ptr", "q_ptr")
     strides = ("k_block_stride", "k_head_stride", "v_block_stride", "v_head_stride")
-    types = {"x_desc": desc(pipeline.BLOCK_M // 2), "weight_desc": desc(pipeline.BLOCK_N // 2), "eps": "fp32"}
+    weight_desc = f"tensordesc<{dtype}[{pipeline.BLOCK_N // 64}, 4, 4, 2, {pipeline.BLOCK_K}],{pipeline.INTERLEAVED!r}>"
+    x_desc = f"tensordesc<{dtype}[{pipeline.BLOCK_M // 2}, {pipeline.BLOCK_K}],{pipeline.SWIZZLED!r}>"
+    types = {"x_desc": x_desc, "weight_desc": weight_desc, "eps": "fp32"}
     types |= dict.fromkeys(pointers, f"*{dtype}") | dict.fromkeys(("k_cache_ptr", "v_cache_ptr"), f"*{kv_dtype}")
     types |= dict.fromkeys(("positions_ptr", "slots_ptr"), "*i32") | dict.fromkeys((*strides, "M", "K"), "i32")
     types["cos_sin_ptr"] = "*fp32"
     constants = {name: value for name, value in pipeline.OPTIONS.items() if name != "num_warps"}
     constants |= {"HEADS": heads, "KV_HEADS": kv_heads, "DIM": dim, "PAGE": PAGE, "BIAS": bias, "NORM": normed}
+    constants["BLOCK_N"] = pipeline.BLOCK_N
     aligned = (*pointers, *strides, "cos_sin_ptr", "k_cache_ptr", "v_cache_ptr")
     assert_assembles_well(_qkv_sm90_kernel, types, constants | {"PDL": True}, aligned, tmp_path)
 

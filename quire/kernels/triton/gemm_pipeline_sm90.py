@@ -26,9 +26,10 @@ from quire.kernels.triton.launch import num_processors
 BLOCK_M, BLOCK_N, BLOCK_K, STAGES = 128, 256, 64, 4
 # Tiles are taken in columns of so many: what runs at once then reads about as many lines of x as of the weight.
 GROUP_M = 12
-SWIZZLED = gl.NVMMASharedLayout(128, 16, 2)
+SWIZZLED, INTERLEAVED = (gl.NVMMASharedLayout(128, 16, rank) for rank in (2, 5))
 OPTIONS = {  # of every kernel
-    "STAGES": STAGES, "GROUP_M": GROUP_M, "CONSUMER_REGISTERS": 232, "PRODUCER_REGISTERS": 40, "num_warps": 4,
+    "STAGES": STAGES, "GROUP_M": GROUP_M, "STAGGER": 2, "CONSUMER_REGISTERS": 232, "PRODUCER_REGISTERS": 40,
+    "num_warps": 4,
 }  # fmt: skip
 
 
@@ -55,14 +56,13 @@ def place(tile, tiles_m, tiles_n, GROUP_M: gl.constexpr):
 
 
 @gluon.jit
-def allocate(x_desc, weight_desc, STAGES: gl.constexpr):
+def allocate(x_desc, HALF_N: gl.constexpr, STAGES: gl.constexpr):
     """The ring, x and the weight by halves, stage after stage; and counters of what is full and what is empty."""
     HALF_M: gl.constexpr = x_desc.block_type.shape[0]
-    HALF_N: gl.constexpr = weight_desc.block_type.shape[0]
     BLOCK_K: gl.constexpr = x_desc.block_type.shape[1]
     COUNTER: gl.constexpr = mbarrier.MBarrierLayout()
     x_halves = gl.allocate_shared_memory(x_desc.dtype, [2 * STAGES, HALF_M, BLOCK_K], x_desc.layout)
-    weight_halves = gl.allocate_shared_memory(x_desc.dtype, [2 * STAGES, HALF_N, BLOCK_K], weight_desc.layout)
+    weight_halves = gl.allocate_shared_memory(x_desc.dtype, [2 * STAGES, HALF_N, BLOCK_K], x_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], COUNTER)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], COUNTER)
     for i in gl.static_range(STAGES):
@@ -77,7 +77,11 @@ def produce(
     x_desc, weight_desc, x_halves, weight_halves, full, empty, stride, apart, steps, tiles_m, tiles_n,
     GROUP_M: gl.constexpr,
 ):  # fmt: skip
-    """Tile n takes lines n * stride … of the weight, and as many that begin `apart` lines after these."""
+    """Tile n takes lines n * stride … of the weight, and as many that begin `apart` lines after these.
+
+    A `weight_desc` of more than two dimensions is one of `interleaved`.
+    """
+    INTERLEAVED: gl.constexpr = len(weight_desc.block_type.shape) > 2
     STAGES: gl.constexpr = full.shape[0]
     HALF_M: gl.constexpr = x_halves.shape[1]
     BLOCK_K: gl.constexpr = x_halves.shape[2]
@@ -93,8 +97,14 @@ def produce(
             mbarrier.wait(empty.index(stage), parity)
             ready = full.index(stage)
             mbarrier.expect(ready, 2 * (HALF_M + HALF_N) * BLOCK_K * 2)
-            tma.async_copy_global_to_shared(weight_desc, [column, k], ready, weight_halves.index(2 * stage))
-            tma.async_copy_global_to_shared(weight_desc, [column + apart, k], ready, weight_halves.index(2 * stage + 1))
+            for i in gl.static_range(2):
+                line = column + i * apart
+                half = weight_halves.index(2 * stage + i)
+                if INTERLEAVED:
+                    half = half._reinterpret(weight_desc.dtype, weight_desc.block_type.shape, weight_desc.layout)
+                    tma.async_copy_global_to_shared(weight_desc, [line // 32, 0, 0, 0, k], ready, half)
+                else:
+                    tma.async_copy_global_to_shared(weight_desc, [line, k], ready, half)
             tma.async_copy_global_to_shared(x_desc, [row, k], ready, x_halves.index(2 * stage))
             tma.async_copy_global_to_shared(x_desc, [row + HALF_M, k], ready, x_halves.index(2 * stage + 1))
             stage += 1
@@ -104,8 +114,17 @@ def produce(
 
 
 @gluon.jit
+def stagger(full, steps, NUMBER: gl.constexpr, STAGGER: gl.constexpr):
+    """The second consumer starts STAGGER steps after the first and stays behind: while one is at the end of a tile, the
+    other has something to multiply."""
+    if NUMBER == 1 and STAGGER > 0:
+        mbarrier.wait(full.index(STAGGER), 0, pred=steps > STAGGER)
+
+
+@gluon.jit
 def multiply(x_halves, weight_halves, full, empty, stage, parity, steps, NUMBER: gl.constexpr):
-    """A tile's sums, float32 [half of BLOCK_M, BLOCK_N], of consumer NUMBER; and where in the ring the next one starts.
+    """A tile's sums, float32 [half of BLOCK_M, BLOCK_N], of consumer NUMBER, the last product still under way: `finish`
+    waits for it. And where in the ring that one's operands are.
 
     A thread has columns c + 8 i for all i: of the tile's halves, quarters … those that correspond.
     """
@@ -135,13 +154,30 @@ def multiply(x_halves, weight_halves, full, empty, stage, parity, steps, NUMBER:
         sums = warpgroup_mma_wait(1, deps=[mixed])
         mbarrier.arrive(empty.index(before), count=1)
         before = stage  # a new value in every turn: with the one it has ahead of the loop, it would stay that
+    return sums, stage, parity
+
+
+@gluon.jit
+def finish(sums, full, empty, stage, parity):
+    """The sums, and where the next tile begins."""
+    # What this waits for has happened. Its branch keeps the assembler from moving the wait below ahead of what shall be
+    # done during the last product.
+    mbarrier.wait(full.index(stage), parity)
     sums = warpgroup_mma_wait(0, deps=[sums])
-    mbarrier.arrive(empty.index(before), count=1)
+    mbarrier.arrive(empty.index(stage), count=1)
     stage += 1
-    if stage == STAGES:
+    if stage == full.shape[0]:
         stage = 0
         parity ^= 1
     return sums, stage, parity
+
+
+@gluon.jit
+def in_rows(sums):
+    """The sums of a weight that was read `interleaved`, in the order of its lines: a thread has 8 columns in a row."""
+    LINES: gl.constexpr = sums.shape[0]
+    COLUMNS: gl.constexpr = sums.shape[1]
+    return sums.reshape([LINES, COLUMNS // 32, 4, 4, 2]).permute([0, 1, 3, 2, 4]).reshape([LINES, COLUMNS])
 
 
 @gluon.jit
@@ -152,12 +188,21 @@ def halves(x):
     return x.reshape([LINES, 2, HALF]).permute([0, 2, 1]).split()
 
 
-def descriptors(x: torch.Tensor, weight: torch.Tensor) -> tuple[TensorDescriptor, TensorDescriptor]:
-    """Tell the copy engine of x [m, k] and weight [n, k]."""
-    return (
-        TensorDescriptor.from_tensor(x, [BLOCK_M // 2, BLOCK_K], SWIZZLED),
-        TensorDescriptor.from_tensor(weight, [BLOCK_N // 2, BLOCK_K], SWIZZLED),
-    )
+def plain(x: torch.Tensor, lines: int) -> TensorDescriptor:
+    """Tells the copy engine of x [m, k], to be read `lines` and BLOCK_K columns at a time."""
+    return TensorDescriptor.from_tensor(x, [lines, BLOCK_K], SWIZZLED)
+
+
+def interleaved(weight: torch.Tensor) -> TensorDescriptor:
+    """The same of weight [n, k], n a multiple of 32, for half a tile whose lines come in another order.
+
+    A matrix instruction deals columns to four threads by twos, 8 j + 2 i + 0 and + 1 to thread i for all j. Here the
+    line in such a place is 8 i + 2 j + 0 or + 1: thread i gets eight in a row.
+    """
+    n, k = weight.shape
+    stride = weight.stride(0)
+    strides = [32 * stride, 2 * stride, 8 * stride, stride, 1]
+    return TensorDescriptor(weight, [n // 32, 4, 4, 2, k], strides, [BLOCK_N // 64, 4, 4, 2, BLOCK_K], INTERLEAVED)
 
 
 def grid(m: int, n: int, device: torch.device) -> tuple[int]:

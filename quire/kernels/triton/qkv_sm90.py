@@ -3,7 +3,7 @@ product, per-head norm, rotary embedding, write to the paged cache.
 
 A tile of the product is whole heads: 2 of 128 columns, 4 of 64. A thread has the columns that rotation pairs, i and
 i + dim / 2, of the same two lines, so norm and rotation are arithmetic on its registers, and a sum over four threads.
-Then the threads of a warp exchange what they have, so that each writes 16 bytes in a row.
+The weight is read interleaved, so that a thread's columns are eight in a row, which it reads and writes at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,17 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from quire.kernels.triton import gemm_pipeline_sm90 as pipeline
-from quire.kernels.triton.gemm_pipeline_sm90 import allocate, follow, halves, multiply, place, produce
+from quire.kernels.triton.gemm_pipeline_sm90 import (
+    allocate,
+    finish,
+    follow,
+    halves,
+    in_rows,
+    multiply,
+    place,
+    produce,
+    stagger,
+)
 from quire.kernels.triton.launch import has_pdl
 
 if TYPE_CHECKING:
@@ -38,16 +48,15 @@ def _heads(x, NUM: gl.constexpr):
 
 
 @gluon.constexpr_function
-def _rows_layout(half_m, width):
-    """Of a tile [half_m, width]: a thread has 8 columns in a row, four threads 32, and a warp the lines that the matrix
-    instruction gives it."""
+def _layout(lines, width):
+    """Of half a head [lines, width], as `in_rows` leaves it: a thread has 8 columns in a row and four threads 32."""
     wide = [[0, 32]] if width == 64 else []
     return gl.DistributedLinearLayout(
         reg_bases=[[0, 1], [0, 2], [0, 4], *wide, [8, 0]],
         lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
         warp_bases=[[16, 0], [32, 0]],
         block_bases=[],
-        shape=[half_m, width],
+        shape=[lines, width],
     )
 
 
@@ -56,12 +65,7 @@ def _write(pointer, at, first, second, alive):
     HALF: gl.constexpr = first.shape[1]
     column = gl.arange(0, HALF, gl.SliceLayout(0, first.type.layout))
     to = pointer + at[:, None] + column[None, :]
-    dtype: gl.constexpr = pointer.dtype.element_ty
-    if (
-        dtype.primitive_bitwidth == 8
-    ):  # from float32 the hardware narrows, and values beyond the range become the largest
-        first = first.to(gl.float32)
-        second = second.to(gl.float32)
+    dtype: gl.constexpr = pointer.dtype.element_ty  # of 8 bits: what is beyond its range becomes its largest value
     gl.store(to, first.to(dtype), alive[:, None])
     gl.store(to + HALF, second.to(dtype), alive[:, None])
 
@@ -72,34 +76,34 @@ def _consume(
     q_ptr, k_cache_ptr, v_cache_ptr, k_block_stride, k_head_stride, v_block_stride, v_head_stride, eps,
     M, steps, tiles_m, tiles_n,
     NUMBER: gl.constexpr, HEADS: gl.constexpr, KV_HEADS: gl.constexpr, DIM: gl.constexpr, PAGE: gl.constexpr,
-    BIAS: gl.constexpr, NORM: gl.constexpr, GROUP_M: gl.constexpr,
+    BIAS: gl.constexpr, NORM: gl.constexpr, GROUP_M: gl.constexpr, STAGGER: gl.constexpr,
 ):  # fmt: skip
     HALF_M: gl.constexpr = x_halves.shape[1]
     BLOCK_N: gl.constexpr = 2 * weight_halves.shape[1]
     TILE_HEADS: gl.constexpr = BLOCK_N // DIM
     HALF: gl.constexpr = DIM // 2
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])  # of half a head
-    ROWS: gl.constexpr = _rows_layout(HALF_M, HALF)
-    column = gl.arange(0, HALF, gl.SliceLayout(0, SUMS))
+    LAYOUT: gl.constexpr = _layout(HALF_M, HALF)
+    column = gl.arange(0, HALF, gl.SliceLayout(0, LAYOUT))
+    stagger(full, steps, NUMBER, STAGGER)
     stage = 0
     parity = 0
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         m, n = place(tile, tiles_m, tiles_n, GROUP_M)
-        begin = (2 * m + NUMBER) * HALF_M
-        line = begin + gl.arange(0, HALF_M, gl.SliceLayout(1, SUMS))
-        token = begin + gl.arange(0, HALF_M, gl.SliceLayout(1, ROWS))
-        position = gl.load(positions_ptr + line, line < M, 0).to(gl.int64)
+        token = (2 * m + NUMBER) * HALF_M + gl.arange(0, HALF_M, gl.SliceLayout(1, LAYOUT))
+        position = gl.load(positions_ptr + token, token < M, 0).to(gl.int64)
         slot = gl.load(slots_ptr + token, token < M, -1).to(gl.int64)
         sums, stage, parity = multiply(x_halves, weight_halves, full, empty, stage, parity, steps, NUMBER)
+        # While the last product is under way; and past the first cache, which shall keep the gains.
         angle = cos_sin_ptr + (position * DIM)[:, None] + column[None, :]
-        cos = gl.load(angle)
-        sin = gl.load(angle + HALF)
-        parts = _heads(sums, TILE_HEADS)
+        cos = gl.load(angle, cache_modifier=".cg")
+        sin = gl.load(angle + HALF, cache_modifier=".cg")
+        sums, stage, parity = finish(sums, full, empty, stage, parity)
+        parts = _heads(in_rows(sums), TILE_HEADS)
         for i in gl.static_range(TILE_HEADS):
             head = n * TILE_HEADS + i
             first, second = halves(parts[i])
-            first = gl.convert_layout(first, SUMS)
-            second = gl.convert_layout(second, SUMS)
+            first = gl.convert_layout(first, LAYOUT)
+            second = gl.convert_layout(second, LAYOUT)
             is_v = head >= HEADS + KV_HEADS
             if BIAS and head < HEADS + 2 * KV_HEADS:
                 bias = bias_ptr + head * DIM + column
@@ -115,17 +119,15 @@ def _consume(
                 turned = first * cos - second * sin
                 second = second * cos + first * sin
                 first = turned
-            first_row = gl.convert_layout(first.to(q_ptr.dtype.element_ty), ROWS)
-            second_row = gl.convert_layout(second.to(q_ptr.dtype.element_ty), ROWS)
             if head < HEADS:
                 at = token.to(gl.int64) * (HEADS * DIM) + head * DIM
-                _write(q_ptr, at, first_row, second_row, token < M)
+                _write(q_ptr, at, first, second, token < M)
             elif head < HEADS + 2 * KV_HEADS:
                 kv_head = head - gl.where(is_v, HEADS + KV_HEADS, HEADS)
                 block_stride = gl.where(is_v, v_block_stride, k_block_stride)
                 head_stride = gl.where(is_v, v_head_stride, k_head_stride)
                 at = slot // PAGE * block_stride + slot % PAGE * DIM + kv_head.to(gl.int64) * head_stride
-                _write(gl.where(is_v, v_cache_ptr, k_cache_ptr), at, first_row, second_row, slot >= 0)
+                _write(gl.where(is_v, v_cache_ptr, k_cache_ptr), at, first, second, slot >= 0)
 
 
 @gluon.jit(do_not_specialize=["M", "K"], do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
@@ -133,18 +135,18 @@ def _qkv_sm90_kernel(
     x_desc, weight_desc, bias_ptr, q_weight_ptr, k_weight_ptr, cos_sin_ptr, positions_ptr, slots_ptr,
     q_ptr, k_cache_ptr, v_cache_ptr, k_block_stride, k_head_stride, v_block_stride, v_head_stride, eps, M, K,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, DIM: gl.constexpr, PAGE: gl.constexpr,
-    BIAS: gl.constexpr, NORM: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr, PDL: gl.constexpr,
+    BIAS: gl.constexpr, NORM: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+    STAGGER: gl.constexpr, PDL: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     HALF_M: gl.constexpr = x_desc.block_type.shape[0]
     BLOCK_K: gl.constexpr = x_desc.block_type.shape[1]
-    HALF_N: gl.constexpr = weight_desc.block_type.shape[0]
-    BLOCK_N: gl.constexpr = 2 * HALF_N
+    HALF_N: gl.constexpr = BLOCK_N // 2
     N: gl.constexpr = (HEADS + 2 * KV_HEADS) * DIM
     tiles_m = (M + 2 * HALF_M - 1) // (2 * HALF_M)
     tiles_n: gl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     steps = (K + BLOCK_K - 1) // BLOCK_K
-    x_halves, weight_halves, full, empty = allocate(x_desc, weight_desc, STAGES)
+    x_halves, weight_halves, full, empty = allocate(x_desc, HALF_N, STAGES)
     follow(PDL)
     FIRST: gl.constexpr = 0
     SECOND: gl.constexpr = 1
@@ -154,13 +156,13 @@ def _qkv_sm90_kernel(
                 x_halves, weight_halves, full, empty, bias_ptr, q_weight_ptr, k_weight_ptr, cos_sin_ptr, positions_ptr,
                 slots_ptr, q_ptr, k_cache_ptr, v_cache_ptr, k_block_stride, k_head_stride, v_block_stride,
                 v_head_stride, eps, M, steps, tiles_m, tiles_n,
-                FIRST, HEADS, KV_HEADS, DIM, PAGE, BIAS, NORM, GROUP_M,
+                FIRST, HEADS, KV_HEADS, DIM, PAGE, BIAS, NORM, GROUP_M, STAGGER,
             )),
             (_consume, (
                 x_halves, weight_halves, full, empty, bias_ptr, q_weight_ptr, k_weight_ptr, cos_sin_ptr, positions_ptr,
                 slots_ptr, q_ptr, k_cache_ptr, v_cache_ptr, k_block_stride, k_head_stride, v_block_stride,
                 v_head_stride, eps, M, steps, tiles_m, tiles_n,
-                SECOND, HEADS, KV_HEADS, DIM, PAGE, BIAS, NORM, GROUP_M,
+                SECOND, HEADS, KV_HEADS, DIM, PAGE, BIAS, NORM, GROUP_M, STAGGER,
             )),
             (produce, (
                 x_desc, weight_desc, x_halves, weight_halves, full, empty, BLOCK_N, HALF_N, steps, tiles_m, tiles_n,
@@ -199,7 +201,7 @@ def _launch(
     k_cache, v_cache = place.k_cache, place.v_cache
     absent = x  # a pointer that nothing is read from
     arguments = (
-        *pipeline.descriptors(x, weight), absent if bias is None else bias,
+        pipeline.plain(x, pipeline.BLOCK_M // 2), pipeline.interleaved(weight), absent if bias is None else bias,
         absent if place.q_weight is None else place.q_weight, absent if place.k_weight is None else place.k_weight,
         place.cos_sin, place.positions, place.slots, q, k_cache, v_cache,
         k_cache.stride(0), k_cache.stride(1), v_cache.stride(0), v_cache.stride(1), place.eps, m, k,
@@ -207,7 +209,8 @@ def _launch(
     pdl = has_pdl(x.device)
     options = {
         "HEADS": place.num_heads, "KV_HEADS": place.num_kv_heads, "DIM": place.head_dim, "PAGE": k_cache.shape[2],
-        "BIAS": bias is not None, "NORM": place.q_weight is not None, "PDL": pdl, "launch_pdl": pdl,
+        "BIAS": bias is not None, "NORM": place.q_weight is not None, "BLOCK_N": pipeline.BLOCK_N, "PDL": pdl,
+        "launch_pdl": pdl,
         **pipeline.OPTIONS,
     }  # fmt: skip
     grid = pipeline.grid(m, len(weight), x.device)
