@@ -6,7 +6,7 @@ import torch
 from quire.kernels import norm
 from tests.kernels.compare import assert_near
 
-SHAPES = [(1, 1024), (7, 4096), (3, 5, 128), (2, 2880), (33, 96), (0, 64)]
+SHAPES = [(1, 1024), (7, 4096), (3, 5, 128), (2, 2880), (33, 96), (0, 64), (1030, 1024), (1025, 200)]
 
 
 def expected_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -30,7 +30,8 @@ def test_eps_counts(device: torch.device) -> None:
     assert_near(y, torch.full((2, 64), 1e-3 / (1e-6 + 1e-2) ** 0.5), torch.float32)
 
 
-def test_rows_of_a_wider_tensor(device: torch.device) -> None:
-    x = torch.randn(5, 200, device=device)[:, 16:144]
+@pytest.mark.parametrize("rows", [5, 1029])
+def test_rows_of_a_wider_tensor(device: torch.device, rows: int) -> None:
+    x = torch.randn(rows, 200, device=device)[:, 16:144]
     weight = torch.randn(128, device=device)
     assert_near(norm.rms_norm(x, weight, 1e-6), expected_norm(x, weight, 1e-6), torch.float32)

@@ -28,7 +28,7 @@ BLOCK_M, BLOCK_N, BLOCK_K, STAGES = 128, 256, 64, 4
 GROUP_M = 12
 SWIZZLED, INTERLEAVED = (gl.NVMMASharedLayout(128, 16, rank) for rank in (2, 5))
 OPTIONS = {  # of every kernel
-    "STAGES": STAGES, "GROUP_M": GROUP_M, "STAGGER": 2, "CONSUMER_REGISTERS": 232, "PRODUCER_REGISTERS": 40,
+    "STAGES": STAGES, "GROUP_M": GROUP_M, "CONSUMER_REGISTERS": 232, "PRODUCER_REGISTERS": 40,
     "num_warps": 4,
 }  # fmt: skip
 
@@ -111,14 +111,6 @@ def produce(
             if stage == STAGES:
                 stage = 0
                 parity ^= 1
-
-
-@gluon.jit
-def stagger(full, steps, NUMBER: gl.constexpr, STAGGER: gl.constexpr):
-    """The second consumer starts STAGGER steps after the first and stays behind: while one is at the end of a tile, the
-    other has something to multiply."""
-    if NUMBER == 1 and STAGGER > 0:
-        mbarrier.wait(full.index(STAGGER), 0, pred=steps > STAGGER)
 
 
 @gluon.jit

@@ -14,7 +14,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.triton import gemm_pipeline_sm90 as pipeline
 from quire.kernels.triton.decode import LOG2_E
-from quire.kernels.triton.gemm_pipeline_sm90 import allocate, finish, follow, halves, multiply, place, produce, stagger
+from quire.kernels.triton.gemm_pipeline_sm90 import allocate, finish, follow, halves, multiply, place, produce
 from quire.kernels.triton.launch import has_pdl
 
 _built: set[tuple[torch.device, torch.dtype]] = set()  # what the kernel was compiled for
@@ -23,13 +23,12 @@ _built: set[tuple[torch.device, torch.dtype]] = set()  # what the kernel was com
 @gluon.jit
 def _consume(
     out_desc, x_halves, weight_halves, out_tiles, full, empty, steps, tiles_m, tiles_n,
-    NUMBER: gl.constexpr, GROUP_M: gl.constexpr, STAGGER: gl.constexpr, LOG2_E: gl.constexpr,
+    NUMBER: gl.constexpr, GROUP_M: gl.constexpr, LOG2_E: gl.constexpr,
 ):  # fmt: skip
     HALF_M: gl.constexpr = out_tiles.shape[1]
     COLUMNS: gl.constexpr = out_tiles.shape[2]
     OUT_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     out_tile = out_tiles.index(NUMBER)
-    stagger(full, steps, NUMBER, STAGGER)
     stage = 0
     parity = 0
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
@@ -54,7 +53,7 @@ def _consume(
 @gluon.jit(do_not_specialize=["M", "N", "K"])
 def _gated_sm90_kernel(
     x_desc, weight_desc, out_desc, M, N, K,
-    STAGES: gl.constexpr, GROUP_M: gl.constexpr, STAGGER: gl.constexpr, LOG2_E: gl.constexpr, PDL: gl.constexpr,
+    STAGES: gl.constexpr, GROUP_M: gl.constexpr, LOG2_E: gl.constexpr, PDL: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     HALF_M: gl.constexpr = x_desc.block_type.shape[0]
@@ -72,11 +71,11 @@ def _gated_sm90_kernel(
         [
             (_consume, (
                 out_desc, x_halves, weight_halves, out_tiles, full, empty, steps, tiles_m, tiles_n,
-                FIRST, GROUP_M, STAGGER, LOG2_E,
+                FIRST, GROUP_M, LOG2_E,
             )),
             (_consume, (
                 out_desc, x_halves, weight_halves, out_tiles, full, empty, steps, tiles_m, tiles_n,
-                SECOND, GROUP_M, STAGGER, LOG2_E,
+                SECOND, GROUP_M, LOG2_E,
             )),
             (produce, (
                 x_desc, weight_desc, x_halves, weight_halves, full, empty, COLUMNS, N, steps, tiles_m, tiles_n, GROUP_M,
