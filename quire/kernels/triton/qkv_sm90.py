@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from quire.kernels.triton import gemm_pipeline_sm90 as pipeline
 from quire.kernels.triton.gemm_pipeline_sm90 import (
@@ -61,27 +60,36 @@ def _layout(lines, width):
 
 
 @gluon.jit
+def _write(pointer, at, first, second, alive):
+    HALF: gl.constexpr = first.shape[1]
+    column = gl.arange(0, HALF, gl.SliceLayout(0, first.type.layout))
+    to = pointer + at[:, None] + column[None, :]
+    dtype: gl.constexpr = pointer.dtype.element_ty  # of 8 bits: what is beyond its range becomes its largest value
+    gl.store(to, first.to(dtype), alive[:, None])
+    gl.store(to + HALF, second.to(dtype), alive[:, None])
+
+
+@gluon.jit
 def _consume(
-    x_halves, weight_halves, full, empty, out_heads, out_full, out_empty,
-    bias_ptr, q_weight_ptr, k_weight_ptr, cos_sin_ptr, positions_ptr, eps, M, steps, tiles_m, tiles_n,
-    NUMBER: gl.constexpr, HEADS: gl.constexpr, KV_HEADS: gl.constexpr, BIAS: gl.constexpr, NORM: gl.constexpr,
-    GROUP_M: gl.constexpr,
+    x_halves, weight_halves, full, empty, bias_ptr, q_weight_ptr, k_weight_ptr, cos_sin_ptr, positions_ptr, slots_ptr,
+    q_ptr, k_cache_ptr, v_cache_ptr, k_block_stride, k_head_stride, v_block_stride, v_head_stride, eps,
+    M, steps, tiles_m, tiles_n,
+    NUMBER: gl.constexpr, HEADS: gl.constexpr, KV_HEADS: gl.constexpr, DIM: gl.constexpr, PAGE: gl.constexpr,
+    BIAS: gl.constexpr, NORM: gl.constexpr, GROUP_M: gl.constexpr,
 ):  # fmt: skip
     HALF_M: gl.constexpr = x_halves.shape[1]
     BLOCK_N: gl.constexpr = 2 * weight_halves.shape[1]
-    ROOM: gl.constexpr = out_heads.shape[0] // 2  # heads of a consumer that wait to be written
-    DIM: gl.constexpr = out_heads.shape[2]
     TILE_HEADS: gl.constexpr = BLOCK_N // DIM
     HALF: gl.constexpr = DIM // 2
     LAYOUT: gl.constexpr = _layout(HALF_M, HALF)
     column = gl.arange(0, HALF, gl.SliceLayout(0, LAYOUT))
     stage = 0
     parity = 0
-    turn = 0
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         m, n = place(tile, tiles_m, tiles_n, GROUP_M)
         token = (2 * m + NUMBER) * HALF_M + gl.arange(0, HALF_M, gl.SliceLayout(1, LAYOUT))
         position = gl.load(positions_ptr + token, token < M, 0).to(gl.int64)
+        slot = gl.load(slots_ptr + token, token < M, -1).to(gl.int64)
         sums, stage, parity = multiply(x_halves, weight_halves, full, empty, stage, parity, steps, NUMBER)
         # While the last product is under way; and past the first cache, which shall keep the gains.
         angle = cos_sin_ptr + (position * DIM)[:, None] + column[None, :]
@@ -94,11 +102,12 @@ def _consume(
             first, second = halves(parts[i])
             first = gl.convert_layout(first, LAYOUT)
             second = gl.convert_layout(second, LAYOUT)
+            is_v = head >= HEADS + KV_HEADS
             if BIAS and head < HEADS + 2 * KV_HEADS:
                 bias = bias_ptr + head * DIM + column
                 first += gl.load(bias).to(gl.float32)[None, :]
                 second += gl.load(bias + HALF).to(gl.float32)[None, :]
-            if head < HEADS + KV_HEADS:
+            if not is_v:
                 if NORM:
                     gain = gl.where(head < HEADS, q_weight_ptr, k_weight_ptr) + column
                     squares = gl.sum(first * first + second * second, axis=1)
@@ -108,68 +117,15 @@ def _consume(
                 turned = first * cos - second * sin
                 second = second * cos + first * sin
                 first = turned
-            if i % ROOM == 0:
-                mbarrier.wait(out_empty.index(NUMBER), turn & 1 ^ 1)
-            both = gl.join(first, second).permute([0, 2, 1]).reshape([HALF_M, DIM])
-            out_heads.index(NUMBER * ROOM + i % ROOM).store(both.to(out_heads.dtype))
-            if i % ROOM == ROOM - 1:
-                mbarrier.arrive(out_full.index(NUMBER), count=1)
-                turn += 1
-
-
-@gluon.jit
-def _narrowed(x, dtype: gl.constexpr):
-    """Beyond the range of an 8-bit type is its largest value: so the hardware converts from float32."""
-    if dtype.primitive_bitwidth == 8:
-        y = x.to(gl.float32).to(dtype)
-    else:
-        y = x.to(dtype)
-    return y
-
-
-@gluon.jit
-def _write(
-    out_heads, out_full, out_empty, slots_ptr, q_ptr, k_cache_ptr, v_cache_ptr,
-    k_block_stride, k_head_stride, v_block_stride, v_head_stride, M, tiles_m, tiles_n,
-    HEADS: gl.constexpr, KV_HEADS: gl.constexpr, PAGE: gl.constexpr, TILE_HEADS: gl.constexpr, GROUP_M: gl.constexpr,
-):  # fmt: skip
-    """Takes the heads to where they belong, LINES at a time, while the consumers are at their next tile."""
-    LINES: gl.constexpr = 16
-    ROOM: gl.constexpr = out_heads.shape[0] // 2
-    HALF_M: gl.constexpr = out_heads.shape[1]
-    DIM: gl.constexpr = out_heads.shape[2]
-    PARTS: gl.constexpr = HALF_M // LINES
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [gl.num_warps(), 1], [1, 0])
-    kv_dtype: gl.constexpr = k_cache_ptr.dtype.element_ty
-    out_parts = out_heads._reinterpret(out_heads.dtype, [2 * ROOM * PARTS, LINES, DIM], out_heads.layout)
-    column = gl.arange(0, DIM, gl.SliceLayout(0, LAYOUT))
-    turn = 0
-    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        m, n = place(tile, tiles_m, tiles_n, GROUP_M)
-        for half in range(TILE_HEADS // ROOM):
-            for number in range(2):
-                mbarrier.wait(out_full.index(number), turn & 1)
-                for i in range(ROOM):
-                    head = n * TILE_HEADS + half * ROOM + i
-                    is_v = head >= HEADS + KV_HEADS
-                    kv_head = (head - gl.where(is_v, HEADS + KV_HEADS, HEADS)).to(gl.int64)
-                    cache_ptr = gl.where(is_v, v_cache_ptr, k_cache_ptr)
-                    cache_ptr += kv_head * gl.where(is_v, v_head_stride, k_head_stride)
-                    block_stride = gl.where(is_v, v_block_stride, k_block_stride)
-                    for part in range(PARTS):
-                        token = (2 * m + number) * HALF_M + part * LINES
-                        token += gl.arange(0, LINES, gl.SliceLayout(1, LAYOUT))
-                        lines = out_parts.index((number * ROOM + i) * PARTS + part).load(LAYOUT)
-                        if head < HEADS:
-                            at = token.to(gl.int64) * (HEADS * DIM) + head * DIM
-                            gl.store(q_ptr + at[:, None] + column[None, :], lines, (token < M)[:, None])
-                        elif head < HEADS + 2 * KV_HEADS:
-                            slot = gl.load(slots_ptr + token, token < M, -1)
-                            at = (slot // PAGE).to(gl.int64) * block_stride + slot % PAGE * DIM
-                            to = cache_ptr + at[:, None] + column[None, :]
-                            gl.store(to, _narrowed(lines, kv_dtype), (slot >= 0)[:, None])
-                mbarrier.arrive(out_empty.index(number), count=1)
-            turn += 1
+            if head < HEADS:
+                at = token.to(gl.int64) * (HEADS * DIM) + head * DIM
+                _write(q_ptr, at, first, second, token < M)
+            elif head < HEADS + 2 * KV_HEADS:
+                kv_head = head - gl.where(is_v, HEADS + KV_HEADS, HEADS)
+                block_stride = gl.where(is_v, v_block_stride, k_block_stride)
+                head_stride = gl.where(is_v, v_head_stride, k_head_stride)
+                at = slot // PAGE * block_stride + slot % PAGE * DIM + kv_head.to(gl.int64) * head_stride
+                _write(gl.where(is_v, v_cache_ptr, k_cache_ptr), at, first, second, slot >= 0)
 
 
 @gluon.jit(do_not_specialize=["M", "K"], do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
@@ -178,8 +134,7 @@ def _qkv_sm90_kernel(
     q_ptr, k_cache_ptr, v_cache_ptr, k_block_stride, k_head_stride, v_block_stride, v_head_stride, eps, M, K,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, DIM: gl.constexpr, PAGE: gl.constexpr,
     BIAS: gl.constexpr, NORM: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
-    PDL: gl.constexpr,
-    CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    PDL: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     HALF_M: gl.constexpr = x_desc.block_type.shape[0]
     BLOCK_K: gl.constexpr = x_desc.block_type.shape[1]
@@ -189,43 +144,30 @@ def _qkv_sm90_kernel(
     tiles_n: gl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     steps = (K + BLOCK_K - 1) // BLOCK_K
     x_halves, weight_halves, full, empty = allocate(x_desc, HALF_N, STAGES)
-    ROOM: gl.constexpr = HALF_N // DIM
-    by_lines: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])  # so that a few lines of a head are one piece
-    out_heads = gl.allocate_shared_memory(x_desc.dtype, [2 * ROOM, HALF_M, DIM], by_lines)
-    out_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    out_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(2):
-        mbarrier.init(out_full.index(i), count=1)
-        mbarrier.init(out_empty.index(i), count=1)
-    fence_async_shared()
     follow(PDL)
     FIRST: gl.constexpr = 0
     SECOND: gl.constexpr = 1
-    TILE_HEADS: gl.constexpr = BLOCK_N // DIM
     gl.warp_specialize(
         [
             (_consume, (
-                x_halves, weight_halves, full, empty, out_heads, out_full, out_empty, bias_ptr, q_weight_ptr,
-                k_weight_ptr, cos_sin_ptr, positions_ptr, eps, M, steps, tiles_m, tiles_n,
-                FIRST, HEADS, KV_HEADS, BIAS, NORM, GROUP_M,
+                x_halves, weight_halves, full, empty, bias_ptr, q_weight_ptr, k_weight_ptr, cos_sin_ptr, positions_ptr,
+                slots_ptr, q_ptr, k_cache_ptr, v_cache_ptr, k_block_stride, k_head_stride, v_block_stride,
+                v_head_stride, eps, M, steps, tiles_m, tiles_n,
+                FIRST, HEADS, KV_HEADS, DIM, PAGE, BIAS, NORM, GROUP_M,
             )),
             (_consume, (
-                x_halves, weight_halves, full, empty, out_heads, out_full, out_empty, bias_ptr, q_weight_ptr,
-                k_weight_ptr, cos_sin_ptr, positions_ptr, eps, M, steps, tiles_m, tiles_n,
-                SECOND, HEADS, KV_HEADS, BIAS, NORM, GROUP_M,
+                x_halves, weight_halves, full, empty, bias_ptr, q_weight_ptr, k_weight_ptr, cos_sin_ptr, positions_ptr,
+                slots_ptr, q_ptr, k_cache_ptr, v_cache_ptr, k_block_stride, k_head_stride, v_block_stride,
+                v_head_stride, eps, M, steps, tiles_m, tiles_n,
+                SECOND, HEADS, KV_HEADS, DIM, PAGE, BIAS, NORM, GROUP_M,
             )),
             (produce, (
                 x_desc, weight_desc, x_halves, weight_halves, full, empty, BLOCK_N, HALF_N, steps, tiles_m, tiles_n,
                 GROUP_M,
             )),
-            (_write, (
-                out_heads, out_full, out_empty, slots_ptr, q_ptr, k_cache_ptr, v_cache_ptr, k_block_stride,
-                k_head_stride, v_block_stride, v_head_stride, M, tiles_m, tiles_n,
-                HEADS, KV_HEADS, PAGE, TILE_HEADS, GROUP_M,
-            )),
         ],
-        [4, 1, 2],  # warps of the second consumer, of the producer and of the writer
-        [CONSUMER_REGISTERS, PRODUCER_REGISTERS, PRODUCER_REGISTERS],  # theirs; the first consumer gets the rest
+        [4, 1],  # warps of the second consumer and of the producer
+        [CONSUMER_REGISTERS, PRODUCER_REGISTERS],  # theirs; the first consumer gets the rest, as many as the second
     )  # fmt: skip
 
 
@@ -265,8 +207,7 @@ def _launch(
     options = {
         "HEADS": place.num_heads, "KV_HEADS": place.num_kv_heads, "DIM": place.head_dim, "PAGE": k_cache.shape[2],
         "BIAS": bias is not None, "NORM": place.q_weight is not None, "BLOCK_N": pipeline.BLOCK_N, "PDL": pdl,
-        "launch_pdl": pdl,
-        **pipeline.OPTIONS,
+        "launch_pdl": pdl, **pipeline.OPTIONS,
     }  # fmt: skip
     grid = pipeline.grid(m, len(weight), x.device)
     if compile_only:
