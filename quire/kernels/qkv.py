@@ -41,8 +41,8 @@ def _in_one(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, pl
 
     (m, k), n = x.shape, len(weight)
     # What the bulk copy engine needs.
-    aligned = k % 8 == weight.stride(0) % 8 == 0
-    if not aligned or not launch.has_gluon_sm90(x.device):
+    aligned = k % 8 == x.stride(0) % 8 == weight.stride(0) % 8 == 0
+    if not aligned or not place.cos_sin.is_contiguous() or not launch.has_gluon_sm90(x.device):
         return False
     from quire.kernels.triton import gemm_pipeline_sm90, qkv_sm90
 

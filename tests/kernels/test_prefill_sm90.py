@@ -48,13 +48,14 @@ def check(
     dim: int,
     window: int = 0,
     dtype: torch.dtype = torch.bfloat16,
+    spread: float = 1.0,
 ) -> None:
-    """rows: (query tokens, tokens in all) of each."""
+    """rows: (query tokens, tokens in all) of each. spread: of the scores."""
     device = torch.device("cuda")
     torch.manual_seed(0)
     queries, seq_lens = [q for q, _ in rows], [n for _, n in rows]
     cache = make_cache(seq_lens, kv_heads, dim, 16, dtype, device)
-    q = torch.randn(sum(queries), heads, dim, device=device, dtype=dtype)
+    q = torch.randn(sum(queries), heads, dim, device=device, dtype=dtype) * spread
     from quire.kernels.triton import prefill_sm90 as sm90
 
     assert sm90.takes(dtype, heads, kv_heads, dim, 16)
@@ -97,6 +98,12 @@ class TestOnDevice:
     def test_items_are_dealt(self, rows: list[tuple[int, int]]) -> None:
         """More and fewer of them than blocks; many rows and one."""
         check(rows, 16, 8, 128)
+
+    @pytest.mark.parametrize("dim", [64, 128])
+    @pytest.mark.parametrize("spread", [4.0, 16.0])
+    def test_maxima_that_grow(self, dim: int, spread: float) -> None:
+        """By so much that sums are rescaled again and again, in some warps and not in others."""
+        check([(1500, 1500), (300, 5000), (40, 700)], 8, 2, dim, spread=spread)
 
     def test_many_rows_find_their_tiles(self) -> None:
         """More rows than one look at query_start covers."""

@@ -32,15 +32,12 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.triton.decode import LOG2_E
 from quire.kernels.triton.launch import has_pdl, num_processors
+from quire.kernels.triton.prefill_softmax_sm90 import PARTS, rescale, softmax
 
 PAGE = 16
 LINES = 64  # of a consumer: what its four warps' matrix instructions take
 SHORT, LONG = (64, 4), (128, 2)  # (BLOCK_N, STAGES): for rows of few tokens, where the diagonal weighs; for others
 MAX_SHORT = 1024  # query tokens, as measured on an H200
-PARTS = gl.constexpr(8)  # columns that one matrix instruction's results are dealt to threads by
-# Weights stay relative to a score that was once the largest until one is larger by this, in units of log 2. They are
-# then up to 256, which costs no precision, and few tiles have to shrink what was summed before (FlashAttention-4).
-SLACK = gl.constexpr(8.0)
 
 _built: set[tuple[object, ...]] = set()  # what kernels were compiled for
 
@@ -198,87 +195,6 @@ def _produce(
         count = next_count
 
 
-@gluon.constexpr_function
-def _halvings(width, parts):
-    return (width // parts).bit_length() - 1
-
-
-@gluon.jit
-def _halves(x):
-    LINES: gl.constexpr = x.shape[0]
-    HALF: gl.constexpr = x.shape[1] // 2
-    return x.reshape([LINES, 2, HALF]).permute([0, 2, 1]).split()
-
-
-@gluon.jit
-def _fold(x, SUM: gl.constexpr):
-    """Sums or maxima of columns c, c + PARTS, c + 2 PARTS … of x, which one thread has: by halves, so that there is
-    something to do while a result is on its way."""
-    TIMES: gl.constexpr = _halvings(x.shape[1], PARTS)
-    for _ in gl.static_range(TIMES):
-        low, high = _halves(x)
-        if SUM:
-            x = low + high
-        else:
-            x = gl.maximum(low, high)
-    return x
-
-
-@gluon.constexpr_function
-def _rescaling(width):
-    """Assembly, and its constraints, for `_rescale` of what a thread has of [LINES, width]."""
-    n = width // 2  # two lines, two columns of either in turn
-    products = "".join(f"mul.f32 ${i}, ${i}, ${2 * n + i % 4 // 2 * 2}; " for i in range(n))
-    text = (
-        "{ .reg .pred some, other; "
-        f"setp.neu.f32 some, ${2 * n}, 0f3F800000; setp.neu.f32 other, ${2 * n + 2}, 0f3F800000; "
-        "or.pred some, some, other; vote.sync.any.pred some, some, 0xffffffff; "
-        f"@!some bra.uni kept; {products} kept: }}"
-    )
-    return text, ",".join(["=f"] * n + [str(i) for i in range(n)] + ["f"] * n)
-
-
-@gluon.jit
-def _rescale(acc, shrink):
-    """acc * shrink[:, None], unless all of a warp's lines shrink by 1, as nearly all do after their first tiles."""
-    ROW: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
-    RESCALING: gl.constexpr = _rescaling(acc.shape[1])
-    factor = gl.convert_layout(shrink, ROW)[:, None].broadcast_to(acc.shape)
-    return gl.inline_asm_elementwise(
-        RESCALING[0], RESCALING[1], [acc, factor], dtype=gl.float32, is_pure=True, pack=acc.shape[1] // 2
-    )
-
-
-@gluon.jit
-def _softmax(
-    s, top, total, start, query_position, seq_len, scale, masked,
-    WINDOW: gl.constexpr, BLOCK_N: gl.constexpr, PAGE: gl.constexpr,
-):  # fmt: skip
-    """Weights of one tile relative to new tops, and what those relative to the old ones shrink by; scores in units of
-    log 2. top: a line's largest score, or one that is less by no more than SLACK.
-
-    total: the weights' sums, [lines, 8], a line's in as many parts as `_fold` leaves.
-    """
-    if masked:
-        position = start + gl.arange(0, BLOCK_N, gl.SliceLayout(0, s.type.layout))
-        rest = seq_len % PAGE
-        whole = seq_len - rest
-        shifted = position - (PAGE - rest)  # of the last page's tokens
-        position = gl.where(position < whole, position, gl.where(shifted < whole, 1 << 30, shifted))
-        seen = position[None, :] <= query_position[:, None]
-        if WINDOW > 0:
-            seen = seen & (position[None, :] > query_position[:, None] - WINDOW)
-        s = gl.where(seen, s, float("-inf"))
-    peak = gl.convert_layout(gl.max(_fold(s, False), axis=1), top.type.layout)
-    peak = peak * scale
-    new_top = gl.where(peak > top + SLACK, peak, top)
-    p = gl.exp2(s * scale - new_top[:, None])
-    shrink = gl.exp2(top - new_top)
-    part = gl.convert_layout(_fold(p, True), total.type.layout)
-    total = total * gl.convert_layout(shrink, gl.SliceLayout(1, total.type.layout))[:, None] + part
-    return p, new_top, total, shrink
-
-
 @gluon.jit
 def _steps(
     acc, p, top, total, step, tile, count, masked, q_tile, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
@@ -300,7 +216,7 @@ def _steps(
         _asm(NEXT)
         s = warpgroup_mma_wait(1, deps=[s])
         mbarrier.arrive(k_empty.index(stage), count=1)
-        weights, top, total, shrink = _softmax(
+        weights, top, total, shrink = softmax(
             s, top, total, (tile - i) * BLOCK_N, query_position, seq_len, scale, i < masked, WINDOW, BLOCK_N, PAGE
         )
         # This wait is the next step's. Here its branch keeps the assembler from moving the one below ahead of the
@@ -308,7 +224,7 @@ def _steps(
         mbarrier.wait(v_full.index(stage), (after // STAGES) & 1)
         acc = warpgroup_mma_wait(0, deps=[mixed])
         mbarrier.arrive(v_empty.index(step % STAGES), count=1)
-        acc = _rescale(acc, shrink)
+        acc = rescale(acc, shrink)
         p = gl.convert_layout(weights.to(q_tile.dtype), p.type.layout)
         step = after
     return acc, p, top, total, step
@@ -370,7 +286,7 @@ def _consume(
         s = warpgroup_mma(q_tile, k_tiles.index(stage).permute([1, 0]), zero, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=[s])
         mbarrier.arrive(k_empty.index(stage), count=1)
-        weights, top, total, _ = _softmax(
+        weights, top, total, _ = softmax(
             s, top, total, last * BLOCK_N, query_position, seq_len, scale, True, WINDOW, BLOCK_N, PAGE
         )
         p = gl.convert_layout(weights.to(q_tile.dtype), P_LAYOUT)
