@@ -52,15 +52,16 @@ def _wait_until(counter, target):
 
 
 @gluon.jit
-def _share(block, total):
-    """The steps, of those of all tiles one after another, that a block has: from, to."""
-    blocks = gl.num_programs(0)
-    return block * total // blocks, (block + 1) * total // blocks
-
-
-@gluon.jit
-def _block_of(step, total):
-    return ((step + 1) * gl.num_programs(0) - 1) // total
+def _share(steps, tiles, SPLIT: gl.constexpr):
+    """The steps, of those of all tiles one after another, that this block has: from, to."""
+    block = gl.program_id(0)
+    if SPLIT == 1:
+        blocks = gl.num_programs(0)
+        return block * (tiles * steps) // blocks, (block + 1) * (tiles * steps) // blocks
+    else:
+        first = block // SPLIT * steps
+        share = block % SPLIT
+        return first + share * steps // SPLIT, first + (share + 1) * steps // SPLIT
 
 
 @gluon.jit
@@ -77,44 +78,81 @@ def _bring_weight(
 
 
 @gluon.jit
+def _ask_for(weight_ptr, weight_stride, tile, k, K, N, COLUMNS: gl.constexpr, GATED: gl.constexpr):
+    """Has the L2 cache fetch COLUMNS of a tile's 128 lines, those from k that there are."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    i = gl.arange(0, 128, LAYOUT)
+    if GATED:
+        line = gl.minimum(tile * 64 + i % 64, N - 1) + gl.where(i < 64, 0, N)
+    else:
+        line = gl.minimum(tile * 128 + i, N - 1)
+    at = weight_ptr + line.to(gl.int64) * weight_stride + k
+    num_bytes = gl.zeros([128], gl.int32, LAYOUT) + gl.minimum(K - k, COLUMNS) // 8 * 16
+    gl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;", "=r,l,r",
+        [at.to(gl.uint64, bitcast=True), num_bytes], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
 def _produce(
-    x_desc, rest_desc, weight_desc, x_tiles, rest_tiles, weight_tiles, full, empty, steps, tiles_m, total,
-    GATED: gl.constexpr, CONSUMERS: gl.constexpr, REST: gl.constexpr, PDL: gl.constexpr,
+    x_desc, rest_desc, weight_desc, weight_ptr, weight_stride, x_tiles, rest_tiles, weight_tiles, full, empty, K, N,
+    steps, tiles, tiles_m, SPLIT: gl.constexpr, GATED: gl.constexpr, CONSUMERS: gl.constexpr, REST: gl.constexpr,
+    LINES: gl.constexpr, AHEAD: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     STAGES: gl.constexpr = full.shape[0]
     ROWS: gl.constexpr = x_tiles.shape[1]
     BLOCK_K: gl.constexpr = x_tiles.shape[2]
-    LINES: gl.constexpr = 64
     BYTES: gl.constexpr = (ROWS + REST + CONSUMERS * LINES) * BLOCK_K * 2
-    begin, end = _share(gl.program_id(0), total)
-    for stage in gl.static_range(STAGES):
-        step = begin + stage
-        if step < end:
-            mbarrier.expect(full.index(stage), BYTES)
+    begin, end = _share(steps, tiles, SPLIT)
+    first = gl.maximum(begin, (end - 1) // steps * steps)
+    early = gl.minimum(end - first, STAGES)
+    for i in gl.static_range(STAGES):
+        if i < early:
+            mbarrier.expect(full.index(i), BYTES)
             _bring_weight(
-                weight_desc, weight_tiles, full.index(stage), stage, step // steps // tiles_m, step % steps * BLOCK_K,
+                weight_desc, weight_tiles, full.index(i), i, first // steps // tiles_m, (first % steps + i) * BLOCK_K,
                 GATED, CONSUMERS, LINES,
+            )  # fmt: skip
+    if AHEAD > 0:
+        if first % steps + STAGES < steps:
+            _ask_for(
+                weight_ptr, weight_stride, first // steps // tiles_m, (first % steps + STAGES) * BLOCK_K, K, N,
+                AHEAD * BLOCK_K, GATED,
             )  # fmt: skip
     if PDL:
         _asm("griddepcontrol.wait; // $0")
     stage = 0
     parity = 1
-    for step in range(begin, end):
-        tile = step // steps
-        k = step % steps * BLOCK_K
-        ready = full.index(stage)
-        if step - begin >= STAGES:
-            mbarrier.wait(empty.index(stage), parity)
-            mbarrier.expect(ready, BYTES)
-            _bring_weight(weight_desc, weight_tiles, ready, stage, tile // tiles_m, k, GATED, CONSUMERS, LINES)
+    while end > begin:
+        first = gl.maximum(begin, (end - 1) // steps * steps)
+        tile = first // steps
         row = tile % tiles_m * (ROWS + REST)
-        tma.async_copy_global_to_shared(x_desc, [row, k], ready, x_tiles.index(stage))
-        if REST > 0:
-            tma.async_copy_global_to_shared(rest_desc, [row + ROWS, k], ready, rest_tiles.index(stage))
-        stage += 1
-        if stage == STAGES:
-            stage = 0
-            parity ^= 1
+        for step in range(first % steps, first % steps + end - first):
+            ready = full.index(stage)
+            if early == 0:
+                mbarrier.wait(empty.index(stage), parity)
+                mbarrier.expect(ready, BYTES)
+                _bring_weight(
+                    weight_desc, weight_tiles, ready, stage, tile // tiles_m, step * BLOCK_K, GATED, CONSUMERS, LINES
+                )
+            else:
+                early -= 1
+            if AHEAD > 0:
+                if (step - first % steps) % AHEAD == 0:
+                    k = (step + STAGES + AHEAD) * BLOCK_K
+                    if (k < K) & (step + STAGES + AHEAD < first % steps + end - first):
+                        _ask_for(weight_ptr, weight_stride, tile // tiles_m, k, K, N, AHEAD * BLOCK_K, GATED)
+            tma.async_copy_global_to_shared(x_desc, [row, step * BLOCK_K], ready, x_tiles.index(stage))
+            if REST > 0:
+                tma.async_copy_global_to_shared(
+                    rest_desc, [row + ROWS, step * BLOCK_K], ready, rest_tiles.index(stage)
+                )
+            stage += 1
+            if stage == STAGES:
+                stage = 0
+                parity ^= 1
+        end = first
 
 
 @gluon.constexpr_function
@@ -156,18 +194,21 @@ def _from_memory_order(parts, CHUNK: gl.constexpr):
 
 
 @gluon.jit
-def _finish(
-    y, out_ptr, first_row, first_column, M, N, out_stride,
-    GATED: gl.constexpr, RESIDUAL: gl.constexpr, LOG2_E: gl.constexpr,
-):  # fmt: skip
-    """What follows the product, y [64 lines, rows of x]: gate, sum with what is there, store."""
-    CHUNK: gl.constexpr = y.shape[1]
-    COLUMNS: gl.constexpr = 32 if GATED else 64
+def _places(
+    out_ptr, first_row, first_column, M, N, out_stride, CHUNK: gl.constexpr, COLUMNS: gl.constexpr
+):
+    """Where a chunk of the result belongs, and what of it exists."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // COLUMNS, COLUMNS // 8], [4, 1], [1, 0])
     rows = first_row + gl.arange(0, CHUNK, gl.SliceLayout(1, LAYOUT))
     columns = first_column + gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
     at = out_ptr + rows.to(gl.int64)[:, None] * out_stride + columns[None, :]
-    inside = (rows < M)[:, None] & (columns < N)[None, :]
+    return at, (rows < M)[:, None] & (columns < N)[None, :]
+
+
+@gluon.jit
+def _finish(y, old, at, inside, GATED: gl.constexpr, RESIDUAL: gl.constexpr, LOG2_E: gl.constexpr):
+    """What follows the product, y [64 lines, rows of x]: gate, sum with what was there, store."""
+    CHUNK: gl.constexpr = y.shape[1]
     if GATED:
         gate, up = y.reshape([4, 2, 8, CHUNK]).permute([0, 2, 3, 1]).split()
         grown = 1.0 + gl.exp2(gate * -LOG2_E)
@@ -175,17 +216,16 @@ def _finish(
         sigmoid = gl.inline_asm_elementwise(
             "rcp.approx.ftz.f32 $0, $1;", "=f,f", [grown], dtype=gl.float32, is_pure=True, pack=1
         )
-        y = (gate * up * sigmoid).reshape([COLUMNS, CHUNK])
+        y = (gate * up * sigmoid).reshape([32, CHUNK])
     if RESIDUAL:
-        old = gl.load(at, inside, 0.0)
         y += gl.convert_layout(old.permute([1, 0]), y.type.layout).to(gl.float32)
-    gl.store(at, gl.convert_layout(y.to(out_ptr.dtype.element_ty).permute([1, 0]), LAYOUT), inside)
+    gl.store(at, gl.convert_layout(y.to(at.dtype.element_ty).permute([1, 0]), at.type.layout), inside)
 
 
 @gluon.jit
 def _consume(
-    out_ptr, partial_ptr, counter_ptr, x_tiles, rest_tiles, weight_tiles, full, empty, M, N, out_stride, steps, tiles_m,
-    total, NUMBER: gl.constexpr, CONSUMERS: gl.constexpr, REST: gl.constexpr, MOST: gl.constexpr,
+    out_ptr, partial_ptr, counter_ptr, x_tiles, rest_tiles, weight_tiles, full, empty, M, N, out_stride, steps, tiles,
+    tiles_m, NUMBER: gl.constexpr, CONSUMERS: gl.constexpr, REST: gl.constexpr, SPLIT: gl.constexpr,
     GATED: gl.constexpr, RESIDUAL: gl.constexpr, CHUNK: gl.constexpr, LOG2_E: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     STAGES: gl.constexpr = full.shape[0]
@@ -193,23 +233,35 @@ def _consume(
     LINES: gl.constexpr = weight_tiles.shape[1]
     COLUMNS: gl.constexpr = LINES // 2 if GATED else LINES
     CHUNKS: gl.constexpr = (ROWS + REST) // CHUNK
-    CHUNK_SIZE: gl.constexpr = LINES * CHUNK
+    SIZE: gl.constexpr = LINES * CHUNK
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     REST_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, REST if REST > 0 else 8, 16])
     ORDER: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [4, 1], [1, 0])
-    line = gl.arange(0, CHUNK_SIZE // 4, gl.SliceLayout(1, ORDER))
-    places = line[:, None] * 4 + gl.arange(0, 4, gl.SliceLayout(0, ORDER))[None, :]
+    line = gl.arange(0, SIZE // 4, gl.SliceLayout(1, ORDER))
+    order = line[:, None] * 4 + gl.arange(0, 4, gl.SliceLayout(0, ORDER))[None, :]
     AT_ONCE: gl.constexpr = 2 if REST > 0 else 1  # matrix products of a step
     if PDL:
         _asm("griddepcontrol.wait; // $0")
     block = gl.program_id(0)
-    begin, end = _share(block, total)
+    begin, end = _share(steps, tiles, SPLIT)
+    share = block % SPLIT
+    MINE: gl.constexpr = (CHUNKS + SPLIT - 1) // SPLIT  # chunks that are this block's to add up
+    olds = ()
+    if SPLIT > 1:
+        tile = begin // steps
+        row = tile % tiles_m * (ROWS + REST)
+        column = (tile // tiles_m * CONSUMERS + NUMBER) * COLUMNS
+        limit = gl.minimum(M, row + ROWS + REST)
+        if RESIDUAL:
+            for i in gl.static_range(MINE):
+                at, inside = _places(
+                    out_ptr, row + (share + i * SPLIT) * CHUNK, column, limit, N, out_stride, CHUNK, COLUMNS
+                )
+                olds += (gl.load(at, inside, 0.0),)
     stage = 0
     parity = 0
-    step = begin
-    while step < end:
-        tile = step // steps
-        count = gl.minimum(steps - step % steps, end - step)
+    while end > begin:
+        first = gl.maximum(begin, (end - 1) // steps * steps)
         acc = gl.zeros([LINES, ROWS], gl.float32, LAYOUT)
         mbarrier.wait(full.index(stage), parity)
         weight = weight_tiles.index(stage * CONSUMERS + NUMBER)
@@ -221,7 +273,7 @@ def _consume(
         else:
             acc = warpgroup_mma_wait(AT_ONCE, deps=[mixed])
         before = stage
-        for _ in range(1, count):
+        for _ in range(first + 1, end):
             stage += 1
             if stage == STAGES:
                 stage = 0
@@ -248,52 +300,74 @@ def _consume(
             stage = 0
             parity ^= 1
 
-        if count == steps:
-            row = tile % tiles_m * (ROWS + REST)
-            column = (tile // tiles_m * CONSUMERS + NUMBER) * COLUMNS
-            for i in gl.static_range(CHUNKS):
-                _finish(chunks[i], out_ptr, row + i * CHUNK, column, M, N, out_stride, GATED, RESIDUAL, LOG2_E)
-        else:
-            slot = (block * 2 + gl.where(step == begin, 0, 1)) * CONSUMERS + NUMBER
-            mine = partial_ptr + slot * (CHUNKS * CHUNK_SIZE)
-            for i in gl.static_range(CHUNKS):
-                gl.store(mine + i * CHUNK_SIZE + places, _to_memory_order(chunks[i], ORDER))
-            gl.thread_barrier()  # every thread's part is written before one of them says so
-            gl.atomic_add(counter_ptr + tile * CONSUMERS + NUMBER, 1, sem="release")
-        step += count
-
-    for turn in range(2):
-        tile = gl.where(turn == 0, begin // steps, (end - 1) // steps)
-        first = _block_of(tile * steps, total)
-        last = _block_of(tile * steps + steps - 1, total)
-        again = (turn == 1) & (tile == begin // steps)
-        if (last > first) & (again == 0):
-            sharers = last - first + 1
+        if SPLIT > 1:
             counter = counter_ptr + tile * CONSUMERS + NUMBER
-            _wait_until(counter, sharers)
-            row = tile % tiles_m * (ROWS + REST)
-            column = (tile // tiles_m * CONSUMERS + NUMBER) * COLUMNS
-            for i in range(block - first, CHUNKS, sharers):
-                y = gl.zeros([CHUNK_SIZE // 4, 4], gl.float32, ORDER)
-                for other in gl.static_range(MOST):
-                    its_begin, its_end = _share(first + other, total)
-                    slot = ((first + other) * 2 + gl.where(its_begin // steps == tile, 0, 1)) * CONSUMERS + NUMBER
-                    place = partial_ptr + (slot * CHUNKS + i) * CHUNK_SIZE + places
+            parts = partial_ptr + (tile * CONSUMERS + NUMBER) * (SPLIT * CHUNKS * SIZE) + order
+            for i in gl.static_range(CHUNKS):
+                gl.store(parts + (i * SPLIT + share) * SIZE, _to_memory_order(chunks[i], ORDER))
+            gl.thread_barrier()  # every thread's part is written before one of them says so
+            gl.atomic_add(counter, 1, sem="release")
+            _wait_until(counter, SPLIT)
+            pieces = ()
+            for i in gl.static_range(MINE):
+                for j in gl.static_range(SPLIT):
                     # Not through the L1 cache: other processors wrote this a moment ago.
-                    y += gl.load(place, first + other <= last, 0.0, cache_modifier=".cg")
-                _finish(
-                    _from_memory_order(y, CHUNK), out_ptr, row + i * CHUNK, column, M, N, out_stride,
-                    GATED, RESIDUAL, LOG2_E,
-                )  # fmt: skip
+                    pieces += (gl.load(
+                        parts + ((share + i * SPLIT) * SPLIT + j) * SIZE, share + i * SPLIT < CHUNKS, 0.0,
+                        cache_modifier=".cg",
+                    ),)  # fmt: skip
+            for i in gl.static_range(MINE):
+                y = pieces[i * SPLIT]
+                for j in gl.static_range(1, SPLIT):
+                    y += pieces[i * SPLIT + j]
+                at, inside = _places(
+                    out_ptr, row + (share + i * SPLIT) * CHUNK, column, limit, N, out_stride, CHUNK, COLUMNS
+                )
+                if RESIDUAL:
+                    _finish(_from_memory_order(y, CHUNK), olds[i], at, inside, GATED, RESIDUAL, LOG2_E)
+                else:
+                    _finish(_from_memory_order(y, CHUNK), y, at, inside, GATED, RESIDUAL, LOG2_E)
             gl.thread_barrier()
-            if gl.atomic_add(counter, 1, sem="relaxed") == 2 * sharers - 1:  # nobody waits for it any more
+            if gl.atomic_add(counter, 1, sem="relaxed") == 2 * SPLIT - 1:  # nobody waits for it any more
                 gl.store(counter, 0)
+        else:
+            tile = first // steps
+            if end % steps != 0:  # the block before this one in order of K has the rest: it ends with it
+                mine = partial_ptr + (block * CONSUMERS + NUMBER) * (CHUNKS * SIZE) + order
+                for i in gl.static_range(CHUNKS):
+                    gl.store(mine + i * SIZE, _to_memory_order(chunks[i], ORDER))
+                gl.thread_barrier()
+                gl.atomic_add(counter_ptr + block * CONSUMERS + NUMBER, 1, sem="release")
+            else:
+                row = tile % tiles_m * (ROWS + REST)
+                column = (tile // tiles_m * CONSUMERS + NUMBER) * COLUMNS
+                other = (block - 1) * CONSUMERS + NUMBER
+                shared = end - first < steps
+                if shared:
+                    _wait_until(counter_ptr + other, 1)
+                pieces = ()
+                for i in gl.static_range(CHUNKS):
+                    pieces += (gl.load(
+                        partial_ptr + (other * CHUNKS + i) * SIZE + order, shared, 0.0, cache_modifier=".cg"
+                    ),)  # fmt: skip
+                for i in gl.static_range(CHUNKS):
+                    at, inside = _places(
+                        out_ptr, row + i * CHUNK, column, M, N, out_stride, CHUNK, COLUMNS
+                    )
+                    y = _from_memory_order(_to_memory_order(chunks[i], ORDER) + pieces[i], CHUNK)
+                    if RESIDUAL:
+                        _finish(y, gl.load(at, inside, 0.0), at, inside, GATED, RESIDUAL, LOG2_E)
+                    else:
+                        _finish(y, y, at, inside, GATED, RESIDUAL, LOG2_E)
+                if shared:
+                    gl.store(counter_ptr + other, 0)
+        end = first
 
 
 @gluon.jit(do_not_specialize=["M", "K", "tiles_m"])
 def _linear_sm90_kernel(
-    x_desc, rest_desc, weight_desc, out_ptr, partial_ptr, counter_ptr, M, N, K, tiles_m, out_stride,
-    CONSUMERS: gl.constexpr, REST: gl.constexpr, STAGES: gl.constexpr, MOST: gl.constexpr, GATED: gl.constexpr,
+    x_desc, rest_desc, weight_desc, weight_ptr, out_ptr, partial_ptr, counter_ptr, M, N, K, tiles_m, weight_stride,
+    out_stride, AHEAD: gl.constexpr, CONSUMERS: gl.constexpr, REST: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr, GATED: gl.constexpr,
     RESIDUAL: gl.constexpr, LINES: gl.constexpr, CHUNK: gl.constexpr, LOG2_E: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     ROWS: gl.constexpr = x_desc.block_type.shape[0]
@@ -303,7 +377,7 @@ def _linear_sm90_kernel(
     SWIZZLED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     OUTPUTS: gl.constexpr = CONSUMERS * (LINES // 2 if GATED else LINES)
     steps = (K + BLOCK_K - 1) // BLOCK_K
-    total = (N + OUTPUTS - 1) // OUTPUTS * tiles_m * steps
+    tiles = (N + OUTPUTS - 1) // OUTPUTS * tiles_m
     x_tiles = gl.allocate_shared_memory(dtype, [STAGES, ROWS, BLOCK_K], SWIZZLED)
     rest_tiles = x_tiles
     if REST > 0:
@@ -324,69 +398,33 @@ def _linear_sm90_kernel(
         _asm("griddepcontrol.launch_dependents; // $0")
     N0: gl.constexpr = 0
     N1: gl.constexpr = 1
-    N2: gl.constexpr = 2
-    if CONSUMERS == 2:
-        gl.warp_specialize(
-            [
-                (_consume, (
-                    out_ptr, partial_ptr, counter_ptr, x_tiles, rest_tiles, weight_tiles, full, empty, M, N, out_stride,
-                    steps, tiles_m, total, N0, CONSUMERS, REST, MOST, GATED, RESIDUAL, CHUNK, LOG2_E, PDL,
-                )),
-                (_consume, (
-                    out_ptr, partial_ptr, counter_ptr, x_tiles, rest_tiles, weight_tiles, full, empty, M, N, out_stride,
-                    steps, tiles_m, total, N1, CONSUMERS, REST, MOST, GATED, RESIDUAL, CHUNK, LOG2_E, PDL,
-                )),
-                (_produce, (
-                    x_desc, rest_desc, weight_desc, x_tiles, rest_tiles, arriving, full, empty, steps, tiles_m, total,
-                    GATED, CONSUMERS, REST, PDL,
-                )),
-            ],
-            [4, 1],  # warps of all but the first
-            [232, 40],  # their registers; the first consumer gets the rest, 232
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [
-                (_consume, (
-                    out_ptr, partial_ptr, counter_ptr, x_tiles, rest_tiles, weight_tiles, full, empty, M, N, out_stride,
-                    steps, tiles_m, total, N0, CONSUMERS, REST, MOST, GATED, RESIDUAL, CHUNK, LOG2_E, PDL,
-                )),
-                (_consume, (
-                    out_ptr, partial_ptr, counter_ptr, x_tiles, rest_tiles, weight_tiles, full, empty, M, N, out_stride,
-                    steps, tiles_m, total, N1, CONSUMERS, REST, MOST, GATED, RESIDUAL, CHUNK, LOG2_E, PDL,
-                )),
-                (_consume, (
-                    out_ptr, partial_ptr, counter_ptr, x_tiles, rest_tiles, weight_tiles, full, empty, M, N, out_stride,
-                    steps, tiles_m, total, N2, CONSUMERS, REST, MOST, GATED, RESIDUAL, CHUNK, LOG2_E, PDL,
-                )),
-                (_produce, (
-                    x_desc, rest_desc, weight_desc, x_tiles, rest_tiles, arriving, full, empty, steps, tiles_m, total,
-                    GATED, CONSUMERS, REST, PDL,
-                )),
-            ],
-            [4, 4, 1],
-            [160, 160, 32],
-        )  # fmt: skip
+    gl.warp_specialize(
+        [
+            (_consume, (
+                out_ptr, partial_ptr, counter_ptr, x_tiles, rest_tiles, weight_tiles, full, empty, M, N, out_stride,
+                steps, tiles, tiles_m, N0, CONSUMERS, REST, SPLIT, GATED, RESIDUAL, CHUNK, LOG2_E, PDL,
+            )),
+            (_consume, (
+                out_ptr, partial_ptr, counter_ptr, x_tiles, rest_tiles, weight_tiles, full, empty, M, N, out_stride,
+                steps, tiles, tiles_m, N1, CONSUMERS, REST, SPLIT, GATED, RESIDUAL, CHUNK, LOG2_E, PDL,
+            )),
+            (_produce, (
+                x_desc, rest_desc, weight_desc, weight_ptr, weight_stride, x_tiles, rest_tiles, arriving, full, empty,
+                K, N, steps, tiles, tiles_m, SPLIT, GATED, CONSUMERS, REST, LINES, AHEAD, PDL,
+            )),
+        ],
+        [4, 1],  # warps of the second consumer and of the producer
+        [232, 40],  # their registers; the first consumer gets the rest, 232
+    )  # fmt: skip
 
 
 @cache
 def _workspace(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Room for shares of tiles and the tiles' counters, for all products: one stream runs them, one after another."""
+    """Room for shares of tiles and their counters, for all products: one stream runs them, one after another."""
     return (
-        torch.empty(2 * MAX_BLOCKS * 3 * LINES * 256, device=device),
-        torch.zeros(3 * MAX_TILES, dtype=torch.int32, device=device),
+        torch.empty(MAX_BLOCKS * 2 * LINES * 256, device=device),
+        torch.zeros(MAX_BLOCKS * 2, dtype=torch.int32, device=device),
     )
-
-
-def sharers(tiles: int, steps: int, blocks: int) -> int:
-    """The most blocks that share one tile."""
-    total = tiles * steps
-
-    def block_of(step: int) -> int:
-        return ((step + 1) * blocks - 1) // total
-
-    most = max(block_of(t * steps + steps - 1) - block_of(t * steps) + 1 for t in range(tiles))
-    return most if most <= 4 else most + most % 2  # fewer kernels
 
 
 def linear(
@@ -412,14 +450,16 @@ def linear(
     rest_desc = TensorDescriptor.from_tensor(x, [config.rest, BLOCK_K], swizzled) if config.rest else x_desc
     partial, counters = _workspace(x.device)
     tiles_m = -(-m // (config.rows + config.rest))
-    tiles = tiles_m * -(-n // (config.consumers * (LINES // 2 if gated else LINES)))
-    steps = -(-k // BLOCK_K)
-    blocks = min(config.blocks, num_processors(x.device), tiles * steps)
+    tiles = tiles_m * -(-n // (2 * (LINES // 2 if gated else LINES)))
+    processors = min(num_processors(x.device), MAX_BLOCKS)
+    blocks = tiles * config.split if config.split > 1 else min(config.blocks, tiles, processors)
+    assert blocks <= processors
     pdl = has_pdl(x.device)
     _linear_sm90_kernel[(blocks,)](
-        x_desc, rest_desc, weight_desc, out, partial, counters, m, n, k, tiles_m, out.stride(0),
-        CONSUMERS=config.consumers, REST=config.rest, STAGES=config.stages, MOST=sharers(tiles, steps, blocks),
-        GATED=gated, RESIDUAL=residual is not None, LINES=LINES, CHUNK=CHUNK, LOG2_E=LOG2_E, PDL=pdl, num_warps=4,
-        launch_pdl=pdl,
+        x_desc, rest_desc, weight_desc, weight, out, partial, counters, m, n, k, tiles_m, weight.stride(0),
+        out.stride(0), AHEAD=config.ahead,
+        CONSUMERS=2, REST=config.rest, STAGES=config.stages, SPLIT=config.split,
+        GATED=gated, RESIDUAL=residual is not None, LINES=LINES, CHUNK=config.chunk, LOG2_E=LOG2_E, PDL=pdl,
+        num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return out

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 class Config:
     rows: int
     rest: int
-    consumers: int
     stages: int
-    blocks: int
+    split: int
+    chunk: int
+    ahead: int = 0
+    blocks: int = 132
