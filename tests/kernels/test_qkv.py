@@ -8,7 +8,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from quire.kernels.qkv import qkv_rope_write
+from quire.kernels.norm import rms_norm
+from quire.kernels.qkv import _in_one, qkv_rope_write
 from quire.kernels.rope import Place
 from tests.kernels.compare import assert_near
 from tests.kernels.test_rope import MAX_POSITION, cos_sin_table, rotate
@@ -178,6 +179,13 @@ class TestOnDevice:
         case.bias[-dim:] *= torch.finfo(kv_dtype).max  # of a value head: beyond what the type holds
         self.run(case)
         assert case.place.v_cache.float().abs().max() == torch.finfo(kv_dtype).max
+
+    def test_prompts_take_it(self) -> None:
+        """Through the door: what the norm before it rounds is all that may differ."""
+        case = make(2048, 16, 8, 128, 256, torch.device("cuda"), bias=False, normed=True)
+        assert _in_one(case.x, case.weight, case.bias, case.place)
+        q, normed = qkv_rope_write(*case), rms_norm(case.x, *case.norm)
+        check(q, normed, case)
 
     def run(self, case: Case) -> None:
         from quire.kernels.triton import qkv_sm90
