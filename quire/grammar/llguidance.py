@@ -6,9 +6,9 @@ It refuses what it cannot enforce, releases the GIL while it works, and counts i
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -22,10 +22,10 @@ from quire.grammar import json_schema, tags, tags_lark
 from quire.grammar.base import GrammarError, Matcher
 from quire.grammar.closing import MAX_WALK, Closer, Closing, Hints
 from quire.grammar.numbers import DigitLimit, DigitTable
+from quire.grammar.roots import Root, Roots, usable_threads
 from quire.grammar.vocabulary import Vocabulary
 from quire.types.structured import FIELD, GrammarSpec
 
-MAX_THREADS = 8
 REHEARSALS = 3
 REHEARSED_TOKENS = 40
 JSON_SPACE = r"[ \n\r\t]{1,8}"
@@ -72,16 +72,21 @@ class _TokenTable:
 
 
 class LLGuidance:
-    """The backend for one vocabulary. Building it takes about a microsecond a token."""
+    """The backend for one vocabulary. Building it takes about a microsecond a token.
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    num_threads: that make masks, none of which is started before it has something to do; None: as many as are usable.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, num_threads: int | None = None) -> None:
         self.vocabulary = vocabulary
+        self.num_threads = num_threads or usable_threads()
         table: Any = _TokenTable(vocabulary)
         self._tokenizer = LLTokenizer(table, n_vocab=vocabulary.size, eos_token=vocabulary.stop_ids)
         table.greedy = self._tokenizer
         self._digits = DigitTable(vocabulary.tokens)
         self._closer = Closer(vocabulary)
-        self._executor = LLExecutor(min(MAX_THREADS, max(1, (os.cpu_count() or 1) // 2)))
+        self._executor: LLExecutor | None = None
+        self._builder = ThreadPoolExecutor(1, thread_name_prefix="grammar-roots")
 
     def compile(self, spec: GrammarSpec) -> LLGrammar:
         """Raises InputError."""
@@ -93,19 +98,23 @@ class LLGuidance:
 
     def build(self, spec: GrammarSpec, recipe: Recipe) -> LLGrammar:
         """The rest, without the GIL. Raises InputError."""
-        inner = LLMatcher(self._tokenizer, recipe.source, log_level=0, limits=_LIMITS)
+        def make() -> LLMatcher:
+            return LLMatcher(self._tokenizer, recipe.source, log_level=0, limits=_LIMITS)
+
+        inner = make()
         if inner.is_error():
             raise InputError(f"the {spec.kind} cannot be enforced: {_refusal(inner)}", FIELD)
         digits = DigitLimit(self._digits) if spec.kind in ("json_schema", "json_object") else None
-        matcher = LLGuidanceMatcher(inner, digits, frozenset(self.vocabulary.stop_ids), recipe.hints)
         row = np.zeros(-(-self.vocabulary.size // 32), np.int32)
-        try:
-            matcher.fill(row)  # its tables are kept, so the first answer finds them made
-        except GrammarError as error:
-            raise InputError(f"the {spec.kind} cannot be enforced: {error}", FIELD) from None
+        inner.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)  # its tables are kept, and every answer finds them
+        if inner.is_error():
+            raise InputError(f"the {spec.kind} cannot be enforced: {_reason(inner)}", FIELD)
+        if digits is not None:
+            digits.cut(row)
         if not row.any():
             raise InputError(f"the {spec.kind} cannot be enforced: no answer satisfies it", FIELD)
-        return LLGrammar(spec, matcher)
+        roots = Roots(inner, make, self.num_threads, self._builder)
+        return LLGrammar(spec, roots, row, digits, frozenset(self.vocabulary.stop_ids), recipe.hints)
 
     def restore(self, spec: GrammarSpec, recipe: bytes) -> LLGrammar:
         """From the msgpack of a recipe that was made elsewhere. Raises InputError."""
@@ -128,14 +137,29 @@ class LLGuidance:
 
     def fill(self, matchers: Sequence[Matcher], rows: np.ndarray) -> None:
         """Rows of matchers that failed are left empty."""
-        ours = [matcher for matcher in matchers if isinstance(matcher, LLGuidanceMatcher)]
-        assert len(ours) == len(matchers)
         assert rows.dtype == np.int32
         assert rows.flags.c_contiguous
-        running = [(matcher.inner, line) for line, matcher in enumerate(ours) if not matcher.has_ended]
-        self._executor.unsafe_compute_mask_ptr(running, rows.ctypes.data, rows.strides[0], len(rows))
-        for line, matcher in enumerate(ours):
+        left: list[tuple[LLGuidanceMatcher, int]] = []
+        for line, matcher in enumerate(matchers):
+            assert isinstance(matcher, LLGuidanceMatcher)
+            if not matcher.fill_at_once(rows[line]):
+                left.append((matcher, line))
+        self._compute(left, rows)
+        for matcher, line in left:
             matcher.finish(rows[line])
+
+    def _compute(self, left: list[tuple[LLGuidanceMatcher, int]], rows: np.ndarray) -> None:
+        """Let the library fill these lines of `rows`, those of different roots at the same time."""
+        address, stride = rows.ctypes.data, rows.strides[0]
+        if len({id(matcher.root) for matcher, _ in left}) <= 1 or self.num_threads == 1:
+            for matcher, line in left:
+                matcher.inner.unsafe_compute_mask_ptr(address + line * stride, stride)
+            return
+        if self._executor is None:
+            self._executor = LLExecutor(self.num_threads)
+        left.sort(key=lambda each: id(each[0].root))  # threads get pieces of the list, and should not meet at one root
+        work = [(matcher.inner, line) for matcher, line in left]
+        self._executor.unsafe_compute_mask_ptr(work, address, stride, len(rows))
 
     def _source(self, spec: GrammarSpec) -> str:
         """The grammar in llguidance's own form. Raises InputError."""
@@ -165,32 +189,57 @@ class LLGuidance:
 
 
 class LLGrammar:
-    def __init__(self, spec: GrammarSpec, first: LLGuidanceMatcher) -> None:
+    """first_row: what every answer may begin with; digits: at the beginning, None if numbers are not limited."""
+
+    def __init__(
+        self,
+        spec: GrammarSpec,
+        roots: Roots,
+        first_row: np.ndarray,
+        digits: DigitLimit | None,
+        stop_ids: frozenset[int],
+        hints: Hints,
+    ) -> None:
         self.spec = spec
-        self._first = first
+        self.roots = roots
+        self.first_row = first_row
+        self.stop_ids = stop_ids
+        self.hints = hints
+        self._digits = digits
 
     def matcher(self) -> LLGuidanceMatcher:
-        return self._first.fork()
+        matcher = LLGuidanceMatcher(self, None, self._digits and self._digits.fork())
+        self.roots.expect(matcher)
+        return matcher
 
 
 class LLGuidanceMatcher:
-    __slots__ = ("_digits", "_stop_ids", "closing", "has_ended", "hints", "inner", "num_tokens")
+    """root: where it began, None before its first token; then `inner` is its own."""
 
-    def __init__(self, inner: Any, digits: DigitLimit | None, stop_ids: frozenset[int], hints: Hints) -> None:
-        self.inner = inner
-        self.hints = hints
+    __slots__ = ("__weakref__", "_digits", "_grammar", "closing", "has_ended", "inner", "num_tokens", "root")
+
+    def __init__(self, grammar: LLGrammar, root: Root | None, digits: DigitLimit | None) -> None:
+        self.root = root
+        self.inner = grammar.roots.first
         self.num_tokens = 0  # accepted, stop tokens aside
         self.closing = Closing()
         self.has_ended = False  # by a stop token
+        self._grammar = grammar
         self._digits = digits
-        self._stop_ids = stop_ids
+
+    @property
+    def hints(self) -> Hints:
+        return self._grammar.hints
 
     def accept(self, token: int) -> bool:
         if self.has_ended:
             return False
-        if token in self._stop_ids:
+        if token in self._grammar.stop_ids:
             self.has_ended = self.may_end
             return self.has_ended
+        if self.root is None:
+            self.root = self._grammar.roots.take(self)
+            self.inner = self.root.matcher.deep_copy()
         if self.inner.is_stopped() or self.inner.validate_tokens([token]) != 1:
             return False
         self.inner.consume_token(token)
@@ -202,19 +251,27 @@ class LLGuidanceMatcher:
     def fill(self, row: np.ndarray) -> None:
         assert row.dtype == np.int32
         assert row.flags.c_contiguous
-        if not self.has_ended:
+        if not self.fill_at_once(row):
             self.inner.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        self.finish(row)
+            self.finish(row)
         if self.inner.is_error():
             raise GrammarError(f"the grammar cannot be followed any further: {_reason(self.inner)}")
 
-    def finish(self, row: np.ndarray) -> None:
-        """What is to be done once the library has filled a row."""
+    def fill_at_once(self, row: np.ndarray) -> bool:
+        """Fill it if that takes no computation."""
         if self.has_ended:
             row.fill(0)
-            for token in self._stop_ids:
+            for token in self._grammar.stop_ids:
                 row.view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
-        elif self.inner.is_error():
+        elif self.root is None:
+            row[:] = self._grammar.first_row
+        else:
+            return False
+        return True
+
+    def finish(self, row: np.ndarray) -> None:
+        """What is to be done once the library has filled a row."""
+        if self.inner.is_error():
             row.fill(0)
         elif self._digits is not None:
             self._digits.cut(row)
@@ -239,8 +296,10 @@ class LLGuidanceMatcher:
                 self._digits.rollback(num_tokens)
 
     def fork(self) -> LLGuidanceMatcher:
-        digits = self._digits and self._digits.fork()
-        other = LLGuidanceMatcher(self.inner.deep_copy(), digits, self._stop_ids, self.hints)
+        other = LLGuidanceMatcher(self._grammar, self.root, self._digits and self._digits.fork())
+        if self.root is not None:
+            other.inner = self.inner.deep_copy()
+            self.root.answers.add(other)
         other.num_tokens = self.num_tokens
         other.has_ended = self.has_ended
         return other
