@@ -21,7 +21,9 @@ from quire.foundation.errors import InputError
 from quire.grammar import json_schema, tags, tags_lark
 from quire.grammar.base import GrammarError, Matcher
 from quire.grammar.closing import MAX_WALK, Closer, Closing, Hints
+from quire.grammar.mask_cache import MaskCache, PlaceMasks
 from quire.grammar.numbers import DigitLimit, DigitTable
+from quire.grammar.regex_states import Place
 from quire.grammar.roots import Root, Roots, usable_threads
 from quire.grammar.vocabulary import Vocabulary
 from quire.types.structured import FIELD, GrammarSpec
@@ -85,6 +87,7 @@ class LLGuidance:
         table.greedy = self._tokenizer
         self._digits = DigitTable(vocabulary.tokens)
         self._closer = Closer(vocabulary)
+        self._masks = MaskCache()
         self._executor: LLExecutor | None = None
         self._builder = ThreadPoolExecutor(1, thread_name_prefix="grammar-roots")
 
@@ -98,6 +101,7 @@ class LLGuidance:
 
     def build(self, spec: GrammarSpec, recipe: Recipe) -> LLGrammar:
         """The rest, without the GIL. Raises InputError."""
+
         def make() -> LLMatcher:
             return LLMatcher(self._tokenizer, recipe.source, log_level=0, limits=_LIMITS)
 
@@ -114,7 +118,8 @@ class LLGuidance:
         if not row.any():
             raise InputError(f"the {spec.kind} cannot be enforced: no answer satisfies it", FIELD)
         roots = Roots(inner, make, self.num_threads, self._builder)
-        return LLGrammar(spec, roots, row, digits, frozenset(self.vocabulary.stop_ids), recipe.hints)
+        kept = PlaceMasks(spec.text, self.vocabulary.tokens, self._masks) if spec.kind == "regex" else None
+        return LLGrammar(spec, roots, row, digits, kept, frozenset(self.vocabulary.stop_ids), recipe.hints)
 
     def restore(self, spec: GrammarSpec, recipe: bytes) -> LLGrammar:
         """From the msgpack of a recipe that was made elsewhere. Raises InputError."""
@@ -140,13 +145,27 @@ class LLGuidance:
         assert rows.dtype == np.int32
         assert rows.flags.c_contiguous
         left: list[tuple[LLGuidanceMatcher, int]] = []
+        same: list[tuple[LLGuidanceMatcher, int, int]] = []  # and the place in `left` of one who is where it is
+        seen: dict[tuple[LLGrammar, Place], int] = {}
         for line, matcher in enumerate(matchers):
             assert isinstance(matcher, LLGuidanceMatcher)
-            if not matcher.fill_at_once(rows[line]):
-                left.append((matcher, line))
+            if matcher.fill_at_once(rows[line]):
+                continue
+            if matcher.place is not None:
+                first = seen.setdefault((matcher.grammar, matcher.place), len(left))
+                if first < len(left):
+                    same.append((matcher, line, first))
+                    continue
+            left.append((matcher, line))
         self._compute(left, rows)
         for matcher, line in left:
             matcher.finish(rows[line])
+        for matcher, line, first in same:
+            if not left[first][0].inner.is_error():
+                rows[line] = rows[left[first][1]]
+            elif not matcher.fill_at_once(rows[line]):
+                self._compute([(matcher, line)], rows)
+                matcher.finish(rows[line])
 
     def _compute(self, left: list[tuple[LLGuidanceMatcher, int]], rows: np.ndarray) -> None:
         """Let the library fill these lines of `rows`, those of different roots at the same time."""
@@ -157,8 +176,8 @@ class LLGuidance:
             return
         if self._executor is None:
             self._executor = LLExecutor(self.num_threads)
-        left.sort(key=lambda each: id(each[0].root))  # threads get pieces of the list, and should not meet at one root
-        work = [(matcher.inner, line) for matcher, line in left]
+        # Threads get pieces of the list, and should not meet at one root.
+        work = [(matcher.inner, line) for matcher, line in sorted(left, key=lambda each: id(each[0].root))]
         self._executor.unsafe_compute_mask_ptr(work, address, stride, len(rows))
 
     def _source(self, spec: GrammarSpec) -> str:
@@ -189,7 +208,8 @@ class LLGuidance:
 
 
 class LLGrammar:
-    """first_row: what every answer may begin with; digits: at the beginning, None if numbers are not limited."""
+    """first_row: what every answer may begin with; digits: at the beginning, None if numbers are not limited; kept:
+    masks that are kept, if any are."""
 
     def __init__(
         self,
@@ -197,10 +217,12 @@ class LLGrammar:
         roots: Roots,
         first_row: np.ndarray,
         digits: DigitLimit | None,
+        kept: PlaceMasks | None,
         stop_ids: frozenset[int],
         hints: Hints,
     ) -> None:
         self.spec = spec
+        self.kept = kept
         self.roots = roots
         self.first_row = first_row
         self.stop_ids = stop_ids
@@ -214,9 +236,10 @@ class LLGrammar:
 
 
 class LLGuidanceMatcher:
-    """root: where it began, None before its first token; then `inner` is its own."""
+    """root: where it began, None before its first token; then `inner` is its own. place: where it is in its regex, if
+    that is known."""
 
-    __slots__ = ("__weakref__", "_digits", "_grammar", "closing", "has_ended", "inner", "num_tokens", "root")
+    __slots__ = ("__weakref__", "_digits", "closing", "grammar", "has_ended", "inner", "num_tokens", "place", "root")
 
     def __init__(self, grammar: LLGrammar, root: Root | None, digits: DigitLimit | None) -> None:
         self.root = root
@@ -224,21 +247,22 @@ class LLGuidanceMatcher:
         self.num_tokens = 0  # accepted, stop tokens aside
         self.closing = Closing()
         self.has_ended = False  # by a stop token
-        self._grammar = grammar
+        self.place = None if grammar.kept is None else grammar.kept.start
+        self.grammar = grammar
         self._digits = digits
 
     @property
     def hints(self) -> Hints:
-        return self._grammar.hints
+        return self.grammar.hints
 
     def accept(self, token: int) -> bool:
         if self.has_ended:
             return False
-        if token in self._grammar.stop_ids:
+        if token in self.grammar.stop_ids:
             self.has_ended = self.may_end
             return self.has_ended
         if self.root is None:
-            self.root = self._grammar.roots.take(self)
+            self.root = self.grammar.roots.take(self)
             self.inner = self.root.matcher.deep_copy()
         if self.inner.is_stopped() or self.inner.validate_tokens([token]) != 1:
             return False
@@ -246,6 +270,8 @@ class LLGuidanceMatcher:
         self.num_tokens += 1
         if self._digits is not None:
             self._digits.push(token)
+        if self.place is not None and self.grammar.kept is not None:
+            self.place = self.grammar.kept.after(self.place, token)
         return True
 
     def fill(self, row: np.ndarray) -> None:
@@ -261,13 +287,19 @@ class LLGuidanceMatcher:
         """Fill it if that takes no computation."""
         if self.has_ended:
             row.fill(0)
-            for token in self._grammar.stop_ids:
+            for token in self.grammar.stop_ids:
                 row.view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
         elif self.root is None:
-            row[:] = self._grammar.first_row
+            row[:] = self.grammar.first_row
+        elif (known := self._known_row()) is not None:
+            row[:] = known
         else:
             return False
         return True
+
+    def _known_row(self) -> np.ndarray | None:
+        kept = self.grammar.kept
+        return None if kept is None or self.place is None else kept.get(self.place)
 
     def finish(self, row: np.ndarray) -> None:
         """What is to be done once the library has filled a row."""
@@ -275,6 +307,8 @@ class LLGuidanceMatcher:
             row.fill(0)
         elif self._digits is not None:
             self._digits.cut(row)
+        elif self.place is not None and self.grammar.kept is not None:
+            self.grammar.kept.put(self.place, row, self.inner)
 
     @property
     def may_end(self) -> bool:
@@ -292,15 +326,17 @@ class LLGuidanceMatcher:
             self.inner.rollback(num_tokens)
             self.num_tokens -= num_tokens
             self.closing = Closing()
+            self.place = None
             if self._digits is not None:
                 self._digits.rollback(num_tokens)
 
     def fork(self) -> LLGuidanceMatcher:
-        other = LLGuidanceMatcher(self._grammar, self.root, self._digits and self._digits.fork())
+        other = LLGuidanceMatcher(self.grammar, self.root, self._digits and self._digits.fork())
         if self.root is not None:
             other.inner = self.inner.deep_copy()
             self.root.answers.add(other)
         other.num_tokens = self.num_tokens
+        other.place = self.place
         other.has_ended = self.has_ended
         return other
 
