@@ -305,6 +305,8 @@ class LLGuidanceMatcher:
         """What is to be done once the library has filled a row."""
         if self.inner.is_error():
             row.fill(0)
+            if self.root is not None:
+                self.grammar.roots.retire(self.root)
         elif self._digits is not None:
             self._digits.cut(row)
         elif self.place is not None and self.grammar.kept is not None:

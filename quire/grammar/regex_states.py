@@ -9,9 +9,11 @@ repetitions.
 
 from __future__ import annotations
 
+import codecs
 import re
 import warnings
 from bisect import bisect_right
+from re import _parser  # type: ignore[attr-defined]
 from typing import Any, NamedTuple
 
 _HIGHEST = 0x10FFFF
@@ -20,10 +22,9 @@ _CLASSES = {  # as tags_lark.ASCII_CLASSES says
     "WORD": ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)),
     "SPACE": ((0x09, 0x0D), (0x20, 0x20)),
 }
-_UNBOUNDED = int(re._constants.MAXREPEAT)
 _MAX_PATTERN = 2000  # characters; longer ones are not followed
-_MAX_MOVES = 100_000  # of one regex that are found in all; then it is not followed any further …
-_MAX_NEW_MOVES = 1000  # … nor if one token takes so many, some milliseconds
+_MAX_STEPS = 200_000  # of finding places of one regex, each about a microsecond; then it is not followed any further …
+_MAX_NEW_STEPS = 4000  # … nor if one token takes so many
 
 Ranges = tuple[tuple[int, int], ...]  # of code points, ends included, rising, apart
 
@@ -57,7 +58,8 @@ class RegexStates:
         self._terms: dict[tuple[Any, ...], Term] = {}
         self._moves: dict[tuple[Term, int], Term] = {}  # by class of character
         self._classes: dict[str, int] = {}  # of characters that were met: which characters are alike to this pattern
-        self._num_moves_left = _MAX_NEW_MOVES
+        self._steps_left = _MAX_STEPS
+        self._steps_now = _MAX_NEW_STEPS  # that the token at hand may take
         self._none = self._term("none", (), nullable=False)
         self._empty = self._term("empty", (), nullable=True)
         self.start: Place | None = None
@@ -77,15 +79,12 @@ class RegexStates:
     def after(self, place: Place, text: bytes) -> Place | None:
         """The place that `text` leads to; None if that is not known."""
         data = place.rest + text
-        rest = b""
         try:
-            chars = data.decode()
-        except UnicodeDecodeError as error:
-            if error.end < len(data) or len(data) - error.start > 3:
-                return None
-            chars, rest = data[: error.start].decode(), data[error.start :]
+            chars, num_read = codecs.utf_8_decode(data, "strict", False)
+        except UnicodeDecodeError:
+            return None
         term = place.term
-        self._num_moves_left = min(_MAX_NEW_MOVES, _MAX_MOVES - len(self._moves)) if self._num_moves_left > 0 else 0
+        self._steps_now = _MAX_NEW_STEPS
         try:
             for char in chars:
                 number = self._classes.get(char)
@@ -93,9 +92,16 @@ class RegexStates:
                     number = self._classes[char] = bisect_right(self._bounds, ord(char)) - 1
                 term = self._moves.get((term, number)) or self._derive(term, number)
         except (_UnknownError, RecursionError):
-            self._num_moves_left = 0
+            self._steps_left = 0
             return None
-        return None if term is self._none else Place(term, rest)
+        return None if term is self._none else Place(term, data[num_read:])
+
+    def _spend(self, steps: int) -> None:
+        """Raises _UnknownError."""
+        self._steps_left -= steps
+        self._steps_now -= steps
+        if min(self._steps_left, self._steps_now) < 0:
+            raise _UnknownError("too many places")
 
     # Terms
 
@@ -103,6 +109,7 @@ class RegexStates:
         key = (kind, *parts)
         found = self._terms.get(key)
         if found is None:
+            self._spend(1)
             found = self._terms[key] = Term(kind, parts, nullable)
         return found
 
@@ -121,7 +128,10 @@ class RegexStates:
         return self._term("then", (first, second), nullable=first.nullable and second.nullable)
 
     def _either(self, terms: list[Term]) -> Term:
-        flat = {part for term in terms for part in (term.parts if term.kind == "either" else (term,))} - {self._none}
+        flat: set[Term] = {part for term in terms for part in (term.parts if term.kind == "either" else (term,))} - {
+            self._none
+        }
+        self._spend(len(flat))
         if len(flat) <= 1:
             return flat.pop() if flat else self._none
         return self._term("either", tuple(sorted(flat, key=id)), nullable=any(term.nullable for term in flat))
@@ -139,9 +149,7 @@ class RegexStates:
         """What is left of the term after a character of this class. Raises _UnknownError when that gets too costly."""
         found = self._moves.get((term, number))
         if found is None:
-            if self._num_moves_left <= 0:
-                raise _UnknownError("too many places")
-            self._num_moves_left -= 1
+            self._spend(1)
             found = self._moves[(term, number)] = self._derived(term, number)
         return found
 
@@ -190,14 +198,12 @@ class RegexStates:
                     return self._read(inner)
             case "MAX_REPEAT":
                 least, most, inner = value
-                return self._repeat(self._read(inner), int(least), None if int(most) >= _UNBOUNDED else int(most))
+                return self._repeat(self._read(inner), int(least), None if most is _parser.MAXREPEAT else int(most))
         raise _UnknownError(name)
 
 
 def _parsed(pattern: str) -> list[Any]:
     """Without the anchors around it. Raises what Python's parser does, and for what it warns of."""
-    from re import _parser  # type: ignore[attr-defined]
-
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         parsed = _parser.parse(pattern)

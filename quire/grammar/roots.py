@@ -4,6 +4,8 @@ llguidance's copies of a matcher share one lexer behind one lock: masks of answe
 matcher are made one after the other, however many threads there are. Matchers that were built apart share nothing. So a
 grammar that several answers need at once is built again, in the background, up to once a thread, and each answer begins
 as a copy of the least busy root. That is decided at its first token; its first mask is that of every other.
+
+A lexer that met its limits once gives up sooner from then on. So a root under which an answer failed gets no new ones.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ class Roots:
     """
 
     def __init__(self, first: Any, build: Callable[[], Any], most: int, builder: ThreadPoolExecutor) -> None:
+        self.first = first  # for questions about the beginning
         self._roots = [Root(first)]
         self._build = build
         self._most = most
@@ -51,11 +54,6 @@ class Roots:
     def __len__(self) -> int:
         return len(self._roots)
 
-    @property
-    def first(self) -> Any:
-        """The matcher of one root, for questions only."""
-        return self._roots[0].matcher
-
     def expect(self, answer: object) -> None:
         """An answer begins, and will soon take a root."""
         self._answers.add(answer)
@@ -65,9 +63,17 @@ class Roots:
 
     def take(self, answer: object) -> Root:
         """The root with the fewest answers; this one is among them from now on, as long as it lives."""
+        if not self._roots:
+            self._roots.append(Root(self._build()))
         root = min(self._roots, key=lambda root: len(root.answers))
         root.answers.add(answer)
         return root
+
+    def retire(self, root: Root) -> None:
+        """No more answers begin there."""
+        if root in self._roots:
+            self._roots.remove(root)
+            self._num_wanted = max(1, self._num_wanted - 1)
 
     def _add(self) -> None:
         matcher = self._build()

@@ -1,0 +1,97 @@
+"""Places in regexes are told apart where they differ: judged by Python's own matching, and by what follows."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.grammar.regex_states import RegexStates
+
+ALPHABET = "abx09 _-é日\n"
+_ATOMS = st.sampled_from(
+    ["a", "b", "é", "日", ".", "[ab]", "[^a]", "[a-x]", r"\d", r"\w", r"\S", r"[^\W_]", r"[\s-]", "[^é-日]", "x0"]
+)
+_PATTERNS = st.recursive(
+    _ATOMS,
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map("".join),
+        st.lists(inner, min_size=1, max_size=3).map(lambda parts: f"({'|'.join(parts)})"),
+        st.tuples(inner, st.sampled_from(["*", "+", "?", "{2}", "{1,3}", "{2,}", "{0,2}"])).map(
+            lambda pair: f"(?:{pair[0]}){pair[1]}"
+        ),
+    ),
+    max_leaves=8,
+)
+_TEXTS = st.text(ALPHABET, max_size=8)
+
+
+@settings(max_examples=400, deadline=None)
+@given(_PATTERNS, st.lists(_TEXTS, min_size=1, max_size=6), st.integers(0, 1 << 30))
+def test_places_are_those_of_the_pattern(pattern: str, texts: list[str], seed: int) -> None:
+    """A text's place is complete where Python matches it as a whole; texts at one place go on alike."""
+    states, judge, cuts = RegexStates(pattern), re.compile(pattern, re.ASCII), random.Random(seed)
+    assert states.start is not None
+    by_place: dict[object, str] = {}
+    for text in texts:
+        data, place = text.encode(), states.after(states.start, b"")
+        while data and place is not None:
+            cut = cuts.randint(1, len(data))
+            data, place = data[cut:], states.after(place, data[:cut])
+        if place is None:  # nothing that begins so is matched: at least no text of ours
+            assert not any(judge.fullmatch(text + more) for more in texts)
+            continue
+        assert place.rest == b""
+        assert place.term.nullable == bool(judge.fullmatch(text))
+        twin = by_place.setdefault(place, text)
+        for more in texts:
+            assert bool(judge.fullmatch(twin + more)) == bool(judge.fullmatch(text + more))
+
+
+def test_equal_counts_are_one_place_and_others_are_not() -> None:
+    states = RegexStates("([a-z]+ ){3,5}")
+    assert states.start is not None
+    one, other = states.after(states.start, b"abc de"), states.after(states.start, b"z zz")
+    assert one is not None
+    assert one == other
+    assert one != states.after(states.start, b"abc")
+    assert one != states.after(states.start, b"abc de ")
+
+
+def test_half_a_character_waits_for_the_rest() -> None:
+    states = RegexStates("[日本]+")
+    place = states.start
+    for byte in "日本".encode():
+        assert place is not None
+        place = states.after(place, bytes([byte]))
+    assert place is not None
+    assert place.rest == b""
+    assert states.after(place, b"\xe6") != states.after(place, b"\xe6\x97")
+    assert states.after(place, b"\xff") is None
+    assert states.after(place, "日".encode()[1:]) is None
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["(?i)a", "a*?", "[[:alpha:]]", "[a&&b]", "[a--b]", "a++", r"\bx", "(?=a)a", r"(a)\1", "(?-i:a)", "a" * 3000, "("],
+)
+def test_what_two_parsers_may_read_differently_is_not_followed(pattern: str) -> None:
+    assert RegexStates(pattern).start is None
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(a|b)*a(a|b){40}", "a?" * 900, "((((a?b?){9}c?){9}d?){9}e?){9}x", "(a|b|ab|ba)*" * 80]
+)
+def test_costly_patterns_are_given_up(pattern: str) -> None:
+    states, rng = RegexStates(pattern), random.Random(0)
+    place = states.start
+    for _ in range(20_000):
+        if place is None:
+            break
+        place = states.after(place, rng.choice((b"a", b"b")))
+    assert place is None
+    assert len(states._terms) + len(states._moves) <= 200_000
+    assert states.start is None or states.after(states.start, b"zzzz") is None
