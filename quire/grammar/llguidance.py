@@ -264,9 +264,8 @@ class LLGuidanceMatcher:
         if self.root is None:
             self.root = self.grammar.roots.take(self)
             self.inner = self.root.matcher.deep_copy()
-        if self.inner.is_stopped() or self.inner.validate_tokens([token]) != 1:
+        if self.inner.try_consume_tokens([token]) != 1:
             return False
-        self.inner.consume_token(token)
         self.num_tokens += 1
         if self._digits is not None:
             self._digits.push(token)
