@@ -102,22 +102,23 @@ class LLGuidance:
     def build(self, spec: GrammarSpec, recipe: Recipe) -> LLGrammar:
         """The rest, without the GIL. Raises InputError."""
 
-        def make() -> LLMatcher:
-            return LLMatcher(self._tokenizer, recipe.source, log_level=0, limits=_LIMITS)
+        def make(row: np.ndarray) -> LLMatcher:
+            """With the tables that every answer needs, which the first mask leaves behind."""
+            matcher = LLMatcher(self._tokenizer, recipe.source, log_level=0, limits=_LIMITS)
+            if not matcher.is_error():
+                matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            return matcher
 
-        inner = make()
-        if inner.is_error():
-            raise InputError(f"the {spec.kind} cannot be enforced: {_refusal(inner)}", FIELD)
-        digits = DigitLimit(self._digits) if spec.kind in ("json_schema", "json_object") else None
         row = np.zeros(-(-self.vocabulary.size // 32), np.int32)
-        inner.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)  # its tables are kept, and every answer finds them
-        if inner.is_error():
-            raise InputError(f"the {spec.kind} cannot be enforced: {_reason(inner)}", FIELD)
+        first = make(row)
+        if first.is_error():
+            raise InputError(f"the {spec.kind} cannot be enforced: {_refusal(first)}", FIELD)
+        digits = DigitLimit(self._digits) if spec.kind in ("json_schema", "json_object") else None
         if digits is not None:
             digits.cut(row)
         if not row.any():
             raise InputError(f"the {spec.kind} cannot be enforced: no answer satisfies it", FIELD)
-        roots = Roots(inner, make, self.num_threads, self._builder)
+        roots = Roots(first, lambda: make(np.empty_like(row)), self.num_threads, self._builder)
         kept = PlaceMasks(spec.text, self.vocabulary.tokens, self._masks) if spec.kind == "regex" else None
         return LLGrammar(spec, roots, row, digits, kept, frozenset(self.vocabulary.stop_ids), recipe.hints)
 

@@ -22,7 +22,7 @@ _CLASSES = {  # as tags_lark.ASCII_CLASSES says
     "WORD": ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)),
     "SPACE": ((0x09, 0x0D), (0x20, 0x20)),
 }
-_MAX_PATTERN = 2000  # characters; longer ones are not followed
+_MAX_PATTERN = 500  # characters; longer ones are not followed: reading them holds the interpreter lock too long
 _MAX_STEPS = 200_000  # of finding places of one regex, each about a microsecond; then it is not followed any further …
 _MAX_NEW_STEPS = 4000  # … nor if one token takes so many
 

@@ -76,22 +76,20 @@ def test_half_a_character_waits_for_the_rest() -> None:
 
 @pytest.mark.parametrize(
     "pattern",
-    ["(?i)a", "a*?", "[[:alpha:]]", "[a&&b]", "[a--b]", "a++", r"\bx", "(?=a)a", r"(a)\1", "(?-i:a)", "a" * 3000, "("],
+    ["(?i)a", "a*?", "[[:alpha:]]", "[a&&b]", "[a--b]", "a++", r"\bx", "(?=a)a", r"(a)\1", "(?-i:a)", "a" * 501, "("],
 )
 def test_what_two_parsers_may_read_differently_is_not_followed(pattern: str) -> None:
     assert RegexStates(pattern).start is None
 
 
 @pytest.mark.parametrize(
-    "pattern", ["(a|b)*a(a|b){40}", "a?" * 900, "((((a?b?){9}c?){9}d?){9}e?){9}x", "(a|b|ab|ba)*" * 80]
+    ("pattern", "text"), [("(((((a?b?){9}c?){9}d?){9}e?){9}f?){9}x", b"ab"), ("a?" * 250, b"aaaa")]
 )
-def test_costly_patterns_are_given_up(pattern: str) -> None:
-    states, rng = RegexStates(pattern), random.Random(0)
+def test_what_gets_too_costly_is_given_up(pattern: str, text: bytes) -> None:
+    states = RegexStates(pattern)
     place = states.start
-    for _ in range(20_000):
-        if place is None:
-            break
-        place = states.after(place, rng.choice((b"a", b"b")))
+    for _ in range(100):
+        place = place and states.after(place, text)
     assert place is None
-    assert len(states._terms) + len(states._moves) <= 200_000
-    assert states.start is None or states.after(states.start, b"zzzz") is None
+    assert states.start is not None
+    assert len(states._terms) + len(states._moves) < 10_000
