@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -28,6 +29,7 @@ from quire.grammar.roots import Root, Roots, usable_threads
 from quire.grammar.vocabulary import Vocabulary
 from quire.types.structured import FIELD, GrammarSpec
 
+MAX_ROOT_SECONDS = 0.05  # what takes longer to build is not built twice: it is large as well
 REHEARSALS = 3
 REHEARSED_TOKENS = 40
 JSON_SPACE = r"[ \n\r\t]{1,8}"
@@ -110,7 +112,9 @@ class LLGuidance:
             return matcher
 
         row = np.zeros(-(-self.vocabulary.size // 32), np.int32)
+        began = time.thread_time()
         first = make(row)
+        most = self.num_threads if time.thread_time() - began < MAX_ROOT_SECONDS else 1
         if first.is_error():
             raise InputError(f"the {spec.kind} cannot be enforced: {_refusal(first)}", FIELD)
         digits = DigitLimit(self._digits) if spec.kind in ("json_schema", "json_object") else None
@@ -118,7 +122,7 @@ class LLGuidance:
             digits.cut(row)
         if not row.any():
             raise InputError(f"the {spec.kind} cannot be enforced: no answer satisfies it", FIELD)
-        roots = Roots(first, lambda: make(np.empty_like(row)), self.num_threads, self._builder)
+        roots = Roots(first, lambda: make(np.empty_like(row)), most, self._builder)
         kept = PlaceMasks(spec.text, self.vocabulary.tokens, self._masks) if spec.kind == "regex" else None
         return LLGrammar(spec, roots, row, digits, kept, frozenset(self.vocabulary.stop_ids), recipe.hints)
 

@@ -136,6 +136,19 @@ def test_one_answer_needs_no_threads() -> None:
     assert not backend._builder._threads
 
 
+def test_what_is_large_is_built_once(backend: LLGuidance, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llguidance, "MAX_ROOT_SECONDS", 0.0)
+    grammar = backend.compile(GrammarSpec("regex", "[ab]+"))
+    matchers = [grammar.matcher() for _ in range(9)]
+    rng = random.Random(0)
+    for _ in range(3):
+        assert all(
+            matcher.accept(draw(rng, row)) for matcher, row in zip(matchers, fill(backend, matchers), strict=True)
+        )
+        matchers = [matcher for matcher in matchers if not matcher.is_done]
+    assert len(grammar.roots) == 1
+
+
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_who_fails_fails_alone(monkeypatch: pytest.MonkeyPatch, num_threads: int) -> None:
     """With so little fuel that some rows cannot be computed, the others are what they are with enough."""
