@@ -52,7 +52,7 @@ class PlaceMasks:
         return self._states.after(place, self._tokens[token])
 
     def get(self, place: Place) -> np.ndarray | None:
-        return self._cache.get((self._number, place))
+        return None if self._states.start is None else self._cache.get((self._number, place))
 
     def put(self, place: Place, row: np.ndarray, matcher: Any) -> None:
         """Keep what the library's matcher allows at this place, if it is much and depends on the place alone.
@@ -62,6 +62,6 @@ class PlaceMasks:
         if np.count_nonzero(row) < _LEAST_WORDS or matcher.compute_ff_bytes():
             return
         if matcher.is_accepting() != (place.term.nullable and not place.rest):
-            self._states.start = None  # it is read otherwise there
+            self._states.start = None  # the library reads the pattern otherwise: nothing that was kept counts
             return
         self._cache.put((self._number, place), row)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 import re
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.grammar.mask_cache import MaskCache, PlaceMasks
 from quire.grammar.regex_states import RegexStates
 
 ALPHABET = "abx09 _-é日\n"
@@ -80,6 +82,40 @@ def test_half_a_character_waits_for_the_rest() -> None:
 )
 def test_what_two_parsers_may_read_differently_is_not_followed(pattern: str) -> None:
     assert RegexStates(pattern).start is None
+
+
+def test_masks_of_a_pattern_that_the_library_reads_otherwise_are_forgotten() -> None:
+    class Library:
+        may_end = False
+
+        def is_accepting(self) -> bool:
+            return self.may_end
+
+        def compute_ff_bytes(self) -> bytes:
+            return b""
+
+    row, library = np.arange(1, 129, dtype=np.int32), Library()
+    masks = PlaceMasks("ab*", [b"", b"a", b"b"], MaskCache())
+    assert masks.start is not None
+    before, after = masks.start, masks.after(masks.start, 1)
+    assert after is not None
+    masks.put(before, row, library)
+    known = masks.get(before)
+    assert known is not None
+    assert (known == row).all()
+    masks.put(after, row, library)  # here the pattern may end, and the library says no
+    assert masks.start is None
+    assert masks.get(before) is None
+    assert masks.get(after) is None
+
+
+def test_the_latest_rows_are_kept() -> None:
+    cache, row = MaskCache(max_bytes=3 * 16), np.ones(4, np.int32)
+    for key in "abc":
+        cache.put(key, row)
+    assert cache.get("a") is not None
+    cache.put("d", row)
+    assert [key for key in "abcd" if cache.get(key) is None] == ["b"]
 
 
 @pytest.mark.parametrize(
