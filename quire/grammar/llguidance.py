@@ -114,7 +114,7 @@ class LLGuidance:
         row = np.zeros(-(-self.vocabulary.size // 32), np.int32)
         began = time.thread_time()
         first = make(row)
-        most = self.num_threads if time.thread_time() - began < MAX_ROOT_SECONDS else 1
+        is_small = time.thread_time() - began < MAX_ROOT_SECONDS
         if first.is_error():
             raise InputError(f"the {spec.kind} cannot be enforced: {_refusal(first)}", FIELD)
         digits = DigitLimit(self._digits) if spec.kind in ("json_schema", "json_object") else None
@@ -122,7 +122,8 @@ class LLGuidance:
             digits.cut(row)
         if not row.any():
             raise InputError(f"the {spec.kind} cannot be enforced: no answer satisfies it", FIELD)
-        roots = Roots(first, lambda: make(np.empty_like(row)), most, self._builder)
+        again = (lambda: make(np.empty_like(row))) if is_small else None
+        roots = Roots(first, again, self.num_threads, self._builder)
         kept = PlaceMasks(spec.text, self.vocabulary.tokens, self._masks) if spec.kind == "regex" else None
         return LLGrammar(spec, roots, row, digits, kept, frozenset(self.vocabulary.stop_ids), recipe.hints)
 
@@ -310,7 +311,7 @@ class LLGuidanceMatcher:
         if self.inner.is_error():
             row.fill(0)
             if self.root is not None:
-                self.grammar.roots.retire(self.root)
+                self.grammar.roots.replace(self.root)
         elif self._digits is not None:
             self._digits.cut(row)
         elif self.place is not None and self.grammar.kept is not None:

@@ -5,7 +5,7 @@ matcher are made one after the other, however many threads there are. Matchers t
 grammar that several answers need at once is built again, in the background, up to once a thread, and each answer begins
 as a copy of the least busy root. That is decided at its first token; its first mask is that of every other.
 
-A lexer that met its limits once gives up sooner from then on. So a root under which an answer failed gets no new ones.
+A lexer that met its limits once gives up sooner from then on. So a root under which an answer failed is built anew.
 """
 
 from __future__ import annotations
@@ -29,24 +29,25 @@ def usable_threads() -> int:
 class Root:
     """One matcher of a grammar that shares nothing with the others, at its beginning."""
 
-    __slots__ = ("answers", "matcher")
+    __slots__ = ("answers", "has_failed", "matcher")
 
     def __init__(self, matcher: Any) -> None:
         self.matcher = matcher
+        self.has_failed = False  # an answer under it met the limits; no more begin here once there is another root
         self.answers: weakref.WeakSet[object] = weakref.WeakSet()  # that began as copies of it
 
 
 class Roots:
     """Of one grammar. Used by one thread, but for the builder's.
 
-    build: makes another matcher, without the GIL. most: roots.
+    build: makes another matcher, without the GIL; None: there is to be one root. most: roots.
     """
 
-    def __init__(self, first: Any, build: Callable[[], Any], most: int, builder: ThreadPoolExecutor) -> None:
+    def __init__(self, first: Any, build: Callable[[], Any] | None, most: int, builder: ThreadPoolExecutor) -> None:
         self.first = first  # for questions about the beginning
         self._roots = [Root(first)]
         self._build = build
-        self._most = most
+        self._most = 1 if build is None else most
         self._builder = builder
         self._num_wanted = 1
         self._answers: weakref.WeakSet[object] = weakref.WeakSet()
@@ -63,19 +64,22 @@ class Roots:
 
     def take(self, answer: object) -> Root:
         """The root with the fewest answers; this one is among them from now on, as long as it lives."""
-        if not self._roots:
-            self._roots.append(Root(self._build()))
-        root = min(self._roots, key=lambda root: len(root.answers))
+        root = min(self._roots, key=lambda root: (root.has_failed, len(root.answers)))
         root.answers.add(answer)
         return root
 
-    def retire(self, root: Root) -> None:
-        """No more answers begin there."""
-        if root in self._roots:
-            self._roots.remove(root)
-            self._num_wanted = max(1, self._num_wanted - 1)
+    def replace(self, root: Root) -> None:
+        """An answer under it failed."""
+        if not root.has_failed:
+            root.has_failed = True
+            if self._build is not None:
+                self._builder.submit(self._add, root)
 
-    def _add(self) -> None:
+    def _add(self, instead_of: Root | None = None) -> None:
+        assert self._build is not None
         matcher = self._build()
-        if not matcher.is_error():
-            self._roots.append(Root(matcher))
+        if matcher.is_error():
+            return
+        self._roots.append(Root(matcher))
+        if instead_of is not None:
+            self._roots.remove(instead_of)
