@@ -5,9 +5,12 @@
 
 Tokens a second: one batch of 128-token prompts, read at the end, all requests to the last token; each case in turn,
 `--rounds` times, medians. The grammars cannot end before `--tokens`. They are compiled before anything is timed.
-free: no constraint. json: an array of records, one schema for all. regex: words. thinking: the same schema behind a
-marker that hardly ever comes. half: json for every other stream.
-Gaps: the same, streamed: the time between two tokens of the streams that are free, alone and beside the others.
+free: no constraint. json: an array of records, one schema for all. regex: words. open: a regex of any text without an
+x, of which each place is another one. thinking: the same schema behind a marker that hardly ever comes. half, half
+open: json, open for every other stream.
+Gaps: the same, streamed: the time between two tokens of the streams that are free, alone and beside the others; and of
+these runs, what the core did in its steps, phase by phase: the middle step, the 99th percentile, the longest, and the
+mean of the slowest 1 %. "mask" is all that the brain does for masks, "gc" is part of the others.
 """
 
 from __future__ import annotations
@@ -21,8 +24,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from benchmarks import results_file, workloads
+from benchmarks.laps import Laps, slowest, spread
 from benchmarks.results_file import Row
 from benchmarks.serve_load import percentile
 from quire.config.engine import EngineConfig
@@ -34,6 +39,7 @@ from quire.types.sampling import RequestOutputKind, SamplingParams
 from quire.types.structured import Constraint, GrammarSpec, StructuredOutputsParams, Thinking
 
 TEMPERATURE = 0.6
+LONGEST_WORD = 5  # characters of a token of the made-up vocabulary
 PROMPT = 128  # tokens
 RECORD = {
     "type": "object",
@@ -53,6 +59,7 @@ def cases(tokens: int) -> dict[str, Bind]:
     schema = {"type": "array", "items": RECORD, "minItems": tokens}
     json_grammar = grammar_of(StructuredOutputsParams(json=schema, disable_any_whitespace=True))
     words = grammar_of(StructuredOutputsParams(regex=rf"([a-z]+ ){{{tokens},}}"))
+    text = grammar_of(StructuredOutputsParams(regex=rf"[^x]{{{LONGEST_WORD * tokens},}}"))
     never = Thinking(end=[workloads.FIRST_ID - 1], max_tokens=10 * tokens)
 
     def always(grammar: GrammarSpec, thinking: Thinking | None = None) -> Bind:
@@ -62,8 +69,10 @@ def cases(tokens: int) -> dict[str, Bind]:
         "free": lambda _: None,
         "json": always(json_grammar),
         "regex": always(words),
+        "open": always(text),
         "thinking": always(json_grammar, never),
         "half": lambda stream: Constraint(json_grammar) if stream % 2 else None,
+        "half open": lambda stream: Constraint(text) if stream % 2 else None,
     }
 
 
@@ -71,9 +80,11 @@ class Bench:
     def __init__(self, model: str, streams: int, tokens: int, options: dict[str, object]) -> None:
         folder = workloads.write_model_dir(model, Path(tempfile.mkdtemp()) / model, tokenizer=True)
         config = EngineConfig.from_flat(model=str(folder), load_format="dummy", disable_log_stats=True, **options)
-        self.client = InProcessClient(resolve(config))
+        self.laps = Laps()
+        self.client = InProcessClient(resolve(config), clock=self.laps)
         self.streams, self.tokens = streams, tokens
         self._num_runs = 0
+        self.num_started = 0  # steps of the latest run before all its streams had a token
 
     def run(self, bind: Bind, tokens: int, *, streamed: bool = False) -> tuple[float, list[float]]:
         """Seconds of all requests of so many tokens, and the gaps between tokens of those that are free."""
@@ -94,9 +105,14 @@ class Bench:
                 )
             )  # fmt: skip
         unfinished, lengths = len(prompts), 0
+        silent = {f"{self._num_runs}-{stream}" for stream in range(len(prompts))}
+        self.laps.steps.clear()
         while unfinished:
             outputs = self.client.poll(60)
             now = time.perf_counter()
+            if silent:
+                silent.difference_update(output.request_id for output in outputs.special)
+                self.num_started = len(self.laps.steps)
             lengths += len(outputs.tokens) + sum(len(output.token_ids) for output in outputs.special)
             for name in itertools.chain(outputs.ids or (), (output.request_id for output in outputs.special)):
                 if name in free:
@@ -113,8 +129,9 @@ class Bench:
         return {**stats.phase_seconds, "steps": stats.num_steps}
 
 
-def measure(bench: Bench, rounds: int) -> tuple[list[Row], dict[str, dict[str, float]]]:
-    """Rows without model, and where the core's time went: milliseconds a step by case and phase."""
+def measure(bench: Bench, rounds: int) -> tuple[list[Row], dict[str, dict[str, float]], dict[str, Any]]:
+    """Rows without model; where the core's time went, milliseconds a step by case and phase; and how it was spread
+    over the steps of streamed runs, by case."""
     binds = cases(bench.tokens)
     for bind in binds.values():  # compiles grammars, and warms up
         bench.run(bind, 8)
@@ -135,11 +152,14 @@ def measure(bench: Bench, rounds: int) -> tuple[list[Row], dict[str, dict[str, f
     rates = {name: total / statistics.median(times) for name, times in seconds.items()}
     rows = [Row("SO", "", name, "output_tok_s", round(rate, 1), "tok/s") for name, rate in rates.items()]
     rows += [Row("SO", "", name, "of_free", round(rate / rates["free"], 4), "") for name, rate in rates.items()]
-    for name, bind in (("free", binds["free"]), ("half", binds["half"])):
-        _, gaps = bench.run(bind, bench.tokens, streamed=True)
-        for share in (50, 99):
+    tails: dict[str, Any] = {}
+    for name in ("free", "half", "half open", "json"):
+        _, gaps = bench.run(binds[name], bench.tokens, streamed=True)
+        decodes = bench.laps.steps[bench.num_started :]
+        tails[name] = {"p50, p99, max": spread(decodes), "slowest": slowest(decodes)}
+        for share in (50, 99) if gaps else ():
             rows.append(Row("SO", "", name, f"gap_p{share}_ms", round(percentile(gaps, share) * 1e3, 3), "ms"))
-    return rows, spent
+    return rows, spent, tails
 
 
 def main() -> None:
@@ -152,7 +172,7 @@ def main() -> None:
     parser.add_argument("--options", default="{}", help="engine options as a JSON object")
     args = parser.parse_args()
     bench = Bench(args.model, args.streams, args.tokens, json.loads(args.options))
-    rows, spent = measure(bench, args.rounds)
+    rows, spent, steps = measure(bench, args.rounds)
     for row in rows:
         row.model = args.model
     device = bench.client.info.report.device
@@ -160,9 +180,16 @@ def main() -> None:
     print(results_file.table(rows))
     for name, phases in spent.items():
         print(f"{name:10} ms a step: " + "  ".join(f"{phase} {value:.2f}" for phase, value in phases.items()))
-    settings = {**vars(args), "out": str(args.out), "ms_a_step": spent}
+    for name, found in steps.items():
+        print(f"{name:10} streamed, ms p50/p99/max a step: " + _line(found["p50, p99, max"]))
+        print(f"{'':10} the slowest 1 %: " + _line({phase: [value] for phase, value in found["slowest"].items()}))
+    settings = {**vars(args), "out": str(args.out), "ms_a_step": spent, "steps": steps}
     command = " ".join(["python -m benchmarks.structured", *sys.argv[1:]])
     print(results_file.write(rows, device, command, settings, args.out, "structured"))
+
+
+def _line(phases: dict[str, list[float]]) -> str:
+    return "  ".join(f"{phase} {'/'.join(f'{value:.2f}' for value in values)}" for phase, values in phases.items())
 
 
 if __name__ == "__main__":

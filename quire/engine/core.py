@@ -56,7 +56,7 @@ class InFlight(NamedTuple):
 class EngineCore:
     """Owns the scheduler and drives the executor. Everything here runs in the one thread that calls `turn`."""
 
-    def __init__(self, resolved: Resolved, executor: Executor) -> None:
+    def __init__(self, resolved: Resolved, executor: Executor, clock: PhaseClock | None = None) -> None:
         self.resolved = resolved
         self.stopped = False
         self._executor = executor
@@ -69,7 +69,7 @@ class EngineCore:
         self._draining: list[int] = []  # calls that are answered when all work is done
         self._failure: EngineDeadError | None = None
         self._can_prepare = False
-        self._clock = PhaseClock()
+        self._clock = clock or PhaseClock()
         self._num_steps = 0
         self._last_step_time = 0.0
         self._step_tokens: list[int] = []

@@ -15,18 +15,19 @@ from quire.engine.core import EngineCore
 from quire.engine.messages import FromCore, Stop, ToCore
 from quire.engine.reader import ClientBase
 from quire.executor.base import WORKER, make_executor
+from quire.observe.profiling import PhaseClock
 from quire.types.output import EngineOutputs
 
 
 class InProcessClient(ClientBase):
     """The core in this process: whoever polls runs it."""
 
-    def __init__(self, resolved: Resolved, worker: str = WORKER) -> None:
+    def __init__(self, resolved: Resolved, worker: str = WORKER, clock: PhaseClock | None = None) -> None:
         """Starts the engine. Raises ConfigError if the model cannot run here."""
         super().__init__()
         self._inbox = LocalInbox()
         self._thread: ThreadPoolExecutor | None = None
-        self._core = EngineCore(resolved, make_executor(resolved, worker))
+        self._core = EngineCore(resolved, make_executor(resolved, worker), clock)
         try:
             self.info = self._core.start()
         except BaseException:

@@ -6,9 +6,10 @@ It refuses what it cannot enforce, releases the GIL while it works, and counts i
 from __future__ import annotations
 
 import json
-import os
 import random
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -21,11 +22,14 @@ from quire.foundation.errors import InputError
 from quire.grammar import json_schema, tags, tags_lark
 from quire.grammar.base import GrammarError, Matcher
 from quire.grammar.closing import MAX_WALK, Closer, Closing, Hints
+from quire.grammar.mask_cache import MaskCache, PlaceMasks
 from quire.grammar.numbers import DigitLimit, DigitTable
+from quire.grammar.regex_states import Place
+from quire.grammar.roots import Root, Roots, usable_threads
 from quire.grammar.vocabulary import Vocabulary
 from quire.types.structured import FIELD, GrammarSpec
 
-MAX_THREADS = 8
+MAX_ROOT_SECONDS = 0.05  # what takes longer to build is not built twice: it is large as well
 REHEARSALS = 3
 REHEARSED_TOKENS = 40
 JSON_SPACE = r"[ \n\r\t]{1,8}"
@@ -72,16 +76,22 @@ class _TokenTable:
 
 
 class LLGuidance:
-    """The backend for one vocabulary. Building it takes about a microsecond a token."""
+    """The backend for one vocabulary. Building it takes about a microsecond a token.
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    num_threads: that make masks, none of which is started before it has something to do; None: as many as are usable.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, num_threads: int | None = None) -> None:
         self.vocabulary = vocabulary
+        self.num_threads = num_threads or usable_threads()
         table: Any = _TokenTable(vocabulary)
         self._tokenizer = LLTokenizer(table, n_vocab=vocabulary.size, eos_token=vocabulary.stop_ids)
         table.greedy = self._tokenizer
         self._digits = DigitTable(vocabulary.tokens)
         self._closer = Closer(vocabulary)
-        self._executor = LLExecutor(min(MAX_THREADS, max(1, (os.cpu_count() or 1) // 2)))
+        self._masks = MaskCache()
+        self._executor: LLExecutor | None = None
+        self._builder = ThreadPoolExecutor(1, thread_name_prefix="grammar-roots")
 
     def compile(self, spec: GrammarSpec) -> LLGrammar:
         """Raises InputError."""
@@ -93,19 +103,29 @@ class LLGuidance:
 
     def build(self, spec: GrammarSpec, recipe: Recipe) -> LLGrammar:
         """The rest, without the GIL. Raises InputError."""
-        inner = LLMatcher(self._tokenizer, recipe.source, log_level=0, limits=_LIMITS)
-        if inner.is_error():
-            raise InputError(f"the {spec.kind} cannot be enforced: {_refusal(inner)}", FIELD)
-        digits = DigitLimit(self._digits) if spec.kind in ("json_schema", "json_object") else None
-        matcher = LLGuidanceMatcher(inner, digits, frozenset(self.vocabulary.stop_ids), recipe.hints)
+
+        def make(row: np.ndarray) -> LLMatcher:
+            """With the tables that every answer needs, which the first mask leaves behind."""
+            matcher = LLMatcher(self._tokenizer, recipe.source, log_level=0, limits=_LIMITS)
+            if not matcher.is_error():
+                matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            return matcher
+
         row = np.zeros(-(-self.vocabulary.size // 32), np.int32)
-        try:
-            matcher.fill(row)  # its tables are kept, so the first answer finds them made
-        except GrammarError as error:
-            raise InputError(f"the {spec.kind} cannot be enforced: {error}", FIELD) from None
+        began = time.thread_time()
+        first = make(row)
+        is_small = time.thread_time() - began < MAX_ROOT_SECONDS
+        if first.is_error():
+            raise InputError(f"the {spec.kind} cannot be enforced: {_refusal(first)}", FIELD)
+        digits = DigitLimit(self._digits) if spec.kind in ("json_schema", "json_object") else None
+        if digits is not None:
+            digits.cut(row)
         if not row.any():
             raise InputError(f"the {spec.kind} cannot be enforced: no answer satisfies it", FIELD)
-        return LLGrammar(spec, matcher)
+        again = (lambda: make(np.empty_like(row))) if is_small else None
+        roots = Roots(first, again, self.num_threads, self._builder)
+        kept = PlaceMasks(spec.text, self.vocabulary.tokens, self._masks) if spec.kind == "regex" else None
+        return LLGrammar(spec, roots, row, digits, kept, frozenset(self.vocabulary.stop_ids), recipe.hints)
 
     def restore(self, spec: GrammarSpec, recipe: bytes) -> LLGrammar:
         """From the msgpack of a recipe that was made elsewhere. Raises InputError."""
@@ -128,14 +148,43 @@ class LLGuidance:
 
     def fill(self, matchers: Sequence[Matcher], rows: np.ndarray) -> None:
         """Rows of matchers that failed are left empty."""
-        ours = [matcher for matcher in matchers if isinstance(matcher, LLGuidanceMatcher)]
-        assert len(ours) == len(matchers)
         assert rows.dtype == np.int32
         assert rows.flags.c_contiguous
-        running = [(matcher.inner, line) for line, matcher in enumerate(ours) if not matcher.has_ended]
-        self._executor.unsafe_compute_mask_ptr(running, rows.ctypes.data, rows.strides[0], len(rows))
-        for line, matcher in enumerate(ours):
+        left: list[tuple[LLGuidanceMatcher, int]] = []
+        same: list[tuple[LLGuidanceMatcher, int, int]] = []  # and the place in `left` of one who is where it is
+        seen: dict[tuple[LLGrammar, Place], int] = {}
+        for line, matcher in enumerate(matchers):
+            assert isinstance(matcher, LLGuidanceMatcher)
+            if matcher.fill_at_once(rows[line]):
+                continue
+            if matcher.place is not None:
+                first = seen.setdefault((matcher.grammar, matcher.place), len(left))
+                if first < len(left):
+                    same.append((matcher, line, first))
+                    continue
+            left.append((matcher, line))
+        self._compute(left, rows)
+        for matcher, line in left:
             matcher.finish(rows[line])
+        for matcher, line, first in same:
+            if not left[first][0].inner.is_error():
+                rows[line] = rows[left[first][1]]
+            elif not matcher.fill_at_once(rows[line]):
+                self._compute([(matcher, line)], rows)
+                matcher.finish(rows[line])
+
+    def _compute(self, left: list[tuple[LLGuidanceMatcher, int]], rows: np.ndarray) -> None:
+        """Let the library fill these lines of `rows`, those of different roots at the same time."""
+        address, stride = rows.ctypes.data, rows.strides[0]
+        if len({id(matcher.root) for matcher, _ in left}) <= 1 or self.num_threads == 1:
+            for matcher, line in left:
+                matcher.inner.unsafe_compute_mask_ptr(address + line * stride, stride)
+            return
+        if self._executor is None:
+            self._executor = LLExecutor(self.num_threads)
+        # Threads get pieces of the list, and should not meet at one root.
+        work = [(matcher.inner, line) for matcher, line in sorted(left, key=lambda each: id(each[0].root))]
+        self._executor.unsafe_compute_mask_ptr(work, address, stride, len(rows))
 
     def _source(self, spec: GrammarSpec) -> str:
         """The grammar in llguidance's own form. Raises InputError."""
@@ -165,59 +214,108 @@ class LLGuidance:
 
 
 class LLGrammar:
-    def __init__(self, spec: GrammarSpec, first: LLGuidanceMatcher) -> None:
+    """first_row: what every answer may begin with; digits: at the beginning, None if numbers are not limited; kept:
+    masks that are kept, if any are."""
+
+    def __init__(
+        self,
+        spec: GrammarSpec,
+        roots: Roots,
+        first_row: np.ndarray,
+        digits: DigitLimit | None,
+        kept: PlaceMasks | None,
+        stop_ids: frozenset[int],
+        hints: Hints,
+    ) -> None:
         self.spec = spec
-        self._first = first
+        self.kept = kept
+        self.roots = roots
+        self.first_row = first_row
+        self.stop_ids = stop_ids
+        self.hints = hints
+        self._digits = digits
 
     def matcher(self) -> LLGuidanceMatcher:
-        return self._first.fork()
+        matcher = LLGuidanceMatcher(self, None, self._digits and self._digits.fork())
+        self.roots.expect(matcher)
+        return matcher
 
 
 class LLGuidanceMatcher:
-    __slots__ = ("_digits", "_stop_ids", "closing", "has_ended", "hints", "inner", "num_tokens")
+    """root: where it began, None before its first token; then `inner` is its own. place: where it is in its regex, if
+    that is known."""
 
-    def __init__(self, inner: Any, digits: DigitLimit | None, stop_ids: frozenset[int], hints: Hints) -> None:
-        self.inner = inner
-        self.hints = hints
+    __slots__ = ("__weakref__", "_digits", "closing", "grammar", "has_ended", "inner", "num_tokens", "place", "root")
+
+    def __init__(self, grammar: LLGrammar, root: Root | None, digits: DigitLimit | None) -> None:
+        self.root = root
+        self.inner = grammar.roots.first
         self.num_tokens = 0  # accepted, stop tokens aside
         self.closing = Closing()
         self.has_ended = False  # by a stop token
+        self.place = None if grammar.kept is None else grammar.kept.start
+        self.grammar = grammar
         self._digits = digits
-        self._stop_ids = stop_ids
+
+    @property
+    def hints(self) -> Hints:
+        return self.grammar.hints
 
     def accept(self, token: int) -> bool:
         if self.has_ended:
             return False
-        if token in self._stop_ids:
+        if token in self.grammar.stop_ids:
             self.has_ended = self.may_end
             return self.has_ended
-        if self.inner.is_stopped() or self.inner.validate_tokens([token]) != 1:
+        if self.root is None:
+            self.root = self.grammar.roots.take(self)
+            self.inner = self.root.matcher.deep_copy()
+        if self.inner.try_consume_tokens([token]) != 1:
             return False
-        self.inner.consume_token(token)
         self.num_tokens += 1
         if self._digits is not None:
             self._digits.push(token)
+        if self.place is not None and self.grammar.kept is not None:
+            self.place = self.grammar.kept.after(self.place, token)
         return True
 
     def fill(self, row: np.ndarray) -> None:
         assert row.dtype == np.int32
         assert row.flags.c_contiguous
-        if not self.has_ended:
+        if not self.fill_at_once(row):
             self.inner.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        self.finish(row)
+            self.finish(row)
         if self.inner.is_error():
             raise GrammarError(f"the grammar cannot be followed any further: {_reason(self.inner)}")
 
-    def finish(self, row: np.ndarray) -> None:
-        """What is to be done once the library has filled a row."""
+    def fill_at_once(self, row: np.ndarray) -> bool:
+        """Fill it if that takes no computation."""
         if self.has_ended:
             row.fill(0)
-            for token in self._stop_ids:
+            for token in self.grammar.stop_ids:
                 row.view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
-        elif self.inner.is_error():
+        elif self.root is None:
+            row[:] = self.grammar.first_row
+        elif (known := self._known_row()) is not None:
+            row[:] = known
+        else:
+            return False
+        return True
+
+    def _known_row(self) -> np.ndarray | None:
+        kept = self.grammar.kept
+        return None if kept is None or self.place is None else kept.get(self.place)
+
+    def finish(self, row: np.ndarray) -> None:
+        """What is to be done once the library has filled a row."""
+        if self.inner.is_error():
             row.fill(0)
+            if self.root is not None:
+                self.grammar.roots.replace(self.root)
         elif self._digits is not None:
             self._digits.cut(row)
+        elif self.place is not None and self.grammar.kept is not None:
+            self.grammar.kept.put(self.place, row, self.inner)
 
     @property
     def may_end(self) -> bool:
@@ -235,13 +333,17 @@ class LLGuidanceMatcher:
             self.inner.rollback(num_tokens)
             self.num_tokens -= num_tokens
             self.closing = Closing()
+            self.place = None
             if self._digits is not None:
                 self._digits.rollback(num_tokens)
 
     def fork(self) -> LLGuidanceMatcher:
-        digits = self._digits and self._digits.fork()
-        other = LLGuidanceMatcher(self.inner.deep_copy(), digits, self._stop_ids, self.hints)
+        other = LLGuidanceMatcher(self.grammar, self.root, self._digits and self._digits.fork())
+        if self.root is not None:
+            other.inner = self.inner.deep_copy()
+            self.root.answers.add(other)
         other.num_tokens = self.num_tokens
+        other.place = self.place
         other.has_ended = self.has_ended
         return other
 

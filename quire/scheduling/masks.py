@@ -16,7 +16,7 @@ class MaskSource(Protocol):
     """Whoever knows the grammars, and made the matchers. rows: int32 [matchers, ceil(vocabulary / 32)]."""
 
     def fill(self, matchers: Sequence[Any], rows: np.ndarray) -> None:
-        """Write what each matcher allows next. A matcher that failed gets an empty row."""
+        """Write what each matcher allows next over whatever is there. A matcher that failed gets an empty row."""
         ...
 
     def close_soon(self, matcher: Any, budget: int, row: np.ndarray) -> None:
@@ -36,11 +36,12 @@ def make_masks(
         for row, request in rows
         if not request.is_finished and request.constraint is not None and request.constraint.may_bind(0)
     ]
-    bits = np.zeros((len(bound), -(-vocab_size // 32)), np.int32)
+    bits = np.empty((len(bound), -(-vocab_size // 32)), np.int32)
     lines: list[int] = []
     matchers: list[Matcher] = []
     for line, (_, request, state) in enumerate(bound):
         if state.matcher is None:
+            bits[line] = 0
             continue
         assert source is not None
         if state.close_at_limit:
