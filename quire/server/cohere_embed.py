@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from quire.foundation.errors import InputError
 from quire.frontend.pooling import PoolingPrompt, pooler_of
-from quire.frontend.pooling_prompts import Truncation
+from quire.frontend.truncation import Truncation
 from quire.server import pooling_job
 from quire.server.body import openapi_body, read_body
 from quire.server.pooling_job import MAX_INPUTS

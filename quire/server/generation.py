@@ -15,6 +15,7 @@ from fastapi import Request
 from quire import __version__
 from quire.foundation.errors import InputError
 from quire.foundation.log import get_logger
+from quire.frontend.truncation import NO_TRUNCATION, Truncation, cut_text
 from quire.server.errors import ApiError
 from quire.server.limits import MAX_ANSWERS
 from quire.server.logprobs import LogprobWriter
@@ -182,12 +183,17 @@ class Generation:
         return ApiError(status, output.error or "the engine gave up")
 
 
-async def tokenize(service: Service, text: str, *, add_special_tokens: bool) -> list[int]:
+async def tokenize(
+    service: Service, text: str, *, add_special_tokens: bool, cut: Truncation = NO_TRUNCATION
+) -> list[int]:
     """Token ids of `text`. Raises InputError if the server runs without a tokenizer."""
     tokenizer = service.tokenizer()
-    if len(text) > BIG_TEXT:
-        return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
-    return tokenizer.encode(text, add_special_tokens)
+
+    def encode() -> list[int]:
+        ids = tokenizer.encode(text, add_special_tokens)
+        return cut_text(tokenizer, text, ids, cut, add_special_tokens=add_special_tokens)
+
+    return await asyncio.to_thread(encode) if len(text) > BIG_TEXT else encode()
 
 
 async def build_reply(outputs: Iterable[RequestOutput], build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -196,16 +202,10 @@ async def build_reply(outputs: Iterable[RequestOutput], build: Callable[[], dict
     return await asyncio.to_thread(build) if scored > BIG_SCORES else build()
 
 
-def truncated(ids: list[int], body: GenerationBody, max_model_len: int) -> list[int]:
-    """`ids` cut to `truncate_prompt_tokens`: the end is kept unless truncation_side is "right"."""
-    keep = body.truncate_prompt_tokens
-    if keep is None:
-        return ids
-    if keep == -1:
-        keep = max_model_len - 1  # leaves room for one token
-    if len(ids) <= keep:
-        return ids
-    return ids[:keep] if body.truncation_side == "right" else ids[len(ids) - keep :]
+def truncation(service: Service, body: GenerationBody, params: SamplingParams) -> Truncation:
+    """What the body asks for. Raises InputError for limits that cannot be."""
+    wanted, side = body.truncate_prompt_tokens, body.truncation_side
+    return Truncation.of_answered(wanted, side, service.running().info, params.max_tokens, params.min_tokens)
 
 
 def start(

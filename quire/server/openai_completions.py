@@ -41,23 +41,21 @@ async def completions(request: Request) -> Response:
     )
     with field_names({"structured_outputs": "response_format"} if body.response_format else {}):
         constraint = constraint_of(params.structured_outputs)
+    cut = generation.truncation(service, body, params)
     prompts = []
     for given in parse_prompts(body.prompt):
-        ids = await _ids(service, given, body)
-        kept = generation.truncated(ids, body, info.max_model_len)
-        prompts.append(Prompt(kept, given if isinstance(given, str) and len(kept) == len(ids) else None, constraint))
+        if isinstance(given, list):
+            prompts.append(Prompt(cut.cut(given), None, constraint))
+            continue
+        ids = await generation.tokenize(service, given, add_special_tokens=body.add_special_tokens, cut=cut)
+        # The text of one that may have been cut is made of its ids.
+        prompts.append(Prompt(ids, given if cut.limit is None or len(ids) < cut.limit else None, constraint))
     job = generation.start(request, body, model, prompts, params, "cmpl")
     reply = Completion(job, body)
     headers = generation.reply_headers(request, job)
     if body.stream:
         return EventStream(service.in_flight, job.num_answers, reply.frames, headers)
     return JsonReply(service.in_flight, job.num_answers, reply.whole, headers)
-
-
-async def _ids(service: Service, given: str | list[int], body: CompletionBody) -> list[int]:
-    if isinstance(given, list):
-        return given
-    return await generation.tokenize(service, given, add_special_tokens=body.add_special_tokens)
 
 
 class Completion:

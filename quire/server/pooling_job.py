@@ -17,7 +17,7 @@ from quire.foundation.errors import InputError
 from quire.frontend import pooling
 from quire.frontend.chat import ChatTemplate, Message, render
 from quire.frontend.pooling import PoolingPrompt, RefusedError
-from quire.frontend.pooling_prompts import Truncation, encode_texts
+from quire.frontend.truncation import Truncation, encode_texts
 from quire.server.errors import ApiError
 from quire.server.generation import BIG_TEXT, IN_BACKGROUND, REFUSALS
 from quire.server.params import field_names

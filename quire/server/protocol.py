@@ -52,8 +52,8 @@ class GenerationBody(Body):
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
-    truncate_prompt_tokens: int | None = Field(None, ge=-1)
-    truncation_side: Literal["left", "right"] = "left"
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, lt=INT64)
+    truncation_side: Literal["left", "right"] | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     guided_json: str | dict[str, Any] | bool | None = None  # the guided_ fields: of older clients

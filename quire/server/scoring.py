@@ -14,7 +14,8 @@ from quire.frontend import pooling
 from quire.frontend.chat import ChatTemplate
 from quire.frontend.pooling import PoolingPrompt, pooler_of
 from quire.frontend.pooling_api import check_cross_encoder, pair_up
-from quire.frontend.pooling_prompts import Pair, PairEncoder, Truncation, pair_template
+from quire.frontend.pooling_prompts import Pair, PairEncoder, pair_template
+from quire.frontend.truncation import Truncation
 from quire.server import pooling_job
 from quire.server.body import openapi_body, read_body
 from quire.server.generation import BIG_TEXT
