@@ -17,11 +17,11 @@ from msgspec.structs import force_setattr
 from quire.config.engine import EngineConfig
 from quire.config.resolve import resolve
 from quire.engine.client import EngineClient, EngineInfo, InProcessClient
-from quire.foundation.errors import EngineDeadError, InputError, QuireError
+from quire.foundation.errors import EngineDeadError, InputError
 from quire.foundation.heap import no_collection
-from quire.frontend.beam_search import Alternatives, beam_search
+from quire.frontend.beam_search import BeamSearch, alternatives
 from quire.frontend.chat import ChatTemplate, Message, continued_text, render
-from quire.frontend.inputs import Prompt, PromptLike, as_list, build, main_eos, read_prompt, tokenize
+from quire.frontend.inputs import Prompt, PromptLike, as_list, build, read_prompt, tokenize
 from quire.frontend.outputs import Conversion, OutputProcessor
 from quire.frontend.parsers.formats import Formats, find_formats
 from quire.frontend.pooling_api import PoolingAPI
@@ -164,34 +164,21 @@ class LLM(PoolingAPI):
         """The `beam_width` best answers of each prompt; see `quire.frontend.beam_search`."""
         given = [read_prompt(prompt) for prompt in as_list(prompts)]
         ids = self._tokenize(given, add_special_tokens=True)
-        limit = self.info.resolved.config.model.max_logprobs
-        if limit != -1 and min(2 * params.beam_width, self.info.report.vocab_size) > limit:
-            raise InputError(
-                f"beam_width={params.beam_width} needs {2 * params.beam_width} log-probabilities a step, and "
-                f"max_logprobs is {limit}: start the engine with max_logprobs={2 * params.beam_width}",
-                "beam_width",
-            )
+        searches = [
+            BeamSearch(tokens, params, self.info, self._tokenizer, prompt.text)
+            for prompt, tokens in zip(given, ids, strict=True)
+        ]
         with PromptProgress(params.max_tokens, use_tqdm, "Beam search steps") as progress:
-
-            def ask_next(sequences: Sequence[list[int]], ask: SamplingParams) -> list[Alternatives]:
-                outputs = self._run([Prompt(token_ids=s) for s in sequences], ask, None, False)
-                progress.done(0, len(sequences))
-                return [_alternatives(output, ask.logprobs or 1) for output in outputs]
-
-            results = beam_search(
-                given,
-                ids,
-                params,
-                ask_next,
-                eos_token_id=main_eos(self.info, self._tokenizer),
-                vocab_size=self.info.report.vocab_size,
-                context=self.info.max_model_len,
-            )
-        if self._tokenizer is not None:
-            for beam in itertools.chain.from_iterable(result.sequences for result in results):
-                skip_special = not params.include_stop_str_in_output
-                beam.text = self._tokenizer.decode(beam.tokens, skip_special_tokens=skip_special)
-        return results
+            while running := [search for search in searches if not search.is_done]:
+                beams = [Prompt(token_ids=beam.tokens) for search in running for beam in search.running]
+                ask = [search.ask for search in running for _ in search.running]
+                requests = self._build(beams, ask, None, AS_USUAL, add_special_tokens=False)
+                done = iter(self._run_requests(requests, [None] * len(beams), False))
+                for search in running:
+                    count = search.ask.logprobs or 1
+                    search.take([alternatives(next(done), count) for _ in search.running])
+                progress.done(0, len(beams))
+        return [search.result(self._tokenizer) for search in searches]
 
     def _run(
         self,
@@ -388,11 +375,3 @@ def _final_only(params: SamplingParams) -> SamplingParams:
     final = copy.copy(params)  # has been checked
     force_setattr(final, "output_kind", RequestOutputKind.FINAL_ONLY)
     return final
-
-
-def _alternatives(output: RequestOutput, count: int) -> Alternatives:
-    """The `count` likeliest next tokens."""
-    answer = output.outputs[0]
-    if output.error is not None or not answer.logprobs:
-        raise QuireError(f"beam search cannot go on: {output.error or answer.finish_reason}")
-    return {token: entry for token, entry in answer.logprobs[0].items() if (entry.rank or 0) <= count}

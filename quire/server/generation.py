@@ -126,24 +126,16 @@ class Generation:
 
     async def _one(self, index: int) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """The news of one prompt."""
-        engine, metrics = self.service.running(), self.service.metrics
+        metrics = self.service.metrics
         assert metrics is not None
         prompt = self.prompts[index]
         request_id = self.engine_id if len(self.prompts) == 1 else f"{self.engine_id}-{index}"
-        given = {"prompt_token_ids": prompt.token_ids, "prompt": prompt.text}
         streamed = self.params.output_kind == RequestOutputKind.DELTA
         clock, num_tokens, progress = RequestClock(metrics), 0, self.service.progress
         log_it = self.service.config.observe.enable_log_requests
         if log_it:
             log.info("request %s: %d prompt tokens, n=%d", request_id, len(prompt.token_ids), self.params.n)
-        source = engine.generate(
-            given,
-            self.params,
-            request_id,
-            priority=self.priority,
-            cache_salt=self.cache_salt,
-            constraint=prompt.constraint,
-        )
+        source = self._source(prompt, request_id)
         waits = False
         with field_names(self.names):
             try:
@@ -173,6 +165,16 @@ class Generation:
                 if waits:
                     progress.done()
                 await source.aclose()
+
+    def _source(self, prompt: Prompt, request_id: str) -> AsyncGenerator[RequestOutput, None]:
+        return self.service.running().generate(
+            {"prompt_token_ids": prompt.token_ids, "prompt": prompt.text},
+            self.params,
+            request_id,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            constraint=prompt.constraint,
+        )
 
     def _refusal(self, output: RequestOutput) -> ApiError:
         """The engine gave up on a request: `stop_reason` says of what kind that is."""
@@ -215,6 +217,7 @@ def start(
     prompts: list[Prompt],
     params: SamplingParams,
     id_prefix: str,
+    make: Callable[..., Generation] = Generation,
 ) -> Generation:
     """Raises InputError for a request that asks for too many answers or a priority that has no effect."""
     service: Service = request.app.state.service
@@ -226,7 +229,7 @@ def start(
     reply_id = f"{id_prefix}-{body.request_id or header_id or secrets.token_hex(12)}"
     # A header may come twice (a proxy's retry); an id in the body is promised to be unique.
     is_unique = body.request_id or not header_id
-    return Generation(
+    return make(
         service=service,
         id=reply_id,
         engine_id=reply_id if is_unique else f"{reply_id}-{secrets.token_hex(4)}",

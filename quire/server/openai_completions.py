@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from quire.foundation.errors import InputError
 from quire.frontend.structured import constraint_of
-from quire.server import generation
+from quire.server import beam_search, generation
 from quire.server.body import openapi_body, read_body
 from quire.server.generation import Generation, Prompt
 from quire.server.limits import MAX_PROMPTS
@@ -50,7 +50,8 @@ async def completions(request: Request) -> Response:
         ids = await generation.tokenize(service, given, add_special_tokens=body.add_special_tokens, cut=cut)
         # The text of one that may have been cut is made of its ids.
         prompts.append(Prompt(ids, given if cut.limit is None or len(ids) < cut.limit else None, constraint))
-    job = generation.start(request, body, model, prompts, params, "cmpl")
+    start = beam_search.start if body.use_beam_search else generation.start
+    job = start(request, body, model, prompts, params, "cmpl")
     reply = Completion(job, body)
     headers = generation.reply_headers(request, job)
     if body.stream:

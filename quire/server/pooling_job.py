@@ -63,7 +63,7 @@ class PoolingJob:
         self.num_prompt_tokens += sum(len(prompt.token_ids) for prompt in prompts)
         progress.wait()
         try:
-            conversions = await engine.pool(requests)
+            conversions = await engine.run(requests)
         finally:
             progress.done()
         progress.seen()

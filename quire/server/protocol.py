@@ -14,13 +14,27 @@ from quire.server.body import Body
 from quire.types.sampling import MAX_N
 
 INT64 = 2**63
+# What a beam search does not look at, and would change its answers.
+NOT_WITH_BEAMS = (
+    "stop",
+    "stop_token_ids",
+    "min_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "prompt_logprobs",
+    "response_format",
+    "structured_outputs",
+)
 
 
 class GenerationBody(Body):
     """What completions and chat share."""
 
     unsupported: ClassVar[tuple[str, ...]] = (
-        "use_beam_search",
         "prompt_embeds",
         "logprob_token_ids",
         "kv_transfer_params",
@@ -66,6 +80,9 @@ class GenerationBody(Body):
     priority: int = Field(0, ge=-INT64, lt=INT64)
     cache_salt: str | None = Field(None, min_length=1)
     request_id: str | None = Field(None, min_length=1, max_length=256)
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     user: str | None = None
@@ -85,7 +102,17 @@ class GenerationBody(Body):
             raise InputError("stream_options needs stream=true", "stream_options")
         if self.stream and self.prompt_logprobs:
             raise InputError("prompt_logprobs cannot be streamed; use stream=false", "prompt_logprobs")
+        if self.use_beam_search:
+            self._check_beams()
         return self
+
+    def _check_beams(self) -> None:
+        if self.stream:
+            raise InputError("use_beam_search cannot be streamed; use stream=false", "use_beam_search")
+        for name in NOT_WITH_BEAMS:
+            usual = type(self).model_fields[name].get_default(call_default_factory=True)
+            if getattr(self, name) not in (None, usual):
+                raise InputError(f"{name} cannot be given with use_beam_search", name)
 
     @property
     def include_usage(self) -> bool:
@@ -112,6 +139,8 @@ class CompletionBody(GenerationBody):
             raise InputError("suffix is not supported: models here do not fill in the middle", "suffix")
         if self.best_of is not None and self.best_of != self.n:
             raise InputError(f"best_of must equal n ({self.n}), got {self.best_of}: answers are not ranked", "best_of")
+        if self.use_beam_search and self.echo and (self.logprobs is not None or self.max_tokens == 0):
+            raise InputError("use_beam_search does not score the prompt: echo goes without logprobs", "echo")
         if self.max_tokens == 0 and not self.echo:
             raise InputError("max_tokens must be >= 1 (0 is allowed with echo), got 0", "max_tokens")
         return self
@@ -161,7 +190,7 @@ class ChatBatchBody(ChatFields):
 
     @model_validator(mode="after")
     def _check_batch(self) -> ChatBatchBody:
-        for name, plain in (("n", 1), ("stream", False), ("tools", None), ("echo", False)):
+        for name, plain in (("n", 1), ("stream", False), ("tools", None), ("echo", False), ("use_beam_search", False)):
             if getattr(self, name) != plain:
                 raise InputError(f"{name} cannot be given in a batch of conversations", name)
         if self.tool_choice not in (None, "none"):
