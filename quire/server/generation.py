@@ -21,7 +21,7 @@ from quire.server.limits import MAX_ANSWERS
 from quire.server.logprobs import LogprobWriter
 from quire.server.metrics import RequestClock
 from quire.server.params import field_names
-from quire.server.protocol import GenerationBody
+from quire.server.protocol import GenerationBody, LabelledBody
 from quire.server.service import Service
 from quire.types.output import RequestOutput
 from quire.types.request import BACKGROUND
@@ -212,7 +212,7 @@ def truncation(service: Service, body: GenerationBody, params: SamplingParams) -
 
 def start(
     request: Request,
-    body: GenerationBody,
+    body: LabelledBody,
     model: str,
     prompts: list[Prompt],
     params: SamplingParams,

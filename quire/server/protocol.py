@@ -31,7 +31,26 @@ NOT_WITH_BEAMS = (
 )
 
 
-class GenerationBody(Body):
+class LabelledBody(Body):
+    """What every request that generates says of itself."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: dict[str, bool] | None = None
+    priority: int = Field(0, ge=-INT64, lt=INT64)
+    cache_salt: str | None = Field(None, min_length=1)
+    request_id: str | None = Field(None, min_length=1, max_length=256)
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.get("include_usage"))
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.include_usage and bool(self.stream_options and self.stream_options.get("continuous_usage_stats"))
+
+
+class GenerationBody(LabelledBody):
     """What completions and chat share."""
 
     unsupported: ClassVar[tuple[str, ...]] = (
@@ -42,9 +61,6 @@ class GenerationBody(Body):
         "logits_processors",
     )
 
-    model: str | None = None
-    stream: bool = False
-    stream_options: dict[str, bool] | None = None
     n: int = Field(1, ge=1, le=MAX_N)
     max_tokens: int | None = Field(None, le=INT64 - 1)
     min_tokens: int = 0
@@ -77,9 +93,6 @@ class GenerationBody(Body):
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
     guided_decoding_backend: str | None = None
-    priority: int = Field(0, ge=-INT64, lt=INT64)
-    cache_salt: str | None = Field(None, min_length=1)
-    request_id: str | None = Field(None, min_length=1, max_length=256)
     use_beam_search: bool = False
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
@@ -113,14 +126,6 @@ class GenerationBody(Body):
             usual = type(self).model_fields[name].get_default(call_default_factory=True)
             if getattr(self, name) not in (None, usual):
                 raise InputError(f"{name} cannot be given with use_beam_search", name)
-
-    @property
-    def include_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.get("include_usage"))
-
-    @property
-    def continuous_usage(self) -> bool:
-        return self.include_usage and bool(self.stream_options and self.stream_options.get("continuous_usage_stats"))
 
 
 class CompletionBody(GenerationBody):
