@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: the same tokens that generation would see."""
+"""POST /tokenize and /detokenize: the same tokens that generation would see. GET /tokenizer_info."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from quire.foundation.errors import InputError
 from quire.server import generation
 from quire.server.body import openapi_body, read_body
 from quire.server.chat_prompt import render_chat
+from quire.server.errors import ApiError
 from quire.server.protocol import DetokenizeBody, TokenizeBody
 from quire.server.service import Service
 
@@ -46,3 +47,14 @@ async def detokenize(request: Request) -> Response:
         if not 0 <= token < vocab:
             raise InputError(f"tokens must be in [0, {vocab}), got {token}", "tokens")
     return JSONResponse({"prompt": service.tokenizer().decode(body.tokens)})
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(request: Request) -> Response:
+    """What tokenizer_config.json says, and the chat template that is used. Only if the server was told to tell."""
+    service: Service = request.app.state.service
+    if not service.serve.enable_tokenizer_info_endpoint:
+        raise ApiError(404, "there is no /tokenizer_info: the server runs without enable_tokenizer_info_endpoint")
+    tokenizer = service.tokenizer()
+    template = {} if tokenizer.chat_template is None else {"chat_template": tokenizer.chat_template}
+    return JSONResponse({"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.config, **template})

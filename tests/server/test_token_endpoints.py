@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+import quire.demo_model
+from tests.server.conftest import echo_server
 from tests.server.process import server_process
 
 HI = [{"role": "user", "content": "Hello! Who are you?"}]
@@ -18,6 +21,7 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
     options = ["--port", "0", "--dtype", "float32", "--device", "cpu", "--served-model-name", "demo"]
+    options += ["--enable-tokenizer-info-endpoint"]
     with (
         server_process("quire.cli.main", "serve", *options) as process,
         httpx.Client(base_url=process.url, timeout=60) as client,
@@ -152,3 +156,16 @@ def test_streamed_tokens_add_up(client: httpx.Client) -> None:
 )
 def test_mistakes_are_named(client: httpx.Client, path: str, body: dict[str, Any], param: str) -> None:
     assert post(client, path, body, 400)["error"]["param"] == param
+
+
+def test_tokenizer_info(client: httpx.Client) -> None:
+    folder = Path(quire.demo_model.__path__[0])
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    info = client.get("/tokenizer_info").json()
+    assert {name: info[name] for name in config if name != "chat_template"} == {
+        name: value for name, value in config.items() if name != "chat_template"
+    }
+    assert info["chat_template"] == (folder / "chat_template.jinja").read_text()
+    assert info["tokenizer_class"]
+    with echo_server() as served:
+        assert served.client.get("/tokenizer_info").status_code == 404
