@@ -17,11 +17,11 @@ from msgspec.structs import force_setattr
 from quire.config.engine import EngineConfig
 from quire.config.resolve import resolve
 from quire.engine.client import EngineClient, EngineInfo, InProcessClient
-from quire.foundation.errors import EngineDeadError, InputError, QuireError
+from quire.foundation.errors import EngineDeadError, InputError
 from quire.foundation.heap import no_collection
-from quire.frontend.beam_search import Alternatives, beam_search
+from quire.frontend.beam_search import BeamSearch, alternatives
 from quire.frontend.chat import ChatTemplate, Message, continued_text, render
-from quire.frontend.inputs import Prompt, PromptLike, as_list, build, main_eos, read_prompt, tokenize
+from quire.frontend.inputs import Prompt, PromptLike, as_list, build, read_prompt, tokenize
 from quire.frontend.outputs import Conversion, OutputProcessor
 from quire.frontend.parsers.formats import Formats, find_formats
 from quire.frontend.pooling_api import PoolingAPI
@@ -30,6 +30,7 @@ from quire.frontend.replies import Reply, ReplyPlan, ReplyWish
 from quire.frontend.structured import grammar_of
 from quire.frontend.tokenizer import Tokenizer, load_tokenizer
 from quire.frontend.tools import read_tool_choice, read_tools
+from quire.frontend.truncation import AS_USUAL, Side, TokenizationOptions, Truncation, cut_text
 from quire.types.output import BeamSearchOutput, CompletionOutput, RequestOutput
 from quire.types.request import EngineRequest
 from quire.types.sampling import BeamSearchParams, RequestOutputKind, SamplingParams
@@ -74,16 +75,24 @@ class LLM(PoolingAPI):
         *,
         use_tqdm: bool | ProgressFactory = True,
         priority: int | Sequence[int] | None = None,
+        truncate_prompt_tokens: int | None = None,
+        truncation_side: Side | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer prompts; the outputs come in the order of the prompts.
 
         A prompt is text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}. One `SamplingParams` (or
         priority) serves all prompts, a list gives each its own; None means the model's defaults. Raises InputError
         for what cannot run, before anything runs. Ctrl-C aborts all prompts and leaves the engine usable.
+
+        truncate_prompt_tokens: longer prompts are cut to this, at their beginning unless truncation_side is "right";
+        -1: to what the context leaves beside `max_tokens`. tokenization_kwargs: the same two, and
+        add_special_tokens, under the name that other engines have for them.
         """
         with no_collection():
             given = [read_prompt(prompt) for prompt in as_list(prompts)]
-        return self._run(given, sampling_params, priority, use_tqdm, add_special_tokens=True)
+        options = TokenizationOptions.of(tokenization_kwargs, truncate_prompt_tokens, truncation_side)
+        return self._run(given, sampling_params, priority, use_tqdm, options, add_special_tokens=True)
 
     def chat(
         self,
@@ -100,6 +109,9 @@ class LLM(PoolingAPI):
         max_thinking_tokens: int | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         priority: int | Sequence[int] | None = None,
+        truncate_prompt_tokens: int | None = None,
+        truncation_side: Side | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them, each a list of {"role": …, "content": …}.
 
@@ -135,7 +147,8 @@ class LLM(PoolingAPI):
             plans.append(ReplyPlan(self._formats, wish, text, kwargs, continued=continued))
             prompts.append(Prompt(text=text, constraint=plans[-1].constraint))
             params.append(plans[-1].params(final))
-        outputs = self._run(prompts, params, priority, use_tqdm, add_special_tokens=False)
+        cut = TokenizationOptions.of(tokenization_kwargs, truncate_prompt_tokens, truncation_side)
+        outputs = self._run(prompts, params, priority, use_tqdm, cut, add_special_tokens=False)
         for output, plan in zip(outputs, plans, strict=True):
             for answer in output.outputs:
                 _split(answer, plan)
@@ -147,40 +160,28 @@ class LLM(PoolingAPI):
         params: BeamSearchParams,
         *,
         use_tqdm: bool | ProgressFactory = False,
+        concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
-        """The `beam_width` best answers of each prompt; see `quire.frontend.beam_search`."""
+        """The `beam_width` best answers of each prompt, `concurrency_limit` prompts at a time; see `BeamSearch`."""
+        if concurrency_limit is not None and concurrency_limit < 1:
+            raise InputError(f"concurrency_limit must be >= 1, got {concurrency_limit}", "concurrency_limit")
         given = [read_prompt(prompt) for prompt in as_list(prompts)]
         ids = self._tokenize(given, add_special_tokens=True)
-        limit = self.info.resolved.config.model.max_logprobs
-        if limit != -1 and min(2 * params.beam_width, self.info.report.vocab_size) > limit:
-            raise InputError(
-                f"beam_width={params.beam_width} needs {2 * params.beam_width} log-probabilities a step, and "
-                f"max_logprobs is {limit}: start the engine with max_logprobs={2 * params.beam_width}",
-                "beam_width",
-            )
+        searches = [
+            BeamSearch(tokens, params, self.info, self._tokenizer, prompt.text)
+            for prompt, tokens in zip(given, ids, strict=True)
+        ]
         with PromptProgress(params.max_tokens, use_tqdm, "Beam search steps") as progress:
-
-            def ask_next(sequences: Sequence[list[int]], ask: SamplingParams) -> list[Alternatives]:
-                outputs = self._run(
-                    [Prompt(token_ids=s) for s in sequences], ask, None, False, add_special_tokens=False
-                )
-                progress.done(0, len(sequences))
-                return [_alternatives(output, ask.logprobs or 1) for output in outputs]
-
-            results = beam_search(
-                given,
-                ids,
-                params,
-                ask_next,
-                eos_token_id=main_eos(self.info, self._tokenizer),
-                vocab_size=self.info.report.vocab_size,
-                context=self.info.max_model_len,
-            )
-        if self._tokenizer is not None:
-            for beam in itertools.chain.from_iterable(result.sequences for result in results):
-                skip_special = not params.include_stop_str_in_output
-                beam.text = self._tokenizer.decode(beam.tokens, skip_special_tokens=skip_special)
-        return results
+            while running := [search for search in searches if not search.is_done][:concurrency_limit]:
+                beams = [Prompt(token_ids=beam.tokens) for search in running for beam in search.running]
+                ask = [search.ask for search in running for _ in search.running]
+                requests = self._build(beams, ask, None, AS_USUAL, add_special_tokens=False)
+                done = iter(self._run_requests(requests, [None] * len(beams), False))
+                for search in running:
+                    count = search.ask.logprobs or 1
+                    search.take([alternatives(next(done), count) for _ in search.running])
+                progress.done(0, len(beams))
+        return [search.result(self._tokenizer) for search in searches]
 
     def _run(
         self,
@@ -188,11 +189,13 @@ class LLM(PoolingAPI):
         params: Params | None,
         priority: int | Sequence[int] | None,
         use_tqdm: bool | ProgressFactory,
+        options: TokenizationOptions = AS_USUAL,
         *,
-        add_special_tokens: bool,
+        add_special_tokens: bool = True,
     ) -> list[RequestOutput]:
         with no_collection():
-            requests = self._build(prompts, params, priority, add_special_tokens=add_special_tokens)
+            special = options.special(add_special_tokens)
+            requests = self._build(prompts, params, priority, options, add_special_tokens=special)
         conversions = self._run_requests(requests, [prompt.text for prompt in prompts], use_tqdm)
         return [conversion.take() for conversion in conversions]
 
@@ -222,6 +225,7 @@ class LLM(PoolingAPI):
         prompts: Sequence[Prompt],
         params: Params | None,
         priority: int | Sequence[int] | None,
+        options: TokenizationOptions,
         *,
         add_special_tokens: bool,
     ) -> dict[str, list[EngineRequest]]:
@@ -233,6 +237,8 @@ class LLM(PoolingAPI):
         requests: dict[str, list[EngineRequest]] = {}
         for prompt, ids, asked, rank in zip(prompts, token_ids, chosen, priorities, strict=True):
             number = self._new_number()
+            if options.truncate_prompt_tokens is not None:
+                ids = self._cut_prompt(prompt, ids, asked, options, add_special_tokens=add_special_tokens)
             known = Prompt(prompt.text, ids, prompt.cache_salt, prompt.constraint)
             requests[number] = build(
                 known, final[id(asked)], self.info, self._tokenizer, request_id=number, priority=rank
@@ -269,6 +275,21 @@ class LLM(PoolingAPI):
             ids = iter(self._tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens))
             prompts = [p if p.token_ids is not None else Prompt(p.text, next(ids)) for p in prompts]
         return [tokenize(prompt, self._tokenizer) for prompt in prompts]
+
+    def _cut_prompt(
+        self,
+        prompt: Prompt,
+        ids: list[int],
+        params: SamplingParams,
+        options: TokenizationOptions,
+        *,
+        add_special_tokens: bool,
+    ) -> list[int]:
+        wanted, side = options.truncate_prompt_tokens, options.truncation_side
+        cut = Truncation.of_answered(wanted, side, self.info, params.max_tokens, params.min_tokens)
+        if prompt.token_ids is not None or self._tokenizer is None:
+            return cut.cut(ids)
+        return cut_text(self._tokenizer, prompt.text or "", ids, cut, add_special_tokens=add_special_tokens)
 
     @cached_property
     def _formats(self) -> Formats:
@@ -357,11 +378,3 @@ def _final_only(params: SamplingParams) -> SamplingParams:
     final = copy.copy(params)  # has been checked
     force_setattr(final, "output_kind", RequestOutputKind.FINAL_ONLY)
     return final
-
-
-def _alternatives(output: RequestOutput, count: int) -> Alternatives:
-    """The `count` likeliest next tokens."""
-    answer = output.outputs[0]
-    if output.error is not None or not answer.logprobs:
-        raise QuireError(f"beam search cannot go on: {output.error or answer.finish_reason}")
-    return {token: entry for token, entry in answer.logprobs[0].items() if (entry.rank or 0) <= count}

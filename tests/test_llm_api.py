@@ -219,7 +219,7 @@ def exhaustive(
         for tokens, cumulative in frontier:
             for token, logprob in enumerate(log_softmax([*prompt, *tokens], vocab).tolist()):
                 if token == eos:
-                    found.append((score(cumulative + logprob, len(tokens), penalty), tokens))
+                    found.append((score(cumulative + logprob, len(tokens) + 1, penalty), tokens))
                 else:
                     grown.append(([*tokens, token], cumulative + logprob))
         frontier = grown
@@ -236,30 +236,29 @@ def test_a_beam_wide_enough_finds_the_best_of_all(
     llm = make(None, vocab_size=vocab, max_logprobs=-1, eos=(1,))
     params = BeamSearchParams(beam_width=width, max_tokens=depth, length_penalty=penalty, ignore_eos=ignore_eos)
     prompts = [[0, 1, 0], [1]]
-    for prompt, result in zip(prompts, llm.beam_search(prompts, params), strict=True):
+    for prompt, result in zip(prompts, llm.beam_search(prompts, params, concurrency_limit=1), strict=True):
         expected = exhaustive(prompt, vocab, depth, None if ignore_eos else 1, penalty)[:width]
         assert [s.tokens for s in result.sequences] == [prompt + tokens for _, tokens in expected]
         for sequence, (value, tokens) in zip(result.sequences, expected, strict=True):
-            assert math.isclose(score(sequence.cum_logprob, len(tokens), penalty), value, rel_tol=1e-9)
+            length = len(tokens) + (sequence.finish_reason == "stop")
+            assert math.isclose(score(sequence.cum_logprob, length, penalty), value, rel_tol=1e-9)
             assert sequence.orig_prompt == prompt
 
 
 def by_matrix(prompt: list[int], vocab: int, width: int, depth: int, eos: int) -> list[list[int]]:
-    """Beam search said differently: all (beam, token) scores of a step in one matrix."""
+    """Beam search said differently: all (beam, token) scores of a step in one matrix; it never stops early."""
     live, totals, done = [[]], np.zeros(1), []  # type: ignore[var-annotated]
-    for _ in range(depth):
-        steps = np.stack([log_softmax([*prompt, *tokens], vocab) for tokens in live])
-        kept = np.argsort(-steps, axis=1)[:, : 2 * width]
+    for step in range(1, depth + 1):
+        steps = totals[:, None] + np.stack([log_softmax([*prompt, *tokens], vocab) for tokens in live])
         grown = []
-        for beam, token in ((b, t) for b in range(len(live)) for t in kept[b]):
-            value = totals[beam] + steps[beam, token]
-            if token == eos:
-                done.append((value / max(len(live[beam]), 1), live[beam]))
-            else:
-                grown.append((value, [*live[beam], int(token)]))
-        grown.sort(key=lambda pair: -pair[0])
+        for rank, place in enumerate(np.argsort(-steps, axis=None)[: 2 * width]):
+            beam, token = divmod(int(place), vocab)
+            value = steps[beam, token]
+            if token != eos and step < depth:
+                grown.append((value, [*live[beam], token]))
+            elif rank < width:
+                done.append((value / step, live[beam] if token == eos else [*live[beam], token]))
         live, totals = [t for _, t in grown[:width]], np.array([v for v, _ in grown[:width]])
-    done += [(v / depth, t) for v, t in zip(totals, live, strict=True)]
     return [tokens for _, tokens in sorted(done, key=lambda pair: -pair[0])[:width]]
 
 
@@ -267,7 +266,7 @@ def by_matrix(prompt: list[int], vocab: int, width: int, depth: int, eos: int) -
 @pytest.mark.parametrize("prompt", [[3], [4, 5], [6, 7, 8]])
 def test_narrow_beams_equal_a_plain_implementation(width: int, prompt: list[int]) -> None:
     llm = make(None, vocab_size=30, eos=(2,))
-    (result,) = llm.beam_search([prompt], BeamSearchParams(beam_width=width, max_tokens=6))
+    (result,) = llm.beam_search([prompt], BeamSearchParams(beam_width=width, max_tokens=6, early_stopping="never"))
     assert [s.tokens[len(prompt) :] for s in result.sequences] == by_matrix(prompt, 30, width, 6, 2)
     reasons = {s.finish_reason for s in result.sequences}
     assert reasons <= {"stop", "length"}

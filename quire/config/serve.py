@@ -37,6 +37,8 @@ class ServeConfig:
     """Do not show the model the tools of a request that says tool_choice "none"."""
     trust_request_chat_template: bool = False
     """Let requests bring a chat template of their own."""
+    enable_tokenizer_info_endpoint: bool = False
+    """Serve /tokenizer_info: the tokenizer's configuration, its chat template included."""
     max_body_bytes: int = 32 * 1024 * 1024
     """Largest request body."""
     response_store_bytes: int = 256 * 1024 * 1024

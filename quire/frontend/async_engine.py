@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
@@ -11,15 +13,23 @@ from quire.config.resolve import resolve
 from quire.engine.client import EngineClient, EngineInfo, ProcessClient
 from quire.foundation.errors import EngineDeadError
 from quire.frontend import pooling
+from quire.frontend.beam_search import BeamSearch, alternatives
 from quire.frontend.chat import ChatTemplate
-from quire.frontend.inputs import PromptLike, build, read_prompt
+from quire.frontend.inputs import Prompt, PromptLike, build, main_eos, read_prompt
 from quire.frontend.outputs import Conversion, OutputProcessor
 from quire.frontend.parsers.formats import Formats, find_formats
 from quire.frontend.tokenizer import Tokenizer, load_tokenizer
-from quire.types.output import EngineOutputs, EngineStats, RequestOutput
+from quire.types.output import (
+    BeamSearchSequence,
+    CompletionOutput,
+    EngineOutputs,
+    EngineStats,
+    RequestMetrics,
+    RequestOutput,
+)
 from quire.types.pooling import PoolingOutput, PoolingParams, PoolingRequestOutput
 from quire.types.request import EngineRequest
-from quire.types.sampling import SamplingParams
+from quire.types.sampling import BeamSearchParams, SamplingParams
 from quire.types.structured import Constraint
 
 BIG_PROMPT = 16 * 1024  # characters or ids; a longer prompt is tokenized and checked on a thread
@@ -95,11 +105,62 @@ class AsyncLLM:
         task = pooling.check_task(params, self.info)
         given = pooling.read(prompt, self._tokenizer)
         request = pooling.build(given, params, task, self.info, request_id=request_id, priority=priority)
-        [conversion] = await self.pool([request])
+        [conversion] = await self.run([request])
         yield pooling.output(conversion, task, params, self.info)
 
-    async def pool(self, requests: Sequence[EngineRequest]) -> list[Conversion]:
-        """Pooling requests, all at once; their conversions when all have finished. Being cancelled aborts them."""
+    async def beam_search(
+        self,
+        prompt_ids: list[int],
+        params: BeamSearchParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The best answers of one prompt, best first, as the only output. Closing the generator aborts the search.
+
+        Raises what `generate` raises, and RefusedError if the engine does not take it.
+        """
+        search = BeamSearch(prompt_ids, params, self.info, self._tokenizer)
+        metrics, numbers = RequestMetrics(time.time()), itertools.count()
+        options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "arrival": metrics.arrival_time}
+        num_cached = 0
+        while not search.is_done:
+            requests = []
+            for beam in search.running:
+                given, name = Prompt(token_ids=beam.tokens), f"{request_id}/{next(numbers)}"
+                requests += build(given, search.ask, self.info, self._tokenizer, request_id=name, **options)
+            conversions = await self.run(requests)
+            if metrics.first_token_time is None:
+                num_cached = conversions[0].num_cached_tokens
+                metrics.first_scheduled_time = conversions[0].metrics.first_scheduled_time
+                metrics.first_token_time = time.time()
+            search.take([alternatives(conversion, search.ask.logprobs or 1) for conversion in conversions])
+        metrics.finished_time = time.time()
+        found = search.result(None).sequences
+        answers = [self._answer(index, beam, len(prompt_ids), params) for index, beam in enumerate(found)]
+        yield RequestOutput(request_id, None, prompt_ids, answers, True, None, num_cached, metrics)
+
+    def _answer(
+        self, index: int, beam: BeamSearchSequence, num_prompt: int, params: BeamSearchParams
+    ) -> CompletionOutput:
+        ids, tokenizer = beam.tokens[num_prompt:], self._tokenizer
+        skip = params.skip_special_tokens and not params.include_stop_str_in_output
+        return CompletionOutput(
+            index=index,
+            text="" if tokenizer is None else tokenizer.decode(ids, skip_special_tokens=skip),
+            token_ids=ids,
+            cumulative_logprob=beam.cum_logprob,
+            logprobs=beam.logprobs[: len(ids)],
+            finish_reason=beam.finish_reason,
+            stop_reason=None if beam.stop_reason == main_eos(self.info, tokenizer) else beam.stop_reason,
+        )
+
+    async def run(self, requests: Sequence[EngineRequest]) -> list[Conversion]:
+        """Requests without a reader, all at once; their conversions when all have finished.
+
+        Being cancelled aborts them.
+        """
         conversions: list[Conversion] = []
         loop = asyncio.get_running_loop()
         try:

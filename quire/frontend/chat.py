@@ -46,11 +46,13 @@ def render(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     kwargs: Mapping[str, Any] | None = None,
+    max_chars: int | None = None,
 ) -> str:
     """The prompt of a conversation; encode it with `add_special_tokens=False`, for templates write BOS themselves.
 
     `template` is the model's (`Tokenizer.template`) or Jinja source; `kwargs` are further template variables. With
-    `continue_final_message` the prompt ends inside the last message, so that the model goes on writing it.
+    `continue_final_message` the prompt ends inside the last message, so that the model goes on writing it. `max_chars`:
+    of the prompt.
     Raises InputError naming the message and field that cannot be rendered.
     """
     if template is None:
@@ -85,7 +87,8 @@ def render(
             "messages": chat,
             "tools": list(tools) if tools else None,
             "add_generation_prompt": add_generation_prompt,
-        }
+        },
+        max_chars,
     )
     return _cut_at_mark(text) if continue_final_message else text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from quire.engine.client import EngineInfo
 from quire.foundation.errors import InputError
@@ -13,9 +13,10 @@ from quire.frontend.chat import ChatTemplate
 from quire.frontend.inputs import PromptLike, as_list, read_prompt
 from quire.frontend.outputs import Conversion
 from quire.frontend.pooling import PoolingPrompt, pooler_of
-from quire.frontend.pooling_prompts import PairEncoder, Truncation, encode_texts, pair_template
+from quire.frontend.pooling_prompts import PairEncoder, pair_template
 from quire.frontend.progress import ProgressFactory
 from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.truncation import Side, TokenizationOptions, Truncation, encode_texts
 from quire.types.pooling import (
     CLASSIFY,
     EMBED,
@@ -39,7 +40,8 @@ T = TypeVar("T")
 class PoolingAPI:
     """For a class that runs requests. All raise InputError for what cannot run, before anything runs.
 
-    truncate_prompt_tokens: cut longer prompts, -1 to the context.
+    truncate_prompt_tokens: cut longer prompts, -1 to the context; truncation_side: where, right unless it is given.
+    tokenization_kwargs: the same two, and add_special_tokens, under the name that other engines have for them.
     """
 
     @property
@@ -65,13 +67,16 @@ class PoolingAPI:
         pooling_task: str | None = None,
         use_tqdm: bool | ProgressFactory = True,
         truncate_prompt_tokens: int | None = None,
-        truncation_side: Literal["left", "right"] | None = None,
+        truncation_side: Side | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """The vector of each prompt (of tasks by token: the vectors of its tokens), in the order of the prompts."""
         given = [read_prompt(prompt) for prompt in as_list(prompts)]
-        cut = Truncation.of(truncate_prompt_tokens, truncation_side, self.info)
+        options = TokenizationOptions.of(tokenization_kwargs, truncate_prompt_tokens, truncation_side)
+        cut = self._cut(options)
         texts = [prompt.text or "" for prompt in given if prompt.token_ids is None]
-        encoded = iter(encode_texts(self.get_tokenizer(), texts, cut) if texts else ())
+        special = options.special(True)
+        encoded = iter(encode_texts(self.get_tokenizer(), texts, cut, add_special_tokens=special) if texts else ())
         ready = [
             PoolingPrompt(cut.cut(p.token_ids) if p.token_ids is not None else next(encoded), None, p.cache_salt)
             for p in given
@@ -85,6 +90,8 @@ class PoolingAPI:
         pooling_params: Params | None = None,
         use_tqdm: bool | ProgressFactory = True,
         truncate_prompt_tokens: int | None = None,
+        truncation_side: Side | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[EmbeddingRequestOutput]:
         outputs = self.encode(
             prompts,
@@ -92,6 +99,8 @@ class PoolingAPI:
             pooling_task=EMBED,
             use_tqdm=use_tqdm,
             truncate_prompt_tokens=truncate_prompt_tokens,
+            truncation_side=truncation_side,
+            tokenization_kwargs=tokenization_kwargs,
         )
         return [_with(output, EmbeddingOutput(output.outputs.data.tolist())) for output in outputs]
 
@@ -102,6 +111,8 @@ class PoolingAPI:
         pooling_params: Params | None = None,
         use_tqdm: bool | ProgressFactory = True,
         truncate_prompt_tokens: int | None = None,
+        truncation_side: Side | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[ClassificationRequestOutput]:
         outputs = self.encode(
             prompts,
@@ -109,6 +120,8 @@ class PoolingAPI:
             pooling_task=CLASSIFY,
             use_tqdm=use_tqdm,
             truncate_prompt_tokens=truncate_prompt_tokens,
+            truncation_side=truncation_side,
+            tokenization_kwargs=tokenization_kwargs,
         )
         return [_with(output, ClassificationOutput(output.outputs.data.tolist())) for output in outputs]
 
@@ -121,6 +134,8 @@ class PoolingAPI:
         pooling_params: PoolingParams | None = None,
         use_tqdm: bool | ProgressFactory = True,
         truncate_prompt_tokens: int | None = None,
+        truncation_side: Side | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
     ) -> list[ScoringRequestOutput]:
         """How well each text of `data_2` fits the text of `data_1` in its place, or the only one there is.
@@ -128,7 +143,10 @@ class PoolingAPI:
         A cross-encoder (a classifier with one class) reads both together; of embeddings it is the cosine.
         """
         pairs = pair_up(data_1, data_2)
-        cut = Truncation.of(truncate_prompt_tokens, None, self.info)
+        options = TokenizationOptions.of(tokenization_kwargs, truncate_prompt_tokens, truncation_side)
+        if options.add_special_tokens is False:
+            raise InputError("scores need the special tokens that stand around a pair", "add_special_tokens")
+        cut = self._cut(options)
         params = pooling_params or PoolingParams()
         if pooler_of(self.info).kind == EMBED:
             texts = list(dict.fromkeys(text for pair in pairs for text in pair))
@@ -149,6 +167,9 @@ class PoolingAPI:
         prompts = PairEncoder(tokenizer, cut, template=template).encode(pairs)
         outputs = self._pool(prompts, params, CLASSIFY, use_tqdm)
         return [_with(output, ScoringOutput(float(output.outputs.data[0]))) for output in outputs]
+
+    def _cut(self, options: TokenizationOptions) -> Truncation:
+        return Truncation.of(options.truncate_prompt_tokens, options.truncation_side, self.info)
 
     def _pool(
         self,

@@ -1,10 +1,10 @@
-"""Texts and pairs of texts → token ids, as the tokenizer frames them, cut where that was asked for."""
+"""Pairs of texts → token ids, as the tokenizer frames them, cut where that was asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from tokenizers import Encoding
 
@@ -14,57 +14,9 @@ from quire.frontend.chat import ChatTemplate, render
 from quire.frontend.pooling import PoolingPrompt, pooler_of
 from quire.frontend.text import check_text
 from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.truncation import NO_TRUNCATION, Truncation
 
 Pair = tuple[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Truncation:
-    """Tokens a prompt may have, its special ones included (None: no limit), and the side on which it is cut."""
-
-    limit: int | None = None
-    side: Literal["left", "right"] = "right"
-
-    @classmethod
-    def of(cls, wanted: int | None, side: Literal["left", "right"] | None, info: EngineInfo) -> Truncation:
-        """wanted: the field truncate_prompt_tokens, -1 for the context. Raises InputError for what cannot be."""
-        most = info.max_model_len
-        if wanted is not None and (isinstance(wanted, bool) or not isinstance(wanted, int) or not -1 <= wanted <= most):
-            raise InputError(
-                f"truncate_prompt_tokens must be an integer in [-1, {most}] (max_model_len), got {wanted!r}",
-                "truncate_prompt_tokens",
-            )
-        if side not in (None, "left", "right"):
-            raise InputError(f"truncation_side must be 'left' or 'right', got {side!r}", "truncation_side")
-        return cls(most if wanted == -1 else wanted, side or "right")
-
-    def cut(self, ids: list[int]) -> list[int]:
-        if self.limit is None or len(ids) <= self.limit:
-            return ids
-        return ids[: self.limit] if self.side == "right" else ids[len(ids) - self.limit :]
-
-
-NO_TRUNCATION = Truncation()
-
-
-def encode_texts(
-    tokenizer: Tokenizer,
-    texts: Sequence[str],
-    truncation: Truncation = NO_TRUNCATION,
-    *,
-    add_special_tokens: bool = True,
-) -> list[list[int]]:
-    """The ids of each text. A text that is cut keeps the special tokens around it."""
-    found = tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
-    if truncation.limit is None:
-        return found
-    room = _room(tokenizer, truncation, add_special_tokens=add_special_tokens, is_pair=False)
-    for index, ids in enumerate(found):
-        if len(ids) > truncation.limit:
-            encoding = tokenizer.raw.encode(texts[index], add_special_tokens=False)
-            encoding.truncate(room, direction=truncation.side)
-            found[index] = tokenizer.raw.post_process(encoding, None, add_special_tokens).ids
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +56,7 @@ class PairEncoder:
             if most:
                 encoding.truncate(most, direction=side)
         if self.truncation.limit is not None:
-            room = _room(self.tokenizer, self.truncation, add_special_tokens=True, is_pair=True)
+            room = self.truncation.room(raw.num_special_tokens_to_add(True))
             first, second = _shares(len(query.ids), len(document.ids), room)
             query.truncate(first, direction=side)
             document.truncate(second, direction=side)
@@ -151,19 +103,6 @@ def pair_template(tokenizer: Tokenizer, info: EngineInfo) -> ChatTemplate | None
 def _prompt(encoding: Encoding) -> PoolingPrompt:
     ids, types = encoding.ids, encoding.type_ids
     return PoolingPrompt(ids, types.index(1) if 1 in types else None)
-
-
-def _room(tokenizer: Tokenizer, truncation: Truncation, *, add_special_tokens: bool, is_pair: bool) -> int:
-    """Tokens that the limit leaves for the text itself."""
-    assert truncation.limit is not None
-    special = tokenizer.raw.num_special_tokens_to_add(is_pair) if add_special_tokens else 0
-    if truncation.limit <= special:
-        raise InputError(
-            f"truncate_prompt_tokens must be more than the {special} special tokens around a prompt, "
-            f"got {truncation.limit}",
-            "truncate_prompt_tokens",
-        )
-    return truncation.limit - special
 
 
 def _shares(first: int, second: int, room: int) -> tuple[int, int]:

@@ -30,10 +30,10 @@ class Tokenizer:
     def __init__(self, folder: Path, chat_template: str | None = None) -> None:
         self.folder = folder
         self.raw = read_tokenizer(folder)
-        self._config = read_json(folder / "tokenizer_config.json")
-        self.special_tokens = _special_tokens(folder, self._config)
+        self.config = read_json(folder / "tokenizer_config.json")
+        self.special_tokens = _special_tokens(folder, self.config)
         self.decoding = Decoding(self.raw)
-        sources = _templates(folder, self._config)
+        sources = _templates(folder, self.config)
         if chat_template is not None:
             sources = {"default": _template_source(chat_template)}
             compiled(sources["default"])  # a mistake of the operator shows at the start

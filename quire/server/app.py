@@ -23,7 +23,9 @@ from quire.server import (
     openai_models,
     openai_responses,
     ops,
+    rendering,
     scoring,
+    token_generate,
     tokenization,
 )
 from quire.server.auth import ApiKeyMiddleware
@@ -40,6 +42,8 @@ ROUTERS = (
     openai_chat.router,
     openai_responses.router,
     anthropic.router,
+    token_generate.router,
+    rendering.router,
     tokenization.router,
     openai_embeddings.router,
     classification.router,
@@ -50,7 +54,14 @@ ROUTERS = (
     invocations.router,
 )
 # Refused by a model that makes vectors.
-GENERATING = (openai_completions.router, openai_chat.router, openai_responses.router, anthropic.router)
+GENERATING = (
+    openai_completions.router,
+    openai_chat.router,
+    openai_responses.router,
+    anthropic.router,
+    token_generate.router,
+    rendering.router,
+)
 
 
 def build_app(service: Service) -> FastAPI:

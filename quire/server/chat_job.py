@@ -54,8 +54,10 @@ class ChatJob:
 
     async def prompt(self, messages: Messages) -> Prompt:
         text = await render_chat(self.service, self.body, self.template_kwargs, messages=messages)
-        ids = await generation.tokenize(self.service, text, add_special_tokens=self.body.add_special_tokens)
-        return Prompt(generation.truncated(ids, self.body, self.engine.info.max_model_len), text)
+        with field_names(self.names):
+            cut = generation.truncation(self.service, self.body, self.params)
+        special = self.body.add_special_tokens
+        return Prompt(await generation.tokenize(self.service, text, add_special_tokens=special, cut=cut), text)
 
     async def fitting(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """As many of the latest turns as leave room for an answer; all of them if even the last is too long."""

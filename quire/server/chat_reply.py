@@ -41,9 +41,9 @@ class ChatReply:
     async def whole(self) -> dict[str, Any]:
         finals = {index: output async for index, output in self.job.outputs() if output.finished}
         outputs = [finals[index] for index in sorted(finals)]
-        return await generation.build_reply(outputs, lambda: self._reply(outputs))
+        return await generation.build_reply(outputs, lambda: self.reply(outputs))
 
-    def _reply(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    def reply(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         choices: list[dict[str, Any]] = []
         for plan, output in zip(self.plans, outputs, strict=True):
             for answer in sorted(output.outputs, key=lambda answer: answer.index):

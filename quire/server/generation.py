@@ -15,12 +15,13 @@ from fastapi import Request
 from quire import __version__
 from quire.foundation.errors import InputError
 from quire.foundation.log import get_logger
+from quire.frontend.truncation import NO_TRUNCATION, Truncation, cut_text
 from quire.server.errors import ApiError
 from quire.server.limits import MAX_ANSWERS
 from quire.server.logprobs import LogprobWriter
 from quire.server.metrics import RequestClock
 from quire.server.params import field_names
-from quire.server.protocol import GenerationBody
+from quire.server.protocol import GenerationBody, LabelledBody
 from quire.server.service import Service
 from quire.types.output import RequestOutput
 from quire.types.request import BACKGROUND
@@ -125,24 +126,16 @@ class Generation:
 
     async def _one(self, index: int) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """The news of one prompt."""
-        engine, metrics = self.service.running(), self.service.metrics
+        metrics = self.service.metrics
         assert metrics is not None
         prompt = self.prompts[index]
         request_id = self.engine_id if len(self.prompts) == 1 else f"{self.engine_id}-{index}"
-        given = {"prompt_token_ids": prompt.token_ids, "prompt": prompt.text}
         streamed = self.params.output_kind == RequestOutputKind.DELTA
         clock, num_tokens, progress = RequestClock(metrics), 0, self.service.progress
         log_it = self.service.config.observe.enable_log_requests
         if log_it:
             log.info("request %s: %d prompt tokens, n=%d", request_id, len(prompt.token_ids), self.params.n)
-        source = engine.generate(
-            given,
-            self.params,
-            request_id,
-            priority=self.priority,
-            cache_salt=self.cache_salt,
-            constraint=prompt.constraint,
-        )
+        source = self._source(prompt, request_id)
         waits = False
         with field_names(self.names):
             try:
@@ -173,6 +166,16 @@ class Generation:
                     progress.done()
                 await source.aclose()
 
+    def _source(self, prompt: Prompt, request_id: str) -> AsyncGenerator[RequestOutput, None]:
+        return self.service.running().generate(
+            {"prompt_token_ids": prompt.token_ids, "prompt": prompt.text},
+            self.params,
+            request_id,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            constraint=prompt.constraint,
+        )
+
     def _refusal(self, output: RequestOutput) -> ApiError:
         """The engine gave up on a request: `stop_reason` says of what kind that is."""
         kind = next((answer.stop_reason for answer in output.outputs if answer.finish_reason == "error"), None)
@@ -182,12 +185,17 @@ class Generation:
         return ApiError(status, output.error or "the engine gave up")
 
 
-async def tokenize(service: Service, text: str, *, add_special_tokens: bool) -> list[int]:
+async def tokenize(
+    service: Service, text: str, *, add_special_tokens: bool, cut: Truncation = NO_TRUNCATION
+) -> list[int]:
     """Token ids of `text`. Raises InputError if the server runs without a tokenizer."""
     tokenizer = service.tokenizer()
-    if len(text) > BIG_TEXT:
-        return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
-    return tokenizer.encode(text, add_special_tokens)
+
+    def encode() -> list[int]:
+        ids = tokenizer.encode(text, add_special_tokens)
+        return cut_text(tokenizer, text, ids, cut, add_special_tokens=add_special_tokens)
+
+    return await asyncio.to_thread(encode) if len(text) > BIG_TEXT else encode()
 
 
 async def build_reply(outputs: Iterable[RequestOutput], build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -196,25 +204,20 @@ async def build_reply(outputs: Iterable[RequestOutput], build: Callable[[], dict
     return await asyncio.to_thread(build) if scored > BIG_SCORES else build()
 
 
-def truncated(ids: list[int], body: GenerationBody, max_model_len: int) -> list[int]:
-    """`ids` cut to `truncate_prompt_tokens`: the end is kept unless truncation_side is "right"."""
-    keep = body.truncate_prompt_tokens
-    if keep is None:
-        return ids
-    if keep == -1:
-        keep = max_model_len - 1  # leaves room for one token
-    if len(ids) <= keep:
-        return ids
-    return ids[:keep] if body.truncation_side == "right" else ids[len(ids) - keep :]
+def truncation(service: Service, body: GenerationBody, params: SamplingParams) -> Truncation:
+    """What the body asks for. Raises InputError for limits that cannot be."""
+    wanted, side = body.truncate_prompt_tokens, body.truncation_side
+    return Truncation.of_answered(wanted, side, service.running().info, params.max_tokens, params.min_tokens)
 
 
 def start(
     request: Request,
-    body: GenerationBody,
+    body: LabelledBody,
     model: str,
     prompts: list[Prompt],
     params: SamplingParams,
     id_prefix: str,
+    make: Callable[..., Generation] = Generation,
 ) -> Generation:
     """Raises InputError for a request that asks for too many answers or a priority that has no effect."""
     service: Service = request.app.state.service
@@ -226,7 +229,7 @@ def start(
     reply_id = f"{id_prefix}-{body.request_id or header_id or secrets.token_hex(12)}"
     # A header may come twice (a proxy's retry); an id in the body is promised to be unique.
     is_unique = body.request_id or not header_id
-    return Generation(
+    return make(
         service=service,
         id=reply_id,
         engine_id=reply_id if is_unique else f"{reply_id}-{secrets.token_hex(4)}",

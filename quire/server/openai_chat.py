@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from quire.frontend.chat import continued_text
-from quire.server import generation
+from quire.server import beam_search, generation
 from quire.server.body import openapi_body, read_body
 from quire.server.chat_job import ChatJob
 from quire.server.chat_reply import ChatReply
@@ -41,8 +41,9 @@ async def _answer(request: Request, body: ChatFields, conversations: Sequence[li
         prompt, plan = await chat.plan(messages)
         prompts.append(prompt)
         plans.append(plan)
-    job = generation.start(request, body, model, prompts, plans[0].params(chat.params), "chatcmpl")
-    job.names = chat.names
+    start = beam_search.start if body.use_beam_search else generation.start
+    job = start(request, body, model, prompts, plans[0].params(chat.params), "chatcmpl")
+    job.names = job.names | chat.names
     reply = ChatReply(job, body, plans, continued_text(conversations[0]) if body.echo else "")
     headers = generation.reply_headers(request, job)
     if body.stream:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from quire.foundation.errors import InputError
 from quire.frontend.structured import constraint_of
-from quire.server import generation
+from quire.server import beam_search, generation
 from quire.server.body import openapi_body, read_body
 from quire.server.generation import Generation, Prompt
 from quire.server.limits import MAX_PROMPTS
@@ -20,6 +20,7 @@ from quire.server.protocol import CompletionBody
 from quire.server.service import Service
 from quire.server.sse import TEXT, ChunkWriter, EventStream, JsonReply
 from quire.types.output import CompletionOutput, RequestOutput
+from quire.types.sampling import SamplingParams
 
 router = APIRouter()
 DEFAULT_MAX_TOKENS = 16
@@ -30,8 +31,20 @@ Echoed = tuple[str, list[int], list[Any]]  # text, ids and log-probabilities of 
 async def completions(request: Request) -> Response:
     body = await read_body(request, CompletionBody)
     service: Service = request.app.state.service
-    info = service.running().info
     model = service.check_model(body.model)
+    prompts, params = await read_completion(service, body)
+    start = beam_search.start if body.use_beam_search else generation.start
+    job = start(request, body, model, prompts, params, "cmpl")
+    reply = Completion(job, body)
+    headers = generation.reply_headers(request, job)
+    if body.stream:
+        return EventStream(service.in_flight, job.num_answers, reply.frames, headers)
+    return JsonReply(service.in_flight, job.num_answers, reply.whole, headers)
+
+
+async def read_completion(service: Service, body: CompletionBody) -> tuple[list[Prompt], SamplingParams]:
+    """The prompts, cut and bound as the body asks, and how to sample. Raises InputError naming the field."""
+    info = service.running().info
     params = sampling_params(
         body,
         info.resolved.info.generation_defaults,
@@ -41,23 +54,16 @@ async def completions(request: Request) -> Response:
     )
     with field_names({"structured_outputs": "response_format"} if body.response_format else {}):
         constraint = constraint_of(params.structured_outputs)
+    cut = generation.truncation(service, body, params)
     prompts = []
     for given in parse_prompts(body.prompt):
-        ids = await _ids(service, given, body)
-        kept = generation.truncated(ids, body, info.max_model_len)
-        prompts.append(Prompt(kept, given if isinstance(given, str) and len(kept) == len(ids) else None, constraint))
-    job = generation.start(request, body, model, prompts, params, "cmpl")
-    reply = Completion(job, body)
-    headers = generation.reply_headers(request, job)
-    if body.stream:
-        return EventStream(service.in_flight, job.num_answers, reply.frames, headers)
-    return JsonReply(service.in_flight, job.num_answers, reply.whole, headers)
-
-
-async def _ids(service: Service, given: str | list[int], body: CompletionBody) -> list[int]:
-    if isinstance(given, list):
-        return given
-    return await generation.tokenize(service, given, add_special_tokens=body.add_special_tokens)
+        if isinstance(given, list):
+            prompts.append(Prompt(cut.cut(given), None, constraint))
+            continue
+        ids = await generation.tokenize(service, given, add_special_tokens=body.add_special_tokens, cut=cut)
+        # The text of one that may have been cut is made of its ids.
+        prompts.append(Prompt(ids, given if cut.limit is None or len(ids) < cut.limit else None, constraint))
+    return prompts, params
 
 
 class Completion:
@@ -73,9 +79,9 @@ class Completion:
 
     async def whole(self) -> dict[str, Any]:
         final = {index: output async for index, output in self.job.outputs() if output.finished}
-        return await generation.build_reply(final.values(), lambda: self._reply(final))
+        return await generation.build_reply(final.values(), lambda: self.reply(final))
 
-    def _reply(self, final: dict[int, RequestOutput]) -> dict[str, Any]:
+    def reply(self, final: dict[int, RequestOutput]) -> dict[str, Any]:
         choices = []
         for index, output in sorted(final.items()):
             echoed = self._echo(index, output) if self.body.echo else None

@@ -15,7 +15,14 @@ from fastapi.openapi.utils import get_openapi
 from quire.server.errors import is_anthropic
 
 Document = dict[str, Any]
-_STREAMS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/responses/{response_id}")
+_STREAMS = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/responses/{response_id}",
+    "/inference/v1/generate",
+)
 _STRING, _NULL = {"type": "string"}, {"type": "null"}
 _SCHEMAS = {
     "Error": {

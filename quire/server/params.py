@@ -46,6 +46,8 @@ def sampling_params(
         value = model_defaults.get(name) if value is None else value
         if value is not None:
             values[name] = value
+    if body.use_beam_search:
+        values["temperature"] = 1.0  # greedy would allow but one answer; nothing is sampled
     guided = {name: getattr(body, name) for name in GUIDED}
     return SamplingParams(
         **values,

@@ -15,9 +15,10 @@ from fastapi import Request
 
 from quire.foundation.errors import InputError
 from quire.frontend import pooling
-from quire.frontend.chat import ChatTemplate, Message, render
+from quire.frontend.chat import Message
 from quire.frontend.pooling import PoolingPrompt, RefusedError
-from quire.frontend.pooling_prompts import Truncation, encode_texts
+from quire.frontend.truncation import Truncation, encode_texts
+from quire.server.chat_prompt import render_chat
 from quire.server.errors import ApiError
 from quire.server.generation import BIG_TEXT, IN_BACKGROUND, REFUSALS
 from quire.server.params import field_names
@@ -62,7 +63,7 @@ class PoolingJob:
         self.num_prompt_tokens += sum(len(prompt.token_ids) for prompt in prompts)
         progress.wait()
         try:
-            conversions = await engine.pool(requests)
+            conversions = await engine.run(requests)
         finally:
             progress.done()
         progress.seen()
@@ -136,7 +137,10 @@ async def prompts_of(service: Service, body: InputBody) -> list[PoolingPrompt]:
     """The prompts of a body. Raises InputError naming the field that cannot be."""
     cut = Truncation.of(body.truncate_prompt_tokens, body.truncation_side, service.running().info)
     chats = _conversations(body)
-    given = parse_input(body.input) if chats is None else [_rendered(service, chat, body) for chat in chats]
+    if chats is None:
+        given: Sequence[str | list[int]] = parse_input(body.input)
+    else:
+        given = [await render_chat(service, body, body.chat_template_kwargs, messages=chat) for chat in chats]
     texts = [item for item in given if isinstance(item, str)]
     special = chats is None if body.add_special_tokens is None else body.add_special_tokens
     encoded = iter(await encode(service, texts, cut, add_special_tokens=special) if texts else ())
@@ -191,17 +195,3 @@ def _are_messages(given: Any) -> bool:
     while isinstance(given, list) and given and isinstance(given[0], list):
         given = given[0]
     return isinstance(given, list) and bool(given) and isinstance(given[0], dict)
-
-
-def _rendered(service: Service, chat: list[Message], body: InputBody) -> str:
-    template = service.running().chat_template
-    if body.chat_template is not None:
-        template = ChatTemplate(body.chat_template, service.tokenizer().special_tokens)
-    return render(
-        chat,
-        None,
-        template,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-        kwargs=body.chat_template_kwargs,
-    )

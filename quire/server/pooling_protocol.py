@@ -81,8 +81,14 @@ class PairBody(PoolingBase):
     max_tokens_per_query: int = Field(0, ge=0, lt=INT64)
     max_tokens_per_doc: int = Field(0, ge=0, lt=INT64)
     instruction: str | None = None
-    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_template(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("chat_template") is not None:
+            raise InputError("chat_template is not taken from requests that score pairs", "chat_template")
+        return data
 
 
 class ScoreBody(PairBody):

@@ -14,13 +14,46 @@ from quire.server.body import Body
 from quire.types.sampling import MAX_N
 
 INT64 = 2**63
+# What a beam search does not look at, and would change its answers.
+NOT_WITH_BEAMS = (
+    "stop",
+    "stop_token_ids",
+    "min_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "prompt_logprobs",
+    "response_format",
+    "structured_outputs",
+)
 
 
-class GenerationBody(Body):
+class LabelledBody(Body):
+    """What every request that generates says of itself."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: dict[str, bool] | None = None
+    priority: int = Field(0, ge=-INT64, lt=INT64)
+    cache_salt: str | None = Field(None, min_length=1)
+    request_id: str | None = Field(None, min_length=1, max_length=256)
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.get("include_usage"))
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.include_usage and bool(self.stream_options and self.stream_options.get("continuous_usage_stats"))
+
+
+class GenerationBody(LabelledBody):
     """What completions and chat share."""
 
     unsupported: ClassVar[tuple[str, ...]] = (
-        "use_beam_search",
         "prompt_embeds",
         "logprob_token_ids",
         "kv_transfer_params",
@@ -28,9 +61,6 @@ class GenerationBody(Body):
         "logits_processors",
     )
 
-    model: str | None = None
-    stream: bool = False
-    stream_options: dict[str, bool] | None = None
     n: int = Field(1, ge=1, le=MAX_N)
     max_tokens: int | None = Field(None, le=INT64 - 1)
     min_tokens: int = 0
@@ -52,8 +82,8 @@ class GenerationBody(Body):
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
-    truncate_prompt_tokens: int | None = Field(None, ge=-1)
-    truncation_side: Literal["left", "right"] = "left"
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, lt=INT64)
+    truncation_side: Literal["left", "right"] | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     guided_json: str | dict[str, Any] | bool | None = None  # the guided_ fields: of older clients
@@ -63,9 +93,9 @@ class GenerationBody(Body):
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
     guided_decoding_backend: str | None = None
-    priority: int = Field(0, ge=-INT64, lt=INT64)
-    cache_salt: str | None = Field(None, min_length=1)
-    request_id: str | None = Field(None, min_length=1, max_length=256)
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     user: str | None = None
@@ -85,15 +115,17 @@ class GenerationBody(Body):
             raise InputError("stream_options needs stream=true", "stream_options")
         if self.stream and self.prompt_logprobs:
             raise InputError("prompt_logprobs cannot be streamed; use stream=false", "prompt_logprobs")
+        if self.use_beam_search:
+            self._check_beams()
         return self
 
-    @property
-    def include_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.get("include_usage"))
-
-    @property
-    def continuous_usage(self) -> bool:
-        return self.include_usage and bool(self.stream_options and self.stream_options.get("continuous_usage_stats"))
+    def _check_beams(self) -> None:
+        if self.stream:
+            raise InputError("use_beam_search cannot be streamed; use stream=false", "use_beam_search")
+        for name in NOT_WITH_BEAMS:
+            usual = type(self).model_fields[name].get_default(call_default_factory=True)
+            if getattr(self, name) not in (None, usual):
+                raise InputError(f"{name} cannot be given with use_beam_search", name)
 
 
 class CompletionBody(GenerationBody):
@@ -112,6 +144,8 @@ class CompletionBody(GenerationBody):
             raise InputError("suffix is not supported: models here do not fill in the middle", "suffix")
         if self.best_of is not None and self.best_of != self.n:
             raise InputError(f"best_of must equal n ({self.n}), got {self.best_of}: answers are not ranked", "best_of")
+        if self.use_beam_search and self.echo and (self.logprobs is not None or self.max_tokens == 0):
+            raise InputError("use_beam_search does not score the prompt: echo goes without logprobs", "echo")
         if self.max_tokens == 0 and not self.echo:
             raise InputError("max_tokens must be >= 1 (0 is allowed with echo), got 0", "max_tokens")
         return self
@@ -161,7 +195,7 @@ class ChatBatchBody(ChatFields):
 
     @model_validator(mode="after")
     def _check_batch(self) -> ChatBatchBody:
-        for name, plain in (("n", 1), ("stream", False), ("tools", None), ("echo", False)):
+        for name, plain in (("n", 1), ("stream", False), ("tools", None), ("echo", False), ("use_beam_search", False)):
             if getattr(self, name) != plain:
                 raise InputError(f"{name} cannot be given in a batch of conversations", name)
         if self.tool_choice not in (None, "none"):

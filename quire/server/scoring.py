@@ -11,10 +11,10 @@ from fastapi import APIRouter, Request, Response
 
 from quire.foundation.errors import InputError
 from quire.frontend import pooling
-from quire.frontend.chat import ChatTemplate
 from quire.frontend.pooling import PoolingPrompt, pooler_of
 from quire.frontend.pooling_api import check_cross_encoder, pair_up
-from quire.frontend.pooling_prompts import Pair, PairEncoder, Truncation, pair_template
+from quire.frontend.pooling_prompts import Pair, PairEncoder, pair_template
+from quire.frontend.truncation import Truncation
 from quire.server import pooling_job
 from quire.server.body import openapi_body, read_body
 from quire.server.generation import BIG_TEXT
@@ -83,8 +83,6 @@ async def _score(job: PoolingJob, body: PairBody, pairs: list[Pair]) -> list[flo
         return await _cosines(job, body, pairs, cut)
     tokenizer = service.tokenizer()
     template = pair_template(tokenizer, info)
-    if body.chat_template is not None:
-        template = ChatTemplate(body.chat_template, tokenizer.special_tokens)
     kwargs: dict[str, Any] = dict(body.chat_template_kwargs)
     if body.instruction is not None:
         if template is None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from quire.config.engine import EngineConfig
 from quire.config.serve import ServeConfig
 from quire.foundation.errors import InputError
+from quire.frontend.template_sandbox import TemplateSandbox
 from quire.server.errors import ApiError
 from quire.server.limits import InFlight
 from quire.server.metrics import Metrics
@@ -60,6 +61,7 @@ class Service:
         self.engine: AsyncLLM | None = None
         self.metrics: Metrics | None = None
         self.in_flight = InFlight()
+        self.templates = TemplateSandbox()
         self.draining = False  # /readyz says so; requests are still taken during the grace
         self.closed = False  # new requests are refused
         self.progress = Progress()

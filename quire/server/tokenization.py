@@ -1,6 +1,9 @@
-"""POST /tokenize and /detokenize: the same tokens that generation would see."""
+"""POST /tokenize and /detokenize: the same tokens that generation would see. GET /tokenizer_info."""
 
 from __future__ import annotations
+
+import asyncio
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -9,10 +12,12 @@ from quire.foundation.errors import InputError
 from quire.server import generation
 from quire.server.body import openapi_body, read_body
 from quire.server.chat_prompt import render_chat
+from quire.server.errors import ApiError
 from quire.server.protocol import DetokenizeBody, TokenizeBody
 from quire.server.service import Service
 
 router = APIRouter()
+BIG_LIST = 16 * 1024  # ids; longer lists are converted on a thread, so that other streams go on
 
 
 @router.post("/tokenize", openapi_extra=openapi_body(TokenizeBody))
@@ -29,7 +34,10 @@ async def tokenize(request: Request) -> Response:
     else:
         assert body.prompt is not None
         ids = await generation.tokenize(service, body.prompt, add_special_tokens=special is not False)
-    strings = service.tokenizer().convert_ids_to_tokens(ids) if body.return_token_strs else None
+    strings = None
+    if body.return_token_strs:
+        convert = partial(service.tokenizer().convert_ids_to_tokens, ids)
+        strings = await asyncio.to_thread(convert) if len(ids) > BIG_LIST else convert()
     return JSONResponse(
         {"count": len(ids), "max_model_len": engine.info.max_model_len, "tokens": ids, "token_strs": strings}
     )
@@ -41,8 +49,23 @@ async def detokenize(request: Request) -> Response:
     service: Service = request.app.state.service
     engine = service.running()
     service.check_model(body.model)
-    vocab = engine.info.resolved.info.vocab_size
-    for token in body.tokens:
-        if not 0 <= token < vocab:
-            raise InputError(f"tokens must be in [0, {vocab}), got {token}", "tokens")
-    return JSONResponse({"prompt": service.tokenizer().decode(body.tokens)})
+    vocab, tokenizer = engine.info.resolved.info.vocab_size, service.tokenizer()
+
+    def decode() -> str:
+        for token in body.tokens:
+            if not 0 <= token < vocab:
+                raise InputError(f"tokens must be in [0, {vocab}), got {token}", "tokens")
+        return tokenizer.decode(body.tokens)
+
+    return JSONResponse({"prompt": await asyncio.to_thread(decode) if len(body.tokens) > BIG_LIST else decode()})
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(request: Request) -> Response:
+    """What tokenizer_config.json says, and the chat template that is used. Only if the server was told to tell."""
+    service: Service = request.app.state.service
+    if not service.serve.enable_tokenizer_info_endpoint:
+        raise ApiError(404, "there is no /tokenizer_info: the server runs without enable_tokenizer_info_endpoint")
+    tokenizer = service.tokenizer()
+    template = {} if tokenizer.chat_template is None else {"chat_template": tokenizer.chat_template}
+    return JSONResponse({"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.config, **template})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from enum import IntEnum
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import force_setattr
@@ -159,16 +159,27 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of `LLM.beam_search`; score = cumulative logprob / length ** length_penalty."""
+    """Options of `LLM.beam_search`; score = cumulative logprob / length ** length_penalty.
+
+    early_stopping: whether a search ends as soon as `beam_width` answers have ended. False: once what runs, were it to
+    end now, could not be better than these; "never": once it could not, however long it gets.
+    """
 
     beam_width: int
     max_tokens: int
     ignore_eos: bool = False
     temperature: float = 0.0
     length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
     include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
         _integer("beam_width", self.beam_width, 1, 64)
+        _number("length_penalty", self.length_penalty, -100.0, 100.0)
+        if self.early_stopping not in (True, False, "never"):
+            raise InputError(
+                f"early_stopping must be true, false or 'never', got {self.early_stopping!r}", "early_stopping"
+            )
         _integer("max_tokens", self.max_tokens, 1)
         _number("temperature", self.temperature, 0.0, 2.0)

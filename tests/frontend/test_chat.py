@@ -10,7 +10,7 @@ import pytest
 import transformers
 
 from quire.foundation.errors import ConfigError, InputError
-from quire.frontend import template as template_module
+from quire.frontend import template_limits
 from quire.frontend.chat import ChatTemplate, normalize, render
 from quire.frontend.template import Template
 from quire.frontend.tokenizer import Tokenizer
@@ -337,7 +337,7 @@ def test_the_sandbox_holds(source: str) -> None:
     ],
 )
 def test_limits(source: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_module, "MAX_LOOP_STEPS", 100_000)
+    monkeypatch.setattr(template_limits, "MAX_STEPS", 100_000)
     with pytest.raises(InputError, match=words):
         render([USER], template=source)
 

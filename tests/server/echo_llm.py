@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from quire.config.engine import EngineConfig
@@ -28,6 +29,7 @@ TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}
 
 class ByteTokenizer:
     special_tokens: ClassVar[dict[str, str]] = {}
+    raw: ClassVar[Any] = SimpleNamespace(num_special_tokens_to_add=lambda _is_pair: 0)
 
     def encode(self, text: str, _add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())

@@ -1,0 +1,173 @@
+"""Work on a stranger's input, each piece in a process of its own, with a limit to its time and memory.
+
+The server is a small process that has imported what the work needs, and forks for each piece, which takes a
+millisecond or two; a fork that exceeds its limits dies alone. It knows nothing of its parent's environment, and ends
+when the socket closes. Frames on the socket: length of the body, number of the piece, body. The answer to a piece has
+its number; an empty body means that the fork died. An empty body from the parent takes the piece back.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+HEAD = struct.Struct("<IQ")
+_CHUNK = 1 << 20
+_KEPT_ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TZ")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one fork, and how many there are at a time."""
+
+    cpu_seconds: int
+    wall_seconds: float
+    memory_bytes: int  # beyond what the fork was born with
+    forks: int
+
+
+def spawn(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start `module` as a server. Its only argument is the number of the socket's descriptor."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            env={name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ}
+            | {"PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
+            process_group=0,  # Ctrl-C is for the parent alone
+        )
+    return process, ours
+
+
+def frame(number: int, body: bytes) -> bytes:
+    return HEAD.pack(len(body), number) + body
+
+
+@dataclass(slots=True)
+class _Fork:
+    pid: int
+    number: int
+    deadline: float
+    output: bytearray = field(default_factory=bytearray)
+
+
+class ForkServer:
+    """The child's side: one thread, which never does the work itself."""
+
+    def __init__(self, sock: socket.socket, work: Callable[[bytes], bytes], limits: Limits) -> None:
+        self._socket = sock
+        self._work = work
+        self._limits = limits
+        self._buffer = bytearray()
+        self._waiting: deque[tuple[int, bytes]] = deque()
+        self._forks: dict[int, _Fork] = {}  # by the descriptor their answer comes from
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    def run(self) -> None:
+        """Until the parent is gone."""
+        try:
+            while True:
+                self._turn()
+        except (EOFError, OSError):
+            for fork in self._forks.values():
+                os.kill(fork.pid, signal.SIGKILL)
+
+    def _turn(self) -> None:
+        sources: list[Any] = [self._socket, *self._forks]
+        readable, _, _ = select.select(sources, [], [], 0.1 if self._forks else None)
+        now = time.monotonic()
+        for fork in self._forks.values():
+            if now > fork.deadline:
+                os.kill(fork.pid, signal.SIGKILL)
+        for source in readable:
+            if isinstance(source, int):
+                self._read_fork(source)
+            else:
+                self._read_parent()
+        while self._waiting and len(self._forks) < self._limits.forks:
+            self._fork(*self._waiting.popleft())
+
+    def _read_parent(self) -> None:
+        chunk = self._socket.recv(_CHUNK)
+        if not chunk:
+            raise EOFError
+        self._buffer += chunk
+        while len(self._buffer) >= HEAD.size:
+            length, number = HEAD.unpack_from(self._buffer)
+            end = HEAD.size + length
+            if len(self._buffer) < end:
+                break
+            if length:
+                self._waiting.append((number, bytes(self._buffer[HEAD.size : end])))
+            else:
+                self._forget(number)
+            del self._buffer[:end]
+
+    def _forget(self, number: int) -> None:
+        """Nobody waits for this piece any more."""
+        self._waiting = deque(piece for piece in self._waiting if piece[0] != number)
+        for fork in self._forks.values():
+            if fork.number == number:
+                os.kill(fork.pid, signal.SIGKILL)
+
+    def _fork(self, number: int, body: bytes) -> None:
+        source, target = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            self._do(body, target)
+        os.close(target)
+        self._forks[source] = _Fork(pid, number, time.monotonic() + self._limits.wall_seconds)
+
+    def _do(self, body: bytes, target: int) -> None:
+        """In the fork. Never returns."""
+        try:
+            self._socket.close()
+            for source in self._forks:
+                os.close(source)
+            _limit(self._limits)
+            answer = self._work(body)
+            with open(target, "wb") as file:
+                file.write(answer)
+            os._exit(0)
+        finally:
+            os._exit(1)
+
+    def _read_fork(self, source: int) -> None:
+        fork = self._forks[source]
+        chunk = os.read(source, _CHUNK)
+        fork.output += chunk
+        if chunk:
+            return
+        del self._forks[source]
+        os.close(source)
+        _, status = os.waitpid(fork.pid, 0)
+        self._socket.sendall(frame(fork.number, b"" if status else bytes(fork.output)))
+
+
+def _limit(limits: Limits) -> None:
+    """Of a fork, beyond what it was born with."""
+    os.nice(10)  # streams of others go first
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # no file can be written
+    resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_seconds, limits.cpu_seconds))
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            born_with = int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        return  # no Linux: the time is limited all the same
+    resource.setrlimit(resource.RLIMIT_AS, (born_with + limits.memory_bytes,) * 2)
