@@ -6,11 +6,13 @@ A reply that is not streamed is what the same events leave behind.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 import orjson
 
+from quire.foundation.errors import ContextLengthError
 from quire.server.answer import Answer, AnswerWriter
 from quire.server.errors import explain
 from quire.server.openai_responses_items import Call, CallName, CustomCall, Event, Item, Message, Reasoning
@@ -18,6 +20,7 @@ from quire.server.sse import event
 from quire.types import reply
 from quire.types.reply import CallArguments, CallEnd, CallStart, Content, Piece
 
+TOO_LONG = "context_length_exceeded"
 ERROR_CODES = {400: "invalid_prompt", 503: "rate_limit_exceeded"}
 
 
@@ -50,12 +53,23 @@ class ResponseWriter(AnswerWriter):
     def output(self) -> list[dict[str, Any]]:
         return [item.item for item in self._items]
 
+    async def frames(self) -> AsyncGenerator[bytes, None]:
+        """Like all streams, but a prompt that is too long is an event: so it is with OpenAI, and agents that read it
+        there shorten the conversation, where a status would end their session."""
+        try:
+            async with aclosing(super().frames()) as frames:
+                async for frame in frames:
+                    yield frame
+        except ContextLengthError as error:
+            yield b"".join(map(self._frame, self._begin())) + self.failed(error)
+
     def failed(self, error: Exception) -> bytes:
         """The last event of a response that cannot be finished."""
         status, message, _ = explain(error)
+        code = TOO_LONG if isinstance(error, ContextLengthError) else ERROR_CODES.get(status, "server_error")
         self.reply |= {
             "status": "failed",
-            "error": {"code": ERROR_CODES.get(status, "server_error"), "message": message},
+            "error": {"code": code, "message": message},
             "output": self.output,
         }
         self._on_end()

@@ -69,7 +69,7 @@ def field_names(names: Mapping[str, str]) -> Iterator[None]:
         if name is None:
             raise
         message = error.message.removeprefix(str(error.param))
-        raise InputError(f"{name}{message}" if message != error.message else f"{name}: {message}", name) from None
+        raise type(error)(f"{name}{message}" if message != error.message else f"{name}: {message}", name) from None
 
 
 def _logit_bias(given: dict[str, float] | None) -> dict[int, float] | None:
