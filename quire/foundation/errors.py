@@ -26,8 +26,8 @@ class ContextLengthError(InputError):
     def of(cls, num_prompt: int, num_output: int, context: int) -> ContextLengthError:
         """num_output: tokens that the answer needs at least."""
         return cls(
-            f"the prompt is too long: {num_prompt} tokens > {context - num_output} maximum. This model's maximum context "
-            f"length is {context} tokens (max_model_len), and the answer needs at least {num_output} of them",
+            f"the prompt is too long: {num_prompt} tokens > {context - num_output} maximum. This model's maximum "
+            f"context length is {context} tokens (max_model_len), and the answer needs at least {num_output} of them",
             "prompt",
         )
 
