@@ -9,7 +9,7 @@ from typing import Any
 from quire.foundation.errors import InputError
 from quire.frontend.structured import GUIDED, wished
 from quire.server.protocol import GenerationBody
-from quire.types.sampling import RequestOutputKind, SamplingParams
+from quire.types.sampling import MAX_BIAS, RequestOutputKind, SamplingParams
 
 PLAIN = (
     "n",
@@ -73,11 +73,12 @@ def field_names(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def _logit_bias(given: dict[str, float] | None) -> dict[int, float] | None:
+    """Beyond the largest bias there is nothing more to say, so larger ones are cut to it."""
     if given is None:
         return None
     bias = {}
     for key, value in given.items():
         if not key.isdecimal() or not key.isascii() or len(key) > 10:
             raise InputError(f"logit_bias has the key {key[:40]!r}, which is not a token id", "logit_bias")
-        bias[int(key)] = value
+        bias[int(key)] = max(-MAX_BIAS, min(MAX_BIAS, value))
     return bias
