@@ -91,7 +91,6 @@ SAMPLING: list[tuple[str, Any, Any]] = [
     ("bad_words", ["no"], ["no"]),
     ("skip_special_tokens", False, False),
 ]
-DEFAULTS = SamplingParams()
 
 
 # What is refused wherever the field is, and the name that the refusal has

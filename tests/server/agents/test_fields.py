@@ -1,4 +1,4 @@
-"""The tables of fields, field by field: what is taken works, what is refused is named, what is absent means the default.
+"""The tables of fields, row by row: what is taken works, what is refused is named, what is absent means the default.
 
 A field that is in no table is not there: the last test says so.
 """
@@ -44,8 +44,14 @@ def ask(served: Served, path: str, **fields: Any) -> Answered:
 @pytest.mark.parametrize(("field", "value", "meant"), SAMPLING, ids=lambda value: str(value)[:30])
 def test_sampling(served: Served, path: str, field: str, value: Any, meant: Any) -> None:
     assert getattr(ask(served, path, **{field: value}).params, field) == meant
-    for absent in ({}, {field: None}):
-        assert getattr(ask(served, path, **absent).params, field) == getattr(DEFAULTS, field)
+
+
+@pytest.mark.parametrize("path", OPENAI)
+def test_what_is_absent_means_the_default(served: Served, path: str) -> None:
+    names = {row[0] for row in SAMPLING}
+    for absent in ({}, dict.fromkeys(names)):
+        params = ask(served, path, **absent).params
+        assert {name: getattr(params, name) for name in names} == {name: getattr(DEFAULTS, name) for name in names}
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, BATCH, RESPONSES])
