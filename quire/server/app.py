@@ -22,6 +22,7 @@ from quire.server import (
     openai_files,
     openai_models,
     openai_responses,
+    openai_responses_compact,
     ops,
     scoring,
     tokenization,
@@ -39,6 +40,7 @@ ROUTERS = (
     openai_completions.router,
     openai_chat.router,
     openai_responses.router,
+    openai_responses_compact.router,
     anthropic.router,
     tokenization.router,
     openai_embeddings.router,
@@ -50,7 +52,13 @@ ROUTERS = (
     invocations.router,
 )
 # Refused by a model that makes vectors.
-GENERATING = (openai_completions.router, openai_chat.router, openai_responses.router, anthropic.router)
+GENERATING = (
+    openai_completions.router,
+    openai_chat.router,
+    openai_responses.router,
+    openai_responses_compact.router,
+    anthropic.router,
+)
 
 
 def build_app(service: Service) -> FastAPI:

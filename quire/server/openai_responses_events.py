@@ -83,7 +83,7 @@ class ResponseWriter(AnswerWriter):
         """The last event of a response that is wanted no more: what is there stays."""
         for _ in self._close("incomplete"):
             pass
-        self.reply |= {"status": "cancelled", "output": self.output, "usage": self._usage()}
+        self.reply |= {"status": "cancelled", "output": self.output, "usage": usage_of(self._answer)}
         self._on_end()
         return self._frame(self._lifecycle("cancelled"))
 
@@ -119,7 +119,7 @@ class ResponseWriter(AnswerWriter):
         if not is_cut and not any(isinstance(item, Message | Call | CustomCall) for item in self._items):
             yield from self._replace(Message(len(self._items), self._drain))
         yield from self._close("incomplete" if is_cut else "completed")
-        self.reply |= {"output": self.output, "usage": self._usage()}
+        self.reply |= {"output": self.output, "usage": usage_of(self._answer)}
         if is_cut:
             self.reply |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
         else:
@@ -163,13 +163,14 @@ class ResponseWriter(AnswerWriter):
         self._next_number = number + 1
         return message.before_delta + orjson.dumps(text) + b',"sequence_number":%d}\n\n' % number
 
-    def _usage(self) -> dict[str, Any]:
-        answer = self._answer
-        num_output = len(answer.token_ids)
-        return {
-            "input_tokens": answer.num_prompt,
-            "input_tokens_details": {"cached_tokens": answer.num_cached, "cache_write_tokens": 0},
-            "output_tokens": num_output,
-            "output_tokens_details": {"reasoning_tokens": answer.num_reasoning},
-            "total_tokens": answer.num_prompt + num_output,
-        }
+
+def usage_of(answer: Answer) -> dict[str, Any]:
+    """The tokens of a finished answer."""
+    num_output = len(answer.token_ids)
+    return {
+        "input_tokens": answer.num_prompt,
+        "input_tokens_details": {"cached_tokens": answer.num_cached, "cache_write_tokens": 0},
+        "output_tokens": num_output,
+        "output_tokens_details": {"reasoning_tokens": answer.num_reasoning},
+        "total_tokens": answer.num_prompt + num_output,
+    }
