@@ -37,7 +37,7 @@ def test_compacted_and_continued(llm: DictatedLLM, oai: openai.OpenAI) -> None:
     assert prompt.startswith("[system] Be kind.\nRules\n[user] Look for ducks\n[assistant] [call c1 look {}]")
     assert "[user] Stop here and summarise" in prompt
     assert llm.seen[-1]["params"].max_tokens == 1024, "of a context of 4096"
-    after = [item.to_dict() for item in made.output]
+    after = [item.to_dict(warnings=False) for item in made.output]
     reply = oai.responses.create(model=MODEL, input=[*after, {"role": "user", "content": say("Quack")}])  # type: ignore[list-item]
     assert reply.output_text == "Quack"
     assert llm.prompts[-1] == (
