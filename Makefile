@@ -41,7 +41,7 @@ $(GATEWAYS)/.ready: Makefile
 	@touch $@
 
 test-gateways: $(VENV)/.ready $(GATEWAYS)/.ready
-	@LITELLM=$(GATEWAYS)/bin/litellm $(BIN)/python -m pytest tests/gateways
+	@$(BIN)/python -m pytest tests/gateways
 
 test-gpu: $(VENV)/.ready
 	@$(BIN)/python -m pytest -m gpu tests

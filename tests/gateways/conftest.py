@@ -1,6 +1,6 @@
 """LiteLLM as its users run it: a proxy with a file of models, in front of `quire serve`.
 
-It has an environment of its own (`make test-gateways`), named by LITELLM; without it these tests are skipped.
+It has an environment of its own (`make test-gateways`); without it these tests are skipped. LITELLM names another.
 """
 
 from __future__ import annotations
