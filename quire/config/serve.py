@@ -54,6 +54,9 @@ class ServeConfig:
     """Seconds after SIGTERM in which new requests are still accepted, while /readyz already says 503."""
     shutdown_timeout: float = 30.0
     """Seconds after the grace in which running requests may finish before they are aborted."""
+    keepalive_interval: float = 15.0
+    """Seconds of silence after which a stream says that it lives (a comment, to Anthropic's clients a ping), so that
+    no proxy takes it for dead; 0: it stays silent."""
     hang_timeout: float = 20.0
     """Seconds without a finished step, with work queued, after which /readyz says 503."""
     uvicorn_log_level: str = "warning"

@@ -19,6 +19,19 @@ class InputError(QuireError, ValueError):
         self.param = param
 
 
+class ContextLengthError(InputError):
+    """A prompt that is too long. Agents read its wording: they shorten the conversation and ask again."""
+
+    @classmethod
+    def of(cls, num_prompt: int, num_output: int, context: int) -> ContextLengthError:
+        """num_output: tokens that the answer needs at least."""
+        return cls(
+            f"the prompt is too long: {num_prompt} tokens > {context - num_output} maximum. This model's maximum "
+            f"context length is {context} tokens (max_model_len), and the answer needs at least {num_output} of them",
+            "prompt",
+        )
+
+
 class ConfigError(QuireError, ValueError):
     """An option, a model folder or the combination of both cannot work."""
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, cast
 import msgspec
 
 from quire.engine.client import EngineInfo
-from quire.foundation.errors import InputError
+from quire.foundation.errors import ContextLengthError, InputError
 from quire.frontend.structured import constraint_of
 from quire.frontend.text import check_text
 from quire.frontend.tokenizer import Tokenizer
@@ -191,11 +191,12 @@ def _room(num_prompt: int, params: SamplingParams, context: int) -> int:
     """Tokens that the context leaves for the answer."""
     room = context - num_prompt
     if room < max(1, params.min_tokens):
-        need = f"min_tokens={params.min_tokens}" if params.min_tokens > 1 else "at least 1 token of answer"
+        if room < 1:
+            raise ContextLengthError.of(num_prompt, 1, context)
         raise InputError(
-            f"the prompt has {num_prompt} tokens; with {need} it is longer than the context of {context} tokens "
-            "(max_model_len)",
-            "prompt" if room < 1 else "min_tokens",
+            f"min_tokens must be <= {room}, got {params.min_tokens}: the prompt has {num_prompt} tokens, and the "
+            f"maximum context length is {context} tokens (max_model_len)",
+            "min_tokens",
         )
     return room
 

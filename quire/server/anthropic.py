@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 
 from quire.server.answer import Answer
 from quire.server.anthropic_body import NAMES, CountTokensBody, MessagesBody
-from quire.server.anthropic_events import MessageWriter
+from quire.server.anthropic_events import PING, MessageWriter
 from quire.server.anthropic_input import add_messages, add_system, functions
 from quire.server.body import openapi_body, read_body
 from quire.server.chat_job import chat_body, count_tokens, start_chat
@@ -34,7 +34,7 @@ async def messages(request: Request) -> Response:
     writer = MessageWriter(Answer(job, plan), message_id, model, body.max_tokens, omits_thinking=body.omits_thinking)
     headers = [(b"request-id", f"req_{number}".encode())]
     if body.stream:
-        return EventStream(service.in_flight, 1, writer.frames, headers, end=b"", failed=writer.failed)
+        return EventStream(service.in_flight, 1, writer.frames, headers, end=b"", failed=writer.failed, alive=PING)
     return JsonReply(service.in_flight, 1, writer.whole, headers)
 
 

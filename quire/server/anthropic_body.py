@@ -44,7 +44,7 @@ class ToolChoiceOptions(Body):
 class CountTokensBody(Body):
     """What decides on the prompt."""
 
-    unsupported: ClassVar[tuple[str, ...]] = ("container", "mcp_servers")
+    unsupported: ClassVar[tuple[str, ...]] = ("container", "mcp_servers", "kv_transfer_params", "ec_transfer_params")
 
     model: str
     messages: list[dict[str, Any]] = Field(min_length=1)
@@ -120,12 +120,10 @@ class MessagesBody(CountTokensBody):
     top_k: int | None = None
     top_p: float | None = None
     seed: int | None = None
-    kv_transfer_params: dict[str, Any] | None = None
 
     def chat_fields(self, messages: Sequence[dict[str, Any]], functions: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             **super().chat_fields(messages, functions),
-            "kv_transfer_params": self.kv_transfer_params,
             "max_completion_tokens": self.max_tokens,
             "seed": self.seed,
             "stop": self.stop_sequences,

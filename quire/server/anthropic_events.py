@@ -19,6 +19,7 @@ from quire.server.sse import event
 from quire.types.reply import CallArguments, CallEnd, CallStart, Content, Piece, Reasoning
 
 Event = dict[str, Any]
+PING = event({"type": "ping"})
 
 
 class Block(ABC):

@@ -157,7 +157,7 @@ async def count_tokens(service: Service, body: ChatBody, names: Mapping[str, str
 
 def _names(body: ChatFields) -> dict[str, str]:
     """What a client of chat calls the fields of SamplingParams and ReplyWish."""
-    names = {"logprobs": "top_logprobs"}
+    names = {"logprobs": "top_logprobs", "prompt": "messages"}
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
     if body.thinking_token_budget is not None:

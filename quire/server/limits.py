@@ -114,8 +114,12 @@ def check_depth(body: bytes, value: Any) -> None:
 
 
 class InFlight:
-    """The requests being answered: how many answers that makes, and their tasks, so that a shutdown can end them."""
+    """The requests being answered: how many answers that makes, and their tasks, so that a shutdown can end them.
 
-    def __init__(self) -> None:
+    keepalive_interval: seconds of silence after which streams say that they live; 0: never.
+    """
+
+    def __init__(self, keepalive_interval: float) -> None:
+        self.keepalive_interval = keepalive_interval
         self.num_answers = 0
         self.tasks: set[asyncio.Task[None]] = set()

@@ -61,6 +61,7 @@ NAMES = {
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
     "messages": "input",
+    "prompt": "input",
     "reasoning_effort": "reasoning",
     "response_format": "text",
 }

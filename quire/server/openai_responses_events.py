@@ -6,11 +6,13 @@ A reply that is not streamed is what the same events leave behind.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 import orjson
 
+from quire.foundation.errors import ContextLengthError
 from quire.server.answer import Answer, AnswerWriter
 from quire.server.errors import explain
 from quire.server.openai_responses_items import Call, CallName, CustomCall, Event, Item, Message, Reasoning
@@ -18,6 +20,7 @@ from quire.server.sse import event
 from quire.types import reply
 from quire.types.reply import CallArguments, CallEnd, CallStart, Content, Piece
 
+TOO_LONG = "context_length_exceeded"
 ERROR_CODES = {400: "invalid_prompt", 503: "rate_limit_exceeded"}
 
 
@@ -50,12 +53,23 @@ class ResponseWriter(AnswerWriter):
     def output(self) -> list[dict[str, Any]]:
         return [item.item for item in self._items]
 
+    async def frames(self) -> AsyncGenerator[bytes, None]:
+        """Like all streams, but a prompt that is too long is an event: so it is with OpenAI, and agents that read it
+        there shorten the conversation, where a status would end their session."""
+        try:
+            async with aclosing(super().frames()) as frames:
+                async for frame in frames:
+                    yield frame
+        except ContextLengthError as error:
+            yield b"".join(map(self._frame, self._begin())) + self.failed(error)
+
     def failed(self, error: Exception) -> bytes:
         """The last event of a response that cannot be finished."""
         status, message, _ = explain(error)
+        code = TOO_LONG if isinstance(error, ContextLengthError) else ERROR_CODES.get(status, "server_error")
         self.reply |= {
             "status": "failed",
-            "error": {"code": ERROR_CODES.get(status, "server_error"), "message": message},
+            "error": {"code": code, "message": message},
             "output": self.output,
         }
         self._on_end()
@@ -69,7 +83,7 @@ class ResponseWriter(AnswerWriter):
         """The last event of a response that is wanted no more: what is there stays."""
         for _ in self._close("incomplete"):
             pass
-        self.reply |= {"status": "cancelled", "output": self.output, "usage": self._usage()}
+        self.reply |= {"status": "cancelled", "output": self.output, "usage": usage_of(self._answer)}
         self._on_end()
         return self._frame(self._lifecycle("cancelled"))
 
@@ -105,7 +119,7 @@ class ResponseWriter(AnswerWriter):
         if not is_cut and not any(isinstance(item, Message | Call | CustomCall) for item in self._items):
             yield from self._replace(Message(len(self._items), self._drain))
         yield from self._close("incomplete" if is_cut else "completed")
-        self.reply |= {"output": self.output, "usage": self._usage()}
+        self.reply |= {"output": self.output, "usage": usage_of(self._answer)}
         if is_cut:
             self.reply |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
         else:
@@ -149,13 +163,14 @@ class ResponseWriter(AnswerWriter):
         self._next_number = number + 1
         return message.before_delta + orjson.dumps(text) + b',"sequence_number":%d}\n\n' % number
 
-    def _usage(self) -> dict[str, Any]:
-        answer = self._answer
-        num_output = len(answer.token_ids)
-        return {
-            "input_tokens": answer.num_prompt,
-            "input_tokens_details": {"cached_tokens": answer.num_cached, "cache_write_tokens": 0},
-            "output_tokens": num_output,
-            "output_tokens_details": {"reasoning_tokens": answer.num_reasoning},
-            "total_tokens": answer.num_prompt + num_output,
-        }
+
+def usage_of(answer: Answer) -> dict[str, Any]:
+    """The tokens of a finished answer."""
+    num_output = len(answer.token_ids)
+    return {
+        "input_tokens": answer.num_prompt,
+        "input_tokens_details": {"cached_tokens": answer.num_cached, "cache_write_tokens": 0},
+        "output_tokens": num_output,
+        "output_tokens_details": {"reasoning_tokens": answer.num_reasoning},
+        "total_tokens": answer.num_prompt + num_output,
+    }

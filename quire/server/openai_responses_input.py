@@ -16,7 +16,8 @@ Item = dict[str, Any]
 TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 CALLABLE = ("function", "custom", "namespace")  # types of tools that the client runs
 ROLES = ("user", "system", "developer", "assistant")
-ID_PREFIXES = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+ID_PREFIXES = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs", "compaction": "cmp"}
+SUMMARY = "Summary of the conversation so far:\n"
 
 
 @dataclass(slots=True)
@@ -145,6 +146,8 @@ def add_items(conversation: Conversation, items: Iterable[Item], tools: Tools, n
                 output = item.get("output")
                 text = output if isinstance(output, str) else _text(output, f"{where}.output")
                 conversation.result(_string(item, "call_id", where), text, where)
+            case "compaction":
+                conversation.user(SUMMARY + _summary(item, where))
             case "additional_tools":
                 tools.add(_list(item, "tools", where, "input"), f"{where}.tools")
             case kind:
@@ -188,6 +191,13 @@ def _reasoning(item: Item, where: str) -> str | None:
         if isinstance(sealed, str):
             return unseal(sealed)
     return None
+
+
+def _summary(item: Item, where: str) -> str:
+    text = unseal(_string(item, "encrypted_content", where))
+    if text is None:
+        raise InputError(f"{where} was sealed by another server, and only that can read it", "input")
+    return text
 
 
 def _string(item: Item, key: str, where: str) -> str:

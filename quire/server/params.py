@@ -9,7 +9,7 @@ from typing import Any
 from quire.foundation.errors import InputError
 from quire.frontend.structured import GUIDED, wished
 from quire.server.protocol import GenerationBody
-from quire.types.sampling import RequestOutputKind, SamplingParams
+from quire.types.sampling import MAX_BIAS, RequestOutputKind, SamplingParams
 
 PLAIN = (
     "n",
@@ -71,15 +71,16 @@ def field_names(names: Mapping[str, str]) -> Iterator[None]:
         if name is None:
             raise
         message = error.message.removeprefix(str(error.param))
-        raise InputError(f"{name}{message}" if message != error.message else f"{name}: {message}", name) from None
+        raise type(error)(f"{name}{message}" if message != error.message else f"{name}: {message}", name) from None
 
 
 def _logit_bias(given: dict[str, float] | None) -> dict[int, float] | None:
+    """Beyond the largest bias there is nothing more to say, so larger ones are cut to it."""
     if given is None:
         return None
     bias = {}
     for key, value in given.items():
         if not key.isdecimal() or not key.isascii() or len(key) > 10:
             raise InputError(f"logit_bias has the key {key[:40]!r}, which is not a token id", "logit_bias")
-        bias[int(key)] = value
+        bias[int(key)] = max(-MAX_BIAS, min(MAX_BIAS, value))
     return bias

@@ -12,7 +12,7 @@ from quire.server.body import Body
 INT64 = 2**63
 REMOVED = {"normalize": "use_activation", "softmax": "use_activation", "activation": "use_activation"}
 EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]
-EmbedDtype = Literal["float32", "float16", "bfloat16"]
+EmbedDtype = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
 CohereType = Literal["float", "binary", "ubinary", "base64"]
 Endianness = Literal["native", "little", "big"]
 

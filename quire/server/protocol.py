@@ -57,6 +57,7 @@ class GenerationBody(LabelledBody):
         "prompt_embeds",
         "logprob_token_ids",
         "kv_transfer_params",
+        "ec_transfer_params",
         "repetition_detection",
         "logits_processors",
     )
@@ -129,19 +130,23 @@ class GenerationBody(LabelledBody):
 
 
 class CompletionBody(GenerationBody):
-    unsupported: ClassVar[tuple[str, ...]] = (*GenerationBody.unsupported, "thinking_token_budget")
-
     prompt: Any = None  # checked in `prompts`: a union here would report one error a branch
     add_special_tokens: bool = True
     echo: bool = False
     logprobs: int | None = Field(None, ge=0)
     best_of: int | None = None
     suffix: str | None = None
+    thinking_token_budget: int | None = Field(None, ge=-1)
 
     @model_validator(mode="after")
     def _check_completion(self) -> CompletionBody:
         if self.suffix:
             raise InputError("suffix is not supported: models here do not fill in the middle", "suffix")
+        if self.thinking_token_budget not in (None, -1):
+            raise InputError(
+                "thinking_token_budget needs a conversation: plain completions do not tell reasoning apart",
+                "thinking_token_budget",
+            )
         if self.best_of is not None and self.best_of != self.n:
             raise InputError(f"best_of must equal n ({self.n}), got {self.best_of}: answers are not ranked", "best_of")
         if self.use_beam_search and self.echo and (self.logprobs is not None or self.max_tokens == 0):
@@ -162,7 +167,7 @@ class ChatFields(GenerationBody):
     tools: list[dict[str, Any]] | None = Field(None, min_length=1)
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
-    reasoning_effort: str | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     include_reasoning: bool = True
     thinking_token_budget: int | None = Field(None, ge=-1)
     max_thinking_tokens: int | None = Field(None, ge=-1)

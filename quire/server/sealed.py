@@ -1,4 +1,4 @@
-"""Reasoning that the client keeps for us between turns, as a string that is opaque to it (not secret)."""
+"""Reasoning and summaries that the client keeps for us between turns, as a string that is opaque to it (not secret)."""
 
 from __future__ import annotations
 

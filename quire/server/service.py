@@ -60,7 +60,7 @@ class Service:
         self.created = int(time.time())
         self.engine: AsyncLLM | None = None
         self.metrics: Metrics | None = None
-        self.in_flight = InFlight()
+        self.in_flight = InFlight(serve.keepalive_interval)
         self.templates = TemplateSandbox()
         self.draining = False  # /readyz says so; requests are still taken during the grace
         self.closed = False  # new requests are refused

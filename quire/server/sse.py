@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import orjson
@@ -18,6 +19,7 @@ from quire.server.limits import InFlight
 log = get_logger(__name__)
 
 DONE = b"data: [DONE]\n\n"
+KEEPALIVE = b": keepalive\n\n"  # a comment: clients skip it
 TEXT = "\0text\0"  # stands for the text in a chunk that others are like
 SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -101,9 +103,10 @@ def broken_off(error: Exception) -> bytes:
 
 
 class EventStream(LiveReply):
-    """Sends frames as they come. The status line waits for the first frame: a refusal still has a status of its own.
+    """Sends frames as they come. The status line waits for the first frame: a refusal still has a status of its own,
+    unless it takes longer than the silence that is allowed.
 
-    `end` closes a stream that is complete, `failed` one that is not.
+    `end` closes a stream that is complete, `failed` one that is not, `alive` fills a silence.
     """
 
     def __init__(
@@ -115,19 +118,21 @@ class EventStream(LiveReply):
         *,
         end: bytes = DONE,
         failed: Callable[[Exception], bytes] = broken_off,
+        alive: bytes = KEEPALIVE,
     ) -> None:
         super().__init__(in_flight, answers, headers)
         self.frames = frames
         self.end = end
         self.failed = failed
+        self.alive = alive
+        self._last = 0.0  # when something was sent
+        self._turn = asyncio.Lock()
 
     async def produce(self, send: Send) -> None:
         try:
-            async with aclosing(self.frames()) as frames:
+            async with self._kept_alive(send), aclosing(self.frames()) as frames:
                 async for frame in frames:
-                    if not self.started:
-                        await self._start(send)
-                    await send({"type": "http.response.body", "body": frame, "more_body": True})
+                    await self._more(send, frame)
         except Exception as error:
             if not self.started:
                 raise
@@ -138,6 +143,34 @@ class EventStream(LiveReply):
             if not self.started:
                 await self._start(send)
             await send({"type": "http.response.body", "body": self.end})
+
+    @asynccontextmanager
+    async def _kept_alive(self, send: Send) -> AsyncIterator[None]:
+        self._last = time.monotonic()
+        if self.in_flight.keepalive_interval <= 0:
+            yield
+            return
+        keeper = asyncio.create_task(self._keep_alive(send, self.in_flight.keepalive_interval))
+        try:
+            yield
+        finally:
+            keeper.cancel()
+            await asyncio.wait((keeper,))
+
+    async def _keep_alive(self, send: Send, interval: float) -> None:
+        while True:
+            silence = time.monotonic() - self._last
+            if silence >= interval:
+                await self._more(send, self.alive)
+            else:
+                await asyncio.sleep(interval - silence)
+
+    async def _more(self, send: Send, frame: bytes) -> None:
+        async with self._turn:
+            if not self.started:
+                await self._start(send)
+            await send({"type": "http.response.body", "body": frame, "more_body": True})
+        self._last = time.monotonic()
 
     async def _start(self, send: Send) -> None:
         self.started = True

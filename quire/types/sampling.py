@@ -17,6 +17,7 @@ SMALLEST_TEMPERATURE = 1e-2  # anything between is raised to this, where fp32 so
 MAX_N = 128
 MAX_STOPS = 64
 MAX_BIASED_TOKENS = 1024
+MAX_BIAS = 100.0
 
 
 class RequestOutputKind(IntEnum):
@@ -147,7 +148,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise InputError(f"logit_bias may hold at most {MAX_BIASED_TOKENS} tokens", "logit_bias")
             for token, bias in self.logit_bias.items():
                 _integer("logit_bias", token, 0)
-                _number("logit_bias", bias, -100.0, 100.0)
+                _number("logit_bias", bias, -MAX_BIAS, MAX_BIAS)
 
     @property
     def is_greedy(self) -> bool:

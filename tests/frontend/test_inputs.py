@@ -106,7 +106,7 @@ def test_text_without_a_tokenizer() -> None:
         ({"allowed_token_ids": [1, 999]}, "allowed_token_ids", ["999"]),
         ({"stop_token_ids": [400]}, "stop_token_ids", ["400"]),
         ({"bad_words_token_ids": [[1, 400]]}, "bad_words_token_ids", ["400"]),
-        ({"min_tokens": 31, "max_tokens": None}, "min_tokens", ["2 tokens", "min_tokens=31", "32"]),
+        ({"min_tokens": 31, "max_tokens": None}, "min_tokens", ["2 tokens", "got 31", "32"]),
         ({"stop": ["\udc00"]}, "stop", ["surrogate"]),
         ({"bad_words": ["\udc00"]}, "bad_words", ["surrogate"]),
     ],

@@ -79,10 +79,10 @@ class HarmonyParser(LayoutParser):
         if recipient is None:
             is_reasoning = channel is not None and channel[1] == "analysis"
             emit = self._pieces.reasoning if is_reasoning else self._pieces.content
-            return (yield from self._scanner.pass_until(_BODY_ENDS, emit))
+            return (yield from self._scanner.pass_until(_BODY_ENDS, emit, are_tokens=True))
         if self._raw_calls:
             self._pieces.content(taken)
-            end = yield from self._scanner.pass_until(_BODY_ENDS, self._pieces.content)
+            end = yield from self._scanner.pass_until(_BODY_ENDS, self._pieces.content, are_tokens=True)
             self._pieces.content(end if end in _ENDS else "")
             return end
         return (yield from self._read_call(recipient[1].removeprefix("functions.")))
@@ -103,7 +103,7 @@ class HarmonyParser(LayoutParser):
         else:  # code, for a tool of the model's own: no JSON, and passed on as it is
             pieces.start(name)
             emit = pieces.arguments
-        return (yield from scanner.pass_until(_BODY_ENDS, emit))
+        return (yield from scanner.pass_until(_BODY_ENDS, emit, are_tokens=True))
 
 
 def _drop(text: str) -> None:

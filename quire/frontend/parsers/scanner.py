@@ -164,10 +164,13 @@ class Scanner:
                 return False
             yield
 
-    def pass_until(self, markers: Markers, emit: Callable[[str], None]) -> Step[str | None]:
+    def pass_until(
+        self, markers: Markers, emit: Callable[[str], None], *, are_tokens: bool = False
+    ) -> Step[str | None]:
         """Gives `emit` the text up to the next marker as it comes, and reads over the marker.
 
-        None if the text ends before: an end that could have become a marker is dropped.
+        None if the text ends before: an end that could have become a marker is dropped. are_tokens: a marker is one
+        token, so that half of one is text.
         """
         while True:
             found = markers.search(self.text, self.pos)
@@ -179,6 +182,8 @@ class Scanner:
                 self.pos = found.end()
                 return found.group()
             if self.ended:
+                if are_tokens and end < len(self.text):
+                    emit(self.text[end:])
                 self.pos = len(self.text)
                 return None
             yield

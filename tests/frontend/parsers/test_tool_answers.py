@@ -12,6 +12,7 @@ import pytest
 from benchmarks.parser_answers import WRITERS, make
 from benchmarks.parsers import check_answer, check_broken, join, read
 from quire.frontend.parsers.base import TOOL_FORMATS
+from quire.frontend.parsers.reasoning.channels import HARMONY
 from quire.types.reply import Tool
 
 ANSWERS = 3
@@ -248,6 +249,18 @@ def test_harmony_channels() -> None:
         ("end", 1),
         ("content", "Done."),
     ]
+
+
+@pytest.mark.parametrize("end", ["<", "a <", "<|", "<|en", "x<y <|start"])
+@pytest.mark.parametrize("channel", ["analysis", "commentary", "final"])
+def test_harmony_text_may_end_like_a_marker_begins(channel: str, end: str) -> None:
+    """Its markers are tokens: half of one is what the model wrote."""
+    kind = "reasoning" if channel == "analysis" else "content"
+    head = f"<|channel|>{channel}<|message|>"
+    assert whole("openai", f"{head}Is 1 {end}") == [(kind, f"Is 1 {end}")]
+    parsed = HARMONY.parser("", {}, raw_calls=True)
+    pieces = [piece for char in f"{head}Is 1 {end}" for piece in parsed.feed(char)] + parsed.finish()
+    assert "".join(getattr(piece, "text", "") for piece in pieces) == f"Is 1 {end}"
 
 
 def test_ids() -> None:

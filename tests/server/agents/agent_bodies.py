@@ -79,6 +79,26 @@ def codex(items: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
     }
 
 
+def codex_with_rules(items: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
+    """A turn of a later Codex: its rules are a message, every item has an id, and a namespace holds other agents."""
+    wait = {"type": "object", "properties": {"ids": {"type": "array", "items": {"type": "string"}}}}
+    agents = [
+        {"type": "function", "name": name, "description": name, "strict": False, "parameters": wait}
+        for name in ("spawn_agent", "send_input", "wait_agent")
+    ]
+    before = [_message("developer", RULES), _message("developer", "<permissions instructions>none</permissions>")]
+    before += [_message("user", "<environment_context>\n  <cwd>/repo</cwd>\n</environment_context>")]
+    body = codex([*({**item, "id": f"msg_{i}"} for i, item in enumerate(before)), *items])
+    body["input"] = body["input"][3:]  # without those of the earlier one
+    body["tools"] = [
+        body["tools"][0],
+        {"type": "namespace", "name": "agents_v1", "description": "Other agents.", "tools": agents},
+        {"type": "web_search", "external_web_access": False},
+    ]
+    del body["instructions"], body["text"]
+    return body | {"reasoning": {"summary": "auto"}} | changes
+
+
 def as_codex_replays(item: dict[str, Any]) -> dict[str, Any]:
     """An output item as Codex sends it back: without status, and of reasoning only what is sealed."""
     kept = {key: value for key, value in item.items() if key not in ("id", "status")}
@@ -125,3 +145,31 @@ def claude_code(messages: list[dict[str, Any]], **changes: Any) -> dict[str, Any
         "stream": True,
         **changes,
     }
+
+
+# What generators of schemas write for the tools of an agent.
+EVERYTHING = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "type": "object",
+    "properties": {
+        "level": {"type": "string", "enum": ["low", "high"], "default": "low"},
+        "line": {"type": "integer", "minimum": -9007199254740991, "maximum": 9007199254740991},
+        "seconds": {"type": "integer", "exclusiveMinimum": 0, "maximum": 3600},
+        "name": {"type": "string", "minLength": 1, "maxLength": 64, "pattern": "^[a-z]+$"},
+        "url": {"type": "string", "format": "uri"},
+        "to": {"anyOf": [{"const": "main"}, {"type": "null"}, {"type": "object", "properties": {"id": {"const": 3}}}]},
+        "metadata": {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {}},
+        "items": {"type": "array", "maxItems": 32, "items": {"type": "string"}},
+    },
+    "required": ["level"],
+    "additionalProperties": False,
+}
+
+
+def claude_title(text: str) -> dict[str, Any]:
+    """Claude Code asks for the title of a session: no tools, and an answer bound to a schema."""
+    schema = {"type": "object", "properties": {"title": {"type": "string"}}, "required": ["title"]}
+    body = claude_code([{"role": "user", "content": [{"type": "text", "text": f"<session>\n{text}\n</session>"}]}])
+    del body["thinking"], body["context_management"]
+    form = {"type": "json_schema", "schema": schema | {"additionalProperties": False}}
+    return body | {"tools": [], "output_config": {"effort": "high", "format": form}}

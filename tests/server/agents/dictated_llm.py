@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from quire.foundation.errors import InputError
+from quire.foundation.errors import ContextLengthError
 from quire.frontend.parsers.base import REASONING_FORMATS, TOOL_FORMATS
 from quire.frontend.parsers.formats import Formats
 from quire.types.output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
@@ -81,7 +81,7 @@ class DictatedLLM(EchoLLM):
         self, prompt: dict[str, Any], params: SamplingParams, request_id: str, **options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
         if len(prompt["prompt_token_ids"]) >= self.context:
-            raise InputError(f"the prompt is longer than the context of {self.context} tokens", "prompt")
+            raise ContextLengthError.of(len(prompt["prompt_token_ids"]), 1, self.context)
         if self.refuse_with is not None:
             async for output in super().generate(prompt, params, request_id, **options):
                 yield output

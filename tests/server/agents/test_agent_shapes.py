@@ -9,7 +9,15 @@ import anthropic
 import openai
 import pytest
 
-from tests.server.agents.agent_bodies import as_codex_replays, claude_code, codex
+from tests.server.agents.agent_bodies import (
+    EVERYTHING,
+    RULES,
+    as_codex_replays,
+    claude_code,
+    claude_title,
+    codex,
+    codex_with_rules,
+)
 from tests.server.agents.conftest import MODEL
 from tests.server.agents.dictated_llm import DictatedLLM, say
 from tests.server.agents.scripts import call
@@ -140,3 +148,54 @@ def test_agents_survive_their_own_broken_calls(large: Served) -> None:
     after = large.client.post("/v1/responses", json=body)
     assert after.status_code == 200, after.text
     assert after.json()["output"][-1]["content"][0]["text"] == "ok"
+
+
+def test_rules_as_messages_and_a_compaction_by_the_agent(large: Served) -> None:
+    """What came goes back as it came, ids and all; then the agent asks for a summary itself and goes on with that."""
+    said = [
+        f"<think>Ask.</think>{call('agents_v1__spawn_agent', ids=['a'])}",
+        "<think>Short.</think>We asked an agent.",
+        "Done.",
+    ]
+    first = {"type": "message", "id": "msg_9", "role": "user", "content": say(said[0])}
+    with openai.OpenAI(base_url=f"{large.url}/v1", api_key="none", max_retries=0) as client:
+
+        def turn(body: dict[str, Any]) -> list[dict[str, Any]]:
+            extra = {"client_metadata": body.pop("client_metadata")}
+            events = list(client.responses.create(model=MODEL, **body, extra_body=extra))
+            assert events[-1].type == "response.completed"
+            return [event.item.to_dict() for event in events if event.type == "response.output_item.done"]
+
+        thought, called = turn(codex_with_rules([first]))
+        assert (called["namespace"], called["name"]) == ("agents_v1", "spawn_agent")
+        output = {"type": "function_call_output", "id": "fco_1", "call_id": called["call_id"], "output": "ok"}
+        wish = {"type": "message", "role": "user", "content": f"Write a summary. {say(said[1])}"}
+        summary = turn(codex_with_rules([first, thought, called, output, wish], tools=[]))[-1]["content"][0]["text"]
+        prompt = large.llm.prompts[-1]  # type: ignore[attr-defined]
+        assert prompt.startswith(f"[system] {RULES}\n<permissions instructions>none</permissions>\n[user] <environment")
+        assert "<think>Ask.</think>" in prompt
+        assert "[tool] ok" in prompt
+        again = {"type": "message", "role": "user", "content": f"{summary}\n{say(said[2])}"}
+        (done,) = turn(codex_with_rules([again]))
+        assert done["content"][0]["text"] == "Done."
+
+
+def test_a_title(large: Served) -> None:
+    said = '{"title": "Ducks"}'
+    body = claude_title(say(said))
+    with anthropic.Anthropic(base_url=large.url, api_key="none", max_retries=0, default_headers=BETA) as client:
+        del body["stream"]
+        with client.messages.stream(model=MODEL, **body) as stream:
+            assert stream.get_final_text().startswith(said)
+    assert large.llm.seen[-1]["constraint"].grammar is not None
+    assert "billing" not in large.llm.prompts[-1]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("choice", ["auto", "any"])
+def test_tools_with_every_keyword(large: Served, choice: str) -> None:
+    tools = [{"name": "report", "description": "Report.", "input_schema": EVERYTHING}]
+    body = claude_code([{"role": "user", "content": say(call("report", level="high"))}], tools=tools, stream=False)
+    response = large.client.post("/v1/messages", json=body | {"model": MODEL, "tool_choice": {"type": choice}})
+    assert response.status_code == 200, response.text
+    assert response.json()["content"][-1]["input"] == {"level": "high"}
+    assert (large.llm.seen[-1]["constraint"] is not None) == (choice == "any")
