@@ -160,8 +160,11 @@ class LLM(PoolingAPI):
         params: BeamSearchParams,
         *,
         use_tqdm: bool | ProgressFactory = False,
+        concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
-        """The `beam_width` best answers of each prompt; see `quire.frontend.beam_search`."""
+        """The `beam_width` best answers of each prompt, `concurrency_limit` prompts at a time; see `BeamSearch`."""
+        if concurrency_limit is not None and concurrency_limit < 1:
+            raise InputError(f"concurrency_limit must be >= 1, got {concurrency_limit}", "concurrency_limit")
         given = [read_prompt(prompt) for prompt in as_list(prompts)]
         ids = self._tokenize(given, add_special_tokens=True)
         searches = [
@@ -169,7 +172,7 @@ class LLM(PoolingAPI):
             for prompt, tokens in zip(given, ids, strict=True)
         ]
         with PromptProgress(params.max_tokens, use_tqdm, "Beam search steps") as progress:
-            while running := [search for search in searches if not search.is_done]:
+            while running := [search for search in searches if not search.is_done][:concurrency_limit]:
                 beams = [Prompt(token_ids=beam.tokens) for search in running for beam in search.running]
                 ask = [search.ask for search in running for _ in search.running]
                 requests = self._build(beams, ask, None, AS_USUAL, add_special_tokens=False)

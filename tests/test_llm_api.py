@@ -236,7 +236,7 @@ def test_a_beam_wide_enough_finds_the_best_of_all(
     llm = make(None, vocab_size=vocab, max_logprobs=-1, eos=(1,))
     params = BeamSearchParams(beam_width=width, max_tokens=depth, length_penalty=penalty, ignore_eos=ignore_eos)
     prompts = [[0, 1, 0], [1]]
-    for prompt, result in zip(prompts, llm.beam_search(prompts, params), strict=True):
+    for prompt, result in zip(prompts, llm.beam_search(prompts, params, concurrency_limit=1), strict=True):
         expected = exhaustive(prompt, vocab, depth, None if ignore_eos else 1, penalty)[:width]
         assert [s.tokens for s in result.sequences] == [prompt + tokens for _, tokens in expected]
         for sequence, (value, tokens) in zip(result.sequences, expected, strict=True):

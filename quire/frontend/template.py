@@ -60,12 +60,11 @@ class Template:
         size = 0
         most = template_limits.MAX_CHARS if max_chars is None else max_chars
         try:
-            with template_limits.metered() as meter:
+            with template_limits.metered():
                 for part in self._compiled.generate(variables):
                     size += len(part)
                     if size > most:
                         raise jinja2.TemplateRuntimeError(f"a prompt over the limit of {most} characters")
-                    meter.step()
                     parts.append(part)
         except jinja2.TemplateError as error:
             raise InputError(f"the chat template refused the messages: {_short(error)}", "messages") from None
@@ -87,7 +86,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
         for name in _WIDTHS:
             self.filters[name] = template_limits.bounded(self.filters[name])
-        self.filters["tojson"] = template_limits.bounded(_to_json)
+        self.filters["tojson"] = _to_json
         self.filters["join"] = _join
         self.filters["format"] = _format
         self.filters["replace"] = _replace
@@ -185,11 +184,13 @@ def _replace(context: nodes.EvalContext, value: str, old: str, new: str, count: 
 def _to_json(
     value: Any,
     ensure_ascii: bool = False,
-    indent: int | None = None,
+    indent: int | str | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
     """Jinja's own filter escapes HTML; models were trained on plain JSON."""
+    if (len(indent) if isinstance(indent, str) else indent or 0) > template_limits.MAX_INDENT:
+        raise jinja2.TemplateRuntimeError(f"an indent of JSON is over the limit of {template_limits.MAX_INDENT}")
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

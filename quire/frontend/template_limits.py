@@ -21,7 +21,8 @@ MAX_STEPS = 1_000_000  # of loops, and calls
 MAX_SECONDS = 2.0  # of processor time
 MAX_CHARS = 64 * 1024 * 1024  # of the prompt and of any text or list made on the way
 MAX_BITS = 4096  # of an integer
-_CLOCK_STEPS = 64  # steps between two looks at the clock
+MAX_INDENT = 64  # of JSON
+_CLOCK_STEPS = 8  # steps between two looks at the clock
 _NUMBERS = re.compile(r"\d+")
 
 
@@ -44,11 +45,11 @@ _METER: ContextVar[Meter | None] = ContextVar("meter", default=None)  # no templ
 
 
 @contextmanager
-def metered() -> Iterator[Meter]:
+def metered() -> Iterator[None]:
     """For one rendering."""
     token = _METER.set(Meter())
     try:
-        yield meter()
+        yield
     finally:
         _METER.reset(token)
 

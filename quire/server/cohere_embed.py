@@ -34,6 +34,8 @@ async def embed(request: Request) -> Response:
     prefix = _prefix(body.input_type, dict(pooler_of(info).prompts))
     limit = None if body.truncate == "NONE" else min(body.max_tokens or info.max_model_len, info.max_model_len)
     cut = Truncation(limit, "left" if body.truncate == "START" else "right")
+    if body.truncate_prompt_tokens is not None:
+        cut = Truncation.of(body.truncate_prompt_tokens, body.truncation_side or cut.side, info)
     ids = await pooling_job.encode(job.service, [prefix + text for text in texts], cut)
     prompts = [PoolingPrompt(one, None, body.cache_salt) for one in ids]
 

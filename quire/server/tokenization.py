@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
+
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
@@ -14,6 +17,7 @@ from quire.server.protocol import DetokenizeBody, TokenizeBody
 from quire.server.service import Service
 
 router = APIRouter()
+BIG_LIST = 16 * 1024  # ids; longer lists are converted on a thread, so that other streams go on
 
 
 @router.post("/tokenize", openapi_extra=openapi_body(TokenizeBody))
@@ -30,7 +34,10 @@ async def tokenize(request: Request) -> Response:
     else:
         assert body.prompt is not None
         ids = await generation.tokenize(service, body.prompt, add_special_tokens=special is not False)
-    strings = service.tokenizer().convert_ids_to_tokens(ids) if body.return_token_strs else None
+    strings = None
+    if body.return_token_strs:
+        convert = partial(service.tokenizer().convert_ids_to_tokens, ids)
+        strings = await asyncio.to_thread(convert) if len(ids) > BIG_LIST else convert()
     return JSONResponse(
         {"count": len(ids), "max_model_len": engine.info.max_model_len, "tokens": ids, "token_strs": strings}
     )
@@ -42,11 +49,15 @@ async def detokenize(request: Request) -> Response:
     service: Service = request.app.state.service
     engine = service.running()
     service.check_model(body.model)
-    vocab = engine.info.resolved.info.vocab_size
-    for token in body.tokens:
-        if not 0 <= token < vocab:
-            raise InputError(f"tokens must be in [0, {vocab}), got {token}", "tokens")
-    return JSONResponse({"prompt": service.tokenizer().decode(body.tokens)})
+    vocab, tokenizer = engine.info.resolved.info.vocab_size, service.tokenizer()
+
+    def decode() -> str:
+        for token in body.tokens:
+            if not 0 <= token < vocab:
+                raise InputError(f"tokens must be in [0, {vocab}), got {token}", "tokens")
+        return tokenizer.decode(body.tokens)
+
+    return JSONResponse({"prompt": await asyncio.to_thread(decode) if len(body.tokens) > BIG_LIST else decode()})
 
 
 @router.get("/tokenizer_info")

@@ -172,7 +172,12 @@ def test_embeddings_as_cohere_has_them(embedder: tuple[ServerProcess, Any]) -> N
         found = post(server, "/v2/embed", texts=[long], truncate=truncate)["embeddings"]["float"][0]
         assert np.abs(np.array(found) - embedding(model, " ".join(kept))).max() < 1e-5
     assert refused(server, "/v2/embed", texts=[long], truncate="NONE")["param"] == "texts"
+    found = post(server, "/v2/embed", texts=[long], truncate_prompt_tokens=10)["embeddings"]["float"][0]
+    assert np.abs(np.array(found) - embedding(model, " ".join(WORDS[:8]))).max() < 1e-5
     assert refused(server, "/v2/embed", images=["x"])["param"] == "images"
+    for path in ("/score", "/rerank"):
+        body = {"query": "w1", "documents": ["w2"]} if path == "/rerank" else {"text_1": "w1", "text_2": "w2"}
+        assert refused(server, path, chat_template="{{ 1 }}", **body)["param"] == "chat_template"
 
 
 BAD_INPUT: list[tuple[str, dict[str, Any]]] = [
@@ -202,6 +207,8 @@ BAD_INPUT: list[tuple[str, dict[str, Any]]] = [
     ("truncate_prompt_tokens", {"input": "w1", "truncate_prompt_tokens": 41}),
     ("truncate_prompt_tokens", {"input": "w1 w2", "truncate_prompt_tokens": 2}),
     ("truncation_side", {"input": "w1", "truncation_side": "middle"}),
+    ("truncate_prompt_tokens", {"input": "w1", "truncate_prompt_tokens": 0}),
+    ("chat_template", {"messages": [{"role": "user", "content": "w1"}], "chat_template": "x"}),
     ("normalize", {"input": "w1", "normalize": True}),
     ("use_activation", {"input": "w1", "use_activation": "yes"}),
     ("priority", {"input": "w1", "priority": 1}),
