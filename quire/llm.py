@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 from msgspec.structs import force_setattr
 
 from quire.config.engine import EngineConfig
+from quire.config.logits_processors import name_of
 from quire.config.resolve import resolve
 from quire.engine.client import EngineClient, EngineInfo, InProcessClient
 from quire.foundation.errors import EngineDeadError, InputError, QuireError
@@ -46,11 +47,13 @@ class LLM(PoolingAPI):
         print(llm.generate("The capital of France is")[0].outputs[0].text)
 
     `model` is a local folder or a Hugging Face id; without it the demo model runs. `options` are the fields of
-    `EngineConfig` by their flat names. Raises ConfigError for an option that is unknown or cannot work. Not for use
+    `EngineConfig` by their flat names; `logits_processors` may hold classes as well as names. Raises ConfigError for an option that is unknown or cannot work. Not for use
     from several threads at once.
     """
 
     def __init__(self, model: str = "", **options: Any) -> None:
+        if "logits_processors" in options:  # classes, or names of classes
+            options["logits_processors"] = [name_of(processor) for processor in options["logits_processors"] or ()]
         resolved = resolve(EngineConfig.from_flat(model=model, **options))
         self._start(load_tokenizer(resolved), InProcessClient(resolved))
 

@@ -14,6 +14,7 @@ import msgspec
 
 from quire.engine.client import EngineInfo
 from quire.foundation.errors import InputError
+from quire.frontend.extra_args import check_extra_args
 from quire.frontend.structured import constraint_of
 from quire.frontend.text import check_text
 from quire.frontend.tokenizer import Tokenizer
@@ -207,6 +208,7 @@ def _resolve_params(params: SamplingParams, info: EngineInfo, tokenizer: Tokeniz
         ("stop_token_ids", params.stop_token_ids),
         ("logit_bias", params.logit_bias),
         ("allowed_token_ids", params.allowed_token_ids),
+        ("logprob_token_ids", params.logprob_token_ids),
         ("bad_words_token_ids", [i for word in params.bad_words_token_ids for i in word]),
     ):
         wrong = [i for i in ids or () if not 0 <= i < vocab_size]
@@ -216,6 +218,7 @@ def _resolve_params(params: SamplingParams, info: EngineInfo, tokenizer: Tokeniz
         raise InputError("stop strings need a tokenizer, and skip_tokenizer_init is on: use stop_token_ids", "stop")
     for stop in params.stop:
         check_text(stop, "stop")
+    check_extra_args(params, info)
     changes: dict[str, Any] = {}
     if params.structured_outputs is not None:
         changes["structured_outputs"] = None  # the constraint says it

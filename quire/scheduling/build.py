@@ -34,7 +34,7 @@ class PlanBuilder:
         self.decodes = rows
         self.budget -= len(rows)
         self.max_seq_len = max(self.max_seq_len, int(seq_lens.max()))
-        for row in rows.constrained:
+        for row in rows.followed:
             request = rows.requests[row]
             self._add_bound(row, request, int(seq_lens[row]) - len(request.tokens))
 

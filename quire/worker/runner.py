@@ -163,7 +163,7 @@ class Runner:
             found.apply(self._logits[: plan.num_rows])
         self._readback.before_commit()
         graphs.tail(size, filtered=features.filter)
-        return self._readback.start(plan, self._tokens, None, None)
+        return self._read_back(plan, self._tokens, None, None)
 
     def _forward_decode(self, size: DecodeSize, layers: int | None) -> None:
         batch = self._builder.decode_views(size.rows, shares_prefix=size.shares_prefix)
@@ -221,7 +221,7 @@ class Runner:
             logprobs = self._sample(batch, seats, logits, features, found)
         if logprobs is not None:
             logprobs = logprobs.with_rows(logprobs.rows - first)
-        return self._readback.start(plan, self._tokens[first:], logprobs, None)
+        return self._read_back(plan, self._tokens[first:], logprobs, None)
 
     def _forward_padded(self, size: MixedSize, layers: int | None) -> None:
         batch = self._padded.view(size)
@@ -267,7 +267,7 @@ class Runner:
             logprobs = self._sample(batch, seats, self._logits[: len(rows)], self._sampler.features(seats), found)
         else:
             self._commit(batch, self._sampled[:0])
-        return self._readback.start(plan, self._tokens, logprobs, prompt_logprobs)
+        return self._read_back(plan, self._tokens, logprobs, prompt_logprobs)
 
     def _sample(
         self, batch: Batch, seats_np: np.ndarray, logits: torch.Tensor, features: Features, masks: Masks | None
@@ -294,3 +294,12 @@ class Runner:
         self._readback.before_commit()
         tokens = self._tokens[: batch.num_rows]
         commit(self._seats.state, tokens, batch.seats, batch.buffers.seq_lens, sampled, batch.sample_index)
+
+    def _read_back(
+        self,
+        plan: StepPlan,
+        tokens: torch.Tensor,
+        logprobs: LogprobTensors | None,
+        prompt_logprobs: LogprobTensors | None,
+    ) -> StepHandle:
+        return self._readback.start(plan, tokens, logprobs, prompt_logprobs, self._sampler.take_failures())

@@ -34,6 +34,8 @@ from quire.worker.pooling_runner import PoolingRunner, decoder_contexts, encoder
 from quire.worker.prefixes import PrefixRows
 from quire.worker.readback import StepHandle
 from quire.worker.runner import Runner
+from quire.worker.sampling.custom import CustomProcessors, make_processors
+from quire.worker.sampling.plugins import LogitsProcessor, ProcessorSetup
 from quire.worker.sampling.sampler import Sampler
 from quire.worker.seats import Seats
 
@@ -80,6 +82,7 @@ class Worker:
         self._notes: list[str] = []
         self.runner: Runner | PoolingRunner | None = None
         self._unprepared: list[int] = []  # sizes of steps whose products the library has not loaded yet, falling
+        self._processors: list[LogitsProcessor] = []
         self._awaiting: MaskedStep | None = None  # the latest step, if it waits for its masks
 
     # -- start --------------------------------------------------------------------------------------------------
@@ -92,6 +95,8 @@ class Worker:
             self._device = self._platform.set_up(config.runtime.num_threads)
             self._free_at_start = self._platform.free_bytes()
         dtype = _DTYPES[self._resolved.dtype]
+        setup = ProcessorSetup(info.vocab_size, self._device, Path(info.path))
+        self._processors = make_processors(config.model.logits_processors, setup)
         with self._phase("build"):
             pooler, positions = self._resolved.pooler, self._resolved.max_model_len
             model: DecoderStack | PoolingModel
@@ -227,6 +232,7 @@ class Worker:
         prefixes = PrefixRows(rows, heads_per_kv_head) if backend.prefix_support else None
         if backend.prefix_support:
             mixed = with_prefixes(mixed)
+        custom = CustomProcessors(self._processors, seats.num_computed_np) if self._processors else None
         padded = PaddedSteps(seats, mixed, heads_per_kv_head, max_model_len, device) if mixed else None
         return Runner(
             model,
@@ -234,7 +240,7 @@ class Worker:
             store,
             seats,
             BatchBuilder(seats, prefixes, rows, tokens, max_model_len, device, pads=device.type == "cuda"),
-            Sampler(rows, resolved.info.vocab_size, rows + MAX_PROMPTS, device),
+            Sampler(rows, resolved.info.vocab_size, rows + MAX_PROMPTS, device, custom),
             max_rows=rows,
             staging_capacity=max(_STAGED_INTS, 2 * tokens + 8 * rows),
             device=device,
