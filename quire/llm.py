@@ -47,8 +47,8 @@ class LLM(PoolingAPI):
         print(llm.generate("The capital of France is")[0].outputs[0].text)
 
     `model` is a local folder or a Hugging Face id; without it the demo model runs. `options` are the fields of
-    `EngineConfig` by their flat names; `logits_processors` may hold classes as well as names. Raises ConfigError for an option that is unknown or cannot work. Not for use
-    from several threads at once.
+    `EngineConfig` by their flat names; `logits_processors` may hold classes as well as names. Raises ConfigError for an
+    option that is unknown or cannot work. Not for use from several threads at once.
     """
 
     def __init__(self, model: str = "", **options: Any) -> None:

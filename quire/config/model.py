@@ -37,7 +37,7 @@ class ModelConfig:
     max_logprobs: int = 20
     """Most log-probabilities a request may ask for at each position."""
     logits_processors: list[str] = field(default_factory=list)
-    """The engine's own logits processors: classes as package.module:Class, or names that installed packages gave them."""
+    """Logits processors of your own: classes as package.module:Class, or names that installed packages gave them."""
     served_model_name: list[str] = field(default_factory=list)
     """Names the API answers to; the first is used in replies. None given: the `model` value."""
     chat_template: str | None = None

@@ -13,7 +13,14 @@ from quire.scheduling.logprobs import lines_by_row
 from quire.scheduling.request import Request
 from quire.scheduling.seats import DecodeRows
 from quire.scheduling.state import Chunk, InFlight, State
-from quire.types.output import INVALID_REQUEST, PROCESSOR_FAILED, STEP_FAILED, EngineOutput, EngineOutputs, TokenLogprobs
+from quire.types.output import (
+    INVALID_REQUEST,
+    PROCESSOR_FAILED,
+    STEP_FAILED,
+    EngineOutput,
+    EngineOutputs,
+    TokenLogprobs,
+)
 from quire.types.plan import StepPlan
 from quire.types.result import PooledRows, StepResult
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,7 @@ from quire.server.errors import ApiError
 from quire.server.limits import MAX_ANSWERS
 from quire.server.logprobs import LogprobWriter
 from quire.server.metrics import RequestClock
-from quire.server.params import field_names
+from quire.server.params import NAMES, field_names
 from quire.server.protocol import GenerationBody
 from quire.server.service import Service
 from quire.types.output import RequestOutput
@@ -55,7 +55,7 @@ class Generation:
     priority: int
     cache_salt: str | None
     engine_id: str
-    names: dict[str, str] = field(default_factory=dict)  # fields that the client calls otherwise than SamplingParams
+    names: Mapping[str, str] = field(default_factory=lambda: NAMES)  # what the client calls fields of SamplingParams
     created: int = field(default_factory=lambda: int(time.time()))
     num_cached: int = 0
     num_generated: int = 0

@@ -22,9 +22,13 @@ PLAIN = (
     "ignore_eos",
     "allowed_token_ids",
     "bad_words",
+    "logprob_token_ids",
+    "repetition_detection",
+    "logits_processors",
     "skip_special_tokens",
     "spaces_between_special_tokens",
 )
+NAMES = {"extra_args": "vllm_xargs"}  # what clients of every API call the fields of SamplingParams
 WITH_MODEL_DEFAULT = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -46,17 +50,19 @@ def sampling_params(
         value = model_defaults.get(name) if value is None else value
         if value is not None:
             values[name] = value
+    values["extra_args"] = body.vllm_xargs
     guided = {name: getattr(body, name) for name in GUIDED}
-    return SamplingParams(
-        **values,
-        structured_outputs=wished(body.response_format, body.structured_outputs, guided),
-        stop=[body.stop] if isinstance(body.stop, str) else body.stop or [],
-        logit_bias=_logit_bias(body.logit_bias),
-        max_tokens=max_tokens,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        output_kind=RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
-    )
+    with field_names(NAMES):
+        return SamplingParams(
+            **values,
+            structured_outputs=wished(body.response_format, body.structured_outputs, guided),
+            stop=[body.stop] if isinstance(body.stop, str) else body.stop or [],
+            logit_bias=_logit_bias(body.logit_bias),
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            output_kind=RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
+        )
 
 
 @contextmanager

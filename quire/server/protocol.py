@@ -22,10 +22,7 @@ class GenerationBody(Body):
     unsupported: ClassVar[tuple[str, ...]] = (
         "use_beam_search",
         "prompt_embeds",
-        "logprob_token_ids",
         "kv_transfer_params",
-        "repetition_detection",
-        "logits_processors",
     )
 
     model: str | None = None
@@ -50,6 +47,10 @@ class GenerationBody(Body):
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] = Field(default_factory=list)
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    repetition_detection: dict[str, int] | None = None
+    vllm_xargs: dict[str, Any] | None = None  # SamplingParams.extra_args
+    logits_processors: Any = None  # SamplingParams says where they belong
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
@@ -114,6 +115,12 @@ class CompletionBody(GenerationBody):
             raise InputError(f"best_of must equal n ({self.n}), got {self.best_of}: answers are not ranked", "best_of")
         if self.max_tokens == 0 and not self.echo:
             raise InputError("max_tokens must be >= 1 (0 is allowed with echo), got 0", "max_tokens")
+        if self.logprob_token_ids is not None and self.logprobs is None:
+            raise InputError("logprob_token_ids needs logprobs", "logprob_token_ids")
+        if self.logprob_token_ids is not None and self.echo and self.max_tokens == 0:
+            raise InputError(
+                "logprob_token_ids are of the answer, and echo with max_tokens=0 has none", "logprob_token_ids"
+            )
         return self
 
 
@@ -145,6 +152,8 @@ class ChatFields(GenerationBody):
     def _check_chat(self) -> ChatFields:
         if self.top_logprobs and not self.logprobs:
             raise InputError("top_logprobs needs logprobs=true", "top_logprobs")
+        if self.logprob_token_ids is not None and not self.logprobs:
+            raise InputError("logprob_token_ids needs logprobs=true", "logprob_token_ids")
         if self.continue_final_message and self.add_generation_prompt:
             raise InputError(
                 "continue_final_message and add_generation_prompt cannot both be true", "continue_final_message"

@@ -73,12 +73,13 @@ class Readback:
     ) -> StepHandle:
         """tokens: [rows] int32 on the device, -1 where a row did not sample; failures: messages by seat."""
         failed = [
-            RowFailure(row, failures[seat]) for row, seat in enumerate(plan.seats.tolist() if failures else ())
+            RowFailure(row, failures[seat])
+            for row, seat in enumerate(plan.seats.tolist() if failures else ())
             if seat in failures
         ]
         if not self._on_gpu:
-            host_tokens = tokens[: plan.num_rows].numpy().copy()
-            return ReadyStep(_result(plan, host_tokens, _host(logprobs), _host(prompt_logprobs), failed))
+            there = tokens[: plan.num_rows].numpy().copy()
+            return ReadyStep(_result(plan, there, _host(logprobs), _host(prompt_logprobs), failed))
         slot, rows = self._slot, plan.num_rows
         self._slot = (slot + 1) % len(self._tokens)
         self._computed[slot].record()

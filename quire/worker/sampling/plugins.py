@@ -62,7 +62,7 @@ class LogitsProcessor(ABC):
         raise NotImplementedError
 
     def apply_row(self, logits: torch.Tensor, row: Row) -> torch.Tensor | None:
-        """The same for one row, [vocabulary]. Slower in a large batch, and if it raises only that row's request ends."""
+        """The same for one row, [vocabulary]. Slower in a large batch; if it raises, only that row's request ends."""
         raise NotImplementedError
 
 

@@ -133,7 +133,7 @@ class Sampler:
         """
         rows = len(seats_np)
         out = torch.empty(rows, dtype=torch.int32, device=logits.device)
-        lines = []
+        lines: list[LogprobTensors] = []
         edits = features.edits or masks is not None
         if edits or features.logprobs:
             for start in range(0, rows, self._slice_rows):
@@ -149,8 +149,8 @@ class Sampler:
                     masks.apply(edited, start)  # what a grammar forbids stays forbidden, whatever they have raised
                 if features.logprobs:
                     self.sample_plain(edited, seats[part], lengths[part], out[part], filtered=features.filter)
-                    for wanted in prepared.lines if prepared else ():
-                        lines.append(_logprobs(raw, out[part], wanted, start))
+                    kinds = prepared.lines if prepared else ()
+                    lines += [_logprobs(raw, out[part], wanted, start) for wanted in kinds]
         if not features.logprobs:
             self.sample_plain(logits, seats, lengths, out, filtered=features.filter)
         self._columns.count_samples(seats_np)
