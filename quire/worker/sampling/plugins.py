@@ -34,7 +34,7 @@ class LogitsProcessor(ABC):
     def __init__(self, setup: ProcessorSetup) -> None:
         self.setup = setup
 
-    @classmethod
+    @classmethod  # noqa: B027 (most have nothing to refuse)
     def validate_params(cls, params: SamplingParams) -> None:
         """Refuse, with a ValueError that says why, a request whose `extra_args` cannot work.
 
