@@ -232,6 +232,17 @@ def test_classes_and_installed_names(tiny_qwen3: Path, monkeypatch: pytest.Monke
         assert tokens(ask(llm, [[1]], [params(force=[3, 5])]))[0][1] == 5
 
 
+def test_the_example_of_the_docs(tiny_qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sampling.md").read_text(encoding="utf-8")
+    (tmp_path / "my_processors.py").write_text(page.split("```python\n")[1].split("```")[0], encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with LLM(str(tiny_qwen3), logits_processors=["my_processors:NoRepeat"], **ENGINE) as llm:
+        found = [17, *tokens(ask(llm, [[17]], [params(window=8)]))[0]]
+        with pytest.raises(InputError, match="window must be an integer"):
+            ask(llm, [[17]], [params(window=0)])
+    assert all(token not in found[max(0, i - 8) : i] for i, token in enumerate(found))
+
+
 def test_what_a_grammar_forbids_stays_forbidden() -> None:
     """On the demo model: the processor wants token 77 above all, the grammar one of two words."""
     with LLM(device="cpu", num_threads=1, max_model_len=64, logits_processors=[Force]) as llm:
