@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from types import FrameType, TracebackType
 from typing import Any, TypeVar, cast
@@ -80,12 +81,13 @@ class LLM(PoolingAPI):
     ) -> list[RequestOutput]:
         """Answer prompts; the outputs come in the order of the prompts.
 
-        A prompt is text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}. One `SamplingParams` (or
+        A prompt is text, a list of token ids, {"prompt": text}, {"prompt_token_ids": ids} or {"prompt_embeds": tensor
+        [tokens, hidden size]} (with `enable_prompt_embeds`). One `SamplingParams` (or
         priority) serves all prompts, a list gives each its own; None means the model's defaults. Raises InputError
         for what cannot run, before anything runs. Ctrl-C aborts all prompts and leaves the engine usable.
         """
         with no_collection():
-            given = [read_prompt(prompt) for prompt in as_list(prompts)]
+            given = [read_prompt(prompt, takes_embeds=True) for prompt in as_list(prompts)]
         return self._run(given, sampling_params, priority, use_tqdm, add_special_tokens=True)
 
     def chat(
@@ -236,7 +238,7 @@ class LLM(PoolingAPI):
         requests: dict[str, list[EngineRequest]] = {}
         for prompt, ids, asked, rank in zip(prompts, token_ids, chosen, priorities, strict=True):
             number = self._new_number()
-            known = Prompt(prompt.text, ids, prompt.cache_salt, prompt.constraint)
+            known = replace(prompt, token_ids=ids)
             requests[number] = build(
                 known, final[id(asked)], self.info, self._tokenizer, request_id=number, priority=rank
             )

@@ -10,6 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from fastapi import Request
 
 from quire import __version__
@@ -41,6 +42,7 @@ class Prompt:
     token_ids: list[int]
     text: str | None = None
     constraint: Constraint | None = None  # of its answers
+    embeds: np.ndarray | None = None  # what it is instead of its ids
 
 
 @dataclass(slots=True)
@@ -129,7 +131,9 @@ class Generation:
         assert metrics is not None
         prompt = self.prompts[index]
         request_id = self.engine_id if len(self.prompts) == 1 else f"{self.engine_id}-{index}"
-        given = {"prompt_token_ids": prompt.token_ids, "prompt": prompt.text}
+        given: dict[str, Any] = {"prompt_token_ids": prompt.token_ids, "prompt": prompt.text}
+        if prompt.embeds is not None:
+            given = {"prompt_embeds": prompt.embeds}
         streamed = self.params.output_kind == RequestOutputKind.DELTA
         clock, num_tokens, progress = RequestClock(metrics), 0, self.service.progress
         log_it = self.service.config.observe.enable_log_requests

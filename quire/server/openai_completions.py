@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import numpy as np
 import orjson
 from fastapi import APIRouter, Request, Response
 
 from quire.foundation.errors import InputError
+from quire.frontend import prompt_embeds
 from quire.frontend.structured import constraint_of
 from quire.server import generation
 from quire.server.body import openapi_body, read_body
@@ -41,8 +44,8 @@ async def completions(request: Request) -> Response:
     )
     with field_names({"structured_outputs": "response_format"} if body.response_format else {}):
         constraint = constraint_of(params.structured_outputs)
-    prompts = []
-    for given in parse_prompts(body.prompt):
+    prompts = [Prompt([0] * len(embeds), None, constraint, embeds) for embeds in await _embeds(service, body)]
+    for given in parse_prompts(body.prompt) if not prompts else ():
         ids = await _ids(service, given, body)
         kept = generation.truncated(ids, body, info.max_model_len)
         prompts.append(Prompt(kept, given if isinstance(given, str) and len(kept) == len(ids) else None, constraint))
@@ -52,6 +55,17 @@ async def completions(request: Request) -> Response:
     if body.stream:
         return EventStream(service.in_flight, job.num_answers, reply.frames, headers)
     return JsonReply(service.in_flight, job.num_answers, reply.whole, headers)
+
+
+async def _embeds(service: Service, body: CompletionBody) -> list[np.ndarray]:
+    """On a thread, as they may be large; checked before anything of them is decoded."""
+    given = [body.prompt_embeds] if isinstance(body.prompt_embeds, str) else body.prompt_embeds
+    if given is None:
+        return []
+    prompt_embeds.check_enabled(service.running().info)
+    if not 0 < len(given) <= MAX_PROMPTS:
+        raise InputError(f"prompt_embeds must hold 1 to {MAX_PROMPTS} prompts, got {len(given)}", "prompt_embeds")
+    return await asyncio.to_thread(lambda: [prompt_embeds.decode(text) for text in given])
 
 
 async def _ids(service: Service, given: str | list[int], body: CompletionBody) -> list[int]:

@@ -21,7 +21,6 @@ class GenerationBody(Body):
 
     unsupported: ClassVar[tuple[str, ...]] = (
         "use_beam_search",
-        "prompt_embeds",
         "kv_transfer_params",
     )
 
@@ -101,11 +100,20 @@ class CompletionBody(GenerationBody):
     unsupported: ClassVar[tuple[str, ...]] = (*GenerationBody.unsupported, "thinking_token_budget")
 
     prompt: Any = None  # checked in `prompts`: a union here would report one error a branch
+    prompt_embeds: str | list[str] | None = None  # base64, one each
     add_special_tokens: bool = True
     echo: bool = False
     logprobs: int | None = Field(None, ge=0)
     best_of: int | None = None
     suffix: str | None = None
+
+    @model_validator(mode="after")
+    def _check_embeds(self) -> CompletionBody:
+        if self.prompt_embeds is not None:
+            for name, plain in (("prompt", None), ("echo", False), ("truncate_prompt_tokens", None)):
+                if getattr(self, name) != plain:
+                    raise InputError(f"{name} cannot be given beside prompt_embeds", name)
+        return self
 
     @model_validator(mode="after")
     def _check_completion(self) -> CompletionBody:
@@ -127,7 +135,13 @@ class CompletionBody(GenerationBody):
 class ChatFields(GenerationBody):
     """All of a chat request but its messages."""
 
-    unsupported: ClassVar[tuple[str, ...]] = (*GenerationBody.unsupported, "functions", "audio", "web_search_options")
+    unsupported: ClassVar[tuple[str, ...]] = (
+        *GenerationBody.unsupported,
+        "prompt_embeds",
+        "functions",
+        "audio",
+        "web_search_options",
+    )
 
     max_completion_tokens: int | None = Field(None, le=INT64 - 1)
     logprobs: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 
 import torch
 
@@ -20,8 +20,8 @@ from quire.worker.padded import PaddedSteps
 from quire.worker.pooling_runner import PoolingRunner, decoder_contexts, encoder_contexts
 from quire.worker.prefixes import PrefixRows
 from quire.worker.runner import Runner
-from quire.worker.sampling.custom import CustomProcessors, make_processors
-from quire.worker.sampling.plugins import ProcessorSetup
+from quire.worker.sampling.custom import CustomProcessors
+from quire.worker.sampling.plugins import LogitsProcessor
 from quire.worker.sampling.sampler import Sampler
 from quire.worker.seats import Seats
 
@@ -36,10 +36,7 @@ _STAGED_INTS = 1 << 20
 
 
 class Assembly:
-    """Makes runners of one model, on caches of any size.
-
-    Raises ConfigError where no attention backend will do, and for logits processors that cannot be made.
-    """
+    """Makes runners of one model, on caches of any size. Raises ConfigError where no attention backend will do."""
 
     def __init__(
         self, resolved: Resolved, model: DecoderStack | PoolingModel, spec: KVGroupSpec, device: torch.device
@@ -49,8 +46,6 @@ class Assembly:
         self._spec = spec
         self._device = device
         self.backend_name = ""  # of the runner made last
-        setup = ProcessorSetup(resolved.info.vocab_size, device, Path(resolved.info.path))
-        self._processors = make_processors(resolved.config.model.logits_processors, setup)
 
     @property
     def whole_prompts(self) -> bool:
@@ -65,7 +60,14 @@ class Assembly:
             return wanted
         return max(wanted, self._resolved.max_model_len)
 
-    def runner(self, num_blocks: int, max_model_len: int, *, with_graphs: bool = True) -> Runner | PoolingRunner:
+    def runner(
+        self,
+        num_blocks: int,
+        max_model_len: int,
+        *,
+        with_graphs: bool = True,
+        processors: Sequence[LogitsProcessor] = (),
+    ) -> Runner | PoolingRunner:
         """A runner on a cache of so many blocks; its graphs are still to be captured."""
         store = KVStore(self._spec, num_blocks, DTYPES[self._resolved.kv_dtype], self._device)
         seats = Seats(
@@ -77,7 +79,8 @@ class Assembly:
         )
         if isinstance(self._model, PoolingModel):
             return self._pooling(self._model, store, seats, max_model_len)
-        return self._generating(self._model, store, seats, max_model_len, with_graphs=with_graphs)
+        custom = CustomProcessors(processors, seats.num_computed_np) if processors else None
+        return self._generating(self._model, store, seats, max_model_len, custom, with_graphs=with_graphs)
 
     def _pooling(self, model: PoolingModel, store: KVStore, seats: Seats, max_model_len: int) -> PoolingRunner:
         rows, tokens = self._resolved.max_num_seqs, self.max_tokens
@@ -99,7 +102,14 @@ class Assembly:
         )
 
     def _generating(
-        self, model: DecoderStack, store: KVStore, seats: Seats, max_model_len: int, *, with_graphs: bool
+        self,
+        model: DecoderStack,
+        store: KVStore,
+        seats: Seats,
+        max_model_len: int,
+        custom: CustomProcessors | None,
+        *,
+        with_graphs: bool,
     ) -> Runner:
         resolved, device = self._resolved, self._device
         rows, tokens = resolved.max_num_seqs, resolved.max_num_batched_tokens
@@ -118,7 +128,6 @@ class Assembly:
         prefixes = PrefixRows(rows, heads_per_kv_head) if backend.prefix_support else None
         if backend.prefix_support:
             mixed = with_prefixes(mixed)
-        custom = CustomProcessors(self._processors, seats.num_computed_np) if self._processors else None
         padded = PaddedSteps(seats, mixed, heads_per_kv_head, max_model_len, device) if mixed else None
         return Runner(
             model,

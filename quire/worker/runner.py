@@ -12,7 +12,7 @@ import torch
 from quire.attention.base import AttentionBackend
 from quire.attention.context import StepContext
 from quire.kernels.step import commit, gather_decode
-from quire.models.base import DecoderStack
+from quire.models.base import DecoderStack, GivenEmbeddings
 from quire.types.plan import PromptLogprobs, StepPlan, TokenMasks
 from quire.worker.batch import Batch, BatchBuilder, round_size
 from quire.worker.graphs import DecodeGraphs, DecodeSize
@@ -21,6 +21,7 @@ from quire.worker.masked_step import MaskedStep
 from quire.worker.mixed_graphs import MAX_PROMPTS, MixedGraphs, MixedSize
 from quire.worker.padded import PaddedSteps
 from quire.worker.prefixes import PrefixLayout
+from quire.worker.prompt_embeds import given_embeddings
 from quire.worker.prompt_logprobs import PromptScorer
 from quire.worker.readback import Readback, StepHandle
 from quire.worker.sampling.logprobs import LogprobTensors
@@ -182,7 +183,7 @@ class Runner:
 
     def _mixed(self, plan: StepPlan, layout: PrefixLayout | None) -> Sample:
         batch = self._builder.mixed(plan, layout, self._staging)
-        hidden = self._forward(batch)
+        hidden = self._forward(batch, given=given_embeddings(plan, self.model))
         prompt_logprobs = None
         for attachment in plan.attachments:
             if isinstance(attachment, PromptLogprobs):
@@ -242,7 +243,7 @@ class Runner:
 
     # -- shared -------------------------------------------------------------------------------------------------
 
-    def _forward(self, batch: Batch, layers: int | None = None) -> torch.Tensor:
+    def _forward(self, batch: Batch, layers: int | None = None, given: GivenEmbeddings | None = None) -> torch.Tensor:
         context = StepContext(
             positions=batch.buffers.positions,
             slots=batch.buffers.slots,
@@ -250,7 +251,7 @@ class Runner:
             backend=self._backend,
             plan=self._backend.plan(batch.attention),
         )
-        return self.model.forward(batch.buffers.input_ids, context, layers)
+        return self.model.forward(batch.buffers.input_ids, context, layers, given)
 
     def _write_logits(self, hidden: torch.Tensor) -> None:
         self.model.logits(hidden, out=self._logits[: len(hidden)])
