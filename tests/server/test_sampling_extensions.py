@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import pytest
+import torch
+from safetensors import safe_open
 
+from quire.config.resolve import DEMO_MODEL
 from tests.e2e.processors import ALL
 from tests.server.process import ServerProcess, server_process
 
@@ -18,6 +24,7 @@ HI = [{"role": "user", "content": "hello"}]
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     arguments = ["--port", "0", "--device", "cpu", "--max-model-len", "256", "--served-model-name", "demo"]
+    arguments += ["--enable-prompt-embeds"]
     with server_process("quire.cli.main", "serve", *arguments, "--logits-processors", *ALL) as process:
         assert process.url
         yield process
@@ -82,6 +89,60 @@ def test_repetition(client: openai.OpenAI) -> None:
     )
     chat = client.chat.completions.create(model="demo", messages=HI, max_tokens=50, extra_body=circles)
     assert chat.choices[0].finish_reason == "repetition"
+
+
+def embeddings(ids: list[int]) -> np.ndarray:
+    """The demo model's own."""
+    with safe_open(DEMO_MODEL / "model.safetensors", "pt") as file:
+        return file.get_tensor("model.embed_tokens.weight")[ids].float().numpy()
+
+
+def as_base64(array: np.ndarray) -> str:
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return base64.b64encode(stream.getvalue()).decode()
+
+
+def test_prompts_as_embeddings(client: openai.OpenAI, server: ServerProcess) -> None:
+    """The embeddings of a prompt's ids are that prompt."""
+    prompts = [[300, 301, 302, 303, 304], [20] * 40]
+    options = {"model": "demo", "max_tokens": 8, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
+    by_ids = httpx.post(f"{server.url}/v1/completions", json={**options, "prompt": prompts}, timeout=60).json()
+    given = [as_base64(embeddings(ids)) for ids in prompts]
+    reply = httpx.post(f"{server.url}/v1/completions", json={**options, "prompt_embeds": given}, timeout=60).json()
+    assert [c["token_ids"] for c in reply["choices"]] == [c["token_ids"] for c in by_ids["choices"]]
+    assert [c["text"] for c in reply["choices"]] == [c["text"] for c in by_ids["choices"]]
+    assert reply["usage"]["prompt_tokens"] == 45
+    chunks = client.completions.create(
+        model="demo", prompt=None, max_tokens=8, temperature=0, stream=True,
+        extra_body={"prompt_embeds": given[0], "ignore_eos": True},
+    )  # fmt: skip
+    assert "".join(chunk.choices[0].text for chunk in chunks) == by_ids["choices"][0]["text"]
+
+
+def torch_saved() -> str:
+    stream = io.BytesIO()
+    torch.save(torch.zeros(2, 3), stream)
+    return base64.b64encode(stream.getvalue()).decode()
+
+
+EMBEDS: list[tuple[str, dict[str, Any]]] = [
+    ("prompt_embeds", {"prompt_embeds": "x"}),
+    ("prompt_embeds", {"prompt_embeds": []}),
+    ("prompt_embeds", {"prompt_embeds": 3}),
+    ("prompt_embeds", {"prompt_embeds": torch_saved()}),
+    ("prompt_embeds", {"prompt_embeds": as_base64(np.zeros((2, 3), np.float32))}),
+    ("prompt_embeds", {"prompt_embeds": as_base64(np.full((2, 3), np.inf, np.float32))}),
+    ("prompt", {"prompt_embeds": as_base64(np.zeros((2, 3), np.float32)), "prompt": "x"}),
+    ("echo", {"prompt_embeds": as_base64(np.zeros((2, 3), np.float32)), "echo": True}),
+]
+
+
+@pytest.mark.parametrize(("field", "given"), EMBEDS, ids=range(len(EMBEDS)))
+def test_bad_embeddings(server: ServerProcess, field: str, given: dict[str, Any]) -> None:
+    reply = httpx.post(f"{server.url}/v1/completions", json={"model": "demo", **given}, timeout=30)
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["param"] == field
 
 
 @pytest.mark.parametrize(
