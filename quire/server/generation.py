@@ -16,6 +16,7 @@ from fastapi import Request
 from quire import __version__
 from quire.foundation.errors import InputError
 from quire.foundation.log import get_logger
+from quire.frontend import inputs
 from quire.server.errors import ApiError
 from quire.server.limits import MAX_ANSWERS
 from quire.server.logprobs import LogprobWriter
@@ -131,9 +132,9 @@ class Generation:
         assert metrics is not None
         prompt = self.prompts[index]
         request_id = self.engine_id if len(self.prompts) == 1 else f"{self.engine_id}-{index}"
-        given: dict[str, Any] = {"prompt_token_ids": prompt.token_ids, "prompt": prompt.text}
-        if prompt.embeds is not None:
-            given = {"prompt_embeds": prompt.embeds}
+        given: inputs.PromptLike | inputs.Prompt = {"prompt_token_ids": prompt.token_ids, "prompt": prompt.text}
+        if prompt.embeds is not None:  # have been checked
+            given = inputs.Prompt(token_ids=prompt.token_ids, embeds=prompt.embeds)
         streamed = self.params.output_kind == RequestOutputKind.DELTA
         clock, num_tokens, progress = RequestClock(metrics), 0, self.service.progress
         log_it = self.service.config.observe.enable_log_requests

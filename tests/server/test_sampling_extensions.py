@@ -110,6 +110,7 @@ def test_prompts_as_embeddings(client: openai.OpenAI, server: ServerProcess) -> 
     by_ids = httpx.post(f"{server.url}/v1/completions", json={**options, "prompt": prompts}, timeout=60).json()
     given = [as_base64(embeddings(ids)) for ids in prompts]
     reply = httpx.post(f"{server.url}/v1/completions", json={**options, "prompt_embeds": given}, timeout=60).json()
+    assert "choices" in reply, reply
     assert [c["token_ids"] for c in reply["choices"]] == [c["token_ids"] for c in by_ids["choices"]]
     assert [c["text"] for c in reply["choices"]] == [c["text"] for c in by_ids["choices"]]
     assert reply["usage"]["prompt_tokens"] == 45
