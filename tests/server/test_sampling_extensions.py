@@ -24,7 +24,7 @@ HI = [{"role": "user", "content": "hello"}]
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     arguments = ["--port", "0", "--device", "cpu", "--max-model-len", "256", "--served-model-name", "demo"]
-    arguments += ["--enable-prompt-embeds"]
+    arguments += ["--enable-prompt-embeds", "--dtype", "float32"]  # the same numbers in any company
     with server_process("quire.cli.main", "serve", *arguments, "--logits-processors", *ALL) as process:
         assert process.url
         yield process
