@@ -303,4 +303,5 @@ class Runner:
         logprobs: LogprobTensors | None,
         prompt_logprobs: LogprobTensors | None,
     ) -> StepHandle:
-        return self._readback.start(plan, tokens, logprobs, prompt_logprobs, self._sampler.take_failures())
+        failures = self._sampler.take_failures(plan.seats)
+        return self._readback.start(plan, tokens, logprobs, prompt_logprobs, failures)

@@ -22,12 +22,14 @@ WANTED: list[dict[str, Any]] = [
 ]
 
 
-def test_a_batch_of_all_kinds(tiny_qwen3: Path) -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_batch_of_all_kinds(tiny_qwen3: Path, device: str) -> None:
     from transformers import AutoModelForCausalLM
 
     given = prompts(len(WANTED), seed=41)
     base = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True, "detokenize": False}
-    with LLM(str(tiny_qwen3), device="cpu", num_threads=1, max_model_len=128, skip_tokenizer_init=True) as llm:
+    options: dict[str, Any] = {"device": device, "dtype": "float32", "num_threads": 1, "skip_tokenizer_init": True}
+    with LLM(str(tiny_qwen3), max_model_len=128, **options) as llm:
         outputs = llm.generate(given, [SamplingParams(**{**base, **wanted}) for wanted in WANTED], use_tqdm=False)
     model = AutoModelForCausalLM.from_pretrained(tiny_qwen3, dtype=torch.float32).eval()
     for prompt, wanted, output in zip(given, WANTED, outputs, strict=True):

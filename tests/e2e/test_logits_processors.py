@@ -65,8 +65,9 @@ def without_repeats(tiny_qwen3: Path) -> list[list[int]]:
         {"async_scheduling": False},
         {"async_scheduling": True, "max_prefill_chunk": 16},
         {"async_scheduling": True, "preempt_every_step": True},
+        pytest.param({"device": "cuda", "dtype": "float32"}, marks=pytest.mark.gpu),
     ],
-    ids=["depth 1", "depth 2, chunks", "depth 2, preempted"],
+    ids=["depth 1", "depth 2, chunks", "depth 2, preempted", "GPU"],
 )
 def test_what_transformers_gives_under_the_same_rule(
     tiny_qwen3: Path, reference: Reference, without_repeats: list[list[int]], options: dict[str, Any]
@@ -79,13 +80,14 @@ def test_what_transformers_gives_under_the_same_rule(
         for number, prompt in enumerate(given)
     ]
     assert sum(reference.greedy(prompt, TOKENS) != one for prompt, one in zip(given, expected, strict=True)) >= 3
-    with LLM(str(tiny_qwen3), logits_processors=ALL, **ENGINE, **options) as llm:
+    with LLM(str(tiny_qwen3), logits_processors=ALL, **{**ENGINE, **options}) as llm:
         assert tokens(ask(llm, given, wanted)) == expected
 
 
-@pytest.fixture(scope="module")
-def llm(tiny_qwen3: Path) -> Iterator[LLM]:
-    with LLM(str(tiny_qwen3), logits_processors=ALL, async_scheduling=True, **ENGINE) as llm:
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def llm(tiny_qwen3: Path, request: pytest.FixtureRequest) -> Iterator[LLM]:
+    options = {**ENGINE, "device": request.param, "dtype": "float32", "async_scheduling": True}
+    with LLM(str(tiny_qwen3), logits_processors=ALL, **options) as llm:
         yield llm
 
 

@@ -62,8 +62,9 @@ def tokens(llm: LLM, given: list[Any], params: SamplingParams = GREEDY) -> list[
         {"async_scheduling": True, "max_prefill_chunk": 16},
         {"async_scheduling": True, "preempt_every_step": True},
         {"distributed_executor_backend": "mp", "max_num_batched_tokens": 48, "max_num_seqs": 16},
+        pytest.param({"device": "cuda", "dtype": "float32"}, marks=pytest.mark.gpu),
     ],
-    ids=["depth 1", "chunks", "preempted", "worker process"],
+    ids=["depth 1", "chunks", "preempted", "worker process", "GPU"],
 )
 def test_what_transformers_answers(
     tiny_qwen3: Path, model: Model, reference: Reference, options: dict[str, Any]
@@ -73,7 +74,7 @@ def test_what_transformers_answers(
     ids = prompts(6, seed=51, longest=60)
     noise = [torch.randn(len(one), HIDDEN, generator=rng) * 0.4 for one in ids]
     expected = [model.greedy(one) for one in noise]
-    with LLM(str(tiny_qwen3), enable_prompt_embeds=True, **ENGINE, **options) as llm:
+    with LLM(str(tiny_qwen3), enable_prompt_embeds=True, **{**ENGINE, **options}) as llm:
         mixed = [part for one, other in zip(noise, ids, strict=True) for part in ({"prompt_embeds": one}, other)]
         found = tokens(llm, mixed)
     assert found[0::2] == expected

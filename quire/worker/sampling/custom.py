@@ -48,23 +48,21 @@ class CustomProcessors:
         self._processors = processors
         self._num_computed = num_computed
         self._rows: list[dict[int, Row]] = [{} for _ in processors]  # by seat
-        self._failures: dict[int, str] = {}  # by seat, of this step
+        self._failures: dict[int, str] = {}  # by seat, until it has a row that tells
 
     def admit(self, admits: Sequence[Admit]) -> list[int]:
         """Make the states of newly seated requests. Returns the seats that want a processor."""
         wanting = set()
         for admit in admits:
+            self._forget(admit.seat)
             for processor, rows in zip(self._processors, self._rows, strict=True):
-                rows.pop(admit.seat, None)
-                if admit.seat in self._failures:
-                    continue
                 try:
                     if admit.params.is_greedy and processor.is_argmax_invariant():
                         continue
                     state = processor.admit(admit.params)
                 except Exception as error:
                     self._fail(processor, [admit.seat], error)
-                    continue
+                    break
                 if state is not None:
                     rows[admit.seat] = Row(admit.params, state, admit.seat, admit.num_prompt)
                     wanting.add(admit.seat)
@@ -106,18 +104,23 @@ class CustomProcessors:
         if index is not None:
             logits.index_copy_(0, index, part)
 
-    def take_failures(self) -> dict[int, str]:
-        """Of the rows since the last time, by seat: what went wrong."""
-        failures, self._failures = self._failures, {}
-        return failures
+    def take_failures(self, seats: np.ndarray) -> dict[int, str]:
+        """What went wrong with these, by seat. A seat that fails when it is admitted may have no row yet."""
+        if not self._failures:
+            return {}
+        return {seat: self._failures.pop(seat) for seat in seats.tolist() if seat in self._failures}
+
+    def _forget(self, seat: int) -> None:
+        self._failures.pop(seat, None)
+        for by_seat in self._rows:
+            by_seat.pop(seat, None)
 
     def _fail(self, processor: LogitsProcessor, seats: Sequence[int], error: Exception) -> None:
         _log.error("logits processor %s failed for %d requests", type(processor).__name__, len(seats), exc_info=error)
         message = f"the logits processor {type(processor).__name__} failed: {_told(error)}"
         for seat in seats:
-            self._failures.setdefault(seat, message)
-            for by_seat in self._rows:
-                by_seat.pop(seat, None)  # a step may follow before the request is ended
+            self._forget(seat)  # a step may follow before the request is ended
+            self._failures[seat] = message
 
 
 def _write_back(returned: torch.Tensor | None, logits: torch.Tensor) -> None:

@@ -82,9 +82,9 @@ class Sampler:
         if self._custom and admits:
             self._columns.mark_custom(self._custom.admit(admits))
 
-    def take_failures(self) -> dict[int, str]:
-        """What logits processors have done wrong since the last time, by seat."""
-        return self._custom.take_failures() if self._custom else {}
+    def take_failures(self, seats: np.ndarray) -> dict[int, str]:
+        """What logits processors have done wrong with these, by seat."""
+        return self._custom.take_failures(seats) if self._custom else {}
 
     def features(self, seats: np.ndarray) -> Features:
         """What the rows of these seats want, at the price of one numpy reduction."""
