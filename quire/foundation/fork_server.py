@@ -3,7 +3,7 @@
 The server is a small process that has imported what the work needs, and forks for each piece, which takes a
 millisecond or two; a fork that exceeds its limits dies alone. It knows nothing of its parent's environment, and ends
 when the socket closes. Frames on the socket: length of the body, number of the piece, body. The answer to a piece has
-its number; an empty body means that the fork died.
+its number; an empty body means that the fork died. An empty body from the parent takes the piece back.
 """
 
 from __future__ import annotations
@@ -112,8 +112,18 @@ class ForkServer:
             end = HEAD.size + length
             if len(self._buffer) < end:
                 break
-            self._waiting.append((number, bytes(self._buffer[HEAD.size : end])))
+            if length:
+                self._waiting.append((number, bytes(self._buffer[HEAD.size : end])))
+            else:
+                self._forget(number)
             del self._buffer[:end]
+
+    def _forget(self, number: int) -> None:
+        """Nobody waits for this piece any more."""
+        self._waiting = deque(piece for piece in self._waiting if piece[0] != number)
+        for fork in self._forks.values():
+            if fork.number == number:
+                os.kill(fork.pid, signal.SIGKILL)
 
     def _fork(self, number: int, body: bytes) -> None:
         source, target = os.pipe()

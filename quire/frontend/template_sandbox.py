@@ -57,6 +57,11 @@ class TemplateSandbox:
         self.pid: int | None = None
         self._numbers = itertools.count()
 
+    @property
+    def num_waiting(self) -> int:
+        """Renderings that are asked for and not there yet."""
+        return len(self._waiting)
+
     async def render(self, rendering: Rendering) -> str:
         """Raises InputError for what `render` refuses, and for a template that exceeds the limits."""
         body = msgspec.msgpack.encode(rendering)
@@ -86,6 +91,13 @@ class TemplateSandbox:
             return await answer
         finally:
             self._waiting.pop(number, None)
+            if not answer.done() or answer.cancelled():
+                self._take_back(number)
+
+    def _take_back(self, number: int) -> None:
+        """The client is gone."""
+        if self._writer is not None:
+            self._writer.write(frame(number, b""))
 
     async def _start(self) -> None:
         process, sock = await asyncio.to_thread(spawn, "quire.frontend.template_sandbox")

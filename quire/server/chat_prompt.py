@@ -10,6 +10,7 @@ from typing import Any
 from quire.foundation.errors import InputError
 from quire.frontend.chat import render
 from quire.frontend.template_sandbox import Rendering
+from quire.server.errors import ApiError
 from quire.server.params import field_names
 from quire.server.pooling_protocol import InputBody
 from quire.server.protocol import ChatFields, TokenizeBody
@@ -20,6 +21,7 @@ BIG_CHAT = 64  # messages
 BIG_TEXT = 256 * 1024  # characters
 CHARS_A_TOKEN = 16  # a text of more fits into no context
 MIN_CHARS = 1024 * 1024
+MAX_WAITING = 64  # renderings of templates that requests bring; a hostile one takes a second
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -31,7 +33,10 @@ async def render_chat(
     *,
     messages: Messages,
 ) -> str:
-    """Raises InputError for messages that are malformed, that the template refuses, or for a template of their own."""
+    """Raises InputError for messages that are malformed, that the template refuses, or for a template of their own.
+
+    ApiError 503 if too many of the latter wait.
+    """
     tools, generate = None, body.add_generation_prompt
     if not isinstance(body, InputBody):
         are_hidden = body.tool_choice == "none" and service.serve.exclude_tools_when_tool_choice_none
@@ -48,6 +53,8 @@ async def render_chat(
             kwargs=template_kwargs,
             max_chars=max(MIN_CHARS, CHARS_A_TOKEN * service.running().info.max_model_len),
         )
+        if service.templates.num_waiting >= MAX_WAITING:
+            raise ApiError(503, f"{MAX_WAITING} requests with templates of their own wait to be rendered")
         with field_names({"kwargs": "chat_template_kwargs"}):
             return await service.templates.render(given)
     template = service.running().chat_template

@@ -14,6 +14,7 @@ import pytest
 from quire.foundation.errors import InputError
 from quire.frontend.chat import render
 from quire.frontend.template_sandbox import Rendering, TemplateSandbox
+from quire.server import chat_prompt
 from tests.server.conftest import echo_server
 from tests.server.echo_llm import EchoLLM
 
@@ -268,6 +269,15 @@ def test_others_are_answered_meanwhile_and_the_server_goes_on() -> None:
             assert served.client.post(route, json=body).status_code == 400
 
 
+def test_only_so_many_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_prompt, "MAX_WAITING", 0)
+    body = {"messages": CHAT, "max_tokens": 1}
+    with echo_server(EchoLLM(served_model_name=["echo"]), trust_request_chat_template=True) as served:
+        refused = served.client.post("/v1/chat/completions", json=body | {"chat_template": "x"})
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert served.client.post("/v1/chat/completions", json=body).status_code == 200
+
+
 def test_a_sandbox_that_is_killed_comes_back() -> None:
     async def run() -> None:
         sandbox = TemplateSandbox()
@@ -279,5 +289,21 @@ def test_a_sandbox_that_is_killed_comes_back() -> None:
 
     async def gathered(*coroutines: Coroutine[Any, Any, T]) -> list[T]:
         return list(await asyncio.gather(*coroutines))
+
+    asyncio.run(run())
+
+
+def test_nobody_waits_for_templates_whose_clients_are_gone() -> None:
+    async def run() -> None:
+        sandbox = TemplateSandbox()
+        kwargs: list[Any] = [{}, CHAT, None, True, False, {}, 100]
+        assert await sandbox.render(Rendering("x", *kwargs)) == "x"
+        slow = Rendering(ENDLESS["searching in a loop"], *kwargs)
+        tasks = [asyncio.create_task(sandbox.render(slow)) for _ in range(100)]  # 50 s of two processes
+        await asyncio.sleep(0.1)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert await asyncio.wait_for(sandbox.render(Rendering("y", *kwargs)), 25) == "y"
 
     asyncio.run(run())
