@@ -16,6 +16,8 @@ _EXPORTS = {
     "BeamSearchParams": "quire.types.sampling",
     "RequestOutputKind": "quire.types.sampling",
     "StructuredOutputsParams": "quire.types.structured",
+    "RepetitionDetectionParams": "quire.types.repetition",
+    "LogitsProcessor": "quire.worker.sampling.plugins",
     "RequestOutput": "quire.types.output",
     "CompletionOutput": "quire.types.output",
     "Logprob": "quire.types.output",
@@ -47,8 +49,10 @@ if TYPE_CHECKING:
         ScoringOutput,
         ScoringRequestOutput,
     )
+    from quire.types.repetition import RepetitionDetectionParams
     from quire.types.sampling import BeamSearchParams, RequestOutputKind, SamplingParams
     from quire.types.structured import StructuredOutputsParams
+    from quire.worker.sampling.plugins import LogitsProcessor
 
 __all__ = [
     "LLM",
@@ -60,10 +64,12 @@ __all__ = [
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
     "EngineConfig",
+    "LogitsProcessor",
     "Logprob",
     "PoolingOutput",
     "PoolingParams",
     "PoolingRequestOutput",
+    "RepetitionDetectionParams",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",

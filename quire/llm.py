@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from types import FrameType, TracebackType
 from typing import Any, TypeVar, cast
@@ -15,6 +16,7 @@ from typing import Any, TypeVar, cast
 from msgspec.structs import force_setattr
 
 from quire.config.engine import EngineConfig
+from quire.config.logits_processors import name_of
 from quire.config.resolve import resolve
 from quire.engine.client import EngineClient, EngineInfo, InProcessClient
 from quire.foundation.errors import EngineDeadError, InputError
@@ -47,11 +49,13 @@ class LLM(PoolingAPI):
         print(llm.generate("The capital of France is")[0].outputs[0].text)
 
     `model` is a local folder or a Hugging Face id; without it the demo model runs. `options` are the fields of
-    `EngineConfig` by their flat names. Raises ConfigError for an option that is unknown or cannot work. Not for use
-    from several threads at once.
+    `EngineConfig` by their flat names; `logits_processors` may hold classes as well as names. Raises ConfigError for an
+    option that is unknown or cannot work. Not for use from several threads at once.
     """
 
     def __init__(self, model: str = "", **options: Any) -> None:
+        if "logits_processors" in options:  # classes, or names of classes
+            options["logits_processors"] = [name_of(processor) for processor in options["logits_processors"] or ()]
         resolved = resolve(EngineConfig.from_flat(model=model, **options))
         self._start(load_tokenizer(resolved), InProcessClient(resolved))
 
@@ -81,7 +85,8 @@ class LLM(PoolingAPI):
     ) -> list[RequestOutput]:
         """Answer prompts; the outputs come in the order of the prompts.
 
-        A prompt is text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}. One `SamplingParams` (or
+        A prompt is text, a list of token ids, {"prompt": text}, {"prompt_token_ids": ids} or {"prompt_embeds": tensor
+        [tokens, hidden size]} (with `enable_prompt_embeds`). One `SamplingParams` (or
         priority) serves all prompts, a list gives each its own; None means the model's defaults. Raises InputError
         for what cannot run, before anything runs. Ctrl-C aborts all prompts and leaves the engine usable.
 
@@ -90,7 +95,7 @@ class LLM(PoolingAPI):
         add_special_tokens, under the name that other engines have for them.
         """
         with no_collection():
-            given = [read_prompt(prompt) for prompt in as_list(prompts)]
+            given = [read_prompt(prompt, takes_embeds=True) for prompt in as_list(prompts)]
         options = TokenizationOptions.of(tokenization_kwargs, truncate_prompt_tokens, truncation_side)
         return self._run(given, sampling_params, priority, use_tqdm, options, add_special_tokens=True)
 
@@ -239,7 +244,7 @@ class LLM(PoolingAPI):
             number = self._new_number()
             if options.truncate_prompt_tokens is not None:
                 ids = self._cut_prompt(prompt, ids, asked, options, add_special_tokens=add_special_tokens)
-            known = Prompt(prompt.text, ids, prompt.cache_salt, prompt.constraint)
+            known = replace(prompt, token_ids=ids)
             requests[number] = build(
                 known, final[id(asked)], self.info, self._tokenizer, request_id=number, priority=rank
             )
@@ -285,6 +290,8 @@ class LLM(PoolingAPI):
         *,
         add_special_tokens: bool,
     ) -> list[int]:
+        if prompt.embeds is not None:
+            raise InputError("prompt_embeds are not cut: give fewer rows", "truncate_prompt_tokens")
         wanted, side = options.truncate_prompt_tokens, options.truncation_side
         cut = Truncation.of_answered(wanted, side, self.info, params.max_tokens, params.min_tokens)
         if prompt.token_ids is not None or self._tokenizer is None:

@@ -36,6 +36,10 @@ class ModelConfig:
     """Context length in tokens. None: the model's own, lowered (and said so) if the KV cache cannot hold it."""
     max_logprobs: int = 20
     """Most log-probabilities a request may ask for at each position."""
+    logits_processors: list[str] = field(default_factory=list)
+    """Logits processors of your own: classes as package.module:Class, or names that installed packages gave them."""
+    enable_prompt_embeds: bool = False
+    """Take prompts as embeddings (`prompt_embeds`): numbers that no tokenizer has seen, straight into the model."""
     served_model_name: list[str] = field(default_factory=list)
     """Names the API answers to; the first is used in replies. None given: the `model` value."""
     chat_template: str | None = None

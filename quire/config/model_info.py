@@ -28,6 +28,7 @@ class ModelInfo:
     eos_token_ids: list[int]  # config.json and generation_config.json together, the first is the main one
     bos_token_id: int | None
     dtype: str  # of the checkpoint: bfloat16 | float16 | float32
+    hidden_size: int = 0  # of an embedding; 0: config.json does not say it
     generation_defaults: dict[str, Any] = field(default_factory=dict)  # sampling defaults of generation_config.json
 
 
@@ -59,6 +60,7 @@ def read_model_info(path: Path, overrides: dict[str, Any], generation_config: st
         eos_token_ids=list(dict.fromkeys(eos)),
         bos_token_id=text.get("bos_token_id"),
         dtype=str(text.get("dtype") or text.get("torch_dtype") or _dtype_on_disk(path)).removeprefix("torch."),
+        hidden_size=size if isinstance(size := text.get("hidden_size"), int) else 0,
         generation_defaults=_sampling_defaults(generation),
     )
 

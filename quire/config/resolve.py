@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quire.config.engine import EngineConfig
+from quire.config.logits_processors import processor_classes
 from quire.config.model import ModelConfig
 from quire.config.model_info import ModelInfo, read_model_info
 from quire.config.pooler import Pooler, resolve_pooler
@@ -48,6 +49,10 @@ def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
     info = read_model_info(locate_model(config.model), config.model.hf_overrides, config.model.generation_config)
     device = _device(config.runtime.device, notes)
     pooler = resolve_pooler(config.model, info)
+    if config.model.logits_processors:
+        if pooler is not None:
+            raise ConfigError("logits_processors are for models that generate, and this one pools", "logits_processors")
+        processor_classes(config.model.logits_processors)
     dtype = _dtype(config.model.dtype, info.dtype, device, pooler is not None, notes)
     big = device == "cuda" and _gpu_bytes() >= BIG_GPU_BYTES
     seqs = config.schedule.max_num_seqs or (64 if device == "cpu" else 1024 if big else 256)

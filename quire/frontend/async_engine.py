@@ -32,7 +32,7 @@ from quire.types.request import EngineRequest
 from quire.types.sampling import BeamSearchParams, SamplingParams
 from quire.types.structured import Constraint
 
-BIG_PROMPT = 16 * 1024  # characters or ids; a longer prompt is tokenized and checked on a thread
+BIG_PROMPT = 16 * 1024  # characters, ids or numbers of embeddings; a longer prompt is tokenized and checked on a thread
 OUTPUTS_A_TURN = 256  # outputs turned into text before the event loop gets a turn
 
 
@@ -64,7 +64,7 @@ class AsyncLLM:
 
     async def generate(
         self,
-        prompt: PromptLike,
+        prompt: PromptLike | Prompt,
         params: SamplingParams,
         request_id: str,
         *,
@@ -185,12 +185,14 @@ class AsyncLLM:
             self._abort(one)
 
     async def _add(
-        self, prompt: PromptLike, params: SamplingParams, request_id: str, options: dict[str, Any]
+        self, prompt: PromptLike | Prompt, params: SamplingParams, request_id: str, options: dict[str, Any]
     ) -> Conversion:
         self._raise_if_dead()
-        given = read_prompt(prompt)
+        given = read_prompt(prompt, takes_embeds=True)
         options["request_id"] = request_id
         size = len(given.token_ids if given.token_ids is not None else given.text or "")
+        if given.embeds is not None:
+            size = given.embeds.size
         if size > BIG_PROMPT:
             requests = await asyncio.to_thread(build, given, params, self.info, self._tokenizer, **options)
             self._raise_if_dead()

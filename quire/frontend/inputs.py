@@ -11,9 +11,12 @@ from functools import lru_cache
 from typing import Annotated, Any, cast
 
 import msgspec
+import numpy as np
 
 from quire.engine.client import EngineInfo
 from quire.foundation.errors import ContextLengthError, InputError
+from quire.frontend import prompt_embeds
+from quire.frontend.extra_args import check_extra_args
 from quire.frontend.structured import constraint_of
 from quire.frontend.text import check_text
 from quire.frontend.tokenizer import Tokenizer
@@ -22,19 +25,24 @@ from quire.types.sampling import SamplingParams
 from quire.types.structured import Constraint
 
 PromptLike = str | Sequence[int] | Mapping[str, Any]
-_PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt", "prompt_embeds")
+_PLACEHOLDER = 0  # the id that stands for a token which is an embedding
 _SEED_BITS = 63
 MAX_PRIORITY = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt as text, as token ids, or as both (then the ids count and the text is for show)."""
+    """A prompt as text, as token ids, or as both (then the ids count and the text is for show).
+
+    Of one that is embeddings, the ids are placeholders.
+    """
 
     text: str | None = None
     token_ids: list[int] | None = None
     cache_salt: str | None = None
     constraint: Constraint | None = None  # of the answers
+    embeds: np.ndarray | None = None  # float32 [tokens, hidden]
 
 
 def build(
@@ -63,7 +71,9 @@ def build(
             "model",
         )
     check_labels(request_id, priority, cache_salt)
-    prompt = read_prompt(prompt)
+    prompt = read_prompt(prompt, takes_embeds=True)
+    if prompt.embeds is not None:
+        _check_embeds(prompt.embeds, params, info)
     token_ids = tokenize(prompt, tokenizer)
     check_ids(token_ids, info)
     room = _room(len(token_ids), params, info.max_model_len)
@@ -79,12 +89,15 @@ def build(
         arrival=time.time() if arrival is None else arrival,
         cache_salt=prompt.cache_salt if cache_salt is None else cache_salt,
         constraint=constraint or prompt.constraint or _constraint(params, tokenizer),
+        prompt_embeds=prompt.embeds,
+        media_hashes=[] if prompt.embeds is None else [prompt_embeds.digest(prompt.embeds)],
     )
     return [first] if params.n == 1 else _fan_out(first, params)
 
 
-def read_prompt(prompt: PromptLike | Prompt) -> Prompt:
-    """Any accepted form of a prompt: text, token ids, {"prompt": text} or {"prompt_token_ids": ids}."""
+def read_prompt(prompt: PromptLike | Prompt, *, takes_embeds: bool = False) -> Prompt:
+    """Any accepted form of a prompt: text, token ids, {"prompt": text}, {"prompt_token_ids": ids}, or
+    {"prompt_embeds": tensor} where these can be used."""
     if isinstance(prompt, Prompt):
         return prompt
     if isinstance(prompt, str):
@@ -94,15 +107,22 @@ def read_prompt(prompt: PromptLike | Prompt) -> Prompt:
     unknown = [key for key, value in prompt.items() if key not in _PROMPT_KEYS and value is not None]
     if unknown:
         raise InputError(f"prompt has the unknown key {unknown[0]!r}; it may hold {', '.join(_PROMPT_KEYS)}", "prompt")
-    text, ids, salt = (prompt.get(key) for key in _PROMPT_KEYS)
+    text, ids, salt, embeds = (prompt.get(key) for key in _PROMPT_KEYS)
     if isinstance(text, list) and ids is None:
         text, ids = None, text
+    if embeds is not None:
+        if not takes_embeds:
+            raise InputError("prompt_embeds are for generating from a prompt, and not for this", "prompt_embeds")
+        if ids is not None:
+            raise InputError("give either prompt_embeds or prompt_token_ids", "prompt_embeds")
+        embeds = prompt_embeds.read(embeds)
+        ids = [_PLACEHOLDER] * len(embeds)
     if text is None and ids is None:
         raise InputError("prompt must hold 'prompt' (text) or 'prompt_token_ids'", "prompt")
     if text is not None and not isinstance(text, str):
         raise InputError(f"prompt must be a string, got {type(text).__name__}", "prompt")
     _check_salt(salt)
-    return Prompt(text, None if ids is None else _read_ids(ids, "prompt_token_ids"), salt)
+    return Prompt(text, None if ids is None else _read_ids(ids, "prompt_token_ids"), salt, embeds=embeds)
 
 
 def as_list(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
@@ -201,6 +221,12 @@ def _room(num_prompt: int, params: SamplingParams, context: int) -> int:
     return room
 
 
+def _check_embeds(embeds: np.ndarray, params: SamplingParams, info: EngineInfo) -> None:
+    prompt_embeds.check(embeds, info)
+    if params.prompt_logprobs is not None:
+        raise InputError("prompt_logprobs are of token ids, and prompt_embeds have none", "prompt_logprobs")
+
+
 def _resolve_params(params: SamplingParams, info: EngineInfo, tokenizer: Tokenizer | None) -> SamplingParams:
     """Params with every open choice decided: -1 log-probabilities, bad words as ids."""
     vocab_size = info.report.vocab_size
@@ -208,6 +234,7 @@ def _resolve_params(params: SamplingParams, info: EngineInfo, tokenizer: Tokeniz
         ("stop_token_ids", params.stop_token_ids),
         ("logit_bias", params.logit_bias),
         ("allowed_token_ids", params.allowed_token_ids),
+        ("logprob_token_ids", params.logprob_token_ids),
         ("bad_words_token_ids", [i for word in params.bad_words_token_ids for i in word]),
     ):
         wrong = [i for i in ids or () if not 0 <= i < vocab_size]
@@ -217,6 +244,7 @@ def _resolve_params(params: SamplingParams, info: EngineInfo, tokenizer: Tokeniz
         raise InputError("stop strings need a tokenizer, and skip_tokenizer_init is on: use stop_token_ids", "stop")
     for stop in params.stop:
         check_text(stop, "stop")
+    check_extra_args(params, info)
     changes: dict[str, Any] = {}
     if params.structured_outputs is not None:
         changes["structured_outputs"] = None  # the constraint says it

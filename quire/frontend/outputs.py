@@ -78,7 +78,8 @@ class Answer:
         self.token_ids += output.token_ids[:num_taken]
         for entry in (output.logprobs or [])[:num_taken]:
             self._cumulative_logprob += entry.logprobs[0]
-            self._logprobs.append(logprobs_dict(entry, self._tokenizer))
+            ranked = self._params.logprob_token_ids is None
+            self._logprobs.append(logprobs_dict(entry, self._tokenizer, ranked=ranked))
         if self._detokenizer is not None and self._detokenizer.stop is not None:
             self._finish("stop", self._detokenizer.stop)
         elif output.finish_reason is not None:
@@ -333,11 +334,11 @@ class OutputProcessor:
         return conversion, running
 
 
-def logprobs_dict(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
-    """Token id → Logprob: the token itself first, then the most likely ones by rank."""
+def logprobs_dict(entry: TokenLogprobs, tokenizer: Tokenizer | None, *, ranked: bool = True) -> dict[int, Logprob]:
+    """Token id → Logprob: the token itself first, then the most likely ones by rank, or others (not ranked)."""
     found: dict[int, Logprob] = {}
     for position, (token, logprob) in enumerate(zip(entry.token_ids, entry.logprobs, strict=True)):
         if token not in found:
-            rank = position if position else entry.rank
+            rank = entry.rank if not position else position if ranked else None
             found[token] = Logprob(logprob, rank, None if tokenizer is None else tokenizer.token_text(token))
     return found

@@ -89,6 +89,12 @@ class Model(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class GivenEmbeddings:
+    tokens: torch.Tensor  # int64 [n]: places in the step
+    values: torch.Tensor  # [n, hidden], of the weights' dtype
+
+
 class DecoderStack(nn.Module):
     """A decoder-only language model, as the worker sees it.
 
@@ -115,12 +121,20 @@ class DecoderStack(nn.Module):
         self.norm = RMSNorm(sizes.hidden, sizes.eps)
         self.lm_head = None if tied else Linear(sizes.hidden, sizes.vocab, bias=False)
 
-    def forward(self, input_ids: torch.Tensor, ctx: StepContext, layers: int | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        ctx: StepContext,
+        layers: int | None = None,
+        given: GivenEmbeddings | None = None,
+    ) -> torch.Tensor:
         """input_ids int32 [tokens] → the residual stream after the last layer, [tokens, hidden].
 
-        layers: only so many, to warm up.
+        layers: only so many, to warm up. given: what some tokens are instead of their ids' embeddings.
         """
         residual: torch.Tensor = self.embed_tokens(input_ids)
+        if given is not None:
+            residual.index_copy_(0, given.tokens, given.values)
         for layer in islice(self.layers, layers):
             residual = layer(residual, ctx)
         return residual

@@ -10,7 +10,17 @@ from quire.kv.block_pool import Block
 from quire.scheduling.request import Request
 from quire.scheduling.seats import DecodeRows
 from quire.scheduling.state import Chunk
-from quire.types.plan import Admit, Attachment, AwaitMasks, NewBlocks, Pool, PromptLogprobs, SharedPrefixes, StepPlan
+from quire.types.plan import (
+    Admit,
+    Attachment,
+    AwaitMasks,
+    NewBlocks,
+    Pool,
+    PromptEmbeds,
+    PromptLogprobs,
+    SharedPrefixes,
+    StepPlan,
+)
 
 _EMPTY = np.zeros(0, np.int32)
 _NO_BLOCKS = NewBlocks(_EMPTY, _EMPTY, _EMPTY)
@@ -34,7 +44,7 @@ class PlanBuilder:
         self.decodes = rows
         self.budget -= len(rows)
         self.max_seq_len = max(self.max_seq_len, int(seq_lens.max()))
-        for row in rows.constrained:
+        for row in rows.followed:
             request = rows.requests[row]
             self._add_bound(row, request, int(seq_lens[row]) - len(request.tokens))
 
@@ -119,6 +129,20 @@ def _next_prompt_token(request: Request, position: int) -> int:
     return request.tokens[position] if position < request.num_prompt else -1
 
 
+def prompt_embeds(build: PlanBuilder) -> PromptEmbeds | None:
+    """Rows within prompts that are embeddings."""
+    found = [
+        (row, given[start:end])
+        for row, (request, start, end, _) in enumerate(build.chunks, len(build.decodes))
+        if (given := request.spec.prompt_embeds) is not None and start < request.num_prompt
+    ]
+    if not found:
+        return None
+    rows, values = zip(*found, strict=True)
+    counts = np.array([len(part) for part in values], np.int32)
+    return PromptEmbeds(np.array(rows, np.int32), counts, np.concatenate(values))
+
+
 def await_masks(build: PlanBuilder) -> AwaitMasks | None:
     return AwaitMasks() if build.bound else None
 
@@ -141,4 +165,4 @@ def pool(build: PlanBuilder) -> Pool | None:
     )
 
 
-ATTACHMENTS: list[Callable[[PlanBuilder], Attachment | None]] = [prompt_logprobs, await_masks, pool]
+ATTACHMENTS: list[Callable[[PlanBuilder], Attachment | None]] = [prompt_logprobs, prompt_embeds, await_masks, pool]

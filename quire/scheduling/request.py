@@ -11,6 +11,7 @@ import numpy as np
 from quire.foundation.errors import InputError
 from quire.kv.hashing import extra_key
 from quire.scheduling.constraint import ConstraintState
+from quire.scheduling.repetition import RepetitionDetector
 from quire.types.output import TokenLogprobs
 from quire.types.plan import Admit
 from quire.types.request import EngineRequest
@@ -60,6 +61,8 @@ class Request:
         "prompt_logprobs",
         "quiet",
         "rank",
+        "repeats",
+        "repetition",
         "seat",
         "spec",
         "status",
@@ -89,6 +92,9 @@ class Request:
         self.extra_key = extra_key(spec.lora, spec.cache_salt, spec.media_hashes)
         self.stops = frozenset(spec.stop_token_ids)
         self.constraint: ConstraintState | None = None
+        repetition = spec.params.repetition_detection
+        self.repetition = RepetitionDetector(repetition) if repetition and repetition.max_pattern_size else None
+        self.repeats = False  # the last token completed a repetition that is to be ended
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.pooled: list[np.ndarray] = []  # vectors of its chunks so far
         params = spec.params
@@ -98,6 +104,19 @@ class Request:
     @property
     def is_finished(self) -> bool:
         return self.status is Status.FINISHED
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether each of its tokens must be looked at."""
+        return self.constraint is not None or self.repetition is not None
+
+    def advance(self) -> bool:
+        """Take in the last token. Returns whether it may end the request."""
+        if self.is_finished:
+            return False
+        ends = self.constraint is not None and self.constraint.advance(self.tokens[-1])
+        self.repeats = self.repetition is not None and self.repetition.advance(self.tokens, self.num_prompt)
+        return ends or self.repeats
 
     @property
     def lacks_prompt_logprobs(self) -> bool:

@@ -27,7 +27,7 @@ class DecodeRows:
     appends: list[Callable[[int], None]]  # of the requests' tokens
     loud: list[int] | None  # rows whose every token is told at once; None: all
     loud_ids: list[str]
-    constrained: list[int]  # rows whose requests have a constraint
+    followed: list[int]  # rows each of whose tokens is looked at
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -48,7 +48,7 @@ class Seats:
         self.room = np.zeros(size, np.int32)  # that its blocks can hold
         self.decoding = np.zeros(size, np.bool_)  # it takes part in the next step with the token sampled last
         self.quiet = np.zeros(size, np.bool_)
-        self.constrained = np.zeros(size, np.bool_)
+        self.followed = np.zeros(size, np.bool_)
         self.requests = np.full(size, None, object)
         self._ids = np.full(size, None, object)
         self._appends = np.full(size, None, object)
@@ -72,7 +72,7 @@ class Seats:
         self.num_seen[seat] = len(request.tokens)
         self.limit[seat] = request.limit
         self.quiet[seat] = request.quiet
-        self.constrained[seat] = request.constraint is not None
+        self.followed[seat] = request.is_followed
         self.requests[seat] = request
         self._ids[seat] = request.id
         self._appends[seat] = request.tokens.append
@@ -114,7 +114,7 @@ class Seats:
                 self._appends.take(seats).tolist(),
                 loud,
                 ids if loud is None else [ids[row] for row in loud],
-                np.flatnonzero(self.constrained.take(seats)).tolist(),
+                np.flatnonzero(self.followed.take(seats)).tolist(),
             )
         return self._rows
 

@@ -13,7 +13,14 @@ from quire.scheduling.logprobs import lines_by_row
 from quire.scheduling.request import Request
 from quire.scheduling.seats import DecodeRows
 from quire.scheduling.state import Chunk, InFlight, State
-from quire.types.output import INVALID_REQUEST, STEP_FAILED, EngineOutput, EngineOutputs, TokenLogprobs
+from quire.types.output import (
+    INVALID_REQUEST,
+    PROCESSOR_FAILED,
+    STEP_FAILED,
+    EngineOutput,
+    EngineOutputs,
+    TokenLogprobs,
+)
 from quire.types.plan import StepPlan
 from quire.types.result import PooledRows, StepResult
 
@@ -41,11 +48,14 @@ def settle(state: State, plan: StepPlan, result: StepResult) -> EngineOutputs:
     state.in_flight.popleft()
     tokens: list[int] = sampled.tolist()
     lines = lines_by_row(result.logprobs)
-    ids, plain, outputs = _settle_decodes(state, step, tokens, lines)
+    failures = {failure.row: failure.message for failure in result.failures}
+    ids, plain, outputs = _settle_decodes(state, step, tokens, lines, failures)
     prompt_lines = lines_by_row(result.prompt_logprobs)
     vectors = _vectors_by_row(result.pooled)
     for row, chunk in enumerate(step.chunks, plan.num_decodes):
-        if not chunk.request.is_finished:
+        if not chunk.request.is_finished and row in failures:
+            outputs.append(_end_failed(state, chunk.request, failures[row]))
+        elif not chunk.request.is_finished:
             _keep_prompt_logprobs(chunk, prompt_lines.get(row, []))
             if chunk.request.spec.pooling is not None:
                 if row in vectors:
@@ -74,7 +84,7 @@ def _fail(state: State, error: str) -> list[EngineOutput]:
 
 
 def _settle_decodes(
-    state: State, step: InFlight, tokens: list[int], lines: Lines
+    state: State, step: InFlight, tokens: list[int], lines: Lines, failures: dict[int, str]
 ) -> tuple[list[str], list[int], list[EngineOutput]]:
     """The requests with just a token to tell, their tokens, and the news of the others."""
     rows, seats = step.decodes, state.seats
@@ -98,7 +108,8 @@ def _settle_decodes(
     if not seats.stops.keys().isdisjoint(tokens):
         special.update(row for row, token in enumerate(tokens) if token in seats.stops)
     special.update(row for row in lines if row < len(rows))
-    special.update(row for row in rows.constrained if _advance(rows.requests[row]))
+    special.update(row for row in failures if row < len(rows))
+    special.update(row for row in rows.followed if rows.requests[row].advance())
     ids, plain = _plain(rows, tokens, special)
     outputs = []
     for row in sorted(special):
@@ -108,6 +119,10 @@ def _settle_decodes(
                 continue
             request.num_unseen -= 1
             state.totals.generation_tokens += 1
+        if row in failures:
+            request.tokens.pop()
+            outputs.append(_end_failed(state, request, failures[row]))
+            continue
         output = _tell(state, request, lines.get(row))
         if output is not None:
             outputs.append(output)
@@ -128,7 +143,7 @@ def _settle_one(
 ) -> EngineOutput | None:
     """seat: that it had when the step was planned."""
     request.tokens.append(token)
-    _advance(request)
+    request.advance()
     state.totals.generation_tokens += 1
     if seat in step.left:
         request.num_unseen -= 1
@@ -165,10 +180,17 @@ def _tell(state: State, request: Request, lines: list[TokenLogprobs] | None) -> 
     )
 
 
-def _advance(request: Request) -> bool:
-    """Tell the request's constraint of the last token. Returns whether it ends the request."""
-    state = request.constraint
-    return state is not None and not request.is_finished and state.advance(request.tokens[-1])
+def _end_failed(state: State, request: Request, error: str) -> EngineOutput:
+    """A logits processor raised for it: what it sampled means nothing."""
+    state.finish(request)
+    told = request.num_reported if request.quiet else len(request.tokens)
+    return EngineOutput(
+        request_id=request.id,
+        token_ids=request.tokens[told:].tolist(),
+        finish_reason="error",
+        stop_reason=PROCESSOR_FAILED,
+        error=error,
+    )
 
 
 def _keep_vectors(chunk: Chunk, vectors: np.ndarray) -> None:
@@ -218,6 +240,8 @@ def _end(request: Request) -> tuple[str | None, int | str | None]:
         return "stop", None
     if len(request.tokens) >= request.limit:
         return "length", None
+    if request.repeats and len(request.tokens) - request.num_prompt >= spec.params.min_tokens:
+        return "repetition", "repetition_detected"
     return None, None
 
 

@@ -14,6 +14,7 @@ from quire.server import (
     classification,
     cohere_embed,
     errors,
+    generative_scoring,
     invocations,
     openai_batches,
     openai_chat,
@@ -46,6 +47,7 @@ ROUTERS = (
     anthropic.router,
     token_generate.router,
     rendering.router,
+    generative_scoring.router,
     tokenization.router,
     openai_embeddings.router,
     classification.router,
@@ -64,6 +66,7 @@ GENERATING = (
     anthropic.router,
     token_generate.router,
     rendering.router,
+    generative_scoring.router,
 )
 
 

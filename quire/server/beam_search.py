@@ -14,7 +14,7 @@ from quire.frontend.pooling import RefusedError
 from quire.server import generation
 from quire.server.errors import ApiError
 from quire.server.generation import REFUSALS, Generation, Prompt
-from quire.server.params import field_names
+from quire.server.params import NAMES, field_names
 from quire.server.protocol import GenerationBody
 from quire.types.output import Logprob, RequestOutput
 from quire.types.sampling import BeamSearchParams, SamplingParams
@@ -62,7 +62,7 @@ def start(
             include_stop_str_in_output=body.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
         )
-    make = partial(BeamGeneration, beams=beams, names={"beam_width": "n"})
+    make = partial(BeamGeneration, beams=beams, names={**NAMES, "beam_width": "n"})
     return generation.start(request, body, model, prompts, params, id_prefix, make)
 
 

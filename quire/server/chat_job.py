@@ -18,7 +18,7 @@ from quire.server.chat_prompt import render_chat
 from quire.server.conversation import count_turns, shortened
 from quire.server.errors import explain_validation
 from quire.server.generation import Generation, Prompt
-from quire.server.params import field_names, sampling_params
+from quire.server.params import NAMES, field_names, sampling_params
 from quire.server.protocol import ChatBody, ChatFields
 from quire.server.service import Service
 from quire.types.reply import NamedTool
@@ -157,7 +157,7 @@ async def count_tokens(service: Service, body: ChatBody, names: Mapping[str, str
 
 def _names(body: ChatFields) -> dict[str, str]:
     """What a client of chat calls the fields of SamplingParams and ReplyWish."""
-    names = {"logprobs": "top_logprobs", "prompt": "messages"}
+    names = {**NAMES, "logprobs": "top_logprobs", "prompt": "messages"}
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
     if body.thinking_token_budget is not None:

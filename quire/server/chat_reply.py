@@ -30,7 +30,8 @@ class ChatReply:
         self.body = body
         self.plans = plans
         self.echoed = echoed
-        self.logprobs: LogprobWriter = generation.logprob_writer(job.service, body, body.top_logprobs)
+        top = body.top_logprobs if body.logprob_token_ids is None else -1  # all that were listed
+        self.logprobs: LogprobWriter = generation.logprob_writer(job.service, body, top)
         # Text may lag behind tokens (half a character, half a stop string); such a chunk is worth sending only then.
         self.wants_all = body.logprobs or body.return_token_ids or body.continuous_usage
         if any(plan.thinks for plan in plans):

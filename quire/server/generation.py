@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from fastapi import Request
 
 from quire import __version__
 from quire.foundation.errors import InputError
 from quire.foundation.log import get_logger
+from quire.frontend import inputs
 from quire.frontend.truncation import NO_TRUNCATION, Truncation, cut_text
 from quire.server.errors import ApiError
 from quire.server.limits import MAX_ANSWERS
 from quire.server.logprobs import LogprobWriter
 from quire.server.metrics import RequestClock
-from quire.server.params import field_names
+from quire.server.params import NAMES, field_names
 from quire.server.protocol import GenerationBody, LabelledBody
 from quire.server.service import Service
 from quire.types.output import RequestOutput
@@ -42,6 +44,7 @@ class Prompt:
     token_ids: list[int]
     text: str | None = None
     constraint: Constraint | None = None  # of its answers
+    embeds: np.ndarray | None = None  # what it is instead of its ids
 
 
 @dataclass(slots=True)
@@ -56,7 +59,7 @@ class Generation:
     priority: int
     cache_salt: str | None
     engine_id: str
-    names: dict[str, str] = field(default_factory=dict)  # fields that the client calls otherwise than SamplingParams
+    names: Mapping[str, str] = field(default_factory=lambda: NAMES)  # what the client calls fields of SamplingParams
     created: int = field(default_factory=lambda: int(time.time()))
     num_cached: int = 0
     num_generated: int = 0
@@ -167,8 +170,11 @@ class Generation:
                 await source.aclose()
 
     def _source(self, prompt: Prompt, request_id: str) -> AsyncGenerator[RequestOutput, None]:
+        given: inputs.PromptLike | inputs.Prompt = {"prompt_token_ids": prompt.token_ids, "prompt": prompt.text}
+        if prompt.embeds is not None:  # have been checked
+            given = inputs.Prompt(token_ids=prompt.token_ids, embeds=prompt.embeds)
         return self.service.running().generate(
-            {"prompt_token_ids": prompt.token_ids, "prompt": prompt.text},
+            given,
             self.params,
             request_id,
             priority=self.priority,

@@ -43,7 +43,7 @@ async def _answer(request: Request, body: ChatFields, conversations: Sequence[li
         plans.append(plan)
     start = beam_search.start if body.use_beam_search else generation.start
     job = start(request, body, model, prompts, plans[0].params(chat.params), "chatcmpl")
-    job.names = job.names | chat.names
+    job.names = {**job.names, **chat.names}
     reply = ChatReply(job, body, plans, continued_text(conversations[0]) if body.echo else "")
     headers = generation.reply_headers(request, job)
     if body.stream:

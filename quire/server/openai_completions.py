@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import numpy as np
 import orjson
 from fastapi import APIRouter, Request, Response
 
 from quire.foundation.errors import InputError
+from quire.frontend import prompt_embeds
 from quire.frontend.structured import constraint_of
 from quire.server import beam_search, generation
 from quire.server.body import openapi_body, read_body
@@ -55,8 +58,10 @@ async def read_completion(service: Service, body: CompletionBody) -> tuple[list[
     with field_names({"structured_outputs": "response_format"} if body.response_format else {}):
         constraint = constraint_of(params.structured_outputs)
     cut = generation.truncation(service, body, params)
-    prompts = []
-    for given in parse_prompts(body.prompt):
+    prompts = [Prompt([0] * len(embeds), None, constraint, embeds) for embeds in await _embeds(service, body)]
+    if prompts and cut.limit is not None:
+        raise InputError("prompt_embeds are not cut: send fewer rows", "truncate_prompt_tokens")
+    for given in parse_prompts(body.prompt) if not prompts else ():
         if isinstance(given, list):
             prompts.append(Prompt(cut.cut(given), None, constraint))
             continue
@@ -64,6 +69,17 @@ async def read_completion(service: Service, body: CompletionBody) -> tuple[list[
         # The text of one that may have been cut is made of its ids.
         prompts.append(Prompt(ids, given if cut.limit is None or len(ids) < cut.limit else None, constraint))
     return prompts, params
+
+
+async def _embeds(service: Service, body: CompletionBody) -> list[np.ndarray]:
+    """On a thread, as they may be large; checked before anything of them is decoded."""
+    given = [body.prompt_embeds] if isinstance(body.prompt_embeds, str) else body.prompt_embeds
+    if given is None:
+        return []
+    prompt_embeds.check_enabled(service.running().info)
+    if not 0 < len(given) <= MAX_PROMPTS:
+        raise InputError(f"prompt_embeds must hold 1 to {MAX_PROMPTS} prompts, got {len(given)}", "prompt_embeds")
+    return await asyncio.to_thread(lambda: [prompt_embeds.decode(text) for text in given])
 
 
 class Completion:

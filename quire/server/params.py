@@ -22,9 +22,13 @@ PLAIN = (
     "ignore_eos",
     "allowed_token_ids",
     "bad_words",
+    "logprob_token_ids",
+    "repetition_detection",
+    "logits_processors",
     "skip_special_tokens",
     "spaces_between_special_tokens",
 )
+NAMES = {"extra_args": "vllm_xargs"}  # what clients of every API call the fields of SamplingParams
 WITH_MODEL_DEFAULT = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -48,17 +52,19 @@ def sampling_params(
             values[name] = value
     if body.use_beam_search:
         values["temperature"] = 1.0  # greedy would allow but one answer; nothing is sampled
+    values["extra_args"] = body.vllm_xargs
     guided = {name: getattr(body, name) for name in GUIDED}
-    return SamplingParams(
-        **values,
-        structured_outputs=wished(body.response_format, body.structured_outputs, guided),
-        stop=[body.stop] if isinstance(body.stop, str) else body.stop or [],
-        logit_bias=_logit_bias(body.logit_bias),
-        max_tokens=max_tokens,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        output_kind=RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
-    )
+    with field_names(NAMES):
+        return SamplingParams(
+            **values,
+            structured_outputs=wished(body.response_format, body.structured_outputs, guided),
+            stop=[body.stop] if isinstance(body.stop, str) else body.stop or [],
+            logit_bias=_logit_bias(body.logit_bias),
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            output_kind=RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
+        )
 
 
 @contextmanager

@@ -28,6 +28,10 @@ NOT_WITH_BEAMS = (
     "prompt_logprobs",
     "response_format",
     "structured_outputs",
+    "prompt_embeds",
+    "logprob_token_ids",
+    "repetition_detection",
+    "vllm_xargs",
 )
 
 
@@ -53,14 +57,7 @@ class LabelledBody(Body):
 class GenerationBody(LabelledBody):
     """What completions and chat share."""
 
-    unsupported: ClassVar[tuple[str, ...]] = (
-        "prompt_embeds",
-        "logprob_token_ids",
-        "kv_transfer_params",
-        "ec_transfer_params",
-        "repetition_detection",
-        "logits_processors",
-    )
+    unsupported: ClassVar[tuple[str, ...]] = ("kv_transfer_params", "ec_transfer_params", "logits_processors")
 
     n: int = Field(1, ge=1, le=MAX_N)
     max_tokens: int | None = Field(None, le=INT64 - 1)
@@ -81,6 +78,10 @@ class GenerationBody(LabelledBody):
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] = Field(default_factory=list)
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    repetition_detection: dict[str, int] | None = None
+    vllm_xargs: dict[str, Any] | None = None  # SamplingParams.extra_args
+    logits_processors: Any = None  # SamplingParams says where they belong
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     truncate_prompt_tokens: int | None = Field(None, ge=-1, lt=INT64)
@@ -123,20 +124,30 @@ class GenerationBody(LabelledBody):
     def _check_beams(self) -> None:
         if self.stream:
             raise InputError("use_beam_search cannot be streamed; use stream=false", "use_beam_search")
+        fields = type(self).model_fields
         for name in NOT_WITH_BEAMS:
-            usual = type(self).model_fields[name].get_default(call_default_factory=True)
-            if getattr(self, name) not in (None, usual):
+            usual = fields[name].get_default(call_default_factory=True) if name in fields else None
+            if name in fields and getattr(self, name) not in (None, usual):
                 raise InputError(f"{name} cannot be given with use_beam_search", name)
 
 
 class CompletionBody(GenerationBody):
     prompt: Any = None  # checked in `prompts`: a union here would report one error a branch
+    prompt_embeds: str | list[str] | None = None  # base64, one each
     add_special_tokens: bool = True
     echo: bool = False
     logprobs: int | None = Field(None, ge=0)
     best_of: int | None = None
     suffix: str | None = None
     thinking_token_budget: int | None = Field(None, ge=-1)
+
+    @model_validator(mode="after")
+    def _check_embeds(self) -> CompletionBody:
+        if self.prompt_embeds is not None:
+            for name, plain in (("prompt", None), ("echo", False), ("truncate_prompt_tokens", None)):
+                if getattr(self, name) != plain:
+                    raise InputError(f"{name} cannot be given beside prompt_embeds", name)
+        return self
 
     @model_validator(mode="after")
     def _check_completion(self) -> CompletionBody:
@@ -153,13 +164,25 @@ class CompletionBody(GenerationBody):
             raise InputError("use_beam_search does not score the prompt: echo goes without logprobs", "echo")
         if self.max_tokens == 0 and not self.echo:
             raise InputError("max_tokens must be >= 1 (0 is allowed with echo), got 0", "max_tokens")
+        if self.logprob_token_ids is not None and self.logprobs is None:
+            raise InputError("logprob_token_ids needs logprobs", "logprob_token_ids")
+        if self.logprob_token_ids is not None and self.echo and self.max_tokens == 0:
+            raise InputError(
+                "logprob_token_ids are of the answer, and echo with max_tokens=0 has none", "logprob_token_ids"
+            )
         return self
 
 
 class ChatFields(GenerationBody):
     """All of a chat request but its messages."""
 
-    unsupported: ClassVar[tuple[str, ...]] = (*GenerationBody.unsupported, "functions", "audio", "web_search_options")
+    unsupported: ClassVar[tuple[str, ...]] = (
+        *GenerationBody.unsupported,
+        "prompt_embeds",
+        "functions",
+        "audio",
+        "web_search_options",
+    )
 
     max_completion_tokens: int | None = Field(None, le=INT64 - 1)
     logprobs: bool = False
@@ -184,6 +207,8 @@ class ChatFields(GenerationBody):
     def _check_chat(self) -> ChatFields:
         if self.top_logprobs and not self.logprobs:
             raise InputError("top_logprobs needs logprobs=true", "top_logprobs")
+        if self.logprob_token_ids is not None and not self.logprobs:
+            raise InputError("logprob_token_ids needs logprobs=true", "logprob_token_ids")
         if self.continue_final_message and self.add_generation_prompt:
             raise InputError(
                 "continue_final_message and add_generation_prompt cannot both be true", "continue_final_message"

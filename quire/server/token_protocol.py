@@ -57,3 +57,12 @@ class CompletionDerenderBody(Body):
     generate_responses: list[TokenResponse] = Field(min_length=1)
     prompt_tokens: list[Annotated[int, Field(ge=0, lt=INT64)]]
     completion_request: CompletionBody
+
+
+class GenerativeScoringBody(LabelledBody):
+    query: str | list[Annotated[int, Field(ge=0, lt=INT64)]]
+    items: list[str] | list[list[Annotated[int, Field(ge=0, lt=INT64)]]] = Field(min_length=1)
+    label_token_ids: list[Annotated[int, Field(ge=0, lt=INT64)]] = Field(min_length=1)
+    apply_softmax: bool = True
+    item_first: bool = False
+    add_special_tokens: bool = True

@@ -14,6 +14,7 @@ INVALID_REQUEST = "invalid_request"  # can never run here
 QUEUE_FULL = "queue_full"  # max_num_queued_reqs; later it may
 DRAINING = "draining"  # the engine finishes what it has and takes nothing new
 STEP_FAILED = "step_failed"  # was part of a step that failed; the engine ends
+PROCESSOR_FAILED = "processor_failed"  # a logits processor raised for it
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -31,7 +32,7 @@ class EngineOutput(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     token_ids: list[int] = msgspec.field(default_factory=list)  # new ones only
     logprobs: list[TokenLogprobs] | None = None  # one a new token
     prompt_logprobs: list[TokenLogprobs] | None = None  # new prompt positions, in order, from position 1
-    finish_reason: str | None = None  # stop | length | abort | error
+    finish_reason: str | None = None  # stop | length | repetition | abort | error
     stop_reason: int | str | None = None  # the stop token id; None for EOS; after an error one of the words above
     lacks_stop_token: bool = False  # finished by "stop" although the last token is none: the grammar is complete
     pooled: np.ndarray | None = None  # float32 [1 or tokens, size]: the end of a pooling request
@@ -98,7 +99,7 @@ class CompletionOutput:
     token_ids: list[int]
     cumulative_logprob: float | None = None
     logprobs: list[dict[int, Logprob]] | None = None
-    finish_reason: str | None = None  # stop | length | abort | error
+    finish_reason: str | None = None  # stop | length | repetition | abort | error
     stop_reason: int | str | None = None
     # Of an answer to a conversation, the parts of `text`:
     content: str | None = None

@@ -57,6 +57,14 @@ class PromptLogprobs(msgspec.Struct, frozen=True, tag="prompt_logprobs"):
     next_ids: np.ndarray
 
 
+class PromptEmbeds(msgspec.Struct, frozen=True, tag="prompt_embeds"):
+    """Catch-up rows whose first tokens are embeddings that came with the request, instead of their ids'."""
+
+    rows: np.ndarray
+    counts: np.ndarray  # [n] so many of the row's tokens
+    values: np.ndarray  # float32 [sum of counts, hidden], row after row
+
+
 class AwaitMasks(msgspec.Struct, frozen=True, tag="await_masks"):
     """The step samples when its TokenMasks have come, which take the tokens of the step before."""
 
@@ -70,7 +78,8 @@ class Pool(msgspec.Struct, frozen=True, tag="pool"):
     second_texts: np.ndarray  # [n] position in the prompt of the first token of type 1; the prompt's length: none
 
 
-Attachment = PromptLogprobs | AwaitMasks | Pool  # a tagged union: one member a feature that single steps carry
+# A tagged union: one member a feature that single steps carry.
+Attachment = PromptLogprobs | PromptEmbeds | AwaitMasks | Pool
 
 
 class TokenMasks(msgspec.Struct, frozen=True):

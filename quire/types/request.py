@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 
 from quire.types.pooling import Pooling
 from quire.types.sampling import SamplingParams
@@ -28,4 +29,5 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     cache_salt: str | None = None  # part of the prefix-cache key
     media_hashes: list[bytes] = msgspec.field(default_factory=list)  # part of the prefix-cache key
     pooling: Pooling | None = None  # a vector is wanted, not an answer: nothing is sampled
+    prompt_embeds: np.ndarray | None = None  # float32 [prompt tokens, hidden], in place of those of `token_ids`
     trace: dict[str, str] | None = None

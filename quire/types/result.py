@@ -28,6 +28,13 @@ class PooledRows(msgspec.Struct, frozen=True):
     values: np.ndarray  # float32 [sum of counts, size]
 
 
+class RowFailure(msgspec.Struct, frozen=True, array_like=True):
+    """A plan row whose logits processor raised: its request cannot go on, its token means nothing."""
+
+    row: int
+    message: str
+
+
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     tokens: np.ndarray  # int32 [rows, 1 + k]; rows that did not sample hold -1
@@ -35,4 +42,5 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: LogprobRows | None = None
     prompt_logprobs: LogprobRows | None = None
     pooled: PooledRows | None = None
+    failures: list[RowFailure] = msgspec.field(default_factory=list)
     error: str | None = None  # the step failed as a whole

@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from quire.foundation.errors import InputError
+from quire.types.repetition import RepetitionDetectionParams
 from quire.types.structured import StructuredOutputsParams
 
 GREEDY_BELOW = 1e-5  # temperatures below this mean argmax
@@ -18,6 +19,8 @@ MAX_N = 128
 MAX_STOPS = 64
 MAX_BIASED_TOKENS = 1024
 MAX_BIAS = 100.0
+MAX_LISTED_LOGPROBS = 128
+MAX_EXTRA_BYTES = 64 * 1024  # of extra_args as JSON
 
 
 class RequestOutputKind(IntEnum):
@@ -67,6 +70,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None  # whose log-probabilities are wanted, instead of the likeliest tokens'
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] = msgspec.field(default_factory=list)
@@ -77,6 +81,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     skip_reading_prefix_cache: bool = False
     structured_outputs: StructuredOutputsParams | None = None  # params or a dict of them
+    repetition_detection: RepetitionDetectionParams | None = None  # params or a dict of them
+    extra_args: dict[str, Any] | None = None  # plain data for the engine's own logits processors
+    logits_processors: Any = None  # refused with a pointer: processors belong to the engine
 
     def __post_init__(self) -> None:
         self._normalize()
@@ -90,6 +97,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 force_setattr(self, name, [])
         if isinstance(self.structured_outputs, dict):
             force_setattr(self, "structured_outputs", StructuredOutputsParams.of(self.structured_outputs))
+        if isinstance(self.repetition_detection, dict):
+            force_setattr(self, "repetition_detection", RepetitionDetectionParams.of(self.repetition_detection))
+        if self.logprob_token_ids is not None and self.logprobs is None:
+            force_setattr(self, "logprobs", 0)
         if self.seed == -1:
             force_setattr(self, "seed", None)
         if self.top_k == -1:
@@ -122,6 +133,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
             got = type(self.structured_outputs).__name__
             raise InputError(f"structured_outputs must be StructuredOutputsParams, got {got}", "structured_outputs")
+        if not isinstance(self.repetition_detection, RepetitionDetectionParams | None):
+            got = type(self.repetition_detection).__name__
+            raise InputError(
+                f"repetition_detection must be RepetitionDetectionParams, got {got}", "repetition_detection"
+            )
+        self._validate_extras()
         if self.n > 1 and self.is_greedy:
             raise InputError("n must be 1 when temperature is 0 (greedy), got " + str(self.n), "n")
 
@@ -141,6 +158,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise InputError("allowed_token_ids must not be empty", "allowed_token_ids")
             for token in self.allowed_token_ids:
                 _integer("allowed_token_ids", token, 0)
+        if self.logprob_token_ids is not None:
+            if not 0 < len(self.logprob_token_ids) <= MAX_LISTED_LOGPROBS:
+                raise InputError(
+                    f"logprob_token_ids must hold 1 to {MAX_LISTED_LOGPROBS} ids, got {len(self.logprob_token_ids)}",
+                    "logprob_token_ids",
+                )
+            for token in self.logprob_token_ids:
+                _integer("logprob_token_ids", token, 0)
         if not all(isinstance(w, str) and w for w in self.bad_words):
             raise InputError("bad_words must be a list of non-empty strings", "bad_words")
         if self.logit_bias is not None:
@@ -149,6 +174,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             for token, bias in self.logit_bias.items():
                 _integer("logit_bias", token, 0)
                 _number("logit_bias", bias, -MAX_BIAS, MAX_BIAS)
+
+    def _validate_extras(self) -> None:
+        if self.logits_processors is not None:
+            raise InputError(
+                "logits_processors belong to the engine: LLM(logits_processors=[...]) or quire serve "
+                "--logits-processors; a request gives them arguments in extra_args",
+                "logits_processors",
+            )
+        if self.extra_args is None:
+            return
+        if not isinstance(self.extra_args, dict) or not all(isinstance(key, str) for key in self.extra_args):
+            raise InputError("extra_args must be a dict with strings as keys", "extra_args")
+        try:
+            size = len(msgspec.json.encode(self.extra_args))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InputError(f"extra_args must hold plain data (as JSON does): {error}", "extra_args") from None
+        if size > MAX_EXTRA_BYTES:
+            raise InputError(f"extra_args may take {MAX_EXTRA_BYTES} bytes as JSON, got {size}", "extra_args")
 
     @property
     def is_greedy(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from quire.attention.base import AttentionSpec
@@ -18,6 +20,8 @@ from quire.worker.padded import PaddedSteps
 from quire.worker.pooling_runner import PoolingRunner, decoder_contexts, encoder_contexts
 from quire.worker.prefixes import PrefixRows
 from quire.worker.runner import Runner
+from quire.worker.sampling.custom import CustomProcessors
+from quire.worker.sampling.plugins import LogitsProcessor
 from quire.worker.sampling.sampler import Sampler
 from quire.worker.seats import Seats
 
@@ -56,7 +60,14 @@ class Assembly:
             return wanted
         return max(wanted, self._resolved.max_model_len)
 
-    def runner(self, num_blocks: int, max_model_len: int, *, with_graphs: bool = True) -> Runner | PoolingRunner:
+    def runner(
+        self,
+        num_blocks: int,
+        max_model_len: int,
+        *,
+        with_graphs: bool = True,
+        processors: Sequence[LogitsProcessor] = (),
+    ) -> Runner | PoolingRunner:
         """A runner on a cache of so many blocks; its graphs are still to be captured."""
         store = KVStore(self._spec, num_blocks, DTYPES[self._resolved.kv_dtype], self._device)
         seats = Seats(
@@ -68,7 +79,8 @@ class Assembly:
         )
         if isinstance(self._model, PoolingModel):
             return self._pooling(self._model, store, seats, max_model_len)
-        return self._generating(self._model, store, seats, max_model_len, with_graphs=with_graphs)
+        custom = CustomProcessors(processors, seats.num_computed_np) if processors else None
+        return self._generating(self._model, store, seats, max_model_len, custom, with_graphs=with_graphs)
 
     def _pooling(self, model: PoolingModel, store: KVStore, seats: Seats, max_model_len: int) -> PoolingRunner:
         rows, tokens = self._resolved.max_num_seqs, self.max_tokens
@@ -90,7 +102,14 @@ class Assembly:
         )
 
     def _generating(
-        self, model: DecoderStack, store: KVStore, seats: Seats, max_model_len: int, *, with_graphs: bool
+        self,
+        model: DecoderStack,
+        store: KVStore,
+        seats: Seats,
+        max_model_len: int,
+        custom: CustomProcessors | None,
+        *,
+        with_graphs: bool,
     ) -> Runner:
         resolved, device = self._resolved, self._device
         rows, tokens = resolved.max_num_seqs, resolved.max_num_batched_tokens
@@ -116,7 +135,7 @@ class Assembly:
             store,
             seats,
             BatchBuilder(seats, prefixes, rows, tokens, max_model_len, device, pads=device.type == "cuda"),
-            Sampler(rows, resolved.info.vocab_size, rows + MAX_PROMPTS, device),
+            Sampler(rows, resolved.info.vocab_size, rows + MAX_PROMPTS, device, custom),
             max_rows=rows,
             staging_capacity=max(_STAGED_INTS, 2 * tokens + 8 * rows),
             device=device,

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from quire.types.plan import StepPlan
-from quire.types.result import LogprobRows, StepResult
+from quire.types.result import LogprobRows, RowFailure, StepResult
 from quire.worker.sampling.logprobs import LogprobTensors
 
 
@@ -69,12 +69,17 @@ class Readback:
         tokens: torch.Tensor,
         logprobs: LogprobTensors | None,
         prompt_logprobs: LogprobTensors | None,
+        failures: dict[int, str],
     ) -> StepHandle:
-        """tokens: [rows] int32 on the device, -1 where a row did not sample."""
+        """tokens: [rows] int32 on the device, -1 where a row did not sample; failures: messages by seat."""
+        failed = [
+            RowFailure(row, failures[seat])
+            for row, seat in enumerate(plan.seats.tolist() if failures else ())
+            if seat in failures
+        ]
         if not self._on_gpu:
-            return ReadyStep(
-                _result(plan, tokens[: plan.num_rows].numpy().copy(), _host(logprobs), _host(prompt_logprobs))
-            )
+            there = tokens[: plan.num_rows].numpy().copy()
+            return ReadyStep(_result(plan, there, _host(logprobs), _host(prompt_logprobs), failed))
         slot, rows = self._slot, plan.num_rows
         self._slot = (slot + 1) % len(self._tokens)
         self._computed[slot].record()
@@ -85,7 +90,8 @@ class Readback:
             sampled, prompt = _start_copy(logprobs, self._stream), _start_copy(prompt_logprobs, self._stream)
             self._copied[slot].record()
         return PendingStep(
-            self._copied[slot], lambda: _result(plan, host_tokens.numpy().copy(), _host(sampled), _host(prompt))
+            self._copied[slot],
+            lambda: _result(plan, host_tokens.numpy().copy(), _host(sampled), _host(prompt), failed),
         )
 
 
@@ -121,7 +127,11 @@ def _host(tensors: LogprobTensors | None) -> LogprobRows | None:
 
 
 def _result(
-    plan: StepPlan, tokens: np.ndarray, logprobs: LogprobRows | None, prompt_logprobs: LogprobRows | None
+    plan: StepPlan,
+    tokens: np.ndarray,
+    logprobs: LogprobRows | None,
+    prompt_logprobs: LogprobRows | None,
+    failures: list[RowFailure],
 ) -> StepResult:
     return StepResult(
         step=plan.step,
@@ -129,4 +139,5 @@ def _result(
         counts=(tokens >= 0).astype(np.int32),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        failures=failures,
     )

@@ -12,7 +12,7 @@ import torch
 from quire.attention.base import AttentionBackend
 from quire.attention.context import StepContext
 from quire.kernels.step import commit, gather_decode
-from quire.models.base import DecoderStack
+from quire.models.base import DecoderStack, GivenEmbeddings
 from quire.types.plan import PromptLogprobs, StepPlan, TokenMasks
 from quire.worker.batch import Batch, BatchBuilder, round_size
 from quire.worker.graphs import DecodeGraphs, DecodeSize
@@ -21,6 +21,7 @@ from quire.worker.masked_step import MaskedStep
 from quire.worker.mixed_graphs import MAX_PROMPTS, MixedGraphs, MixedSize
 from quire.worker.padded import PaddedSteps
 from quire.worker.prefixes import PrefixLayout
+from quire.worker.prompt_embeds import given_embeddings
 from quire.worker.prompt_logprobs import PromptScorer
 from quire.worker.readback import Readback, StepHandle
 from quire.worker.sampling.logprobs import LogprobTensors
@@ -163,7 +164,7 @@ class Runner:
             found.apply(self._logits[: plan.num_rows])
         self._readback.before_commit()
         graphs.tail(size, filtered=features.filter)
-        return self._readback.start(plan, self._tokens, None, None)
+        return self._read_back(plan, self._tokens, None, None)
 
     def _forward_decode(self, size: DecodeSize, layers: int | None) -> None:
         batch = self._builder.decode_views(size.rows, shares_prefix=size.shares_prefix)
@@ -182,7 +183,7 @@ class Runner:
 
     def _mixed(self, plan: StepPlan, layout: PrefixLayout | None) -> Sample:
         batch = self._builder.mixed(plan, layout, self._staging)
-        hidden = self._forward(batch)
+        hidden = self._forward(batch, given=given_embeddings(plan, self.model))
         prompt_logprobs = None
         for attachment in plan.attachments:
             if isinstance(attachment, PromptLogprobs):
@@ -221,7 +222,7 @@ class Runner:
             logprobs = self._sample(batch, seats, logits, features, found)
         if logprobs is not None:
             logprobs = logprobs.with_rows(logprobs.rows - first)
-        return self._readback.start(plan, self._tokens[first:], logprobs, None)
+        return self._read_back(plan, self._tokens[first:], logprobs, None)
 
     def _forward_padded(self, size: MixedSize, layers: int | None) -> None:
         batch = self._padded.view(size)
@@ -242,7 +243,7 @@ class Runner:
 
     # -- shared -------------------------------------------------------------------------------------------------
 
-    def _forward(self, batch: Batch, layers: int | None = None) -> torch.Tensor:
+    def _forward(self, batch: Batch, layers: int | None = None, given: GivenEmbeddings | None = None) -> torch.Tensor:
         context = StepContext(
             positions=batch.buffers.positions,
             slots=batch.buffers.slots,
@@ -250,7 +251,7 @@ class Runner:
             backend=self._backend,
             plan=self._backend.plan(batch.attention),
         )
-        return self.model.forward(batch.buffers.input_ids, context, layers)
+        return self.model.forward(batch.buffers.input_ids, context, layers, given)
 
     def _write_logits(self, hidden: torch.Tensor) -> None:
         self.model.logits(hidden, out=self._logits[: len(hidden)])
@@ -267,7 +268,7 @@ class Runner:
             logprobs = self._sample(batch, seats, self._logits[: len(rows)], self._sampler.features(seats), found)
         else:
             self._commit(batch, self._sampled[:0])
-        return self._readback.start(plan, self._tokens, logprobs, prompt_logprobs)
+        return self._read_back(plan, self._tokens, logprobs, prompt_logprobs)
 
     def _sample(
         self, batch: Batch, seats_np: np.ndarray, logits: torch.Tensor, features: Features, masks: Masks | None
@@ -294,3 +295,13 @@ class Runner:
         self._readback.before_commit()
         tokens = self._tokens[: batch.num_rows]
         commit(self._seats.state, tokens, batch.seats, batch.buffers.seq_lens, sampled, batch.sample_index)
+
+    def _read_back(
+        self,
+        plan: StepPlan,
+        tokens: torch.Tensor,
+        logprobs: LogprobTensors | None,
+        prompt_logprobs: LogprobTensors | None,
+    ) -> StepHandle:
+        failures = self._sampler.take_failures(plan.seats)
+        return self._readback.start(plan, tokens, logprobs, prompt_logprobs, failures)

@@ -20,7 +20,7 @@ from quire.models.base import DecoderStack
 from quire.models.pooling import PoolingModel
 from quire.platforms import select_platform
 from quire.types.kv import WorkerReport
-from quire.types.plan import StepPlan, TokenMasks
+from quire.types.plan import PromptEmbeds, StepPlan, TokenMasks
 from quire.worker.assembly import DTYPES, Assembly
 from quire.worker.batch import SIZE_STEP, round_size
 from quire.worker.masked_step import MaskedStep
@@ -28,6 +28,8 @@ from quire.worker.memory import Memory, size_cache
 from quire.worker.pooling_runner import PoolingRunner
 from quire.worker.readback import StepHandle
 from quire.worker.runner import Runner
+from quire.worker.sampling.custom import make_processors
+from quire.worker.sampling.plugins import ProcessorSetup
 from quire.worker.trial_steps import ALL_FEATURES, prompt_chunks, prompts_to_pool, run_picky, spread
 
 if TYPE_CHECKING:
@@ -65,6 +67,8 @@ class Worker:
             torch.set_num_threads(1)
         spec = model.kv_spec(config.cache.block_size, DTYPES[resolved.kv_dtype])
         assembly = Assembly(resolved, model, spec, self._device)
+        setup = ProcessorSetup(info.vocab_size, self._device, Path(info.path))
+        processors = make_processors(config.model.logits_processors, setup)
         with self._phase("rehearse"):
             rehearsal = self._rehearse(assembly)
         with self._phase("weights"):
@@ -82,7 +86,7 @@ class Worker:
             memory = self._measure(assembly)
         size = size_cache(resolved, spec, memory)
         with self._phase("kv_cache"):
-            self.runner = assembly.runner(size.num_blocks, size.max_model_len)
+            self.runner = assembly.runner(size.num_blocks, size.max_model_len, processors=processors)
         with self._phase("graphs"):
             if isinstance(self.runner, Runner):
                 self.runner.capture()
@@ -173,8 +177,15 @@ class Worker:
         """Of so many tokens in so many rows; None: as many as there can be."""
         counts = spread(tokens, rows or min(tokens, self._resolved.max_num_seqs))
         if self._resolved.pooler is None:
-            return prompt_chunks(counts)
+            return prompt_chunks(counts, attachments=self._embeds(counts))
         return prompts_to_pool(np.minimum(counts, self._resolved.max_model_len) if assembly.whole_prompts else counts)
+
+    def _embeds(self, counts: np.ndarray) -> list[PromptEmbeds]:
+        """For a step whose every token is an embedding of its own, if there can be such."""
+        if not self._resolved.config.model.enable_prompt_embeds:
+            return []
+        values = np.zeros((int(counts.sum()), self._model.hidden), dtype=np.float32)
+        return [PromptEmbeds(np.arange(len(counts), dtype=np.int32), counts, values)]
 
     # -- serve --------------------------------------------------------------------------------------------------
 

@@ -9,8 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 import quire.demo_model
+from quire.frontend.tokenizer import Tokenizer
 from tests.server.conftest import echo_server
 from tests.server.process import server_process
 
@@ -126,6 +129,12 @@ def test_streamed_tokens_add_up(client: httpx.Client) -> None:
         ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"temperature": "x"}}, "sampling_params"),
         ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"speed": 3}}, "sampling_params"),
         ("/inference/v1/generate", {"token_ids": [1], "features": {"mm_hashes": {"image": ["x"]}}}, "features"),
+        ("/generative_scoring", {"query": "a", "items": [], "label_token_ids": [1]}, "items"),
+        ("/generative_scoring", {"query": "a", "items": ["b"], "label_token_ids": []}, "label_token_ids"),
+        ("/generative_scoring", {"query": "a", "items": ["b"], "label_token_ids": [9**9]}, "label_token_ids"),
+        ("/generative_scoring", {"query": "a", "items": ["b", [1]], "label_token_ids": [1]}, "items"),
+        ("/generative_scoring", {"query": [10**7], "items": ["b"], "label_token_ids": [1]}, "items"),
+        ("/generative_scoring", {"query": "a", "items": ["b" * 99999], "label_token_ids": [1]}, "items"),
         ("/v1/chat/completions/render", {"messages": HI, "tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
         ("/v1/chat/completions/render", {"messages": HI, "use_beam_search": True}, "use_beam_search"),
         (
@@ -156,6 +165,30 @@ def test_streamed_tokens_add_up(client: httpx.Client) -> None:
 )
 def test_mistakes_are_named(client: httpx.Client, path: str, body: dict[str, Any], param: str) -> None:
     assert post(client, path, body, 400)["error"]["param"] == param
+
+
+@pytest.mark.parametrize("item_first", [False, True])
+@pytest.mark.parametrize("apply_softmax", [False, True])
+def test_scores_of_labels_equal_transformers(client: httpx.Client, item_first: bool, apply_softmax: bool) -> None:
+    folder = Path(quire.demo_model.__path__[0])
+    tokenizer, labels = Tokenizer(folder), [300, 17, 2500]
+    query, items = "Is the sky blue? ", ["Yes, it is", "No", "Perhaps "]
+    body = {"query": query, "items": items, "label_token_ids": labels}
+    body |= {"item_first": item_first, "apply_softmax": apply_softmax}
+    reply = post(client, "/generative_scoring", body)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    assert [entry["index"] for entry in reply["data"]] == [0, 1, 2]
+    count = 0
+    for entry, item in zip(reply["data"], items, strict=True):
+        pieces = [tokenizer.encode(text) for text in ((item, query) if item_first else (query, item))]
+        count += sum(map(len, pieces))
+        with torch.inference_mode():
+            logits = model(torch.tensor([pieces[0] + pieces[1]])).logits[0, -1]
+        expected = logits[labels].softmax(-1)[0] if apply_softmax else logits.softmax(-1)[labels[0]]
+        assert entry["score"] == pytest.approx(expected.item(), rel=1e-3, abs=1e-7)
+    assert reply["usage"]["prompt_tokens"] == count
+    as_ids = body | {"query": tokenizer.encode(query), "items": [tokenizer.encode(item) for item in items]}
+    assert rounded(post(client, "/generative_scoring", as_ids)["data"]) == rounded(reply["data"])
 
 
 def test_tokenizer_info(client: httpx.Client) -> None:

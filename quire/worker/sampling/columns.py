@@ -15,7 +15,7 @@ from quire.types.sampling import SamplingParams
 from quire.worker.sampling.processors import TokenLists
 from quire.worker.staging import ALIGNED, Staging
 
-_FILTER, _PENALTIES, _LISTS, _MIN_TOKENS, _LOGPROBS = (1 << bit for bit in range(5))
+_FILTER, _PENALTIES, _LISTS, _MIN_TOKENS, _LOGPROBS, _CUSTOM = (1 << bit for bit in range(6))
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,11 @@ class Features:
     penalties: bool
     lists: bool  # allowed ids, bad words, min_tokens, logit_bias
     logprobs: bool
+    custom: bool  # the engine's own logits processors
 
     @property
     def plain(self) -> bool:
-        return not (self.filter or self.penalties or self.lists or self.logprobs)
+        return not (self.filter or self.edits or self.logprobs)
 
     @property
     def draw_only(self) -> bool:
@@ -39,7 +40,7 @@ class Features:
     @property
     def edits(self) -> bool:
         """Logits are changed before sampling."""
-        return self.penalties or self.lists
+        return self.penalties or self.lists or self.custom
 
 
 _FEATURES = [
@@ -48,8 +49,9 @@ _FEATURES = [
         penalties=bool(flags & _PENALTIES),
         lists=bool(flags & (_LISTS | _MIN_TOKENS)),
         logprobs=bool(flags & _LOGPROBS),
+        custom=bool(flags & _CUSTOM),
     )
-    for flags in range(32)
+    for flags in range(64)
 ]
 
 
@@ -64,6 +66,7 @@ class Columns:
         self.lists: dict[int, TokenLists] = {}  # of the seats that have any
         self.generation = 0  # grows with every admit: what was derived from the lists is stale then
         self.num_logprobs_np = np.full(max_seats + 1, -1, dtype=np.int32)  # -1: none wanted
+        self.listed: dict[int, np.ndarray] = {}  # int64 ids, of the seats that want log-probabilities of these instead
         self._vocab_size = vocab_size
         self._flags_np = np.zeros(max_seats + 1, dtype=np.uint8)
         self._held_np = np.zeros(max_seats + 1, dtype=np.int32)  # samples that min_tokens may still hold back
@@ -103,6 +106,9 @@ class Columns:
         if TokenLists.wanted(params):
             self.lists[seat] = TokenLists.of(params, admit.stop_token_ids, self._vocab_size)
         self._held_np[seat] = params.min_tokens
+        self.listed.pop(seat, None)
+        if params.logprob_token_ids is not None:
+            self.listed[seat] = np.array(params.logprob_token_ids, dtype=np.int64)
         self.num_logprobs_np[seat] = _num_logprobs(params, self._vocab_size)
         penalized = params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
         self._flags_np[seat] = (
@@ -112,6 +118,10 @@ class Columns:
             | _MIN_TOKENS * (params.min_tokens > 0)
             | _LOGPROBS * (params.logprobs is not None)
         )
+
+    def mark_custom(self, seats: list[int]) -> None:
+        """Seats, admitted just now, that want logits processors."""
+        self._flags_np[seats] |= np.uint8(_CUSTOM)
 
     def features(self, seats: np.ndarray) -> Features:
         return _FEATURES[np.bitwise_or.reduce(self._flags_np[seats], initial=0)]
@@ -132,6 +142,6 @@ def _is_filtered(params: SamplingParams, vocab_size: int) -> bool:
 
 def _num_logprobs(params: SamplingParams, vocab_size: int) -> int:
     """Top log-probabilities beside the sampled token's own; -1 if none at all are wanted."""
-    if params.logprobs is None:
+    if params.logprobs is None or params.logprob_token_ids is not None:
         return -1
     return vocab_size if params.logprobs == -1 else min(params.logprobs, vocab_size)

@@ -42,15 +42,21 @@ class LogprobTensors:
 
 
 def gather_logprobs(
-    logits: torch.Tensor, token_ids: torch.Tensor, k: int, rows: torch.Tensor, counts: torch.Tensor
+    logits: torch.Tensor,
+    token_ids: torch.Tensor,
+    k: int,
+    rows: torch.Tensor,
+    counts: torch.Tensor,
+    listed: torch.Tensor | None = None,
 ) -> LogprobTensors:
-    """logits: [lines, vocab], unprocessed; token_ids, rows, counts: int [lines].
+    """logits: [lines, vocab], unprocessed; token_ids, rows, counts: int [lines]; listed: int64 [lines, ids], instead
+    of the k best.
 
     A line without a distribution (NaN, +inf or nothing finite among its logits) gets -inf instead of NaN.
     """
     logits = logits.float()
     own = logits.gather(1, token_ids.long().unsqueeze(1))
-    top, top_ids = logits.topk(k, dim=1)
+    top, top_ids = logits.topk(k, dim=1) if listed is None else (logits.gather(1, listed), listed)
     ranks = (logits > own).sum(1) + 1
     logprobs = torch.cat([own, top], 1) - logits.logsumexp(1, keepdim=True)
     return LogprobTensors(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from quire.kernels import sampling as kernels
 from quire.kernels.sampling import History, Scratch
 from quire.types.plan import Admit, TokenMasks
 from quire.worker.sampling.columns import Columns, Features
+from quire.worker.sampling.custom import CustomProcessors
 from quire.worker.sampling.logprobs import LogprobTensors, gather_logprobs
 from quire.worker.sampling.masks import Masks
 from quire.worker.sampling.processors import PROCESSORS, Processor, RowState
@@ -32,25 +34,41 @@ class _Prepared:
     """Of a slice of rows, on the device."""
 
     processors: list[Processor]
-    num_lines: int
-    lines: torch.Tensor  # int64: rows that want log-probabilities
+    lines: list[_Lines]
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """Rows that want log-probabilities of one kind."""
+
+    count: int
+    rows: torch.Tensor  # int64
     counts: torch.Tensor  # int32: how many, the sampled token's own included
     k: int  # the most top log-probabilities any row wants
+    listed: torch.Tensor | None  # int64 [rows, ids]: those that are wanted instead
 
 
 class Sampler:
     """Owns the sampling state of all seats. Nothing here waits for the device.
 
     `sample_plain` is all that greedy and temperature sampling need and fits in a CUDA graph; `sample` does the rest.
-    Order of work: masks, allowed ids, bad words, min_tokens, logit_bias, penalties, temperature, min-p, top-k, top-p,
-    draw.
+    Order of work: masks, allowed ids, bad words, min_tokens, logit_bias, logits processors, penalties, temperature,
+    min-p, top-k, top-p, draw.
     Log-probabilities are the model's own, before any of it.
     """
 
-    def __init__(self, max_seats: int, vocab_size: int, max_rows: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        max_seats: int,
+        vocab_size: int,
+        max_rows: int,
+        device: torch.device,
+        custom: CustomProcessors | None = None,
+    ) -> None:
         self.vocab_size = vocab_size
         self._device = device
         self._columns = Columns(max_seats, vocab_size, device)
+        self._custom = custom
         self._slice_rows = max(1, min(max_rows, _SLICE_BYTES // (4 * vocab_size)))
         self._scratch: Scratch | None = None
         if device.type == "cuda":
@@ -61,6 +79,12 @@ class Sampler:
     def admit(self, admits: list[Admit]) -> None:
         """Take over the parameters of newly seated requests."""
         self._columns.admit(admits)
+        if self._custom and admits:
+            self._columns.mark_custom(self._custom.admit(admits))
+
+    def take_failures(self, seats: np.ndarray) -> dict[int, str]:
+        """What logits processors have done wrong with these, by seat."""
+        return self._custom.take_failures(seats) if self._custom else {}
 
     def features(self, seats: np.ndarray) -> Features:
         """What the rows of these seats want, at the price of one numpy reduction."""
@@ -109,7 +133,7 @@ class Sampler:
         """
         rows = len(seats_np)
         out = torch.empty(rows, dtype=torch.int32, device=logits.device)
-        lines = []
+        lines: list[LogprobTensors] = []
         edits = features.edits or masks is not None
         if edits or features.logprobs:
             for start in range(0, rows, self._slice_rows):
@@ -120,11 +144,13 @@ class Sampler:
                 if masks is not None:
                     masks.apply(edited, start)
                 if features.edits:
-                    self._edit(edited, seats[part], lengths[part], history, features, prepared)
+                    self._edit(edited, seats[part], lengths[part], history, features, prepared, seats_np[part])
+                if masks is not None and features.custom:
+                    masks.apply(edited, start)  # what a grammar forbids stays forbidden, whatever they have raised
                 if features.logprobs:
                     self.sample_plain(edited, seats[part], lengths[part], out[part], filtered=features.filter)
-                    if prepared and prepared.num_lines:
-                        lines.append(self._logprobs(raw, out[part], prepared, start))
+                    kinds = prepared.lines if prepared else ()
+                    lines += [_logprobs(raw, out[part], wanted, start) for wanted in kinds]
         if not features.logprobs:
             self.sample_plain(logits, seats, lengths, out, filtered=features.filter)
         self._columns.count_samples(seats_np)
@@ -138,12 +164,15 @@ class Sampler:
         history: History,
         features: Features,
         prepared: _Prepared | None,
+        seats_np: np.ndarray,
     ) -> None:
-        """Lists and penalties, in place, of a slice of rows."""
+        """Lists, logits processors and penalties, in place, of a slice of rows."""
         if prepared:
             state = RowState(self._columns.device[seats.long()], seats.long(), lengths.long(), history)
             for processor in prepared.processors:
                 processor.apply(logits, state)
+        if features.custom and self._custom:
+            self._custom.apply(logits, seats_np, history)
         if features.penalties:
             kernels.penalize(logits, self._columns.device, seats, lengths, history, self._scratch)
 
@@ -166,22 +195,30 @@ class Sampler:
         lists = self._columns.lists
         rows = [(row, lists[seat]) for row, seat in enumerate(seats_np.tolist()) if seat in lists]
         processors = (kind.build(rows, self.vocab_size, self._upload) for kind in PROCESSORS)
-        wanted = self._columns.num_logprobs_np[seats_np]
-        lines = np.flatnonzero(wanted >= 0)
         return _Prepared(
             processors=[processor for processor in processors if processor is not None],
-            num_lines=len(lines),
-            lines=self._upload(lines),
-            counts=self._upload(wanted[lines] + 1),
-            k=max(0, int(wanted.max())),
+            lines=[*self._best_lines(seats_np), *self._listed_lines(seats_np)],
         )
 
-    def _logprobs(
-        self, raw: torch.Tensor, token_ids: torch.Tensor, prepared: _Prepared, first_row: int
-    ) -> LogprobTensors:
-        if prepared.num_lines < len(raw):
-            raw, token_ids = raw.index_select(0, prepared.lines), token_ids.index_select(0, prepared.lines)
-        return gather_logprobs(raw, token_ids, prepared.k, prepared.lines + first_row, prepared.counts)
+    def _best_lines(self, seats_np: np.ndarray) -> Iterator[_Lines]:
+        wanted = self._columns.num_logprobs_np[seats_np]
+        rows = np.flatnonzero(wanted >= 0)
+        if len(rows):
+            yield _Lines(len(rows), self._upload(rows), self._upload(wanted[rows] + 1), int(wanted.max()), None)
+
+    def _listed_lines(self, seats_np: np.ndarray) -> Iterator[_Lines]:
+        listed = self._columns.listed
+        rows = [row for row, seat in enumerate(seats_np.tolist()) if seat in listed]
+        if not rows:
+            return
+        ids = [listed[seat] for seat in seats_np[rows].tolist()]
+        counts = np.array([len(wanted) for wanted in ids], dtype=np.int32)
+        padded = np.zeros((len(rows), counts.max()), dtype=np.int64)
+        for line, wanted in zip(padded, ids, strict=True):
+            line[: len(wanted)] = wanted
+        yield _Lines(
+            len(rows), self._upload(np.array(rows, np.int64)), self._upload(counts + 1), 0, self._upload(padded)
+        )
 
     def _upload(self, values: np.ndarray) -> torch.Tensor:
         """To the device without waiting: torch's pinned-memory pool keeps the source until the copy has read it."""
@@ -189,3 +226,9 @@ class Sampler:
         if self._device.type == "cpu":
             return tensor
         return tensor.pin_memory().to(self._device, non_blocking=True)
+
+
+def _logprobs(raw: torch.Tensor, token_ids: torch.Tensor, wanted: _Lines, first_row: int) -> LogprobTensors:
+    if wanted.count < len(raw):
+        raw, token_ids = raw.index_select(0, wanted.rows), token_ids.index_select(0, wanted.rows)
+    return gather_logprobs(raw, token_ids, wanted.k, wanted.rows + first_row, wanted.counts, wanted.listed)
