@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -68,17 +69,20 @@ class Failure(msgspec.Struct, frozen=True, tag="failure", omit_defaults=True):
 
 
 class Child(Generic[T]):
-    """The parent's side: start `module` as a process, send to it, receive from it, end it."""
+    """The parent's side: start `module` as a process, send to it, receive from it, end it.
 
-    def __init__(self, module: str, incoming: Any, title: str) -> None:
+    inherited: file descriptors that the child has too, under the same numbers.
+    """
+
+    def __init__(self, module: str, incoming: Any, title: str, inherited: Sequence[int] = ()) -> None:
         self.title = title
-        self._folder = _socket_folder()
+        self._folder = socket_folder()
         self.channel: Channel[T] = Channel(self._folder, incoming, parent=True)
         self._lifeline, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, str(self._folder), str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), *inherited],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # whatever a library prints there must not get into our own output
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
@@ -189,7 +193,7 @@ def _is_readable(lifeline: socket.socket) -> bool:
     return True
 
 
-def _socket_folder() -> Path:
+def socket_folder() -> Path:
     """A new folder that only this user can enter, with a path short enough for a socket."""
     folder = Path(tempfile.mkdtemp(prefix="quire-"))
     if len(os.fsencode(folder)) + len("/down") > _MAX_SOCKET_PATH:
