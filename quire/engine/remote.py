@@ -91,12 +91,17 @@ class ChannelClient(ClientBase):
 class ProcessClient(ChannelClient):
     """The core in a process of its own, a child of this one."""
 
-    def __init__(self, resolved: Resolved, worker: str = WORKER) -> None:
-        """Starts the engine. Raises ConfigError if the model cannot run here."""
+    def __init__(self, resolved: Resolved, worker: str = WORKER, *, wait: bool = True) -> None:
+        """Starts the engine. Raises ConfigError if the model cannot run here. Without `wait`: see wait_until_ready."""
         super().__init__()
         self._child: Child[FromCore] = Child("quire.engine.process", FromCore, "engine core process")
+        self._child.channel.send(Start(resolved, worker))
+        if wait:
+            self.wait_until_ready()
+
+    def wait_until_ready(self) -> None:
+        """Only then can it be used. Raises ConfigError if the model cannot run here."""
         try:
-            self._child.channel.send(Start(resolved, worker))
             while (message := self._child.receive()) is None:
                 pass
         except BaseException:
@@ -110,6 +115,10 @@ class ProcessClient(ChannelClient):
     @property
     def pid(self) -> int:
         return self._child.pid
+
+    def kill(self) -> None:
+        """End the core now, also while another thread waits until it is ready."""
+        self._child.kill()
 
     def join(self, client: int, folder: Path) -> None:
         """Let another process be a client of the core: `JoinedClient(info, folder)` there. `folder` must exist."""

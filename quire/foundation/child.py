@@ -127,6 +127,10 @@ class Child(Generic[T]):
             return  # they are read before its end is reported
         raise EngineDeadError(f"the {self.title} (pid {self.pid}) {self._how_it_ended()}")
 
+    def kill(self) -> None:
+        """End it now, from any thread; who waits for its messages learns of it. `stop` is to follow."""
+        self._process.kill()
+
     def stop(self, grace: float = 5.0) -> None:
         """Wait up to `grace` seconds for the child to end by itself, then kill it. Removes every trace. Idempotent."""
         try:

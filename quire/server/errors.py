@@ -53,6 +53,14 @@ class ApiError(Exception):
         self.param = param
 
 
+class NotStoredError(ApiError):
+    """A stored response or item is not here. Another front end of the server may have it."""
+
+    def __init__(self, stored_id: str, status: int, message: str, param: str) -> None:
+        super().__init__(status, message, param)
+        self.stored_id = stored_id
+
+
 def error_body(status: int, message: str, param: str | None = None, path: str = "") -> bytes:
     if is_anthropic(path):
         return orjson.dumps({"type": "error", "error": anthropic_error(status, message)})

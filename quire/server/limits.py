@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from quire.foundation.errors import InputError
+from quire.server.board import ANSWERS, Board
 from quire.server.errors import ApiError, error_body, error_response
 
 MAX_HEADER_BYTES = 64 * 1024
@@ -116,6 +117,19 @@ def check_depth(body: bytes, value: Any) -> None:
 class InFlight:
     """The requests being answered: how many answers that makes, and their tasks, so that a shutdown can end them."""
 
-    def __init__(self) -> None:
-        self.num_answers = 0
+    def __init__(self, board: Board) -> None:
         self.tasks: set[asyncio.Task[None]] = set()
+        self._board = board
+
+    @property
+    def num_answers(self) -> int:
+        """Of this process."""
+        return int(self._board.mine[ANSWERS])
+
+    @num_answers.setter
+    def num_answers(self, count: int) -> None:
+        self._board.mine[ANSWERS] = count
+
+    def total(self) -> int:
+        """Of all processes of the server."""
+        return int(self._board.sum(ANSWERS))

@@ -17,11 +17,11 @@ from quire.server.errors import ApiError
 from quire.server.openai_responses_body import CountBody, ResponsesBody
 from quire.server.openai_responses_events import ResponseWriter
 from quire.server.openai_responses_input import Tools, add_items, choice, resolve, with_ids
-from quire.server.openai_responses_items import new_id
 from quire.server.openai_responses_run import Run
-from quire.server.openai_responses_store import ResponseStore, Stored, Turn
+from quire.server.openai_responses_store import ResponseStore, Stored, Turn, new_response_id
 from quire.server.protocol import ChatBody
 from quire.server.service import Service
+from quire.server.siblings import Siblings
 from quire.server.sse import EventStream, JsonReply
 
 router = APIRouter()
@@ -31,6 +31,12 @@ Item = dict[str, Any]
 def store_of(request: Request) -> ResponseStore:
     store: ResponseStore = request.app.state.responses
     return store
+
+
+async def is_kept_elsewhere(request: Request, response_id: str) -> bool:
+    """By another front end of this server."""
+    siblings: Siblings | None = request.app.state.siblings
+    return siblings is not None and await siblings.has_response(request.scope, response_id)
 
 
 @router.post("/v1/responses", openapi_extra=openapi_body(ResponsesBody))
@@ -43,8 +49,8 @@ async def responses(request: Request) -> Response:
     keeps = body.store and store.max_bytes > 0
     if body.background and not keeps:
         raise InputError("background needs a server that keeps responses (option response_store_bytes)", "background")
-    response_id = body.request_id or new_id("resp")
-    if response_id in store:
+    response_id = body.request_id or new_response_id(service.board.number)
+    if body.request_id and (response_id in store or await is_kept_elsewhere(request, response_id)):
         raise InputError(f"request_id {response_id!r} is in use by a stored response", "request_id")
     items, before = read_input(body, store)
     tools, chat = conversation(service, body, items, before)
