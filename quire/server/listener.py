@@ -25,7 +25,7 @@ from quire.server.board import CONNECTIONS, Board
 from quire.server.limits import BoundedHttpProtocol
 
 BACKLOG = 2048
-STEP_BACK_SECONDS = 0.002  # for a process with fewer connections to come first
+STEP_BACK_SECONDS = 0.005  # for a process with fewer connections to come first
 FULL_SECONDS = 1.0  # before another try after the system had no room for a connection
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 log = get_logger(__name__)

@@ -38,21 +38,23 @@ class SiblingRequest:
         self._has_head = self._is_complete = False
 
     async def ask(self, method: bytes, target: bytes, headers: Headers, body: bytes | AsyncIterator[bytes]) -> Head:
-        """Send a request, and wait for the head of the answer. Raises SiblingGoneError if none comes."""
+        """Send a request, and wait for the head of the answer. Raises SiblingGoneError if none comes.
+
+        headers: of the request as it came; they tell how long a body is that comes in pieces.
+        """
         self._reader, self._writer = await asyncio.open_unix_connection(self._path)
         lines = [b"%b %b HTTP/1.1" % (method, target), b"connection: close"]
-        sent = [(name, value) for name, value in headers if name not in _HOP_BY_HOP and name != b"content-length"]
-        if isinstance(body, bytes):
-            sent.append((b"content-length", str(len(body)).encode()))
-            body = _once(body)
-            is_chunked = False
-        else:
+        sent = [header for header in headers if header[0] not in _HOP_BY_HOP]
+        is_chunked = (b"transfer-encoding", b"chunked") in headers and not isinstance(body, bytes)
+        if is_chunked:
             sent.append((b"transfer-encoding", b"chunked"))
-            is_chunked = True
+        elif isinstance(body, bytes):
+            sent = [header for header in sent if header[0] != b"content-length"]
+            sent.append((b"content-length", str(len(body)).encode()))
         lines += [b"%b: %b" % header for header in sent]
         self._writer.write(b"\r\n".join(lines) + b"\r\n\r\n")
         with contextlib.suppress(ConnectionError):  # refused before it was sent: the answer says why
-            async for piece in body:
+            async for piece in _once(body) if isinstance(body, bytes) else body:
                 if piece:
                     self._writer.write(b"%x\r\n%b\r\n" % (len(piece), piece) if is_chunked else piece)
                     await self._writer.drain()

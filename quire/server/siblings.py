@@ -52,8 +52,9 @@ class Siblings:
             if request.scope.get(_FROM_SIBLING):
                 headers = {_NOT_STORED_HEADER.decode(): "1"}
                 return error_response(*explain(error), headers=headers, path=request.url.path)
-            holders = self._holders(error.stored_id)
-            return Relay(self._in_flight, self._ask(request.scope, await request.body(), holders, error))
+            nowhere = ApiError(error.status, error.message, error.param)
+            answer = self._ask(request.scope, await request.body(), self._holders(error.stored_id), nowhere)
+            return Relay(self._in_flight, answer)
 
         app.add_exception_handler(NotStoredError, elsewhere)
         app.state.siblings = self
@@ -126,8 +127,9 @@ class Siblings:
             try:
                 try:
                     head = await request.ask(scope["method"].encode(), target, headers, body)
-                except (OSError, SiblingGoneError):
-                    continue  # it is starting again, and what it kept is lost
+                except (OSError, SiblingGoneError) as error:  # it is starting again, and what it kept is lost
+                    log.warning("front end %d does not answer: %s", number, error)
+                    continue
                 if not any(name == _NOT_STORED_HEADER for name, _ in head.headers):
                     yield head
                     async for piece in request.body():
