@@ -6,7 +6,8 @@
 The engine gives every running request a token at a fixed rate (`--rate` tokens a second in all, so that no two share a
 chunk); requests are checked, answers detokenised, framed and sent as ever. Figures are tokens over the CPU seconds of
 the server's process. --processes: as many front ends, before a real core in a process of its own whose model costs
-nothing (null_worker.py); "tok/s" is what all clients got, the gap is that between two chunks of a stream. --baseline: the same of a server that makes a Pydantic object a token (front_end_baseline.py).
+nothing (null_worker.py); "tok/s" is what all clients got, the gap is that between two chunks of a stream.
+--baseline: the same of a server that makes a Pydantic object a token (front_end_baseline.py).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A worker without a model: every row gets a token, at `QUIRE_NULL_RATE` tokens a second in all. For what an engine costs
-around its model."""
+"""A worker without a model: every row gets a token, at `QUIRE_NULL_RATE` tokens a second in all. For what an engine
+costs around its model."""
 
 from __future__ import annotations
 

@@ -54,11 +54,11 @@ class ApiError(Exception):
 
 
 class NotStoredError(ApiError):
-    """A stored response or item is not here. Another front end of the server may have it."""
+    """A stored response is not here. Another front end of the server may have it."""
 
-    def __init__(self, stored_id: str, status: int, message: str, param: str) -> None:
-        super().__init__(status, message, param)
-        self.stored_id = stored_id
+    def __init__(self, response_id: str, param: str) -> None:
+        super().__init__(404, f"there is no stored response with the id {response_id[:256]!r}", param)
+        self.response_id = response_id
 
 
 def error_body(status: int, message: str, param: str | None = None, path: str = "") -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -52,7 +53,7 @@ async def responses(request: Request) -> Response:
     response_id = body.request_id or new_response_id(service.board.number)
     if body.request_id and (response_id in store or await is_kept_elsewhere(request, response_id)):
         raise InputError(f"request_id {response_id!r} is in use by a stored response", "request_id")
-    items, before = read_input(body, store)
+    items, before = read_input(body, store, await items_elsewhere(request, body))
     tools, chat = conversation(service, body, items, before)
     job, plan = await start_chat(
         request, chat, model, body.names, job_id=response_id, shorten=body.truncation == "auto"
@@ -92,7 +93,7 @@ async def input_tokens(request: Request) -> Response:
     service: Service = request.app.state.service
     service.running()
     service.check_model(body.model)
-    items, before = read_input(body, store_of(request))
+    items, before = read_input(body, store_of(request), await items_elsewhere(request, body))
     _, chat = conversation(service, body, items, before)
     return JSONResponse(
         {"object": "response.input_tokens", "input_tokens": await count_tokens(service, chat, body.names)}
@@ -156,10 +157,23 @@ async def input_items(
     return JSONResponse({"object": "list", "data": page, **ends, "has_more": len(items) > limit})
 
 
-def read_input(body: CountBody, store: ResponseStore) -> tuple[list[Item], Turn | None]:
-    """The items of the request, and the turn that they continue. Raises InputError and ApiError 404."""
+async def items_elsewhere(request: Request, body: CountBody) -> dict[str, Item]:
+    """Items that the request refers to and that other front ends of this server keep."""
+    siblings: Siblings | None = request.app.state.siblings
+    if siblings is None or isinstance(body.input, str):
+        return {}
+    references = [str(item.get("id")) for item in with_ids(body.input) if item["type"] == "item_reference"]
+    missing = [item_id for item_id in references if store_of(request).item(item_id) is None]
+    return await siblings.items(request.scope, missing) if missing else {}
+
+
+def read_input(body: CountBody, store: ResponseStore, elsewhere: Mapping[str, Item]) -> tuple[list[Item], Turn | None]:
+    """The items of the request, and the turn that they continue. Raises InputError and ApiError 404.
+
+    elsewhere: stored items that are not in `store`.
+    """
     given = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
-    items = resolve(with_ids(given), store.item)
+    items = resolve(with_ids(given), lambda item_id: store.item(item_id) or elsewhere.get(item_id))
     if body.previous_response_id is None:
         return items, None
     previous = store.get(body.previous_response_id, "previous_response_id")

@@ -8,7 +8,6 @@ from typing import Any
 
 from quire.foundation.errors import InputError
 from quire.server.conversation import Conversation
-from quire.server.errors import NotStoredError
 from quire.server.openai_responses_items import CUSTOM_PARAMETER, CallName, new_id
 from quire.server.sealed import unseal
 
@@ -110,14 +109,15 @@ def with_ids(items: Iterable[Any]) -> list[Item]:
 
 
 def resolve(items: Iterable[Item], find: Callable[[str], Item | None]) -> list[Item]:
-    """With what item_reference items refer to in their place. Raises NotStoredError for ids that are not known."""
+    """With what item_reference items refer to in their place. Raises InputError for ids that are not known."""
     found = []
     for i, item in enumerate(items):
         if item["type"] == "item_reference":
             known = find(str(item.get("id")))
             if known is None:
-                message = f"input[{i}] refers to an item that is not stored: {str(item.get('id'))[:256]!r}"
-                raise NotStoredError(str(item.get("id")), 400, message, "input")
+                raise InputError(
+                    f"input[{i}] refers to an item that is not stored: {str(item.get('id'))[:256]!r}", "input"
+                )
             item = known
         found.append(item)
     return found

@@ -86,8 +86,7 @@ class ResponseStore:
         """Raises ApiError 404 naming `param`."""
         stored = self._by_id.get(response_id)
         if stored is None:
-            message = f"there is no stored response with the id {response_id[:256]!r}"
-            raise NotStoredError(response_id, 404, message, param)
+            raise NotStoredError(response_id, param)
         self._by_id.move_to_end(response_id)
         return stored
 

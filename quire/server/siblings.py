@@ -7,10 +7,12 @@ comes that way has been let in already (keys, limits), and is not sent on again.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
+import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -18,13 +20,14 @@ from quire.foundation.log import get_logger
 from quire.server.errors import ApiError, NotStoredError, error_response, explain
 from quire.server.generation import IN_BACKGROUND
 from quire.server.limits import InFlight
-from quire.server.openai_responses_store import number_of
+from quire.server.openai_responses_store import Item, ResponseStore, number_of
 from quire.server.sibling_request import Head, SiblingGoneError, SiblingRequest
 from quire.server.sse import LiveReply
 
 OWNER = 0  # of files and batches
 _OWNED = ("/v1/files", "/v1/batches")
 _FROM_SIBLING = "quire.from_sibling"  # in the scope of a request that another front end has sent on
+_ITEMS_PATH = b"/items"  # between siblings only
 _BACKGROUND_HEADER = b"x-quire-in-background"  # of such a request: IN_BACKGROUND
 _NOT_STORED_HEADER = b"x-quire-not-stored"  # of its answer: what it names is not here either
 log = get_logger(__name__)
@@ -41,6 +44,7 @@ class Siblings:
         self.number = number
         self._paths = [private_socket(folder, i) for i in range(count)]
         self._in_flight = in_flight
+        self._store: ResponseStore
 
     # -- what is installed ---------------------------------------------------------------------------------------
 
@@ -53,11 +57,12 @@ class Siblings:
                 headers = {_NOT_STORED_HEADER.decode(): "1"}
                 return error_response(*explain(error), headers=headers, path=request.url.path)
             nowhere = ApiError(error.status, error.message, error.param)
-            answer = self._ask(request.scope, await request.body(), self._holders(error.stored_id), nowhere)
+            answer = self._ask(request.scope, await request.body(), self._holders(error.response_id), nowhere)
             return Relay(self._in_flight, answer)
 
         app.add_exception_handler(NotStoredError, elsewhere)
         app.state.siblings = self
+        self._store = app.state.responses
 
     def with_owner(self, app: ASGIApp, root_path: str) -> ASGIApp:
         """`app`, but files and batches are their owner's."""
@@ -83,11 +88,13 @@ class Siblings:
         address = (str(self._paths[self.number]), None)
 
         async def door(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] == "http" and scope["server"] == address:
+            if scope["type"] != "http" or scope["server"] != address:
+                await public(scope, receive, send)
+            elif scope["raw_path"] == _ITEMS_PATH:
+                await self._tell_items(scope, receive, send)
+            else:
                 in_background = any(name == _BACKGROUND_HEADER for name, _ in scope["headers"])
                 await app({**scope, _FROM_SIBLING: True, IN_BACKGROUND: in_background}, receive, send)
-            else:
-                await public(scope, receive, send)
 
         return door
 
@@ -105,6 +112,22 @@ class Siblings:
             except ApiError:
                 return False
         return isinstance(head, Head) and head.status == 200
+
+    async def items(self, scope: Scope, ids: Sequence[str]) -> dict[str, Item]:
+        """Those input and output items with these ids that the others keep."""
+        found: dict[str, Item] = {}
+        look = {**scope, "method": "POST", "raw_path": _ITEMS_PATH, "query_string": b""}
+        for number in self._holders(""):
+            with contextlib.suppress(ApiError, SiblingGoneError):
+                answer = self._ask(look, orjson.dumps(ids), [number], ApiError(404, ""))
+                async with aclosing(answer):
+                    found |= orjson.loads(b"".join([part async for part in answer if isinstance(part, bytes)]))
+        return found
+
+    async def _tell_items(self, scope: Scope, receive: Receive, send: Send) -> None:
+        ids = orjson.loads(await Request(scope, receive).body())
+        found = {item_id: item for item_id in ids if (item := self._store.item(item_id)) is not None}
+        await Response(orjson.dumps(found), media_type="application/json")(scope, receive, send)
 
     def _holders(self, response_id: str) -> list[int]:
         """The others, first the one where it was made if its id says so."""

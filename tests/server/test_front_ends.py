@@ -205,6 +205,10 @@ def test_a_stored_response_is_had_from_both(pair: Any) -> None:
         assert items[0].content[0].text == "Hello"
         again = ask(there, [{"type": "item_reference", "id": items[0].id}])
         assert again.output_text == made.output_text
+        more = {"role": "user", "content": "And who am I?"}  # items of both in one request
+        parts = [{"type": "item_reference", "id": item} for item in (items[0].id, again.output[0].id)]
+        assert ask(here, [*parts, more]).output_text == ask(there, [*parts, more]).output_text
+        assert ask(here, [*parts, more]).output_text == ask(here, [items[0], again.output[0], more]).output_text
         with pytest.raises(openai.BadRequestError, match="streamed later"):
             there.get(f"/responses/{made.id}?stream=true", cast_to=object)
         there.responses.delete(made.id)
