@@ -218,7 +218,7 @@ def test_a_stored_response_is_had_from_both(pair: Any) -> None:
             with pytest.raises(openai.NotFoundError, match="no stored response"):
                 ask(client, "x", previous_response_id=made.id)
             with pytest.raises(openai.BadRequestError, match="not stored"):
-                ask(client, [{"type": "item_reference", "id": items[0].id}])
+                ask(client, [{"type": "item_reference", "id": "msg_none"}])
 
 
 def test_an_id_of_the_client_is_found_and_is_unique(pair: Any) -> None:
