@@ -10,11 +10,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from quire.engine.messages import (
     Abort,
@@ -38,7 +40,7 @@ from quire.foundation.wire import Channel, WireError
 from quire.types.output import INVALID_REQUEST, EngineOutput, EngineOutputs, EngineStats
 
 PARENT = -1  # number of the client that started the core
-Tokens = Sequence[int]
+Pick = Callable[[Sequence[Any]], Sequence[Any]]
 _log = get_logger(__name__)
 
 
@@ -204,7 +206,7 @@ class Shares:
     def __init__(self, owners: dict[str, int]) -> None:
         self._owners = owners
         self._ids: list[str] = []  # the latest
-        self._parts: dict[int, tuple[list[str], Callable[[Tokens], Tokens]]] = {}
+        self._parts: dict[int, tuple[list[str], Pick]] = {}
 
     def split(self, outputs: EngineOutputs) -> dict[int, EngineOutputs]:
         """The columns and `special`; statistics are left out."""
@@ -222,19 +224,19 @@ class Shares:
         return shares
 
     def _cut(self, ids: list[str]) -> None:
-        rows: dict[int, list[int]] = {}
-        for row, request_id in enumerate(ids):
-            rows.setdefault(self._owners.get(request_id, PARENT), []).append(row)
+        owners = np.fromiter(map(self._owners.get, ids, repeat(PARENT)), np.int64, len(ids))
         parts = {}
-        for client, theirs in rows.items():
+        for client in np.unique(owners).tolist():
+            pick = _picker(np.flatnonzero(owners == client).tolist())
             known, _ = self._parts.get(client, ([], None))
-            share = [ids[row] for row in theirs]
+            share = list(pick(ids))
             # One and the same list says to `Link.tell` that nothing has changed for this client.
-            parts[client] = known if share == known else share, _picker(theirs)
+            parts[client] = known if share == known else share, pick
         self._ids, self._parts = ids, parts
 
 
-def _picker(rows: list[int]) -> Callable[[Tokens], Tokens]:
+def _picker(rows: list[int]) -> Pick:
+    """Takes these rows of a column."""
     if len(rows) == 1:
-        return lambda tokens: (tokens[rows[0]],)
+        return lambda column: (column[rows[0]],)
     return itemgetter(*rows)
