@@ -5,6 +5,7 @@ starts front ends again that die, and ends them all. No request and no token goe
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import signal
 import socket
@@ -258,6 +259,9 @@ class Supervisor:
 
     async def _give_up(self, starting: asyncio.Task[None]) -> None:
         """Do not wait for a core that nobody needs any more."""
+        if self._core is None and self._stop.is_set():
+            self._close()
+            os._exit(EXIT_OK)  # the thread that reads or fetches the model's files cannot be stopped
         if self._core is not None and self._engine is None:
             self._core.kill()
             await asyncio.wait({starting})
