@@ -111,9 +111,8 @@ class Supervisor:
             if not self._over.done():
                 await self._drain()
                 return EXIT_OK
-            code = self._over.result()
-            await self._all_gone(CLOSE_SECONDS)
-            return code
+            await self._all_gone(CLOSE_SECONDS)  # they have been told
+            return self._over.result()
         finally:
             for task in tasks:
                 task.cancel()
