@@ -165,9 +165,14 @@ class Parent(Generic[T]):
         folder, lifeline = Path(arguments[0]), int(arguments[1])
         os.set_inheritable(lifeline, False)  # else a grandchild would keep it open after our death
         self.channel: Channel[T] = Channel(folder, incoming, parent=False)
+        self._remains = [folder]
         threading.Thread(
-            target=_die_with_parent, args=(socket.socket(fileno=lifeline), folder), name="lifeline", daemon=True
+            target=_die_with_parent, args=(socket.socket(fileno=lifeline), self._remains), name="lifeline", daemon=True
         ).start()
+
+    def clean_up(self, folder: Path) -> None:
+        """Remove this folder too if the parent dies and cannot."""
+        self._remains.append(folder)
 
     def receive(self, timeout: float | None = None) -> T | None:
         """The next message, or None after `timeout` seconds. A dead parent needs no handling: we end with it."""
@@ -178,12 +183,13 @@ class Parent(Generic[T]):
         return message
 
 
-def _die_with_parent(lifeline: socket.socket, folder: Path) -> None:
+def _die_with_parent(lifeline: socket.socket, remains: list[Path]) -> None:
     try:
         lifeline.recv(1)
     except OSError:
         pass
-    shutil.rmtree(folder, ignore_errors=True)
+    for folder in remains:
+        shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 

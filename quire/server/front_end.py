@@ -52,6 +52,7 @@ def main(arguments: list[str]) -> int:
 class FrontEnd:
     def __init__(self, parent: Parent[ToFrontEnd], begin: Begin) -> None:
         folder = Path(begin.folder)
+        parent.clean_up(folder)
         board = Board(folder, begin.count, begin.number)
         board.vacate(begin.number)
         board.mine[PID] = os.getpid()

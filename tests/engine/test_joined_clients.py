@@ -181,7 +181,7 @@ def test_a_dead_core_ends_them_all(tmp_path: Path, how: str) -> None:
             for client in clients:
                 client.die("the core is dead")  # what its parent is to say
         for reading in readings:
-            with pytest.raises(EngineDeadError, match="dead|step 5 failed"):
+            with pytest.raises(EngineDeadError, match=r"dead|step 5 failed"):
                 await asyncio.wait_for(reading, 5)
         with pytest.raises(EngineDeadError):
             clients[1].add(make_request("b", [1], 1))

@@ -7,6 +7,7 @@ import contextlib
 import json
 import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -26,23 +27,26 @@ MODEL = "quire-demo"
 HI = [{"role": "user", "content": "Hello, who are you?"}]
 
 
-def serve(folder: Path, *arguments: str, count: int = 2) -> Any:
+def serve(folder: Path, *arguments: str, count: int = 2, **environment: str) -> Any:
     options = ["--port", "0", "--device", "cpu", "--dtype", "float32", "--num-gpu-blocks-override", "600"]
     options += ["--api-server-count", str(count), "--batch-dir", str(folder)]
-    return server_process("quire.cli.main", "serve", *options, *arguments)
+    return server_process("quire.cli.main", "serve", *options, *arguments, **environment)
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """In the end it is killed, and nothing of it may stay."""
-    with serve(tmp_path_factory.mktemp("batches")) as process:
+    sockets = Path(tempfile.mkdtemp(dir="/tmp", prefix="qt-"))
+    with serve(tmp_path_factory.mktemp("batches"), TMPDIR=str(sockets)) as process:
         assert process.url
         yield process
-        print("".join(process.err))
         family = psutil.Process(process.process.pid).children(recursive=True)
         assert len(family) >= 3  # the core and two front ends
+        assert len(list(sockets.glob("quire-*"))) >= 4
         process.process.kill()
         assert wait_until(lambda: not any(is_alive(one) for one in family), 5)
+        assert list(sockets.glob("quire-*")) == []
+    sockets.rmdir()
 
 
 def is_alive(process: psutil.Process) -> bool:
