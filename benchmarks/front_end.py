@@ -1,10 +1,13 @@
 """What the HTTP server needs for itself: streamed tokens a second and core, before an engine that costs nothing.
 
     python -m benchmarks.front_end [--streams 256 1024] [--rate 8000] [--tokens 100] [--parsers] [--baseline]
+    python -m benchmarks.front_end --processes 1 2 [--rate 100000] [--write]
 
 The engine gives every running request a token at a fixed rate (`--rate` tokens a second in all, so that no two share a
 chunk); requests are checked, answers detokenised, framed and sent as ever. Figures are tokens over the CPU seconds of
-the server's process. --baseline: the same of a server that makes a Pydantic object a token (front_end_baseline.py).
+the server's process. --processes: as many front ends, before a real core in a process of its own whose model costs
+nothing (null_worker.py); "tok/s" is what all clients got, the gap is that between two chunks of a stream.
+--baseline: the same of a server that makes a Pydantic object a token (front_end_baseline.py).
 """
 
 from __future__ import annotations
@@ -16,11 +19,13 @@ import os
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks import serve_load, workloads
+from benchmarks import null_worker, results_file, serve_load, workloads
+from benchmarks.results_file import Row
 from benchmarks.serve import Server
 from quire.engine.client import EngineInfo
 from quire.types.output import EngineOutput, EngineOutputs, EngineStats
@@ -119,6 +124,9 @@ def serve(arguments: list[str]) -> int:
     from quire.frontend.async_engine import AsyncLLM
 
     rate, profile, *rest = arguments
+    if "--api-server-count" in rest:
+        _serve_null_worker(rate)
+        return main(["serve", *rest])
     profiler = cProfile.Profile()
 
     async def start(config: EngineConfig, serving: bool = False) -> AsyncLLM:
@@ -130,6 +138,19 @@ def serve(arguments: list[str]) -> int:
 
     AsyncLLM.start = start  # type: ignore[method-assign,assignment]
     return main(["serve", *rest])
+
+
+def _serve_null_worker(rate: str) -> None:
+    """Let engines that are started from now on have no model."""
+    from functools import partial
+
+    from quire.engine.client import ProcessClient
+    from quire.frontend import async_engine
+    from quire.server import supervisor
+
+    os.environ["QUIRE_NULL_RATE"] = rate
+    client: Any = partial(ProcessClient, worker=null_worker.NAME)
+    async_engine.ProcessClient = supervisor.ProcessClient = client  # type: ignore[misc]
 
 
 def body(endpoint: str, tokens: int, number: int, tools: list[dict[str, Any]] | None) -> bytes:
@@ -153,6 +174,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--endpoints", nargs="+", default=ENDPOINTS, choices=ENDPOINTS)
     parser.add_argument("--parsers", action="store_true", help="chat answers may hold reasoning and tool calls")
+    parser.add_argument("--processes", nargs="+", type=int, help="front ends before a core in a process of its own")
+    parser.add_argument("--write", action="store_true", help="write the figures of --processes to benchmarks/results")
     parser.add_argument("--baseline", action="store_true", help="measure the usual way to write a server as well")
     parser.add_argument("--profile", default="", help="file for a profile of the last case, taken from its second half")
     args = parser.parse_args()
@@ -160,9 +183,12 @@ def main() -> None:
         model = workloads.write_model_dir(MODEL, Path(folder) / MODEL, tokenizer=True)
         (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
         command = [sys.executable, "-m", "benchmarks.front_end", "serve", str(args.rate), args.profile]
-        print(f"{'endpoint':24}{'streams':>8}{'tokens':>9}{'chunks':>9}{'s':>7}{'CPU s':>7}{'tok/s a core':>14}")
         options = ["--served-model-name", MODEL]
         options += ["--reasoning-parser", "qwen3", "--tool-call-parser", "hermes"] if args.parsers else []
+        if args.processes:
+            measure_processes(model, options, log, command, args)
+            return
+        print(f"{'endpoint':24}{'streams':>8}{'tokens':>9}{'chunks':>9}{'s':>7}{'CPU s':>7}{'tok/s a core':>14}")
         with Server(model, options, log, 60, command) as server:
             for endpoint in args.endpoints:
                 for streams in args.streams:
@@ -177,24 +203,81 @@ def main() -> None:
                         print(f"{'baseline ' + endpoint.rpartition('v1/')[2]:25.25}{streams:7}{figures}", flush=True)
 
 
+class Figures(NamedTuple):
+    tokens: int
+    chunks: int
+    seconds: float  # from the first request to the last token
+    busy: float  # CPU seconds of the processes that answer HTTP
+    gap_p50: float  # seconds between two chunks of a stream
+    gap_p99: float
+
+
 def measure(server: Server, endpoint: str, streams: int, args: argparse.Namespace) -> str:
     import signal
 
     if args.profile:
         server.signal(signal.SIGUSR1)
-    before = server.metrics()["process_cpu_seconds_total"]
+    seen = load(server, endpoint, streams, args)
+    if args.profile:
+        server.signal(signal.SIGUSR2)
+    return f"{seen.tokens:9}{seen.chunks:9}{seen.seconds:7.2f}{seen.busy:7.2f}{seen.tokens / seen.busy:14,.0f}"
+
+
+def load(server: Server, endpoint: str, streams: int, args: argparse.Namespace) -> Figures:
+    """All streams at once, from two processes."""
+    before = cpu_seconds(server)
     tools = TOOLS if args.parsers else None
     planned = [serve_load.Planned(0.0, body(endpoint, args.tokens, i, tools), args.tokens) for i in range(streams)]
     start, seen = serve_load.run(server.url + endpoint, planned, 2)
-    busy = server.metrics()["process_cpu_seconds_total"] - before
-    if args.profile:
-        server.signal(signal.SIGUSR2)
+    busy = cpu_seconds(server) - before
     errors = {s.error for s in seen if s.error}
     if errors:
         raise SystemExit(f"requests failed: {errors}")
-    tokens, chunks = sum(s.num_tokens for s in seen), sum(len(s.events) for s in seen)
-    seconds = max(s.events[-1] for s in seen) - start
-    return f"{tokens:9}{chunks:9}{seconds:7.2f}{busy:7.2f}{tokens / busy:14,.0f}"
+    gaps = [b - a for s in seen for a, b in zip(s.events, s.events[1:], strict=False)]
+    return Figures(
+        tokens=sum(s.num_tokens for s in seen),
+        chunks=sum(len(s.events) for s in seen),
+        seconds=max(s.events[-1] for s in seen) - start,
+        busy=busy,
+        gap_p50=serve_load.percentile(gaps, 50),
+        gap_p99=serve_load.percentile(gaps, 99),
+    )
+
+
+def cpu_seconds(server: Server) -> float:
+    """Of all processes that answer HTTP."""
+    lines = urllib.request.urlopen(server.url + "/metrics", timeout=10).read().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("process_cpu_seconds_total"))
+
+
+def measure_processes(
+    model: Path, options: list[str], log: IO[str], command: list[str], args: argparse.Namespace
+) -> None:
+    columns = ("tok/s", "chunks/s", "CPU s", "tok/s a core", "gap p50 ms", "p99 ms")
+    print(f"{'endpoint':24}{'streams':>8}{'front ends':>12}" + "".join(f"{name:>14}" for name in columns))
+    rows = []
+    for count in args.processes:
+        shared = ["--api-server-count", str(count), "--max-num-seqs", "1024", "--device", "cpu"]
+        with Server(model, [*options, *shared], log, 120, command) as server:
+            for endpoint in args.endpoints:
+                for streams in args.streams:
+                    f = load(server, endpoint, streams, args)
+                    values = (
+                        f.tokens / f.seconds, f.chunks / f.seconds, f.busy, f.tokens / f.busy, f.gap_p50 * 1e3,
+                        f.gap_p99 * 1e3,
+                    )  # fmt: skip
+                    numbers = "".join(f"{value:14,.1f}" if value < 1000 else f"{value:14,.0f}" for value in values)
+                    print(f"{endpoint:24}{streams:8}{count:12}{numbers}", flush=True)
+                    case = f"{endpoint} {streams} streams, {count} front ends"
+                    rows += [
+                        Row("front ends", MODEL, case, name, round(value, 2), name.split()[-1])
+                        for name, value in zip(columns, values, strict=True)
+                    ]
+    if args.write:
+        device = f"cpu ({os.cpu_count()} threads)"
+        settings = {"rate": args.rate, "tokens": args.tokens, "load generator": "2 processes on the same machine"}
+        print(results_file.write(rows, device, " ".join(["python -m benchmarks.front_end", *sys.argv[1:]]), settings,
+                                 part="front-ends"))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -13,6 +13,9 @@ class ServeConfig:
     """Port to bind; 0: any free one (it is printed)."""
     uds: str | None = None
     """Unix socket to bind instead of host and port."""
+    api_server_count: int = 1
+    """Processes that answer HTTP, on one port and one engine. More than 1: where one process cannot write as many
+    streams as the model makes tokens; each takes a core."""
     api_key: list[str] = field(default_factory=list)
     """Keys clients present as `Authorization: Bearer KEY`; all routes but the health probes then need one."""
     api_key_file: str | None = None
@@ -42,7 +45,8 @@ class ServeConfig:
     max_body_bytes: int = 32 * 1024 * 1024
     """Largest request body."""
     response_store_bytes: int = 256 * 1024 * 1024
-    """Memory for stored responses of /v1/responses, the least recently used of which go first; 0: none are stored."""
+    """Memory for stored responses of /v1/responses, the least recently used of which go first; 0: none are stored.
+    With several front ends each has its share."""
     batch_dir: str | None = None
     """Directory for the files and batches of /v1/files and /v1/batches, used by one server at a time. None:
     quire/batches in the user's cache folder."""

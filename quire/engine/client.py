@@ -7,11 +7,11 @@ from typing import Any, Protocol
 
 from quire.engine.in_process import InProcessClient
 from quire.engine.messages import EngineInfo
-from quire.engine.remote import ProcessClient
+from quire.engine.remote import JoinedClient, ProcessClient
 from quire.types.output import EngineOutputs
 from quire.types.request import EngineRequest
 
-__all__ = ["EngineClient", "EngineInfo", "InProcessClient", "ProcessClient"]
+__all__ = ["EngineClient", "EngineInfo", "InProcessClient", "JoinedClient", "ProcessClient"]
 
 
 class EngineClient(Protocol):

@@ -49,6 +49,19 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     pass
 
 
+class Join(msgspec.Struct, frozen=True, tag="join"):
+    """Another process is a client from now on, over the sockets in `folder`."""
+
+    client: int
+    folder: str
+
+
+class Leave(msgspec.Struct, frozen=True, tag="leave"):
+    """It is gone: what it had asked for is aborted."""
+
+    client: int
+
+
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     info: EngineInfo
 
@@ -73,5 +86,6 @@ class Reply(msgspec.Struct, frozen=True, tag="reply", omit_defaults=True):
     failure: Failure | None = None
 
 
-ToCore = Start | Add | Abort | Call | Stop
+ToCore = Add | Abort | Call | Stop  # of any client
+FromParent = Start | Join | Leave | ToCore  # of the process that started the core
 FromCore = Ready | News | Aborted | Reply | Failure  # Failure: the core has ended, or could not start

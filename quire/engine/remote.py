@@ -1,51 +1,34 @@
-"""The client of a core in a process of its own."""
+"""The clients of a core in another process: of the process that started it, and of those that join."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Callable, Sequence
+from pathlib import Path
 
 from quire.config.resolve import Resolved
-from quire.engine.messages import FromCore, Ready, Start, Stop, ToCore
+from quire.engine.messages import EngineInfo, FromCore, Join, Leave, Ready, Start, Stop, ToCore
 from quire.engine.reader import ClientBase
 from quire.executor.base import WORKER
 from quire.foundation.child import Child, Failure
 from quire.foundation.errors import EngineDeadError
+from quire.foundation.wire import Channel
 from quire.types.output import EngineOutputs
 
 _GRACE = 5.0  # seconds for a core to end by itself
 
 
-class ProcessClient(ClientBase):
-    """The core in a process of its own."""
+class ChannelClient(ClientBase):
+    """Reads a channel, from any thread or on an event loop."""
 
-    def __init__(self, resolved: Resolved, worker: str = WORKER) -> None:
-        """Starts the engine. Raises ConfigError if the model cannot run here."""
+    def __init__(self) -> None:
         super().__init__()
-        self._child: Child[FromCore] = Child("quire.engine.process", FromCore, "engine core process")
         self._detach: Callable[[], None] | None = None  # ends the reading by an event loop
-        try:
-            self._child.channel.send(Start(resolved, worker))
-            while (message := self._child.receive()) is None:
-                pass
-        except BaseException:
-            self._child.stop(grace=0)
-            raise
-        if not isinstance(message, Ready):
-            self._child.stop()
-            raise message.error() if isinstance(message, Failure) else EngineDeadError(f"unexpected {message!r}")
-        self.info = message.info
 
-    @property
-    def pid(self) -> int:
-        return self._child.pid
-
-    def _send(self, message: ToCore) -> None:
-        self._child.channel.send(message)
-
-    def _receive(self, timeout: float | None) -> Sequence[FromCore]:
-        message = self._child.receive(timeout)
-        return () if message is None else (message,)
+    def _sockets(self) -> Sequence[int]:
+        """File descriptors that are readable when there is something to read, or nothing any more."""
+        raise NotImplementedError
 
     async def outputs(self) -> AsyncGenerator[EngineOutputs, None]:
         self._become_reader()
@@ -68,7 +51,7 @@ class ProcessClient(ClientBase):
 
     def _read_on_loop(self, loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> Callable[[], None]:
         """Let `loop` read whenever there is something, and set `news`. Returns what ends it."""
-        sockets = (self._child.channel.fileno(), self._child.lifeline)
+        sockets = self._sockets()
 
         def read_all() -> None:
             with self._lock:
@@ -104,6 +87,57 @@ class ProcessClient(ClientBase):
         self._take(messages)
         return bool(messages)
 
+
+class ProcessClient(ChannelClient):
+    """The core in a process of its own, a child of this one."""
+
+    def __init__(self, resolved: Resolved, worker: str = WORKER, *, wait: bool = True) -> None:
+        """Starts the engine. Raises ConfigError if the model cannot run here. Without `wait`: see wait_until_ready."""
+        super().__init__()
+        self._child: Child[FromCore] = Child("quire.engine.process", FromCore, "engine core process")
+        self._child.channel.send(Start(resolved, worker))
+        if wait:
+            self.wait_until_ready()
+
+    def wait_until_ready(self) -> None:
+        """Only then can it be used. Raises ConfigError if the model cannot run here."""
+        try:
+            while (message := self._child.receive()) is None:
+                pass
+        except BaseException:
+            self._child.stop(grace=0)
+            raise
+        if not isinstance(message, Ready):
+            self._child.stop()
+            raise message.error() if isinstance(message, Failure) else EngineDeadError(f"unexpected {message!r}")
+        self.info = message.info
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def kill(self) -> None:
+        """End the core now, also while another thread waits until it is ready."""
+        self._child.kill()
+
+    def join(self, client: int, folder: Path) -> None:
+        """Let another process be a client of the core: `JoinedClient(info, folder)` there. `folder` must exist."""
+        self._child.channel.send(Join(client, str(folder)))
+
+    def leave(self, client: int) -> None:
+        """That process is gone, or will add nothing any more: the core aborts what it had asked for."""
+        self._child.channel.send(Leave(client))
+
+    def _sockets(self) -> Sequence[int]:
+        return self._child.channel.fileno(), self._child.lifeline
+
+    def _send(self, message: ToCore) -> None:
+        self._child.channel.send(message)
+
+    def _receive(self, timeout: float | None) -> Sequence[FromCore]:
+        message = self._child.receive(timeout)
+        return () if message is None else (message,)
+
     def shutdown(self) -> None:
         if not self._child.is_open:
             return
@@ -116,3 +150,49 @@ class ProcessClient(ClientBase):
         with self._lock:
             self._die(EngineDeadError("the engine was shut down"))
             self._lock.notify_all()
+
+
+class JoinedClient(ChannelClient):
+    """A core that another process has started. Who started it must say here when the core is dead (`die`)."""
+
+    def __init__(self, info: EngineInfo, folder: Path) -> None:
+        super().__init__()
+        self.info = info
+        self._channel: Channel[FromCore] = Channel(folder, FromCore, parent=True)
+        self._over, self._end = os.pipe()  # readable once `die` was called
+        self._cause = ""
+        self._is_open = True
+
+    def die(self, cause: str) -> None:
+        """The core is dead. Any thread may say so, and more than once."""
+        if not self._cause:
+            self._cause = cause
+            os.write(self._end, b"!")
+
+    def _sockets(self) -> Sequence[int]:
+        return self._channel.fileno(), self._over
+
+    def _send(self, message: ToCore) -> None:
+        self._channel.send(message)
+
+    def _receive(self, timeout: float | None) -> Sequence[FromCore]:
+        message = self._channel.receive()
+        if message is None and (timeout is None or timeout > 0):
+            self._channel.wait(timeout, self._over)
+            message = self._channel.receive()
+        if message is None and self._cause:
+            raise EngineDeadError(self._cause)
+        return () if message is None else (message,)
+
+    def shutdown(self) -> None:
+        """Part from the core, which goes on."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        if self._detach is not None:
+            self._detach()
+        self.die("the engine was shut down")
+        self._read_until(lambda: False, None)  # until it is dead; another thread may be reading
+        self._channel.close()
+        os.close(self._over)
+        os.close(self._end)

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -68,17 +69,20 @@ class Failure(msgspec.Struct, frozen=True, tag="failure", omit_defaults=True):
 
 
 class Child(Generic[T]):
-    """The parent's side: start `module` as a process, send to it, receive from it, end it."""
+    """The parent's side: start `module` as a process, send to it, receive from it, end it.
 
-    def __init__(self, module: str, incoming: Any, title: str) -> None:
+    inherited: file descriptors that the child has too, under the same numbers.
+    """
+
+    def __init__(self, module: str, incoming: Any, title: str, inherited: Sequence[int] = ()) -> None:
         self.title = title
-        self._folder = _socket_folder()
+        self._folder = socket_folder()
         self.channel: Channel[T] = Channel(self._folder, incoming, parent=True)
         self._lifeline, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, str(self._folder), str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), *inherited],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # whatever a library prints there must not get into our own output
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
@@ -123,6 +127,10 @@ class Child(Generic[T]):
             return  # they are read before its end is reported
         raise EngineDeadError(f"the {self.title} (pid {self.pid}) {self._how_it_ended()}")
 
+    def kill(self) -> None:
+        """End it now, from any thread; who waits for its messages learns of it. `stop` is to follow."""
+        self._process.kill()
+
     def stop(self, grace: float = 5.0) -> None:
         """Wait up to `grace` seconds for the child to end by itself, then kill it. Removes every trace. Idempotent."""
         try:
@@ -157,9 +165,14 @@ class Parent(Generic[T]):
         folder, lifeline = Path(arguments[0]), int(arguments[1])
         os.set_inheritable(lifeline, False)  # else a grandchild would keep it open after our death
         self.channel: Channel[T] = Channel(folder, incoming, parent=False)
+        self._remains = [folder]
         threading.Thread(
-            target=_die_with_parent, args=(socket.socket(fileno=lifeline), folder), name="lifeline", daemon=True
+            target=_die_with_parent, args=(socket.socket(fileno=lifeline), self._remains), name="lifeline", daemon=True
         ).start()
+
+    def clean_up(self, folder: Path) -> None:
+        """Remove this folder too if the parent dies and cannot."""
+        self._remains.append(folder)
 
     def receive(self, timeout: float | None = None) -> T | None:
         """The next message, or None after `timeout` seconds. A dead parent needs no handling: we end with it."""
@@ -170,12 +183,13 @@ class Parent(Generic[T]):
         return message
 
 
-def _die_with_parent(lifeline: socket.socket, folder: Path) -> None:
+def _die_with_parent(lifeline: socket.socket, remains: list[Path]) -> None:
     try:
         lifeline.recv(1)
     except OSError:
         pass
-    shutil.rmtree(folder, ignore_errors=True)
+    for folder in remains:
+        shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 
@@ -189,7 +203,7 @@ def _is_readable(lifeline: socket.socket) -> bool:
     return True
 
 
-def _socket_folder() -> Path:
+def socket_folder() -> Path:
     """A new folder that only this user can enter, with a path short enough for a socket."""
     folder = Path(tempfile.mkdtemp(prefix="quire-"))
     if len(os.fsencode(folder)) + len("/down") > _MAX_SOCKET_PATH:

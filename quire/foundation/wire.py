@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -148,12 +148,12 @@ class Channel(Generic[T]):
     def wait(self, timeout: float | None, *others: int) -> bool:
         """Sleep until a message is there, one of the `others` (file descriptors) is readable or `timeout` seconds
         have passed. Returns whether a message is there."""
-        poller = zmq.Poller()
-        poller.register(self._in, zmq.POLLIN)
-        for fd in others:
-            poller.register(fd, zmq.POLLIN)
-        ready = dict(poller.poll(None if timeout is None else max(0, math.ceil(timeout * 1000))))
-        return self._in in ready
+        return self._in in _poll([self._in], timeout, others)
+
+    @staticmethod
+    def wait_any(channels: Iterable[Channel[Any]], timeout: float | None, *others: int) -> None:
+        """`wait` for the messages of several channels."""
+        _poll([channel._in for channel in channels], timeout, others)
 
     def fileno(self) -> int:
         """Readable when messages may have come. Edge-triggered: call `receive` until None before waiting on it."""
@@ -164,3 +164,10 @@ class Channel(Generic[T]):
         self._out.close(linger=int(linger * 1000))
         self._in.close(linger=0)
         self._context.term()
+
+
+def _poll(sockets: Sequence[zmq.Socket[bytes]], timeout: float | None, fds: Sequence[int]) -> dict[Any, int]:
+    poller = zmq.Poller()
+    for one in (*sockets, *fds):
+        poller.register(one, zmq.POLLIN)
+    return dict(poller.poll(None if timeout is None else max(0, math.ceil(timeout * 1000))))

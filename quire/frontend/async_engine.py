@@ -8,6 +8,8 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from quire.config.engine import EngineConfig
 from quire.config.resolve import resolve
 from quire.engine.client import EngineClient, EngineInfo, ProcessClient
@@ -294,6 +296,10 @@ class AsyncLLM:
     def stats(self) -> EngineStats:
         """The core's counters and gauges as of its last report."""
         return self._stats
+
+    async def refresh_stats(self) -> None:
+        """Ask the core for its counters, instead of waiting for its next report."""
+        self._stats = msgspec.convert(await self.call("stats"), EngineStats)
 
     def get_tokenizer(self) -> Tokenizer | None:
         """None if the engine works on token ids only."""

@@ -82,7 +82,8 @@ def build_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     app.state.batches = BatchQueue(service, app)
-    app.state.responses = ResponseStore(service.serve.response_store_bytes)
+    app.state.responses = ResponseStore(service.serve.response_store_bytes // len(service.board.pages))
+    app.state.siblings = None
     errors.install(app)
     app.openapi = openapi_document(app)  # type: ignore[method-assign]
     for router in ROUTERS:
@@ -94,7 +95,7 @@ async def _check_generates(request: Request) -> None:
     request.app.state.service.check_generates()
 
 
-def protect(app: FastAPI, service: Service, keys: Iterable[str]) -> ASGIApp:
+def protect(app: ASGIApp, service: Service, keys: Iterable[str]) -> ASGIApp:
     """The app as it may be shown to the world.
 
     From the outside in: CORS (a browser's preflight carries no key), keys, body size, routes.

@@ -53,6 +53,14 @@ class ApiError(Exception):
         self.param = param
 
 
+class NotStoredError(ApiError):
+    """A stored response is not here. Another front end of the server may have it."""
+
+    def __init__(self, response_id: str, param: str) -> None:
+        super().__init__(404, f"there is no stored response with the id {response_id[:256]!r}", param)
+        self.response_id = response_id
+
+
 def error_body(status: int, message: str, param: str | None = None, path: str = "") -> bytes:
     if is_anthropic(path):
         return orjson.dumps({"type": "error", "error": anthropic_error(status, message)})

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from quire.foundation.errors import InputError
+from quire.server.board import ANSWERS, Board
 from quire.server.errors import ApiError, error_body, error_response
 
 MAX_HEADER_BYTES = 64 * 1024
@@ -116,10 +117,23 @@ def check_depth(body: bytes, value: Any) -> None:
 class InFlight:
     """The requests being answered: how many answers that makes, and their tasks, so that a shutdown can end them.
 
-    keepalive_interval: seconds of silence after which streams say that they live; 0: never.
+    keepalive_interval: seconds of silence after which streams say that they live; 0: never. board: where it counts.
     """
 
-    def __init__(self, keepalive_interval: float) -> None:
+    def __init__(self, board: Board, keepalive_interval: float) -> None:
         self.keepalive_interval = keepalive_interval
-        self.num_answers = 0
         self.tasks: set[asyncio.Task[None]] = set()
+        self._board = board
+
+    @property
+    def num_answers(self) -> int:
+        """Of this process."""
+        return int(self._board.mine[ANSWERS])
+
+    @num_answers.setter
+    def num_answers(self, count: int) -> None:
+        self._board.mine[ANSWERS] = count
+
+    def total(self) -> int:
+        """Of all processes of the server."""
+        return int(self._board.sum(ANSWERS))

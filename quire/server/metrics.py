@@ -1,14 +1,14 @@
-"""Prometheus metrics of this process, under the names that dashboards of open engines know (`vllm:*`).
+"""Prometheus metrics of a server, under the names that dashboards of open engines know (`vllm:*`).
 
-Two sources: the counters of the engine core (EngineStats, read when /metrics is asked) and what the API process sees
-of each request. Observing costs a bisection, no locks: everything runs on the event loop.
+Two sources: the counters of the engine core (EngineStats, read when /metrics is asked) and what the front ends see of
+each request, summed over all of them (`board.py`). Observing costs a bisection, no locks: everything runs on the event
+loop.
 """
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from quire.server.board import PID, Board
 from quire.types.output import EngineStats, RequestMetrics, RequestOutput
 from quire.types.sampling import RequestOutputKind, SamplingParams
 
@@ -39,23 +40,47 @@ def one_two_five(limit: int) -> list[int]:
 
 
 class Histogram:
-    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
+    def __init__(self, board: Board, name: str, text: str, bounds: Sequence[float]) -> None:
         self.name, self.text, self.bounds = name, text, bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
+        self._board, self._mine = board, board.mine
+        self._counts = board.take(len(bounds) + 2)  # one a bucket, then the sum of the values
+        self._total = self._counts + len(bounds) + 1
 
     def observe(self, value: float, times: int = 1) -> None:
-        self.counts[bisect_left(self.bounds, value)] += times
-        self.total += value * times
+        self._mine[self._counts + bisect_left(self.bounds, value)] += times
+        self._mine[self._total] += value * times
 
     def family(self, names: list[str], labels: list[str]) -> Metric:
-        seen, buckets = 0, []
-        for bound, count in zip([*map(str, map(float, self.bounds)), "+Inf"], self.counts, strict=True):
-            seen += count
+        seen, buckets = 0.0, []
+        for slot, bound in enumerate([*map(str, map(float, self.bounds)), "+Inf"], self._counts):
+            seen += self._board.sum(slot)
             buckets.append((bound, seen))
         family = HistogramMetricFamily(self.name, self.text, labels=names)
-        family.add_metric(labels, buckets, self.total)
+        family.add_metric(labels, buckets, self._board.sum(self._total))
         return family
+
+
+class Counts:
+    """How often this process has seen each of a few things: `counts[name] += 1`."""
+
+    def __init__(self, board: Board, names: Sequence[str]) -> None:
+        self.names = names
+        self._board = board
+        self._slots = {name: board.take(1) for name in names}
+
+    def __getitem__(self, name: str) -> int:
+        return int(self._board.mine[self._slots[name]])
+
+    def __setitem__(self, name: str, count: int) -> None:
+        self._board.mine[self._slots[name]] = count
+
+    def total(self, name: str) -> int:
+        """Of all processes."""
+        return int(self._board.sum(self._slots[name]))
+
+    def each(self) -> list[int]:
+        """Of each process, all names together."""
+        return [int(sum(page[slot] for slot in self._slots.values())) for page in self._board.pages]
 
 
 class RequestClock:
@@ -75,31 +100,45 @@ class RequestClock:
 
 
 class Metrics(Collector):
-    def __init__(self, model_name: str, max_model_len: int) -> None:
+    def __init__(self, model_name: str, max_model_len: int, board: Board) -> None:
         tokens = one_two_five(max_model_len)
         self._names, self._labels = ["model_name", "engine"], [model_name, "0"]
-        self.finished: Counter[str] = Counter(dict.fromkeys(FINISH_REASONS, 0))
-        self.rejected = 0
-        self.first_token = Histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN)
-        self.token_gap = Histogram("vllm:inter_token_latency_seconds", "Gap between outputs of a request.", TOKEN_GAP)
-        self.token_mean = Histogram(
+        self.finished = Counts(board, FINISH_REASONS)
+        self._refusals = Counts(board, ["rejected"])
+
+        def histogram(name: str, text: str, bounds: Sequence[float]) -> Histogram:
+            return Histogram(board, name, text, bounds)
+
+        self.first_token = histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN)
+        self.token_gap = histogram("vllm:inter_token_latency_seconds", "Gap between outputs of a request.", TOKEN_GAP)
+        self.token_mean = histogram(
             "vllm:request_time_per_output_token_seconds", "Mean gap of a finished request.", TOKEN_GAP
         )
-        self.whole = Histogram("vllm:e2e_request_latency_seconds", "Arrival to finish.", LATENCY)
-        self.queue = Histogram("vllm:request_queue_time_seconds", "Arrival to first scheduled.", LATENCY)
-        self.inference = Histogram("vllm:request_inference_time_seconds", "First scheduled to last token.", LATENCY)
-        self.prefill = Histogram("vllm:request_prefill_time_seconds", "First scheduled to first token.", LATENCY)
-        self.decode = Histogram("vllm:request_decode_time_seconds", "First token to last token.", LATENCY)
-        self.prompt_size = Histogram("vllm:request_prompt_tokens", "Prompt tokens of finished requests.", tokens)
-        self.answer_size = Histogram("vllm:request_generation_tokens", "Generated tokens of finished requests.", tokens)
-        self.asked_size = Histogram("vllm:request_params_max_tokens", "max_tokens of finished requests.", tokens)
-        self.asked_answers = Histogram("vllm:request_params_n", "n of finished requests.", (1, 2, 5, 10, 20))
-        self.step_tokens = Histogram("vllm:iteration_tokens_total", "Tokens of an engine step.", STEP_TOKENS)
+        self.whole = histogram("vllm:e2e_request_latency_seconds", "Arrival to finish.", LATENCY)
+        self.queue = histogram("vllm:request_queue_time_seconds", "Arrival to first scheduled.", LATENCY)
+        self.inference = histogram("vllm:request_inference_time_seconds", "First scheduled to last token.", LATENCY)
+        self.prefill = histogram("vllm:request_prefill_time_seconds", "First scheduled to first token.", LATENCY)
+        self.decode = histogram("vllm:request_decode_time_seconds", "First token to last token.", LATENCY)
+        self.prompt_size = histogram("vllm:request_prompt_tokens", "Prompt tokens of finished requests.", tokens)
+        self.answer_size = histogram("vllm:request_generation_tokens", "Generated tokens of finished requests.", tokens)
+        self.asked_size = histogram("vllm:request_params_max_tokens", "max_tokens of finished requests.", tokens)
+        self.asked_answers = histogram("vllm:request_params_n", "n of finished requests.", (1, 2, 5, 10, 20))
+        self.step_tokens = histogram("vllm:iteration_tokens_total", "Tokens of an engine step.", STEP_TOKENS)
         self._histograms = [value for value in vars(self).values() if isinstance(value, Histogram)]
         self._stats = EngineStats()
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        ProcessCollector(registry=self._registry)
+        self._board = board
+        if len(board.pages) == 1:
+            ProcessCollector(registry=self._registry)
+
+    @property
+    def rejected(self) -> int:
+        return self._refusals["rejected"]
+
+    @rejected.setter
+    def rejected(self, count: int) -> None:
+        self._refusals["rejected"] = count
 
     def finish(self, output: RequestOutput, num_tokens: int, params: SamplingParams) -> None:
         """A request is done; `num_tokens` were generated for all its answers."""
@@ -167,7 +206,10 @@ class Metrics(Collector):
             "vllm:prompt_tokens_cached": ("Prompt tokens whose KV was reused.", stats.cached_tokens),
             "vllm:generation_tokens": ("Generated tokens.", stats.generation_tokens),
             "quire:steps": ("Engine steps.", stats.num_steps),
-            "quire:requests_rejected": ("Requests refused because the queue was full.", self.rejected),
+            "quire:requests_rejected": (
+                "Requests refused because the queue was full.",
+                self._refusals.total("rejected"),
+            ),
         }
         for name, (text, value) in gauges.items():
             gauge = GaugeMetricFamily(name, text, labels=self._names)
@@ -180,8 +222,8 @@ class Metrics(Collector):
         success = CounterMetricFamily(
             "vllm:request_success", "Finished requests.", labels=[*self._names, "finished_reason"]
         )
-        for reason, count in self.finished.items():
-            success.add_metric([*self._labels, reason], count)
+        for reason in self.finished.names:
+            success.add_metric([*self._labels, reason], self.finished.total(reason))
         yield success
         phases = CounterMetricFamily("quire:core_seconds", "What the core's loop did.", labels=[*self._names, "phase"])
         for phase, seconds in stats.phase_seconds.items():
@@ -189,3 +231,20 @@ class Metrics(Collector):
         yield phases
         for histogram in self._histograms:
             yield histogram.family(self._names, self._labels)
+        if len(self._board.pages) > 1:
+            yield from self._front_ends()
+
+    def _front_ends(self) -> Iterator[Metric]:
+        """Each process by itself: its answers, and what the system knows of it."""
+        answers = CounterMetricFamily("quire:front_end_answers", "Finished answers by process.", labels=["front_end"])
+        for number, count in enumerate(self.finished.each()):
+            answers.add_metric([str(number)], count)
+        yield answers
+        families: dict[str, Metric] = {}
+        for number, page in enumerate(self._board.pages):
+            if pid := int(page[PID]):
+                for metric in ProcessCollector(pid=lambda pid=pid: pid, registry=None).collect():  # type: ignore[misc]
+                    family = families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+                    for sample in metric.samples:
+                        family.add_sample(sample.name, {"front_end": str(number)}, sample.value)
+        yield from families.values()

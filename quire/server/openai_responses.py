@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -17,11 +18,11 @@ from quire.server.errors import ApiError
 from quire.server.openai_responses_body import CountBody, ResponsesBody
 from quire.server.openai_responses_events import ResponseWriter
 from quire.server.openai_responses_input import Tools, add_items, choice, resolve, with_ids
-from quire.server.openai_responses_items import new_id
 from quire.server.openai_responses_run import Run
-from quire.server.openai_responses_store import ResponseStore, Stored, Turn
+from quire.server.openai_responses_store import ResponseStore, Stored, Turn, new_response_id
 from quire.server.protocol import ChatBody
 from quire.server.service import Service
+from quire.server.siblings import Siblings
 from quire.server.sse import EventStream, JsonReply
 
 router = APIRouter()
@@ -31,6 +32,12 @@ Item = dict[str, Any]
 def store_of(request: Request) -> ResponseStore:
     store: ResponseStore = request.app.state.responses
     return store
+
+
+async def is_kept_elsewhere(request: Request, response_id: str) -> bool:
+    """By another front end of this server."""
+    siblings: Siblings | None = request.app.state.siblings
+    return siblings is not None and await siblings.has_response(request.scope, response_id)
 
 
 @router.post("/v1/responses", openapi_extra=openapi_body(ResponsesBody))
@@ -43,10 +50,10 @@ async def responses(request: Request) -> Response:
     keeps = body.store and store.max_bytes > 0
     if body.background and not keeps:
         raise InputError("background needs a server that keeps responses (option response_store_bytes)", "background")
-    response_id = body.request_id or new_id("resp")
-    if response_id in store:
+    response_id = body.request_id or new_response_id(service.board.number)
+    if body.request_id and (response_id in store or await is_kept_elsewhere(request, response_id)):
         raise InputError(f"request_id {response_id!r} is in use by a stored response", "request_id")
-    items, before = read_input(body, store)
+    items, before = read_input(body, store, await items_elsewhere(request, body))
     tools, chat = conversation(service, body, items, before)
     job, plan = await start_chat(
         request, chat, model, body.names, job_id=response_id, shorten=body.truncation == "auto"
@@ -86,7 +93,7 @@ async def input_tokens(request: Request) -> Response:
     service: Service = request.app.state.service
     service.running()
     service.check_model(body.model)
-    items, before = read_input(body, store_of(request))
+    items, before = read_input(body, store_of(request), await items_elsewhere(request, body))
     _, chat = conversation(service, body, items, before)
     return JSONResponse(
         {"object": "response.input_tokens", "input_tokens": await count_tokens(service, chat, body.names)}
@@ -150,10 +157,23 @@ async def input_items(
     return JSONResponse({"object": "list", "data": page, **ends, "has_more": len(items) > limit})
 
 
-def read_input(body: CountBody, store: ResponseStore) -> tuple[list[Item], Turn | None]:
-    """The items of the request, and the turn that they continue. Raises InputError and ApiError 404."""
+async def items_elsewhere(request: Request, body: CountBody) -> dict[str, Item]:
+    """Items that the request refers to and that other front ends of this server keep."""
+    siblings: Siblings | None = request.app.state.siblings
+    if siblings is None or isinstance(body.input, str):
+        return {}
+    references = [str(item.get("id")) for item in with_ids(body.input) if item["type"] == "item_reference"]
+    missing = [item_id for item_id in references if store_of(request).item(item_id) is None]
+    return await siblings.items(request.scope, missing) if missing else {}
+
+
+def read_input(body: CountBody, store: ResponseStore, elsewhere: Mapping[str, Item]) -> tuple[list[Item], Turn | None]:
+    """The items of the request, and the turn that they continue. Raises InputError and ApiError 404.
+
+    elsewhere: stored items that are not in `store`.
+    """
     given = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
-    items = resolve(with_ids(given), store.item)
+    items = resolve(with_ids(given), lambda item_id: store.item(item_id) or elsewhere.get(item_id))
     if body.previous_response_id is None:
         return items, None
     previous = store.get(body.previous_response_id, "previous_response_id")

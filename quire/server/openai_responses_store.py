@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -9,10 +11,21 @@ from typing import Any
 
 import orjson
 
-from quire.server.errors import ApiError
+from quire.server.errors import NotStoredError
 from quire.server.openai_responses_run import Run
 
 Item = dict[str, Any]
+
+
+def new_response_id(number: int) -> str:
+    """number: of the front end that keeps the response."""
+    return f"resp_{number:02x}{secrets.token_hex(15)}"
+
+
+def number_of(response_id: str) -> int | None:
+    """What `new_response_id` put in; None for an id that somebody else made."""
+    found = re.fullmatch("resp_([0-9a-f]{2})[0-9a-f]{30}", response_id)
+    return None if found is None else int(found[1], 16)
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +86,7 @@ class ResponseStore:
         """Raises ApiError 404 naming `param`."""
         stored = self._by_id.get(response_id)
         if stored is None:
-            raise ApiError(404, f"there is no stored response with the id {response_id[:256]!r}", param)
+            raise NotStoredError(response_id, param)
         self._by_id.move_to_end(response_id)
         return stored
 

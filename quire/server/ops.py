@@ -56,7 +56,7 @@ async def version() -> Response:
 @router.get("/load")
 async def load(request: Request) -> Response:
     """Answers being made or waiting."""
-    return JSONResponse({"server_load": service_of(request).in_flight.num_answers})
+    return JSONResponse({"server_load": service_of(request).in_flight.total()})
 
 
 @router.get("/metrics", response_class=PlainTextResponse)

@@ -9,6 +9,7 @@ from quire.config.engine import EngineConfig
 from quire.config.serve import ServeConfig
 from quire.foundation.errors import InputError
 from quire.frontend.template_sandbox import TemplateSandbox
+from quire.server.board import Board
 from quire.server.errors import ApiError
 from quire.server.limits import InFlight
 from quire.server.metrics import Metrics
@@ -51,16 +52,22 @@ class Progress:
 
 
 class Service:
-    """One a process. It exists before the engine does: probes are answered while the model loads."""
+    """One a process. It exists before the engine does: probes are answered while the model loads.
 
-    def __init__(self, config: EngineConfig, serve: ServeConfig) -> None:
+    created: Unix seconds, the same in all processes of a server; board: where these count.
+    """
+
+    def __init__(
+        self, config: EngineConfig, serve: ServeConfig, created: int | None = None, board: Board | None = None
+    ) -> None:
         self.config = config
         self.serve = serve
+        self.board = Board() if board is None else board
         self.names = config.model.served_model_name or [config.model.model or DEMO_NAME]
-        self.created = int(time.time())
+        self.created = int(time.time()) if created is None else created
         self.engine: AsyncLLM | None = None
         self.metrics: Metrics | None = None
-        self.in_flight = InFlight(serve.keepalive_interval)
+        self.in_flight = InFlight(self.board, serve.keepalive_interval)
         self.templates = TemplateSandbox()
         self.draining = False  # /readyz says so; requests are still taken during the grace
         self.closed = False  # new requests are refused
@@ -69,7 +76,7 @@ class Service:
 
     def attach(self, engine: AsyncLLM) -> None:
         """The engine is up and has made its first token."""
-        self.metrics = Metrics(self.names[0], engine.info.max_model_len)
+        self.metrics = Metrics(self.names[0], engine.info.max_model_len, self.board)
         self.engine = engine
         engine.on_stats = self.on_stats
 

@@ -14,8 +14,9 @@ import uvicorn
 
 from quire.config.serve import ServeConfig
 from quire.server.app import build_app, protect
+from quire.server.http_server import HttpServer
 from quire.server.limits import BoundedHttpProtocol
-from quire.server.run import HttpServer, bind
+from quire.server.listener import bind
 from quire.server.service import Service
 from tests.server.echo_llm import EchoLLM
 

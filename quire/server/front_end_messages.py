@@ -1,0 +1,55 @@
+"""What a server and its front ends say to each other."""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.config.engine import EngineConfig
+from quire.config.resolve import Resolved
+from quire.config.serve import ServeConfig
+from quire.engine.messages import EngineInfo
+from quire.foundation.child import Failure
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin", kw_only=True):
+    """Answer probes."""
+
+    number: int
+    count: int
+    config: EngineConfig
+    serve: ServeConfig
+    keys: list[str]
+    folder: str  # boards and private sockets
+    listener: int  # file descriptor of the listening socket
+    created: int  # Unix seconds
+
+
+class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
+    """The model is known; it is being loaded."""
+
+    resolved: Resolved
+
+
+class Attach(msgspec.Struct, frozen=True, tag="attach"):
+    """The core is up: join it over the sockets in `folder`."""
+
+    info: EngineInfo
+    folder: str
+
+
+class EngineDied(msgspec.Struct, frozen=True, tag="engine_died"):
+    cause: str
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    at_once: bool
+
+
+class Serves(msgspec.Struct, frozen=True, tag="serves"):
+    """It has attached, and its first token took so many seconds."""
+
+    first_token: float
+
+
+ToFrontEnd = Begin | Prepare | Attach | EngineDied | Drain
+FromFrontEnd = Serves | Failure

@@ -1,0 +1,62 @@
+"""uvicorn as we run it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from quire.config.serve import ServeConfig
+from quire.server.board import Board
+from quire.server.limits import BoundedHttpProtocol
+from quire.server.listener import Acceptor, SharedHttpProtocol
+
+ABORT_SECONDS = 2  # for aborted requests to say so and connections to close
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its signal handling: when to stop is decided elsewhere.
+
+    shared: a listening socket from which other processes accept too, and where they count their connections.
+    """
+
+    def __init__(self, config: uvicorn.Config, shared: tuple[socket.socket, Board] | None = None) -> None:
+        super().__init__(config)
+        self._shared = shared
+        self._acceptor: Acceptor | None = None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._shared is not None:
+            self._acceptor = Acceptor(*self._shared, self._make_protocol, self.config.ssl)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._acceptor is not None:
+            self._acceptor.close()
+        await super().shutdown(sockets)
+
+    def _make_protocol(self) -> SharedHttpProtocol:
+        return SharedHttpProtocol(self.config, self.server_state, self.lifespan.state)
+
+
+def http_config(app: ASGIApp, serve: ServeConfig) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=BoundedHttpProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level=serve.uvicorn_log_level,
+        access_log=False,
+        server_header=False,
+        ssl_keyfile=serve.ssl_keyfile,
+        ssl_certfile=serve.ssl_certfile,
+        timeout_graceful_shutdown=ABORT_SECONDS,
+    )
