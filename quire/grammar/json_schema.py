@@ -24,7 +24,7 @@ _ANNOTATIONS = {
     *("contentEncoding", "contentMediaType", "contentSchema", "discriminator", "externalDocs", "xml", "x-guidance"),
     *("id", "$schema", "$vocabulary", "$comment"),
 }
-_NOTHING = object()
+NOTHING = object()
 _REFUSED = {
     "not": "",
     "if": "",
@@ -97,7 +97,7 @@ class _Reader:
             raise self._refusal("is false, which no value satisfies", "$")
         found: dict[str, Any] = {} if root is True else self._schema(root, "$", 0)
         self._add_targets(found)
-        name = endless(found, lambda reference: self._find(found, reference))
+        name = endless(found, lambda reference: find(found, reference))
         if name is not None:
             raise self._refusal("needs itself, so that no finite value satisfies it", name)
         return found
@@ -253,22 +253,9 @@ class _Reader:
         return reference
 
     def _target(self, root: Any, reference: str, where: str) -> Any:
-        found = self._find(root, reference)
-        if found is _NOTHING:
+        found = find(root, reference)
+        if found is NOTHING:
             raise self._refusal(f"refers to {reference!r}, which does not exist", where)
-        return found
-
-    def _find(self, root: Any, reference: str) -> Any:
-        """What a pointer or an anchor leads to, or _NOTHING."""
-        if reference.startswith("#") and not reference.startswith("#/"):
-            return root if reference == "#" else _anchored(root, reference[1:])
-        found = root
-        for key in _pointer(reference):
-            index = int(key) if isinstance(found, list) and key.isdecimal() and len(key) < 6 else key
-            try:
-                found = found[index]
-            except (KeyError, IndexError, TypeError):
-                return _NOTHING
         return found
 
     def _add_targets(self, found: dict[str, Any]) -> None:
@@ -296,8 +283,22 @@ class _Reader:
         return InputError(f"{self._field}: the JSON schema at {path} {what}", self._field)
 
 
+def find(root: Any, reference: str) -> Any:
+    """What a pointer (#/…) or an anchor (#name) within `root` leads to, or NOTHING."""
+    if reference.startswith("#") and not reference.startswith("#/"):
+        return root if reference == "#" else _anchored(root, reference[1:])
+    found = root
+    for key in _pointer(reference):
+        index = int(key) if isinstance(found, list) and key.isdecimal() and len(key) < 6 else key
+        try:
+            found = found[index]
+        except (KeyError, IndexError, TypeError):
+            return NOTHING
+    return found
+
+
 def _anchored(schema: Any, name: str) -> Any:
-    """The schema that has this $anchor, or _NOTHING."""
+    """The schema that has this $anchor, or NOTHING."""
     left = [schema]
     while left:
         one = left.pop()
@@ -307,7 +308,7 @@ def _anchored(schema: Any, name: str) -> Any:
             if one.get("$anchor") == name:
                 return one
             left += one.values()
-    return _NOTHING
+    return NOTHING
 
 
 def _pointer(reference: str) -> Iterator[str]:

@@ -7,27 +7,24 @@ from __future__ import annotations
 
 import json
 import os
-import random
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import msgspec
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
 from quire.foundation.errors import InputError
 from quire.grammar import json_schema, tags, tags_lark
-from quire.grammar.base import GrammarError, Matcher
-from quire.grammar.closing import MAX_WALK, Closer, Closing, Hints
+from quire.grammar.base import GrammarError, Matcher, Recipe
+from quire.grammar.closing import MAX_WALK, Closer, Closing
+from quire.grammar.hints import Hints, hints_of
 from quire.grammar.numbers import DigitLimit, DigitTable
 from quire.grammar.vocabulary import Vocabulary
 from quire.types.structured import FIELD, GrammarSpec
 
 MAX_THREADS = 8
-REHEARSALS = 3
-REHEARSED_TOKENS = 40
 JSON_SPACE = r"[ \n\r\t]{1,8}"
 _LIMITS = LLParserLimits(
     max_items_in_row=2500,  # four an optional property, of which json_schema lets 400 pass
@@ -38,13 +35,6 @@ _LIMITS = LLParserLimits(
     max_grammar_size=500_000,
     verbose_errors=False,
 )
-
-
-class Recipe(msgspec.Struct, frozen=True):
-    """A grammar in llguidance's own form, and what may close an answer under it."""
-
-    source: str
-    hints: Hints
 
 
 class _TokenTable:
@@ -89,7 +79,7 @@ class LLGuidance:
 
     def recipe(self, spec: GrammarSpec) -> Recipe:
         """All that takes Python to compile. Raises InputError."""
-        return Recipe(self._source(spec), self._closer.hints(spec))
+        return Recipe(self._source(spec), hints_of(spec, self.vocabulary))
 
     def build(self, spec: GrammarSpec, recipe: Recipe) -> LLGrammar:
         """The rest, without the GIL. Raises InputError."""
@@ -106,25 +96,6 @@ class LLGuidance:
         if not row.any():
             raise InputError(f"the {spec.kind} cannot be enforced: no answer satisfies it", FIELD)
         return LLGrammar(spec, matcher)
-
-    def restore(self, spec: GrammarSpec, recipe: bytes) -> LLGrammar:
-        """From the msgpack of a recipe that was made elsewhere. Raises InputError."""
-        return self.build(spec, msgspec.msgpack.decode(recipe, type=Recipe))
-
-    def rehearse(self, grammar: LLGrammar) -> None:
-        """Follow some answers for a while. Raises InputError if that soon costs more than the limits allow."""
-        rng = random.Random(0)
-        row = np.zeros(-(-self.vocabulary.size // 32), np.int32)
-        for _ in range(REHEARSALS):
-            matcher = grammar.matcher()
-            for _ in range(REHEARSED_TOKENS):
-                try:
-                    matcher.fill(row)
-                except GrammarError as error:
-                    raise InputError(f"the {grammar.spec.kind} is too complex: {error}", FIELD) from None
-                allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
-                if not len(allowed) or not matcher.accept(int(rng.choice(allowed))) or matcher.is_done:
-                    break
 
     def fill(self, matchers: Sequence[Matcher], rows: np.ndarray) -> None:
         """Rows of matchers that failed are left empty."""
@@ -175,6 +146,7 @@ class LLGrammar:
 
 class LLGuidanceMatcher:
     __slots__ = ("_digits", "_stop_ids", "closing", "has_ended", "hints", "inner", "num_tokens")
+    backend = "llguidance"
 
     def __init__(self, inner: Any, digits: DigitLimit | None, stop_ids: frozenset[int], hints: Hints) -> None:
         self.inner = inner

@@ -162,6 +162,50 @@ def test_the_backend_refuses_the_rest(schema: Any, says: str) -> None:
         demo().compile(GrammarSpec("json_schema", plain(schema, "json")))
 
 
+@pytest.mark.parametrize(("schema", "values", "others"), BINDING, ids=lambda x: json.dumps(x, ensure_ascii=True)[:50])
+def test_what_xgrammar_accepts_binds(schema: Any, values: list[Any], others: list[Any]) -> None:
+    """It is stricter in some ways: fixed separators within constants, no further keys beside named ones."""
+    backend = demo("xgrammar")
+    try:
+        grammar = backend.compile(GrammarSpec("json_schema", plain(schema, "json")))
+    except InputError as error:
+        assert "$" in error.message, error.message
+        return
+    for value in others:
+        assert not takes(backend, grammar.matcher(), json.dumps(value, ensure_ascii=False)), value
+    texts = (json.dumps(value, ensure_ascii=False, separators=(",", ":")) for value in values)
+    assert any(takes(backend, grammar.matcher(), text) for text in texts)
+
+
+XGRAMMAR_REFUSES: list[tuple[Any, str]] = [  # schema, what the message says
+    ({"type": "string", "pattern": "^(?=a)b$"}, "$.pattern uses look-around"),
+    ({"type": "string", "pattern": "a$b"}, "has an anchor within"),
+    ({"type": "string", "pattern": '^a"$'}, "which JSON escapes"),
+    ({"type": "string", "pattern": "^a+$", "minLength": 2}, "'pattern' beside 'minLength'"),
+    ({"type": "number", "multipleOf": 0.5}, "'multipleOf'"),
+    ({"$ref": "#/$defs/x", "minimum": 3, "$defs": {"x": {}}}, "'$ref' beside 'minimum'"),
+    ({"allOf": [{"minimum": 3}, {"maximum": 5}]}, "$.allOf has several parts"),
+    ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "$.oneOf has branches"),
+    ({"properties": {"a": {}}, "additionalProperties": {"type": "null"}}, "'additionalProperties' beside properties"),
+    ({"items": {"patternProperties": {"^a": {}}}}, "$.items uses 'patternProperties'"),
+]
+
+
+@pytest.mark.parametrize(("schema", "says"), XGRAMMAR_REFUSES, ids=lambda x: x if isinstance(x, str) else "")
+def test_what_xgrammar_would_leave_out_is_refused(schema: Any, says: str) -> None:
+    with pytest.raises(InputError) as error:
+        demo("xgrammar").compile(GrammarSpec("json_schema", plain(schema, "json")))
+    assert says in error.value.message
+
+
+def test_strings_of_a_length_by_xgrammar_are_json() -> None:
+    """By itself the library lets control characters through here."""
+    backend = demo("xgrammar")
+    grammar = backend.compile(GrammarSpec("json_schema", '{"type":"string","minLength":1,"maxLength":2}'))
+    assert takes(backend, grammar.matcher(), '"a"')
+    assert not takes(backend, grammar.matcher(), '"\x01"')
+
+
 def test_plain_form_is_stable() -> None:
     for schema, *_ in BINDING:
         once = plain(schema, "json")
