@@ -23,7 +23,7 @@ from quire.grammar.closing import MAX_WALK, Closer, Closing
 from quire.grammar.hints import Hints, hints_of
 from quire.grammar.numbers import DigitLimit, DigitTable
 from quire.grammar.vocabulary import Vocabulary
-from quire.grammar.xgrammar_regex import checked
+from quire.grammar.xgrammar_regex import rewritten
 from quire.grammar.xgrammar_schema import narrowed
 from quire.grammar.xgrammar_tags import MAX_WHITESPACE, translated
 from quire.types.structured import FIELD, GrammarSpec
@@ -104,7 +104,7 @@ class XGrammar:
     def _source(self, spec: GrammarSpec) -> str:
         """What the library compiles, checked to hold nothing that it would leave out. Raises InputError."""
         if spec.kind == "regex":
-            return checked(spec.text, f"{FIELD}: the regex", within_json=False)
+            return rewritten(spec.text, f"{FIELD}: the regex", within_json=False)
         if spec.kind == "ebnf":
             return spec.text
         if spec.whitespace != "bounded":

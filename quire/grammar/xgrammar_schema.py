@@ -13,7 +13,7 @@ from typing import Any
 
 from quire.foundation.errors import InputError
 from quire.grammar.json_schema import NOTHING, find
-from quire.grammar.xgrammar_regex import checked
+from quire.grammar.xgrammar_regex import rewritten
 from quire.types.structured import FIELD
 
 Schema = dict[str, Any]
@@ -208,7 +208,7 @@ class _Narrower:
                 found[keyword] = int(schema[keyword])
 
     def _pattern(self, pattern: str, path: str) -> str:
-        return checked(pattern, f"{FIELD}: the pattern at {path}", within_json=True)
+        return rewritten(pattern, f"{FIELD}: the pattern at {path}", within_json=True)
 
     # Unions
 

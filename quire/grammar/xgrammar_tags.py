@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.foundation.errors import InputError
 from quire.grammar.tags import Format
-from quire.grammar.xgrammar_regex import checked
+from quire.grammar.xgrammar_regex import rewritten
 from quire.grammar.xgrammar_schema import narrowed
 from quire.types.structured import FIELD
 
@@ -30,7 +30,7 @@ class _Translator:
             found["json_schema"] = narrowed(tag["json_schema"]) if isinstance(tag["json_schema"], dict) else {}
             found["max_whitespace_cnt"] = self._whitespace(tag.get("max_whitespace_cnt"))
         elif kind == "regex":
-            found["pattern"] = checked(tag["pattern"], f"{FIELD}: the regex", within_json=False)
+            found["pattern"] = rewritten(tag["pattern"], f"{FIELD}: the regex", within_json=False)
         elif kind == "repeat":
             found |= {"min": tag["min"] or 0, "max": -1 if tag["max"] is None else tag["max"]}
         elif kind == "any_text" and tag.get("max_chars") in (None, -1):
