@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from quire.foundation.errors import InputError
+from quire.grammar.ecma import spelled_out
 from quire.grammar.endless import endless
 
 MAX_BYTES = 256 * 1024
@@ -146,7 +147,9 @@ class _Reader:
             where = f"{path}.{keyword}"
             if keyword in _MAPS:
                 found[keyword] = {
-                    name: self._schema(sub, f"{where}.{name}", depth + 1)
+                    spelled_out(name) if keyword == "patternProperties" else name: self._schema(
+                        sub, f"{where}.{name}", depth + 1
+                    )
                     for name, sub in self._checked(value, dict, where).items()
                 }
             elif keyword in _LISTS or (keyword == "items" and isinstance(value, list)):
@@ -172,7 +175,7 @@ class _Reader:
             raise self._refusal("is not supported below the root", where)
         elif keyword in _CHECKS and not _CHECKS[keyword](value):
             raise self._refusal(f"has a value that it cannot have: {json.dumps(value)[:60]}", where)
-        found[keyword] = value
+        found[keyword] = spelled_out(value) if keyword == "pattern" else value
 
     def _rewritten(self, schema: dict[str, Any]) -> dict[str, Any]:
         """Without the keywords that others can stand for."""
@@ -307,7 +310,7 @@ def _anchored(schema: Any, name: str) -> Any:
         elif isinstance(one, dict):
             if one.get("$anchor") == name:
                 return one
-            left += one.values()
+            left += [value for keyword, value in one.items() if keyword not in ("enum", "const")]
     return NOTHING
 
 

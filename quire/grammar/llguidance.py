@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -26,6 +27,8 @@ from quire.types.structured import FIELD, GrammarSpec
 
 MAX_THREADS = 8
 JSON_SPACE = r"[ \n\r\t]{1,8}"
+ESCAPES = 'nrbtf\\"'  # in strings; not \u, by which a further key could pass for one that the schema names
+_CONTROLS = re.compile(r"(?<!\\)(?:\\\\)*\\u00[01]")
 _LIMITS = LLParserLimits(
     max_items_in_row=2500,  # four an optional property, of which json_schema lets 400 pass
     initial_lexer_fuel=4_000_000,
@@ -122,7 +125,7 @@ class LLGuidance:
             tag = json.loads(tags.plain(spec.text, FIELD))
             return tags_lark.translated(tag, self.vocabulary.special, self.vocabulary.stop_ids, options_for, _lark)
         text = json_schema.plain(spec.text, FIELD) if spec.kind == "json_schema" else '{"type":"object"}'
-        return str(LLMatcher.grammar_from_json_schema(text, overrides=json_options(spec.whitespace)))
+        return str(LLMatcher.grammar_from_json_schema(text, overrides=_json_options(spec.whitespace, text)))
 
     def way_to_end(self, matcher: Matcher) -> list[int] | None:
         """Tokens that complete the answer, not many; None if none are found."""
@@ -218,16 +221,23 @@ class LLGuidanceMatcher:
         return other
 
 
-def json_options(whitespace: str) -> Any:
+def _json_options(whitespace: str, schema: str) -> dict[str, Any]:
+    """How JSON is written. schema: its text. Raises InputError."""
+    options: dict[str, Any] = {"json_allowed_escapes": ESCAPES}
+    if _CONTROLS.search(schema):  # they can be written by \u alone
+        if '"properties"' in schema:
+            raise InputError("a JSON schema may not hold control characters beside named properties", FIELD)
+        options = {}
     if whitespace == "none":
-        return {"whitespace_flexible": False}
-    return {"whitespace_pattern": JSON_SPACE if whitespace == "bounded" else whitespace}
+        return {**options, "whitespace_flexible": False}
+    return {**options, "whitespace_pattern": JSON_SPACE if whitespace == "bounded" else whitespace}
 
 
-def _options_within(whitespace: str, max_whitespace: int | None) -> Any:
+def _options_within(whitespace: str, max_whitespace: int | None, schema: Any) -> dict[str, Any]:
+    text = json.dumps(schema, ensure_ascii=False)
     if max_whitespace in (None, -1):
-        return json_options(whitespace)
-    return json_options("none" if max_whitespace == 0 else rf"[ \n\r\t]{{1,{max_whitespace}}}")
+        return _json_options(whitespace, text)
+    return _json_options("none" if max_whitespace == 0 else rf"[ \n\r\t]{{1,{max_whitespace}}}", text)
 
 
 def _lark(text: str) -> str:

@@ -31,6 +31,10 @@ BINDING: list[tuple[Any, list[Any], list[Any]]] = [  # schema, values of it, oth
     ({"type": "string", "pattern": "ab"}, ["ab", "xaby"], ["b"]),
     ({"type": "string", "pattern": "^[a-z]+$", "minLength": 2, "maxLength": 3}, ["ab"], ["a", "abcd", "A"]),
     ({"type": "string", "pattern": r"^\d{2}\w\s$"}, ["12a "], ["ab", "١٢a "]),
+    ({"type": "string", "pattern": r"^\S.[\s\S]$"}, ["ab\n", "é\u3000 "], ["\xa0bc", "a\nb", "\ufeffbc", " ab"]),
+    ({"const": "\x01é"}, ["\x01é"], ["é"]),
+    ({"anyOf": [True, {"type": "string"}]}, [1, {"a": []}], []),
+    ({"$ref": "#a", "$defs": {"x": {"enum": [{"$anchor": "a"}]}, "y": {"$anchor": "a", "const": 1}}}, [1], [None]),
     ({"type": "string", "pattern": '^"a\\\\$'}, ['"a\\'], ["a"]),
     ({"type": "string", "format": "date"}, ["2024-02-29", "2000-02-29"], ["2023-02-29", "1900-02-29", "2020-13-01"]),
     ({"type": "string", "format": "time"}, ["23:59:59Z", "00:00:00.5+01:30"], ["25:00:00Z", "12:00"]),
@@ -204,6 +208,24 @@ def test_strings_of_a_length_by_xgrammar_are_json() -> None:
     grammar = backend.compile(GrammarSpec("json_schema", '{"type":"string","minLength":1,"maxLength":2}'))
     assert takes(backend, grammar.matcher(), '"a"')
     assert not takes(backend, grammar.matcher(), '"\x01"')
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "object", "properties": {"a": {"type": "integer"}}}, '{"\\u0061":"x"}'),
+        ({"type": "object", "patternProperties": {"^é": {"type": "integer"}}}, '{"\\u00e9":"x"}'),
+    ],
+)
+@pytest.mark.parametrize("name", ["llguidance", "xgrammar"])
+def test_no_key_passes_for_another(schema: Any, text: str, name: str) -> None:
+    """Escapes would spell a key that the schema names."""
+    assert not jsonschema.Draft202012Validator(schema).is_valid(json.loads(text))
+    try:
+        grammar = demo(name).compile(GrammarSpec("json_schema", plain(schema, "json")))
+    except InputError:
+        return
+    assert not takes(demo(name), grammar.matcher(), text)
 
 
 def test_plain_form_is_stable() -> None:
