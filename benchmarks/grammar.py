@@ -20,8 +20,8 @@ import numpy as np
 
 from benchmarks import grammar_suite
 from quire.config.resolve import DEMO_MODEL
-from quire.grammar.json_schema import plain
 from quire.grammar.base import BACKENDS, Backend
+from quire.grammar.json_schema import plain
 from quire.grammar.vocabulary import Vocabulary
 from quire.types.structured import GrammarSpec
 

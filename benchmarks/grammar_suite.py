@@ -76,7 +76,9 @@ def run(suite: Path, backend: Backend, draft: str) -> Count:
             else:
                 count.invalid[taken] += 1
                 if taken and file not in ANNOTATIONS:
-                    count.wrong.append(f"{where}: takes {compact(test['data'])[:100]}, under {json.dumps(schema)[:200]}")
+                    count.wrong.append(
+                        f"{where}: takes {compact(test['data'])[:100]}, under {json.dumps(schema)[:200]}"
+                    )
         judge = judge_of(schema, format_checker=judge_of.FORMAT_CHECKER)
         for _ in range(ANSWERS if file not in OTHER_PATTERNS else 0):
             text, is_complete = answer(backend, grammar.matcher(), rng, TOKENS, close_at_limit=True)

@@ -174,8 +174,8 @@ class _Narrower:
                     "has 'additionalProperties' beside properties: the backend xgrammar would take escaped names", path
                 )
             more = False
-        found["additionalProperties"] = False if more is False else self._schema(
-            True if more is None else more, f"{path}.additionalProperties"
+        found["additionalProperties"] = (
+            False if more is False else self._schema(True if more is None else more, f"{path}.additionalProperties")
         )
         least, most = int(schema.get("minProperties", 0)), schema.get("maxProperties")
         if properties:
