@@ -1,9 +1,9 @@
 """The official JSON-Schema-Test-Suite under grammars: `python -m benchmarks.grammar --suite FOLDER`.
 
-FOLDER holds the suite's tests/ (or is the suite's root). For every schema of a draft: is it refused, and for which
-keyword; else, which instances does the grammar take in their compact form? One marked invalid that it takes is an error.
-One marked valid that it does not take is none: a grammar writes numbers, the order of keys and what a schema leaves open
-in fewer ways. And each grammar's own answers, drawn at random and closed in time, must be valid by the suite's draft.
+FOLDER is the suite's root or its tests/. For every schema of a draft: is it refused, and for which keyword; else, which
+instances does the grammar take in their compact form? One marked invalid that it takes is an error. One marked valid
+that it does not take is none: a grammar writes numbers, the order of keys and what a schema leaves open in fewer ways.
+And each grammar's own answers, drawn at random and closed in time, must be valid by the suite's draft.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def run(suite: Path, backend: Backend, draft: str) -> Count:
             if test["valid"]:
                 count.valid[taken] += 1
                 if not taken:
-                    count.narrower[_narrower(schema, test["data"], file)] += 1
+                    count.narrower[_narrower(test["data"], file)] += 1
             else:
                 count.invalid[taken] += 1
                 if taken and file not in ANNOTATIONS:
@@ -132,7 +132,7 @@ def _reason(message: str) -> str:
     return message.partition(": ")[2][:70]
 
 
-def _narrower(schema: Any, value: Any, file: str) -> str:
+def _narrower(value: Any, file: str) -> str:
     text = json.dumps(value)
     if re.search(r"\d\.0\b|[eE]|\d{17}", re.sub(r'"(?:[^"\\]|\\.)*"', "", text)):
         return "numbers written otherwise"

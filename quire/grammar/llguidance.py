@@ -221,7 +221,7 @@ class LLGuidanceMatcher:
         return other
 
 
-def _json_options(whitespace: str, schema: str) -> dict[str, Any]:
+def _json_options(whitespace: str, schema: str) -> Any:
     """How JSON is written. schema: its text. Raises InputError."""
     options: dict[str, Any] = {"json_allowed_escapes": ESCAPES}
     if _CONTROLS.search(schema):  # they can be written by \u alone

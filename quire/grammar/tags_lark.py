@@ -30,7 +30,8 @@ def translated(
     """The grammar in llguidance's own form.
 
     special: ids of special tokens by their names; the stop tokens among them end the answer, and so are left out.
-    json_options: how JSON is written, for a limit of whitespace and a schema. to_lark: reads a grammar. Raises InputError.
+    json_options: how JSON is written, for a limit of whitespace and a schema. to_lark: reads a grammar.
+    Raises InputError.
     """
     writer = _Writer(special, stop_ids, json_options, to_lark)
     start = writer.write(tag, ())

