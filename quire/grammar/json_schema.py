@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from quire.foundation.errors import InputError
 from quire.grammar.ecma import spelled_out
 from quire.grammar.endless import endless
+from quire.grammar.places import NOTHING, Places, pointer
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 64  # of nested schemas
@@ -25,7 +26,6 @@ _ANNOTATIONS = {
     *("contentEncoding", "contentMediaType", "contentSchema", "discriminator", "externalDocs", "xml", "x-guidance"),
     *("id", "$schema", "$vocabulary", "$comment"),
 }
-NOTHING = object()
 _REFUSED = {
     "not": "",
     "if": "",
@@ -90,15 +90,18 @@ class _Reader:
         self._lenient = lenient
         self._num_schemas = 0
         self._root: Any = None
-        self._pending: dict[str, None] = {}  # local references that are yet to be checked
+        self._places = Places(None)
+        self._met: set[str] = set()  # references by pointers
+        self._pending: list[str] = []  # of these, what is yet to be checked
 
     def read(self, schema: str | dict[str, Any] | bool) -> dict[str, Any]:
         self._root = root = self._parsed(schema)
+        self._places = Places(root)
         if root is False:
             raise self._refusal("is false, which no value satisfies", "$")
         found: dict[str, Any] = {} if root is True else self._schema(root, "$", 0)
         self._add_targets(found)
-        name = endless(found, lambda reference: find(found, reference))
+        name = endless(found, Places(found).find)
         if name is not None:
             raise self._refusal("needs itself, so that no finite value satisfies it", name)
         return found
@@ -250,30 +253,29 @@ class _Reader:
             reference = value[len(root_id.rstrip("#")) :]
         if not reference.startswith("#"):
             raise self._refusal(f"refers to {value!r}: only references within the schema (#/…) are followed", where)
-        self._target(self._root, reference, where)
-        if reference.startswith("#/"):
-            self._pending.setdefault(reference)
+        self._target(reference, where)
+        if reference.startswith("#/") and reference not in self._met:
+            self._met.add(reference)
+            self._pending.append(reference)
         return reference
 
-    def _target(self, root: Any, reference: str, where: str) -> Any:
-        found = find(root, reference)
+    def _target(self, reference: str, where: str) -> Any:
+        found = self._places.find(reference)
         if found is NOTHING:
             raise self._refusal(f"refers to {reference!r}, which does not exist", where)
         return found
 
     def _add_targets(self, found: dict[str, Any]) -> None:
         """Schemas that are referred to but stand at places that are no keywords (components, say) are read as well."""
-        checked: set[str] = set()
-        while left := [reference for reference in self._pending if reference not in checked]:
-            for reference in left:
-                checked.add(reference)
-                keys = list(_pointer(reference))
-                if keys[0] in _KNOWN:
-                    continue
-                place = found
-                for key in keys[:-1]:
-                    place = place.setdefault(key, {})
-                place[keys[-1]] = self._schema(self._target(self._root, reference, reference), reference, len(keys))
+        while self._pending:
+            reference = self._pending.pop()
+            keys = list(pointer(reference))
+            if keys[0] in _KNOWN:
+                continue
+            place = found
+            for key in keys[:-1]:
+                place = place.setdefault(key, {})
+            place[keys[-1]] = self._schema(self._target(reference, reference), reference, len(keys))
 
     # Errors
 
@@ -284,41 +286,6 @@ class _Reader:
 
     def _refusal(self, what: str, path: str) -> InputError:
         return InputError(f"{self._field}: the JSON schema at {path} {what}", self._field)
-
-
-def find(root: Any, reference: str) -> Any:
-    """What a pointer (#/…) or an anchor (#name) within `root` leads to, or NOTHING."""
-    if reference.startswith("#") and not reference.startswith("#/"):
-        return root if reference == "#" else _anchored(root, reference[1:])
-    found = root
-    for key in _pointer(reference):
-        index = int(key) if isinstance(found, list) and key.isdecimal() and len(key) < 6 else key
-        try:
-            found = found[index]
-        except (KeyError, IndexError, TypeError):
-            return NOTHING
-    return found
-
-
-def _anchored(schema: Any, name: str) -> Any:
-    """The schema that has this $anchor, or NOTHING."""
-    left = [schema]
-    while left:
-        one = left.pop()
-        if isinstance(one, list):
-            left += one
-        elif isinstance(one, dict):
-            if one.get("$anchor") == name:
-                return one
-            left += [value for keyword, value in one.items() if keyword not in ("enum", "const")]
-    return NOTHING
-
-
-def _pointer(reference: str) -> Iterator[str]:
-    from urllib.parse import unquote
-
-    for part in reference[2:].split("/"):
-        yield unquote(part).replace("~1", "/").replace("~0", "~")
 
 
 def _literal(text: str) -> str:

@@ -233,7 +233,7 @@ def _json_options(whitespace: str, schema: str) -> Any:
     return {**options, "whitespace_pattern": JSON_SPACE if whitespace == "bounded" else whitespace}
 
 
-def _options_within(whitespace: str, max_whitespace: int | None, schema: Any) -> dict[str, Any]:
+def _options_within(whitespace: str, max_whitespace: int | None, schema: Any) -> Any:
     text = json.dumps(schema, ensure_ascii=False)
     if max_whitespace in (None, -1):
         return _json_options(whitespace, text)

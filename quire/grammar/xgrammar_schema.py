@@ -12,7 +12,7 @@ import json
 from typing import Any
 
 from quire.foundation.errors import InputError
-from quire.grammar.json_schema import NOTHING, find
+from quire.grammar.places import NOTHING, Places
 from quire.grammar.xgrammar_regex import rewritten
 from quire.types.structured import FIELD
 
@@ -47,6 +47,7 @@ def narrowed(schema: Schema) -> Schema:
 class _Narrower:
     def __init__(self, root: Schema) -> None:
         self._root = root
+        self._places = Places(root)
         self._names: dict[str, str] = {}  # of what is referred to
         self._left: list[str] = []
 
@@ -55,7 +56,7 @@ class _Narrower:
         definitions: Schema = {}
         while self._left:
             reference = self._left.pop()
-            target = find(self._root, reference)
+            target = self._places.find(reference)
             if target is NOTHING:
                 raise self._refusal(f"refers to {reference!r}, which does not exist", "$")
             definitions[self._names[reference]] = self._schema(target, reference)
@@ -221,7 +222,7 @@ class _Narrower:
         for _ in range(8):
             if not isinstance(schema, dict) or "$ref" not in schema:
                 break
-            schema = find(self._root, schema["$ref"])
+            schema = self._places.find(schema["$ref"])
         return schema
 
     def _refusal(self, what: str, path: str) -> InputError:

@@ -74,6 +74,7 @@ class Thinking(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where the reasoning of an answer begins and ends, in token ids. A grammar binds what follows it."""
 
     end: list[int]
+    end_seam: int = 0  # after so many tokens of `end` others may come before the rest: the end of a header, say
     start: list[int] = msgspec.field(default_factory=list)
     # "open": the answer begins inside the reasoning. "maybe": it begins with `start` or with the answer itself.
     state: Literal["open", "maybe"] = "open"
