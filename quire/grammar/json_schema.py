@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 from quire.foundation.errors import InputError
@@ -91,8 +92,9 @@ class _Reader:
         self._num_schemas = 0
         self._root: Any = None
         self._places = Places(None)
-        self._met: set[str] = set()  # references by pointers
-        self._pending: list[str] = []  # of these, what is yet to be checked
+        self._moved: dict[str, str] = {}  # references to places that are no keywords: the definitions they become
+        self._names = (f"at{number}" for number in count())
+        self._pending: list[str] = []  # of these, what is yet to be read
 
     def read(self, schema: str | dict[str, Any] | bool) -> dict[str, Any]:
         self._root = root = self._parsed(schema)
@@ -160,24 +162,25 @@ class _Reader:
                 found[keyword] = [self._schema(sub, f"{where}[{i}]", depth + 1) for i, sub in subs]
             elif keyword in ("items", "additionalItems", "additionalProperties"):
                 found[keyword] = self._schema(value, where, depth + 1)
-            elif keyword not in _ANNOTATIONS:
+            else:
                 self._add_value(found, keyword, value, where)
         return found
 
     def _add_value(self, found: dict[str, Any], keyword: str, value: Any, where: str) -> None:
-        """Check the value of a keyword and take it over, if it says something."""
+        """Check the value of a keyword and take it over, if it says something; what is not known is an annotation."""
         if keyword == "$ref":
             value = self._reference(value, where)
         elif keyword == "format":
             value = self._format(value, where)
             if value is None:
                 return
-        elif keyword == "$id" and where != "$.$id":
-            if isinstance(value, str) and value.startswith("#"):
-                return
+        elif keyword == "$id" and where != "$.$id" and not str(value).startswith("#"):
             raise self._refusal("is not supported below the root", where)
-        elif keyword in _CHECKS and not _CHECKS[keyword](value):
-            raise self._refusal(f"has a value that it cannot have: {json.dumps(value)[:60]}", where)
+        elif keyword in _CHECKS:
+            if not _CHECKS[keyword](value):
+                raise self._refusal(f"has a value that it cannot have: {json.dumps(value)[:60]}", where)
+        elif keyword != "const":
+            return
         found[keyword] = spelled_out(value) if keyword == "pattern" else value
 
     def _rewritten(self, schema: dict[str, Any]) -> dict[str, Any]:
@@ -254,10 +257,13 @@ class _Reader:
         if not reference.startswith("#"):
             raise self._refusal(f"refers to {value!r}: only references within the schema (#/…) are followed", where)
         self._target(reference, where)
-        if reference.startswith("#/") and reference not in self._met:
-            self._met.add(reference)
+        if reference == "#" or _is_read(reference):
+            return reference
+        if reference not in self._moved:
+            taken = self._root.get("$defs", {})
+            self._moved[reference] = next(name for name in self._names if name not in taken)
             self._pending.append(reference)
-        return reference
+        return f"#/$defs/{self._moved[reference]}"
 
     def _target(self, reference: str, where: str) -> Any:
         found = self._places.find(reference)
@@ -266,16 +272,11 @@ class _Reader:
         return found
 
     def _add_targets(self, found: dict[str, Any]) -> None:
-        """Schemas that are referred to but stand at places that are no keywords (components, say) are read as well."""
+        """Schemas that are referred to but stand at places that are no keywords (components, say) become definitions."""
         while self._pending:
             reference = self._pending.pop()
-            keys = list(pointer(reference))
-            if keys[0] in _KNOWN:
-                continue
-            place = found
-            for key in keys[:-1]:
-                place = place.setdefault(key, {})
-            place[keys[-1]] = self._schema(self._target(reference, reference), reference, len(keys))
+            schema = self._schema(self._target(reference, reference), reference, 1)
+            found.setdefault("$defs", {})[self._moved[reference]] = schema
 
     # Errors
 
@@ -286,6 +287,20 @@ class _Reader:
 
     def _refusal(self, what: str, path: str) -> InputError:
         return InputError(f"{self._field}: the JSON schema at {path} {what}", self._field)
+
+
+def _is_read(reference: str) -> bool:
+    """Whether a pointer leads through keywords alone, so that its target is read where it stands."""
+    if not reference.startswith("#/"):
+        return False
+    keys = pointer(reference)
+    for keyword in keys:
+        if keyword in _LISTS or (keyword in _MAPS and keyword != "patternProperties"):
+            if next(keys, None) is None:
+                return False
+        elif keyword not in ("items", "additionalItems", "additionalProperties"):
+            return False
+    return True
 
 
 def _literal(text: str) -> str:
@@ -321,4 +336,3 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "pattern": lambda value: isinstance(value, str),
     "type": lambda value: isinstance(value, str) or (_is_names(value) and len(value) > 0),
 }
-_KNOWN = frozenset((*_MAPS, *_LISTS, "items", "additionalItems", "additionalProperties"))

@@ -86,6 +86,18 @@ BINDING: list[tuple[Any, list[Any], list[Any]]] = [  # schema, values of it, oth
         [{"a": 1}],
         [{"a": "s"}],
     ),
+    ({"x": [{"const": 1}], "anyOf": [{"$ref": "#/x/0"}]}, [1], [2]),
+    (
+        {"$defs": {"at0": {"const": 2}}, "x": {"const": 1}, "anyOf": [{"$ref": "#/x"}, {"$ref": "#/$defs/at0"}]},
+        [1, 2],
+        [3],
+    ),
+    (
+        {"$defs": {"at0": {}}, "x": [{"const": 1}, {"const": 2}], "anyOf": [{"$ref": "#/x/0"}, {"$ref": "#/x/1"}]},
+        [1, 2],
+        [3],
+    ),
+    ({"properties": {"a": {"$ref": "#/default/x"}}, "default": {"x": {"type": "null"}}}, [{"a": None}], [{"a": 1}]),
     ({**NODE, "required": ["v", "n"]}, [{"v": 1, "n": {"v": 2, "n": None}}], [{"v": 1, "n": {"v": 1}}]),
     (
         {"type": "object", "properties": {"a": {"$ref": "#x"}}, "$defs": {"x": {"$anchor": "x", "const": 1}}},
@@ -125,6 +137,8 @@ REFUSED: list[tuple[Any, str]] = [  # schema, what the message says
         "at #/$defs/a needs itself",
     ),
     ({"type": "array", "minItems": 1, "items": {"$ref": "#"}}, "needs itself"),
+    ({"items": {"x": {"not": {}}}, "properties": {"a": {"$ref": "#/items/x"}}}, "#/items/x uses 'not'"),
+    ({"items": {"x": [5]}, "properties": {"a": {"$ref": "#/items/x/0"}}}, "#/items/x/0 must be a schema"),
     ("{", "not valid JSON"),
     ("[1]", "must be a JSON schema"),
     ('{"minimum": NaN}', "not valid JSON"),
