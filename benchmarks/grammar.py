@@ -2,6 +2,7 @@
 
     python -m benchmarks.grammar [--model FOLDER] [--vocab-size N] [--schemas 1000] [--backend xgrammar]
     python -m benchmarks.grammar --suite FOLDER [--backend xgrammar]
+    python -m benchmarks.grammar --engine [--suite FOLDER] [--schemas 1000] [--backend xgrammar]
 
 For each kind of grammar: milliseconds to compile it, microseconds to fill a row (mean, 99th percentile, longest), alone
 and in batches of 64, to take a token, and to fill one while the answer is being closed near its limit. Then answers of
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import grammar_suite
+from benchmarks import grammar_models, grammar_suite, results_file
 from quire.config.resolve import DEMO_MODEL
 from quire.grammar.base import BACKENDS, Backend
 from quire.grammar.json_schema import plain
@@ -132,7 +133,12 @@ def main() -> None:
     parser.add_argument("--schemas", type=int, default=1000)
     parser.add_argument("--backend", default="llguidance", choices=list(BACKENDS))
     parser.add_argument("--suite", type=Path, help="run the official JSON-Schema-Test-Suite there, and nothing else")
+    parser.add_argument("--engine", action="store_true", help="let models answer under the schemas, and nothing else")
+    parser.add_argument("--out", type=Path, default=results_file.FOLDER)
     options = parser.parse_args()
+    if options.engine:
+        grammar_models.run(options.schemas, options.suite, options.backend, options.out)
+        return
     if options.suite is not None:
         vocabulary = Vocabulary(DEMO_MODEL, 4096, [0])
         for draft in grammar_suite.DRAFTS:

@@ -117,6 +117,7 @@ _REASONS = (  # what a message says, and what is counted
     (r"uses '(\S+?)'", ""),
     (r"format '(\S+?)'", ""),
     (r"'(\w+)' beside", ""),
+    (r"(allOf) has several", ""),
     (r"oneOf", "oneOf of branches that overlap"),
     (r"\$id", "$id below the root"),
     (r"[Pp]attern at|regex", "pattern"),

@@ -98,6 +98,7 @@ class _Net:
             properties = parts.get("properties", {})
             return self._every([properties[name] for name in schema.get("required", ()) if name in properties])
         prefix, count = parts.get("prefixItems", []), int(schema.get("minItems", 0))
-        items = parts.get("items", [])
-        prefix, items = (items, []) if isinstance(items, list) else (prefix, [items])
-        return self._every([*prefix[:count], *(items if count > len(prefix) else [])])
+        if isinstance(schema.get("items"), list):  # before 2020-12
+            return self._every(parts["items"][:count])
+        further = [parts["items"]] if "items" in parts and count > len(prefix) else []
+        return self._every([*prefix[:count], *further])

@@ -272,7 +272,7 @@ class _Reader:
         return found
 
     def _add_targets(self, found: dict[str, Any]) -> None:
-        """Schemas that are referred to but stand at places that are no keywords (components, say) become definitions."""
+        """Schemas that are referred to but stand at places that are no keywords (components, say): as definitions."""
         while self._pending:
             reference = self._pending.pop()
             schema = self._schema(self._target(reference, reference), reference, 1)

@@ -201,6 +201,8 @@ class _Zygote:
             verdict = Verdict(trial.number, error=error.message, param=error.param)
         except MemoryError:
             os._exit(1)
+        except RecursionError:
+            verdict = Verdict(trial.number, error="is nested too deeply")
         except BaseException as error:
             verdict = Verdict(trial.number, error=f"cannot be compiled: {type(error).__name__}: {str(error)[:200]}")
         with open(target, "wb") as file:
