@@ -21,6 +21,7 @@ from quire.types.plan import StepPlan
 from quire.types.request import EngineRequest
 from quire.types.sampling import SamplingParams
 from quire.types.structured import Constraint
+from quire.worker.assembly import Assembly
 from quire.worker.graphs import DecodeGraphs, DecodeSize, decode_sizes
 from quire.worker.mixed_graphs import MixedSize
 from quire.worker.runner import Runner
@@ -161,9 +162,9 @@ def tails(
 ) -> list[DecodeSize]:
     """Decode steps replay "graphs" of Python too; the sizes of the tails that were replayed."""
     replayed: list[DecodeSize] = []
-    build = Worker._build_runner
+    build = Assembly.runner
 
-    def build_with_graphs(self: Worker, *args: Any, **options: Any) -> Runner:
+    def build_with_graphs(self: Assembly, *args: Any, **options: Any) -> Runner:
         runner = build(self, *args, **options)
         sizes = decode_sizes([1, 2, 4, 6], False)
         runner.graphs = graphs = DecodeGraphs(sizes, runner._forward_decode, runner._tail_decode, None)
@@ -178,7 +179,7 @@ def tails(
         )
         return runner
 
-    monkeypatch.setattr(Worker, "_build_runner", build_with_graphs)
+    monkeypatch.setattr(Assembly, "runner", build_with_graphs)
     return replayed
 
 

@@ -17,11 +17,11 @@ from quire.kernels.paged_attention import attention_reference
 from quire.scheduling.prefixes import Worth
 from quire.scheduling.scheduler import Scheduler
 from quire.types.plan import StepPlan
-from quire.worker import worker as worker_module
+from quire.worker import assembly as assembly_module
+from quire.worker.assembly import Assembly
 from quire.worker.mixed_graphs import MixedGraphs, MixedSize, mixed_sizes, with_prefixes
 from quire.worker.padded import PaddedSteps
 from quire.worker.runner import Runner
-from quire.worker.worker import Worker
 from tests.attention.prefix_reference import attend_by_prefix
 from tests.e2e.conftest import Reference
 from tests.e2e.test_greedy_equals_transformers import prompts, run
@@ -64,9 +64,9 @@ class SlowAttention:
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[StepPlan, MixedSize | None]]:
     """Every step with prompt chunks that runs, and the size it was padded to."""
     seen: list[tuple[StepPlan, MixedSize | None]] = []
-    build = Worker._build_runner
+    build = Assembly.runner
 
-    def build_padded(self: Worker, num_blocks: int, max_model_len: int, **options: Any) -> Runner:
+    def build_padded(self: Assembly, num_blocks: int, max_model_len: int, **options: Any) -> Runner:
         runner = build(self, num_blocks, max_model_len, **options)
         sizes = mixed_sizes(self._resolved.max_num_seqs, self._resolved.max_num_batched_tokens, 1000)
         sizes = with_prefixes(sizes)
@@ -91,8 +91,8 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[StepPlan, MixedSize | N
         runner.mixed_graphs = graphs
         return runner
 
-    monkeypatch.setattr(Worker, "_build_runner", torch.inference_mode()(build_padded))
-    monkeypatch.setattr(worker_module, "select", lambda _name, spec: SlowAttention(spec))
+    monkeypatch.setattr(Assembly, "runner", torch.inference_mode()(build_padded))
+    monkeypatch.setattr(assembly_module, "select", lambda _name, spec: SlowAttention(spec))
     return seen
 
 

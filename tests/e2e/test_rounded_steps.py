@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from quire.worker import assembly as assembly_module
 from quire.worker import batch as batch_module
-from quire.worker import worker as worker_module
 from quire.worker.batch import BatchBuilder, round_size
 from tests.e2e.conftest import Reference
 from tests.e2e.test_greedy_equals_transformers import prompts, run
@@ -41,7 +41,7 @@ def test_text_is_what_transformers_gives(
     monkeypatch.setattr(batch_module, "SIZE_STEP", 8)
     monkeypatch.setattr(BatchBuilder, "__init__", torch.inference_mode()(build_padding))
     monkeypatch.setattr(SlowAttention, "plan", noted)
-    monkeypatch.setattr(worker_module, "select", lambda _name, spec: SlowAttention(spec))
+    monkeypatch.setattr(assembly_module, "select", lambda _name, spec: SlowAttention(spec))
     wanted = prompts(24)
     assert run(tiny_qwen3, wanted, TOKENS, **options) == [reference.greedy(p, TOKENS) for p in wanted]
     assert all(tokens <= 3 or tokens % 8 == 0 or tokens == options["max_num_seqs"] for _, tokens in seen)

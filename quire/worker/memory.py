@@ -1,0 +1,76 @@
+"""How large the KV cache is: what the model, its largest step and the user leave of the device's memory."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from quire.config.cache import CacheConfig
+from quire.config.resolve import Resolved
+from quire.foundation.errors import DoesNotFitError
+from quire.types.kv import KVGroupSpec
+
+_GIB = 1024**3
+_SPARE_BYTES = 3 * _GIB // 8  # for kernel modules and graph pools, which no measurement before them can see
+
+
+class Memory(NamedTuple):
+    """Bytes on the device."""
+
+    is_cpu: bool
+    free_at_start: int  # before the model was there
+    free: int
+    weights: int
+    activations: int  # of the largest step
+
+
+class CacheSize(NamedTuple):
+    num_blocks: int
+    max_model_len: int  # tokens of context that the blocks can hold
+    note: str  # what was lowered, for the log
+
+
+def size_cache(resolved: Resolved, spec: KVGroupSpec, memory: Memory) -> CacheSize:
+    """Blocks of the KV cache and the context length it can hold.
+
+    Raises DoesNotFitError, with the bytes short and the option to change, if one request cannot fit.
+    """
+    cache = resolved.config.cache
+    if spec.kind == "none":  # a block a seat, and the null block
+        return CacheSize(resolved.max_num_seqs + 1, resolved.max_model_len, "")
+    block_size, block_bytes = spec.block_size, spec.bytes_per_block
+    budget, why = _budget(cache, memory)
+    longest = -(-resolved.max_model_len // block_size)
+    useful = resolved.max_num_seqs * longest + 1  # more blocks than all seats can ever hold serve nobody
+    num_blocks = cache.num_gpu_blocks_override or min(int(budget // block_bytes), useful)
+    fits = (num_blocks - 1) * block_size
+    if fits >= resolved.max_model_len:
+        return CacheSize(num_blocks, resolved.max_model_len, "")
+    needed = (longest + 1) * block_bytes
+    if resolved.max_model_len_is_explicit or fits < block_size:
+        raise DoesNotFitError(
+            f"the KV cache may take {budget / _GIB:.2f} GiB ({why}), which holds {max(fits, 0)} tokens; "
+            f"max_model_len={resolved.max_model_len} needs {needed / _GIB:.2f} GiB, "
+            f"{(needed - budget) / _GIB:.2f} GiB more: lower --max-model-len, raise "
+            f"{'--cpu-kv-cache-memory-bytes' if memory.is_cpu else '--gpu-memory-utilization'}, or free memory",
+            "max_model_len",
+        )
+    note = (
+        f"max_model_len={fits}: the model's {resolved.max_model_len} tokens would need {needed / _GIB:.2f} GiB of KV "
+        f"cache, {budget / _GIB:.2f} GiB are there"
+    )
+    return CacheSize(num_blocks, fits, note)
+
+
+def _budget(cache: CacheConfig, memory: Memory) -> tuple[float, str]:
+    """Bytes, and why so many."""
+    if memory.is_cpu:
+        if cache.cpu_kv_cache_memory_bytes:
+            return cache.cpu_kv_cache_memory_bytes, "cpu_kv_cache_memory_bytes"
+        return memory.free / 4, "a quarter of the free memory"
+    if cache.kv_cache_memory_bytes:
+        return cache.kv_cache_memory_bytes, "kv_cache_memory_bytes"
+    share = cache.gpu_memory_utilization
+    return memory.free_at_start * share - memory.weights - memory.activations - _SPARE_BYTES, (
+        f"{share:.0%} of the {memory.free_at_start / _GIB:.1f} GiB free at start, less "
+        f"{memory.weights / _GIB:.1f} GiB weights and {memory.activations / _GIB:.1f} GiB activations"
+    )
