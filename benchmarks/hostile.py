@@ -54,6 +54,7 @@ def hostile() -> dict[str, dict[str, Any]]:
     for _ in range(60):
         deep = {"type": "object", "properties": {"a": deep, "b": deep}} if not deep else {"items": deep}
     keys = {f"p{i}": {"type": "string", "pattern": f"^(a|b){{{i % 50}}}.*c$"} for i in range(390)}
+    union = {"type": "json_schema", "json_schema": nested_unions(3)}
     words = "|".join(f"w{i}{'x' * (i % 7)}" for i in range(9000))
     rules = "\n".join(f'r{i} ::= r{i + 1} r{i + 1} | "a" r{i + 1}' for i in range(40)) + '\nr40 ::= "x" | "y"'
     return {
@@ -88,14 +89,7 @@ def hostile() -> dict[str, dict[str, Any]]:
             "structural_tag": {
                 "type": "triggered_tags",
                 "triggers": ["<"],
-                "tags": [
-                    {
-                        "begin": f"<t{i}>",
-                        "content": {"type": "json_schema", "json_schema": nested_unions(3)},
-                        "end": "<",
-                    }
-                    for i in range(300)
-                ],
+                "tags": [{"begin": f"<t{i}>", "content": union, "end": "<"} for i in range(300)],
             }
         },
     }
@@ -109,16 +103,11 @@ class Load:
 
     async def neighbour(self, number: int, tokens: int) -> list[float]:
         """When each chunk came."""
-        body = {"model": self.model, "prompt": f"Tell me about number {number}:", "max_tokens": tokens, "stream": True}
-        times = []
-        async with self.client.stream(
-            "POST", "/v1/completions", json={**body, "ignore_eos": True, "seed": number}
-        ) as r:
-            assert r.status_code == 200, await r.aread()
-            async for line in r.aiter_lines():
-                if line.startswith("data: {"):
-                    times.append(time.perf_counter())
-        return times
+        body = {"model": self.model, "prompt": f"Tell me about number {number}:", "max_tokens": tokens, "seed": number}
+        body |= {"ignore_eos": True, "stream": True}
+        async with self.client.stream("POST", "/v1/completions", json=body) as reply:
+            assert reply.status_code == 200, await reply.aread()
+            return [time.perf_counter() async for line in reply.aiter_lines() if line.startswith("data: {")]
 
     async def neighbours(self, streams: int, tokens: int) -> list[float]:
         """Gaps between chunks, seconds."""

@@ -26,7 +26,7 @@ from quire.grammar.base import Recipe
 from quire.types.structured import GrammarSpec
 
 CPU_SECONDS = 1
-NICENESS = 10  # the engine's loop comes first where processors are few
+NICENESS = 5  # the engine's loop comes first where processors are few
 WALL_SECONDS = 6.0  # on a machine that is busy with other things
 MEMORY_BYTES = 64 * 1024**2  # more than the vocabulary takes
 MAX_FORKS = 4  # at a time

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import random
@@ -22,7 +23,7 @@ from quire.types.structured import GrammarSpec
 from tests.grammar.walk import DEMO_MODEL
 
 HARMLESS = GrammarSpec("choice", '["yes","no"]')
-PATIENCE = 30.0  # seconds, on a machine with other things to do
+PATIENCE = 120.0  # seconds, on a machine with other things to do
 
 
 @pytest.fixture(scope="module")
@@ -194,3 +195,42 @@ def test_closing_ends_the_process() -> None:
     service.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_backends_work_side_by_side() -> None:
+    """Each for the grammars that name it; the usual one for the others. Rows of both are filled together."""
+    service = GrammarService(DEMO_MODEL, 4096, [2, 0], "xgrammar")
+    try:
+        specs = [GrammarSpec("choice", '["yes","no"]', backend) for backend in ("llguidance", "xgrammar", "auto")]
+        answers = wait(service, *map(service.ask, specs))
+        grammars = [answer.grammar for answer in answers]
+        assert grammars[1] is grammars[2], "the usual one is what is named"
+        matchers = [grammar.matcher() for grammar in grammars if grammar is not None]
+        assert [matcher.backend for matcher in matchers] == ["llguidance", "xgrammar", "xgrammar"]
+        rows = np.full((3, 128), -1, np.int32)
+        service.fill(matchers, rows)
+        assert rows.any()
+        assert (rows[0] == rows[1]).all()
+        assert (rows[1] == rows[2]).all()
+        (refused,) = wait(service, service.ask(GrammarSpec("regex", "(?=a)b", "xgrammar")))
+        assert refused.error is not None
+        assert "look-around" in refused.error.message
+        big = json.dumps([f"{i} {random.Random(i).random()}" for i in range(300_000)])
+        (refused,) = wait(service, service.ask(GrammarSpec("choice", big, "xgrammar")))
+        assert refused.error is not None
+        assert "too complex" in refused.error.message
+        (after,) = wait(service, service.ask(GrammarSpec("choice", '["after"]', "xgrammar")))
+        assert after.grammar is not None
+    finally:
+        service.close()
+
+
+def test_a_backend_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    service = GrammarService(DEMO_MODEL, 4096, [2, 0])
+    try:
+        (answer,) = wait(service, service.ask(GrammarSpec("regex", "a", "xgrammar")))
+        assert answer.error is not None
+        assert "quire[xgrammar]" in answer.error.message
+    finally:
+        service.close()
