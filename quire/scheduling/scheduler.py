@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from quire.foundation.errors import ConfigError, InputError
-from quire.kv.manager import Hit, KVManager
+from quire.kv.manager import KVManager
 from quire.scheduling.build import PlanBuilder
 from quire.scheduling.constraint import ConstraintState, MakeMatcher
 from quire.scheduling.masks import MaskSource, make_masks
 from quire.scheduling.pace import Pace
 from quire.scheduling.prefixes import WORTH, SharedPrefixFinder, Worth
-from quire.scheduling.request import Rank, Request, Status
+from quire.scheduling.request import Request, Status
+from quire.scheduling.room import Room, rank
 from quire.scheduling.settle import settle
 from quire.scheduling.state import Chunk, InFlight, State
 from quire.types.kv import KVGroupSpec
@@ -87,6 +88,7 @@ class Scheduler:
         self._by_priority = self._has_classes = policy == "priority"
         self._preempt_every_step = preempt_every_step
         self._state = State(self.kv, max_num_seqs)
+        self._room = Room(self._state)
         self.pace = Pace(mixed_sizes)  # whoever measures the steps tells it
         self._clock = clock
         self._prefixes = SharedPrefixFinder(self.kv, max_num_seqs, prefix_worth)
@@ -99,6 +101,26 @@ class Scheduler:
 
     def add(self, spec: EngineRequest) -> None:
         """Queue a request. One with a grammar stands aside until `bind`. Raises InputError if it can never run."""
+        self._check(spec)
+        in_background = spec.priority == BACKGROUND
+        self._has_classes = self._has_classes or in_background
+        order = (spec.priority if self._by_priority or in_background else 0, next(self._arrivals))
+        num_prompt = len(spec.token_ids)
+        # A pooling request ends one token short of its limit, as one does whose last token is under way.
+        limit = min(num_prompt + spec.max_tokens, self.max_tokens) if spec.pooling is None else num_prompt + 1
+        request = Request(spec, order, limit, self._clock())
+        constraint = spec.constraint
+        if constraint is not None and constraint.grammar is not None:
+            request.status = Status.COMPILING
+            self._state.num_compiling += 1
+        else:
+            if constraint is not None:
+                request.constraint = ConstraintState(constraint, None, self._vocab_size, request.stops)
+            self._state.queue.push(request)
+        self._state.requests[spec.id] = request
+
+    def _check(self, spec: EngineRequest) -> None:
+        """Raise InputError if it can never run."""
         num_prompt = len(spec.token_ids)
         if spec.id in self._state.requests:
             raise InputError(f"request id {spec.id!r} is in use", "request_id")
@@ -120,21 +142,6 @@ class Scheduler:
                 "it, even empty",
                 "prompt",
             )
-        in_background = spec.priority == BACKGROUND
-        self._has_classes = self._has_classes or in_background
-        rank = (spec.priority if self._by_priority or in_background else 0, next(self._arrivals))
-        # A pooling request ends one token short of its limit, as one does whose last token is under way.
-        limit = min(num_prompt + spec.max_tokens, self.max_tokens) if num_output else num_prompt + 1
-        request = Request(spec, rank, limit, self._clock())
-        constraint = spec.constraint
-        if constraint is not None and constraint.grammar is not None:
-            request.status = Status.COMPILING
-            self._state.num_compiling += 1
-        else:
-            if constraint is not None:
-                request.constraint = ConstraintState(constraint, None, self._vocab_size, request.stops)
-            self._state.queue.push(request)
-        self._state.requests[spec.id] = request
 
     def bind(self, request_id: str, make_matcher: MakeMatcher) -> EngineOutput | None:
         """The grammar of a request is compiled: it takes the place in the queue that it had from the beginning.
@@ -188,16 +195,14 @@ class Scheduler:
             return None
         build = PlanBuilder(len(self.kv.groups), self._budget)
         if self._preempt_every_step:
-            self._preempt_one()
+            self._room.preempt_one()
         if self._has_classes:
-            self._make_room_for_urgent()
+            self._room.make_for_urgent()
         self._decode(build)
         self._keep_pace(build)
-        self._catch_up(build)
-        self._admit(build)
-        if self._has_classes:  # what is left of the step
-            self._catch_up(build, in_background=True)
-            self._admit(build, in_background=True)
+        for in_background in (False, True) if self._has_classes else (False,):  # the background gets what is left
+            self._catch_up(build, in_background=in_background)
+            self._admit(build, in_background=in_background)
         if not build.decodes and not build.chunks:
             return None
         plan = build.finish(self._step, state.releases, self._prefixes.update(build.decodes))
@@ -235,7 +240,7 @@ class Scheduler:
             num_full = int(full.sum())
             if num_full * len(kv.groups) <= kv.num_free:
                 break
-            self._state.preempt(self._victim())
+            self._state.preempt(self._room.victim())
         if num_full:
             growing = rows.seats[full]
             new = kv.allocate_one_each(seats.requests.take(growing).tolist())
@@ -265,20 +270,20 @@ class Scheduler:
             if limit is not None:
                 build.budget = min(build.budget, limit)
 
-    def _catch_up(self, build: PlanBuilder, *, in_background: bool = False) -> None:
+    def _catch_up(self, build: PlanBuilder, *, in_background: bool) -> None:
         """Chunks of the running requests that are further behind, best rank first."""
         state = self._state
-        for request in sorted(state.prefilling.values(), key=_rank):
+        for request in sorted(state.prefilling.values(), key=rank):
             if build.budget == 0:
                 return
             if _in_background(request) is not in_background:
                 continue
             if request.status is Status.RUNNING:  # else it has just made room for a better one
                 self._skip_cached(request, build)
-                if self._has_room(request, build):
+                if self._room.for_one_more(request, build.chunks):
                     self._add_chunk(request, build)
 
-    def _admit(self, build: PlanBuilder, *, in_background: bool = False) -> None:
+    def _admit(self, build: PlanBuilder, *, in_background: bool) -> None:
         """Waiting requests, best rank first; one that does not fit yet holds back those behind it."""
         state = self._state
         while build.budget > 0 and state.seats.num_free:
@@ -287,7 +292,7 @@ class Scheduler:
                 return
             if _in_background(request) is not in_background:
                 return
-            fit = self._find_fit(request)
+            fit = self._room.find_fit(request)
             if fit is None:
                 return
             state.queue.pop()
@@ -353,64 +358,6 @@ class Scheduler:
             totals.prefix_hits += num_cached
             totals.cached_tokens += num_cached
 
-    # --- room ---------------------------------------------------------------------------------------------------
-
-    def _find_fit(self, request: Request) -> tuple[Hit, int] | None:
-        """The cached beginning of a waiting request if all its tokens find room now, else None.
-
-        Beside running requests there must be room for what they still have to catch up and for one more block each,
-        so that who comes in does not throw out another, or itself, a moment later.
-        """
-        if request.num_unseen:
-            return None
-        kv, state = self.kv, self._state
-        hit, num_cached = kv.find_cached(request, request.max_cached)
-        needed = kv.num_needed(len(request.tokens), hit)
-        if state.running:
-            needed += len(state.running) * len(kv.groups)
-            needed += sum(kv.num_missing(other, len(other.tokens)) for other in state.prefilling.values())
-        return (hit, num_cached) if needed <= kv.num_free else None
-
-    def _has_room(self, request: Request, build: PlanBuilder) -> bool:
-        """Whether `request` can compute one more token; catch-ups of worse rank that are not in the plan yet yield."""
-        state, seats, kv = self._state, self._state.seats, self.kv
-        while seats.num_computed[request.seat] == seats.room[request.seat] and kv.num_free < len(kv.groups):
-            planned = {chunk.request.id for chunk in build.chunks}
-            others = [r for r in state.prefilling.values() if r.rank > request.rank and r.id not in planned]
-            if not others:
-                return False
-            state.preempt(max(others, key=_rank))
-        return True
-
-    def _victim(self) -> Request:
-        """Who has to go: one that computes nothing more anyway, else the worst rank."""
-        state = self._state
-
-        def cost(request: Request) -> tuple[bool, Rank]:
-            drained = request.id not in state.prefilling and not state.seats.decoding[request.seat]
-            return drained, request.rank
-
-        return max(state.running.values(), key=cost)
-
-    def _make_room_for_urgent(self) -> None:
-        """If the best waiting request lacks a seat or blocks, requests of lower priority yield to it."""
-        state, kv = self._state, self.kv
-        urgent = state.queue.peek()
-        if urgent is None or urgent.num_unseen:
-            return
-        lower = sorted((r for r in state.running.values() if r.rank[0] > urgent.rank[0]), key=_rank)
-        while lower and not (state.seats.num_free and self._find_fit(urgent)):
-            if kv.num_free + sum(kv.num_held(r) for r in lower) < kv.num_needed(len(urgent.tokens), _nothing(kv)):
-                return
-            state.preempt(lower.pop())
-
-    def _preempt_one(self) -> None:
-        """Test mode: the request that was preempted least often goes, if it got a token since it was seated."""
-        state = self._state
-        candidates = [r for r in state.running.values() if state.seats.decoding[r.seat]]
-        if candidates:
-            state.preempt(min(candidates, key=lambda r: (r.num_preemptions, r.rank)))
-
     # --- outcome ------------------------------------------------------------------------------------------------
 
     def settle(self, plan: StepPlan, result: StepResult) -> EngineOutputs:
@@ -443,14 +390,6 @@ class Scheduler:
         """Raise AssertionError if seats, requests and blocks do not add up."""
         self.kv.check()
         self._state.check()
-
-
-def _rank(request: Request) -> Rank:
-    return request.rank
-
-
-def _nothing(kv: KVManager) -> Hit:
-    return [[] for _ in kv.groups]
 
 
 def _in_background(request: Request) -> bool:
