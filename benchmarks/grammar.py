@@ -1,6 +1,8 @@
 """What grammars cost, and whether made-up answers under them are right; without any model.
 
-    python -m benchmarks.grammar [--model FOLDER] [--vocab-size N] [--schemas 1000]
+    python -m benchmarks.grammar [--model FOLDER] [--vocab-size N] [--schemas 1000] [--backend xgrammar]
+    python -m benchmarks.grammar --suite FOLDER [--backend xgrammar]
+    python -m benchmarks.grammar --engine [--suite FOLDER] [--schemas 1000] [--backend xgrammar]
 
 For each kind of grammar: milliseconds to compile it, microseconds to fill a row (mean, 99th percentile, longest), alone
 and in batches of 64, to take a token, and to fill one while the answer is being closed near its limit. Then answers of
@@ -17,9 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import grammar_models, grammar_suite, results_file
 from quire.config.resolve import DEMO_MODEL
+from quire.grammar.base import BACKENDS, Backend
 from quire.grammar.json_schema import plain
-from quire.grammar.llguidance import LLGuidance
 from quire.grammar.vocabulary import Vocabulary
 from quire.types.structured import GrammarSpec
 
@@ -68,7 +71,7 @@ def tokens_of(row: np.ndarray) -> list[int]:
     return np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()  # type: ignore[no-any-return]
 
 
-def measure(backend: LLGuidance, spec: GrammarSpec, answers: int) -> list[float]:
+def measure(backend: Backend, spec: GrammarSpec, answers: int) -> list[float]:
     rng = random.Random(0)
     began = time.perf_counter()
     grammar = backend.compile(spec)
@@ -111,14 +114,14 @@ def measure(backend: LLGuidance, spec: GrammarSpec, answers: int) -> list[float]
     ]
 
 
-def sweep(count: int) -> None:
+def sweep(count: int, backend: str) -> None:
     """On the demo model's vocabulary. Raises at the first answer that is wrong."""
     from tests.grammar.test_json_schemas import check
 
     began = time.perf_counter()
-    for seed in range(count):
-        check(seed)
-    print(f"{count} made-up schemas: all answers closed in time and valid ({time.perf_counter() - began:.0f} s)")
+    taken = sum(check(seed, backend) for seed in range(count))
+    seconds = time.perf_counter() - began
+    print(f"{count} made-up schemas, {taken} taken: all answers closed in time and valid ({seconds:.0f} s)")
 
 
 def main() -> None:
@@ -128,11 +131,24 @@ def main() -> None:
     parser.add_argument("--stop-ids", type=int, nargs="+", default=[0])
     parser.add_argument("--answers", type=int, default=20, help="of each grammar")
     parser.add_argument("--schemas", type=int, default=1000)
+    parser.add_argument("--backend", default="llguidance", choices=list(BACKENDS))
+    parser.add_argument("--suite", type=Path, help="run the official JSON-Schema-Test-Suite there, and nothing else")
+    parser.add_argument("--engine", action="store_true", help="let models answer under the schemas, and nothing else")
+    parser.add_argument("--out", type=Path, default=results_file.FOLDER)
     options = parser.parse_args()
+    if options.engine:
+        grammar_models.run(options.schemas, options.suite, options.backend, options.out)
+        return
+    if options.suite is not None:
+        vocabulary = Vocabulary(DEMO_MODEL, 4096, [0])
+        for draft in grammar_suite.DRAFTS:
+            count = grammar_suite.run(options.suite, BACKENDS.get(options.backend)(vocabulary), draft)
+            grammar_suite.report(f"{options.backend}, {draft}", count)
+        return
     began = time.perf_counter()
     vocabulary = Vocabulary(options.model, options.vocab_size, options.stop_ids)
     read = time.perf_counter()
-    backend = LLGuidance(vocabulary)
+    backend = BACKENDS.get(options.backend)(vocabulary)
     print(f"vocabulary of {vocabulary.size}: read {read - began:.2f} s, tables {time.perf_counter() - read:.2f} s")
     print(f"{'':16}{'compile ms':>11}{'fill us':>9}{'p99':>8}{'max':>8}{'of 64':>8}{'take us':>9}{'close us':>10}")
     for name, spec in SPECS.items():
@@ -140,7 +156,7 @@ def main() -> None:
         widths = (11, 9, 8, 8, 8, 9, 10)
         print(f"{name:16}" + "".join(f"{value:{width}.1f}" for value, width in zip(figures, widths, strict=True)))
     if options.schemas:
-        sweep(options.schemas)
+        sweep(options.schemas, options.backend)
 
 
 if __name__ == "__main__":

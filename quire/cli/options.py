@@ -45,6 +45,7 @@ def parse(
     fields = {field.name: (section, field) for section in sections for field in dataclasses.fields(section)}
     if path is not None:
         merged |= _read_yaml(path, fields)
+    dotted, rest = _take_dotted(rest, fields)
     flat = dataclasses.make_dataclass(
         "Options", [_flag(section, field, field.name in positional, merged) for section, field in fields.values()]
     )
@@ -55,7 +56,7 @@ def parse(
         args=[_with_dashes(argument) for argument in rest],
         config=(tyro.conf.OmitArgPrefixes,),
     )
-    return {name: getattr(parsed, name) for name in fields}
+    return {name: getattr(parsed, name) | dotted[name] if name in dotted else getattr(parsed, name) for name in fields}
 
 
 def engine_config(values: Mapping[str, Any]) -> EngineConfig:
@@ -103,6 +104,35 @@ def _take_config(arguments: list[str]) -> tuple[Path | None, list[str]]:
     if len(found) > 1:
         raise ConfigError("--config may be given once", "config")
     return (Path(found[0]) if found else None), rest
+
+
+def _take_dotted(
+    arguments: list[str], fields: Mapping[str, tuple[type, dataclasses.Field[Any]]]
+) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Split `--option.key VALUE` (or `--option.key=VALUE`), one key of an option that is a JSON object, from the rest.
+
+    VALUE is JSON, or text if it is none. Raises ConfigError for a key without a value.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    rest: list[str] = []
+    items = iter(arguments)
+    for item in items:
+        flag, equals, value = item.partition("=")
+        option, dot, key = flag.removeprefix("--").partition(".")
+        name = option.replace("-", "_")
+        is_object = name in fields and typing.get_origin(typing.get_type_hints(fields[name][0])[name]) is dict
+        if not (item.startswith("--") and dot and key and is_object):
+            rest.append(item)
+            continue
+        text = value if equals else next(items, None)
+        if text is None:
+            raise ConfigError(f"{flag} needs a value", name)
+        own = found.setdefault(name, {})
+        try:
+            own[key] = msgspec.json.decode(text.encode())
+        except msgspec.MsgspecError:
+            own[key] = text
+    return found, rest
 
 
 def _read_yaml(path: Path, fields: Mapping[str, tuple[type, dataclasses.Field[Any]]]) -> dict[str, Any]:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from quire.foundation.errors import ConfigError
+
+GRAMMAR_BACKENDS = {"auto": "llguidance", "llguidance": "llguidance", "guidance": "llguidance", "xgrammar": "xgrammar"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReplyConfig:
@@ -16,5 +20,26 @@ class ReplyConfig:
     """Python file that registers further tool formats (`TOOL_FORMATS.register`)."""
     reasoning_parser_plugin: str | None = None
     """Python file that registers further reasoning formats (`REASONING_FORMATS.register`)."""
+    structured_outputs_config: dict[str, Any] = field(default_factory=dict)
+    """JSON object; backend: what enforces structured outputs unless a request says, auto, llguidance or xgrammar."""
     default_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """JSON object of chat template variables; those of a request come first."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError."""
+        for key in self.structured_outputs_config:
+            if key != "backend":
+                raise ConfigError(
+                    f"structured_outputs_config has the unknown key {key!r}; it may hold backend",
+                    "structured_outputs_config",
+                )
+        if self.structured_outputs_config.get("backend", "auto") not in GRAMMAR_BACKENDS:
+            known, got = ", ".join(GRAMMAR_BACKENDS), self.structured_outputs_config["backend"]
+            raise ConfigError(
+                f"structured_outputs_config: backend must be one of {known}; got {got!r}", "structured_outputs_config"
+            )
+
+    @property
+    def grammar_backend(self) -> str:
+        """What enforces grammars that name no backend."""
+        return GRAMMAR_BACKENDS[self.structured_outputs_config.get("backend", "auto")]

@@ -84,12 +84,8 @@ class EngineCore:
 
     def start(self) -> EngineInfo:
         """Bring the worker up. Raises ConfigError if the model cannot run here."""
-        self._grammars.start()  # its tables are made while the weights come
-        try:
-            report = self._executor.start()
-        except BaseException:
-            self._grammars.close()
-            raise
+        self._grammars.start()
+        report = self._executor.start()
         self._scheduler = _make_scheduler(self.resolved, report, self._grammars)
         self._can_prepare = report.can_prepare
         self._utilities["reset_prefix_cache"] = self._scheduler.reset_prefix_cache
@@ -121,7 +117,7 @@ class EngineCore:
         if not self.has_work:
             worker = self._executor.sentinel
             sentinels = (*self._grammars.sentinels, *(() if worker is None else (worker,)))
-            inbox.wait(0.0 if self._can_prepare else timeout, *sentinels)
+            inbox.wait(0.0 if self._can_prepare or self._grammars.can_prepare else timeout, *sentinels)
             self._clock.lap("idle")
         self._hold()
         messages = inbox.drain()
@@ -322,11 +318,16 @@ class EngineCore:
         self._in_flight.clear()
 
     def _idle(self, *, prepare: bool) -> EngineOutputs:
-        """Look after the worker; it may do a little, some milliseconds, of what makes later steps smoother."""
+        """Look after the worker; it may do a little, some milliseconds, of what makes later steps smoother.
+
+        When it has nothing left to do, the grammars get ready.
+        """
         try:
             self._executor.check_health()
             if prepare and self._can_prepare:
                 self._can_prepare = self._executor.call("prepare")
+            elif prepare and self._grammars.can_prepare:
+                self._grammars.prepare()
         except Exception as error:
             self._fail(error)
         return EngineOutputs()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -18,18 +19,33 @@ class Grammars:
 
     def __init__(self, resolved: Resolved) -> None:
         self._resolved = resolved
+        self._folder: Path | None = None  # of the tokenizer
         self._service: GrammarService | None = None
         self._tickets: dict[str, int] = {}  # of the requests that wait
         self._requests: dict[int, str] = {}  # the reverse
 
     def start(self) -> None:
-        """Find the tokenizer and begin to make the tables of its vocabulary. Raises ConfigError if it is not there.
+        """Find the tokenizer. Raises ConfigError if it is not there."""
+        self._folder = locate_tokenizer(self._resolved)
 
-        Half a second of this holds the interpreter lock for a vocabulary of 128k tokens, so it is not left to the first
-        request with a grammar.
+    @property
+    def can_prepare(self) -> bool:
+        """Whether there is something to prepare for grammars that may come."""
+        return self._service is None and self._resolved.pooler is None
+
+    def prepare(self) -> None:
+        """Begin to make the tables of the vocabulary, and start what compiles. Idempotent.
+
+        For a vocabulary of 128k tokens half a second of this holds the interpreter lock, and it takes 100 MB: so it is
+        done when the engine has nothing else to do, or else when the first grammar is asked for.
         """
-        info = self._resolved.info
-        self._service = GrammarService(locate_tokenizer(self._resolved), info.vocab_size, info.eos_token_ids)
+        self._prepared()
+
+    def _prepared(self) -> GrammarService:
+        if self._service is None:
+            info, replies = self._resolved.info, self._resolved.config.replies
+            self._service = GrammarService(self._folder, info.vocab_size, info.eos_token_ids, replies.grammar_backend)
+        return self._service
 
     @property
     def sentinels(self) -> tuple[int, ...]:
@@ -38,8 +54,7 @@ class Grammars:
 
     def ask(self, request_id: str, spec: GrammarSpec) -> None:
         """`poll` will have the request's grammar."""
-        assert self._service is not None, "start() comes first"
-        ticket = self._service.ask(spec)
+        ticket = self._prepared().ask(spec)
         self._tickets[request_id] = ticket
         self._requests[ticket] = request_id
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from quire.foundation.errors import InputError
+from quire.foundation.marker import Marker
 from quire.frontend.parsers.base import Parser
 from quire.frontend.parsers.call_list import CALL_LIST
 from quire.frontend.parsers.either import content_or_calls
@@ -112,12 +113,13 @@ class ReplyPlan:
         thinking = None
         if self.thinks and (grammar is not None or limit is not None):
             formats, state = self._formats, self._opening
-            end = formats.end
+            end, seam = formats.end, formats.end_seam
             if grammar is not None and not self._binds_content and self._ends_differ:
-                end, state = formats.end_before_calls, "maybe"
+                end, seam, state = formats.end_before_calls, 0, "maybe"
             thinking = Thinking(
                 start=list(formats.start),
                 end=list(end),
+                end_seam=seam,
                 state="open" if state == "open" else "maybe",
                 max_tokens=limit,
             )
@@ -145,15 +147,14 @@ class ReplyPlan:
         """How many tokens of an answer are its reasoning, the marker that ends it included."""
         if not self.thinks or not self._formats.end:
             return 0
-        start, end = list(self._formats.start), list(self._formats.end)
+        start = list(self._formats.start)
         if self._opening == "maybe" and list(token_ids[: len(start)]) != start:
             return 0
-        at, size = 0, len(end)
-        while end[0] in (rest := token_ids[at:]):
-            at += rest.index(end[0])
-            if list(token_ids[at : at + size]) == end:
-                return at + size
-            at += 1
+        marker, matched = Marker(self._formats.end, self._formats.end_seam), 0
+        for count, token in enumerate(token_ids, 1):
+            matched = marker.follow(matched, token)
+            if matched == len(marker.tokens):
+                return count
         return len(token_ids)
 
     @property

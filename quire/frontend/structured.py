@@ -24,7 +24,7 @@ GUIDED = {  # fields of older clients
     "guided_whitespace_pattern": "whitespace_pattern",
     "guided_decoding_backend": "backend",
 }
-_OLDER_BACKENDS = {"guidance": "llguidance", "xgrammar": "auto", "outlines": "auto", "lm-format-enforcer": "auto"}
+_OLDER_BACKENDS = {"outlines": "auto", "lm-format-enforcer": "auto"}
 
 
 def constraint_of(params: StructuredOutputsParams | None) -> Constraint | None:

@@ -3,20 +3,42 @@ come next."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from quire.foundation.errors import QuireError
+from quire.foundation.registry import Registry
+from quire.grammar.hints import Hints
+from quire.grammar.vocabulary import Vocabulary
 from quire.types.structured import GrammarSpec
+
+BACKENDS = Registry(
+    "grammar backend",
+    {"llguidance": "quire.grammar.llguidance:LLGuidance", "xgrammar": "quire.grammar.xgrammar:XGrammar"},
+)
 
 
 class GrammarError(QuireError):
     """A matcher cannot go on: the grammar became too costly for its limits. It ends that answer alone."""
 
 
+class Recipe(msgspec.Struct, frozen=True):
+    """A grammar in its backend's own form, and what may close an answer under it."""
+
+    source: str
+    hints: Hints
+
+
 class Matcher(Protocol):
     """How far one answer has come in its grammar. Used by one thread at a time."""
+
+    @property
+    def backend(self) -> str:
+        """Its name in BACKENDS."""
+        ...
 
     def accept(self, token: int) -> bool:
         """Go on by one token; False, and nothing has changed, if the grammar does not allow it.
@@ -56,4 +78,37 @@ class CompiledGrammar(Protocol):
 
     def matcher(self) -> Matcher:
         """At the beginning of an answer; microseconds."""
+        ...
+
+
+class Backend(Protocol):
+    """All grammars of one library for one vocabulary."""
+
+    vocabulary: Vocabulary
+
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        """`recipe` and `build` in one. Raises InputError."""
+        ...
+
+    def recipe(self, spec: GrammarSpec) -> Recipe:
+        """All that takes Python to compile. Raises InputError."""
+        ...
+
+    def build(self, spec: GrammarSpec, recipe: Recipe) -> CompiledGrammar:
+        """The rest, without the GIL. Raises InputError."""
+        ...
+
+    def fill(self, matchers: Sequence[Matcher], rows: np.ndarray) -> None:
+        """Fill the rows of many at once; those of matchers that failed are left empty.
+
+        rows: int32 [matchers, ceil(vocabulary / 32)].
+        """
+        ...
+
+    def way_to_end(self, matcher: Matcher) -> list[int] | None:
+        """Tokens that complete the answer, not many; None if none are found."""
+        ...
+
+    def close_soon(self, matcher: Matcher, budget: int, row: np.ndarray) -> None:
+        """See `GrammarService.close_soon`. Raises GrammarError."""
         ...

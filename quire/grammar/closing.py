@@ -7,23 +7,16 @@ to it, nothing is held back, and the walk is not repeated before that can have c
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
 from itertools import islice
 
-import msgspec
 import numpy as np
 
-from quire.grammar import json_schema, smallest, tags
 from quire.grammar.base import Matcher
+from quire.grammar.hints import MARGIN, Hints
 from quire.grammar.vocabulary import Vocabulary
-from quire.types.structured import FIELD, GrammarSpec
 
-MARGIN = 4  # tokens: what one free token can add to the way beyond the largest of the small values
-MAX_VALUES = 2000  # of a schema that are looked at
-MAX_HINTS = 200
-MAX_HINT = 200  # characters
 MAX_WALK = 400  # tokens
 RETRY = 8  # tokens, at least, between walks that fail
 MAX_TRIED = 16  # tokens at one place
@@ -35,15 +28,6 @@ _ORDER = {
     for rank, part in enumerate((b"}]", b":", b",", b"0123456789", b"ntf", b"-", b'"', b"[", b"{"))
     for byte in part
 }
-
-
-class Hints(msgspec.Struct, frozen=True):
-    """texts: what may close a value of this grammar. growth: tokens that one free token can make the way longer."""
-
-    texts: tuple[str, ...]
-    growth: int
-    are_whole: bool  # each text is an answer by itself
-    longest: int | None = None  # tokens of the longest answer, if there is one
 
 
 @dataclass(slots=True)
@@ -218,24 +202,6 @@ class Closer:
         """Whether the token leads out of the text."""
         other = ahead.fork()
         return other.accept(token) and (other.may_end or not self._is_text(self._look(other)))
-
-    def hints(self, spec: GrammarSpec) -> Hints:
-        """Some milliseconds for a large schema."""
-        if spec.kind == "json_schema":
-            texts = smallest.values(json.loads(json_schema.plain(spec.text, FIELD)))
-        elif spec.kind == "structural_tag":
-            texts = smallest.parts(json.loads(tags.plain(spec.text, FIELD)))
-        elif spec.kind == "choice":
-            texts = iter(json.loads(spec.text))
-        else:
-            texts = iter([smallest.match_of(spec.text) or ""] if spec.kind == "regex" else [])
-        known = list(dict.fromkeys(text for text in islice(texts, MAX_VALUES) if text))
-        largest = max((len(self._vocabulary.encode(text)) or len(text) for text in known), default=MARGIN)
-        # A key that is not needed, and the rest of what only the branch of a union that has this key needs.
-        growth = 2 * largest
-        kept = sorted((text for text in known if len(text) <= MAX_HINT), key=len)[:MAX_HINTS]
-        longest = max(map(len, known)) if spec.kind == "choice" and largest <= MAX_HINT else None
-        return Hints(tuple(kept), growth, spec.kind in ("regex", "choice"), longest)
 
 
 def _cost(token: bytes) -> float:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 from quire.foundation.errors import InputError
+from quire.grammar.ecma import spelled_out
 from quire.grammar.endless import endless
+from quire.grammar.places import NOTHING, Places, pointer
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 64  # of nested schemas
@@ -24,7 +27,6 @@ _ANNOTATIONS = {
     *("contentEncoding", "contentMediaType", "contentSchema", "discriminator", "externalDocs", "xml", "x-guidance"),
     *("id", "$schema", "$vocabulary", "$comment"),
 }
-_NOTHING = object()
 _REFUSED = {
     "not": "",
     "if": "",
@@ -89,15 +91,19 @@ class _Reader:
         self._lenient = lenient
         self._num_schemas = 0
         self._root: Any = None
-        self._pending: dict[str, None] = {}  # local references that are yet to be checked
+        self._places = Places(None)
+        self._moved: dict[str, str] = {}  # references to places that are no keywords: the definitions they become
+        self._names = (f"at{number}" for number in count())
+        self._pending: list[str] = []  # of these, what is yet to be read
 
     def read(self, schema: str | dict[str, Any] | bool) -> dict[str, Any]:
         self._root = root = self._parsed(schema)
+        self._places = Places(root)
         if root is False:
             raise self._refusal("is false, which no value satisfies", "$")
         found: dict[str, Any] = {} if root is True else self._schema(root, "$", 0)
         self._add_targets(found)
-        name = endless(found, lambda reference: self._find(found, reference))
+        name = endless(found, Places(found).find)
         if name is not None:
             raise self._refusal("needs itself, so that no finite value satisfies it", name)
         return found
@@ -146,7 +152,9 @@ class _Reader:
             where = f"{path}.{keyword}"
             if keyword in _MAPS:
                 found[keyword] = {
-                    name: self._schema(sub, f"{where}.{name}", depth + 1)
+                    spelled_out(name) if keyword == "patternProperties" else name: self._schema(
+                        sub, f"{where}.{name}", depth + 1
+                    )
                     for name, sub in self._checked(value, dict, where).items()
                 }
             elif keyword in _LISTS or (keyword == "items" and isinstance(value, list)):
@@ -154,25 +162,26 @@ class _Reader:
                 found[keyword] = [self._schema(sub, f"{where}[{i}]", depth + 1) for i, sub in subs]
             elif keyword in ("items", "additionalItems", "additionalProperties"):
                 found[keyword] = self._schema(value, where, depth + 1)
-            elif keyword not in _ANNOTATIONS:
+            else:
                 self._add_value(found, keyword, value, where)
         return found
 
     def _add_value(self, found: dict[str, Any], keyword: str, value: Any, where: str) -> None:
-        """Check the value of a keyword and take it over, if it says something."""
+        """Check the value of a keyword and take it over, if it says something; what is not known is an annotation."""
         if keyword == "$ref":
             value = self._reference(value, where)
         elif keyword == "format":
             value = self._format(value, where)
             if value is None:
                 return
-        elif keyword == "$id" and where != "$.$id":
-            if isinstance(value, str) and value.startswith("#"):
-                return
+        elif keyword == "$id" and where != "$.$id" and not str(value).startswith("#"):
             raise self._refusal("is not supported below the root", where)
-        elif keyword in _CHECKS and not _CHECKS[keyword](value):
-            raise self._refusal(f"has a value that it cannot have: {json.dumps(value)[:60]}", where)
-        found[keyword] = value
+        elif keyword in _CHECKS:
+            if not _CHECKS[keyword](value):
+                raise self._refusal(f"has a value that it cannot have: {json.dumps(value)[:60]}", where)
+        elif keyword != "const":
+            return
+        found[keyword] = spelled_out(value) if keyword == "pattern" else value
 
     def _rewritten(self, schema: dict[str, Any]) -> dict[str, Any]:
         """Without the keywords that others can stand for."""
@@ -247,43 +256,27 @@ class _Reader:
             reference = value[len(root_id.rstrip("#")) :]
         if not reference.startswith("#"):
             raise self._refusal(f"refers to {value!r}: only references within the schema (#/…) are followed", where)
-        self._target(self._root, reference, where)
-        if reference.startswith("#/"):
-            self._pending.setdefault(reference)
-        return reference
+        self._target(reference, where)
+        if reference == "#" or _is_read(reference):
+            return reference
+        if reference not in self._moved:
+            taken = self._root.get("$defs", {})
+            self._moved[reference] = next(name for name in self._names if name not in taken)
+            self._pending.append(reference)
+        return f"#/$defs/{self._moved[reference]}"
 
-    def _target(self, root: Any, reference: str, where: str) -> Any:
-        found = self._find(root, reference)
-        if found is _NOTHING:
+    def _target(self, reference: str, where: str) -> Any:
+        found = self._places.find(reference)
+        if found is NOTHING:
             raise self._refusal(f"refers to {reference!r}, which does not exist", where)
         return found
 
-    def _find(self, root: Any, reference: str) -> Any:
-        """What a pointer or an anchor leads to, or _NOTHING."""
-        if reference.startswith("#") and not reference.startswith("#/"):
-            return root if reference == "#" else _anchored(root, reference[1:])
-        found = root
-        for key in _pointer(reference):
-            index = int(key) if isinstance(found, list) and key.isdecimal() and len(key) < 6 else key
-            try:
-                found = found[index]
-            except (KeyError, IndexError, TypeError):
-                return _NOTHING
-        return found
-
     def _add_targets(self, found: dict[str, Any]) -> None:
-        """Schemas that are referred to but stand at places that are no keywords (components, say) are read as well."""
-        checked: set[str] = set()
-        while left := [reference for reference in self._pending if reference not in checked]:
-            for reference in left:
-                checked.add(reference)
-                keys = list(_pointer(reference))
-                if keys[0] in _KNOWN:
-                    continue
-                place = found
-                for key in keys[:-1]:
-                    place = place.setdefault(key, {})
-                place[keys[-1]] = self._schema(self._target(self._root, reference, reference), reference, len(keys))
+        """Schemas that are referred to but stand at places that are no keywords (components, say): as definitions."""
+        while self._pending:
+            reference = self._pending.pop()
+            schema = self._schema(self._target(reference, reference), reference, 1)
+            found.setdefault("$defs", {})[self._moved[reference]] = schema
 
     # Errors
 
@@ -296,25 +289,18 @@ class _Reader:
         return InputError(f"{self._field}: the JSON schema at {path} {what}", self._field)
 
 
-def _anchored(schema: Any, name: str) -> Any:
-    """The schema that has this $anchor, or _NOTHING."""
-    left = [schema]
-    while left:
-        one = left.pop()
-        if isinstance(one, list):
-            left += one
-        elif isinstance(one, dict):
-            if one.get("$anchor") == name:
-                return one
-            left += one.values()
-    return _NOTHING
-
-
-def _pointer(reference: str) -> Iterator[str]:
-    from urllib.parse import unquote
-
-    for part in reference[2:].split("/"):
-        yield unquote(part).replace("~1", "/").replace("~0", "~")
+def _is_read(reference: str) -> bool:
+    """Whether a pointer leads through keywords alone, so that its target is read where it stands."""
+    if not reference.startswith("#/"):
+        return False
+    keys = pointer(reference)
+    for keyword in keys:
+        if keyword in _LISTS or (keyword in _MAPS and keyword != "patternProperties"):
+            if next(keys, None) is None:
+                return False
+        elif keyword not in ("items", "additionalItems", "additionalProperties"):
+            return False
+    return True
 
 
 def _literal(text: str) -> str:
@@ -350,4 +336,3 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "pattern": lambda value: isinstance(value, str),
     "type": lambda value: isinstance(value, str) or (_is_names(value) and len(value) > 0),
 }
-_KNOWN = frozenset((*_MAPS, *_LISTS, "items", "additionalItems", "additionalProperties"))

@@ -6,22 +6,22 @@ It refuses what it cannot enforce, releases the GIL while it works, and counts i
 from __future__ import annotations
 
 import json
-import random
+import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-import msgspec
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
 from quire.foundation.errors import InputError
 from quire.grammar import json_schema, tags, tags_lark
-from quire.grammar.base import GrammarError, Matcher
-from quire.grammar.closing import MAX_WALK, Closer, Closing, Hints
+from quire.grammar.base import GrammarError, Matcher, Recipe
+from quire.grammar.closing import MAX_WALK, Closer, Closing
+from quire.grammar.hints import Hints, hints_of
 from quire.grammar.mask_cache import MaskCache, PlaceMasks
 from quire.grammar.numbers import DigitLimit, DigitTable
 from quire.grammar.regex_states import Place
@@ -30,9 +30,9 @@ from quire.grammar.vocabulary import Vocabulary
 from quire.types.structured import FIELD, GrammarSpec
 
 MAX_ROOT_SECONDS = 0.05  # what takes longer to build is not built twice: it is large as well
-REHEARSALS = 3
-REHEARSED_TOKENS = 40
 JSON_SPACE = r"[ \n\r\t]{1,8}"
+ESCAPES = 'nrbtf\\"'  # in strings; not \u, by which a further key could pass for one that the schema names
+_CONTROLS = re.compile(r"(?<!\\)(?:\\\\)*\\u00[01]")
 _LIMITS = LLParserLimits(
     max_items_in_row=2500,  # four an optional property, of which json_schema lets 400 pass
     initial_lexer_fuel=4_000_000,
@@ -42,13 +42,6 @@ _LIMITS = LLParserLimits(
     max_grammar_size=500_000,
     verbose_errors=False,
 )
-
-
-class Recipe(msgspec.Struct, frozen=True):
-    """A grammar in llguidance's own form, and what may close an answer under it."""
-
-    source: str
-    hints: Hints
 
 
 class _TokenTable:
@@ -99,7 +92,7 @@ class LLGuidance:
 
     def recipe(self, spec: GrammarSpec) -> Recipe:
         """All that takes Python to compile. Raises InputError."""
-        return Recipe(self._source(spec), self._closer.hints(spec))
+        return Recipe(self._source(spec), hints_of(spec, self.vocabulary))
 
     def build(self, spec: GrammarSpec, recipe: Recipe) -> LLGrammar:
         """The rest, without the GIL. Raises InputError."""
@@ -126,25 +119,6 @@ class LLGuidance:
         roots = Roots(first, again, self.num_threads, self._builder)
         kept = PlaceMasks(spec.text, self.vocabulary.tokens, self._masks) if spec.kind == "regex" else None
         return LLGrammar(spec, roots, row, digits, kept, frozenset(self.vocabulary.stop_ids), recipe.hints)
-
-    def restore(self, spec: GrammarSpec, recipe: bytes) -> LLGrammar:
-        """From the msgpack of a recipe that was made elsewhere. Raises InputError."""
-        return self.build(spec, msgspec.msgpack.decode(recipe, type=Recipe))
-
-    def rehearse(self, grammar: LLGrammar) -> None:
-        """Follow some answers for a while. Raises InputError if that soon costs more than the limits allow."""
-        rng = random.Random(0)
-        row = np.zeros(-(-self.vocabulary.size // 32), np.int32)
-        for _ in range(REHEARSALS):
-            matcher = grammar.matcher()
-            for _ in range(REHEARSED_TOKENS):
-                try:
-                    matcher.fill(row)
-                except GrammarError as error:
-                    raise InputError(f"the {grammar.spec.kind} is too complex: {error}", FIELD) from None
-                allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
-                if not len(allowed) or not matcher.accept(int(rng.choice(allowed))) or matcher.is_done:
-                    break
 
     def fill(self, matchers: Sequence[Matcher], rows: np.ndarray) -> None:
         """Rows of matchers that failed are left empty."""
@@ -200,7 +174,7 @@ class LLGuidance:
             tag = json.loads(tags.plain(spec.text, FIELD))
             return tags_lark.translated(tag, self.vocabulary.special, self.vocabulary.stop_ids, options_for, _lark)
         text = json_schema.plain(spec.text, FIELD) if spec.kind == "json_schema" else '{"type":"object"}'
-        return str(LLMatcher.grammar_from_json_schema(text, overrides=json_options(spec.whitespace)))
+        return str(LLMatcher.grammar_from_json_schema(text, overrides=_json_options(spec.whitespace, text)))
 
     def way_to_end(self, matcher: Matcher) -> list[int] | None:
         """Tokens that complete the answer, not many; None if none are found."""
@@ -245,6 +219,7 @@ class LLGuidanceMatcher:
     """root: where it began, None before its first token; then `inner` is its own. place: where it is in its regex, if
     that is known."""
 
+    backend = "llguidance"
     __slots__ = ("__weakref__", "_digits", "closing", "grammar", "has_ended", "inner", "num_tokens", "place", "root")
 
     def __init__(self, grammar: LLGrammar, root: Root | None, digits: DigitLimit | None) -> None:
@@ -348,16 +323,23 @@ class LLGuidanceMatcher:
         return other
 
 
-def json_options(whitespace: str) -> Any:
+def _json_options(whitespace: str, schema: str) -> Any:
+    """How JSON is written. schema: its text. Raises InputError."""
+    options: dict[str, Any] = {"json_allowed_escapes": ESCAPES}
+    if _CONTROLS.search(schema):  # they can be written by \u alone
+        if '"properties"' in schema:
+            raise InputError("a JSON schema may not hold control characters beside named properties", FIELD)
+        options = {}
     if whitespace == "none":
-        return {"whitespace_flexible": False}
-    return {"whitespace_pattern": JSON_SPACE if whitespace == "bounded" else whitespace}
+        return {**options, "whitespace_flexible": False}
+    return {**options, "whitespace_pattern": JSON_SPACE if whitespace == "bounded" else whitespace}
 
 
-def _options_within(whitespace: str, max_whitespace: int | None) -> Any:
+def _options_within(whitespace: str, max_whitespace: int | None, schema: Any) -> Any:
+    text = json.dumps(schema, ensure_ascii=False)
     if max_whitespace in (None, -1):
-        return json_options(whitespace)
-    return json_options("none" if max_whitespace == 0 else rf"[ \n\r\t]{{1,{max_whitespace}}}")
+        return _json_options(whitespace, text)
+    return _json_options("none" if max_whitespace == 0 else rf"[ \n\r\t]{{1,{max_whitespace}}}", text)
 
 
 def _lark(text: str) -> str:

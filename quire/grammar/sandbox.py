@@ -16,15 +16,17 @@ import struct
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from quire.foundation.errors import InputError
+from quire.grammar.base import Recipe
 from quire.types.structured import GrammarSpec
 
 CPU_SECONDS = 1
+NICENESS = 5  # the engine's loop comes first where processors are few
 WALL_SECONDS = 6.0  # on a machine that is busy with other things
 MEMORY_BYTES = 64 * 1024**2  # more than the vocabulary takes
 MAX_FORKS = 4  # at a time
@@ -36,8 +38,9 @@ TOO_COSTLY = "is too complex: compiling it took more than {} of processor time o
 
 
 class Open(msgspec.Struct, frozen=True, tag="open"):
-    """Which vocabulary the grammars are for: the arguments of `Vocabulary`."""
+    """Which backend compiles, and for which vocabulary: the arguments of `Vocabulary`."""
 
+    backend: str
     folder: str
     size: int
     stop_ids: list[int]
@@ -50,7 +53,7 @@ class Try(msgspec.Struct, frozen=True, tag="try"):
 
 class Verdict(msgspec.Struct, frozen=True, tag="verdict"):
     number: int
-    recipe: bytes = b""  # what the backend builds the grammar from
+    recipe: Recipe | None = None  # what the backend builds the grammar from
     error: str | None = None  # why the grammar is refused
     param: str | None = None
 
@@ -127,7 +130,7 @@ class _Fork:
     pid: int
     number: int
     deadline: float
-    output: bytes = b""
+    output: bytearray = field(default_factory=bytearray)
 
 
 class _Zygote:
@@ -170,10 +173,11 @@ class _Zygote:
     def _open(self, opening: Open) -> None:
         from pathlib import Path
 
-        from quire.grammar.llguidance import LLGuidance
+        from quire.grammar.base import BACKENDS
         from quire.grammar.vocabulary import Vocabulary
 
-        self._backend = LLGuidance(Vocabulary(Path(opening.folder), opening.size, opening.stop_ids))
+        make = BACKENDS.get(opening.backend)
+        self._backend = make(Vocabulary(Path(opening.folder), opening.size, opening.stop_ids))
 
     def _fork(self, trial: Try) -> None:
         source, target = os.pipe()
@@ -186,15 +190,19 @@ class _Zygote:
 
     def _try(self, trial: Try, target: int) -> None:
         """In the fork. Never returns."""
+        from quire.grammar.rehearsal import rehearse
+
         try:
             _limit_resources()
             recipe = self._backend.recipe(trial.spec)
-            self._backend.rehearse(self._backend.build(trial.spec, recipe))
-            verdict = Verdict(trial.number, msgspec.msgpack.encode(recipe))
+            rehearse(self._backend.build(trial.spec, recipe), self._backend.vocabulary.size)
+            verdict = Verdict(trial.number, recipe)
         except InputError as error:
             verdict = Verdict(trial.number, error=error.message, param=error.param)
         except MemoryError:
             os._exit(1)
+        except RecursionError:
+            verdict = Verdict(trial.number, error="is nested too deeply")
         except BaseException as error:
             verdict = Verdict(trial.number, error=f"cannot be compiled: {type(error).__name__}: {str(error)[:200]}")
         with open(target, "wb") as file:
@@ -233,4 +241,5 @@ def _limit_resources() -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.nice(NICENESS)
     _Zygote(socket.socket(fileno=int(sys.argv[1]))).run()

@@ -1,34 +1,31 @@
 """Compiled grammars for the engine's loop, which never waits for one: ask, sleep on `fileno`, poll.
 
-One thread does the work. It builds the tables of the vocabulary, lets each grammar be tried out in the sandbox, and
-compiles it here once it has been seen to be harmless, with the GIL released. Grammars asked for at the same time are
-compiled once, and the latest are kept.
+Grammars asked for at the same time are compiled once, and the latest are kept. Each backend works at a bench of its
+own, which is there from the first grammar that needs it; the usual one from the beginning.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
-from quire.foundation.errors import ConfigError, InputError, QuireError
+from quire.foundation.errors import ConfigError, InputError
 from quire.foundation.log import get_logger
 from quire.grammar.base import CompiledGrammar, GrammarError, Matcher
-from quire.grammar.sandbox import Open, Sandbox, Try, Verdict
-from quire.types.structured import FIELD, GrammarSpec
-
-if TYPE_CHECKING:
-    from quire.grammar.llguidance import LLGuidance
+from quire.grammar.bench import Bench, Job, pipe
+from quire.grammar.sandbox import Open
+from quire.grammar.vocabulary import Vocabulary
+from quire.types.structured import GrammarSpec
 
 MAX_KEPT = 64  # compiled grammars
-MAX_TRIES = 2  # of one grammar, if the sandbox ends under it
+DEFAULT_BACKEND = "llguidance"
 _log = get_logger(__name__)
 
 
@@ -41,46 +38,38 @@ class Compiled:
     error: InputError | None = None
 
 
-@dataclass(slots=True)
-class _Job:
-    """A grammar in the making, and who waits for it."""
-
-    number: int
-    spec: GrammarSpec
-    tickets: list[int]
-    num_tries: int = 0
-
-
 class GrammarService:
     """Used by one thread, the engine's.
 
     folder: of the tokenizer; None if the engine has none, and then every grammar is refused.
     vocab_size: tokens that have logits.
     stop_ids: what ends an answer by itself; allowed where the grammar may end.
+    usual: the backend of grammars that name none.
     """
 
-    def __init__(self, folder: Path | None, vocab_size: int, stop_ids: Sequence[int]) -> None:
+    def __init__(
+        self, folder: Path | None, vocab_size: int, stop_ids: Sequence[int], usual: str = DEFAULT_BACKEND
+    ) -> None:
         self._folder = folder
         self._vocab_size = vocab_size
         self._stop_ids = list(stop_ids)
-        self._backend: LLGuidance | None = None
-        self._sandbox: Sandbox | None = None
+        self._usual = usual
+        self._vocabulary: Vocabulary | None = None
+        self._vocabulary_lock = threading.Lock()
         self._num_tickets = 0
-        self._lock = threading.Lock()  # of the five below
-        self._jobs: dict[GrammarSpec, _Job] = {}
-        self._asked: deque[_Job] = deque()
+        self._lock = threading.Lock()  # of the three below
+        self._jobs: dict[GrammarSpec, Job] = {}
         self._kept: OrderedDict[GrammarSpec, CompiledGrammar] = OrderedDict()
         self._answers: deque[Compiled] = deque()
         self._is_closed = False
-        self._news, self._new_answer = _pipe()
-        self._wake, self._new_job = _pipe()
-        self._thread = threading.Thread(target=self._run, name="grammars", daemon=True)
-        self._thread.start()
-
-    # The engine's side
+        self._news, self._new_answer = pipe()
+        self._benches: dict[str, Bench] = {}  # by backend
+        self._bench(usual)
 
     def ask(self, spec: GrammarSpec) -> int:
         """A ticket; its answer comes from `poll` sooner or later. Never waits."""
+        if spec.backend == "auto":
+            spec = msgspec.structs.replace(spec, backend=self._usual)
         with self._lock:
             self._num_tickets += 1
             ticket = self._num_tickets
@@ -91,9 +80,8 @@ class GrammarService:
             elif spec in self._jobs:
                 self._jobs[spec].tickets.append(ticket)
             else:
-                job = self._jobs[spec] = _Job(ticket, spec, [ticket])
-                self._asked.append(job)
-                os.write(self._new_job, b"x")
+                job = self._jobs[spec] = Job(ticket, spec, [ticket])
+                self._bench(spec.backend).ask(job)
         return ticket
 
     def poll(self) -> list[Compiled]:
@@ -115,35 +103,41 @@ class GrammarService:
 
         A matcher that failed has an empty row.
         """
-        assert self._backend is not None, "a matcher without a grammar"
-        if len(matchers) > 1:
-            self._backend.fill(matchers, rows)
-            return
-        for matcher, row in zip(matchers, rows, strict=True):
-            try:
-                matcher.fill(row)
-            except GrammarError as error:
-                _log.warning("%s", error)
+        names = {matcher.backend for matcher in matchers}
+        if len(matchers) == 1:
+            self._fill_one(matchers[0], rows[0])
+        elif len(names) == 1:
+            self._benches[names.pop()].backend.fill(matchers, rows)
+        else:
+            for name in names:
+                lines = [line for line, matcher in enumerate(matchers) if matcher.backend == name]
+                own = np.empty((len(lines), rows.shape[1]), np.int32)
+                self._benches[name].backend.fill([matchers[line] for line in lines], own)
+                rows[lines] = own
 
     def close_soon(self, matcher: Matcher, budget: int, row: np.ndarray) -> None:
         """Like `matcher.fill`, but only what leaves the answer closable within `budget` tokens, the next included."""
-        assert self._backend is not None, "a matcher without a grammar"
         try:
-            self._backend.close_soon(matcher, budget, row)
+            self._benches[matcher.backend].backend.close_soon(matcher, budget, row)
         except GrammarError as error:
             _log.warning("%s", error)
             row.fill(0)
 
     def close(self) -> None:
-        """End the process that compiles. Idempotent."""
-        with self._lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            os.write(self._new_job, b"x")
-        self._thread.join()
-        for fd in (self._news, self._new_answer, self._wake, self._new_job):
+        """End the processes that compile. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for bench in self._benches.values():
+            bench.close()
+        for fd in (self._news, self._new_answer):
             os.close(fd)
+
+    def _fill_one(self, matcher: Matcher, row: np.ndarray) -> None:
+        try:
+            matcher.fill(row)
+        except GrammarError as error:
+            _log.warning("%s", error)
 
     def _answer(self, answer: Compiled) -> None:
         """With the lock held."""
@@ -151,122 +145,32 @@ class GrammarService:
             os.write(self._new_answer, b"x")
         self._answers.append(answer)
 
-    # The thread
+    def _bench(self, name: str) -> Bench:
+        if name not in self._benches:
+            opening = Open(name, str(self._folder), self._vocab_size, self._stop_ids)
+            self._benches[name] = Bench(opening, self._read_vocabulary, self._finish)
+        return self._benches[name]
 
-    def _run(self) -> None:
-        problem = ""
-        try:
-            self._build()
-        except QuireError as error:
-            problem = str(error)
-        except Exception as error:
-            _log.exception("structured outputs are not available")
-            problem = f"structured outputs are not available: {error}"
-        running: dict[int, _Job] = {}
-        is_broken = False
-        while not self._is_closed:
-            try:
-                if is_broken:
-                    self._restart(running)
-                    is_broken = False
-                self._take_asked(running, problem)
-                is_broken = not self._take_verdicts(running)
-            except OSError as error:
-                _log.error("the grammar sandbox cannot be used: %s", error)
-                is_broken = True
-        if self._sandbox is not None:
-            self._sandbox.close()
+    # On a bench's thread
 
-    def _build(self) -> None:
-        """Raises ConfigError if this engine cannot bind answers."""
-        if self._folder is None:
-            raise ConfigError("structured outputs need a tokenizer, and skip_tokenizer_init is on")
-        from quire.grammar.vocabulary import Vocabulary
+    def _read_vocabulary(self) -> Vocabulary:
+        """The one of all benches. Raises ConfigError if its tokens cannot be spelled."""
+        with self._vocabulary_lock:
+            if self._vocabulary is None:
+                if self._folder is None:
+                    raise ConfigError("structured outputs need a tokenizer, and skip_tokenizer_init is on")
+                self._vocabulary = Vocabulary(self._folder, self._vocab_size, self._stop_ids)
+            return self._vocabulary
 
-        vocabulary = Vocabulary(self._folder, self._vocab_size, self._stop_ids)
-        self._stop_ids = vocabulary.stop_ids
-        try:
-            from quire.grammar.llguidance import LLGuidance
-        except ImportError:
-            raise ConfigError("structured outputs need `pip install 'quire[structured]'` on the server") from None
-        self._backend = LLGuidance(vocabulary)
-
-    def _take_asked(self, running: dict[int, _Job], problem: str) -> None:
-        with self._lock:
-            asked, self._asked = list(self._asked), deque()
-        if problem:
-            for job in asked:
-                self._finish(job, error=InputError(problem, FIELD))
-            return
-        running.update((job.number, job) for job in asked)  # all, before the first can fail
-        for job in asked:
-            self._try(job)
-
-    def _take_verdicts(self, running: dict[int, _Job]) -> bool:
-        """Wait for verdicts or for something to be asked; False if the sandbox has ended."""
-        sources: list[Any] = [self._wake]
-        if self._sandbox is not None:
-            sources.append(self._sandbox.frames.socket)
-        readable, _, _ = select.select(sources, [], [])
-        if self._wake in readable:
-            os.read(self._wake, 1 << 16)
-        if self._sandbox is not None and self._sandbox.frames.socket in readable:
-            try:
-                verdicts = self._sandbox.frames.receive()
-            except EOFError:
-                _log.warning("the grammar sandbox ended; it is started again")
-                return False
-            for verdict in verdicts:
-                self._judge(running.pop(verdict.number), verdict)
-        return True
-
-    def _try(self, job: _Job) -> None:
-        if self._sandbox is None:
-            self._sandbox = Sandbox(Open(str(self._folder), self._vocab_size, self._stop_ids))
-        job.num_tries += 1
-        self._sandbox.frames.send(Try(job.number, job.spec))
-
-    def _restart(self, running: dict[int, _Job]) -> None:
-        if self._sandbox is not None:
-            self._sandbox.close()
-            self._sandbox = None
-        for job in list(running.values()):
-            if job.num_tries < MAX_TRIES:
-                self._try(job)
-            else:
-                del running[job.number]
-                self._finish(job, error=InputError(f"the {job.spec.kind} cannot be compiled", FIELD))
-
-    def _judge(self, job: _Job, verdict: Verdict) -> None:
-        if verdict.error is not None:
-            about = "" if verdict.param else f"the {job.spec.kind} "
-            self._finish(job, error=InputError(f"{about}{verdict.error}", verdict.param or FIELD))
-            return
-        assert self._backend is not None
-        try:
-            grammar = self._backend.restore(job.spec, verdict.recipe)
-        except InputError as error:
-            self._finish(job, error=error)
-        except Exception as error:  # one grammar's trouble must not end the thread that others wait for
-            _log.exception("a grammar that passed the sandbox does not compile")
-            self._finish(job, error=InputError(f"the {job.spec.kind} cannot be compiled: {error}", FIELD))
-        else:
-            self._finish(job, grammar)
-
-    def _finish(self, job: _Job, grammar: CompiledGrammar | None = None, error: InputError | None = None) -> None:
+    def _finish(self, job: Job, found: CompiledGrammar | InputError) -> None:
         with self._lock:
             del self._jobs[job.spec]
-            if grammar is not None:
-                self._kept[job.spec] = grammar
-                if len(self._kept) > MAX_KEPT:
-                    self._kept.popitem(last=False)
+            if isinstance(found, InputError):
+                for ticket in job.tickets:
+                    self._answer(Compiled(ticket, error=found))
+                return
+            self._kept[job.spec] = found
+            if len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
             for ticket in job.tickets:
-                self._answer(Compiled(ticket, grammar, error))
-
-
-def _pipe() -> tuple[int, int]:
-    """A pipe that nobody waits at: its bytes only wake."""
-    source, target = os.pipe()
-    os.set_blocking(source, False)
-    os.set_blocking(target, False)
-    return source, target
+                self._answer(Compiled(ticket, found))

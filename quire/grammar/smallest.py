@@ -58,8 +58,9 @@ def _smallest(root: Any, schema: Any, depth: int) -> str:
     if "$ref" in schema:
         return _smallest(root, _target(root, schema["$ref"]), depth + 1)
     for place in ("anyOf", "oneOf"):
-        if schema.get(place):
-            return min((_smallest(root, {**schema, place: None, **sub}, depth + 1) for sub in schema[place]), key=len)
+        branches = [{} if sub is True else sub for sub in schema.get(place) or () if sub is not False]
+        if branches:
+            return min((_smallest(root, {**schema, place: None, **sub}, depth + 1) for sub in branches), key=len)
     if schema.get("allOf"):
         return _smallest(root, _merged(root, schema), depth + 1)
     kind = schema.get("type")

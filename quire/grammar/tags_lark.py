@@ -24,13 +24,14 @@ def translated(
     tag: Format,
     special: Mapping[str, int],
     stop_ids: Sequence[int],
-    json_options: Callable[[int | None], dict[str, Any]],
+    json_options: Callable[[int | None, Any], dict[str, Any]],
     to_lark: Callable[[str], str],
 ) -> str:
     """The grammar in llguidance's own form.
 
     special: ids of special tokens by their names; the stop tokens among them end the answer, and so are left out.
-    json_options: how JSON is written, for a limit of whitespace. to_lark: reads a grammar. Raises InputError.
+    json_options: how JSON is written, for a limit of whitespace and a schema. to_lark: reads a grammar.
+    Raises InputError.
     """
     writer = _Writer(special, stop_ids, json_options, to_lark)
     start = writer.write(tag, ())
@@ -44,7 +45,7 @@ class _Writer:
         self,
         special: Mapping[str, int],
         stop_ids: Sequence[int],
-        json_options: Callable[[int | None], dict[str, Any]],
+        json_options: Callable[[int | None, Any], dict[str, Any]],
         to_lark: Callable[[str], str],
     ) -> None:
         self.rules: list[str] = []
@@ -78,7 +79,7 @@ class _Writer:
         if kind == "const_string":
             return self._literal(tag["value"])
         if kind == "json_schema":
-            options = self._json_options(tag.get("max_whitespace_cnt"))
+            options = self._json_options(tag.get("max_whitespace_cnt"), tag["json_schema"])
             return self._rule(f"%json {json.dumps({**tag['json_schema'], 'x-guidance': options})}")
         if kind == "regex":
             return self._lexeme(f"/{regex_to_lark(tag['pattern'], ASCII_CLASSES)}/")

@@ -9,13 +9,14 @@ only a stop token could follow, the answer ends there and then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Protocol
 
 import numpy as np
 
 from quire.foundation.errors import InputError
+from quire.foundation.marker import Marker
 from quire.types.structured import Constraint, Thinking
 
 
@@ -81,7 +82,7 @@ class ConstraintState:
         self._make_matcher = make_matcher
         self._stops = stops
         self._start = () if thinking is None else tuple(thinking.start)
-        self._end = Marker(()) if thinking is None else Marker(thinking.end)
+        self._end = Marker(()) if thinking is None else Marker(thinking.end, thinking.end_seam)
         self._matched = 0  # tokens of the marker that is looked for
         self._num_thought = 0
         if thinking is None or (thinking.state == "maybe" and not thinking.start):
@@ -164,29 +165,13 @@ class ConstraintState:
         return self.max_thought is not None and num_thought >= self.max_thought
 
 
-class Marker:
-    """A token sequence, found wherever it comes in a stream (Knuth, Morris and Pratt, 1977)."""
-
-    __slots__ = ("_fallback", "tokens")
-
-    def __init__(self, tokens: Sequence[int]) -> None:
-        self.tokens = tuple(tokens)
-        self._fallback = [0] * len(self.tokens)  # of the first i + 1 tokens: the longest proper end that begins it too
-        for i in range(1, len(self.tokens)):
-            self._fallback[i] = self.follow(self._fallback[i - 1], self.tokens[i])
-
-    def follow(self, matched: int, token: int) -> int:
-        """How many tokens of the marker the stream ends with, after `matched` (less than all) and one token more."""
-        while matched and self.tokens[matched] != token:
-            matched = self._fallback[matched - 1]
-        return matched + 1 if self.tokens[matched] == token else 0
-
-
 def _check(thinking: Thinking, vocab_size: int) -> None:
     if not thinking.end:
         raise InputError("the end marker of the thinking must hold at least 1 token", "thinking")
     for token in (*thinking.start, *thinking.end):
         if not 0 <= token < vocab_size:
             raise InputError(f"markers of the thinking must be tokens in [0, {vocab_size}), got {token}", "thinking")
+    if not 0 <= thinking.end_seam < len(thinking.end):
+        raise InputError(f"the seam of the end marker must lie within it, got {thinking.end_seam}", "thinking")
     if thinking.max_tokens is not None and thinking.max_tokens < 0:
         raise InputError(f"the budget of the thinking must be >= 0 tokens, got {thinking.max_tokens}", "thinking")

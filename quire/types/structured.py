@@ -9,7 +9,7 @@ import msgspec
 from quire.foundation.errors import InputError
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "ebnf", "structural_tag"]
-GrammarBackend = Literal["auto", "llguidance"]  # "auto" is the only one there is, so far
+GrammarBackend = Literal["auto", "llguidance", "xgrammar"]  # "auto": what the server is told to use
 RULES = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 FIELD = "structured_outputs"
 
@@ -36,6 +36,8 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
         if unknown:
             known = ", ".join(cls.__struct_fields__)
             raise InputError(f"structured_outputs has the unknown field {min(unknown)!r}; it may hold {known}", FIELD)
+        if fields.get("backend") == "guidance":
+            fields = {**fields, "backend": "llguidance"}
         try:
             return msgspec.convert(fields, cls)
         except msgspec.ValidationError as error:
@@ -72,6 +74,7 @@ class Thinking(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where the reasoning of an answer begins and ends, in token ids. A grammar binds what follows it."""
 
     end: list[int]
+    end_seam: int = 0  # after so many tokens of `end` others may come before the rest: the end of a header, say
     start: list[int] = msgspec.field(default_factory=list)
     # "open": the answer begins inside the reasoning. "maybe": it begins with `start` or with the answer itself.
     state: Literal["open", "maybe"] = "open"

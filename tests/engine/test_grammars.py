@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from quire.config.engine import EngineConfig
 from quire.engine import grammars
 from quire.engine.client import InProcessClient
 from quire.engine.core import EngineCore
 from quire.engine.in_process import LocalInbox
 from quire.engine.messages import Add, Call, News, Reply
 from quire.executor.base import make_executor
-from quire.foundation.errors import EngineDeadError
+from quire.foundation.errors import ConfigError, EngineDeadError
 from quire.types.output import INVALID_REQUEST, QUEUE_FULL, EngineOutput
 from quire.types.plan import StepPlan
 from quire.types.request import EngineRequest
@@ -250,3 +251,28 @@ def test_shutdown_while_a_grammar_is_compiled() -> None:
     assert ToyService.made[0].is_closed
     with pytest.raises(EngineDeadError):
         client.poll(0)
+
+
+def test_grammars_get_ready_once_the_engine_is_idle() -> None:
+    """Not while it starts, nor while it works; a request that comes sooner has them made at once."""
+    core = make_core()
+    assert ToyService.made == []
+    turns(core, Add(make_request("free", [1, 2, 3], 5)))
+    assert ToyService.made == []
+    inbox = ListInbox()
+    for _ in range(5):
+        core.turn(inbox, 0)
+    assert len(ToyService.made) == 1
+    assert ToyService.made[0].arguments[-1] == "llguidance"
+    core.shutdown()
+    core = make_core(structured_outputs_config={"backend": "xgrammar"})
+    turns(core, Add(bound("a", "5")))
+    assert len(ToyService.made) == 2
+    assert ToyService.made[1].arguments[-1] == "xgrammar"
+    core.shutdown()
+
+
+@pytest.mark.parametrize("given", [{"backend": "outlines"}, {"backend": 5}, {"reasoning": True}])
+def test_options_of_grammars_that_cannot_be(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="structured_outputs_config"):
+        EngineConfig.from_flat(structured_outputs_config=given)

@@ -28,9 +28,9 @@ class ToyService(ToySource):
 
     made: list[ToyService] = []  # noqa: RUF012
 
-    def __init__(self, folder: Path | None, vocab_size: int, stop_ids: Sequence[int]) -> None:
+    def __init__(self, folder: Path | None, vocab_size: int, stop_ids: Sequence[int], usual: str) -> None:
         super().__init__()
-        self.arguments = folder, vocab_size, list(stop_ids)
+        self.arguments = folder, vocab_size, list(stop_ids), usual
         self.slow: list[Compiled] = []
         self._ready: list[Compiled] = []
         self._num_tickets = 0

@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 
 from quire.config.engine import EngineConfig
-from quire.config.resolve import resolve
+from quire.config.resolve import DEMO_MODEL, resolve
 from quire.foundation.errors import ConfigError, InputError
 from quire.frontend.parsers.base import REASONING_FORMATS, TOOL_FORMATS
 from quire.frontend.parsers.formats import Formats, find_formats
 from quire.frontend.replies import Reply, ReplyPlan, ReplyWish
 from quire.frontend.tokenizer import load_tokenizer
+from quire.scheduling.constraint import ConstraintState, Phase
 from quire.types.reply import NamedTool, Tool, ToolCall
 from quire.types.sampling import SamplingParams
 from quire.types.structured import GrammarSpec
+from tests.scheduling.toy_grammar import ToyGrammar, ToyMatcher
 
 START, END, END_BEFORE_CALLS = (3,), (4, 5), (4, 6)
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
@@ -151,6 +153,8 @@ def test_reasoning_tokens_are_counted_to_the_end_of_their_marker() -> None:
     assert maybe.count_reasoning([3, 9, 4, 5, 9]) == 4
     assert maybe.count_reasoning([9, 9]) == 0
     assert plan(Formats()).count_reasoning([3, 9, 4, 5]) == 0
+    header = plan(formats("openai_gptoss", end=(4, 5, 6), end_seam=2, end_before_calls=(7,)), "<|start|>assistant")
+    assert header.count_reasoning([9, 4, 5, 1, 1, 6, 9]) == 6
 
 
 def test_a_reply_is_the_sum_of_its_pieces_and_a_named_call_is_no_reason() -> None:
@@ -170,6 +174,33 @@ def test_a_reply_is_the_sum_of_its_pieces_and_a_named_call_is_no_reason() -> Non
 def found_with(**options: Any) -> Formats:
     resolved = resolve(EngineConfig.from_flat(**options))
     return find_formats(resolved, load_tokenizer(resolved))
+
+
+def test_a_harmony_header_may_say_more_than_its_channel(tmp_path: Path) -> None:
+    """`<|channel|>final <|constrain|>json<|message|>`: the grammar binds what follows."""
+    file = json.loads((DEMO_MODEL / "tokenizer.json").read_text(encoding="utf-8"))
+    for name in ("<|channel|>", "<|message|>", "<|constrain|>"):
+        token = {"id": len(file["model"]["vocab"]), "content": name, "special": True}
+        file["model"]["vocab"][name] = token["id"]
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        file["added_tokens"].append(token | flags)
+    for name in ("tokenizer_config.json", "config.json"):
+        (tmp_path / name).write_bytes((DEMO_MODEL / name).read_bytes())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(file), encoding="utf-8")
+    resolved = resolve(EngineConfig.from_flat(tokenizer=str(tmp_path), reasoning_parser="openai_gptoss"))
+    tokenizer = load_tokenizer(resolved)
+    assert tokenizer is not None
+    constraint = plan(find_formats(resolved, tokenizer), "<|start|>assistant", grammar=JSON).constraint
+    assert constraint is not None
+    for header in ("final", "final <|constrain|>json", "final json"):
+        state = ConstraintState(constraint, lambda: ToyMatcher(ToyGrammar(5)), 5000)
+        text = f"<|channel|>analysis<|message|>Hm, final.<|channel|>{header}<|message|>"
+        phases = []
+        for token in tokenizer.encode(text, add_special_tokens=False):
+            phases.append(state.phase)
+            state.advance(token)
+        assert set(phases) == {Phase.THINKING}, header
+        assert state.phase is Phase.GRAMMAR, header
 
 
 def test_formats_are_told_by_the_template_or_named() -> None:

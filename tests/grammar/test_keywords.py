@@ -31,6 +31,10 @@ BINDING: list[tuple[Any, list[Any], list[Any]]] = [  # schema, values of it, oth
     ({"type": "string", "pattern": "ab"}, ["ab", "xaby"], ["b"]),
     ({"type": "string", "pattern": "^[a-z]+$", "minLength": 2, "maxLength": 3}, ["ab"], ["a", "abcd", "A"]),
     ({"type": "string", "pattern": r"^\d{2}\w\s$"}, ["12a "], ["ab", "١٢a "]),
+    ({"type": "string", "pattern": r"^\S.[\s\S]$"}, ["ab\n", "é\u3000 "], ["\xa0bc", "a\nb", "\ufeffbc", " ab"]),
+    ({"const": "\x01é"}, ["\x01é"], ["é"]),
+    ({"anyOf": [True, {"type": "string"}]}, [1, {"a": []}], []),
+    ({"$ref": "#a", "$defs": {"x": {"enum": [{"$anchor": "a"}]}, "y": {"$anchor": "a", "const": 1}}}, [1], [None]),
     ({"type": "string", "pattern": '^"a\\\\$'}, ['"a\\'], ["a"]),
     ({"type": "string", "format": "date"}, ["2024-02-29", "2000-02-29"], ["2023-02-29", "1900-02-29", "2020-13-01"]),
     ({"type": "string", "format": "time"}, ["23:59:59Z", "00:00:00.5+01:30"], ["25:00:00Z", "12:00"]),
@@ -82,6 +86,18 @@ BINDING: list[tuple[Any, list[Any], list[Any]]] = [  # schema, values of it, oth
         [{"a": 1}],
         [{"a": "s"}],
     ),
+    ({"x": [{"const": 1}], "anyOf": [{"$ref": "#/x/0"}]}, [1], [2]),
+    (
+        {"$defs": {"at0": {"const": 2}}, "x": {"const": 1}, "anyOf": [{"$ref": "#/x"}, {"$ref": "#/$defs/at0"}]},
+        [1, 2],
+        [3],
+    ),
+    (
+        {"$defs": {"at0": {}}, "x": [{"const": 1}, {"const": 2}], "anyOf": [{"$ref": "#/x/0"}, {"$ref": "#/x/1"}]},
+        [1, 2],
+        [3],
+    ),
+    ({"properties": {"a": {"$ref": "#/default/x"}}, "default": {"x": {"type": "null"}}}, [{"a": None}], [{"a": 1}]),
     ({**NODE, "required": ["v", "n"]}, [{"v": 1, "n": {"v": 2, "n": None}}], [{"v": 1, "n": {"v": 1}}]),
     (
         {"type": "object", "properties": {"a": {"$ref": "#x"}}, "$defs": {"x": {"$anchor": "x", "const": 1}}},
@@ -121,6 +137,8 @@ REFUSED: list[tuple[Any, str]] = [  # schema, what the message says
         "at #/$defs/a needs itself",
     ),
     ({"type": "array", "minItems": 1, "items": {"$ref": "#"}}, "needs itself"),
+    ({"items": {"x": {"not": {}}}, "properties": {"a": {"$ref": "#/items/x"}}}, "#/items/x uses 'not'"),
+    ({"items": {"x": [5]}, "properties": {"a": {"$ref": "#/items/x/0"}}}, "#/items/x/0 must be a schema"),
     ("{", "not valid JSON"),
     ("[1]", "must be a JSON schema"),
     ('{"minimum": NaN}', "not valid JSON"),
@@ -160,6 +178,67 @@ def test_what_cannot_bind_is_refused_by_name_and_path(schema: Any, says: str) ->
 def test_the_backend_refuses_the_rest(schema: Any, says: str) -> None:
     with pytest.raises(InputError, match=says):
         demo().compile(GrammarSpec("json_schema", plain(schema, "json")))
+
+
+@pytest.mark.parametrize(("schema", "values", "others"), BINDING, ids=lambda x: json.dumps(x, ensure_ascii=True)[:50])
+def test_what_xgrammar_accepts_binds(schema: Any, values: list[Any], others: list[Any]) -> None:
+    """It is stricter in some ways: fixed separators within constants, no further keys beside named ones."""
+    backend = demo("xgrammar")
+    try:
+        grammar = backend.compile(GrammarSpec("json_schema", plain(schema, "json")))
+    except InputError:
+        return
+    for value in others:
+        assert not takes(backend, grammar.matcher(), json.dumps(value, ensure_ascii=False)), value
+    texts = (json.dumps(value, ensure_ascii=False, separators=(",", ":")) for value in values)
+    assert any(takes(backend, grammar.matcher(), text) for text in texts)
+
+
+XGRAMMAR_REFUSES: list[tuple[Any, str]] = [  # schema, what the message says
+    ({"type": "string", "pattern": "^(?=a)b$"}, "$.pattern uses look-around"),
+    ({"type": "string", "pattern": "a$b"}, "has an anchor within"),
+    ({"type": "string", "pattern": '^a"$'}, "which JSON escapes"),
+    ({"type": "string", "pattern": "^a+$", "minLength": 2}, "'pattern' beside 'minLength'"),
+    ({"type": "number", "multipleOf": 0.5}, "'multipleOf'"),
+    ({"$ref": "#/$defs/x", "minimum": 3, "$defs": {"x": {}}}, "'$ref' beside 'minimum'"),
+    ({"allOf": [{"minimum": 3}, {"maximum": 5}]}, "$.allOf has several parts"),
+    ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "$.oneOf has branches"),
+    ({"properties": {"a": {}}, "additionalProperties": {"type": "null"}}, "'additionalProperties' beside properties"),
+    ({"items": {"patternProperties": {"^a": {}}}}, "$.items uses 'patternProperties'"),
+]
+
+
+@pytest.mark.parametrize(("schema", "says"), XGRAMMAR_REFUSES, ids=lambda x: x if isinstance(x, str) else "")
+def test_what_xgrammar_would_leave_out_is_refused(schema: Any, says: str) -> None:
+    with pytest.raises(InputError) as error:
+        demo("xgrammar").compile(GrammarSpec("json_schema", plain(schema, "json")))
+    assert says in error.value.message
+
+
+def test_strings_of_a_length_by_xgrammar_are_json() -> None:
+    """By itself the library lets control characters through here."""
+    backend = demo("xgrammar")
+    grammar = backend.compile(GrammarSpec("json_schema", '{"type":"string","minLength":1,"maxLength":2}'))
+    assert takes(backend, grammar.matcher(), '"a"')
+    assert not takes(backend, grammar.matcher(), '"\x01"')
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "object", "properties": {"a": {"type": "integer"}}}, '{"\\u0061":"x"}'),
+        ({"type": "object", "patternProperties": {"^é": {"type": "integer"}}}, '{"\\u00e9":"x"}'),
+    ],
+)
+@pytest.mark.parametrize("name", ["llguidance", "xgrammar"])
+def test_no_key_passes_for_another(schema: Any, text: str, name: str) -> None:
+    """Escapes would spell a key that the schema names."""
+    assert not jsonschema.Draft202012Validator(schema).is_valid(json.loads(text))
+    try:
+        grammar = demo(name).compile(GrammarSpec("json_schema", plain(schema, "json")))
+    except InputError:
+        return
+    assert not takes(demo(name), grammar.matcher(), text)
 
 
 def test_plain_form_is_stable() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quire.foundation.errors import ConfigError
-from quire.grammar.llguidance import LLGuidance
+from quire.grammar.base import BACKENDS
 from quire.grammar.vocabulary import Vocabulary
 from quire.types.structured import GrammarSpec
 from tests.frontend.tokenizers_for_tests import byte_fallback, byte_level, word_level
@@ -21,9 +21,10 @@ SPECS = [
 ]
 
 
+@pytest.mark.parametrize("name", list(BACKENDS))
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.kind)
-def test_rollback_and_fork(spec: GrammarSpec) -> None:
-    backend, rng = demo(), random.Random(0)
+def test_rollback_and_fork(spec: GrammarSpec, name: str) -> None:
+    backend, rng = demo(name), random.Random(0)
     matcher = backend.compile(spec).matcher()
     masks, taken = [], []
     for _ in range(25):
@@ -46,9 +47,10 @@ def test_rollback_and_fork(spec: GrammarSpec) -> None:
         assert matcher.accept(token)
 
 
+@pytest.mark.parametrize("name", list(BACKENDS))
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.kind)
-def test_what_the_mask_forbids_is_not_taken_and_changes_nothing(spec: GrammarSpec) -> None:
-    backend, rng = demo(), random.Random(1)
+def test_what_the_mask_forbids_is_not_taken_and_changes_nothing(spec: GrammarSpec, name: str) -> None:
+    backend, rng = demo(name), random.Random(1)
     matcher = backend.compile(spec).matcher()
     for _ in range(8):
         mask = allowed(backend, matcher)
@@ -62,8 +64,9 @@ def test_what_the_mask_forbids_is_not_taken_and_changes_nothing(spec: GrammarSpe
             return
 
 
-def test_stop_tokens_are_allowed_exactly_where_the_grammar_may_end() -> None:
-    backend = demo()
+@pytest.mark.parametrize("name", list(BACKENDS))
+def test_stop_tokens_are_allowed_exactly_where_the_grammar_may_end(name: str) -> None:
+    backend = demo(name)
     matcher = backend.compile(GrammarSpec("regex", "aa?")).matcher()
     a = backend.vocabulary.tokens.index(b"a")
     assert not matcher.may_end
@@ -84,12 +87,13 @@ def test_stop_tokens_are_allowed_exactly_where_the_grammar_may_end() -> None:
     assert allowed(backend, matcher) == [0, 2]
 
 
+@pytest.mark.parametrize("name", list(BACKENDS))
 @pytest.mark.parametrize("make", [byte_level, byte_fallback])
-def test_other_vocabularies(make: object, tmp_path: Path) -> None:
+def test_other_vocabularies(make: object, name: str, tmp_path: Path) -> None:
     tokenizer = make()  # type: ignore[operator]
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     size = tokenizer.get_vocab_size() + 70  # a model's logits are padded
-    backend = LLGuidance(Vocabulary(tmp_path, size, [1]))
+    backend = BACKENDS.get(name)(Vocabulary(tmp_path, size, [1]))
     rng = random.Random(0)
     for spec in SPECS:
         for _ in range(5):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import random
@@ -22,7 +23,7 @@ from quire.types.structured import GrammarSpec
 from tests.grammar.walk import DEMO_MODEL
 
 HARMLESS = GrammarSpec("choice", '["yes","no"]')
-PATIENCE = 30.0  # seconds, on a machine with other things to do
+PATIENCE = 120.0  # seconds, on a machine with other things to do
 
 
 @pytest.fixture(scope="module")
@@ -117,28 +118,28 @@ def test_asking_never_waits(service: GrammarService) -> None:
 
 def test_limits_end_a_fork_alone(service: GrammarService) -> None:
     wait(service, service.ask(HARMLESS))
-    sandbox = service._sandbox
+    sandbox = service._benches["llguidance"]._sandbox
     big = GrammarSpec("choice", json.dumps([f"{i} {random.Random(i).random()}" for i in range(300_000)]))
     (answer,) = wait(service, service.ask(big))
     assert answer.error is not None
     assert "too complex" in answer.error.message
     (answer,) = wait(service, service.ask(GrammarSpec("regex", "after(wards)?")))
     assert answer.grammar is not None
-    assert service._sandbox is sandbox, "the sandbox itself has survived"
+    assert service._benches["llguidance"]._sandbox is sandbox, "the sandbox itself has survived"
 
 
 def test_a_sandbox_that_is_killed_is_noticed_and_started_again(service: GrammarService) -> None:
     """What is asked at the moment of its death is asked again."""
     wait(service, service.ask(HARMLESS))
     for number in range(6):
-        assert service._sandbox is not None
-        killed = service._sandbox.pid
+        assert service._benches["llguidance"]._sandbox is not None
+        killed = service._benches["llguidance"]._sandbox.pid
         os.kill(killed, signal.SIGKILL)
         if number % 2:
             time.sleep(0.002 * number)
         answers = wait(service, *(service.ask(GrammarSpec("regex", f"after kill {number}{i}")) for i in range(3)))
         assert all(answer.grammar is not None for answer in answers)
-        assert service._sandbox.pid != killed
+        assert service._benches["llguidance"]._sandbox.pid != killed
 
 
 def test_the_latest_grammars_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,8 +190,47 @@ def test_without_a_tokenizer_every_grammar_is_refused(folder: Path | None) -> No
 def test_closing_ends_the_process() -> None:
     service = GrammarService(DEMO_MODEL, 4096, [2])
     wait(service, service.ask(HARMLESS))
-    assert service._sandbox is not None
-    pid = service._sandbox.pid
+    assert service._benches["llguidance"]._sandbox is not None
+    pid = service._benches["llguidance"]._sandbox.pid
     service.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_backends_work_side_by_side() -> None:
+    """Each for the grammars that name it; the usual one for the others. Rows of both are filled together."""
+    service = GrammarService(DEMO_MODEL, 4096, [2, 0], "xgrammar")
+    try:
+        specs = [GrammarSpec("choice", '["yes","no"]', backend) for backend in ("llguidance", "xgrammar", "auto")]
+        answers = wait(service, *map(service.ask, specs))
+        grammars = [answer.grammar for answer in answers]
+        assert grammars[1] is grammars[2], "the usual one is what is named"
+        matchers = [grammar.matcher() for grammar in grammars if grammar is not None]
+        assert [matcher.backend for matcher in matchers] == ["llguidance", "xgrammar", "xgrammar"]
+        rows = np.full((3, 128), -1, np.int32)
+        service.fill(matchers, rows)
+        assert rows.any()
+        assert (rows[0] == rows[1]).all()
+        assert (rows[1] == rows[2]).all()
+        (refused,) = wait(service, service.ask(GrammarSpec("regex", "(?=a)b", "xgrammar")))
+        assert refused.error is not None
+        assert "look-around" in refused.error.message
+        big = json.dumps([f"{i} {random.Random(i).random()}" for i in range(300_000)])
+        (refused,) = wait(service, service.ask(GrammarSpec("choice", big, "xgrammar")))
+        assert refused.error is not None
+        assert "too complex" in refused.error.message
+        (after,) = wait(service, service.ask(GrammarSpec("choice", '["after"]', "xgrammar")))
+        assert after.grammar is not None
+    finally:
+        service.close()
+
+
+def test_a_backend_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    service = GrammarService(DEMO_MODEL, 4096, [2, 0])
+    try:
+        (answer,) = wait(service, service.ask(GrammarSpec("regex", "a", "xgrammar")))
+        assert answer.error is not None
+        assert "quire[xgrammar]" in answer.error.message
+    finally:
+        service.close()

@@ -9,19 +9,19 @@ from pathlib import Path
 import numpy as np
 
 import quire
-from quire.grammar.base import Matcher
-from quire.grammar.llguidance import LLGuidance
+from quire.grammar.base import BACKENDS, Backend, Matcher
 from quire.grammar.vocabulary import Vocabulary
 
 DEMO_MODEL = Path(quire.__file__).parent / "demo_model"
 
 
 @cache
-def demo() -> LLGuidance:
-    return LLGuidance(Vocabulary(DEMO_MODEL, 4096, [2, 0]))
+def demo(name: str = "llguidance") -> Backend:
+    found: Backend = BACKENDS.get(name)(Vocabulary(DEMO_MODEL, 4096, [2, 0]))
+    return found
 
 
-def allowed(backend: LLGuidance, matcher: Matcher, budget: int | None = None) -> list[int]:
+def allowed(backend: Backend, matcher: Matcher, budget: int | None = None) -> list[int]:
     row = np.zeros(-(-backend.vocabulary.size // 32), np.int32)
     if budget is None:
         matcher.fill(row)
@@ -31,7 +31,7 @@ def allowed(backend: LLGuidance, matcher: Matcher, budget: int | None = None) ->
 
 
 def answer(
-    backend: LLGuidance, matcher: Matcher, rng: random.Random, budget: int, *, close_at_limit: bool = False
+    backend: Backend, matcher: Matcher, rng: random.Random, budget: int, *, close_at_limit: bool = False
 ) -> tuple[bytes, bool]:
     """The text of at most `budget` tokens, and whether it is complete."""
     text = b""
@@ -46,7 +46,7 @@ def answer(
     return text, matcher.may_end
 
 
-def takes(backend: LLGuidance, matcher: Matcher, text: str) -> bool:
+def takes(backend: Backend, matcher: Matcher, text: str) -> bool:
     """Whether `text` as a whole is an answer, byte by byte."""
     by_byte = {token[0]: i for i, token in enumerate(backend.vocabulary.tokens) if len(token) == 1}
     return all(matcher.accept(by_byte[byte]) for byte in text.encode()) and matcher.may_end

@@ -44,6 +44,8 @@ BRAIN = [
 ]
 # The executor reaches the worker by name; the worker's own process is where the muscle is imported.
 HEAVY = {"torch", "triton", "transformers", "safetensors"}
+# Libraries that bring torch along: each in one file, which is imported by name once somebody chooses it.
+BRINGS_TORCH = {"xgrammar": "grammar/xgrammar.py"}
 
 
 def files() -> list[Path]:
@@ -86,6 +88,16 @@ def test_no_torch_in_the_brain(room: str) -> None:
     for file in (ROOT / room).rglob("*.py"):
         found = {name.split(".")[0] for name in imports(file)} & HEAVY
         assert not found, f"{file.relative_to(ROOT)} imports {found}"
+
+
+def test_what_brings_torch_is_imported_by_one_file_that_nobody_imports() -> None:
+    for file in files():
+        found = set(imports(file))
+        for library, home in BRINGS_TORCH.items():
+            if file != ROOT / home:
+                assert library not in {name.split(".")[0] for name in found}, file
+                module = "quire." + home.removesuffix(".py").replace("/", ".")
+                assert not any(name == module or name.startswith(f"{module}.") for name in found), file
 
 
 def test_no_cycle_between_files() -> None:

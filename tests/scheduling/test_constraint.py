@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from quire.foundation.errors import InputError
-from quire.scheduling.constraint import ConstraintState, Marker, Phase
+from quire.foundation.marker import Marker
+from quire.scheduling.constraint import ConstraintState, Phase
 from quire.scheduling.masks import make_masks
 from quire.scheduling.request import Request
 from quire.types.structured import Constraint, Thinking
@@ -108,11 +109,48 @@ def test_a_thinking_that_may_come_leaves_the_choice_to_the_model() -> None:
         (Thinking(end=[VOCAB]), r"tokens in \[0, 23\)"),
         (Thinking(end=[1], start=[-1]), r"tokens in \[0, 23\)"),
         (Thinking(end=[1], max_tokens=-1), ">= 0"),
+        (Thinking(end=[1, 2], end_seam=2), "seam"),
     ],
 )
 def test_markers_that_cannot_be(thinking: Thinking, words: str) -> None:
     with pytest.raises(InputError, match=words):
         begin(Constraint(None, thinking))
+
+
+def test_a_header_may_say_more_before_it_ends_and_the_grammar_binds_behind_it() -> None:
+    channel, final, message, constrain, json_ = 18, 19, 20, 5, 6
+    thinking = Thinking(end=[channel, final, message], end_seam=2, max_tokens=9)
+    for header in ([channel, final, message], [channel, final, constrain, json_, message]):
+        state = begin(Constraint(spec(5), thinking))
+        for token in (1, 2, channel, 7, message, *header):  # another channel first, which ends nothing
+            assert state.phase is Phase.THINKING
+            state.advance(token)
+        assert state.phase is Phase.GRAMMAR
+    state = begin(Constraint(spec(5), thinking))
+    for token in (1, 1, 1, 1, 1, channel, final, constrain, json_):
+        state.advance(token)
+    assert allowed(state) == {message}, "the budget ends inside the header"
+
+
+def test_a_marker_with_a_seam_is_found_wherever_it_comes() -> None:
+    """Two markers, the second behind the first."""
+    rng = random.Random(4)
+    for _ in range(500):
+        head, tail = [0, rng.randint(1, 3)], [4, *(rng.randint(1, 3) for _ in range(rng.randint(0, 1)))]
+        stream = [rng.randint(0, 4) for _ in range(60)]
+        marker, matched, found = Marker(head + tail, 2), 0, None
+        for place, token in enumerate(stream, 1):
+            matched = marker.follow(matched, token)
+            if matched == len(marker.tokens):
+                found = place
+                break
+        naive, begun = None, False
+        for place in range(1, 61):
+            begun = (begun and stream[place - 1] != 0) or stream[max(0, place - 2) : place] == head
+            if begun and stream[place - len(tail) : place] == tail:
+                naive = place
+                break
+        assert found == naive, (head, tail, stream)
 
 
 def test_a_marker_is_found_wherever_it_comes() -> None:

@@ -69,6 +69,13 @@ ASKED: list[tuple[dict[str, Any], Any]] = [  # extra fields of a request, what h
     ({"structured_outputs": {"grammar": 'root ::= "<" [a-z]{2,4} ">"'}}, lambda t: re.fullmatch("<[a-z]{2,4}>", t)),
     ({"structured_outputs": {"structural_tag": TAG}}, lambda text: is_value(text[3:-4])),
     ({"guided_json": SCHEMA, "guided_decoding_backend": "outlines"}, is_value),
+    ({"guided_json": SCHEMA, "guided_decoding_backend": "xgrammar:no-fallback"}, is_value),
+    ({"structured_outputs": {"backend": "xgrammar", "close_at_limit": True, "json": SCHEMA}}, is_value),
+    (
+        {"structured_outputs": {"backend": "xgrammar", "regex": r"\d{3}-[a-f]{2}"}},
+        lambda text: re.fullmatch(r"\d{3}-[a-f]{2}", text),
+    ),
+    ({"structured_outputs": {"backend": "guidance", "choice": ["red"]}}, lambda text: text == "red"),
     ({"guided_regex": "(yes|no){2}"}, lambda text: re.fullmatch("(yes|no){2}", text)),
     ({"guided_choice": ["one", "two"]}, lambda text: text in ("one", "two")),
     ({"guided_grammar": 'root ::= "a" | "b"'}, lambda text: text in ("a", "b")),
@@ -141,6 +148,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [  # extra fields, the field th
     ({"structured_outputs": {"choice": [""]}}, "structured_outputs", "non-empty"),
     ({"response_format": {"type": "json_object"}, "guided_json": {}}, "response_format", "only one of"),
     ({"structured_outputs": {"backend": "outlines", "regex": "a"}}, "structured_outputs", "backend"),
+    ({"structured_outputs": {"backend": "xgrammar", "regex": "(?=a)b"}}, "", "look-around"),
+    ({"structured_outputs": {"backend": "xgrammar", "json": {"allOf": [{"minimum": 1}] * 2}}}, "", "$.allOf"),
+    ({"structured_outputs": {"backend": "xgrammar", "json": {}, "disable_any_whitespace": True}}, "", "whitespace"),
 ]
 
 

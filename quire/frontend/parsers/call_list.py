@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from quire.frontend.parsers.base import Parser
 from quire.frontend.parsers.layouts.json_calls import JsonCalls
-from quire.frontend.parsers.layouts.structural import schema_of
+from quire.frontend.parsers.layouts.structural import CALLS_BACKEND, schema_of
 from quire.types.reply import Tool
 from quire.types.structured import GrammarSpec
 
@@ -43,7 +43,7 @@ class CallListFormat:
             schema["$defs"] = definitions
         if not parallel:
             schema["maxItems"] = 1
-        return GrammarSpec("json_schema", json.dumps(schema, separators=(",", ":"), ensure_ascii=False))
+        return GrammarSpec("json_schema", json.dumps(schema, separators=(",", ":"), ensure_ascii=False), CALLS_BACKEND)
 
 
 CALL_LIST = CallListFormat()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from quire.frontend.parsers.layouts.structural import MAX_WHITESPACE, Part, either, literal
+from quire.frontend.parsers.layouts.structural import CALLS_BACKEND, MAX_WHITESPACE, Part, either, literal
 from quire.types.structured import GrammarSpec
 
 
@@ -15,7 +15,7 @@ def content_or_calls(content: GrammarSpec, calls: GrammarSpec | None) -> Grammar
     if part is None or calls is None or calls.kind != "structural_tag":
         return content
     tag = either([part, _format(json.loads(calls.text))])
-    return GrammarSpec("structural_tag", json.dumps(tag, ensure_ascii=False, separators=(",", ":")), content.backend)
+    return GrammarSpec("structural_tag", json.dumps(tag, ensure_ascii=False, separators=(",", ":")), CALLS_BACKEND)
 
 
 def _part_of(spec: GrammarSpec) -> Part | None:

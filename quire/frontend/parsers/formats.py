@@ -29,6 +29,7 @@ class Formats:
     reasoning: ReasoningFormat | None = None
     start: tuple[int, ...] = ()  # token ids of the marker that reasoning begins with
     end: tuple[int, ...] = ()  # … of the one that ends it
+    end_seam: int = 0  # after so many tokens of `end` others may stand before the rest
     end_before_calls: tuple[int, ...] = ()  # … if a call follows
     special_reasoning: bool = False  # these markers are special tokens, which the text must keep
 
@@ -48,11 +49,13 @@ def find_formats(resolved: Resolved, tokenizer: Tokenizer | None) -> Formats:
         tuple(tokenizer.encode(marker, add_special_tokens=False))
         for marker in (reasoning_format.start, reasoning_format.end, reasoning_format.end_before_calls)
     )
+    head = tuple(tokenizer.encode(getattr(reasoning_format, "end_head", ""), add_special_tokens=False))
     return Formats(
         tools=tool_format,
         reasoning=reasoning_format,
         start=start,
         end=end,
+        end_seam=len(head) if head == end[: len(head)] else 0,
         end_before_calls=end_before_calls,
         special_reasoning=_any_special(tokenizer, (*start, *end)),
     )

@@ -13,10 +13,11 @@ from typing import Any
 from quire.foundation.errors import InputError
 from quire.grammar import json_schema
 from quire.types.reply import Tool
-from quire.types.structured import GrammarSpec
+from quire.types.structured import GrammarBackend, GrammarSpec
 
 Part = dict[str, Any]
 
+CALLS_BACKEND: GrammarBackend = "llguidance"  # whichever binds content: calls are marked by special tokens
 MAX_WHITESPACE = 8  # characters between JSON tokens: a model must not fill its answer with them
 
 
@@ -131,4 +132,4 @@ def _literals(text: str) -> list[Part]:
 
 def spec(part: Part) -> GrammarSpec:
     text = json.dumps({"type": "structural_tag", "format": part}, ensure_ascii=False, separators=(",", ":"))
-    return GrammarSpec("structural_tag", text)
+    return GrammarSpec("structural_tag", text, CALLS_BACKEND)

@@ -20,6 +20,7 @@ class HarmonyReasoning:
 
     start = "<|channel|>analysis<|message|>"
     end = "<|channel|>final<|message|>"
+    end_head = "<|channel|>final"  # <|constrain|>json or the like may follow before <|message|>
     end_before_calls = "<|end|>"
     wraps_content = True
 
