@@ -12,7 +12,7 @@ from quire.server import generation
 from quire.server.answer import Answer
 from quire.server.body import openapi_body, read_body
 from quire.server.chat_job import start_chat
-from quire.server.openai_responses import conversation, read_input, store_of
+from quire.server.openai_responses import conversation, items_elsewhere, read_input, store_of
 from quire.server.openai_responses_body import CountBody
 from quire.server.openai_responses_events import usage_of
 from quire.server.openai_responses_items import new_id
@@ -38,7 +38,7 @@ async def compact(request: Request) -> Response:
     service: Service = request.app.state.service
     context = service.running().info.max_model_len
     model = service.check_model(body.model)
-    items, before = read_input(body, store_of(request))
+    items, before = read_input(body, store_of(request), await items_elsewhere(request, body))
     wish = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": WISH}]}
     _, chat = conversation(service, body, [*items, wish], before)
     chat.max_completion_tokens = max(1, min(MAX_SUMMARY, context // 4))
