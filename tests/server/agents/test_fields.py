@@ -70,7 +70,7 @@ def refused(served: Served, path: str, field: str, value: Any) -> None:
     assert len(served.llm.seen) == before
 
 
-@pytest.mark.parametrize(("path", "fields", "effect"), TAKEN, ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize(("path", "fields", "effect"), TAKEN, ids=lambda value: "" if callable(value) else str(value)[:60])
 def test_taken(served: Served, path: str, fields: dict[str, Any], effect: Effect | None) -> None:
     answered = ask(served, path, **fields)
     assert effect is None or effect(answered), (answered.seen, answered.reply)
