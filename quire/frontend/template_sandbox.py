@@ -82,13 +82,19 @@ class TemplateSandbox:
         async with self._starting:
             if self._writer is None:
                 await self._start()
+        writer, reader = self._writer, self._reader
+        assert writer is not None
+        assert reader is not None
         number = next(self._numbers)
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
-            self._writer.write(frame(number, body))  # type: ignore[union-attr]  # started above
-            await self._writer.drain()  # type: ignore[union-attr]
+            writer.write(frame(number, body))
+            await writer.drain()
             return await answer
+        except ConnectionError:
+            await asyncio.wait({reader})  # it clears away what the next try must not find
+            raise
         finally:
             self._waiting.pop(number, None)
             if not answer.done() or answer.cancelled():

@@ -45,7 +45,7 @@ async def count(request: Request) -> Response:
     service: Service = request.app.state.service
     service.running()
     service.check_model(body.model)
-    num_tokens = await count_tokens(service, chat_request(service, body), NAMES)
+    num_tokens = await count_tokens(request, chat_request(service, body), NAMES)
     return JSONResponse({"input_tokens": num_tokens, "context_management": {"original_input_tokens": num_tokens}})
 
 

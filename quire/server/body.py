@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import orjson
@@ -14,6 +16,8 @@ from quire.foundation.log import get_logger
 from quire.server.limits import check_depth
 
 log = get_logger(__name__)
+BIG_BODY = 16 * 1024  # bytes
+T = TypeVar("T")
 
 
 class Body(BaseModel):
@@ -36,6 +40,15 @@ async def read_body(request: Request, model: type[AnyBody]) -> AnyBody:
     if content_type != "application/json":
         raise InputError(f"the content type must be application/json, got {content_type!r}")
     raw = await request.body()
+    return await look_into(request, lambda: _read(raw, model, request.url.path))
+
+
+async def look_into(request: Request, call: Callable[[], T]) -> T:
+    """`call()`, which works out what a body asks for: on a thread if that is long, so that other streams go on."""
+    return await asyncio.to_thread(call) if len(await request.body()) > BIG_BODY else call()
+
+
+def _read(raw: bytes, model: type[AnyBody], path: str) -> AnyBody:
     try:
         data = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -44,7 +57,7 @@ async def read_body(request: Request, model: type[AnyBody]) -> AnyBody:
         raise InputError(f"the request body must be a JSON object, got {type(data).__name__}")
     check_depth(raw, data)
     if log.isEnabledFor(logging.DEBUG) and (unknown := data.keys() - model.model_fields.keys()):
-        log.debug("ignored unknown fields of %s: %s", request.url.path, ", ".join(sorted(unknown)))
+        log.debug("ignored unknown fields of %s: %s", path, ", ".join(sorted(unknown)))
     return model.model_validate(data)
 
 

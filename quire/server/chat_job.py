@@ -14,6 +14,7 @@ from quire.frontend.replies import ReplyPlan, ReplyWish
 from quire.frontend.structured import grammar_of
 from quire.frontend.tools import read_tool_choice, read_tools
 from quire.server import generation
+from quire.server.body import look_into
 from quire.server.chat_prompt import render_chat
 from quire.server.conversation import count_turns, shortened
 from quire.server.errors import explain_validation
@@ -33,10 +34,15 @@ class ChatJob:
     Raises InputError naming the field.
     """
 
-    def __init__(self, service: Service, body: ChatFields) -> None:
-        self.service = service
+    @classmethod
+    async def read(cls, request: Request, body: ChatFields) -> ChatJob:
+        return await look_into(request, lambda: cls(request, body))
+
+    def __init__(self, request: Request, body: ChatFields) -> None:
+        self.request = request
+        self.service: Service = request.app.state.service
         self.body = body
-        self.engine = service.running()
+        self.engine = self.service.running()
         self.names = _names(body)
         with field_names(self.names):
             self.params = self._params()
@@ -46,11 +52,16 @@ class ChatJob:
     async def plan(self, messages: Messages) -> tuple[Prompt, ReplyPlan]:
         """The prompt of a conversation, and what its answers are made of."""
         prompt = await self.prompt(messages)
-        assert prompt.text is not None
+        text = prompt.text
+        assert text is not None
         continued = continued_text(messages) if self.body.continue_final_message else None
+
+        def make() -> tuple[Prompt, ReplyPlan]:
+            plan = ReplyPlan(self.engine.formats, self.wish, text, self.template_kwargs, continued=continued)
+            return Prompt(prompt.token_ids, text, plan.constraint), plan
+
         with field_names(self.names):
-            plan = ReplyPlan(self.engine.formats, self.wish, prompt.text, self.template_kwargs, continued=continued)
-            return Prompt(prompt.token_ids, prompt.text, plan.constraint), plan
+            return await look_into(self.request, make)
 
     async def prompt(self, messages: Messages) -> Prompt:
         text = await render_chat(self.service, self.body, self.template_kwargs, messages=messages)
@@ -140,7 +151,7 @@ async def start_chat(
     Raises InputError naming the client's field.
     """
     with field_names(names):
-        chat = ChatJob(request.app.state.service, body)
+        chat = await ChatJob.read(request, body)
         messages = await chat.fitting(body.messages) if shorten else body.messages
         prompt, plan = await chat.plan(messages)
         job = generation.start(request, body, model, [prompt], plan.params(chat.params), job_id)
@@ -149,10 +160,11 @@ async def start_chat(
     return job, plan
 
 
-async def count_tokens(service: Service, body: ChatBody, names: Mapping[str, str]) -> int:
+async def count_tokens(request: Request, body: ChatBody, names: Mapping[str, str]) -> int:
     """Tokens of the prompt that the request has."""
     with field_names(names):
-        return len((await ChatJob(service, body).prompt(body.messages)).token_ids)
+        chat = await ChatJob.read(request, body)
+        return len((await chat.prompt(body.messages)).token_ids)
 
 
 def _names(body: ChatFields) -> dict[str, str]:

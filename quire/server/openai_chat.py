@@ -35,7 +35,7 @@ async def _answer(request: Request, body: ChatFields, conversations: Sequence[li
     """One choice a conversation (and each of `n`), in order."""
     service: Service = request.app.state.service
     model = service.check_model(body.model)
-    chat = ChatJob(service, body)
+    chat = await ChatJob.read(request, body)
     prompts, plans = [], []
     for messages in conversations:
         prompt, plan = await chat.plan(messages)

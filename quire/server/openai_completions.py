@@ -14,7 +14,7 @@ from quire.foundation.errors import InputError
 from quire.frontend import prompt_embeds
 from quire.frontend.structured import constraint_of
 from quire.server import beam_search, generation
-from quire.server.body import openapi_body, read_body
+from quire.server.body import look_into, openapi_body, read_body
 from quire.server.generation import Generation, Prompt
 from quire.server.limits import MAX_PROMPTS
 from quire.server.logprobs import LogprobWriter, prompt_logprobs
@@ -35,7 +35,7 @@ async def completions(request: Request) -> Response:
     body = await read_body(request, CompletionBody)
     service: Service = request.app.state.service
     model = service.check_model(body.model)
-    prompts, params = await read_completion(service, body)
+    prompts, params = await read_completion(request, body)
     start = beam_search.start if body.use_beam_search else generation.start
     job = start(request, body, model, prompts, params, "cmpl")
     reply = Completion(job, body)
@@ -45,8 +45,9 @@ async def completions(request: Request) -> Response:
     return JsonReply(service.in_flight, job.num_answers, reply.whole, headers)
 
 
-async def read_completion(service: Service, body: CompletionBody) -> tuple[list[Prompt], SamplingParams]:
+async def read_completion(request: Request, body: CompletionBody) -> tuple[list[Prompt], SamplingParams]:
     """The prompts, cut and bound as the body asks, and how to sample. Raises InputError naming the field."""
+    service: Service = request.app.state.service
     info = service.running().info
     params = sampling_params(
         body,
@@ -56,7 +57,7 @@ async def read_completion(service: Service, body: CompletionBody) -> tuple[list[
         prompt_logprobs=body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs,
     )
     with field_names({"structured_outputs": "response_format"} if body.response_format else {}):
-        constraint = constraint_of(params.structured_outputs)
+        constraint = await look_into(request, lambda: constraint_of(params.structured_outputs))
     cut = generation.truncation(service, body, params)
     prompts = [Prompt([0] * len(embeds), None, constraint, embeds) for embeds in await _embeds(service, body)]
     if prompts and cut.limit is not None:

@@ -96,7 +96,7 @@ async def input_tokens(request: Request) -> Response:
     items, before = read_input(body, store_of(request), await items_elsewhere(request, body))
     _, chat = conversation(service, body, items, before)
     return JSONResponse(
-        {"object": "response.input_tokens", "input_tokens": await count_tokens(service, chat, body.names)}
+        {"object": "response.input_tokens", "input_tokens": await count_tokens(request, chat, body.names)}
     )
 
 

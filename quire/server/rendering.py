@@ -40,7 +40,7 @@ async def render_chat(request: Request) -> JSONResponse:
     body = await read_body(request, ChatBody)
     service: Service = request.app.state.service
     model = service.check_model(body.model)
-    chat = ChatJob(service, body)
+    chat = await ChatJob.read(request, body)
     prompt, plan = await chat.plan(body.messages)
     job = generation.start(request, body, model, [prompt], plan.params(chat.params), "chatcmpl")
     (rendered,) = _requests(job, body)
@@ -52,7 +52,7 @@ async def render_completion(request: Request) -> JSONResponse:
     body = await read_body(request, CompletionBody)
     service: Service = request.app.state.service
     model = service.check_model(body.model)
-    prompts, params = await read_completion(service, body)
+    prompts, params = await read_completion(request, body)
     job = generation.start(request, body, model, prompts, params, "cmpl")
     return JSONResponse(_requests(job, body))
 
@@ -63,7 +63,7 @@ async def derender_chat(request: Request) -> JSONResponse:
     service: Service = request.app.state.service
     body = given.chat_request
     model = service.check_model(given.model or body.model)
-    chat = ChatJob(service, body)
+    chat = await ChatJob.read(request, body)
     prompt, plan = await chat.plan(body.messages)
     params = plan.params(chat.params)
     job = generation.start(request, body, model, [prompt], params, "chatcmpl")
@@ -78,7 +78,7 @@ async def derender_completion(request: Request) -> JSONResponse:
     service: Service = request.app.state.service
     body = given.completion_request
     model = service.check_model(given.model or body.model)
-    prompts, params = await read_completion(service, body)
+    prompts, params = await read_completion(request, body)
     if not len(given.generate_responses) == len(given.prompt_tokens) == len(prompts):
         raise InputError(
             f"generate_responses and prompt_tokens must have one entry for each of the {len(prompts)} prompts, got "

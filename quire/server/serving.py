@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from quire.types.sampling import SamplingParams
 if TYPE_CHECKING:
     from quire.frontend.async_engine import AsyncLLM
 
+SWITCH_SECONDS = 0.0005
 log = get_logger(__name__)
 
 
@@ -113,6 +115,8 @@ def setup_logs(level: str) -> None:
 
 
 def loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    """Threads that work beside the loop in Python have to give it the interpreter sooner than after Python's 5 ms."""
+    sys.setswitchinterval(SWITCH_SECONDS)
     try:
         import uvloop
     except ImportError:

@@ -134,7 +134,7 @@ def test_where_embeddings_cannot_be_used(llm: LLM, tiny_qwen3: Path) -> None:
     prompt = {"prompt_embeds": torch.zeros(3, HIDDEN)}
     with pytest.raises(InputError, match="prompt_logprobs are of token ids"):
         tokens(llm, [prompt], GREEDY.clone(prompt_logprobs=1))
-    with pytest.raises(InputError, match="longer than the context"):
+    with pytest.raises(InputError, match="prompt is too long"):
         tokens(llm, [{"prompt_embeds": torch.zeros(128, HIDDEN)}])
     with LLM(str(tiny_qwen3), **ENGINE) as other, pytest.raises(InputError, match="started with enable_prompt_embeds"):
         tokens(other, [prompt])

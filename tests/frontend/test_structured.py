@@ -39,7 +39,7 @@ PLAIN = '{"type":"object","properties":{"a":{"type":"integer"}}}'
         ({"guided": {"guided_grammar": "x", "guided_json": None}}, GrammarSpec("ebnf", "x")),
         (
             {"guided": {"guided_json": SCHEMA, "guided_decoding_backend": "xgrammar:no-fallback"}},
-            GrammarSpec("json_schema", PLAIN),
+            GrammarSpec("json_schema", PLAIN, "xgrammar"),
         ),
         (
             {"guided": {"guided_regex": "x", "guided_decoding_backend": "guidance"}},
@@ -75,7 +75,7 @@ def test_one_rule_with_its_options(fields: dict[str, Any], spec: GrammarSpec | N
         ({"structured_outputs": {"rexeg": "a"}}, "unknown field 'rexeg'"),
         ({"structured_outputs": {"regex": 3}}, "regex"),
         ({"structured_outputs": {"json_object": False}}, "must be true"),
-        ({"structured_outputs": {"regex": "a", "backend": "xgrammar"}}, "backend"),
+        ({"structured_outputs": {"regex": "a", "backend": "outlines"}}, "backend"),
         ({"structured_outputs": {"regex": ""}}, "must not be empty"),
         ({"structured_outputs": {"regex": "a" * 70_000}}, "at most 65536"),
         ({"structured_outputs": {"regex": "\ud800"}}, "surrogate"),

@@ -70,7 +70,9 @@ def refused(served: Served, path: str, field: str, value: Any) -> None:
     assert len(served.llm.seen) == before
 
 
-@pytest.mark.parametrize(("path", "fields", "effect"), TAKEN, ids=lambda value: "" if callable(value) else str(value)[:60])
+@pytest.mark.parametrize(
+    ("path", "fields", "effect"), TAKEN, ids=lambda value: "" if callable(value) else str(value)[:60]
+)
 def test_taken(served: Served, path: str, fields: dict[str, Any], effect: Effect | None) -> None:
     answered = ask(served, path, **fields)
     assert effect is None or effect(answered), (answered.seen, answered.reply)
@@ -90,8 +92,15 @@ def test_unknown_fields_and_nulls_are_ignored(served: Served, path: str) -> None
 # Fields whose tests are elsewhere: of a stream, of a stored response, of what other files are about.
 ELSEWHERE = {
     *("stream", "previous_response_id", "shared", "continue_final_message", "add_generation_prompt"),
-    *("truncate_prompt_tokens", "truncation_side", "use_beam_search", "length_penalty", "prompt_embeds"),
-    *("logprob_token_ids", "repetition_detection", "logits_processors", "vllm_xargs"),
+    *(
+        "truncate_prompt_tokens",
+        "truncation_side",
+        "use_beam_search",
+        "length_penalty",
+        "early_stopping",
+        "prompt_embeds",
+    ),
+    *("logprob_token_ids", "repetition_detection", "logits_processors", "vllm_xargs", "early_stopping"),
 }
 
 
