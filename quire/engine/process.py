@@ -12,6 +12,7 @@ from quire.foundation.child import Failure, Parent
 from quire.foundation.errors import ConfigError, DoesNotFitError, QuireError
 from quire.foundation.heap import settle_heap
 from quire.foundation.log import get_logger, setup
+from quire.foundation.threads import switch_soon
 
 EXIT_STOPPED = 0
 EXIT_CONFIG = 2
@@ -39,6 +40,7 @@ def _run(parent: Parent[FromParent], clients: Clients) -> int:
     try:
         clients.send([Ready(core.start())])
         settle_heap()
+        switch_soon()
         while not core.stopped:
             clients.send(core.turn(clients, None))
         return EXIT_STOPPED if clients.stop_came else EXIT_FAILED

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import socket
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from fastapi import FastAPI
 
 from quire.foundation.heap import settle_heap
 from quire.foundation.log import get_logger, setup
+from quire.foundation.threads import switch_soon
 from quire.server.batch_queue import BatchQueue
 from quire.server.http_server import ABORT_SECONDS, HttpServer
 from quire.server.service import Service
@@ -23,7 +23,6 @@ from quire.types.sampling import SamplingParams
 if TYPE_CHECKING:
     from quire.frontend.async_engine import AsyncLLM
 
-SWITCH_SECONDS = 0.0005
 log = get_logger(__name__)
 
 
@@ -49,6 +48,7 @@ class Serving:
             await _warm_up(engine, f"first-{self.service.board.number}")
             seconds = time.perf_counter() - before
             settle_heap()
+            switch_soon()
             self.service.attach(engine)
             return seconds
         except BaseException:
@@ -115,8 +115,6 @@ def setup_logs(level: str) -> None:
 
 
 def loop_factory() -> type[asyncio.AbstractEventLoop] | None:
-    """Threads that work beside the loop in Python have to give it the interpreter sooner than after Python's 5 ms."""
-    sys.setswitchinterval(SWITCH_SECONDS)
     try:
         import uvloop
     except ImportError:
