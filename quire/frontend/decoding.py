@@ -158,7 +158,8 @@ class _WindowStream:
         self._ids.append(token_id)
         text = self._decode(self._ids)
         if text == self._context_text:
-            self._ids.pop()  # a token without text is no context for the next
+            if self._context:
+                self._ids.pop()  # a token without text is no context for the next, unless the text begins with it
             return ""
         if text.endswith(REPLACEMENT) or len(text) < len(self._context_text):
             return ""

@@ -230,3 +230,9 @@ def test_token_bytes_keep_the_leading_space(name: str) -> None:
     ids = raw.encode("the end, 龘", add_special_tokens=False).ids
     assert b"".join(decoding.token_bytes(i) for i in ids).decode().lstrip() == "the end, 龘"
     assert decoding.token_bytes(10**6) == b""
+
+
+def test_a_text_may_begin_with_spaces_of_which_the_decoder_drops_one() -> None:
+    raw = WINDOWS["metaspace"]
+    stream = Decoding(raw).stream()
+    assert [stream.push(raw.token_to_id("▁")) for _ in range(3)] == ["", " ", " "]

@@ -57,8 +57,8 @@ def test_arguments_reach_the_processors(client: openai.OpenAI) -> None:
 
 def test_a_failure_is_one_requests_error(client: openai.OpenAI) -> None:
     with pytest.raises(openai.InternalServerError, match="the logits processor Force failed: ZeroDivisionError"):
-        complete(client, vllm_xargs={"fail_at": 2})
-    stream = complete(client, vllm_xargs={"fail_at": 2}, stream=True)
+        complete(client, vllm_xargs={"fail_at": 2}, ignore_eos=True)
+    stream = complete(client, vllm_xargs={"fail_at": 2}, ignore_eos=True, stream=True)
     with pytest.raises(openai.APIError, match="Force failed"):
         list(stream)
     assert complete(client).choices[0].finish_reason in ("length", "stop")
