@@ -90,6 +90,7 @@ class EngineCore:
         self._can_prepare = report.can_prepare
         self._utilities["reset_prefix_cache"] = self._scheduler.reset_prefix_cache
         self._utilities["check"] = self._scheduler.check
+        self._clock.begin()
         return EngineInfo(self.resolved, report)
 
     def shutdown(self) -> None:

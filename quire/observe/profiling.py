@@ -10,6 +10,10 @@ class PhaseClock:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """What came before is booked on nothing."""
         self._last = time.perf_counter()
 
     def lap(self, phase: str) -> None:
