@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -19,7 +20,7 @@ from quire.types.output import EngineOutputs, EngineStats
 from quire.types.request import EngineRequest
 
 
-class ClientBase:
+class ClientBase(ABC):
     """What both clients share: outputs wait in a deque, answers find their callers, one thread at a time reads.
 
     Any thread may add, abort and call. Whoever waits for something reads the messages for all; the others sleep until
@@ -40,12 +41,12 @@ class ClientBase:
         self._aborted: Counter[str] = Counter()
         self._dead: EngineDeadError | None = None
 
-    def _send(self, message: ToCore) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _send(self, message: ToCore) -> None: ...
 
+    @abstractmethod
     def _receive(self, timeout: float | None) -> Sequence[FromCore]:
         """Messages of the core, waiting up to `timeout` seconds for the first. Raises EngineDeadError."""
-        raise NotImplementedError
 
     # -- requests ------------------------------------------------------------------------------------------------
 

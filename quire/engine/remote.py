@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 
@@ -26,9 +27,9 @@ class ChannelClient(ClientBase):
         super().__init__()
         self._detach: Callable[[], None] | None = None  # ends the reading by an event loop
 
+    @abstractmethod
     def _sockets(self) -> Sequence[int]:
         """File descriptors that are readable when there is something to read, or nothing any more."""
-        raise NotImplementedError
 
     async def outputs(self) -> AsyncGenerator[EngineOutputs, None]:
         self._become_reader()

@@ -7,11 +7,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-
-def cache_folder() -> Path:
-    """Where files may be kept that only save time."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("QUIRE_CACHE_DIR") or Path(base, "quire"))
+from quire.foundation.folders import cache_folder
 
 
 def keep_bytecode(package: str) -> None:

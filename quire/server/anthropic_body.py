@@ -56,14 +56,6 @@ class CountTokensBody(Body):
     output_format: dict[str, Any] | None = None  # the older name of output_config.format
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unsupported(cls, data: Any) -> Any:
-        for name in cls.unsupported:
-            if isinstance(data, dict) and data.get(name):
-                raise InputError(f"{name} is not supported by this version", name)
-        return data
-
     @model_validator(mode="after")
     def _check_choice(self) -> CountTokensBody:
         if self.tool_choice.type == "tool" and not self.tool_choice.name:

@@ -20,6 +20,7 @@ from typing import IO, Any, TypeVar
 import msgspec
 
 from quire.foundation.errors import ConfigError
+from quire.foundation.folders import cache_folder
 from quire.foundation.log import get_logger
 
 log = get_logger(__name__)
@@ -168,8 +169,7 @@ def now() -> int:
 
 
 def default_folder() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "quire" / "batches"
+    return cache_folder() / "batches"
 
 
 Record = TypeVar("Record", File, Batch)

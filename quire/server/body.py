@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import orjson
 from fastapi import Request
@@ -24,11 +24,17 @@ class Body(BaseModel):
     """Base of all request bodies: exact types, `null` means "not given", unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, protected_namespaces=())
+    unsupported: ClassVar[tuple[str, ...]] = ()  # fields that would change the answer: not to be dropped silently
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_nulls(cls, data: Any) -> Any:
-        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
+    def _read_given(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        for name in cls.unsupported:
+            if data.get(name):
+                raise InputError(f"{name} is not supported by this version", name)
+        return {key: value for key, value in data.items() if value is not None}
 
 
 AnyBody = TypeVar("AnyBody", bound=Body)

@@ -100,9 +100,6 @@ class CountBody(Body):
     def _sort(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        for name in cls.unsupported:
-            if data.get(name):
-                raise InputError(f"{name} is not supported by this version", name)
         return {**data, "shared": {name: data[name] for name in SHARED if data.get(name) is not None}}
 
     @model_validator(mode="after")

@@ -102,15 +102,6 @@ class GenerationBody(LabelledBody):
     return_tokens_as_token_ids: bool = False
     user: str | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unsupported(cls, data: Any) -> Any:
-        # A field that would change the answer must not be dropped silently.
-        for name in cls.unsupported:
-            if isinstance(data, dict) and data.get(name):
-                raise InputError(f"{name} is not supported by this version", name)
-        return data
-
     @model_validator(mode="after")
     def _check_together(self) -> GenerationBody:
         if self.stream_options is not None and not self.stream:
