@@ -4,8 +4,9 @@
         [--out FOLDER] [-- OPTIONS of `quire serve`]
 
 The server is a process of its own, with random weights unless the model is the demo. Gaps: milliseconds between two
-chunks of the streams that are free, alone, and while one client after another asks for a hostile grammar. Each of those
-must be answered, taken or refused, within LIMIT seconds.
+chunks of the streams that are free: alone, beside clients that ask for one hostile grammar after another, and beside
+others that ask for harmless ones at the same moments and are taken or refused like those. Each hostile one must be
+answered, taken or refused, within LIMIT seconds.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import multiprocessing
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.synchronize import Event
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -33,7 +34,21 @@ from benchmarks.serve_load import percentile
 LIMIT = 2.0  # seconds
 CLIENTS = 2  # that ask for hostile grammars at a time
 START = 1.5  # seconds for the process of those clients
-ANSWER = 8  # tokens of an answer under a hostile grammar that is taken
+ANSWER = 8  # tokens of an answer under a grammar that is taken
+TAKEN = {"json": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}}
+REFUSED = {"json": {"not": {"type": "string"}}}
+
+
+class Answer(NamedTuple):
+    status: int
+    seconds: float  # to the first token or the refusal
+    says: str
+
+
+class Asked(NamedTuple):
+    at: float  # seconds from when the first was asked
+    name: str
+    answer: Answer
 
 
 def nested_unions(depth: int) -> Any:
@@ -118,59 +133,88 @@ class Load:
         found = await asyncio.gather(*(self.neighbour(number, tokens) for number in range(streams)))
         return [later - earlier for times in found for earlier, later in itertools.pairwise(times)]
 
-    async def ask(self, wish: dict[str, Any]) -> tuple[int, float, str]:
-        """Status, seconds to the first token or the refusal, and what it says."""
+    async def ask(self, wish: dict[str, Any]) -> Answer:
         body: dict[str, Any] = {"model": self.model, "prompt": "x", "max_tokens": ANSWER, "stream": True}
         body["structured_outputs"] = {**wish, "backend": self.backend}
         began = time.perf_counter()
         async with self.client.stream("POST", "/v1/completions", json=body) as reply:
             if reply.status_code != 200:
                 text = (await reply.aread()).decode()
-                return reply.status_code, time.perf_counter() - began, text[:160]
+                return Answer(reply.status_code, time.perf_counter() - began, text[:160])
             seconds = None
             async for line in reply.aiter_lines():
                 if seconds is None and line.startswith("data: "):
                     seconds = time.perf_counter() - began
-            return 200, seconds or time.perf_counter() - began, "taken"
+            return Answer(200, seconds or time.perf_counter() - began, "taken")
 
-    async def attack(self, until: Event) -> dict[str, tuple[int, float, str]]:
-        """The slowest answer of each; all are asked at least once, and again until the neighbours are done."""
-        found: dict[str, tuple[int, float, str]] = {}
+    async def attack(self, until: Event) -> list[Asked]:
+        """Ask for each hostile grammar at least once, and again until the neighbours are done."""
+        found: list[Asked] = []
+        began = time.perf_counter()
 
         async def ask_each(wishes: Iterator[tuple[str, dict[str, Any]]]) -> None:
             for name, wish in wishes:
-                if until.is_set() and name in found:
+                if until.is_set() and any(asked.name == name for asked in found):
                     return
-                answer = await self.ask(wish)
-                found[name] = max(found.get(name, answer), answer, key=lambda each: each[1])
+                at = time.perf_counter() - began
+                found.append(Asked(at, name, await self.ask(wish)))
 
         wishes = itertools.cycle(hostile().items())
         await asyncio.gather(*(ask_each(wishes) for _ in range(CLIENTS)))
         return found
 
+    async def imitate(self, until: Event, asked: list[Asked]) -> None:
+        """Ask for harmless grammars when those were asked for, until the neighbours are done."""
+        began = time.perf_counter()
+        tasks = []
+        for at, _, answer in sorted(asked):
+            await asyncio.sleep(at - (time.perf_counter() - began))
+            if until.is_set():
+                break
+            tasks.append(asyncio.create_task(self.ask(TAKEN if answer.status == 200 else REFUSED)))
+        for asked_for, got in zip(sorted(asked), await asyncio.gather(*tasks), strict=False):
+            assert got.status == asked_for.answer.status, got
 
-def attack(url: str, model: str, backend: str) -> dict[str, tuple[int, float, str]]:
-    """In a process of its own, so that what clients spend on hostile grammars is in nobody's gaps."""
+
+# In a process of its own, so that what clients spend on hostile grammars is in nobody's gaps.
+
+_ends: Event  # it can only be inherited
+
+
+def attack(url: str, model: str, backend: str) -> list[Asked]:
     return asyncio.run(Load(url, model, backend).attack(_ends))
 
 
+def imitate(url: str, model: str, backend: str, asked: list[Asked]) -> None:
+    asyncio.run(Load(url, model, backend).imitate(_ends, asked))
+
+
 def end_with(event: Event) -> None:
-    global _ends  # an event can only be inherited
+    global _ends
     _ends = event
 
 
-async def measure(load: Load, streams: int, tokens: int) -> tuple[dict[str, list[float]], dict[str, Any]]:
+async def measure(load: Load, streams: int, tokens: int) -> tuple[dict[str, list[float]], list[Asked]]:
+    """Gaps of the neighbours in each case, and how the hostile clients fared."""
+    where = (str(load.client.base_url), load.model, load.backend)
     await load.neighbours(streams, 16)
     await load.ask({"regex": "a{1,3}"})  # the tables of the vocabulary are there
     gaps = {"alone": await load.neighbours(streams, tokens)}
     spawn = multiprocessing.get_context("spawn")
     done = spawn.Event()
     with ProcessPoolExecutor(1, spawn, end_with, (done,)) as process:
-        attacked = asyncio.wrap_future(process.submit(attack, str(load.client.base_url), load.model, load.backend))
-        await asyncio.sleep(START)
-        gaps["beside"] = await load.neighbours(streams, tokens)
-        done.set()
-        return gaps, await attacked
+
+        async def beside(call: Callable[..., Any], *args: Any) -> tuple[list[float], Any]:
+            done.clear()
+            others = asyncio.wrap_future(process.submit(call, *where, *args))
+            await asyncio.sleep(START)
+            found = await load.neighbours(streams, tokens)
+            done.set()
+            return found, await others
+
+        gaps["beside hostile"], asked = await beside(attack)
+        gaps["beside harmless"], _ = await beside(imitate, asked)
+    return gaps, asked
 
 
 def serve_options(model: str) -> list[str]:
@@ -195,25 +239,32 @@ def main() -> None:
     options = [*serve_options(args.model), "--port", "0", "--served-model-name", "m", *args.options]
     with server_process("quire.cli.main", "serve", *options) as server:
         load = Load(server.url, "m", args.backend)
-        gaps, answers = asyncio.run(measure(load, args.streams, args.tokens))
+        gaps, asked = asyncio.run(measure(load, args.streams, args.tokens))
         assert server.process.poll() is None, "the server is gone"
+    slowest: dict[str, Answer] = {}
+    for _, name, answer in asked:
+        slowest[name] = max(slowest.get(name, answer), answer, key=lambda one: one.seconds)
     rows = [
         Row("HG", args.model, case, f"gap_p{share}_ms", round(percentile(times, share) * 1e3, 3), "ms")
         for case, times in gaps.items()
-        for share in (50, 99)
+        for share in (50, 90, 99)
     ]
-    rows += [
-        Row("HG", args.model, name, "answer_s", round(seconds, 3), "s") for name, (_, seconds, _) in answers.items()
-    ]
-    for name, (status, seconds, says) in sorted(answers.items(), key=lambda each: -each[1][1]):
-        late = "  LATE" if seconds > LIMIT else ""
-        print(f"{name:24} {status} {seconds:7.3f} s{late}  {says}")
-    for row in rows[:4]:
-        print(f"{row.case:8} {row.metric:12} {row.value:8.2f}")
-    settings = {**vars(args), "out": str(args.out), "says": {name: [one[0], one[2]] for name, one in answers.items()}}
+    rows += [Row("HG", args.model, name, "answer_s", round(one.seconds, 3), "s") for name, one in slowest.items()]
+    for name, one in sorted(slowest.items(), key=lambda each: -each[1].seconds):
+        late = "  LATE" if one.seconds > LIMIT else ""
+        print(f"{name:24} {one.status} {one.seconds:7.3f} s{late}  {one.says}")
+    for row in rows[: 3 * len(gaps)]:
+        print(f"{row.case:16} {row.metric:12} {row.value:8.2f}")
+    settings = {
+        **vars(args),
+        "out": str(args.out),
+        "asked": len(asked),
+        "seconds": round(max(one.at for one in asked), 1),
+        "says": {name: [one.status, one.says] for name, one in slowest.items()},
+    }
     command = " ".join(["python -m benchmarks.hostile", *sys.argv[1:]])
     print(results_file.write(rows, args.device, command, settings, args.out, f"hostile-{args.backend}"))
-    assert all(status in (200, 400) for status, _, _ in answers.values()), json.dumps(answers, indent=1)
+    assert all(one.status in (200, 400) for one in slowest.values()), json.dumps(slowest, indent=1)
 
 
 if __name__ == "__main__":

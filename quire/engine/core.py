@@ -166,7 +166,7 @@ class EngineCore:
             try:
                 self._scheduler.add(request)
             except InputError as error:
-                self._refuse(request.id, INVALID_REQUEST, error.message)
+                self._refuse(request.id, INVALID_REQUEST, error.message, error.param)
                 return
             if request.constraint is not None and request.constraint.grammar is not None:
                 self._grammars.ask(request.id, request.constraint.grammar)
@@ -195,17 +195,18 @@ class EngineCore:
                     raise grammar
                 end = self._scheduler.bind(request_id, grammar.matcher)
             except InputError as error:
-                self._refuse(request_id, INVALID_REQUEST, error.message)
+                self._refuse(request_id, INVALID_REQUEST, error.message, error.param)
                 continue
             if end is not None:
                 self._untold.append(end)
             else:
                 self._num_new += 1
 
-    def _refuse(self, request_id: str, reason: str, message: str) -> None:
-        self._untold.append(
-            EngineOutput(request_id=request_id, finish_reason="error", stop_reason=reason, error=message)
+    def _refuse(self, request_id: str, reason: str, message: str, param: str | None = None) -> None:
+        output = EngineOutput(
+            request_id=request_id, finish_reason="error", stop_reason=reason, error=message, error_param=param
         )
+        self._untold.append(output)
 
     def _call(self, number: int, method: str, args: list[Any]) -> Reply:
         try:

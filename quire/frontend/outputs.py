@@ -154,6 +154,7 @@ class Conversion:
         self.kind = params.output_kind
         self.waiter: Future[None] | None = None  # of the reader, while it waits for news
         self.error: str | None = None
+        self.error_param: str | None = None
         self.metrics = RequestMetrics(arrival_time=requests[0].arrival)
         self._prompt_text = prompt_text
         self._prompt_ids = requests[0].token_ids
@@ -196,7 +197,7 @@ class Conversion:
         if output.prompt_logprobs:
             self._prompt_logprobs += [logprobs_dict(entry, self._tokenizer) for entry in output.prompt_logprobs]
         if output.error is not None:
-            self.error = output.error
+            self.error, self.error_param = output.error, output.error_param
         if output.pooled is not None:
             self.vectors = output.pooled
         metrics = self.metrics
@@ -240,6 +241,7 @@ class Conversion:
             num_cached_tokens=self._num_cached_tokens,
             metrics=self.metrics,
             error=self.error,
+            error_param=self.error_param,
         )
 
     def _take_prompt_logprobs(self, delta: bool) -> list[dict[int, Logprob] | None] | None:

@@ -1,4 +1,4 @@
-"""What a user asks of the form of an answer → one GrammarSpec, checked as far as it can be without compiling it."""
+"""What a user asks of the form of an answer → one GrammarSpec, checked as far as takes no time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 from quire.foundation.errors import InputError
 from quire.frontend.text import check_text
 from quire.grammar import json_schema, tags
+from quire.types.json_text import JsonText
 from quire.types.structured import FIELD, RULES, Constraint, GrammarKind, GrammarSpec, StructuredOutputsParams
 
+MAX_AT_DOOR = 16 * 1024  # characters of a schema or tag; a longer one is looked into where it is compiled, aside
 MAX_TEXT = 64 * 1024  # characters of a regex or a grammar
 MAX_CHOICES = 10_000
 MAX_CHOICE_TEXT = 256 * 1024  # characters of all choices
@@ -35,15 +37,15 @@ def constraint_of(params: StructuredOutputsParams | None) -> Constraint | None:
 
 
 def grammar_of(params: StructuredOutputsParams, field: str = FIELD) -> GrammarSpec:
-    """field: what the user calls it. Raises InputError naming what cannot be enforced."""
-    kind, text = _canonical(params, field)
+    """field: what the user calls it. Raises InputError naming what cannot be enforced, of a long schema not yet."""
+    kind, text, is_plain = _read(params, field)
     whitespace = "none" if params.disable_any_whitespace else "bounded"
     if params.whitespace_pattern is not None:
         _check_string(params.whitespace_pattern, f"{field}.whitespace_pattern", field)
         whitespace = params.whitespace_pattern
     if kind in ("regex", "choice", "ebnf"):
         whitespace = "bounded"  # has none of its own
-    return GrammarSpec(kind, text, params.backend, whitespace)
+    return GrammarSpec(kind, text, params.backend, whitespace, is_plain)
 
 
 def wished(
@@ -55,7 +57,11 @@ def wished(
 
     guided: the older fields, by their names in GUIDED. Raises InputError naming the field.
     """
-    fields = {name: value for name, value in (structured_outputs or {}).items() if value is not None}
+    fields = {
+        name: str(value) if isinstance(value, JsonText) else value
+        for name, value in (structured_outputs or {}).items()
+        if value is not None
+    }
     rules = [f"structured_outputs.{name}" for name in RULES if name in fields]
     for name, value in (guided or {}).items():
         if value is None or value is False:
@@ -89,6 +95,8 @@ def _of_response_format(given: Mapping[str, Any] | None) -> dict[str, Any] | Non
     if kind == "json_schema":
         named = given.get("json_schema")
         schema = named.get("schema") if isinstance(named, Mapping) else None
+        if isinstance(schema, JsonText):
+            return {"json": str(schema)}
         if not isinstance(schema, Mapping | bool):
             raise InputError(
                 "response_format of type 'json_schema' needs "
@@ -101,19 +109,27 @@ def _of_response_format(given: Mapping[str, Any] | None) -> dict[str, Any] | Non
     raise InputError(f"response_format.type must be one of {', '.join(_FORMATS)}; got {kind!r}", "response_format")
 
 
-def _canonical(params: StructuredOutputsParams, field: str) -> tuple[GrammarKind, str]:
+def _read(params: StructuredOutputsParams, field: str) -> tuple[GrammarKind, str, bool]:
+    """Kind and text of the grammar, and whether that is a schema or tag in plain form."""
     if params.json is not None:
-        return "json_schema", json_schema.plain(params.json, field, close_objects=params.disable_additional_properties)
+        text = json_schema.text_of(params.json, field)
+        if len(text) > MAX_AT_DOOR and not params.disable_additional_properties:
+            return "json_schema", text, False
+        close_objects = params.disable_additional_properties
+        return "json_schema", json_schema.plain(text, field, close_objects=close_objects), True
     if params.json_object:
-        return "json_object", ""
+        return "json_object", "", False
     if params.regex is not None:
-        return "regex", _check_string(params.regex, f"{field}.regex", field)
+        return "regex", _check_string(params.regex, f"{field}.regex", field), False
     if params.choice is not None:
-        return "choice", _choices(params.choice, field)
+        return "choice", _choices(params.choice, field), False
     if params.grammar is not None:
-        return "ebnf", _check_string(params.grammar, f"{field}.grammar", field)
+        return "ebnf", _check_string(params.grammar, f"{field}.grammar", field), False
     assert params.structural_tag is not None
-    return "structural_tag", tags.plain(params.structural_tag, field)
+    text = tags.text_of(params.structural_tag, field)
+    if len(text) > MAX_AT_DOOR:
+        return "structural_tag", text, False
+    return "structural_tag", tags.plain(text, field), True
 
 
 def _choices(choices: list[str], field: str) -> str:

@@ -7,9 +7,9 @@ from itertools import islice
 
 import msgspec
 
-from quire.grammar import json_schema, smallest, tags
+from quire.grammar import smallest
 from quire.grammar.vocabulary import Vocabulary
-from quire.types.structured import FIELD, GrammarSpec
+from quire.types.structured import GrammarSpec
 
 MARGIN = 4  # tokens: what one free token can add to the way beyond the largest of the small values
 MAX_VALUES = 2000  # of a schema that are looked at
@@ -27,11 +27,11 @@ class Hints(msgspec.Struct, frozen=True):
 
 
 def hints_of(spec: GrammarSpec, vocabulary: Vocabulary) -> Hints:
-    """Some milliseconds for a large schema."""
+    """spec: canonical. Some milliseconds for a large schema."""
     if spec.kind == "json_schema":
-        texts = smallest.values(json.loads(json_schema.plain(spec.text, FIELD)))
+        texts = smallest.values(json.loads(spec.text))
     elif spec.kind == "structural_tag":
-        texts = smallest.parts(json.loads(tags.plain(spec.text, FIELD)))
+        texts = smallest.parts(json.loads(spec.text))
     elif spec.kind == "choice":
         texts = iter(json.loads(spec.text))
     else:

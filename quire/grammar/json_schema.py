@@ -16,6 +16,7 @@ from typing import Any
 from quire.foundation.errors import InputError
 from quire.grammar.ecma import spelled_out
 from quire.grammar.endless import endless
+from quire.grammar.json_text import json_text
 from quire.grammar.places import NOTHING, Places, pointer
 
 MAX_BYTES = 256 * 1024
@@ -80,8 +81,12 @@ def plain(
     lenient: keywords and formats that cannot be enforced are left out, where nobody was promised that they would be.
     Raises InputError naming the keyword and its path.
     """
-    found = _Reader(field, close_objects, lenient).read(schema)
-    return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
+    return json_text(_Reader(field, close_objects, lenient).read(schema), None, field, "the JSON schema")
+
+
+def text_of(schema: Any, field: str) -> str:
+    """As it is, in whatever form. Raises InputError if it is no JSON or too long."""
+    return json_text(schema, MAX_BYTES, field, "the JSON schema")
 
 
 class _Reader:
@@ -109,16 +114,12 @@ class _Reader:
         return found
 
     def _parsed(self, schema: str | dict[str, Any] | bool) -> Any:
+        text = text_of(schema, self._field)
         try:
-            text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
-            if len(text.encode()) > MAX_BYTES:
-                raise self._refusal(f"is longer than {MAX_BYTES // 1024} KiB", "$")
             found = json.loads(text, parse_constant=_no_constant) if isinstance(schema, str) else schema
         except RecursionError:
             raise self._refusal("is nested too deeply", "$") from None
-        except (TypeError, ValueError) as error:
-            if isinstance(error, InputError):
-                raise
+        except ValueError as error:
             raise InputError(f"{self._field} is not valid JSON: {error}", self._field) from None
         if not isinstance(found, dict | bool):
             raise InputError(f"{self._field} must be a JSON schema, an object; got {_kind(found)}", self._field)

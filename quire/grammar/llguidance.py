@@ -18,8 +18,9 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, regex
 from llguidance.gbnf_to_lark import any_to_lark
 
 from quire.foundation.errors import InputError
-from quire.grammar import json_schema, tags, tags_lark
+from quire.grammar import tags_lark
 from quire.grammar.base import GrammarError, Matcher, Recipe
+from quire.grammar.canonical import canonical
 from quire.grammar.closing import MAX_WALK, Closer, Closing
 from quire.grammar.hints import Hints, hints_of
 from quire.grammar.mask_cache import MaskCache, PlaceMasks
@@ -92,6 +93,7 @@ class LLGuidance:
 
     def recipe(self, spec: GrammarSpec) -> Recipe:
         """All that takes Python to compile. Raises InputError."""
+        spec = canonical(spec)
         return Recipe(self._source(spec), hints_of(spec, self.vocabulary))
 
     def build(self, spec: GrammarSpec, recipe: Recipe) -> LLGrammar:
@@ -171,9 +173,9 @@ class LLGuidance:
             return str(LLMatcher.grammar_from_lark(_lark(spec.text)))
         if spec.kind == "structural_tag":
             options_for = partial(_options_within, spec.whitespace)
-            tag = json.loads(tags.plain(spec.text, FIELD))
+            tag = json.loads(spec.text)
             return tags_lark.translated(tag, self.vocabulary.special, self.vocabulary.stop_ids, options_for, _lark)
-        text = json_schema.plain(spec.text, FIELD) if spec.kind == "json_schema" else '{"type":"object"}'
+        text = spec.text if spec.kind == "json_schema" else '{"type":"object"}'
         return str(LLMatcher.grammar_from_json_schema(text, overrides=_json_options(spec.whitespace, text)))
 
     def way_to_end(self, matcher: Matcher) -> list[int] | None:
@@ -347,7 +349,7 @@ def _lark(text: str) -> str:
     try:
         return str(any_to_lark(text))
     except Exception as error:
-        raise InputError(f"grammar cannot be read: {error}", "grammar") from None
+        raise InputError(f"grammar cannot be read: {error}", FIELD) from None
 
 
 def _refusal(matcher: Any) -> str:

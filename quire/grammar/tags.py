@@ -12,6 +12,7 @@ from typing import Any
 
 from quire.foundation.errors import InputError
 from quire.grammar import json_schema
+from quire.grammar.json_text import json_text
 
 MAX_BYTES = 1024 * 1024
 MAX_DEPTH = 64
@@ -27,7 +28,12 @@ def plain(tag: str | Mapping[str, Any], field: str) -> str:
 
     Raises InputError naming what is wrong and where.
     """
-    return json.dumps(_Reader(field).read(tag), ensure_ascii=False, separators=(",", ":"))
+    return json_text(_Reader(field).read(tag), None, field, "the structural tag")
+
+
+def text_of(tag: Any, field: str) -> str:
+    """As it is, in whatever form. Raises InputError if it is no JSON or too long."""
+    return json_text(tag, MAX_BYTES, field, "the structural tag")
 
 
 class _Reader:
@@ -36,14 +42,11 @@ class _Reader:
         self._num_formats = 0
 
     def read(self, tag: str | Mapping[str, Any]) -> Format:
+        text = text_of(tag, self._field)
         try:
-            text = tag if isinstance(tag, str) else json.dumps(tag, ensure_ascii=False)
-            too_long = len(text.encode()) > MAX_BYTES
-            tag = json.loads(text) if isinstance(tag, str) and not too_long else tag
-        except (TypeError, ValueError, RecursionError) as error:
+            tag = json.loads(text) if isinstance(tag, str) else tag
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{self._field}: the structural tag is not valid JSON: {error}", self._field) from None
-        if too_long:
-            raise self._refusal(f"is longer than {MAX_BYTES // 1024} KiB", "$")
         if not isinstance(tag, Mapping):
             raise self._refusal("must be an object", "$")
         if "structures" in tag:

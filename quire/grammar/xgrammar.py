@@ -19,6 +19,7 @@ import xgrammar
 
 from quire.foundation.errors import InputError
 from quire.grammar.base import GrammarError, Matcher, Recipe
+from quire.grammar.canonical import canonical
 from quire.grammar.closing import MAX_WALK, Closer, Closing
 from quire.grammar.hints import Hints, hints_of
 from quire.grammar.numbers import DigitLimit, DigitTable
@@ -56,6 +57,7 @@ class XGrammar:
 
     def recipe(self, spec: GrammarSpec) -> Recipe:
         """All that takes Python to compile. Raises InputError."""
+        spec = canonical(spec)
         return Recipe(self._source(spec), hints_of(spec, self.vocabulary))
 
     def build(self, spec: GrammarSpec, recipe: Recipe) -> XGrammarGrammar:
@@ -114,9 +116,7 @@ class XGrammar:
             options = [{"type": "const_string", "value": option} for option in json.loads(spec.text)]
             return json.dumps({"type": "structural_tag", "format": {"type": "or", "elements": options}})
         if spec.kind == "structural_tag":
-            from quire.grammar import tags
-
-            return json.dumps(translated(json.loads(tags.plain(spec.text, FIELD)), self.vocabulary.special))
+            return json.dumps(translated(json.loads(spec.text), self.vocabulary.special))
         schema = json.loads(spec.text) if spec.kind == "json_schema" else {"type": "object"}
         return json.dumps(narrowed(schema), ensure_ascii=False)
 

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from quire.foundation.errors import InputError
 from quire.server.body import Body
+from quire.types.json_text import JsonText
 
 # What the client calls the fields of the chat request that it becomes.
 NAMES = {
@@ -97,7 +98,7 @@ class CountTokensBody(Body):
         form = self.output_config.format or self.output_format
         if form is None:
             return None
-        if form.get("type") != "json_schema" or not isinstance(form.get("schema"), dict):
+        if form.get("type") != "json_schema" or not isinstance(form.get("schema"), dict | JsonText):
             raise InputError("output_config.format must be of type 'json_schema' with a schema", "output_config")
         return {"type": "json_schema", "json_schema": {"name": "answer", "schema": form["schema"], "strict": True}}
 

@@ -137,13 +137,13 @@ class LineRunner:
 def _parse(line: Line, endpoints: Collection[str], max_bytes: int) -> dict[str, Any]:
     if line.is_too_long:
         raise InputError(f"the line is longer than {max_bytes} bytes (option max_body_bytes)")
+    check_depth(line.raw)
     try:
         request = orjson.loads(line.raw)
     except orjson.JSONDecodeError as error:
         raise InputError(f"the line is not valid JSON: {error}") from None
     if not isinstance(request, dict):
         raise InputError(f"the line must be a JSON object, got {type(request).__name__}")
-    check_depth(line.raw, request)
     if not isinstance(request.get("custom_id"), str):
         raise InputError("the line needs a custom_id, a string", "custom_id")
     if request.get("method", "POST") != "POST":

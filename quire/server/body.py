@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
+import msgspec
 import orjson
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -14,10 +15,20 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from quire.foundation.errors import InputError
 from quire.foundation.log import get_logger
 from quire.server.limits import check_depth
+from quire.types.json_text import JsonText
 
 log = get_logger(__name__)
 BIG_BODY = 16 * 1024  # bytes
 T = TypeVar("T")
+_TEXT = "text"
+SCHEMAS = {  # the fields that hold them
+    "response_format": {"json_schema": {"schema": _TEXT}},
+    "structured_outputs": {"json": _TEXT, "structural_tag": _TEXT},
+    "guided_json": _TEXT,
+    "output_config": {"format": {"schema": _TEXT}},
+    "output_format": {"schema": _TEXT},
+}
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class Body(BaseModel):
@@ -55,16 +66,29 @@ async def look_into(request: Request, call: Callable[[], T]) -> T:
 
 
 def _read(raw: bytes, model: type[AnyBody], path: str) -> AnyBody:
+    check_depth(raw)
     try:
-        data = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
+        data = parse(raw.strip(), SCHEMAS)
+    except (orjson.JSONDecodeError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InputError(f"the request body is not valid JSON: {error}") from None
     if not isinstance(data, dict):
         raise InputError(f"the request body must be a JSON object, got {type(data).__name__}")
-    check_depth(raw, data)
     if log.isEnabledFor(logging.DEBUG) and (unknown := data.keys() - model.model_fields.keys()):
         log.debug("ignored unknown fields of %s: %s", path, ", ".join(sorted(unknown)))
     return model.model_validate(data)
+
+
+def parse(raw: bytes | msgspec.Raw, schemas: Any) -> Any:
+    """Long schemas stay text: making objects of one holds up everybody's streams, and here nobody looks into it.
+
+    schemas: where they are: _TEXT, or by key.
+    """
+    size = memoryview(raw).nbytes
+    if size > BIG_BODY and schemas and bytes(memoryview(raw)[:1]) == b"{":
+        if schemas is _TEXT:
+            return JsonText(bytes(raw), "utf-8")
+        return {name: parse(value, schemas.get(name)) for name, value in _FIELDS.decode(raw).items()}
+    return orjson.loads(memoryview(raw))
 
 
 def openapi_body(model: type[Body]) -> dict[str, Any]:

@@ -182,13 +182,14 @@ class Generation:
             constraint=prompt.constraint,
         )
 
-    def _refusal(self, output: RequestOutput) -> ApiError:
+    def _refusal(self, output: RequestOutput) -> ApiError | InputError:
         """The engine gave up on a request: `stop_reason` says of what kind that is."""
         kind = next((answer.stop_reason for answer in output.outputs if answer.finish_reason == "error"), None)
         status = REFUSALS.get(str(kind), 500)
         if status == 503 and self.service.metrics is not None:
             self.service.metrics.rejected += 1
-        return ApiError(status, output.error or "the engine gave up")
+        message = output.error or "the engine gave up"
+        return InputError(message, output.error_param) if status == 400 else ApiError(status, message)
 
 
 async def tokenize(

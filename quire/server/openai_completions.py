@@ -38,6 +38,7 @@ async def completions(request: Request) -> Response:
     prompts, params = await read_completion(request, body)
     start = beam_search.start if body.use_beam_search else generation.start
     job = start(request, body, model, prompts, params, "cmpl")
+    job.names = {**job.names, **_names(body)}
     reply = Completion(job, body)
     headers = generation.reply_headers(request, job)
     if body.stream:
@@ -56,7 +57,7 @@ async def read_completion(request: Request, body: CompletionBody) -> tuple[list[
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs,
     )
-    with field_names({"structured_outputs": "response_format"} if body.response_format else {}):
+    with field_names(_names(body)):
         constraint = await look_into(request, lambda: constraint_of(params.structured_outputs))
     cut = generation.truncation(service, body, params)
     prompts = [Prompt([0] * len(embeds), None, constraint, embeds) for embeds in await _embeds(service, body)]
@@ -70,6 +71,11 @@ async def read_completion(request: Request, body: CompletionBody) -> tuple[list[
         # The text of one that may have been cut is made of its ids.
         prompts.append(Prompt(ids, given if cut.limit is None or len(ids) < cut.limit else None, constraint))
     return prompts, params
+
+
+def _names(body: CompletionBody) -> dict[str, str]:
+    """What the client calls the fields of SamplingParams."""
+    return {"structured_outputs": "response_format"} if body.response_format else {}
 
 
 async def _embeds(service: Service, body: CompletionBody) -> list[np.ndarray]:

@@ -40,6 +40,7 @@ class EngineOutput(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     queued: float = 0.0  # seconds from arrival to first scheduling, set on the first output
     num_preemptions: int = 0
     error: str | None = None
+    error_param: str | None = None  # the field that it is about, as users know it
 
 
 class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -132,6 +133,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     error: str | None = None
+    error_param: str | None = None  # the field that it is about, if it is about one
 
 
 @dataclass(slots=True)

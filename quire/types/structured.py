@@ -62,12 +62,13 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
 
 
 class GrammarSpec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One grammar, checked and in canonical form: equal grammars are equal specs, and compiled once."""
+    """One grammar. Equal specs are compiled once."""
 
     kind: GrammarKind
     text: str  # JSON text of a schema, a list of choices or a structural tag; else the regex or EBNF itself
     backend: GrammarBackend = "auto"
     whitespace: Literal["bounded", "none"] | str = "bounded"  # between JSON tokens; else a regex
+    is_plain: bool = False  # a schema or tag is checked and in plain form (`grammar.json_schema`, `grammar.tags`)
 
 
 class Thinking(msgspec.Struct, frozen=True, omit_defaults=True):

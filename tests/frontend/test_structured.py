@@ -23,12 +23,12 @@ PLAIN = '{"type":"object","properties":{"a":{"type":"integer"}}}'
         ({"response_format": {"type": "json_object"}}, GrammarSpec("json_object", "")),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}},
-            GrammarSpec("json_schema", PLAIN),
+            GrammarSpec("json_schema", PLAIN, is_plain=True),
         ),
-        ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, GrammarSpec("json_schema", PLAIN)),
+        ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, GrammarSpec("json_schema", PLAIN, is_plain=True)),
         (
             {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}},
-            GrammarSpec("json_schema", PLAIN, "auto", "none"),
+            GrammarSpec("json_schema", PLAIN, "auto", "none", True),
         ),
         (
             {"structured_outputs": {"whitespace_pattern": " ?"}, "response_format": {"type": "json_object"}},
@@ -39,7 +39,7 @@ PLAIN = '{"type":"object","properties":{"a":{"type":"integer"}}}'
         ({"guided": {"guided_grammar": "x", "guided_json": None}}, GrammarSpec("ebnf", "x")),
         (
             {"guided": {"guided_json": SCHEMA, "guided_decoding_backend": "xgrammar:no-fallback"}},
-            GrammarSpec("json_schema", PLAIN, "xgrammar"),
+            GrammarSpec("json_schema", PLAIN, "xgrammar", is_plain=True),
         ),
         (
             {"guided": {"guided_regex": "x", "guided_decoding_backend": "guidance"}},
@@ -51,7 +51,7 @@ PLAIN = '{"type":"object","properties":{"a":{"type":"integer"}}}'
         ),
         (
             {"response_format": {"type": "structural_tag", "format": {"type": "const_string", "value": "x"}}},
-            GrammarSpec("structural_tag", '{"type":"const_string","value":"x"}'),
+            GrammarSpec("structural_tag", '{"type":"const_string","value":"x"}', is_plain=True),
         ),
         ({}, None),
     ],

@@ -336,9 +336,9 @@ def front_ends(server: ServerProcess) -> list[psutil.Process]:
 def test_a_front_end_that_is_killed_takes_only_its_own_along(tmp_path: Path) -> None:
     with serve(tmp_path) as server:
         assert server.url
+        streams = readers(server, 6, 400)  # before one of them has a batch to do, and so fewer connections
         with connect(server) as client:
             batch = submit(client, 20)
-        streams = readers(server, 6, 300)
         before = metrics(server)
         victim, survivor = front_ends(server)  # the first of them runs the batch
         victim.kill()
@@ -351,7 +351,8 @@ def test_a_front_end_that_is_killed_takes_only_its_own_along(tmp_path: Path) -> 
         fresh = next(one for one in front_ends(server) if one != survivor)
         assert wait_until(lambda: answers(server) == 2, 30), "".join(server.err)
         after = metrics(server)
-        assert all(after[name] >= value for name, value in before.items() if name.endswith(("_total", "_count")))
+        counters = [name for name in before if name.endswith(("_total", "_count")) and not name.startswith("process_")]
+        assert not [(name, before[name], after[name]) for name in counters if after[name] < before[name]]
         with connect(server) as client:  # nothing is lost, nothing is answered twice
             assert wait_until(lambda: client.batches.retrieve(batch.id).status == "completed", 60)
             output = client.batches.retrieve(batch.id).output_file_id

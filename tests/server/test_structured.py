@@ -135,22 +135,19 @@ def test_chat_names_the_field(client: openai.OpenAI) -> None:
     assert error.value.param == "response_format"
 
 
+FORMAT, FIELD = "response_format", "structured_outputs"
 REFUSED: list[tuple[dict[str, Any], str, str]] = [  # extra fields, the field that is named, what the message says
-    (
-        of_type("json_schema", json_schema={"schema": {"properties": {"a": {"not": {}}}}}),
-        "response_format",
-        "$.properties.a",
-    ),
-    (of_type("json_schema", json_schema={"schema": {"pattern": "^(a)\\1$"}}), "", "backreferences"),
-    ({"structured_outputs": {"regex": "("}}, "", "regex"),
-    ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "only one of"),
-    ({"structured_outputs": {"grammar": "root ::= missing"}}, "", "missing"),
-    ({"structured_outputs": {"choice": [""]}}, "structured_outputs", "non-empty"),
-    ({"response_format": {"type": "json_object"}, "guided_json": {}}, "response_format", "only one of"),
-    ({"structured_outputs": {"backend": "outlines", "regex": "a"}}, "structured_outputs", "backend"),
-    ({"structured_outputs": {"backend": "xgrammar", "regex": "(?=a)b"}}, "", "look-around"),
-    ({"structured_outputs": {"backend": "xgrammar", "json": {"allOf": [{"minimum": 1}] * 2}}}, "", "$.allOf"),
-    ({"structured_outputs": {"backend": "xgrammar", "json": {}, "disable_any_whitespace": True}}, "", "whitespace"),
+    (of_type("json_schema", json_schema={"schema": {"properties": {"a": {"not": {}}}}}), FORMAT, "$.properties.a"),
+    (of_type("json_schema", json_schema={"schema": {"pattern": "^(a)\\1$"}}), FORMAT, "backreferences"),
+    ({"structured_outputs": {"regex": "("}}, FIELD, "regex"),
+    ({"structured_outputs": {"regex": "a", "json": {}}}, FIELD, "only one of"),
+    ({"structured_outputs": {"grammar": "root ::= missing"}}, FIELD, "missing"),
+    ({"structured_outputs": {"choice": [""]}}, FIELD, "non-empty"),
+    ({"response_format": {"type": "json_object"}, "guided_json": {}}, FORMAT, "only one of"),
+    ({"structured_outputs": {"backend": "outlines", "regex": "a"}}, FIELD, "backend"),
+    ({"structured_outputs": {"backend": "xgrammar", "regex": "(?=a)b"}}, FIELD, "look-around"),
+    ({"structured_outputs": {"backend": "xgrammar", "json": {"allOf": [{"minimum": 1}] * 2}}}, FIELD, "$.allOf"),
+    ({"structured_outputs": {"backend": "xgrammar", "json": {}, "disable_any_whitespace": True}}, FIELD, "whitespace"),
 ]
 
 
@@ -164,8 +161,39 @@ def test_what_cannot_be_enforced_is_a_400(
     with pytest.raises(openai.BadRequestError) as error:
         client.completions.create(model=NAME, prompt="Hi", max_tokens=5, extra_body=extra, stream=stream)
     assert says in error.value.message
-    if field:
-        assert error.value.param == field
+    assert error.value.param == field
+
+
+def long(schema: dict[str, Any]) -> dict[str, Any]:
+    """It says the same in so many characters that the server does not look into it itself."""
+    return {**schema, "description": "é" * 20_000}
+
+
+LONG: dict[str, Any] = {  # by the field that the error names
+    "response_format": lambda schema: of_type("json_schema", json_schema={"name": "x", "schema": schema}),
+    "structured_outputs": lambda schema: {"structured_outputs": {"json": schema}},
+    "guided_json": lambda schema: {"guided_json": schema},
+    "text": lambda schema: {"structured_outputs": {"json": json.dumps(schema)}},
+    "tag": lambda schema: {"structured_outputs": {"structural_tag": {"type": "json_schema", "json_schema": schema}}},
+    "closed": lambda schema: {"structured_outputs": {"json": schema, "disable_additional_properties": True}},
+}
+
+
+@pytest.mark.parametrize("given", LONG)
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+def test_long_schemas(client: openai.OpenAI, given: str, endpoint: str) -> None:
+    def ask(schema: dict[str, Any]) -> Any:
+        more: Any = {"model": NAME, "max_tokens": 200, "seed": 3, "extra_body": LONG[given](long(schema))}
+        more["extra_body"].setdefault("structured_outputs", {})["close_at_limit"] = True
+        if endpoint == "chat":
+            return client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}], **more)
+        return client.completions.create(prompt="Hi", **more)
+
+    choice = ask(SCHEMA).choices[0]
+    assert is_value(choice.text if endpoint == "completions" else choice.message.content or "")
+    with pytest.raises(openai.BadRequestError, match=r"schema at \$.*\.properties\.a uses 'contains'") as error:
+        ask({"type": "object", "properties": {"a": {"contains": {}}}})
+    assert error.value.param == ("response_format" if given == "response_format" else "structured_outputs")
 
 
 def test_hostile_schemas_harm_no_neighbour(server: ServerProcess) -> None:

@@ -1,0 +1,93 @@
+"""How bodies are read: what is long and need not be looked into stays text, and depth is seen before that."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import orjson
+import pytest
+
+from quire.foundation.errors import InputError
+from quire.server import limits
+from quire.server.body import BIG_BODY, SCHEMAS, parse
+from quire.types.json_text import JsonText
+
+LONG = {"type": "object", "description": 'é"\\ \u2028' * BIG_BODY, "properties": {"a": {"enum": [1.5, None, "]}"]}}}
+SHORT = {"type": "object"}
+
+
+def bodies(schema: Any) -> list[dict[str, Any]]:
+    """Each place that may hold one, beside much else."""
+    rest = {"prompt": "x" * BIG_BODY, "n": 1, "stop": ["a", "b"]}
+    return [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}},
+        {"structured_outputs": {"json": schema, "backend": "auto"}},
+        {"structured_outputs": {"structural_tag": schema}, **rest},
+        {"guided_json": schema, **rest},
+        {"output_config": {"format": {"type": "json_schema", "schema": schema}}},
+        {"output_format": {"type": "json_schema", "schema": schema}, **rest},
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}], **rest},
+    ]
+
+
+def looked_into(value: Any) -> Any:
+    if isinstance(value, JsonText):
+        return json.loads(value)
+    if isinstance(value, dict):
+        return {key: looked_into(item) for key, item in value.items()}
+    return value
+
+
+def texts(value: Any) -> int:
+    if isinstance(value, dict):
+        return sum(map(texts, value.values()))
+    return int(isinstance(value, JsonText))
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("schema", [LONG, SHORT, json.dumps(LONG), True, None])
+def test_bodies_are_what_they_were(schema: Any, indent: int | None) -> None:
+    for body in bodies(schema):
+        found = parse(json.dumps(body, indent=indent, ensure_ascii=indent is None).encode(), SCHEMAS)
+        assert looked_into(found) == body
+        assert texts(found) == (schema is LONG and "tools" not in body)
+
+
+@pytest.mark.parametrize(
+    "broken", [b'{"a" 1}', b'{"a": 01}', b'{"a": NaN}', b'{"a": "\xff"}', b'{"a": [1,]}', b'{"a": {"b": tru}}', b"{"]
+)
+def test_what_is_no_json(broken: bytes) -> None:
+    for body in bodies("HERE"):
+        raw = json.dumps(body).encode()
+        raw = raw.replace(b'"HERE"', broken[:-1] + b', "x": "' + b"y" * BIG_BODY + b'"}')
+        with pytest.raises((ValueError, orjson.JSONDecodeError)):
+            parse(raw, SCHEMAS)
+
+
+def depth(value: Any) -> int:
+    if not isinstance(value, dict | list):
+        return 0
+    return 1 + max((depth(item) for item in (value.values() if isinstance(value, dict) else value)), default=0)
+
+
+def nested(draw: random.Random, most: int) -> Any:
+    if most == 0 or draw.random() < 0.3:
+        return draw.choice(['a"[[{', "\\", '\\"', "[", "}}]}", 1, None, 'x\\\\"{', [], {}])
+    count = draw.randint(1, 3)
+    if draw.random() < 0.5:
+        return [nested(draw, most - 1) for _ in range(count)]
+    return {draw.choice(['"', "[", "k", "\\"]) + str(i): nested(draw, most - 1) for i in range(count)}
+
+
+def test_depth_is_that_of_the_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(5)
+    for _ in range(2000):
+        value = [nested(draw, draw.randint(1, 9))]
+        raw = json.dumps(value, indent=draw.choice([None, 1])).encode()
+        monkeypatch.setattr(limits, "MAX_JSON_DEPTH", depth(value))
+        limits.check_depth(raw)
+        monkeypatch.setattr(limits, "MAX_JSON_DEPTH", depth(value) - 1)
+        with pytest.raises(InputError, match="deeper than"):
+            limits.check_depth(raw)
