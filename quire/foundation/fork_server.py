@@ -37,17 +37,18 @@ class Limits:
     forks: int
 
 
-def spawn(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start `module` as a server. Its only argument is the number of the socket's descriptor."""
+def spawn(module: str, *arguments: str, **environment: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start `module` as a server. Its first argument is the number of the socket's descriptor."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, str(theirs.fileno())],
+            [sys.executable, "-P", "-m", module, str(theirs.fileno()), *arguments],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=2,
             env={name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ}
-            | {"PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
+            | {"PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
+            | environment,
             process_group=0,  # Ctrl-C is for the parent alone
         )
     return process, ours
@@ -55,6 +56,54 @@ def spawn(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
 
 def frame(number: int, body: bytes) -> bytes:
     return HEAD.pack(len(body), number) + body
+
+
+def take_frames(buffer: bytearray) -> list[tuple[int, bytes]]:
+    """Number and body of the frames that are there whole; the rest stays in the buffer."""
+    found = []
+    while len(buffer) >= HEAD.size:
+        length, number = HEAD.unpack_from(buffer)
+        end = HEAD.size + length
+        if len(buffer) < end:
+            break
+        found.append((number, bytes(buffer[HEAD.size : end])))
+        del buffer[:end]
+    return found
+
+
+class ForkClient:
+    """The parent's side, for a thread that waits at `socket` until there is something to receive."""
+
+    def __init__(self, module: str, *arguments: str, **environment: str) -> None:
+        self._process, self.socket = spawn(module, *arguments, **environment)
+        self._buffer = bytearray()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, number: int, body: bytes) -> None:
+        """Raises OSError when the server is gone."""
+        self.socket.sendall(frame(number, body))
+
+    def receive(self) -> list[tuple[int, bytes]]:
+        """The answers that have come, once the socket is readable. Raises EOFError when the server is gone."""
+        try:
+            chunk = self.socket.recv(_CHUNK)
+        except OSError:
+            chunk = b""
+        if not chunk:
+            raise EOFError
+        self._buffer += chunk
+        return take_frames(self._buffer)
+
+    def close(self) -> None:
+        self.socket.close()
+        try:
+            self._process.wait(0.2)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 @dataclass(slots=True)
@@ -107,16 +156,11 @@ class ForkServer:
         if not chunk:
             raise EOFError
         self._buffer += chunk
-        while len(self._buffer) >= HEAD.size:
-            length, number = HEAD.unpack_from(self._buffer)
-            end = HEAD.size + length
-            if len(self._buffer) < end:
-                break
-            if length:
-                self._waiting.append((number, bytes(self._buffer[HEAD.size : end])))
+        for number, body in take_frames(self._buffer):
+            if body:
+                self._waiting.append((number, body))
             else:
                 self._forget(number)
-            del self._buffer[:end]
 
     def _forget(self, number: int) -> None:
         """Nobody waits for this piece any more."""
@@ -139,6 +183,7 @@ class ForkServer:
             self._socket.close()
             for source in self._forks:
                 os.close(source)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the last words of an allocator
             _limit(self._limits)
             answer = self._work(body)
             with open(target, "wb") as file:

@@ -18,7 +18,7 @@ from typing import Any
 from quire.foundation.errors import ConfigError, InputError, QuireError
 from quire.foundation.log import get_logger
 from quire.grammar.base import BACKENDS, Backend, CompiledGrammar
-from quire.grammar.sandbox import Open, Sandbox, Try, Verdict
+from quire.grammar.sandbox import Open, Sandbox, Verdict
 from quire.grammar.vocabulary import Vocabulary
 from quire.types.structured import FIELD, GrammarSpec
 
@@ -139,23 +139,24 @@ class Bench:
         """Wait for verdicts or for something to be asked; False if the sandbox has ended."""
         sources: list[Any] = [self._wake]
         if self._sandbox is not None:
-            sources.append(self._sandbox.frames.socket)
+            sources.append(self._sandbox.socket)
         readable, _, _ = select.select(sources, [], [])
         if self._wake in readable:
             os.read(self._wake, 1 << 16)
-        if self._sandbox is not None and self._sandbox.frames.socket in readable:
+        if self._sandbox is not None and self._sandbox.socket in readable:
             try:
-                verdicts = self._sandbox.frames.receive()
+                verdicts = self._sandbox.receive()
             except EOFError:
                 _log.warning("the grammar sandbox ended; it is started again")
                 return False
-            for verdict in verdicts:
-                self._judge(running.pop(verdict.number), verdict)
+            for number, verdict in verdicts:
+                job = running.pop(number)
+                self._finish(job, self._made(job.spec, verdict))
         return True
 
     def _try(self, job: Job) -> None:
         job.num_tries += 1
-        self._open_sandbox().frames.send(Try(job.number, job.spec))
+        self._open_sandbox().send(job.number, job.spec)
 
     def _restart(self, running: dict[int, Job]) -> None:
         self._close_sandbox()
@@ -165,9 +166,6 @@ class Bench:
             else:
                 del running[job.number]
                 self._finish(job, InputError(f"the {job.spec.kind} cannot be compiled", FIELD))
-
-    def _judge(self, job: Job, verdict: Verdict) -> None:
-        self._finish(job, self._made(job.spec, verdict))
 
     def _made(self, spec: GrammarSpec, verdict: Verdict) -> CompiledGrammar | InputError:
         if verdict.recipe is None:
