@@ -49,6 +49,7 @@ _REFUSED = {
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _REFERRING = ("$ref", "anyOf", "oneOf", "allOf")
+MAX_HOSTNAME = 253  # characters (RFC 1034); what backends know of the format binds its labels alone
 FORMATS = frozenset(("duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"))
 _LEAP = "(0[48]|[2468][048]|[13579][26])"
 _YEAR = "([0-9]{3}[1-9]|[0-9]{2}[1-9][0-9]|[0-9][1-9][0-9]{2}|[1-9][0-9]{3})"
@@ -204,6 +205,8 @@ class _Reader:
                 schema[keyword] = schema.pop(bound)
         if "propertyNames" in schema:
             self._rewrite_names(schema)
+        if schema.get("format") == "hostname" and isinstance(schema.get("maxLength", 0), int | float):
+            schema["maxLength"] = min(schema.get("maxLength", MAX_HOSTNAME), MAX_HOSTNAME)
         pattern = _FORMAT_PATTERNS.get(str(schema.get("format")))
         if pattern is not None:
             del schema["format"]

@@ -9,6 +9,7 @@ default, and such a key could be written with escapes to pass for another.
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from quire.foundation.errors import InputError
@@ -37,6 +38,7 @@ _FORMAT_PATTERNS = {  # for formats that the library takes too widely
     "ipv4": rf"^{_BYTE}(\.{_BYTE}){{3}}$",
     "hostname": rf"^{_LABEL}(\.{_LABEL}){{0,2}}$",
 }
+_LONGEST = {"hostname": 3 * 63 + 2}  # of these: characters
 
 
 def narrowed(schema: Schema) -> Schema:
@@ -129,7 +131,8 @@ class _Narrower:
 
     def _add_string(self, found: Schema, schema: Schema, path: str) -> None:
         given = [keyword for keyword in ("pattern", "format") if keyword in schema]
-        has_length = schema.get("minLength", 0) > 0 or "maxLength" in schema
+        is_short = schema.get("maxLength", math.inf) < _LONGEST.get(schema.get("format", ""), math.inf)
+        has_length = schema.get("minLength", 0) > 0 or is_short
         if len(given) + has_length > 1:
             beside = given[1] if len(given) > 1 else "maxLength" if "maxLength" in schema else "minLength"
             raise self._refusal(f"has {given[0]!r} beside {beside!r}, of which only one would be enforced", path)

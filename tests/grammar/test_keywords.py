@@ -41,6 +41,12 @@ BINDING: list[tuple[Any, list[Any], list[Any]]] = [  # schema, values of it, oth
     ({"type": "string", "format": "date-time"}, ["2020-01-01T00:00:00Z"], ["2020-01-01", "2020-01-01T24:00:00Z"]),
     ({"type": "string", "format": "date", "pattern": "^19"}, ["1999-12-31"], ["2000-01-01", "19"]),
     ({"type": "string", "format": "email"}, ["a.b@c.de"], ["ab", "a@"]),
+    (
+        {"type": "string", "format": "hostname"},
+        ["a", "a-1.b", ".".join(["a" * 63] * 3)],
+        ["a..b", "-a", "a" * 64, ".".join(["a" * 63] * 4)],
+    ),
+    ({"type": "string", "format": "hostname", "maxLength": 3}, ["a.b"], ["a.bc", "a."]),
     ({"type": "string", "format": "ipv4"}, ["1.2.3.4"], ["1.2.3.456"]),
     ({"type": "string", "format": "ipv6"}, ["::1", "fe80::a"], ["12345::"]),
     ({"type": "string", "format": "uuid"}, ["12345678-1234-1234-1234-123456789abc"], ["1234"]),
