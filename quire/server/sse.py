@@ -126,13 +126,17 @@ class EventStream(LiveReply):
         self.failed = failed
         self.alive = alive
         self._last = 0.0  # when something was sent
-        self._turn = asyncio.Lock()
+        self._beginning = asyncio.Lock()
+        self._has_begun = False  # the head has been sent
 
     async def produce(self, send: Send) -> None:
         try:
             async with self._kept_alive(send), aclosing(self.frames()) as frames:
                 async for frame in frames:
-                    await self._more(send, frame)
+                    if not self._has_begun:
+                        await self._begin(send)
+                    await send({"type": "http.response.body", "body": frame, "more_body": True})
+                    self._last = time.monotonic()
         except Exception as error:
             if not self.started:
                 raise
@@ -140,8 +144,8 @@ class EventStream(LiveReply):
                 log.exception("a stream broke off")
             await self.interrupted(send, error)
         else:
-            if not self.started:
-                await self._start(send)
+            if not self._has_begun:
+                await self._begin(send)
             await send({"type": "http.response.body", "body": self.end})
 
     @asynccontextmanager
@@ -161,20 +165,20 @@ class EventStream(LiveReply):
         while True:
             silence = time.monotonic() - self._last
             if silence >= interval:
-                await self._more(send, self.alive)
+                if not self._has_begun:
+                    await self._begin(send)
+                await send({"type": "http.response.body", "body": self.alive, "more_body": True})
+                self._last = time.monotonic()
             else:
                 await asyncio.sleep(interval - silence)
 
-    async def _more(self, send: Send, frame: bytes) -> None:
-        async with self._turn:
-            if not self.started:
-                await self._start(send)
-            await send({"type": "http.response.body", "body": frame, "more_body": True})
-        self._last = time.monotonic()
-
-    async def _start(self, send: Send) -> None:
-        self.started = True
-        await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS + self.extra_headers})
+    async def _begin(self, send: Send) -> None:
+        """Once, whether a frame or a sign of life comes first."""
+        async with self._beginning:
+            if not self._has_begun:
+                self.started = True
+                await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS + self.extra_headers})
+                self._has_begun = True
 
     async def interrupted(self, send: Send, error: Exception) -> None:
         await send({"type": "http.response.body", "body": self.failed(error)})
