@@ -1,6 +1,6 @@
 """What the HTTP server needs for itself: streamed tokens a second and core, before an engine that costs nothing.
 
-    python -m benchmarks.front_end [--streams 256 1024] [--rate 8000] [--tokens 100] [--parsers] [--baseline]
+    python -m benchmarks.front_end [--streams 256 1024] [--rate 8000] [--tokens 100] [--parsers] [--baseline] [--write]
     python -m benchmarks.front_end --processes 1 2 [--rate 100000] [--write]
 
 The engine gives every running request a token at a fixed rate (`--rate` tokens a second in all, so that no two share a
@@ -175,7 +175,11 @@ def main() -> None:
     parser.add_argument("--endpoints", nargs="+", default=ENDPOINTS, choices=ENDPOINTS)
     parser.add_argument("--parsers", action="store_true", help="chat answers may hold reasoning and tool calls")
     parser.add_argument("--processes", nargs="+", type=int, help="front ends before a core in a process of its own")
-    parser.add_argument("--write", action="store_true", help="write the figures of --processes to benchmarks/results")
+    parser.add_argument("--write", action="store_true", help="write the figures to a file of results")
+    parser.add_argument("--out", type=Path, default=results_file.FOLDER, help="its folder")
+    parser.add_argument(
+        "--device", default=f"cpu ({os.cpu_count()} threads)", help="what it says they were measured on"
+    )
     parser.add_argument("--baseline", action="store_true", help="measure the usual way to write a server as well")
     parser.add_argument("--profile", default="", help="file for a profile of the last case, taken from its second half")
     args = parser.parse_args()
@@ -188,19 +192,19 @@ def main() -> None:
         if args.processes:
             measure_processes(model, options, log, command, args)
             return
-        print(f"{'endpoint':24}{'streams':>8}{'tokens':>9}{'chunks':>9}{'s':>7}{'CPU s':>7}{'tok/s a core':>14}")
+        print(f"{'endpoint':32}{'streams':>8}{'tokens':>9}{'chunks':>9}{'s':>7}{'CPU s':>7}{'tok/s a core':>14}")
+        rows = []
         with Server(model, options, log, 60, command) as server:
             for endpoint in args.endpoints:
-                for streams in args.streams:
-                    print(f"{endpoint:24}{streams:8}{measure(server, endpoint, streams, args)}", flush=True)
+                rows += [measure(server, endpoint, endpoint, streams, args) for streams in args.streams]
         if args.baseline:
             args.profile = ""
             command = [sys.executable, "-m", "benchmarks.front_end_baseline", "--rate", str(args.rate)]
             with Server(model, [], log, 60, command) as server:
                 for endpoint in (one for one in args.endpoints if "completions" in one):
-                    for streams in args.streams:
-                        figures = measure(server, endpoint, streams, args)
-                        print(f"{'baseline ' + endpoint.rpartition('v1/')[2]:25.25}{streams:7}{figures}", flush=True)
+                    name = f"baseline {endpoint}"
+                    rows += [measure(server, name, endpoint, streams, args) for streams in args.streams]
+        write(rows, "front-end", args)
 
 
 class Figures(NamedTuple):
@@ -212,7 +216,7 @@ class Figures(NamedTuple):
     gap_p99: float
 
 
-def measure(server: Server, endpoint: str, streams: int, args: argparse.Namespace) -> str:
+def measure(server: Server, name: str, endpoint: str, streams: int, args: argparse.Namespace) -> Row:
     import signal
 
     if args.profile:
@@ -220,7 +224,17 @@ def measure(server: Server, endpoint: str, streams: int, args: argparse.Namespac
     seen = load(server, endpoint, streams, args)
     if args.profile:
         server.signal(signal.SIGUSR2)
-    return f"{seen.tokens:9}{seen.chunks:9}{seen.seconds:7.2f}{seen.busy:7.2f}{seen.tokens / seen.busy:14,.0f}"
+    figure = seen.tokens / seen.busy
+    counts = f"{streams:8}{seen.tokens:9}{seen.chunks:9}{seen.seconds:7.2f}{seen.busy:7.2f}"
+    print(f"{name:32}{counts}{figure:14,.0f}", flush=True)
+    return Row("front end", MODEL, f"{name} {streams} streams", "tok/s a core", round(figure, 1), "core")
+
+
+def write(rows: list[Row], part: str, args: argparse.Namespace) -> None:
+    if args.write:
+        settings = {"rate": args.rate, "tokens": args.tokens, "load generator": "2 processes on the same machine"}
+        command = " ".join(["python -m benchmarks.front_end", *sys.argv[1:]])
+        print(results_file.write(rows, args.device, command, settings, args.out, part))
 
 
 def load(server: Server, endpoint: str, streams: int, args: argparse.Namespace) -> Figures:
@@ -273,11 +287,7 @@ def measure_processes(
                         Row("front ends", MODEL, case, name, round(value, 2), name.split()[-1])
                         for name, value in zip(columns, values, strict=True)
                     ]
-    if args.write:
-        device = f"cpu ({os.cpu_count()} threads)"
-        settings = {"rate": args.rate, "tokens": args.tokens, "load generator": "2 processes on the same machine"}
-        print(results_file.write(rows, device, " ".join(["python -m benchmarks.front_end", *sys.argv[1:]]), settings,
-                                 part="front-ends"))  # fmt: skip
+    write(rows, "front-ends", args)
 
 
 if __name__ == "__main__":
