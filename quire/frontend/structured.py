@@ -112,10 +112,9 @@ def _of_response_format(given: Mapping[str, Any] | None) -> dict[str, Any] | Non
 def _read(params: StructuredOutputsParams, field: str) -> tuple[GrammarKind, str, bool]:
     """Kind and text of the grammar, and whether that is a schema or tag in plain form."""
     if params.json is not None:
-        text = json_schema.text_of(params.json, field)
-        if len(text) > MAX_AT_DOOR and not params.disable_additional_properties:
+        text, close_objects = json_schema.text_of(params.json, field), params.disable_additional_properties
+        if len(text) > MAX_AT_DOOR and not close_objects:
             return "json_schema", text, False
-        close_objects = params.disable_additional_properties
         return "json_schema", json_schema.plain(text, field, close_objects=close_objects), True
     if params.json_object:
         return "json_object", "", False

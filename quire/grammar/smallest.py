@@ -135,7 +135,7 @@ def match_of(pattern: str) -> str | None:
             from re import _parser  # type: ignore[attr-defined]
 
             return _text(_parser.parse(pattern))
-        except (re.error, OverflowError, RecursionError, NotImplementedError):
+        except (re.error, OverflowError, RecursionError):
             return None
 
 
@@ -160,7 +160,7 @@ def _text(parsed: Any) -> str:
             case "AT":
                 pass
             case _:
-                raise NotImplementedError
+                raise re.error(f"no short text is known for {name}")
     return "".join(found)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -48,7 +49,7 @@ class ChunkWriter:
         return self._head + b'],"usage":' + orjson.dumps(usage) + b"}\n\n"
 
 
-class LiveReply(Response):
+class LiveReply(Response, ABC):
     """Runs `produce(send)` and cancels it when the client goes away, so that what it waits for is aborted.
 
     It counts as `answers` answers in flight while it runs. Exceptions before the first byte become an ordinary error
@@ -62,8 +63,8 @@ class LiveReply(Response):
         self.background = None
         self.started = False
 
-    async def produce(self, send: Send) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def produce(self, send: Send) -> None: ...
 
     async def interrupted(self, send: Send, error: Exception) -> None:
         """The reply has begun and cannot be finished. By default the HTTP server closes the connection unfinished."""
@@ -127,13 +128,12 @@ class EventStream(LiveReply):
         self.alive = alive
         self._last = 0.0  # when something was sent
         self._beginning = asyncio.Lock()
-        self._has_begun = False  # the head has been sent
 
     async def produce(self, send: Send) -> None:
         try:
             async with self._kept_alive(send), aclosing(self.frames()) as frames:
                 async for frame in frames:
-                    if not self._has_begun:
+                    if not self.started:
                         await self._begin(send)
                     await send({"type": "http.response.body", "body": frame, "more_body": True})
                     self._last = time.monotonic()
@@ -144,7 +144,7 @@ class EventStream(LiveReply):
                 log.exception("a stream broke off")
             await self.interrupted(send, error)
         else:
-            if not self._has_begun:
+            if not self.started:
                 await self._begin(send)
             await send({"type": "http.response.body", "body": self.end})
 
@@ -165,7 +165,7 @@ class EventStream(LiveReply):
         while True:
             silence = time.monotonic() - self._last
             if silence >= interval:
-                if not self._has_begun:
+                if not self.started:
                     await self._begin(send)
                 await send({"type": "http.response.body", "body": self.alive, "more_body": True})
                 self._last = time.monotonic()
@@ -175,10 +175,9 @@ class EventStream(LiveReply):
     async def _begin(self, send: Send) -> None:
         """Once, whether a frame or a sign of life comes first."""
         async with self._beginning:
-            if not self._has_begun:
-                self.started = True
+            if not self.started:
                 await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS + self.extra_headers})
-                self._has_begun = True
+                self.started = True
 
     async def interrupted(self, send: Send, error: Exception) -> None:
         await send({"type": "http.response.body", "body": self.failed(error)})
