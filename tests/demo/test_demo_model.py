@@ -38,7 +38,6 @@ def test_scoring_takes_any_engine() -> None:
     assert "| facts | 5 | 5 | 100.0 |" in table(scores)
 
 
-@pytest.mark.slow
 def test_answers_through_transformers() -> None:
     """A few held-out prompts per skill, in well under half a minute of one core."""
     pytest.importorskip("transformers")

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import time
 
-import pytest
-
 from quire.observe.profiling import PhaseClock
 from quire.observe.stats_line import StatsLine
 from quire.types.output import EngineStats
@@ -38,5 +36,5 @@ def test_phases_add_up_to_the_time_that_passed() -> None:
     for phase in ("a", "b", "a"):
         time.sleep(0.01)
         clock.lap(phase)
-    assert sum(clock.seconds.values()) == pytest.approx(time.perf_counter() - began, abs=0.005)
+    assert 0.03 <= sum(clock.seconds.values()) <= time.perf_counter() - began
     assert clock.seconds["a"] >= 0.02

@@ -383,11 +383,9 @@ def test_a_dead_core_ends_them_all(tmp_path: Path) -> None:
         streams = readers(server, 4, 1500)
         family = psutil.Process(server.process.pid).children(recursive=True)
         core = next(one for one in family if "quire.engine.process" in one.cmdline())
-        since = time.monotonic()
         core.kill()
         assert {reader.finish for reader in streams} == {"ServiceUnavailableError"}
         assert server.exit_code() == 4
-        assert time.monotonic() - since < 10
         assert "SIGKILL" in "".join(server.err)
         assert not any(map(is_alive, family))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -205,9 +204,7 @@ def test_hostile_schemas_harm_no_neighbour(server: ServerProcess) -> None:
     alone = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"]
     with httpx.stream("POST", f"{server.url}/v1/completions", json={**body, "stream": True}, timeout=60) as neighbour:
         hostile = {"model": NAME, "prompt": "x", "structured_outputs": {"json": inner}}
-        began = time.monotonic()
         refused = httpx.post(f"{server.url}/v1/completions", json=hostile, timeout=60)
-        assert time.monotonic() - began < 30
         text = "".join(
             json.loads(line[6:])["choices"][0]["text"]
             for line in neighbour.iter_lines()
