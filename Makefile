@@ -32,11 +32,11 @@ $(VENV)/.embedder: $(VENV)/.ready
 	@touch $@
 
 test: $(VENV)/.embedder
-	@$(BIN)/python -m pytest -m "not gpu and not long" -n auto --maxprocesses 8 tests
+	@$(BIN)/python -m pytest -m "not gpu and not long" -n auto --maxprocesses 8 --dist loadfile tests
 
 # The whole of what `make test` samples.
 test-long: $(VENV)/.embedder
-	@QUIRE_TRACES=100000 $(BIN)/python -m pytest -m "not gpu" -n auto --maxprocesses 8 tests
+	@QUIRE_TRACES=100000 $(BIN)/python -m pytest -m "not gpu" -n auto --maxprocesses 8 --dist loadfile tests
 
 # LiteLLM's pins clash with everybody's: it gets an environment of its own (0.8 GB, a minute or two). So do the coding
 # agents (0.6 GB), where npm is.

@@ -47,7 +47,9 @@ def triton_interpreter() -> None:
         return interpreter.TensorHandle(mask.data.astype(bool), mask.dtype) if mask.data.dtype != bool else mask
 
     interpreter._patch_lang_tensor = patched
-    builder.create_masked_load = lambda self, pointers, mask, *rest: load(self, pointers, as_bool(mask), *rest)
-    builder.create_masked_store = lambda self, pointers, value, mask, *rest: store(
-        self, pointers, value, as_bool(mask), *rest
+    builder.create_masked_load = lambda self, pointers, mask, *rest, **named: load(
+        self, pointers, as_bool(mask), *rest, **named
+    )
+    builder.create_masked_store = lambda self, pointers, value, mask, *rest, **named: store(
+        self, pointers, value, as_bool(mask), *rest, **named
     )

@@ -6,7 +6,7 @@ import torch
 from quire.kernels import norm
 from tests.kernels.compare import assert_near
 
-SHAPES = [(1, 1024), (7, 4096), (3, 5, 128), (2, 2880), (33, 96), (0, 64), (1030, 1024), (1025, 200)]
+SHAPES = [(1025, 200), (1, 1024), (7, 4096), (3, 5, 128), (2, 2880), (33, 96), (0, 64), (1030, 1024)]
 
 
 def expected_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

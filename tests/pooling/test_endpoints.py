@@ -258,8 +258,8 @@ def test_clients_that_hang_up_leave_nothing_behind(embedder: tuple[ServerProcess
     for _ in range(3):
         send_raw(server.url, "/v1/embeddings", input=texts).close()
     time.sleep(1)  # so that they have begun
-    assert wait_until(lambda: httpx.get(f"{server.url}/load").json() == {"server_load": 0}, 30)
-    assert wait_until(lambda: gauge(server, "quire:seats_used") == gauge(server, "vllm:num_requests_waiting") == 0, 30)
+    assert wait_until(lambda: httpx.get(f"{server.url}/load").json() == {"server_load": 0})
+    assert wait_until(lambda: gauge(server, "quire:seats_used") == gauge(server, "vllm:num_requests_waiting") == 0)
     before = gauge(server, "vllm:request_prompt_tokens_count")
     assert len(post(server, "/v1/embeddings", input=texts)["data"]) == 150
     assert gauge(server, "vllm:request_prompt_tokens_count") == before + 150
@@ -380,7 +380,7 @@ def test_a_batch_of_embeddings(tmp_path: Path) -> None:
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
             file = client.files.create(file=("in.jsonl", content), purpose="batch")
             batch = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
-            assert wait_until(lambda: client.batches.retrieve(batch.id).status == "completed", 60)
+            assert wait_until(lambda: client.batches.retrieve(batch.id).status == "completed")
             done = client.batches.retrieve(batch.id)
             assert done.output_file_id is not None, done
             answers = [json.loads(line) for line in client.files.content(done.output_file_id).text.splitlines()]

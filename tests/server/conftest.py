@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from quire.server.limits import BoundedHttpProtocol
 from quire.server.listener import bind
 from quire.server.service import Service
 from tests.server.echo_llm import EchoLLM
+from tests.server.process import PATIENCE, wait_until
 
 
 @dataclass
@@ -33,11 +33,8 @@ class Served:
         host, port = self.url.removeprefix("http://").split(":")
         return host, int(port)
 
-    def wait_until(self, condition: Callable[[], bool], seconds: float = 5.0) -> bool:
-        deadline = time.monotonic() + seconds
-        while not condition() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return condition()
+    def wait_until(self, condition: Callable[[], bool], seconds: float = PATIENCE) -> bool:
+        return wait_until(condition, seconds)
 
 
 @contextlib.contextmanager

@@ -181,7 +181,7 @@ def test_refusals(client: openai.OpenAI, server: ServerProcess) -> None:
 def test_cancelled_batches_keep_their_answers(client: openai.OpenAI) -> None:
     body = {"prompt": "Once", "max_tokens": 200, "ignore_eos": True}
     batch = submit(client, [line(n, body, "/v1/completions") for n in range(250)], "/v1/completions")
-    assert wait_until(lambda: client.batches.retrieve(batch.id).request_counts.completed > 0, 60)  # type: ignore[union-attr]
+    assert wait_until(lambda: client.batches.retrieve(batch.id).request_counts.completed > 0)  # type: ignore[union-attr]
     with pytest.raises(openai.BadRequestError, match="still reads"):
         client.files.delete(batch.input_file_id)
     assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
@@ -234,7 +234,7 @@ def grown(client: openai.OpenAI, batch: Batch, least: int) -> int:
         assert counts is not None
         return counts.completed
 
-    assert wait_until(lambda: completed() >= least, 60)
+    assert wait_until(lambda: completed() >= least)
     return completed()
 
 

@@ -21,7 +21,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire.server.openai_responses_store import number_of
-from tests.server.process import ServerProcess, send_raw, server_process, status_of, wait_until
+from tests.server.process import PATIENCE, ServerProcess, send_raw, server_process, status_of, wait_until
 
 MODEL = "quire-demo"
 HI = [{"role": "user", "content": "Hello, who are you?"}]
@@ -44,7 +44,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         assert len(family) >= 3  # the core and two front ends
         assert len(list(sockets.glob("quire-*"))) >= 4
         process.process.kill()
-        assert wait_until(lambda: not any(is_alive(one) for one in family), 5)
+        assert wait_until(lambda: not any(is_alive(one) for one in family))
         assert list(sockets.glob("quire-*")) == []
     sockets.rmdir()
 
@@ -58,7 +58,7 @@ def is_alive(process: psutil.Process) -> bool:
 def metrics(server: ServerProcess) -> dict[str, float]:
     """Sums over all labels, and the numbers of each front end as name[0], name[1]."""
     found: dict[str, float] = {}
-    for family in text_string_to_metric_families(httpx.get(f"{server.url}/metrics", timeout=10).text):
+    for family in text_string_to_metric_families(httpx.get(f"{server.url}/metrics", timeout=60).text):
         for sample in family.samples:
             found[sample.name] = found.get(sample.name, 0.0) + sample.value
             if "front_end" in sample.labels:
@@ -270,7 +270,7 @@ def test_batches_have_one_home(server: ServerProcess, pair: Any) -> None:
     assert zero.files.content(file.id).content == one.files.content(file.id).content == content
     batch = one.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
     assert batch.id in [b.id for b in zero.batches.list()]
-    assert wait_until(lambda: one.batches.retrieve(batch.id).status == "completed", 60)
+    assert wait_until(lambda: one.batches.retrieve(batch.id).status == "completed")
     done = zero.batches.retrieve(batch.id)
     assert done == one.batches.retrieve(batch.id)
     assert done.output_file_id is not None
@@ -310,7 +310,7 @@ class Reader(threading.Thread):
     @property
     def finish(self) -> str:
         """The finish reason, "broken", or the type of the error that ended the stream."""
-        self.join(40)
+        self.join(PATIENCE)
         if self.broke or not self.lines:
             return "broken"
         last = json.loads(self.lines[-2].removeprefix("data: "))
@@ -319,7 +319,7 @@ class Reader(threading.Thread):
 
 def readers(server: ServerProcess, count: int, tokens: int) -> list[Reader]:
     made = [Reader(server.url, tokens) for _ in range(count)]
-    assert wait_until(lambda: all(reader.lines for reader in made), 20)
+    assert wait_until(lambda: all(reader.lines for reader in made))
     return made
 
 
@@ -343,18 +343,18 @@ def test_a_front_end_that_is_killed_takes_only_its_own_along(tmp_path: Path) -> 
         victim, survivor = front_ends(server)  # the first of them runs the batch
         victim.kill()
         # Promptly only those of the other still run.
-        assert wait_until(lambda: metrics(server)["quire:seats_used"] == sum(not reader.broke for reader in streams), 5)
+        assert wait_until(lambda: metrics(server)["quire:seats_used"] == sum(not reader.broke for reader in streams))
         finishes = [reader.finish for reader in streams]
         assert set(finishes) == {"broken", "length"}
         assert finishes.count("broken") <= 4
         assert wait_until(lambda: len(front_ends(server)) == 2 and metrics(server)["process_open_fds[0]"] > 0)
         fresh = next(one for one in front_ends(server) if one != survivor)
-        assert wait_until(lambda: answers(server) == 2, 30), "".join(server.err)
+        assert wait_until(lambda: answers(server) == 2), "".join(server.err)
         after = metrics(server)
         counters = [name for name in before if name.endswith(("_total", "_count")) and not name.startswith("process_")]
         assert not [(name, before[name], after[name]) for name in counters if after[name] < before[name]]
         with connect(server) as client:  # nothing is lost, nothing is answered twice
-            assert wait_until(lambda: client.batches.retrieve(batch.id).status == "completed", 60)
+            assert wait_until(lambda: client.batches.retrieve(batch.id).status == "completed")
             output = client.batches.retrieve(batch.id).output_file_id
             lines = client.files.content(output or "").text.splitlines()
         assert sorted(int(json.loads(line)["custom_id"]) for line in lines) == list(range(20))
@@ -423,7 +423,7 @@ def test_probes_answer_while_loading_and_sigterm_then_ends_it(tmp_path: Path) ->
         port = probe.getsockname()[1]
     with serve(tmp_path, "--port", str(port)) as server:
         url = f"http://127.0.0.1:{port}"
-        assert wait_until(lambda: status_of(f"{url}/livez") == 200, 30)
+        assert wait_until(lambda: status_of(f"{url}/livez") == 200)
         assert status_of(f"{url}/health") == 503 or any("Ready" in line for line in server.out)
         family = psutil.Process(server.process.pid).children(recursive=True)
         server.signal(signal.SIGTERM)

@@ -140,7 +140,7 @@ def test_a_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "quire.sock"
     for _ in range(2):  # the second start finds the file that the first one left
         with server_process(ECHO, "--uds", str(path)) as server:
-            assert wait_until(lambda server=server: any("Ready" in line for line in server.out), 60)  # type: ignore[misc]
+            assert wait_until(lambda server=server: any("Ready" in line for line in server.out))  # type: ignore[misc]
             with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
                 assert client.get("http://localhost/v1/models").status_code == 200
             server.process.kill()

@@ -1,0 +1,50 @@
+"""A pytest plugin for runs under Triton's interpreter, see `test_interpreted`.
+
+QUIRE_LAUNCHED_KERNELS: a file that gets the names of all kernels that ran, a line each.
+QUIRE_INTERPRET_FEW=1: of each test only the first parameters, for each kernel that they choose, and none that draws
+thousands of samples.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from triton.runtime import interpreter
+
+SLOW = ("test_the_draws_", "test_draws_", "test_fewer_finite_logits", "test_many_rows_find", "test_a_seed_gives")
+_names: set[str] = set()
+_run = interpreter.InterpretedFunction.run
+
+
+def _noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+    _names.add(self.fn.__name__)
+    return _run(self, *args, **kwargs)
+
+
+def pytest_configure() -> None:
+    interpreter.InterpretedFunction.run = _noted
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if os.environ.get("QUIRE_INTERPRET_FEW") != "1":
+        return
+    few: dict[str, pytest.Item] = {}
+    for item in items:
+        if item.get_closest_marker("gpu") is None:
+            name, _, parameters = item.nodeid.partition("[")
+            if name.rpartition("::")[2].startswith(SLOW):
+                continue
+            kernel = "".join(re.findall(r"[A-Z]\w+(?=\()", parameters))  # the classes of configurations
+            other = few.setdefault(name + kernel, item)
+            if "interpret" in parameters and "interpret" not in other.nodeid:
+                few[name + kernel] = item
+    config.hook.pytest_deselected(items=[item for item in items if item not in few.values()])
+    items[:] = few.values()
+
+
+def pytest_sessionfinish() -> None:
+    Path(os.environ["QUIRE_LAUNCHED_KERNELS"]).write_text("\n".join(sorted(_names)), encoding="utf-8")

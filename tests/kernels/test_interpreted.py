@@ -1,0 +1,59 @@
+"""The Triton kernels themselves on a CPU, by Triton's interpreter: the tests of their rooms once more, in a process of
+their own."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+ROOT = Path(__file__).parents[2]
+ROOMS = ("tests/kernels", "tests/sampling", "tests/worker/test_step_kernels.py", "tests/attention")
+# What the interpreter does not know: Gluon, and kernels that stand beside one in Gluon.
+NOT_INTERPRETED = {"_register_kernel", "_gated_sm90_kernel", "_qkv_sm90_kernel", "_prefill_sm90_kernel"}
+
+
+def launched_kernels() -> set[str]:
+    """Names of all functions that are launched over a grid somewhere in the kernels' room."""
+    found = set()
+    for file in (ROOT / "quire" / "kernels" / "triton").glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+                name = node.func.value
+                found.add(name.id if isinstance(name, ast.Name) else ast.unparse(name).rpartition(".")[2])
+    return found
+
+
+def run_interpreted(folder: Path, *, few: bool) -> set[str]:
+    """Run the rooms' tests; the names of the kernels that ran."""
+    names = folder / "kernels"
+    environment = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "QUIRE_LAUNCHED_KERNELS": str(names)}
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.kernels.interpreter_plugin", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "-m", "not gpu", "--ignore", __file__, *ROOMS],
+        cwd=ROOT,
+        env=inherited | environment | ({"QUIRE_INTERPRET_FEW": "1"} if few else {}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    return set(names.read_text(encoding="utf-8").split())
+
+
+def test_every_kernel_runs_and_does_what_plain_torch_does(tmp_path: Path) -> None:
+    kernels = launched_kernels() - NOT_INTERPRETED
+    assert len(kernels) > 20
+    assert kernels - run_interpreted(tmp_path, few=True) == set()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_with_all_parameters(tmp_path: Path) -> None:
+    run_interpreted(tmp_path, few=False)
