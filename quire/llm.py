@@ -366,7 +366,7 @@ def deferred_interrupt() -> Iterator[Callable[[], bool]]:
 def _split(answer: CompletionOutput, plan: ReplyPlan) -> None:
     """Tell the parts of an answer's text."""
     parser = plan.parser()
-    reply = Reply().add([*parser.feed(answer.text), *parser.finish()])
+    reply = Reply().add([*parser.feed(answer.text), *parser.finish(is_cut=answer.is_cut)])
     answer.content, answer.reasoning, answer.tool_calls = reply.content, reply.reasoning or None, reply.tool_calls
     answer.finish_reason = parser.finish_reason(answer.finish_reason)
 

@@ -55,7 +55,7 @@ class Answer:
             self.logprobs.take(answer)
         pieces = self._tidy.add(self._parser.feed(answer.text)) if answer.text else []
         if answer.finish_reason is not None:
-            pieces += self._tidy.add(self._parser.finish())
+            pieces += self._tidy.add(self._parser.finish(is_cut=answer.is_cut))
             pieces += self._tidy.finish()
             self.finish_reason = self._parser.finish_reason(answer.finish_reason)
             self.stop_reason = answer.stop_reason
@@ -201,7 +201,7 @@ class ContentLogprobs:
                 self._pending.append((len(text), entry))
                 self._settle(self._parser.feed(text))
         if answer.finish_reason is not None:
-            self._settle(self._parser.finish())
+            self._settle(self._parser.finish(is_cut=answer.is_cut))
 
     def drain(self) -> list[dict[str, Any]]:
         """Entries since the last time, in the shape of chat's logprobs."""

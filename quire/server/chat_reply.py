@@ -65,7 +65,7 @@ class ChatReply:
             found = Reply(content=answer.text)
         else:
             parser = plan.parser()
-            found = Reply().add(parser.feed(answer.text)).add(parser.finish())
+            found = Reply().add(parser.feed(answer.text)).add(parser.finish(is_cut=answer.is_cut))
             finish_reason = parser.finish_reason(finish_reason)
         content = self.echoed + found.content
         message: dict[str, Any] = {
@@ -140,7 +140,7 @@ class ChatReply:
         else:
             pieces = stream.feed(answer)
             if finish_reason is not None:
-                pieces += stream.parser.finish()
+                pieces += stream.parser.finish(is_cut=answer.is_cut)
                 finish_reason = stream.parser.finish_reason(finish_reason)
                 self._count_reasoning(self.plans[0], stream.token_ids)
             delta = _delta(pieces)
