@@ -30,7 +30,8 @@ async def messages(request: Request) -> Response:
     model = service.check_model(body.model)
     number = secrets.token_hex(16)
     message_id = f"msg_{number}"
-    job, plan = await start_chat(request, chat_request(service, body), model, NAMES, job_id=message_id)
+    chat = chat_request(service, body)
+    job, plan = await start_chat(request, chat, model, NAMES, job_id=message_id, clamp=True)
     writer = MessageWriter(Answer(job, plan), message_id, model, body.max_tokens, omits_thinking=body.omits_thinking)
     headers = [(b"request-id", f"req_{number}".encode())]
     if body.stream:

@@ -225,9 +225,16 @@ def start(
     params: SamplingParams,
     id_prefix: str,
     make: Callable[..., Generation] = Generation,
+    *,
+    clamp: bool = False,
 ) -> Generation:
-    """Raises InputError for a request that asks for too many answers or a priority that has no effect."""
+    """clamp: an answer is as long as the context allows, whatever the client asks.
+
+    Raises InputError for a request that asks for too many or too long answers, or a priority that has no effect.
+    """
     service: Service = request.app.state.service
+    if not clamp:
+        _check_room(service, body, prompts)
     if len(prompts) * params.n > MAX_ANSWERS:
         raise InputError(f"prompts x n must be <= {MAX_ANSWERS}, got {len(prompts)} x {params.n}", "n")
     if body.priority and service.config.schedule.scheduling_policy != "priority":
@@ -246,6 +253,24 @@ def start(
         priority=BACKGROUND if request.scope.get(IN_BACKGROUND) else body.priority,
         cache_salt=body.cache_salt,
     )
+
+
+def _check_room(service: Service, body: LabelledBody, prompts: Iterable[Prompt]) -> None:
+    """Raises InputError for a limit that the context does not hold beside a prompt.
+
+    A prompt that leaves nothing at all is refused as such, later.
+    """
+    if body.asked_tokens is None:
+        return
+    name, asked = body.asked_tokens
+    context = service.running().info.max_model_len
+    longest = max((n for prompt in prompts if (n := len(prompt.token_ids)) < context), default=None)
+    if longest is not None and asked > context - longest:
+        raise InputError(
+            f"{name} is too large: {asked}. This model's maximum context length is {context} tokens (max_model_len) "
+            f"and the request has {longest} input tokens, which leave {context - longest} for the answer",
+            name,
+        )
 
 
 def reply_headers(request: Request, generation: Generation) -> list[tuple[bytes, bytes]]:

@@ -198,6 +198,57 @@ def test_the_context_is_filled_and_never_passed(server: ServerProcess) -> None:
     assert reply["choices"][0]["finish_reason"] == "length"
 
 
+PROMPT = [65] * 200
+ROOM = CONTEXT - len(PROMPT)
+ENDS = {"logit_bias": {"2": 100}}  # at once
+BATCHED = {"messages": [HI, HI]}
+LIMITED: list[tuple[str, str, dict[str, Any]]] = [  # path, the field that limits the answer, the request without it
+    ("/v1/completions", "max_tokens", {"prompt": PROMPT, **ENDS}),
+    ("/v1/completions", "max_tokens", {"prompt": [PROMPT[:9], PROMPT], "stream": True, **ENDS}),
+    ("/v1/completions", "max_tokens", {"prompt": PROMPT, "use_beam_search": True, "n": 2}),
+    ("/v1/completions/render", "max_tokens", {"prompt": PROMPT}),
+    ("/v1/chat/completions", "max_tokens", {"messages": HI, **ENDS}),
+    ("/v1/chat/completions", "max_completion_tokens", {"messages": HI, "stream": True, **ENDS}),
+    ("/v1/chat/completions", "max_tokens", {"messages": HI, "use_beam_search": True, "n": 2}),
+    ("/v1/chat/completions/batch", "max_completion_tokens", {**BATCHED, **ENDS}),
+    ("/v1/responses", "max_output_tokens", {"input": HI, **ENDS}),
+    ("/v1/responses", "max_output_tokens", {"input": HI, "stream": True, **ENDS}),
+    ("/inference/v1/generate", "max_tokens", {"token_ids": PROMPT}),
+]
+
+
+@pytest.mark.parametrize(("path", "field", "body"), LIMITED)
+def test_a_limit_that_the_context_does_not_hold_is_refused(
+    server: ServerProcess, path: str, field: str, body: dict[str, Any]
+) -> None:
+    """The last limit that is held is taken; one more is too many, and nothing is cut in silence."""
+    is_of_tokens = path.startswith("/inference")
+    num_prompt = len(PROMPT)
+    if "/chat" in path or "/responses" in path:
+        num_prompt = post(server, "/tokenize", messages=HI)["count"]
+
+    def ask(limit: int) -> httpx.Response:
+        wish = {"sampling_params": {field: limit, **ENDS}} if is_of_tokens else {field: limit}
+        return httpx.post(server.url + path, json={**body, **wish}, timeout=60)
+
+    refused = ask(CONTEXT - num_prompt + 1)
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert error["param"] == field
+    for said in (f"{field} is too large", "maximum context length is 256 tokens", f"{num_prompt} input tokens"):
+        assert said in error["message"]
+    if "use_beam_search" not in body:  # a search does not stop at the first end
+        assert ask(CONTEXT - num_prompt).status_code == 200
+
+
+def test_what_is_not_asked_is_what_the_context_leaves(server: ServerProcess) -> None:
+    """Completions without a limit have 16 tokens at most, or less; Messages are cut, which their stop_reason says."""
+    short = post(server, "/v1/completions", prompt=PROMPT + [65] * (ROOM - 5), ignore_eos=True)
+    assert short["usage"]["completion_tokens"] == 5
+    message = post(server, "/v1/messages", model=NAME, max_tokens=10**6, messages=HI, seed=1)
+    assert message["stop_reason"] in ("model_context_window_exceeded", "end_turn")
+
+
 def test_continuing_a_message_goes_on_where_it_ends(server: ServerProcess) -> None:
     prompt = post(
         server, "/tokenize", messages=[*HI, {"role": "assistant", "content": "I am"}], continue_final_message=True
