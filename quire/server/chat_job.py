@@ -128,6 +128,8 @@ class ChatJob:
         if body.reasoning_effort is not None:
             kwargs["reasoning_effort"] = body.reasoning_effort
             kwargs["enable_thinking"] = body.reasoning_effort != "none"
+        if body.verbosity is not None:
+            kwargs["verbosity"] = body.verbosity
         return kwargs | body.chat_template_kwargs
 
 

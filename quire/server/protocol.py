@@ -180,8 +180,20 @@ class ChatFields(GenerationBody):
         *GenerationBody.unsupported,
         "prompt_embeds",
         "functions",
+        "function_call",
         "audio",
+        "moderation",
         "web_search_options",
+    )
+    without_effect: ClassVar[tuple[str, ...]] = (
+        "metadata",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
     )
 
     max_completion_tokens: int | None = Field(None, le=INT64 - 1)
@@ -192,6 +204,8 @@ class ChatFields(GenerationBody):
     parallel_tool_calls: bool = True
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     include_reasoning: bool = True
+    modalities: list[Literal["text"]] | None = None  # what answers are made of
+    verbosity: Literal["low", "medium", "high"] | None = None
     thinking_token_budget: int | None = Field(None, ge=-1)
     max_thinking_tokens: int | None = Field(None, ge=-1)
     documents: list[dict[str, Any]] | None = None

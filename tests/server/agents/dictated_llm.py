@@ -22,6 +22,7 @@ from tests.server.echo_llm import CONTEXT, EchoLLM
 
 SAY = "SAY:"
 TEMPLATE = (
+    "{% if verbosity %}[{{ verbosity }}]{% endif %}"
     "{% if tools %}[tools]{% for tool in tools %} {{ tool.function.name }}{% endfor %}{{ '\n' }}{% endif %}"
     "{% for m in messages %}[{{ m.role }}] "
     "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
