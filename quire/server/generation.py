@@ -17,6 +17,7 @@ from quire import __version__
 from quire.foundation.errors import InputError
 from quire.foundation.log import get_logger
 from quire.frontend import inputs
+from quire.frontend.inputs import main_eos
 from quire.frontend.truncation import NO_TRUNCATION, Truncation, cut_text
 from quire.server.errors import ApiError
 from quire.server.limits import MAX_ANSWERS
@@ -280,7 +281,16 @@ def reply_headers(request: Request, generation: Generation) -> list[tuple[bytes,
     return [(b"x-request-id", given.encode("latin-1", "replace"))]
 
 
-def logprob_writer(service: Service, body: GenerationBody, top: int) -> LogprobWriter:
-    tokenizer = service.running().get_tokenizer()
-    decode = None if tokenizer is None else tokenizer.decode
-    return LogprobWriter(as_ids=body.return_tokens_as_token_ids, top=top, decode=decode)
+def logprob_writer(service: Service, params: SamplingParams, top: int, *, as_ids: bool = False) -> LogprobWriter:
+    """Of one answer."""
+    engine = service.running()
+    tokenizer = engine.get_tokenizer()
+    stop_ids = stop_ids_of(service, params)
+    return LogprobWriter(tokenizer, params, stop_ids, as_ids=as_ids, top=top)
+
+
+def stop_ids_of(service: Service, params: SamplingParams) -> frozenset[int | None]:
+    """Tokens that end an answer."""
+    engine = service.running()
+    eos = main_eos(engine.info, engine.get_tokenizer())
+    return frozenset({eos, *engine.info.resolved.info.eos_token_ids, *params.stop_token_ids})

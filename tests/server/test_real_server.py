@@ -173,6 +173,36 @@ def test_logprobs_are_those_of_the_echoed_text(server: ServerProcess) -> None:
     assert scored["logprobs"]["token_logprobs"][-5:] == pytest.approx(made["logprobs"]["token_logprobs"], abs=1e-4)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_bytes_of_tokens_are_those_of_the_text(client: openai.OpenAI, stream: bool) -> None:
+    """Random weights break characters into parts. Offsets never leave the text."""
+    partial = 0
+    for seed in range(4):
+        more: dict[str, Any] = {"model": NAME, "temperature": 1.5, "stream": stream, "extra_body": {"seed": seed}}
+        chat = client.chat.completions.create(messages=HI, logprobs=True, top_logprobs=2, max_tokens=40, **more)
+        parts = [c.choices[0] for c in chat if c.choices] if stream else [chat.choices[0]]
+        said = "".join((part.delta if stream else part.message).content or "" for part in parts)
+        entries = [entry for part in parts if part.logprobs for entry in part.logprobs.content]
+        assert b"".join(bytes(entry.bytes) for entry in entries).decode("utf-8", "replace") == said
+        partial += sum("\ufffd" in entry.token for entry in entries)
+        made = client.completions.create(prompt="Grüße, 猫", logprobs=2, max_tokens=40, echo=True, **more)
+        choices = [c.choices[0] for c in made if c.choices] if stream else [made.choices[0]]
+        text = "".join(choice.text for choice in choices)
+        offsets = [offset for choice in choices if choice.logprobs for offset in choice.logprobs.text_offset]
+        assert text.startswith("Grüße, 猫")
+        assert offsets == sorted(offsets)
+        assert 0 <= offsets[0] <= offsets[-1] <= len(text)
+        if not stream:
+            response = client.responses.create(
+                model=NAME, input=HI, temperature=1.5, include=["message.output_text.logprobs"], max_output_tokens=40
+            )
+            for item in response.output:
+                for part in item.content:
+                    joined = b"".join(bytes(entry.bytes) for entry in part.logprobs)
+                    assert joined.decode("utf-8", "replace") == part.text
+    assert partial > 4
+
+
 def test_prompt_logprobs(server: ServerProcess) -> None:
     reply = post(server, "/v1/completions", prompt="A quire is", max_tokens=1, prompt_logprobs=2, return_token_ids=True)
     choice = reply["choices"][0]
