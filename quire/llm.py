@@ -92,7 +92,8 @@ class LLM(PoolingAPI):
 
         truncate_prompt_tokens: longer prompts are cut to this, at their beginning unless truncation_side is "right";
         -1: to what the context leaves beside `max_tokens`. tokenization_kwargs: the same two, and
-        add_special_tokens, under the name that other engines have for them.
+        add_special_tokens, under the name that other engines have for them. `max_tokens` itself is cut to what the
+        context leaves beside the prompt: such an answer ends with the finish_reason "length".
         """
         with no_collection():
             given = [read_prompt(prompt, takes_embeds=True) for prompt in as_list(prompts)]
@@ -366,7 +367,7 @@ def deferred_interrupt() -> Iterator[Callable[[], bool]]:
 def _split(answer: CompletionOutput, plan: ReplyPlan) -> None:
     """Tell the parts of an answer's text."""
     parser = plan.parser()
-    reply = Reply().add([*parser.feed(answer.text), *parser.finish()])
+    reply = Reply().add([*parser.feed(answer.text), *parser.finish(is_cut=answer.is_cut)])
     answer.content, answer.reasoning, answer.tool_calls = reply.content, reply.reasoning or None, reply.tool_calls
     answer.finish_reason = parser.finish_reason(answer.finish_reason)
 

@@ -60,11 +60,60 @@ class Decoding:
         squeezed = {} if skip_special or spaces_between_special else self._added
         return _WindowStream(self._tokenizer, skip_special, squeezed)
 
+    def spelling(self, *, skip_special: bool = True, spaces_between_special: bool = True) -> Spelling:
+        stream = self.stream(skip_special=skip_special, spaces_between_special=spaces_between_special)
+        if isinstance(stream, _WindowStream):
+            return _WindowSpelling(stream)
+        return Spelling(self, stream, self._special if skip_special else frozenset[int]())
+
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token by itself, its leading space kept; empty for an id without a token."""
         if self._pieces is None:
             return self._tokenizer.decode([token_id], skip_special_tokens=False).encode()
         return self._pieces.token_bytes(token_id)
+
+
+class Spelling:
+    """What each token of one growing text adds to it, as bytes: joined they are the text's.
+
+    But for one space: SentencePiece's first word keeps the space before it, which the text drops. What is not UTF-8 is
+    U+FFFD in the text, and itself here. A token that the text leaves out adds nothing.
+    """
+
+    def __init__(self, decoding: Decoding, stream: TextStream, skipped: frozenset[int]) -> None:
+        self.num_chars = 0  # whole characters of the text so far
+        self._decoding = decoding
+        self._stream = stream
+        self._skipped = skipped
+        self._num_certain = 0
+
+    def push(self, token_id: int) -> bytes:
+        self._num_certain += len(self._stream.push(token_id))
+        # Pending characters that are broken afterwards become no fewer.
+        self.num_chars = max(self.num_chars, self._num_certain + len(self._stream.pending))
+        return self.peek(token_id)
+
+    def peek(self, token_id: int) -> bytes:
+        """What the token would add."""
+        return b"" if token_id in self._skipped else self._decoding.token_bytes(token_id)
+
+
+class _WindowSpelling(Spelling):
+    """Here a token has no bytes of its own: what it adds depends on those before it."""
+
+    _stream: _WindowStream
+
+    def __init__(self, stream: _WindowStream) -> None:
+        self.num_chars = 0
+        self._stream = stream
+
+    def push(self, token_id: int) -> bytes:
+        text = self._stream.push(token_id)
+        self.num_chars += len(text)
+        return text.encode()
+
+    def peek(self, token_id: int) -> bytes:
+        return self._stream.peek(token_id).encode()
 
 
 class _ByteStream:
@@ -172,6 +221,10 @@ class _WindowStream:
             delta = self._squeezed[token_id]
         self._last_is_added = is_added
         return delta
+
+    def peek(self, token_id: int) -> str:
+        """The text that a token would add."""
+        return self._decode([*self._ids, token_id])[len(self._context_text) :]
 
     def flush(self) -> str:
         return self._decode(self._ids)[len(self._context_text) :]

@@ -141,6 +141,7 @@ class ReplyPlan:
             tools,
             include_reasoning=self.wish.include_reasoning,
             calls_end_it=not isinstance(self.wish.tool_choice, NamedTool),
+            binds_calls=self._binds_calls,
         )
 
     def count_reasoning(self, token_ids: Sequence[int]) -> int:
@@ -199,6 +200,13 @@ class ReplyPlan:
         return self.wish.grammar is not None and not (self.calls and self.wish.tool_choice != "auto")
 
     @property
+    def _binds_calls(self) -> bool:
+        """The answer is calls, or content of a form: then what begins a call is no content, even if it is cut there."""
+        if not self.calls:
+            return False
+        return self._grammar is not self.wish.grammar if self._binds_content else self.wish.tool_choice != "auto"
+
+    @property
     def _ends_differ(self) -> bool:
         """Reasoning ends otherwise before a call than before content."""
         return self._formats.end_before_calls != self._formats.end
@@ -222,11 +230,13 @@ class ReplyParser:
         *,
         include_reasoning: bool = True,
         calls_end_it: bool = True,
+        binds_calls: bool = False,
     ) -> None:
         self._reasoning = reasoning
         self._tools = tools
         self._include_reasoning = include_reasoning
         self._calls_end_it = calls_end_it
+        self._binds_calls = binds_calls
         self._has_calls = False
 
     def feed(self, text: str) -> list[Piece]:
@@ -237,10 +247,18 @@ class ReplyParser:
             return self._calls(self._tools.feed(text)) if self._tools is not None else [Content(text)]
         return self._rest(self._reasoning.feed(text))
 
-    def finish(self) -> list[Piece]:
-        """The answer has ended: what was kept back."""
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
+        """The answer has ended: what was kept back. is_cut: by a limit or a stop string.
+
+        Of an answer that is either calls or content of a form, the beginning of a call is neither.
+        """
         pieces = self._rest(self._reasoning.finish()) if self._reasoning is not None else []
-        return pieces if self._tools is None else pieces + self._calls(self._tools.finish())
+        if self._tools is None:
+            return pieces
+        kept = self._calls(self._tools.finish())
+        if is_cut and self._binds_calls:
+            kept = [piece for piece in kept if not isinstance(piece, Content) or piece.text.isspace()]
+        return pieces + kept
 
     def finish_reason(self, reason: str | None) -> str | None:
         """The engine's reason as clients expect it: an answer that ended with calls, not forced by name, says so."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import Any
 
-from quire.frontend.inputs import main_eos
 from quire.frontend.replies import ReplyParser, ReplyPlan
-from quire.server.generation import Generation
+from quire.server.generation import Generation, logprob_writer
 from quire.server.logprobs import LogprobWriter
 from quire.types.output import CompletionOutput, RequestOutput
 from quire.types.reply import Content, Piece, Reasoning
@@ -32,7 +32,8 @@ class Answer:
         self.stop_reason: int | str | None = None
         self.logprobs: ContentLogprobs | None = None
         if top_logprobs is not None:
-            self.logprobs = ContentLogprobs(job, plan, top_logprobs)
+            job.service.tokenizer()  # there must be one
+            self.logprobs = ContentLogprobs(plan, logprob_writer(job.service, job.params, top_logprobs))
         self._parser = plan.parser()
         self._tidy = Tidy()
         self._is_delta = job.params.output_kind == RequestOutputKind.DELTA
@@ -55,7 +56,7 @@ class Answer:
             self.logprobs.take(answer)
         pieces = self._tidy.add(self._parser.feed(answer.text)) if answer.text else []
         if answer.finish_reason is not None:
-            pieces += self._tidy.add(self._parser.finish())
+            pieces += self._tidy.add(self._parser.finish(is_cut=answer.is_cut))
             pieces += self._tidy.finish()
             self.finish_reason = self._parser.finish_reason(answer.finish_reason)
             self.stop_reason = answer.stop_reason
@@ -178,30 +179,26 @@ class ContentLogprobs:
     So it does not matter in what portions the answer came.
     """
 
-    def __init__(self, job: Generation, plan: ReplyPlan, top: int) -> None:
-        info = job.service.running().info
-        self._tokenizer = job.service.tokenizer()
-        eos = main_eos(info, self._tokenizer)
-        self._stop_ids = {eos, *info.resolved.info.eos_token_ids, *job.params.stop_token_ids}
+    def __init__(self, plan: ReplyPlan, writer: LogprobWriter) -> None:
         self._parser: ReplyParser = plan.parser()
         self._tidy = Tidy()
-        self._writer = LogprobWriter(as_ids=False, top=top, decode=self._tokenizer.decode)
-        self._skip = job.params.skip_special_tokens
+        self._writer = writer
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._pending: list[tuple[int, dict[str, Any]]] = []  # of tokens that are not decided, with their characters
         self._ready: list[dict[str, Any]] = []
 
     def take(self, answer: CompletionOutput) -> None:
-        ids, positions = answer.token_ids, answer.logprobs or []
-        if answer.finish_reason == "stop" and ids and ids[-1] in self._stop_ids:
-            ids = ids[:-1]  # the token that ended the answer is no part of it
-        entries = self._writer.chat(ids, positions[: len(ids)])["content"]
-        for token, entry in zip(ids, entries, strict=True):
-            text = self._tokenizer.decode([token], skip_special_tokens=self._skip)
+        for entry in self._writer.chat(answer)["content"]:
+            if not entry["bytes"]:
+                continue  # no part of the text
+            text = self._utf8.decode(bytes(entry["bytes"]))
+            self._pending.append((len(text), entry))
             if text:
-                self._pending.append((len(text), entry))
                 self._settle(self._parser.feed(text))
         if answer.finish_reason is not None:
-            self._settle(self._parser.finish())
+            if rest := self._utf8.decode(b"", final=True):
+                self._settle(self._parser.feed(rest))
+            self._settle(self._parser.finish(is_cut=answer.is_cut))
 
     def drain(self) -> list[dict[str, Any]]:
         """Entries since the last time, in the shape of chat's logprobs."""
@@ -213,9 +210,12 @@ class ContentLogprobs:
         pieces = self._tidy.add(pieces)
         missing = sum(len(piece.text) for piece in pieces if isinstance(piece, Content))
         start = len(self._pending)
+        has_content = missing > 0
         while missing > 0 and start > 0:
             start -= 1
             missing -= self._pending[start][0]
+        while has_content and start > 0 and not self._pending[start - 1][0]:
+            start -= 1  # the first bytes of the first character
         self._ready += [entry for _, entry in self._pending[start:]]
         if pieces:
             self._pending = []

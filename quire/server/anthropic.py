@@ -14,6 +14,7 @@ from quire.server.anthropic_input import add_messages, add_system, functions
 from quire.server.body import openapi_body, read_body
 from quire.server.chat_job import chat_body, count_tokens, start_chat
 from quire.server.conversation import Conversation, takes_late_system
+from quire.server.errors import ApiError
 from quire.server.protocol import ChatBody
 from quire.server.service import Service
 from quire.server.sse import EventStream, JsonReply
@@ -25,12 +26,14 @@ METHODS = {"allow": "POST, HEAD, OPTIONS"}
 @router.post("/v1/messages", openapi_extra=openapi_body(MessagesBody))
 async def messages(request: Request) -> Response:
     body = await read_body(request, MessagesBody)
+    refuse_thread(body)
     service: Service = request.app.state.service
     service.running()
     model = service.check_model(body.model)
     number = secrets.token_hex(16)
     message_id = f"msg_{number}"
-    job, plan = await start_chat(request, chat_request(service, body), model, NAMES, job_id=message_id)
+    chat = chat_request(service, body)
+    job, plan = await start_chat(request, chat, model, NAMES, job_id=message_id, clamp=True)
     writer = MessageWriter(Answer(job, plan), message_id, model, body.max_tokens, omits_thinking=body.omits_thinking)
     headers = [(b"request-id", f"req_{number}".encode())]
     if body.stream:
@@ -54,6 +57,17 @@ async def count(request: Request) -> Response:
 async def reachable() -> Response:
     """Clients ask before they send."""
     return Response(headers=METHODS)
+
+
+def refuse_thread(body: MessagesBody) -> None:
+    """A client that keeps its conversation in a thread sends only what is new. Told this, it sends all of it again."""
+    if body.thread is not None:
+        raise ApiError(
+            400,
+            "thread is not supported by this version: send the whole conversation without it",
+            "thread",
+            {"error_code": "thread_unsupported_request"},
+        )
 
 
 def chat_request(service: Service, body: CountTokensBody) -> ChatBody:

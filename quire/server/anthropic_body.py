@@ -22,16 +22,31 @@ NAMES = {
     "thinking_token_budget": "thinking",
     "max_thinking_tokens": "thinking",
 }
+WITHOUT_EFFECT = (
+    "betas",
+    "billing_policy",
+    "cache_control",
+    "context_management",
+    "speed",
+    "user_profile_id",
+    "workspace_id",
+)
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 class ThinkingOptions(Body):
+    within: ClassVar[str] = "thinking"
+    without_effect: ClassVar[tuple[str, ...]] = ("block_binding",)  # thoughts are bound to nothing
+
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = Field(None, ge=1)
     display: Literal["summarized", "omitted"] = "summarized"
 
 
 class OutputOptions(Body):
+    within: ClassVar[str] = "output_config"
+    unsupported: ClassVar[tuple[str, ...]] = ("task_budget",)
+
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: dict[str, Any] | None = None
 
@@ -46,6 +61,7 @@ class CountTokensBody(Body):
     """What decides on the prompt."""
 
     unsupported: ClassVar[tuple[str, ...]] = ("container", "mcp_servers", "kv_transfer_params", "ec_transfer_params")
+    without_effect: ClassVar[tuple[str, ...]] = (*WITHOUT_EFFECT, "compaction")
 
     model: str
     messages: list[dict[str, Any]] = Field(min_length=1)
@@ -104,6 +120,15 @@ class CountTokensBody(Body):
 
 
 class MessagesBody(CountTokensBody):
+    unsupported: ClassVar[tuple[str, ...]] = (
+        *CountTokensBody.unsupported,
+        "compaction",
+        "fallback_credit_token",
+        "inference_geo",
+    )
+    without_effect: ClassVar[tuple[str, ...]] = (*WITHOUT_EFFECT, "diagnostics", "fallbacks")
+
+    thread: dict[str, Any] | None = None  # see `anthropic.refuse_thread`
     max_tokens: int = Field(ge=1, lt=2**63)
     metadata: dict[str, Any] = Field(default_factory=dict)
     service_tier: Literal["auto", "standard_only"] = "auto"

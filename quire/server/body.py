@@ -32,10 +32,15 @@ _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class Body(BaseModel):
-    """Base of all request bodies: exact types, `null` means "not given", unknown fields are ignored."""
+    """Base of all request bodies: exact types, `null` means "not given", unknown fields are ignored.
+
+    What the official clients know is a field, or it is `unsupported`, or it is `without_effect`, as docs/api.md says.
+    """
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, protected_namespaces=())
     unsupported: ClassVar[tuple[str, ...]] = ()  # fields that would change the answer: not to be dropped silently
+    without_effect: ClassVar[tuple[str, ...]] = ()  # fields that change nothing here
+    within: ClassVar[str] = ""  # the field that holds this
 
     @model_validator(mode="before")
     @classmethod
@@ -44,7 +49,8 @@ class Body(BaseModel):
             return data
         for name in cls.unsupported:
             if data.get(name):
-                raise InputError(f"{name} is not supported by this version", name)
+                path = f"{cls.within}.{name}" if cls.within else name
+                raise InputError(f"{path} is not supported by this version", cls.within or name)
         return {key: value for key, value in data.items() if value is not None}
 
 

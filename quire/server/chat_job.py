@@ -128,6 +128,8 @@ class ChatJob:
         if body.reasoning_effort is not None:
             kwargs["reasoning_effort"] = body.reasoning_effort
             kwargs["enable_thinking"] = body.reasoning_effort != "none"
+        if body.verbosity is not None:
+            kwargs["verbosity"] = body.verbosity
         return kwargs | body.chat_template_kwargs
 
 
@@ -144,17 +146,24 @@ def chat_body(fields: Mapping[str, Any], names: Mapping[str, str]) -> ChatBody:
 
 
 async def start_chat(
-    request: Request, body: ChatBody, model: str, names: Mapping[str, str], *, job_id: str, shorten: bool = False
+    request: Request,
+    body: ChatBody,
+    model: str,
+    names: Mapping[str, str],
+    *,
+    job_id: str,
+    shorten: bool = False,
+    clamp: bool = False,
 ) -> tuple[Generation, ReplyPlan]:
     """Of a request of another API: one answer. shorten: leave out the oldest turns if the context does not hold all.
 
-    Raises InputError naming the client's field.
+    clamp: see `generation.start`. Raises InputError naming the client's field.
     """
     with field_names(names):
         chat = await ChatJob.read(request, body)
         messages = await chat.fitting(body.messages) if shorten else body.messages
         prompt, plan = await chat.plan(messages)
-        job = generation.start(request, body, model, [prompt], plan.params(chat.params), job_id)
+        job = generation.start(request, body, model, [prompt], plan.params(chat.params), job_id, clamp=clamp)
     job.id = job_id
     job.names = {**chat.names, **names}
     return job, plan

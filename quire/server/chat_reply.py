@@ -31,7 +31,7 @@ class ChatReply:
         self.plans = plans
         self.echoed = echoed
         top = body.top_logprobs if body.logprob_token_ids is None else -1  # all that were listed
-        self.logprobs: LogprobWriter = generation.logprob_writer(job.service, body, top)
+        self._top = top
         # Text may lag behind tokens (half a character, half a stop string); such a chunk is worth sending only then.
         self.wants_all = body.logprobs or body.return_token_ids or body.continuous_usage
         if any(plan.thinks for plan in plans):
@@ -65,7 +65,7 @@ class ChatReply:
             found = Reply(content=answer.text)
         else:
             parser = plan.parser()
-            found = Reply().add(parser.feed(answer.text)).add(parser.finish())
+            found = Reply().add(parser.feed(answer.text)).add(parser.finish(is_cut=answer.is_cut))
             finish_reason = parser.finish_reason(finish_reason)
         content = self.echoed + found.content
         message: dict[str, Any] = {
@@ -83,7 +83,7 @@ class ChatReply:
         choice: dict[str, Any] = {
             "index": index,
             "message": message,
-            "logprobs": self._logprobs(answer),
+            "logprobs": self._logprobs(self._writer(), answer),
             "finish_reason": finish_reason,
             "stop_reason": answer.stop_reason,
         }
@@ -101,7 +101,7 @@ class ChatReply:
         async for _, output in job.outputs():
             if not streams:
                 for index in range(job.params.n):
-                    streams[index] = _Stream(plan, index, writer)
+                    streams[index] = _Stream(plan, index, writer, self._writer())
                     yield writer.chunk(self._opening(index, output), job.usage() if counts_usage else None)
             for answer in output.outputs:
                 stream = streams[answer.index]
@@ -140,14 +140,14 @@ class ChatReply:
         else:
             pieces = stream.feed(answer)
             if finish_reason is not None:
-                pieces += stream.parser.finish()
+                pieces += stream.parser.finish(is_cut=answer.is_cut)
                 finish_reason = stream.parser.finish_reason(finish_reason)
                 self._count_reasoning(self.plans[0], stream.token_ids)
             delta = _delta(pieces)
         choice = {
             "index": answer.index,
             "delta": delta,
-            "logprobs": self._logprobs(answer),
+            "logprobs": self._logprobs(stream.logprobs, answer),
             "finish_reason": finish_reason,
         }
         if finish_reason is not None:
@@ -165,16 +165,22 @@ class ChatReply:
         if self.job.num_reasoning is not None:
             self.job.num_reasoning += plan.count_reasoning(token_ids)
 
-    def _logprobs(self, answer: CompletionOutput) -> dict[str, Any] | None:
-        if not self.body.logprobs or answer.logprobs is None:
+    def _writer(self) -> LogprobWriter | None:
+        """Of one answer, if log-probabilities are wanted."""
+        if not self.body.logprobs:
             return None
-        return self.logprobs.chat(answer.token_ids, answer.logprobs)
+        as_ids = self.body.return_tokens_as_token_ids
+        return generation.logprob_writer(self.job.service, self.job.params, self._top, as_ids=as_ids)
+
+    def _logprobs(self, writer: LogprobWriter | None, answer: CompletionOutput) -> dict[str, Any] | None:
+        return None if writer is None or answer.logprobs is None else writer.chat(answer)
 
 
 class _Stream:
     """One answer being streamed. Chunks with nothing but text are written around it, serialised once."""
 
-    def __init__(self, plan: ReplyPlan, index: int, writer: ChunkWriter) -> None:
+    def __init__(self, plan: ReplyPlan, index: int, writer: ChunkWriter, logprobs: LogprobWriter | None) -> None:
+        self.logprobs = logprobs
         self.parser: ReplyParser | None = None if plan.is_plain else plan.parser()
         self.token_ids: list[int] = []  # so far, if reasoning among them is to be counted
         self.around_content = writer.around(_choice(index, _delta([Content(TEXT)])))

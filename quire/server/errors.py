@@ -44,13 +44,19 @@ MAX_SHOWN = 80  # characters of a bad value repeated in the message
 
 
 class ApiError(Exception):
-    """A request that is answered with `status` and the error shape."""
+    """A request that is answered with `status` and the error shape.
 
-    def __init__(self, status: int, message: str, param: str | None = None) -> None:
+    details: what Anthropic's clients read as `error.details`.
+    """
+
+    def __init__(
+        self, status: int, message: str, param: str | None = None, details: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
+        self.details = details
 
 
 class NotStoredError(ApiError):
@@ -61,9 +67,16 @@ class NotStoredError(ApiError):
         self.response_id = response_id
 
 
-def error_body(status: int, message: str, param: str | None = None, path: str = "") -> bytes:
+def error_body(
+    status: int,
+    message: str,
+    param: str | None = None,
+    path: str = "",
+    details: Mapping[str, Any] | None = None,
+) -> bytes:
     if is_anthropic(path):
-        return orjson.dumps({"type": "error", "error": anthropic_error(status, message)})
+        more = {} if details is None else {"details": details}
+        return orjson.dumps({"type": "error", "error": {**anthropic_error(status, message), **more}})
     kind = TYPES.get(status) or HTTPStatus(status).phrase.replace(" ", "") + "Error"
     if "/v1/responses" in path and status in (400, 404):
         kind = "invalid_request_error"
@@ -84,12 +97,17 @@ def anthropic_status(status: int) -> int:
 
 
 def error_response(
-    status: int, message: str, param: str | None = None, headers: Mapping[str, str] | None = None, path: str = ""
+    status: int,
+    message: str,
+    param: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    path: str = "",
+    details: Mapping[str, Any] | None = None,
 ) -> Response:
     headers = dict(headers or {})
     if status == 503:
         headers.setdefault("retry-after", RETRY_SECONDS)
-    body = error_body(status, message, param, path)
+    body = error_body(status, message, param, path, details)
     return Response(body, anthropic_status(status) if is_anthropic(path) else status, headers, "application/json")
 
 
@@ -133,7 +151,8 @@ def install(app: FastAPI) -> None:
     """Map every exception of the app to the error shape."""
 
     async def known(request: Request, error: Exception) -> Response:
-        return error_response(*explain(error), path=request.url.path)
+        details = error.details if isinstance(error, ApiError) else None
+        return error_response(*explain(error), path=request.url.path, details=details)
 
     async def unknown(request: Request, error: Exception) -> Response:
         # The server logs the exception and closes the connection: the client must not send its next request there.

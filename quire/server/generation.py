@@ -17,6 +17,7 @@ from quire import __version__
 from quire.foundation.errors import InputError
 from quire.foundation.log import get_logger
 from quire.frontend import inputs
+from quire.frontend.inputs import main_eos
 from quire.frontend.truncation import NO_TRUNCATION, Truncation, cut_text
 from quire.server.errors import ApiError
 from quire.server.limits import MAX_ANSWERS
@@ -225,9 +226,16 @@ def start(
     params: SamplingParams,
     id_prefix: str,
     make: Callable[..., Generation] = Generation,
+    *,
+    clamp: bool = False,
 ) -> Generation:
-    """Raises InputError for a request that asks for too many answers or a priority that has no effect."""
+    """clamp: an answer is as long as the context allows, whatever the client asks.
+
+    Raises InputError for a request that asks for too many or too long answers, or a priority that has no effect.
+    """
     service: Service = request.app.state.service
+    if not clamp:
+        _check_room(service, body, prompts)
     if len(prompts) * params.n > MAX_ANSWERS:
         raise InputError(f"prompts x n must be <= {MAX_ANSWERS}, got {len(prompts)} x {params.n}", "n")
     if body.priority and service.config.schedule.scheduling_policy != "priority":
@@ -248,6 +256,24 @@ def start(
     )
 
 
+def _check_room(service: Service, body: LabelledBody, prompts: Iterable[Prompt]) -> None:
+    """Raises InputError for a limit that the context does not hold beside a prompt.
+
+    A prompt that leaves nothing at all is refused as such, later.
+    """
+    if body.asked_tokens is None:
+        return
+    name, asked = body.asked_tokens
+    context = service.running().info.max_model_len
+    longest = max((n for prompt in prompts if (n := len(prompt.token_ids)) < context), default=None)
+    if longest is not None and asked > context - longest:
+        raise InputError(
+            f"{name} is too large: {asked}. This model's maximum context length is {context} tokens (max_model_len) "
+            f"and the request has {longest} input tokens, which leave {context - longest} for the answer",
+            name,
+        )
+
+
 def reply_headers(request: Request, generation: Generation) -> list[tuple[bytes, bytes]]:
     if not generation.service.serve.enable_request_id_headers:
         return []
@@ -255,7 +281,16 @@ def reply_headers(request: Request, generation: Generation) -> list[tuple[bytes,
     return [(b"x-request-id", given.encode("latin-1", "replace"))]
 
 
-def logprob_writer(service: Service, body: GenerationBody, top: int) -> LogprobWriter:
-    tokenizer = service.running().get_tokenizer()
-    decode = None if tokenizer is None else tokenizer.decode
-    return LogprobWriter(as_ids=body.return_tokens_as_token_ids, top=top, decode=decode)
+def logprob_writer(service: Service, params: SamplingParams, top: int, *, as_ids: bool = False) -> LogprobWriter:
+    """Of one answer."""
+    engine = service.running()
+    tokenizer = engine.get_tokenizer()
+    stop_ids = stop_ids_of(service, params)
+    return LogprobWriter(tokenizer, params, stop_ids, as_ids=as_ids, top=top)
+
+
+def stop_ids_of(service: Service, params: SamplingParams) -> frozenset[int | None]:
+    """Tokens that end an answer."""
+    engine = service.running()
+    eos = main_eos(engine.info, engine.get_tokenizer())
+    return frozenset({eos, *engine.info.resolved.info.eos_token_ids, *params.stop_token_ids})

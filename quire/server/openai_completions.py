@@ -95,7 +95,6 @@ class Completion:
     def __init__(self, job: Generation, body: CompletionBody) -> None:
         self.job = job
         self.body = body
-        self.logprobs: LogprobWriter = generation.logprob_writer(job.service, body, body.logprobs or 0)
         self.prompt_only = body.echo and body.max_tokens == 0
         # Text may lag behind tokens (half a character, half a stop string); such a chunk is worth sending only then.
         self.wants_all = body.logprobs is not None or body.return_token_ids or body.continuous_usage
@@ -109,7 +108,7 @@ class Completion:
         for index, output in sorted(final.items()):
             echoed = self._echo(index, output) if self.body.echo else None
             for answer in sorted(output.outputs, key=lambda a: a.index):
-                choice = self._choice(index, answer, echoed)
+                choice = self._choice(index, answer, echoed, self._writer())
                 choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
                 if self.body.return_token_ids:
                     choice["prompt_token_ids"] = output.prompt_token_ids
@@ -121,6 +120,7 @@ class Completion:
         job, body = self.job, self.body
         writer = ChunkWriter(job.shared("text_completion"), include_usage=body.include_usage)
         offsets: dict[int, int] = {}  # characters sent, by choice
+        logprobs: dict[int, LogprobWriter | None] = {}
         around: dict[int, list[bytes]] = {}  # of the chunks that differ in their text only, by choice
         is_plain, counts_usage = not (self.wants_all or body.echo), body.continuous_usage
         async for index, output in job.outputs():
@@ -138,7 +138,8 @@ class Completion:
                 echoed = None
                 if number not in offsets:
                     echoed = self._echo(index, output) if body.echo else None
-                choice = self._choice(index, answer, echoed, offsets.get(number, 0))
+                    logprobs[number] = self._writer()
+                choice = self._choice(index, answer, echoed, logprobs[number], offsets.get(number, 0))
                 if body.return_token_ids and number not in offsets:
                     choice["prompt_token_ids"] = output.prompt_token_ids
                 offsets[number] = offsets.get(number, 0) + len(choice["text"])
@@ -161,26 +162,34 @@ class Completion:
         prompt_index: int,
         answer: CompletionOutput,
         echoed: Echoed | None,
+        logprobs: LogprobWriter | None = None,
         offset: int = 0,
     ) -> dict[str, Any]:
-        text, ids, positions = answer.text, answer.token_ids, answer.logprobs or []
-        finish, stop = answer.finish_reason, answer.stop_reason
-        if self.prompt_only and finish is not None:
-            text, ids, positions, finish, stop = "", [], [], "length", None
-        if echoed is not None:
-            text, ids, positions = echoed[0] + text, echoed[1] + list(ids), echoed[2] + list(positions)
+        """logprobs: what writes them, if wanted. offset: characters sent."""
+        if self.prompt_only and answer.finish_reason is not None:
+            answer = CompletionOutput(answer.index, "", [], finish_reason="length")
+        text = answer.text if echoed is None else echoed[0] + answer.text
         choice: dict[str, Any] = {
             "index": self._number(prompt_index, answer),
             "text": text,
             "logprobs": None,
-            "finish_reason": finish,
-            "stop_reason": stop,
+            "finish_reason": answer.finish_reason,
+            "stop_reason": answer.stop_reason,
         }
-        if self.body.logprobs is not None:
-            choice["logprobs"] = self.logprobs.completion(ids, positions, offset)
+        if logprobs is not None:
+            before = {} if echoed is None else logprobs.prompt(*echoed)
+            lists = logprobs.completion(answer, offset + len(text))
+            choice["logprobs"] = {name: before.get(name, []) + values for name, values in lists.items()}
         if self.body.return_token_ids:
-            choice["token_ids"] = list(ids if echoed is None else ids[len(echoed[1]) :])
+            choice["token_ids"] = list(answer.token_ids)
         return choice
+
+    def _writer(self) -> LogprobWriter | None:
+        """Of one choice, if log-probabilities are wanted."""
+        if self.body.logprobs is None:
+            return None
+        as_ids = self.body.return_tokens_as_token_ids
+        return generation.logprob_writer(self.job.service, self.job.params, self.body.logprobs, as_ids=as_ids)
 
     def _echo(self, index: int, output: RequestOutput) -> Echoed:
         """The prompt's text, ids and log-probabilities, to stand before the answer."""

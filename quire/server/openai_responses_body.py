@@ -68,6 +68,10 @@ NAMES = {
 
 
 class ReasoningOptions(Body):
+    within: ClassVar[str] = "reasoning"
+    without_effect: ClassVar[tuple[str, ...]] = ("context",)  # the template decides which thoughts the model sees again
+
+    mode: Literal["standard"] | None = None
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
@@ -81,7 +85,14 @@ class TextOptions(Body):
 class CountBody(Body):
     """What decides on the prompt."""
 
-    unsupported: ClassVar[tuple[str, ...]] = ("prompt", "conversation")
+    unsupported: ClassVar[tuple[str, ...]] = ("prompt", "conversation", "personality")
+    without_effect: ClassVar[tuple[str, ...]] = (
+        "image",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "service_tier",
+    )
 
     model: str | None = None
     input: str | list[dict[str, Any]] = Field(default_factory=list)
@@ -121,6 +132,7 @@ class CountBody(Body):
             "tools": tools.functions or None,
             "tool_choice": None if tool_choice == "auto" else tool_choice,
             "reasoning_effort": self.reasoning.effort,
+            "verbosity": self.text.verbosity,
             "response_format": _response_format(self.text.format),
         }
 
@@ -133,6 +145,12 @@ class ResponsesBody(CountBody):
         "enable_response_messages",
         "moderation",
         "previous_input_messages",
+    )
+    without_effect: ClassVar[tuple[str, ...]] = (
+        *CountBody.without_effect,
+        "access_programs",
+        "background_options",
+        "stream_options",
     )
 
     background: bool = False

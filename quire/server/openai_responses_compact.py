@@ -42,7 +42,7 @@ async def compact(request: Request) -> Response:
     wish = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": WISH}]}
     _, chat = conversation(service, body, [*items, wish], before)
     chat.max_completion_tokens = max(1, min(MAX_SUMMARY, context // 4))
-    job, plan = await start_chat(request, chat, model, body.names, job_id=new_id("resp"), shorten=True)
+    job, plan = await start_chat(request, chat, model, body.names, job_id=new_id("resp"), shorten=True, clamp=True)
     said = [*(before.conversation() if before is not None else ()), *items]
     kept = [item for item in said if item["type"] == "message" and item.get("role") == "user"]
 

@@ -53,6 +53,11 @@ class LabelledBody(Body):
     def continuous_usage(self) -> bool:
         return self.include_usage and bool(self.stream_options and self.stream_options.get("continuous_usage_stats"))
 
+    @property
+    def asked_tokens(self) -> tuple[str, int] | None:
+        """The field that limits the answer, and what the client says there; None: as many as the context leaves."""
+        return None
+
 
 class GenerationBody(LabelledBody):
     """What completions and chat share."""
@@ -101,6 +106,10 @@ class GenerationBody(LabelledBody):
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     user: str | None = None
+
+    @property
+    def asked_tokens(self) -> tuple[str, int] | None:
+        return None if self.max_tokens is None else ("max_tokens", self.max_tokens)
 
     @model_validator(mode="after")
     def _check_together(self) -> GenerationBody:
@@ -171,8 +180,20 @@ class ChatFields(GenerationBody):
         *GenerationBody.unsupported,
         "prompt_embeds",
         "functions",
+        "function_call",
         "audio",
+        "moderation",
         "web_search_options",
+    )
+    without_effect: ClassVar[tuple[str, ...]] = (
+        "metadata",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
     )
 
     max_completion_tokens: int | None = Field(None, le=INT64 - 1)
@@ -183,6 +204,8 @@ class ChatFields(GenerationBody):
     parallel_tool_calls: bool = True
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     include_reasoning: bool = True
+    modalities: list[Literal["text"]] | None = None  # what answers are made of
+    verbosity: Literal["low", "medium", "high"] | None = None
     thinking_token_budget: int | None = Field(None, ge=-1)
     max_thinking_tokens: int | None = Field(None, ge=-1)
     documents: list[dict[str, Any]] | None = None
@@ -193,6 +216,11 @@ class ChatFields(GenerationBody):
     add_special_tokens: bool = False
     echo: bool = False
     return_prompt_text: bool = False
+
+    @property
+    def asked_tokens(self) -> tuple[str, int] | None:
+        asked = self.max_completion_tokens
+        return super().asked_tokens if asked is None else ("max_completion_tokens", asked)
 
     @model_validator(mode="after")
     def _check_chat(self) -> ChatFields:

@@ -65,7 +65,7 @@ class TokenReply:
     def __init__(self, job: Generation, body: TokenGenerateBody) -> None:
         self.job = job
         self.body = body
-        self.logprobs = LogprobWriter(as_ids=True, top=job.params.logprobs or 0, decode=None)
+        self.logprobs = LogprobWriter(None, job.params, as_ids=True, top=job.params.logprobs or 0)
 
     async def whole(self) -> dict[str, Any]:
         job = self.job
@@ -94,7 +94,7 @@ class TokenReply:
 
     def _choice(self, answer: CompletionOutput) -> dict[str, Any]:
         self.job.num_generated += len(answer.token_ids)
-        logprobs = None if answer.logprobs is None else self.logprobs.chat(answer.token_ids, answer.logprobs)
+        logprobs = None if answer.logprobs is None else self.logprobs.chat(answer)
         return {
             "index": answer.index,
             "logprobs": logprobs,

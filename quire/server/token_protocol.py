@@ -20,6 +20,11 @@ class TokenGenerateBody(LabelledBody):
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | None = None
 
+    @property
+    def asked_tokens(self) -> tuple[str, int] | None:
+        asked = self.sampling_params.get("max_tokens")
+        return ("max_tokens", asked) if isinstance(asked, int) else None
+
     @model_validator(mode="after")
     def _check(self) -> TokenGenerateBody:
         for name in ("features", "kv_transfer_params", "ec_transfer_params"):

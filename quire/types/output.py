@@ -110,6 +110,11 @@ class CompletionOutput:
     def finished(self) -> bool:
         return self.finish_reason is not None
 
+    @property
+    def is_cut(self) -> bool:
+        """It did not end by itself: a limit or a stop string ended it."""
+        return self.finish_reason is not None and (self.finish_reason != "stop" or isinstance(self.stop_reason, str))
+
 
 @dataclass(slots=True)
 class RequestMetrics:

@@ -73,6 +73,18 @@ def word_level() -> RawTokenizer:
     return tokenizer
 
 
+@functools.cache
+def word_piece() -> RawTokenizer:
+    """BERT style: words in pieces, `##` before those that go on; text is lower case."""
+    tokenizer = RawTokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=["[UNK]", "[CLS]", "[SEP]"], show_progress=False)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
 def save_folder(folder: Path, raw: RawTokenizer, **config: object) -> Path:
     """A tokenizer folder as it lies beside a checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -27,8 +27,24 @@ TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}
 {% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"""
 
 
+class PlainSpelling:
+    """Of a tokenizer whose tokens are text by themselves."""
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self.num_chars = 0
+        self._decode = decode
+
+    def push(self, token: int) -> bytes:
+        self.num_chars += len(self._decode([token]))
+        return self.peek(token)
+
+    def peek(self, token: int) -> bytes:
+        return self._decode([token]).encode()
+
+
 class ByteTokenizer:
     special_tokens: ClassVar[dict[str, str]] = {}
+    eos_token_id = None
     raw: ClassVar[Any] = SimpleNamespace(num_special_tokens_to_add=lambda _is_pair: 0)
 
     def encode(self, text: str, _add_special_tokens: bool = True) -> list[int]:
@@ -39,6 +55,16 @@ class ByteTokenizer:
 
     def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
         return [chr(i) for i in ids]
+
+    @property
+    def decoding(self) -> Any:
+        return SimpleNamespace(spelling=lambda **_: PlainSpelling(self.decode))
+
+    def token_text(self, token: int) -> str:
+        return self.decode([token])
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([token])
 
 
 def make_info(**options: Any) -> EngineInfo:

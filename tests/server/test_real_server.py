@@ -173,6 +173,36 @@ def test_logprobs_are_those_of_the_echoed_text(server: ServerProcess) -> None:
     assert scored["logprobs"]["token_logprobs"][-5:] == pytest.approx(made["logprobs"]["token_logprobs"], abs=1e-4)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_bytes_of_tokens_are_those_of_the_text(client: openai.OpenAI, stream: bool) -> None:
+    """Random weights break characters into parts. Offsets never leave the text."""
+    partial = 0
+    for seed in range(4):
+        more: dict[str, Any] = {"model": NAME, "temperature": 1.5, "stream": stream, "extra_body": {"seed": seed}}
+        chat = client.chat.completions.create(messages=HI, logprobs=True, top_logprobs=2, max_tokens=40, **more)
+        parts = [c.choices[0] for c in chat if c.choices] if stream else [chat.choices[0]]
+        said = "".join((part.delta if stream else part.message).content or "" for part in parts)
+        entries = [entry for part in parts if part.logprobs for entry in part.logprobs.content]
+        assert b"".join(bytes(entry.bytes) for entry in entries).decode("utf-8", "replace") == said
+        partial += sum("\ufffd" in entry.token for entry in entries)
+        made = client.completions.create(prompt="Grüße, 猫", logprobs=2, max_tokens=40, echo=True, **more)
+        choices = [c.choices[0] for c in made if c.choices] if stream else [made.choices[0]]
+        text = "".join(choice.text for choice in choices)
+        offsets = [offset for choice in choices if choice.logprobs for offset in choice.logprobs.text_offset]
+        assert text.startswith("Grüße, 猫")
+        assert offsets == sorted(offsets)
+        assert 0 <= offsets[0] <= offsets[-1] <= len(text)
+        if not stream:
+            response = client.responses.create(
+                model=NAME, input=HI, temperature=1.5, include=["message.output_text.logprobs"], max_output_tokens=40
+            )
+            for item in response.output:
+                for part in item.content:
+                    joined = b"".join(bytes(entry.bytes) for entry in part.logprobs)
+                    assert joined.decode("utf-8", "replace") == part.text
+    assert partial > 4
+
+
 def test_prompt_logprobs(server: ServerProcess) -> None:
     reply = post(server, "/v1/completions", prompt="A quire is", max_tokens=1, prompt_logprobs=2, return_token_ids=True)
     choice = reply["choices"][0]
@@ -196,6 +226,57 @@ def test_the_context_is_filled_and_never_passed(server: ServerProcess) -> None:
     reply = post(server, "/v1/chat/completions", messages=HI, ignore_eos=True, temperature=0)
     assert reply["usage"]["total_tokens"] == CONTEXT
     assert reply["choices"][0]["finish_reason"] == "length"
+
+
+PROMPT = [65] * 200
+ROOM = CONTEXT - len(PROMPT)
+ENDS = {"logit_bias": {"2": 100}}  # at once
+BATCHED = {"messages": [HI, HI]}
+LIMITED: list[tuple[str, str, dict[str, Any]]] = [  # path, the field that limits the answer, the request without it
+    ("/v1/completions", "max_tokens", {"prompt": PROMPT, **ENDS}),
+    ("/v1/completions", "max_tokens", {"prompt": [PROMPT[:9], PROMPT], "stream": True, **ENDS}),
+    ("/v1/completions", "max_tokens", {"prompt": PROMPT, "use_beam_search": True, "n": 2}),
+    ("/v1/completions/render", "max_tokens", {"prompt": PROMPT}),
+    ("/v1/chat/completions", "max_tokens", {"messages": HI, **ENDS}),
+    ("/v1/chat/completions", "max_completion_tokens", {"messages": HI, "stream": True, **ENDS}),
+    ("/v1/chat/completions", "max_tokens", {"messages": HI, "use_beam_search": True, "n": 2}),
+    ("/v1/chat/completions/batch", "max_completion_tokens", {**BATCHED, **ENDS}),
+    ("/v1/responses", "max_output_tokens", {"input": HI, **ENDS}),
+    ("/v1/responses", "max_output_tokens", {"input": HI, "stream": True, **ENDS}),
+    ("/inference/v1/generate", "max_tokens", {"token_ids": PROMPT}),
+]
+
+
+@pytest.mark.parametrize(("path", "field", "body"), LIMITED)
+def test_a_limit_that_the_context_does_not_hold_is_refused(
+    server: ServerProcess, path: str, field: str, body: dict[str, Any]
+) -> None:
+    """The last limit that is held is taken; one more is too many, and nothing is cut in silence."""
+    is_of_tokens = path.startswith("/inference")
+    num_prompt = len(PROMPT)
+    if "/chat" in path or "/responses" in path:
+        num_prompt = post(server, "/tokenize", messages=HI)["count"]
+
+    def ask(limit: int) -> httpx.Response:
+        wish = {"sampling_params": {field: limit, **ENDS}} if is_of_tokens else {field: limit}
+        return httpx.post(server.url + path, json={**body, **wish}, timeout=60)
+
+    refused = ask(CONTEXT - num_prompt + 1)
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert error["param"] == field
+    for said in (f"{field} is too large", "maximum context length is 256 tokens", f"{num_prompt} input tokens"):
+        assert said in error["message"]
+    if "use_beam_search" not in body:  # a search does not stop at the first end
+        assert ask(CONTEXT - num_prompt).status_code == 200
+
+
+def test_what_is_not_asked_is_what_the_context_leaves(server: ServerProcess) -> None:
+    """Completions without a limit have 16 tokens at most, or less; Messages are cut, which their stop_reason says."""
+    short = post(server, "/v1/completions", prompt=PROMPT + [65] * (ROOM - 5), ignore_eos=True)
+    assert short["usage"]["completion_tokens"] == 5
+    message = post(server, "/v1/messages", model=NAME, max_tokens=10**6, messages=HI, seed=1)
+    assert message["stop_reason"] in ("model_context_window_exceeded", "end_turn")
 
 
 def test_continuing_a_message_goes_on_where_it_ends(server: ServerProcess) -> None:

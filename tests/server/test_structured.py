@@ -12,6 +12,7 @@ import jsonschema
 import openai
 import pydantic
 import pytest
+import regex
 
 from tests.server.process import ServerProcess, server_process
 
@@ -193,6 +194,70 @@ def test_long_schemas(client: openai.OpenAI, given: str, endpoint: str) -> None:
     with pytest.raises(openai.BadRequestError, match=r"schema at \$.*\.properties\.a uses 'contains'") as error:
         ask({"type": "object", "properties": {"a": {"contains": {}}}})
     assert error.value.param == ("response_format" if given == "response_format" else "structured_outputs")
+
+
+# What binds content beside tools: rules, and which texts, or beginnings of them, they allow
+INTEGER = {"type": "integer"}
+NUMBERED = {"type": "object", "properties": {"x": INTEGER}, "required": ["x"], "additionalProperties": False}
+BESIDE_TOOLS: dict[str, tuple[Any, str]] = {
+    "json": (NUMBERED, r"\{\s*\"x\"\s*:\s*-?\d+\s*\}"),
+    "json_object": (True, r"(?s)\{.*"),
+    "regex": (r"\d{3}-[a-f]{2}", r"\d{3}-[a-f]{2}"),
+    "choice": (["red", "green"], "red|green"),
+    "grammar": ('root ::= "[" [a-z]{2,4} "]"', r"\[[a-z]{2,4}\]"),
+    "structural_tag": ({**TAG, "format": {"type": "regex", "pattern": "v[0-9]{2}"}}, "v[0-9]{2}"),
+}
+PARAMETERS = {"type": "object", "properties": {"a": INTEGER}, "required": ["a"]}
+TOOL = {"name": "look", "description": "Look up something.", "parameters": PARAMETERS}
+
+
+def parts_of(reply: dict[str, Any]) -> Iterator[tuple[str, bool, bool]]:
+    """Of each answer its content, whether it calls, and whether it was cut."""
+    for choice in reply.get("choices", ()):
+        message = choice["message"]
+        yield message["content"] or "", bool(message.get("tool_calls")), choice["finish_reason"] == "length"
+    if "output" in reply:
+        texts = [part["text"] for item in reply["output"] if item["type"] == "message" for part in item["content"]]
+        yield "".join(texts), "function_call" in {i["type"] for i in reply["output"]}, reply["status"] == "incomplete"
+
+
+@pytest.mark.parametrize("tool_choice", ["auto", "none", "required", "named"])
+@pytest.mark.parametrize("kind", BESIDE_TOOLS)
+def test_beside_tools_an_answer_is_a_call_or_bound(server: ServerProcess, kind: str, tool_choice: str) -> None:
+    """However short it is cut, it holds no text that is neither. What cannot be bound is refused."""
+    rule, pattern = BESIDE_TOOLS[kind]
+    ask: dict[str, Any] = {"structured_outputs": {kind: rule}, "seed": 1, "temperature": 1.0}
+    is_named = tool_choice == "named"
+    chat = {
+        "messages": [{"role": "user", "content": "Look up jam."}],
+        "tools": [{"type": "function", "function": TOOL}],
+        "tool_choice": {"type": "function", "function": {"name": "look"}} if is_named else tool_choice,
+        "n": 2,
+    }
+    responses = {
+        "input": "Look up jam.",
+        "tools": [{"type": "function", **TOOL}],
+        "tool_choice": {"type": "function", "name": "look"} if is_named else tool_choice,
+        "store": False,
+    }
+    for path, body in (
+        ("chat/completions", {**ask, **chat, "max_tokens": 30}),
+        ("chat/completions", {**ask, **chat, "max_tokens": 4}),
+        ("responses", {**ask, **responses, "max_output_tokens": 4}),
+    ):
+        answer = httpx.post(f"{server.url}/v1/{path}", json=body, timeout=60)
+        if is_named:
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == "structured_outputs"
+            continue
+        assert answer.status_code == 200, answer.text
+        for content, calls, is_cut in parts_of(answer.json()):
+            assert not (calls and tool_choice == "none")
+            assert content == "" or tool_choice != "required"
+            if content:
+                assert regex.fullmatch(pattern, content, partial=is_cut), content
+            elif not is_cut:
+                assert calls
 
 
 def test_hostile_schemas_harm_no_neighbour(server: ServerProcess) -> None:

@@ -18,10 +18,11 @@ from quire.frontend.parsers.base import REASONING_FORMATS, TOOL_FORMATS
 from quire.frontend.parsers.formats import Formats
 from quire.types.output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from quire.types.sampling import RequestOutputKind, SamplingParams
-from tests.server.echo_llm import CONTEXT, EchoLLM
+from tests.server.echo_llm import CONTEXT, ByteTokenizer, EchoLLM
 
 SAY = "SAY:"
 TEMPLATE = (
+    "{% if verbosity %}[{{ verbosity }}]{% endif %}"
     "{% if tools %}[tools]{% for tool in tools %} {{ tool.function.name }}{% endfor %}{{ '\n' }}{% endif %}"
     "{% for m in messages %}[{{ m.role }}] "
     "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
@@ -32,7 +33,7 @@ TEMPLATE = (
 START, END = "<think>", "</think>"
 
 
-class CharacterTokenizer:
+class CharacterTokenizer(ByteTokenizer):
     eos_token_id = 0
 
     def encode(self, text: str, _add_special_tokens: bool = True) -> list[int]:
@@ -40,6 +41,9 @@ class CharacterTokenizer:
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:  # noqa: ARG002 (there are none)
         return "".join(map(chr, ids))
+
+    def token_bytes(self, token: int) -> bytes:
+        return chr(token).encode()
 
 
 class DictatedLLM(EchoLLM):

@@ -65,7 +65,7 @@ def test_a_session_of_codex(large: Served) -> None:
                     output = say(said[turn + 1]) if i + 1 == len(done) else "ok"
                     items.append({"type": f"{item['type']}_output", "call_id": item["call_id"], "output": output})
         prompt = large.llm.prompts[-1]  # type: ignore[attr-defined]
-        assert prompt.startswith("[tools] exec_command update_plan apply_patch mcp__docs__read_page\n[system] ")
+        assert prompt.startswith("[medium][tools] exec_command update_plan apply_patch mcp__docs__read_page\n[system] ")
         assert "<think>Look first.</think>I will look.[call" in prompt, "thoughts came back sealed"
         assert prompt.count("[call ") == 4
         assert prompt.count("[tool] ") == 4
