@@ -18,7 +18,7 @@ from quire.server.limits import BoundedHttpProtocol
 from quire.server.listener import bind
 from quire.server.service import Service
 from tests.server.echo_llm import EchoLLM
-from tests.server.process import PATIENCE, wait_until
+from tests.server.process import PATIENCE, ServerProcess, server_process, wait_until
 
 
 @dataclass
@@ -73,3 +73,13 @@ def echo_server(llm: EchoLLM | None = None, keys: tuple[str, ...] = (), **serve_
 def echo() -> Iterator[Served]:
     with echo_server() as served:
         yield served
+
+
+@pytest.fixture(scope="session")
+def demo_server() -> Iterator[ServerProcess]:
+    """`quire serve` with the shipped model under the names demo and quire-demo, for all tests that only ask it."""
+    options = ["--port", "0", "--device", "cpu", "--dtype", "float32", "--served-model-name", "demo", "quire-demo"]
+    options += ["--max-logprobs", "40", "--enable-tokenizer-info-endpoint"]
+    with server_process("quire.cli.main", "serve", *options) as process:
+        assert process.url
+        yield process

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import quire.demo_model
 from quire.frontend.tokenizer import Tokenizer
 from quire.llm import LLM
 from quire.types.sampling import BeamSearchParams
-from tests.server.process import ServerProcess, server_process, wait_until
+from tests.server.process import ServerProcess, wait_until
 
 FOLDER = Path(quire.demo_model.__path__[0])
 CHATS = ["Hello!", "Who are you?", "What is 2 + 3?"]
@@ -29,11 +28,8 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    options = ["--port", "0", "--dtype", "float32", "--device", "cpu", "--max-logprobs", "40"]
-    with server_process("quire.cli.main", "serve", *options) as process:
-        assert process.url
-        yield process
+def server(demo_server: ServerProcess) -> ServerProcess:
+    return demo_server
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pydantic
 import pytest
 import regex
 
-from tests.server.process import ServerProcess, server_process
+from tests.server.process import ServerProcess
 
 NAME = "demo"
 SCHEMA = {
@@ -34,11 +34,8 @@ TAG = {
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    options = ["--port", "0", "--device", "cpu", "--dtype", "float32", "--served-model-name", NAME]
-    with server_process("quire.cli.main", "serve", *options) as process:
-        assert process.url
-        yield process
+def server(demo_server: ServerProcess) -> ServerProcess:
+    return demo_server
 
 
 @pytest.fixture(scope="module")

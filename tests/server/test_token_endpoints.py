@@ -15,20 +15,15 @@ from transformers import AutoModelForCausalLM
 import quire.demo_model
 from quire.frontend.tokenizer import Tokenizer
 from tests.server.conftest import echo_server
-from tests.server.process import server_process
+from tests.server.process import ServerProcess
 
 HI = [{"role": "user", "content": "Hello! Who are you?"}]
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[httpx.Client]:
-    options = ["--port", "0", "--dtype", "float32", "--device", "cpu", "--served-model-name", "demo"]
-    options += ["--enable-tokenizer-info-endpoint"]
-    with (
-        server_process("quire.cli.main", "serve", *options) as process,
-        httpx.Client(base_url=process.url, timeout=60) as client,
-    ):
+def client(demo_server: ServerProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=demo_server.url, timeout=60) as client:
         yield client
 
 

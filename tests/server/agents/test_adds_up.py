@@ -12,7 +12,7 @@ import anthropic
 import openai
 import pytest
 
-from tests.server.process import server_process
+from tests.server.process import ServerProcess
 
 NAME = "demo"
 CITY = {
@@ -39,10 +39,8 @@ INCIDENTAL |= {"cached_tokens", "cache_read_input_tokens", "input_tokens", "mode
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    options = ["--port", "0", "--device", "cpu", "--dtype", "float32", "--served-model-name", NAME]
-    with server_process("quire.cli.main", "serve", *options) as process:
-        yield process.url
+def url(demo_server: ServerProcess) -> str:
+    return demo_server.url
 
 
 @pytest.fixture(scope="module")

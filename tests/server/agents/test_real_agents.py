@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.server.agents.test_responses import plain
-from tests.server.process import ServerProcess, server_process, wait_until
+from tests.server.process import ServerProcess, wait_until
 
 NAME = "demo"
 CITY = {
@@ -32,11 +32,8 @@ ANSWER = "It is 21 degrees and sunny in Paris."
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    options = ["--port", "0", "--device", "cpu", "--dtype", "float32", "--served-model-name", NAME]
-    with server_process("quire.cli.main", "serve", *options) as process:
-        assert process.url
-        yield process
+def server(demo_server: ServerProcess) -> ServerProcess:
+    return demo_server
 
 
 @pytest.fixture(scope="module")
