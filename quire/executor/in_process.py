@@ -20,7 +20,11 @@ class InProcessExecutor:
 
     def start(self) -> WorkerReport:
         worker = load_worker(self._resolved, self._worker_class)
-        report = worker.start()
+        try:
+            report = worker.start()
+        except BaseException:
+            worker.shutdown()
+            raise
         self._worker = worker
         return report
 

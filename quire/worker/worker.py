@@ -51,12 +51,14 @@ class Worker:
         self.runner: Runner | PoolingRunner | None = None
         self._unprepared: list[int] = []  # sizes of steps whose products the library has not loaded yet, falling
         self._awaiting: MaskedStep | None = None  # the latest step, if it waits for its masks
+        self._threads_before: int | None = None  # torch's threads are the whole process's: they are given back
 
     # -- start --------------------------------------------------------------------------------------------------
 
     def start(self) -> WorkerReport:
         """Bring the model up. Raises ConfigError (and kin) if it cannot run here."""
         resolved, config, info = self._resolved, self._resolved.config, self._resolved.info
+        self._threads_before = torch.get_num_threads()
         with self._phase("device"):
             self._platform = select_platform(resolved.device)
             self._device = self._platform.set_up(config.runtime.num_threads)
@@ -222,7 +224,10 @@ class Worker:
         return bool(self._unprepared)
 
     def shutdown(self) -> None:
-        """Give the device's memory back; also after a start that failed half-way."""
+        """Give the device's memory and the process's threads back; also after a start that failed half-way."""
+        if self._threads_before is not None:
+            torch.set_num_threads(self._threads_before)
+            self._threads_before = None
         self.runner = self._awaiting = None
         self.__dict__.pop("_model", None)
         if torch.cuda.is_initialized():
