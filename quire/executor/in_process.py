@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from quire.config.resolve import Resolved
@@ -39,7 +40,7 @@ class InProcessExecutor:
         assert self._worker is not None, "start() comes first"
         self._worker.mask(masks)
 
-    def call(self, method: str, *args: Any) -> Any:
+    def call(self, method: str | Callable[..., Any], *args: Any) -> Any:
         assert self._worker is not None, "start() comes first"
         return self._worker.call(method, *args)
 
