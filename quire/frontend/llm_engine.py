@@ -189,7 +189,7 @@ class LLMEngine:
 
     def get_metrics(self) -> list[Metric]:
         """The engine's counters and gauges of now, by the names that /metrics has for them."""
-        labels = {"model_name": self.model_config.model or "quire-demo", "engine": "0"}
+        labels = {"model_name": self.model_config.names[0], "engine": "0"}
         return metrics_of(msgspec.convert(self.client.call("stats"), EngineStats), labels)
 
     def collective_rpc(
