@@ -240,10 +240,9 @@ class Worker:
     def _profile(self, what: str, prefix: str | None = None) -> str | None:
         if self._profiler is None:
             raise InputError("profiling is off: start the engine with profiler_config", "profiler_config")
-        if what == "start":
-            self._profiler.start(prefix)
-            return None
-        return self._profiler.stop()
+        if what not in ("start", "stop"):
+            raise InputError(f"profile must be 'start' or 'stop', got {what!r}")
+        return self._profiler.start(prefix) if what == "start" else self._profiler.stop()
 
     def _prepare(self) -> bool:
         """A few milliseconds of what a start can do without: one size of step. To be asked while nothing runs."""

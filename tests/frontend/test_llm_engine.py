@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import signal
 from pathlib import Path
@@ -146,6 +147,36 @@ def test_args_hold_every_option_with_its_default() -> None:
     assert quire.EngineOptions.__annotations__.keys() == names - {"model"}
     changed = quire.EngineArgs(model="m", max_model_len=7).create_engine_config()
     assert (changed.model.model, changed.model.max_model_len) == ("m", 7)
+
+
+def test_a_scripts_own_parser_takes_every_option() -> None:
+    parser = quire.EngineArgs.add_cli_args(argparse.ArgumentParser())
+    parser.add_argument("--own", default=3)
+    assert quire.EngineArgs.from_cli_args(parser.parse_args([])) == quire.EngineArgs()
+    given = ["--model", "m", "--max_model_len", "7", "--no-enable-prefix-caching", "--dtype", "float32"]
+    given += ["--hf-overrides", '{"a": 1}', "--cuda-graph-sizes", "1", "2", "--served-model-name", "x", "y"]
+    given += ["--async-scheduling", "--gpu-memory-utilization", "0.5", "--own", "4"]
+    found = quire.AsyncEngineArgs.from_cli_args(parser.parse_args(given))
+    assert found == quire.AsyncEngineArgs(
+        model="m",
+        max_model_len=7,
+        enable_prefix_caching=False,
+        dtype="float32",
+        hf_overrides={"a": 1},
+        cuda_graph_sizes=[1, 2],
+        served_model_name=["x", "y"],
+        async_scheduling=True,
+        gpu_memory_utilization=0.5,
+    )
+
+
+@pytest.mark.parametrize(
+    "given", [["--dtype", "bf16"], ["--hf-overrides", "[1]"], ["--seed", "x"], ["--max-model", "x"]]
+)
+def test_flags_that_cannot_be(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        quire.EngineArgs.add_cli_args(argparse.ArgumentParser(allow_abbrev=False)).parse_args(given)
+    assert given[0] in capsys.readouterr().err
 
 
 def test_unknown_options_are_refused() -> None:
