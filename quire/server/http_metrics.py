@@ -72,7 +72,7 @@ class HttpMetrics(Collector):
         methods: dict[str, set[str]] = {}
         for route in routes:
             if route.path not in NOT_COUNTED:
-                methods.setdefault(route.path, set()).update(route.methods)
+                methods.setdefault(route.path, set()).update(route.methods or ())
         self._unknown = Handler(board, UNKNOWN, ("GET", "POST", "PUT", "PATCH", "DELETE"))
         self._handlers = {path: Handler(board, path, names) for path, names in methods.items()}
         self._patterns = [(r.path_regex, self._handlers[r.path]) for r in routes if "{" in r.path]

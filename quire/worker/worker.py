@@ -242,7 +242,10 @@ class Worker:
             raise InputError("profiling is off: start the engine with profiler_config", "profiler_config")
         if what not in ("start", "stop"):
             raise InputError(f"profile must be 'start' or 'stop', got {what!r}")
-        return self._profiler.start(prefix) if what == "start" else self._profiler.stop()
+        if what == "stop":
+            return self._profiler.stop()
+        self._profiler.start(prefix)
+        return None
 
     def _prepare(self) -> bool:
         """A few milliseconds of what a start can do without: one size of step. To be asked while nothing runs."""
