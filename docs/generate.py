@@ -1,6 +1,6 @@
-"""Writes docs/reference.md from the config fields: each option is said once, in its field.
+"""Writes docs/reference.md and quire/config/options.py from the config fields: each option is said once, in its field.
 
-python docs/generate.py [--check]     --check: exit 1 if the file on disk is not what would be written
+python docs/generate.py [--check]     --check: exit 1 if a file on disk is not what would be written
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ import ast
 import dataclasses
 import itertools
 import sys
+import textwrap
+import types
+import typing
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -71,14 +74,81 @@ def render() -> str:
     return HEAD + "".join(section(name, cls) for name, cls in {**SECTIONS, "serve": ServeConfig}.items())
 
 
+OPTIONS_HEAD = '''"""Every option of an engine by its flat name and type, for editors and type checkers.
+
+Generated from the sections of EngineConfig (`make docs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypedDict
+
+'''
+# Wider than in the config: LLM takes classes and turns them into names.
+PYTHON_TYPES = {"logits_processors": "Sequence[str | type]"}
+
+
+def type_text(kind: object) -> str:
+    """A type as it is written: only those that options have."""
+    origin = typing.get_origin(kind)
+    if kind is typing.Any:
+        return "Any"
+    if kind is type(None):
+        return "None"
+    if origin is typing.Literal:
+        return "Literal[" + ", ".join(f'"{value}"' for value in typing.get_args(kind)) + "]"
+    if origin in (types.UnionType, typing.Union):
+        return " | ".join(map(type_text, typing.get_args(kind)))
+    if origin is not None:
+        return f"{origin.__name__}[" + ", ".join(map(type_text, typing.get_args(kind))) + "]"
+    assert isinstance(kind, type), kind
+    return kind.__name__
+
+
+def default_text(field: dataclasses.Field[object]) -> str:
+    if field.default_factory is not dataclasses.MISSING:
+        empty = field.default_factory()
+        assert empty in ([], {}), f"{field.name}: only empty lists and objects are defaults so far"
+        return f"field(default_factory={type(empty).__name__})"
+    return f'"{field.default}"' if isinstance(field.default, str) else repr(field.default)
+
+
+def render_options() -> str:
+    keys, fields = [], []
+    for cls in SECTIONS.values():
+        hints = typing.get_type_hints(cls)
+        module = sys.modules[cls.__module__]
+        assert module.__file__
+        texts = docstrings(Path(module.__file__), cls.__name__)
+        for one in dataclasses.fields(cls):
+            kind = PYTHON_TYPES.get(one.name) or type_text(hints[one.name])
+            if one.name != "model":  # the first argument of whoever takes the options
+                about = textwrap.fill(
+                    f'"""{texts[one.name][1]}"""', 116, initial_indent="    ", subsequent_indent="    "
+                )
+                keys.append(f"    {one.name}: {kind}\n{about}")
+            fields.append(f"    {one.name}: {kind} = {default_text(one)}")
+    return (
+        OPTIONS_HEAD
+        + '\nclass EngineOptions(TypedDict, total=False):\n    """What `LLM(model, ...)` takes."""\n\n'
+        + "\n".join(keys)
+        + '\n\n\n@dataclass(kw_only=True)\nclass OptionFields:\n    """The same with defaults, and the model."""\n\n'
+        + "\n".join(fields)
+        + "\n"
+    )
+
+
 def main() -> None:
-    target = ROOT / "docs" / "reference.md"
-    text = render()
-    if "--check" in sys.argv:
-        if not target.exists() or target.read_text(encoding="utf-8") != text:
-            raise SystemExit("docs/reference.md is out of date: run `make docs`")
-        return
-    target.write_text(text, encoding="utf-8")
+    for target, text in (
+        (ROOT / "docs" / "reference.md", render()),
+        (ROOT / "quire" / "config" / "options.py", render_options()),
+    ):
+        if "--check" not in sys.argv:
+            target.write_text(text, encoding="utf-8")
+        elif not target.exists() or target.read_text(encoding="utf-8") != text:
+            raise SystemExit(f"{target.relative_to(ROOT)} is out of date: run `make docs`")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,16 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "LLM": "quire.llm",
+    "LLMEngine": "quire.frontend.llm_engine",
     "AsyncLLM": "quire.frontend.async_engine",
+    "EngineArgs": "quire.config.engine_args",
+    "AsyncEngineArgs": "quire.config.engine_args",
+    "EngineOptions": "quire.config.options",
+    "ModelRegistry": "quire.models.registry",
+    "TextPrompt": "quire.types.prompts",
+    "TokensPrompt": "quire.types.prompts",
+    "EmbedsPrompt": "quire.types.prompts",
+    "PromptType": "quire.types.prompts",
     "SamplingParams": "quire.types.sampling",
     "BeamSearchParams": "quire.types.sampling",
     "RequestOutputKind": "quire.types.sampling",
@@ -35,8 +44,12 @@ _EXPORTS = {
 
 if TYPE_CHECKING:
     from quire.config.engine import EngineConfig
+    from quire.config.engine_args import AsyncEngineArgs, EngineArgs
+    from quire.config.options import EngineOptions
     from quire.frontend.async_engine import AsyncLLM
+    from quire.frontend.llm_engine import LLMEngine
     from quire.llm import LLM
+    from quire.models.registry import ModelRegistry
     from quire.types.output import CompletionOutput, Logprob, RequestOutput
     from quire.types.pooling import (
         ClassificationOutput,
@@ -49,6 +62,7 @@ if TYPE_CHECKING:
         ScoringOutput,
         ScoringRequestOutput,
     )
+    from quire.types.prompts import EmbedsPrompt, PromptType, TextPrompt, TokensPrompt
     from quire.types.repetition import RepetitionDetectionParams
     from quire.types.sampling import BeamSearchParams, RequestOutputKind, SamplingParams
     from quire.types.structured import StructuredOutputsParams
@@ -56,6 +70,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
     "AsyncLLM",
     "BeamSearchParams",
     "ClassificationOutput",
@@ -63,12 +78,18 @@ __all__ = [
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
+    "EmbedsPrompt",
+    "EngineArgs",
     "EngineConfig",
+    "EngineOptions",
+    "LLMEngine",
     "LogitsProcessor",
     "Logprob",
+    "ModelRegistry",
     "PoolingOutput",
     "PoolingParams",
     "PoolingRequestOutput",
+    "PromptType",
     "RepetitionDetectionParams",
     "RequestOutput",
     "RequestOutputKind",
@@ -76,6 +97,8 @@ __all__ = [
     "ScoringOutput",
     "ScoringRequestOutput",
     "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
 ]
 
 

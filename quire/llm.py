@@ -4,42 +4,40 @@ from __future__ import annotations
 
 import copy
 import itertools
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from types import FrameType, TracebackType
-from typing import Any, TypeVar, cast
+from types import TracebackType
+from typing import Any, TypeVar, Unpack, cast
 
 from msgspec.structs import force_setattr
 
-from quire.config.engine import EngineConfig
-from quire.config.logits_processors import name_of
-from quire.config.resolve import resolve
-from quire.engine.client import EngineClient, EngineInfo, InProcessClient
-from quire.foundation.errors import EngineDeadError, InputError
+from quire.config.engine_args import EngineArgs
+from quire.config.options import EngineOptions
+from quire.engine.client import EngineClient, EngineInfo
+from quire.foundation.errors import InputError
 from quire.foundation.heap import no_collection
 from quire.frontend.beam_search import BeamSearch, alternatives
 from quire.frontend.chat import ChatTemplate, Message, continued_text, render
 from quire.frontend.inputs import Prompt, PromptLike, as_list, build, read_prompt, tokenize
-from quire.frontend.outputs import Conversion, OutputProcessor
+from quire.frontend.interrupts import deferred_interrupt
+from quire.frontend.llm_engine import LLMEngine
+from quire.frontend.outputs import Conversion
 from quire.frontend.parsers.formats import Formats, find_formats
 from quire.frontend.pooling_api import PoolingAPI
 from quire.frontend.progress import ProgressFactory, PromptProgress
 from quire.frontend.replies import Reply, ReplyPlan, ReplyWish
 from quire.frontend.structured import grammar_of
-from quire.frontend.tokenizer import Tokenizer, load_tokenizer
+from quire.frontend.tokenizer import Tokenizer
 from quire.frontend.tools import read_tool_choice, read_tools
 from quire.frontend.truncation import AS_USUAL, Side, TokenizationOptions, Truncation, cut_text
+from quire.types.metrics import Metric
 from quire.types.output import BeamSearchOutput, CompletionOutput, RequestOutput
 from quire.types.request import EngineRequest
 from quire.types.sampling import BeamSearchParams, RequestOutputKind, SamplingParams
 
 Params = SamplingParams | Sequence[SamplingParams]
 T = TypeVar("T")
-INTERRUPT_SECONDS = 1.0  # longest wait for outputs before Ctrl-C is looked at
 
 
 class LLM(PoolingAPI):
@@ -48,28 +46,35 @@ class LLM(PoolingAPI):
         llm = LLM("Qwen/Qwen3-0.6B", max_model_len=4096)
         print(llm.generate("The capital of France is")[0].outputs[0].text)
 
-    `model` is a local folder or a Hugging Face id; without it the demo model runs. `options` are the fields of
-    `EngineConfig` by their flat names; `logits_processors` may hold classes as well as names. Raises ConfigError for an
-    option that is unknown or cannot work. Not for use from several threads at once.
+    `model` is a local folder or a Hugging Face id; without it the demo model runs. `options` are those of the
+    reference, named and typed by `EngineOptions`; `logits_processors` may hold classes as well as names. Raises
+    ConfigError for an option that is unknown or cannot work. Not for use from several threads at once.
+
+    `llm_engine` is the engine step by step: requests added there run along with those of `generate`.
     """
 
-    def __init__(self, model: str = "", **options: Any) -> None:
-        if "logits_processors" in options:  # classes, or names of classes
-            options["logits_processors"] = [name_of(processor) for processor in options["logits_processors"] or ()]
-        resolved = resolve(EngineConfig.from_flat(model=model, **options))
-        self._start(load_tokenizer(resolved), InProcessClient(resolved))
+    def __init__(self, model: str = "", **options: Unpack[EngineOptions]) -> None:
+        self._start(LLMEngine.from_options(model, **options))
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
+        """Start the engine that the args describe. Raises ConfigError for what cannot work."""
+        return cls._around(LLMEngine.from_engine_args(engine_args))
 
     @classmethod
     def from_client(cls, client: EngineClient, tokenizer: Tokenizer | None) -> LLM:
         """Take over an engine that has been started otherwise."""
+        return cls._around(LLMEngine(client, tokenizer))
+
+    @classmethod
+    def _around(cls, engine: LLMEngine) -> LLM:
         llm = cls.__new__(cls)
-        llm._start(tokenizer, client)
+        llm._start(engine)
         return llm
 
-    def _start(self, tokenizer: Tokenizer | None, client: EngineClient) -> None:
-        self._tokenizer = tokenizer
-        self._client = client
-        self._processor = OutputProcessor(tokenizer)
+    def _start(self, engine: LLMEngine) -> None:
+        self.llm_engine = engine
+        self._tokenizer, self._client, self._processor = engine.tokenizer, engine.client, engine.processor
         self._request_numbers = itertools.count()
 
     def generate(
@@ -254,24 +259,17 @@ class LLM(PoolingAPI):
     def _finish_all(
         self, conversions: Sequence[Conversion], progress: PromptProgress, interrupted: Callable[[], bool]
     ) -> None:
-        num_left = len(conversions)
-        while num_left:
-            changed, aborts = self._processor.process(self._client.poll(INTERRUPT_SECONDS))
-            if aborts:
-                self._client.abort(aborts)
-            for conversion in changed:
-                if conversion.finished:
-                    num_left -= 1
+        left = {conversion.request_id for conversion in conversions}
+        while left:
+            for conversion in self.llm_engine.turn():
+                if conversion.finished and conversion.request_id in left:
+                    left.remove(conversion.request_id)
                     progress.done(conversion.num_prompt_tokens, conversion.num_output_tokens)
             if interrupted():
                 raise KeyboardInterrupt
 
     def _abort(self, conversions: Sequence[Conversion]) -> None:
-        running = [self._processor.abort(conversion.request_id)[1] for conversion in conversions]
-        try:
-            self._client.abort(list(itertools.chain.from_iterable(running)))
-        except EngineDeadError:
-            pass  # nothing runs any more
+        self.llm_engine.abort_request([conversion.request_id for conversion in conversions])
 
     def _tokenize(self, prompts: Sequence[Prompt], *, add_special_tokens: bool) -> list[list[int]]:
         """The ids of all prompts; texts are tokenized in one go, on all cores."""
@@ -320,16 +318,43 @@ class LLM(PoolingAPI):
         """The defaults that the model's generation_config.json asks for."""
         return SamplingParams(**self.info.resolved.info.generation_defaults)
 
+    def get_metrics(self) -> list[Metric]:
+        """The engine's counters and gauges of now, by the names that /metrics has for them."""
+        return self.llm_engine.get_metrics()
+
     def call(self, method: str, *args: Any) -> Any:
         """A utility of the core: "stats", "reset_prefix_cache", "check" …"""
         return self._client.call(method, *args)
 
-    def reset_prefix_cache(self) -> bool:
-        return bool(self.call("reset_prefix_cache"))
+    def collective_rpc(
+        self,
+        method: str | Callable[..., T],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """What each worker answers; see `LLMEngine.collective_rpc`."""
+        return self.llm_engine.collective_rpc(method, timeout, args, kwargs)
+
+    def apply_model(self, func: Callable[[Any], T]) -> list[T]:
+        """What `func` makes of the model (a torch module) in each worker; see `LLMEngine.apply_model`."""
+        return self.llm_engine.apply_model(func)
+
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Record what the worker does; see `LLMEngine.start_profile`."""
+        self.llm_engine.start_profile(profile_prefix)
+
+    def stop_profile(self) -> str | None:
+        """End the recording. Returns the path of the trace, None if another program has it."""
+        return self.llm_engine.stop_profile()
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached KV; what is running in `llm_engine` is computed anew if asked."""
+        return self.llm_engine.reset_prefix_cache(reset_running_requests)
 
     def shutdown(self) -> None:
         """Free the device. The object cannot be used afterwards."""
-        self._client.shutdown()
+        self.llm_engine.shutdown()
 
     def __enter__(self) -> LLM:
         return self
@@ -338,30 +363,6 @@ class LLM(PoolingAPI):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.shutdown()
-
-
-@contextmanager
-def deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C waits for the end of the step; the function yielded tells whether it was pressed. Twice: at once.
-
-    The engine runs in this thread, and an exception in the middle of a step would leave it in pieces.
-    """
-    pressed: list[int] = []
-    is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if not is_ours or threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if pressed:
-            signal.default_int_handler(number, frame)
-        pressed.append(number)
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: bool(pressed)
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _split(answer: CompletionOutput, plan: ReplyPlan) -> None:

@@ -41,8 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_command(module: str, arguments: list[str]) -> int:
     """Run `module.run(arguments)`; an error that was raised on purpose becomes one line and an exit code."""
+    from quire.foundation.bytecode import keep_bytecode
     from quire.foundation.errors import ConfigError, DoesNotFitError, EngineDeadError, InputError, QuireError
 
+    keep_bytecode("torch")
     try:
         return int(importlib.import_module(module).run(arguments) or 0)
     except (ConfigError, InputError) as error:

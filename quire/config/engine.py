@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.config.cache import CacheConfig
+from quire.config.logits_processors import name_of
 from quire.config.model import ModelConfig
 from quire.config.replies import ReplyConfig
 from quire.config.runtime import ObserveConfig, RuntimeConfig
@@ -52,3 +53,10 @@ class EngineConfig:
                 raise ConfigError(f"unknown option {name!r}{hint}", name)
             parts[homes[name]][name] = value
         return cls(**{name: SECTIONS[name](**parts[name]) for name in SECTIONS})
+
+    @classmethod
+    def from_python(cls, **options: Any) -> EngineConfig:
+        """`from_flat` for callers in this process, whose `logits_processors` may hold classes as well as names."""
+        if "logits_processors" in options:
+            options["logits_processors"] = [name_of(processor) for processor in options["logits_processors"] or ()]
+        return cls.from_flat(**options)

@@ -52,3 +52,8 @@ class ModelConfig:
     """dummy: random weights of the right shapes, for measuring without a checkpoint."""
     use_tqdm_on_load: bool = True
     """Show progress while weights load."""
+
+    @property
+    def names(self) -> list[str]:
+        """What the model is called in replies and metrics; the first counts."""
+        return self.served_model_name or [self.model or "quire-demo"]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quire.config.families import family_name
 from quire.foundation.errors import ConfigError
 
 _MAX_HEADER = 100_000_000  # bytes of a safetensors header
@@ -30,6 +31,7 @@ class ModelInfo:
     dtype: str  # of the checkpoint: bfloat16 | float16 | float32
     hidden_size: int = 0  # of an embedding; 0: config.json does not say it
     generation_defaults: dict[str, Any] = field(default_factory=dict)  # sampling defaults of generation_config.json
+    family: str = ""  # name of the user's own family that builds it; "": one of those that come with Quire
 
 
 def read_model_info(path: Path, overrides: dict[str, Any], generation_config: str = "auto") -> ModelInfo:
@@ -62,6 +64,7 @@ def read_model_info(path: Path, overrides: dict[str, Any], generation_config: st
         dtype=str(text.get("dtype") or text.get("torch_dtype") or _dtype_on_disk(path)).removeprefix("torch."),
         hidden_size=size if isinstance(size := text.get("hidden_size"), int) else 0,
         generation_defaults=_sampling_defaults(generation),
+        family=family_name(architectures[0]),
     )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
+
+from quire.config.profiler import ProfilerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,3 +36,9 @@ class ObserveConfig:
     """Log every request (ids and lengths, never text)."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """How much is logged."""
+    profiler_config: dict[str, Any] = field(default_factory=dict)
+    """JSON object; lets profiles be recorded. profiler: torch or cuda; torch_profiler_dir: folder for the traces."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError."""
+        ProfilerConfig.read(self.profiler_config)

@@ -67,5 +67,7 @@ class ServeConfig:
     """Log level of the HTTP server itself."""
     enable_request_id_headers: bool = False
     """Answer with X-Request-Id."""
+    server_dev_mode: bool = False
+    """Serve what is for development alone: POST /reset_prefix_cache and GET /server_info."""
     enable_docs: bool = False
     """Serve /docs and /openapi.json."""

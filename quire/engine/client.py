@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
 from quire.engine.in_process import InProcessClient
 from quire.engine.messages import EngineInfo
@@ -12,6 +12,9 @@ from quire.types.output import EngineOutputs
 from quire.types.request import EngineRequest
 
 __all__ = ["EngineClient", "EngineInfo", "InProcessClient", "JoinedClient", "ProcessClient"]
+
+
+T = TypeVar("T")
 
 
 class EngineClient(Protocol):
@@ -35,10 +38,17 @@ class EngineClient(Protocol):
         """All outputs from now on, for one asyncio task. Raises EngineDeadError. Ends with `aclose()`."""
         ...
 
-    def call(self, method: str, *args: Any) -> Any:
+    def call(self, method: str, *args: Any, timeout: float | None = None) -> Any:
         """A utility of the core: "stats", "reset_prefix_cache", "check", "drain", "ping", "profile", "worker".
 
-        Waits for the answer, plain data. Raises what the utility raised.
+        Waits for the answer, plain data. Raises what the utility raised, TimeoutError after `timeout` seconds.
+        """
+        ...
+
+    def run_in_worker(self, function: Callable[[Any], T], /) -> T:
+        """What `function` makes of the worker (`quire.worker.worker.Worker`), in this process: any object.
+
+        Raises what it raises, and InputError if the worker is not in this process.
         """
         ...
 

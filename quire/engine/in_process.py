@@ -7,8 +7,9 @@ import gc
 import os
 import select
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from quire.config.resolve import Resolved
 from quire.engine.core import EngineCore
@@ -17,6 +18,8 @@ from quire.engine.reader import ClientBase
 from quire.executor.base import WORKER, make_executor
 from quire.observe.profiling import PhaseClock
 from quire.types.output import EngineOutputs
+
+T = TypeVar("T")
 
 
 class InProcessClient(ClientBase):
@@ -41,6 +44,18 @@ class InProcessClient(ClientBase):
 
     def _receive(self, timeout: float | None) -> Sequence[FromCore]:
         return self._core.turn(self._inbox, timeout)
+
+    def run_in_worker(self, function: Callable[[Any], T], /) -> T:
+        found: Future[T] = Future()
+
+        def run(worker: Any) -> None:
+            try:
+                found.set_result(function(worker))
+            except Exception as error:
+                found.set_exception(error)
+
+        self.call("worker", run)
+        return found.result()
 
     async def outputs(self) -> AsyncGenerator[EngineOutputs, None]:
         if self._thread is None:

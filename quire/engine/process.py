@@ -8,6 +8,7 @@ from quire.engine.clients import Clients
 from quire.engine.core import EngineCore
 from quire.engine.messages import FromParent, Ready, Start
 from quire.executor.base import make_executor
+from quire.foundation.bytecode import keep_bytecode
 from quire.foundation.child import Failure, Parent
 from quire.foundation.errors import ConfigError, DoesNotFitError, QuireError
 from quire.foundation.heap import settle_heap
@@ -25,6 +26,7 @@ _log = get_logger(__name__)
 def main(arguments: list[str]) -> int:
     parent: Parent[FromParent] = Parent(arguments, FromParent)
     clients = Clients(parent)
+    keep_bytecode("torch")
     try:
         return _run(parent, clients)
     finally:

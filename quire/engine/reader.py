@@ -73,9 +73,12 @@ class ClientBase(ABC):
 
     # -- utilities -----------------------------------------------------------------------------------------------
 
-    def call(self, method: str, *args: Any) -> Any:
+    def call(self, method: str, *args: Any, timeout: float | None = None) -> Any:
         answer = self._call(method, args)
-        self._read_until(answer.done, None)
+        self._read_until(answer.done, timeout)
+        if not answer.done():
+            answer.cancel()
+            raise TimeoutError(f"the engine has not answered {method!r} within {timeout} s")
         return answer.result()
 
     async def call_async(self, method: str, *args: Any) -> Any:

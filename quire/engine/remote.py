@@ -7,16 +7,18 @@ import os
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 from quire.config.resolve import Resolved
 from quire.engine.messages import EngineInfo, FromCore, Join, Leave, Ready, Start, Stop, ToCore
 from quire.engine.reader import ClientBase
 from quire.executor.base import WORKER
 from quire.foundation.child import Child, Failure
-from quire.foundation.errors import EngineDeadError
+from quire.foundation.errors import EngineDeadError, InputError
 from quire.foundation.wire import Channel
 from quire.types.output import EngineOutputs
 
+T = TypeVar("T")
 _GRACE = 5.0  # seconds for a core to end by itself
 
 
@@ -26,6 +28,13 @@ class ChannelClient(ClientBase):
     def __init__(self) -> None:
         super().__init__()
         self._detach: Callable[[], None] | None = None  # ends the reading by an event loop
+
+    def run_in_worker(self, _function: Callable[[Any], T], /) -> T:
+        raise InputError(
+            "a function cannot be sent to the engine's process: name a method of the worker (memory, profile), or use "
+            "LLM, whose worker is in its own process",
+            "method",
+        )
 
     @abstractmethod
     def _sockets(self) -> Sequence[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,8 +48,11 @@ class Executor(Protocol):
         """The masks that the step submitted last awaits."""
         ...
 
-    def call(self, method: str, *args: Any) -> Any:
-        """A utility call outside the steps (profile, sleep …); waits for its answer."""
+    def call(self, method: str | Callable[..., Any], *args: Any) -> Any:
+        """A utility call outside the steps (profile, memory …); waits for its answer.
+
+        A function gets the worker, if that is in this process; else InputError is raised.
+        """
         ...
 
     def check_health(self) -> None:
@@ -71,7 +75,7 @@ class Worker(Protocol):
         """Let the step that was launched last sample. What goes wrong its future tells."""
         ...
 
-    def call(self, method: str, *args: Any) -> Any: ...
+    def call(self, method: str | Callable[..., Any], *args: Any) -> Any: ...
 
     def shutdown(self) -> None: ...
 

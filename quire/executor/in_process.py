@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from quire.config.resolve import Resolved
@@ -20,7 +21,11 @@ class InProcessExecutor:
 
     def start(self) -> WorkerReport:
         worker = load_worker(self._resolved, self._worker_class)
-        report = worker.start()
+        try:
+            report = worker.start()
+        except BaseException:
+            worker.shutdown()
+            raise
         self._worker = worker
         return report
 
@@ -35,7 +40,7 @@ class InProcessExecutor:
         assert self._worker is not None, "start() comes first"
         self._worker.mask(masks)
 
-    def call(self, method: str, *args: Any) -> Any:
+    def call(self, method: str | Callable[..., Any], *args: Any) -> Any:
         assert self._worker is not None, "start() comes first"
         return self._worker.call(method, *args)
 

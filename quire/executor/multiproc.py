@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from quire.config.resolve import Resolved
 from quire.executor.base import WORKER
 from quire.executor.messages import Answer, Call, FromWorker, Mask, Ran, Run, Start, Started, Stop
 from quire.foundation.child import Child, Failure
-from quire.foundation.errors import EngineDeadError
+from quire.foundation.errors import EngineDeadError, InputError
 from quire.types.kv import WorkerReport
 from quire.types.plan import StepPlan, TokenMasks
 from quire.types.result import StepResult
@@ -54,7 +55,13 @@ class MultiprocExecutor:
     def mask(self, masks: TokenMasks) -> None:
         self._child.channel.send(Mask(masks))
 
-    def call(self, method: str, *args: Any) -> Any:
+    def call(self, method: str | Callable[..., Any], *args: Any) -> Any:
+        if not isinstance(method, str):
+            raise InputError(
+                "a function cannot be sent to a worker process: name a method of the worker (memory, profile), or run "
+                "the worker in this process (distributed_executor_backend=uni)",
+                "method",
+            )
         self._child.channel.send(Call(method, list(args)))
         while not self._answers:
             self.receive(None)

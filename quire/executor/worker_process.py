@@ -8,6 +8,7 @@ from queue import SimpleQueue
 
 from quire.executor.base import FailedLaunch, StepFuture, Worker, failed_step, load_worker
 from quire.executor.messages import Answer, Call, Mask, Ran, Run, Start, Started, Stop, ToWorker
+from quire.foundation.bytecode import keep_bytecode
 from quire.foundation.child import Failure, Parent
 from quire.foundation.errors import QuireError
 from quire.foundation.heap import settle_heap
@@ -21,6 +22,7 @@ _log = get_logger(__name__)
 
 def main(arguments: list[str]) -> int:
     parent: Parent[ToWorker] = Parent(arguments, ToWorker)
+    keep_bytecode("torch")
     try:
         worker = _start(parent)
         if worker is None:

@@ -14,7 +14,8 @@ def keep_bytecode(package: str) -> None:
     """Let Python keep what it compiles in a folder of ours, if `package` has no byte code and would never get any.
 
     Images are often built without byte code, and read-only or with PYTHONDONTWRITEBYTECODE. The thousand modules that
-    torch imports are then compiled at every start, which takes seconds. To be called before the package is imported.
+    torch imports are then compiled at every start, which takes seconds. To be called before the package is imported,
+    and in processes of our own only (commands, cores, workers): it changes how all of the process imports.
     """
     if package in sys.modules or sys.pycache_prefix is not None:
         return

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from quire.config.engine import EngineConfig
+from quire.config.engine_args import EngineArgs
 from quire.config.resolve import resolve
 from quire.engine.client import EngineClient, EngineInfo, ProcessClient
-from quire.foundation.errors import EngineDeadError
+from quire.foundation.errors import EngineDeadError, InputError
 from quire.frontend import pooling
 from quire.frontend.beam_search import BeamSearch, alternatives
 from quire.frontend.chat import ChatTemplate
@@ -61,6 +62,14 @@ class AsyncLLM:
         tokenizer = await asyncio.to_thread(load_tokenizer, resolved)
         client = await asyncio.to_thread(ProcessClient, resolved)
         return cls(client, tokenizer)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
+        """`start` for callers that do not await it: the event loop stands still until the engine is there."""
+        resolved = resolve(engine_args.create_engine_config())
+        tokenizer = load_tokenizer(resolved)
+        asyncio.get_running_loop()  # said before the engine starts
+        return cls(ProcessClient(resolved), tokenizer)
 
     # Requests
 
@@ -313,6 +322,43 @@ class AsyncLLM:
         """A utility of the core: "stats", "reset_prefix_cache", "check" …"""
         self._raise_if_dead()
         return await self._client.call_async(method, *args)
+
+    async def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """What each worker (there is one) answers to one of its methods ("memory"), plain data.
+
+        Raises InputError for a function, which cannot be sent to the engine's process, and TimeoutError.
+        """
+        if not isinstance(method, str):
+            raise InputError(
+                "a function cannot be sent to the engine's process: name a method of the worker (memory, profile), or "
+                "use LLM, whose worker is in its own process",
+                "method",
+            )
+        if kwargs:
+            raise InputError("methods by their names take args, and no kwargs", "kwargs")
+        return [await asyncio.wait_for(self.call("worker", method, *args), timeout)]
+
+    async def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Record what the worker does from now on (`profiler_config`). profile_prefix: of the trace's file name.
+
+        Raises InputError if profiling is off, or on already.
+        """
+        await self.call("profile", "start", profile_prefix)
+
+    async def stop_profile(self) -> str | None:
+        """End the recording. Returns the path of the trace, None if another program has it."""
+        path: str | None = await self.call("profile", "stop")
+        return path
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached KV; with `reset_running_requests` running requests are computed anew."""
+        return bool(await self.call("reset_prefix_cache", reset_running_requests))
 
     def shutdown(self) -> None:
         """End the engine; requests on their way end with EngineDeadError. Call it again as often as you like."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from quire.config import families
 from quire.config.model_info import ModelInfo
 from quire.config.pooler import Pooler
 from quire.foundation.errors import ConfigError
@@ -70,7 +71,7 @@ def build_for_pooling(
 
 def _family(info: ModelInfo) -> Any:
     name = family_of(info.architecture)
-    if name is None:
+    if name is None and not info.family:
         near = difflib.get_close_matches(info.architecture, supported(), n=1)
         hint = f" (the nearest is {near[0]})" if near else ""
         raise ConfigError(
@@ -79,7 +80,7 @@ def _family(info: ModelInfo) -> Any:
         )
     if info.hf_config.get("quantization_config"):
         raise ConfigError("quantized checkpoints are not supported: config.json has a quantization_config", "model")
-    return importlib.import_module(f"quire.models.{name}")
+    return families.find(info.family) if info.family else importlib.import_module(f"quire.models.{name}")
 
 
 @contextmanager

@@ -382,9 +382,13 @@ class Scheduler:
             num_preemptions=totals.num_preemptions,
         )
 
-    def reset_prefix_cache(self) -> None:
-        """Forget all cached KV; running requests go on."""
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached KV. Running requests go on with theirs, or are preempted and computed anew."""
+        if reset_running_requests:
+            for request in list(self._state.running.values()):
+                self._state.preempt(request)
         self.kv.reset_prefix_cache()
+        return True
 
     def check(self) -> None:
         """Raise AssertionError if seats, requests and blocks do not add up."""

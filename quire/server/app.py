@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
@@ -13,7 +13,9 @@ from quire.server import (
     anthropic,
     classification,
     cohere_embed,
+    development,
     errors,
+    front_page,
     generative_scoring,
     invocations,
     openai_batches,
@@ -25,6 +27,7 @@ from quire.server import (
     openai_responses,
     openai_responses_compact,
     ops,
+    profiling,
     rendering,
     scoring,
     token_generate,
@@ -32,6 +35,7 @@ from quire.server import (
 )
 from quire.server.auth import ApiKeyMiddleware
 from quire.server.batch_queue import BatchQueue
+from quire.server.http_metrics import CountingMiddleware, HttpMetrics
 from quire.server.limits import BodyLimitMiddleware
 from quire.server.openai_responses_store import ResponseStore
 from quire.server.openapi_document import openapi_document
@@ -39,6 +43,7 @@ from quire.server.service import Service
 
 ROUTERS = (
     ops.router,
+    front_page.router,
     openai_models.router,
     openai_completions.router,
     openai_chat.router,
@@ -86,9 +91,19 @@ def build_app(service: Service) -> FastAPI:
     app.state.siblings = None
     errors.install(app)
     app.openapi = openapi_document(app)  # type: ignore[method-assign]
-    for router in ROUTERS:
+    for router in routers_of(service):
         app.include_router(router, dependencies=[Depends(_check_generates)] if router in GENERATING else [])
     return app
+
+
+def routers_of(service: Service) -> list[APIRouter]:
+    """Those that the options ask for among them."""
+    routers = list(ROUTERS)
+    if service.serve.server_dev_mode:
+        routers.append(development.router)
+    if service.config.observe.profiler_config:
+        routers.append(profiling.router)
+    return routers
 
 
 async def _check_generates(request: Request) -> None:
@@ -98,7 +113,7 @@ async def _check_generates(request: Request) -> None:
 def protect(app: ASGIApp, service: Service, keys: Iterable[str]) -> ASGIApp:
     """The app as it may be shown to the world.
 
-    From the outside in: CORS (a browser's preflight carries no key), keys, body size, routes.
+    From the outside in: what is counted, CORS (a browser's preflight carries no key), keys, body size, routes.
     """
     serve = service.serve
     files = serve.root_path.rstrip("/") + "/v1/files"
@@ -113,4 +128,5 @@ def protect(app: ASGIApp, service: Service, keys: Iterable[str]) -> ASGIApp:
             allow_methods=serve.allowed_methods,
             allow_headers=serve.allowed_headers,
         )
-    return outer
+    service.http_metrics = HttpMetrics(service.board, routers_of(service))
+    return CountingMiddleware(outer, service.http_metrics, serve.root_path)

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.config.serve import ServeConfig
 from quire.foundation.errors import ConfigError
-from quire.server.errors import error_response
+from quire.server.errors import error_response, path_of
 
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/startupz", "/health"})
 
@@ -60,7 +60,7 @@ class ApiKeyMiddleware:
             return
         message = "a valid API key is needed: send the header 'Authorization: Bearer <key>' or 'x-api-key: <key>'"
         headers = {"www-authenticate": "Bearer"}
-        response = error_response(401, message, headers=headers, path=scope["path"])
+        response = error_response(401, message, headers=headers, path=path_of(scope))
         await response(scope, receive, send)
 
     def _is_open(self, scope: Scope) -> bool:

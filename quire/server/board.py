@@ -10,7 +10,7 @@ import math
 import mmap
 from pathlib import Path
 
-SIZE = 4096  # numbers of a page
+SIZE = 8192  # numbers of a page
 PID, CONNECTIONS, ANSWERS = range(3)  # CONNECTIONS: infinite while the process takes none
 _FIRST_FREE = 8
 

@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from quire.foundation.errors import EngineDeadError, InputError
 
@@ -88,6 +89,17 @@ def is_anthropic(path: str) -> bool:
     return "/v1/messages" in path
 
 
+def asks_as_anthropic(scope: Scope) -> bool:
+    """Whether one of Anthropic's clients asks for models, whose path OpenAI's clients share: they name a version."""
+    return any(name == b"anthropic-version" for name, _ in scope["headers"])
+
+
+def path_of(scope: Scope) -> str:
+    """The path whose clients understand the reply to this request."""
+    path: str = scope["path"]
+    return "/v1/messages" if "/v1/models" in path and asks_as_anthropic(scope) else path
+
+
 def anthropic_error(status: int, message: str) -> dict[str, str]:
     return {"type": ANTHROPIC_TYPES.get(anthropic_status(status), "api_error"), "message": message}
 
@@ -152,7 +164,7 @@ def install(app: FastAPI) -> None:
 
     async def known(request: Request, error: Exception) -> Response:
         details = error.details if isinstance(error, ApiError) else None
-        return error_response(*explain(error), path=request.url.path, details=details)
+        return error_response(*explain(error), path=path_of(request.scope), details=details)
 
     async def unknown(request: Request, error: Exception) -> Response:
         # The server logs the exception and closes the connection: the client must not send its next request there.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -135,7 +136,7 @@ class Generation:
         prompt = self.prompts[index]
         request_id = self.engine_id if len(self.prompts) == 1 else f"{self.engine_id}-{index}"
         streamed = self.params.output_kind == RequestOutputKind.DELTA
-        clock, num_tokens, progress = RequestClock(metrics), 0, self.service.progress
+        clock, lengths, progress = RequestClock(metrics), Counter[int](), self.service.progress
         log_it = self.service.config.observe.enable_log_requests
         if log_it:
             log.info("request %s: %d prompt tokens, n=%d", request_id, len(prompt.token_ids), self.params.n)
@@ -152,14 +153,15 @@ class Generation:
                     if streamed:
                         clock.tick()
                     for answer in output.outputs:
-                        num_tokens += len(answer.token_ids)
+                        lengths[answer.index] += len(answer.token_ids)
                         if answer.finish_reason is not None:
                             metrics.finished[answer.finish_reason] += 1
                     if output.error is not None:
                         raise self._refusal(output)
                     if output.finished:
                         self.num_cached += output.num_cached_tokens
-                        metrics.finish(output, num_tokens, self.params)
+                        num_tokens = lengths.total()
+                        metrics.finish(output, num_tokens, max(lengths.values(), default=0), self.params)
                         if log_it:
                             log.info("request %s: finished with %d tokens", request_id, num_tokens)
                     yield index, output

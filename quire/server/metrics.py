@@ -10,25 +10,32 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from quire.observe.engine_metrics import COUNTERS, GAUGES
 from quire.server.board import PID, Board
 from quire.types.output import EngineStats, RequestMetrics, RequestOutput
 from quire.types.sampling import RequestOutputKind, SamplingParams
 
+if TYPE_CHECKING:
+    from quire.engine.client import EngineInfo
 
-def _bounds(text: str) -> tuple[float, ...]:
+
+def bounds(text: str) -> tuple[float, ...]:
+    """Of a histogram's buckets, each but the last."""
     return tuple(map(float, text.split()))
 
 
 # Bounds in seconds; the usual ones, and finer ones below where small models live.
-LATENCY = _bounds("0.005 0.01 0.025 0.05 0.1 0.3 0.5 0.8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960")
-FIRST_TOKEN = _bounds("0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5 5 7.5 10 20 40 80 160 640 2560")
-TOKEN_GAP = _bounds("0.001 0.0025 0.005 0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1 2.5 5 7.5 10 20 40 80")
+LATENCY = bounds("0.005 0.01 0.025 0.05 0.1 0.3 0.5 0.8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960")
+FIRST_TOKEN = bounds("0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5 5 7.5 10 20 40 80 160 640 2560")
+TOKEN_GAP = bounds("0.001 0.0025 0.005 0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1 2.5 5 7.5 10 20 40 80")
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 FINISH_REASONS = ("stop", "length", "repetition", "abort", "error")
 
@@ -51,13 +58,17 @@ class Histogram:
         self._mine[self._total] += value * times
 
     def family(self, names: list[str], labels: list[str]) -> Metric:
+        family = HistogramMetricFamily(self.name, self.text, labels=names)
+        self.add_to(family, labels)
+        return family
+
+    def add_to(self, family: HistogramMetricFamily, labels: list[str]) -> None:
+        """As one of several with different labels."""
         seen, buckets = 0.0, []
         for slot, bound in enumerate([*map(str, map(float, self.bounds)), "+Inf"], self._counts):
             seen += self._board.sum(slot)
             buckets.append((bound, seen))
-        family = HistogramMetricFamily(self.name, self.text, labels=names)
         family.add_metric(labels, buckets, self._board.sum(self._total))
-        return family
 
 
 class Counts:
@@ -83,6 +94,18 @@ class Counts:
         return [int(sum(page[slot] for slot in self._slots.values())) for page in self._board.pages]
 
 
+def cache_labels(info: EngineInfo) -> dict[str, str]:
+    """The KV cache as it came to be: every option of it, by the names that dashboards know where these differ."""
+    config, report = info.resolved.config.cache, info.report
+    return {
+        **{field.name: str(getattr(config, field.name)) for field in fields(config)},
+        "cache_dtype": info.resolved.kv_dtype,
+        "num_gpu_blocks": str(report.num_blocks),
+        "num_cpu_blocks": "0",
+        "engine": "0",
+    }
+
+
 class RequestClock:
     """Times the outputs of one streamed request."""
 
@@ -100,8 +123,9 @@ class RequestClock:
 
 
 class Metrics(Collector):
-    def __init__(self, model_name: str, max_model_len: int, board: Board) -> None:
-        tokens = one_two_five(max_model_len)
+    def __init__(self, model_name: str, info: EngineInfo, board: Board) -> None:
+        tokens = one_two_five(info.max_model_len)
+        self._cache_labels = cache_labels(info)
         self._names, self._labels = ["model_name", "engine"], [model_name, "0"]
         self.finished = Counts(board, FINISH_REASONS)
         self._refusals = Counts(board, ["rejected"])
@@ -121,6 +145,9 @@ class Metrics(Collector):
         self.decode = histogram("vllm:request_decode_time_seconds", "First token to last token.", LATENCY)
         self.prompt_size = histogram("vllm:request_prompt_tokens", "Prompt tokens of finished requests.", tokens)
         self.answer_size = histogram("vllm:request_generation_tokens", "Generated tokens of finished requests.", tokens)
+        self.longest_answer = histogram(
+            "vllm:request_max_num_generation_tokens", "Tokens of the longest of a request's answers.", tokens
+        )
         self.asked_size = histogram("vllm:request_params_max_tokens", "max_tokens of finished requests.", tokens)
         self.asked_answers = histogram("vllm:request_params_n", "n of finished requests.", (1, 2, 5, 10, 20))
         self.step_tokens = histogram("vllm:iteration_tokens_total", "Tokens of an engine step.", STEP_TOKENS)
@@ -140,11 +167,12 @@ class Metrics(Collector):
     def rejected(self, count: int) -> None:
         self._refusals["rejected"] = count
 
-    def finish(self, output: RequestOutput, num_tokens: int, params: SamplingParams) -> None:
-        """A request is done; `num_tokens` were generated for all its answers."""
+    def finish(self, output: RequestOutput, num_tokens: int, longest: int, params: SamplingParams) -> None:
+        """A request is done; `num_tokens` were generated for all its answers, `longest` for one of them at most."""
         n, max_tokens = params.n, params.max_tokens
         self.prompt_size.observe(len(output.prompt_token_ids))
         self.answer_size.observe(num_tokens)
+        self.longest_answer.observe(longest)
         self.asked_answers.observe(n)
         if max_tokens is not None:
             self.asked_size.observe(max_tokens)
@@ -190,35 +218,24 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         stats = self._stats
-        gauges = {
-            "vllm:num_requests_running": ("Requests in the running batch.", stats.num_running),
-            "vllm:num_requests_waiting": ("Requests waiting for a place in the batch.", stats.num_waiting),
-            "vllm:kv_cache_usage_perc": ("Used share of the KV blocks, 0 to 1.", stats.kv_usage),
-            "quire:seats_used": ("Seats taken.", stats.num_seats_used),
-            "quire:kv_blocks_free": ("Free KV blocks.", stats.num_free_blocks),
-            "quire:kv_blocks": ("KV blocks in all.", stats.num_blocks),
-        }
-        counters = {
-            "vllm:num_preemptions": ("Preemptions.", stats.num_preemptions),
-            "vllm:prefix_cache_queries": ("Tokens looked up in the prefix cache.", stats.prefix_queries),
-            "vllm:prefix_cache_hits": ("Tokens found in the prefix cache.", stats.prefix_hits),
-            "vllm:prompt_tokens": ("Prefill tokens.", stats.prompt_tokens),
-            "vllm:prompt_tokens_cached": ("Prompt tokens whose KV was reused.", stats.cached_tokens),
-            "vllm:generation_tokens": ("Generated tokens.", stats.generation_tokens),
-            "quire:steps": ("Engine steps.", stats.num_steps),
-            "quire:requests_rejected": (
-                "Requests refused because the queue was full.",
-                self._refusals.total("rejected"),
-            ),
-        }
-        for name, (text, value) in gauges.items():
+        for field, (name, text) in GAUGES.items():
             gauge = GaugeMetricFamily(name, text, labels=self._names)
-            gauge.add_metric(self._labels, value)
+            gauge.add_metric(self._labels, getattr(stats, field))
             yield gauge
-        for name, (text, value) in counters.items():
+        for field, (name, text) in COUNTERS.items():
             counter = CounterMetricFamily(name, text, labels=self._names)
-            counter.add_metric(self._labels, value)
+            counter.add_metric(self._labels, getattr(stats, field))
             yield counter
+        rejected = CounterMetricFamily(
+            "quire:requests_rejected", "Requests refused because the queue was full.", labels=self._names
+        )
+        rejected.add_metric(self._labels, self._refusals.total("rejected"))
+        yield rejected
+        cache = GaugeMetricFamily(
+            "vllm:cache_config_info", "How the KV cache is set up.", labels=list(self._cache_labels)
+        )
+        cache.add_metric(list(self._cache_labels.values()), 1)
+        yield cache
         success = CounterMetricFamily(
             "vllm:request_success", "Finished requests.", labels=[*self._names, "finished_reason"]
         )

@@ -64,6 +64,7 @@ async def metrics(request: Request) -> Response:
     service = service_of(request)
     if service.engine is None or service.metrics is None:
         return error_response(503, "the model is still loading")
-    return Response(
-        service.metrics.render(service.engine.stats()), media_type="text/plain; version=0.0.4; charset=utf-8"
-    )
+    text = service.metrics.render(service.engine.stats())
+    if service.http_metrics is not None:
+        text += service.http_metrics.render()
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")

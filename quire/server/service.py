@@ -11,6 +11,7 @@ from quire.foundation.errors import InputError
 from quire.frontend.template_sandbox import TemplateSandbox
 from quire.server.board import Board
 from quire.server.errors import ApiError
+from quire.server.http_metrics import HttpMetrics
 from quire.server.limits import InFlight
 from quire.server.metrics import Metrics
 from quire.types.output import EngineStats
@@ -18,8 +19,6 @@ from quire.types.output import EngineStats
 if TYPE_CHECKING:
     from quire.frontend.async_engine import AsyncLLM
     from quire.frontend.tokenizer import Tokenizer
-
-DEMO_NAME = "quire-demo"
 
 
 class Progress:
@@ -63,10 +62,11 @@ class Service:
         self.config = config
         self.serve = serve
         self.board = Board() if board is None else board
-        self.names = config.model.served_model_name or [config.model.model or DEMO_NAME]
+        self.names = config.model.names
         self.created = int(time.time()) if created is None else created
         self.engine: AsyncLLM | None = None
         self.metrics: Metrics | None = None
+        self.http_metrics: HttpMetrics | None = None  # of an app that is shown to the world
         self.in_flight = InFlight(self.board, serve.keepalive_interval)
         self.templates = TemplateSandbox()
         self.draining = False  # /readyz says so; requests are still taken during the grace
@@ -76,7 +76,7 @@ class Service:
 
     def attach(self, engine: AsyncLLM) -> None:
         """The engine is up and has made its first token."""
-        self.metrics = Metrics(self.names[0], engine.info.max_model_len, self.board)
+        self.metrics = Metrics(self.names[0], engine.info, self.board)
         self.engine = engine
         engine.on_stats = self.on_stats
 

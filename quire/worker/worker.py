@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,9 @@ import msgspec
 import numpy as np
 import torch
 
+from quire.config.profiler import ProfilerConfig
 from quire.config.resolve import Resolved
-from quire.foundation.errors import ConfigError
+from quire.foundation.errors import ConfigError, InputError
 from quire.foundation.log import get_logger
 from quire.models import catalog, weights
 from quire.models.base import DecoderStack
@@ -26,6 +27,7 @@ from quire.worker.batch import SIZE_STEP, round_size
 from quire.worker.masked_step import MaskedStep
 from quire.worker.memory import Memory, size_cache
 from quire.worker.pooling_runner import PoolingRunner
+from quire.worker.profiler import Profiler
 from quire.worker.readback import StepHandle
 from quire.worker.runner import Runner
 from quire.worker.sampling.custom import make_processors
@@ -51,12 +53,14 @@ class Worker:
         self.runner: Runner | PoolingRunner | None = None
         self._unprepared: list[int] = []  # sizes of steps whose products the library has not loaded yet, falling
         self._awaiting: MaskedStep | None = None  # the latest step, if it waits for its masks
+        self._threads_before: int | None = None  # torch's threads are the whole process's: they are given back
 
     # -- start --------------------------------------------------------------------------------------------------
 
     def start(self) -> WorkerReport:
         """Bring the model up. Raises ConfigError (and kin) if it cannot run here."""
         resolved, config, info = self._resolved, self._resolved.config, self._resolved.info
+        self._threads_before = torch.get_num_threads()
         with self._phase("device"):
             self._platform = select_platform(resolved.device)
             self._device = self._platform.set_up(config.runtime.num_threads)
@@ -65,6 +69,8 @@ class Worker:
             self._model = model = self._build_model()
         if self._device.type == "cpu" and not config.runtime.num_threads and model.num_bytes() < _SMALL_MODEL:
             torch.set_num_threads(1)
+        profiling = ProfilerConfig.read(config.observe.profiler_config)
+        self._profiler = None if profiling is None else Profiler(profiling, self._device)
         spec = model.kv_spec(config.cache.block_size, DTYPES[resolved.kv_dtype])
         assembly = Assembly(resolved, model, spec, self._device)
         setup = ProcessorSetup(info.vocab_size, self._device, Path(info.path))
@@ -205,13 +211,41 @@ class Worker:
             self._awaiting.mask(masks)
             self._awaiting = None
 
-    def call(self, method: str, *args: Any) -> Any:
-        """Utilities outside the steps: "memory" → bytes by use; "prepare" → whether there is more to prepare."""
-        if method == "memory":
-            return {"free": self._platform.free_bytes(), "free_at_start": self._free_at_start}
-        if method == "prepare":
-            return self._prepare()
-        raise ConfigError(f"the worker has no method {method!r} ({len(args)} arguments given)")
+    @property
+    def model(self) -> DecoderStack | PoolingModel:
+        """As it computes, with its parameters on the device."""
+        return self._model
+
+    def call(self, method: str | Callable[..., Any], *args: Any) -> Any:
+        """Utilities outside the steps, in the thread that runs these.
+
+        "memory" → bytes by use; "prepare" → whether there is more to prepare; "profile", "start" or "stop" → the
+        trace's path. A function, which only a caller in this process can hand over, gets the worker and the arguments.
+        """
+        if not isinstance(method, str):
+            return method(self, *args)
+        methods: dict[str, Callable[..., Any]] = {
+            "memory": self._memory,
+            "prepare": self._prepare,
+            "profile": self._profile,
+        }
+        if method not in methods:
+            known = ", ".join(methods)
+            raise InputError(f"the worker has no method {method!r} ({len(args)} arguments given); it has: {known}")
+        return methods[method](*args)
+
+    def _memory(self) -> dict[str, int]:
+        return {"free": self._platform.free_bytes(), "free_at_start": self._free_at_start}
+
+    def _profile(self, what: str, prefix: str | None = None) -> str | None:
+        if self._profiler is None:
+            raise InputError("profiling is off: start the engine with profiler_config", "profiler_config")
+        if what not in ("start", "stop"):
+            raise InputError(f"profile must be 'start' or 'stop', got {what!r}")
+        if what == "stop":
+            return self._profiler.stop()
+        self._profiler.start(prefix)
+        return None
 
     def _prepare(self) -> bool:
         """A few milliseconds of what a start can do without: one size of step. To be asked while nothing runs."""
@@ -222,7 +256,10 @@ class Worker:
         return bool(self._unprepared)
 
     def shutdown(self) -> None:
-        """Give the device's memory back; also after a start that failed half-way."""
+        """Give the device's memory and the process's threads back; also after a start that failed half-way."""
+        if self._threads_before is not None:
+            torch.set_num_threads(self._threads_before)
+            self._threads_before = None
         self.runner = self._awaiting = None
         self.__dict__.pop("_model", None)
         if torch.cuda.is_initialized():

@@ -55,3 +55,17 @@ def test_python_is_left_to_itself_where_it_keeps_it(folder: Path) -> None:
 
 def test_the_users_own_prefix_stays(folder: Path) -> None:
     assert start(folder, PYTHONPYCACHEPREFIX=str(folder / "own"))[0] == str(folder / "own")
+
+
+def test_commands_keep_it_for_torch(tmp_path: Path) -> None:
+    """A torch without byte code in a place that nobody writes to; the command says where Python looks."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text("")
+    (tmp_path / "command.py").write_text("import sys\ndef run(arguments):\n    print(sys.pycache_prefix)\n")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+    code += "from quire.cli.main import run_command\nassert run_command('command', []) == 0"
+    environment = {**os.environ, "QUIRE_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == str(tmp_path / "cache/bytecode")

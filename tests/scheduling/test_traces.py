@@ -84,8 +84,8 @@ def test_any_trace(world: World, acts: list[tuple[Any, ...]]) -> None:
             case ("abort", index):
                 if life.open:
                     life.abort(list(life.open)[index % len(life.open)])
-            case ("reset", _):
-                life.scheduler.reset_prefix_cache()
+            case ("reset", index):
+                assert life.scheduler.reset_prefix_cache(bool(index % 2))
             case _:
                 life.turn()
         life.scheduler.check()

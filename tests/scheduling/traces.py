@@ -278,7 +278,7 @@ def random_life(seed: int) -> Life:
         if life.open and rng.random() < 0.03:
             life.abort(rng.choice(list(life.open)))
         if rng.random() < 0.01:
-            life.scheduler.reset_prefix_cache()
+            life.scheduler.reset_prefix_cache(rng.random() < 0.5)
         if len(life.in_flight) < life.world.depth and rng.random() < 0.8:
             life.plan_if_any()
         else:

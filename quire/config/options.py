@@ -1,0 +1,189 @@
+"""Every option of an engine by its flat name and type, for editors and type checkers.
+
+Generated from the sections of EngineConfig (`make docs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypedDict
+
+
+class EngineOptions(TypedDict, total=False):
+    """What `LLM(model, ...)` takes."""
+
+    runner: Literal["auto", "generate", "pooling"]
+    """What the model is run for: answers, or vectors (embeddings, classes, scores). auto: as its files say."""
+    convert: Literal["auto", "none", "embed", "classify"]
+    """What a model is turned into if it was not made for it: embed pools its states, classify puts a head on
+    them."""
+    pooler_config: dict[str, Any]
+    """JSON object, for pooling unlike the model's files say: pooling_type (CLS, LAST, MEAN, MAX),
+    use_activation."""
+    tokenizer: str | None
+    """Folder or id of the tokenizer, if it is not the model's own."""
+    skip_tokenizer_init: bool
+    """Work on token ids only; text prompts and stop strings are then refused."""
+    revision: str | None
+    """Branch, tag or commit on the hub."""
+    hf_token: str | None
+    """Hub token for gated models; the HF_TOKEN variable works too."""
+    download_dir: str | None
+    """Where downloads are kept (the hub's own cache if not given)."""
+    dtype: Literal["auto", "bfloat16", "float16", "float32", "half", "float"]
+    """Number type of weights and activations. auto: the checkpoint's; float32 checkpoints run in bfloat16 on a
+    GPU."""
+    seed: int
+    """Seed of everything drawn at random for requests without a seed of their own and for dummy weights."""
+    max_model_len: int | None
+    """Context length in tokens. None: the model's own, lowered (and said so) if the KV cache cannot hold it."""
+    max_logprobs: int
+    """Most log-probabilities a request may ask for at each position."""
+    logits_processors: Sequence[str | type]
+    """Logits processors of your own: classes as package.module:Class, or names that installed packages gave
+    them."""
+    enable_prompt_embeds: bool
+    """Take prompts as embeddings (`prompt_embeds`): numbers that no tokenizer has seen, straight into the model."""
+    served_model_name: list[str]
+    """Names the API answers to; the first is used in replies. None given: the `model` value."""
+    chat_template: str | None
+    """Jinja chat template, or a file that holds one, instead of the model's own."""
+    generation_config: str
+    """Where sampling defaults come from: auto (the model's generation_config.json), none, or a folder."""
+    hf_overrides: dict[str, Any]
+    """JSON object laid over the model's config.json."""
+    load_format: Literal["auto", "safetensors", "dummy"]
+    """dummy: random weights of the right shapes, for measuring without a checkpoint."""
+    use_tqdm_on_load: bool
+    """Show progress while weights load."""
+    block_size: int
+    """Tokens a KV block."""
+    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"]
+    """Type of keys and values in the cache. auto: the model's; fp8 (e4m3): half the memory and half the reads."""
+    gpu_memory_utilization: float
+    """Share of the memory that is free at start which this engine may take (weights, activations and KV cache)."""
+    kv_cache_memory_bytes: int | None
+    """Exact size of the KV cache; overrides the share."""
+    num_gpu_blocks_override: int | None
+    """Exact number of KV blocks, for tests."""
+    enable_prefix_caching: bool
+    """Reuse the KV blocks of equal prompt beginnings."""
+    cpu_kv_cache_memory_bytes: int | None
+    """Size of the KV cache on a CPU. None: what all seats could fill, at most a quarter of the free memory."""
+    max_num_seqs: int | None
+    """Most requests in one step (seats). None: 1024 on a GPU with 70 GiB or more, else 256; 64 on a CPU."""
+    max_num_batched_tokens: int | None
+    """Most tokens in one step. None: 16384 on a GPU with 70 GiB or more (8192 to serve), else 4096; 2048 on a
+    CPU."""
+    max_prefill_chunk: int
+    """Most prompt tokens one request may bring to one step; 0: no limit but the token budget."""
+    scheduling_policy: Literal["fcfs", "priority"]
+    """Order of waiting requests; priority: lower value first, then arrival."""
+    max_num_queued_reqs: int | None
+    """Most waiting requests; one more is refused (HTTP 503). None: no limit offline, 4096 under `quire serve`."""
+    async_scheduling: bool | None
+    """Plan the next step while the device runs this one (two plans in flight). None: on, except on a CPU in-
+    process."""
+    stream_interval: int
+    """Tokens a streamed chunk."""
+    preempt_every_step: bool
+    """Test mode: preempt one running request at every step."""
+    tool_call_parser: str
+    """Format of the model's tool calls by name; auto: found in its chat template; none: answers hold no calls."""
+    reasoning_parser: str
+    """Format of the model's reasoning by name; auto: found in its chat template; none: all is content."""
+    tool_parser_plugin: str | None
+    """Python file that registers further tool formats (`TOOL_FORMATS.register`)."""
+    reasoning_parser_plugin: str | None
+    """Python file that registers further reasoning formats (`REASONING_FORMATS.register`)."""
+    structured_outputs_config: dict[str, Any]
+    """JSON object; backend: what enforces structured outputs unless a request says, auto, llguidance or
+    xgrammar."""
+    default_chat_template_kwargs: dict[str, Any]
+    """JSON object of chat template variables; those of a request come first."""
+    device: Literal["auto", "cuda", "cpu"]
+    """Where the model runs; auto: a GPU if there is one."""
+    tensor_parallel_size: int
+    """GPUs one model is spread over (1 in this version)."""
+    distributed_executor_backend: Literal["auto", "uni", "mp"]
+    """uni: the worker shares the engine's process; mp: a process of its own. auto: uni for one device."""
+    attention_backend: str
+    """Attention implementation by name; auto: the first in the platform's order that supports the model."""
+    enforce_eager: bool
+    """Launch every kernel from Python instead of replaying captured CUDA graphs."""
+    cuda_graph_sizes: list[int]
+    """Batch sizes to capture. None given: 1, 2, 4, 8 and on in growing steps up to max_num_seqs (at most 512)."""
+    num_threads: int | None
+    """CPU threads of the worker; None: the physical cores this process may use, one for a very small model."""
+    debug: bool
+    """Check the scheduler's seats and blocks after every step (slow)."""
+    disable_log_stats: bool
+    """No periodic statistics line."""
+    enable_log_requests: bool
+    """Log every request (ids and lengths, never text)."""
+    log_level: Literal["debug", "info", "warning", "error"]
+    """How much is logged."""
+    profiler_config: dict[str, Any]
+    """JSON object; lets profiles be recorded. profiler: torch or cuda; torch_profiler_dir: folder for the
+    traces."""
+
+
+@dataclass(kw_only=True)
+class OptionFields:
+    """The same with defaults, and the model."""
+
+    model: str = ""
+    runner: Literal["auto", "generate", "pooling"] = "auto"
+    convert: Literal["auto", "none", "embed", "classify"] = "auto"
+    pooler_config: dict[str, Any] = field(default_factory=dict)
+    tokenizer: str | None = None
+    skip_tokenizer_init: bool = False
+    revision: str | None = None
+    hf_token: str | None = None
+    download_dir: str | None = None
+    dtype: Literal["auto", "bfloat16", "float16", "float32", "half", "float"] = "auto"
+    seed: int = 0
+    max_model_len: int | None = None
+    max_logprobs: int = 20
+    logits_processors: Sequence[str | type] = field(default_factory=list)
+    enable_prompt_embeds: bool = False
+    served_model_name: list[str] = field(default_factory=list)
+    chat_template: str | None = None
+    generation_config: str = "auto"
+    hf_overrides: dict[str, Any] = field(default_factory=dict)
+    load_format: Literal["auto", "safetensors", "dummy"] = "auto"
+    use_tqdm_on_load: bool = True
+    block_size: int = 16
+    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"
+    gpu_memory_utilization: float = 0.92
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    enable_prefix_caching: bool = True
+    cpu_kv_cache_memory_bytes: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_prefill_chunk: int = 0
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    max_num_queued_reqs: int | None = None
+    async_scheduling: bool | None = None
+    stream_interval: int = 1
+    preempt_every_step: bool = False
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
+    tool_parser_plugin: str | None = None
+    reasoning_parser_plugin: str | None = None
+    structured_outputs_config: dict[str, Any] = field(default_factory=dict)
+    default_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    tensor_parallel_size: int = 1
+    distributed_executor_backend: Literal["auto", "uni", "mp"] = "auto"
+    attention_backend: str = "auto"
+    enforce_eager: bool = False
+    cuda_graph_sizes: list[int] = field(default_factory=list)
+    num_threads: int | None = None
+    debug: bool = False
+    disable_log_stats: bool = False
+    enable_log_requests: bool = False
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    profiler_config: dict[str, Any] = field(default_factory=dict)

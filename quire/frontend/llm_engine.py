@@ -1,0 +1,238 @@
+"""LLMEngine: an engine that its caller drives step by step. `LLM` is a user of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, Unpack
+
+import msgspec
+
+from quire.config.engine import EngineConfig
+from quire.config.engine_args import EngineArgs
+from quire.config.model import ModelConfig
+from quire.config.options import EngineOptions
+from quire.config.resolve import resolve
+from quire.engine.client import EngineClient, EngineInfo, InProcessClient, ProcessClient
+from quire.foundation.errors import EngineDeadError, InputError
+from quire.frontend import pooling
+from quire.frontend.inputs import PromptLike, build, read_prompt
+from quire.frontend.interrupts import INTERRUPT_SECONDS, deferred_interrupt
+from quire.frontend.outputs import Conversion, OutputProcessor
+from quire.frontend.tokenizer import Tokenizer, load_tokenizer
+from quire.observe.engine_metrics import metrics_of
+from quire.types.metrics import Metric
+from quire.types.output import EngineStats, RequestOutput
+from quire.types.pooling import PoolingOutput, PoolingParams, PoolingRequestOutput
+from quire.types.sampling import SamplingParams
+
+T = TypeVar("T")
+Output = RequestOutput | PoolingRequestOutput[PoolingOutput]
+
+
+class Added(NamedTuple):
+    """A request of `add_request`."""
+
+    conversion: Conversion
+    pooling: tuple[str, PoolingParams] | None  # task and params
+
+
+class LLMEngine:
+    """Requests are added, and each `step` gives the news of all of them. For one thread.
+
+    engine = LLMEngine.from_engine_args(EngineArgs(model="Qwen/Qwen3-0.6B"))
+    engine.add_request("first", "The capital of France is", SamplingParams())
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            print(output.outputs[0].text)
+    """
+
+    def __init__(self, client: EngineClient, tokenizer: Tokenizer | None) -> None:
+        """Take over a started engine."""
+        self.client = client
+        self.tokenizer = tokenizer
+        self.processor = OutputProcessor(tokenizer)
+        self._added: dict[str, Added] = {}
+        self._news: dict[str, Added] = {}  # of the turns since the last step
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs, *, enable_multiprocessing: bool = False) -> LLMEngine:
+        """Start the engine that the args describe, here or in a process of its own. Raises ConfigError."""
+        client = ProcessClient if enable_multiprocessing else InProcessClient
+        return cls._start(engine_args.create_engine_config(), client)
+
+    @classmethod
+    def from_options(cls, model: str = "", **options: Unpack[EngineOptions]) -> LLMEngine:
+        """Start an engine in this process. Raises ConfigError for an option that is unknown or cannot work."""
+        return cls._start(EngineConfig.from_python(model=model, **options), InProcessClient)
+
+    @classmethod
+    def _start(cls, config: EngineConfig, client: Callable[..., EngineClient]) -> LLMEngine:
+        resolved = resolve(config)
+        tokenizer = load_tokenizer(resolved)
+        return cls(client(resolved), tokenizer)
+
+    # Requests
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: PromptLike,
+        params: SamplingParams | PoolingParams,
+        arrival_time: float | None = None,
+        *,
+        priority: int = 0,
+    ) -> str:
+        """Queue a request; returns its id. arrival_time: Unix seconds, None: now.
+
+        `params.output_kind` says what its outputs hold: all so far (as it is), what is new, or the whole at the end.
+        Raises InputError for what cannot run or an id in use, EngineDeadError if the engine has stopped.
+        """
+        if request_id in self._added:
+            raise InputError(f"request_id {request_id!r} is in use by a request that has not finished", "request_id")
+        task: tuple[str, PoolingParams] | None = None
+        if isinstance(params, PoolingParams):
+            task = pooling.check_task(params, self.info), params
+            given = pooling.read(prompt, self.tokenizer)
+            text = None
+            requests = [pooling.build(given, params, task[0], self.info, request_id=request_id, priority=priority)]
+        else:
+            read = read_prompt(prompt, takes_embeds=True)
+            text = read.text
+            requests = build(
+                read, params, self.info, self.tokenizer, request_id=request_id, priority=priority, arrival=arrival_time
+            )
+        self._added[request_id] = Added(self.processor.add(requests, request_id, text), task)
+        try:
+            for request in requests:
+                self.client.add(request)
+        except BaseException:
+            self.abort_request(request_id)
+            raise
+        return request_id
+
+    def abort_request(self, request_ids: str | Sequence[str]) -> None:
+        """End requests: nothing more comes of them. Unknown ids are ignored."""
+        ids = [request_ids] if isinstance(request_ids, str) else request_ids
+        running = list(itertools.chain.from_iterable(self.processor.abort(one)[1] for one in ids))
+        for one in ids:
+            self._added.pop(one, None)
+            self._news.pop(one, None)
+        try:
+            self.client.abort(running)
+        except EngineDeadError:
+            pass  # nothing runs any more
+
+    def step(self) -> list[Output]:
+        """Wait for the engine's next step; the news of the requests added here, in the order in which they came.
+
+        Empty if there are no requests, or none has news yet. Ctrl-C waits for the end of the step.
+        Raises RefusedError for a pooling request that the engine does not take, EngineDeadError if it stops.
+        """
+        if self._added and not self._news:
+            with deferred_interrupt() as interrupted:
+                self.turn()
+                if interrupted():
+                    raise KeyboardInterrupt
+        outputs: list[Output] = []
+        for request_id, added in list(self._news.items()):
+            try:
+                outputs.append(self._take(added))
+            except pooling.RefusedError:
+                if outputs:
+                    break  # these first; it is told by the next step
+                del self._news[request_id], self._added[request_id]
+                raise
+            del self._news[request_id]
+            if outputs[-1].finished:
+                del self._added[request_id]
+        return outputs
+
+    def turn(self) -> list[Conversion]:
+        """Wait for outputs, a while; the requests, of whomever, that they are about."""
+        changed, aborts = self.processor.process(self.client.poll(INTERRUPT_SECONDS))
+        if aborts:
+            self.client.abort(aborts)
+        for conversion in changed:
+            added = self._added.get(conversion.request_id)
+            if added is not None and (conversion.finished or (added.pooling is None and conversion.has_news())):
+                self._news[conversion.request_id] = added
+        return changed
+
+    def _take(self, added: Added) -> Output:
+        if added.pooling is None:
+            return added.conversion.take()
+        task, params = added.pooling
+        return pooling.output(added.conversion, task, params, self.info)
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` has something to wait for or to tell."""
+        return bool(self._added)
+
+    def get_num_unfinished_requests(self) -> int:
+        return len(self._added)
+
+    # The engine
+
+    @property
+    def info(self) -> EngineInfo:
+        return self.client.info
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """As it was asked for."""
+        return self.info.resolved.config.model
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        """None if the engine works on token ids only."""
+        return self.tokenizer
+
+    def get_metrics(self) -> list[Metric]:
+        """The engine's counters and gauges of now, by the names that /metrics has for them."""
+        labels = {"model_name": self.model_config.names[0], "engine": "0"}
+        return metrics_of(msgspec.convert(self.client.call("stats"), EngineStats), labels)
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., T],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """What each worker (there is one) answers to a method by its name, or to a function of it.
+
+        A function gets the worker and the arguments, and may return anything; it cannot be sent to another process,
+        where InputError is raised instead. A name is one of those the worker has ("memory"); its answer is plain data.
+        timeout: seconds to wait for another process before TimeoutError is raised.
+        """
+        if callable(method):
+            function, named = method, dict(kwargs or {})
+            return [self.client.run_in_worker(lambda worker: function(worker, *args, **named))]
+        if kwargs:
+            raise InputError("methods by their names take args, and kwargs are for functions", "kwargs")
+        return [self.client.call("worker", method, *args, timeout=timeout)]
+
+    def apply_model(self, func: Callable[[Any], T]) -> list[T]:
+        """What `func` makes of the model, a torch module, in each worker (there is one). Raises InputError like
+        `collective_rpc` if that is another process."""
+        return [self.client.run_in_worker(lambda worker: func(worker.model))]
+
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Record what the worker does from now on (`profiler_config`). profile_prefix: of the trace's file name.
+
+        Raises InputError if profiling is off, or on already.
+        """
+        self.client.call("profile", "start", profile_prefix)
+
+    def stop_profile(self) -> str | None:
+        """End the recording. Returns the path of the trace, None if another program has it."""
+        path: str | None = self.client.call("profile", "stop")
+        return path
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached KV; with `reset_running_requests` running requests are computed anew."""
+        return bool(self.client.call("reset_prefix_cache", reset_running_requests))
+
+    def shutdown(self) -> None:
+        """End the engine and free the device."""
+        self.client.shutdown()
