@@ -1,4 +1,4 @@
-"""Writes docs/reference.md and quire/config/options.py from the config fields: each option is said once, in its field.
+"""Writes docs/reference.md and quire/config/typed_options.py from the config fields: each option is said once.
 
 python docs/generate.py [--check]     --check: exit 1 if a file on disk is not what would be written
 """
@@ -143,7 +143,7 @@ def render_options() -> str:
 def main() -> None:
     for target, text in (
         (ROOT / "docs" / "reference.md", render()),
-        (ROOT / "quire" / "config" / "options.py", render_options()),
+        (ROOT / "quire" / "config" / "typed_options.py", render_options()),
     ):
         if "--check" not in sys.argv:
             target.write_text(text, encoding="utf-8")

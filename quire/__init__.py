@@ -15,7 +15,7 @@ _EXPORTS = {
     "AsyncLLM": "quire.frontend.async_engine",
     "EngineArgs": "quire.config.engine_args",
     "AsyncEngineArgs": "quire.config.engine_args",
-    "EngineOptions": "quire.config.options",
+    "EngineOptions": "quire.config.typed_options",
     "ModelRegistry": "quire.models.registry",
     "TextPrompt": "quire.types.prompts",
     "TokensPrompt": "quire.types.prompts",
@@ -45,7 +45,7 @@ _EXPORTS = {
 if TYPE_CHECKING:
     from quire.config.engine import EngineConfig
     from quire.config.engine_args import AsyncEngineArgs, EngineArgs
-    from quire.config.options import EngineOptions
+    from quire.config.typed_options import EngineOptions
     from quire.frontend.async_engine import AsyncLLM
     from quire.frontend.llm_engine import LLMEngine
     from quire.llm import LLM

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, Unpack, cast
 from msgspec.structs import force_setattr
 
 from quire.config.engine_args import EngineArgs
-from quire.config.options import EngineOptions
+from quire.config.typed_options import EngineOptions
 from quire.engine.client import EngineClient, EngineInfo
 from quire.foundation.errors import InputError
 from quire.foundation.heap import no_collection

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, TypeVar
 import msgspec
 
 from quire.config.engine import EngineConfig
-from quire.config.options import OptionFields
+from quire.config.typed_options import OptionFields
 
 Parser = TypeVar("Parser", bound=argparse.ArgumentParser)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quire.config.families import family_name
+from quire.config.own_families import family_name
 from quire.foundation.errors import ConfigError
 
 _MAX_HEADER = 100_000_000  # bytes of a safetensors header

@@ -11,8 +11,8 @@ import msgspec
 from quire.config.engine import EngineConfig
 from quire.config.engine_args import EngineArgs
 from quire.config.model import ModelConfig
-from quire.config.options import EngineOptions
 from quire.config.resolve import resolve
+from quire.config.typed_options import EngineOptions
 from quire.engine.client import EngineClient, EngineInfo, InProcessClient, ProcessClient
 from quire.foundation.errors import EngineDeadError, InputError
 from quire.frontend import pooling

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from quire.config import families
+from quire.config import own_families
 from quire.config.model_info import ModelInfo
 from quire.config.pooler import Pooler
 from quire.foundation.errors import ConfigError
@@ -80,7 +80,7 @@ def _family(info: ModelInfo) -> Any:
         )
     if info.hf_config.get("quantization_config"):
         raise ConfigError("quantized checkpoints are not supported: config.json has a quantization_config", "model")
-    return families.find(info.family) if info.family else importlib.import_module(f"quire.models.{name}")
+    return own_families.find(info.family) if info.family else importlib.import_module(f"quire.models.{name}")
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.config import families
+from quire.config import own_families
 from quire.models import catalog
 
 
@@ -17,8 +17,8 @@ class ModelRegistry:
         Before the engine starts. An engine in a process of its own imports the family by its name. Raises ConfigError
         for what can be no family.
         """
-        families.register(model_arch, model_cls)
+        own_families.register(model_arch, model_cls)
 
     @staticmethod
     def get_supported_archs() -> list[str]:
-        return sorted({*catalog.supported(), *families.registered()})
+        return sorted({*catalog.supported(), *own_families.registered()})

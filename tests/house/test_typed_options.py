@@ -38,7 +38,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     lines = [*GOOD.strip().splitlines(), *BAD]
     (folder / "sample.py").write_text("\n".join(lines) + "\n")
     doors = ["quire/__init__.py", "quire/llm.py", "quire/frontend/llm_engine.py"]
-    doors += ["quire/config/options.py", "quire/config/engine_args.py"]
+    doors += ["quire/config/typed_options.py", "quire/config/engine_args.py"]
     config = folder / "mypy.ini"
     config.write_text("[mypy]\nfollow_imports = skip\nignore_missing_imports = True\n")
     done = subprocess.run(

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 import quire
-from quire.config import families
+from quire.config import own_families
 from quire.foundation.errors import ConfigError
 from quire.frontend.llm_engine import LLMEngine
 from quire.models import qwen3
@@ -35,8 +35,8 @@ class Family:
 
 @pytest.fixture(autouse=True)
 def nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(families, "_names", {})
-    monkeypatch.setattr(families, "_given", {})
+    monkeypatch.setattr(own_families, "_names", {})
+    monkeypatch.setattr(own_families, "_given", {})
     Family.built.clear()
     return
 
@@ -71,7 +71,7 @@ def test_a_class_and_a_name_build_the_same_model() -> None:
 
 def test_a_module_is_a_family() -> None:
     quire.ModelRegistry.register_model(ARCHITECTURE, qwen3)
-    assert families.family_name(ARCHITECTURE) == "quire.models.qwen3"
+    assert own_families.family_name(ARCHITECTURE) == "quire.models.qwen3"
     quire.ModelRegistry.register_model(ARCHITECTURE, "tests.models.test_own_family:Family")
     assert len(answer(LLMEngine.from_engine_args(args()))) == 4, "the latest counts"
     assert Family.built == [96]
@@ -100,8 +100,8 @@ def test_installed_packages_register_theirs(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1.0\n")
     (folder / "entry_points.txt").write_text(f"[quire.model]\n{ARCHITECTURE} = own.family\n")
-    code = f"import sys; sys.path.append({str(tmp_path)!r}); from quire.config import families; "
-    code += f"print(families.family_name({ARCHITECTURE!r}), 'torch' in sys.modules)"
+    code = f"import sys; sys.path.append({str(tmp_path)!r}); from quire.config import own_families; "
+    code += f"print(own_families.family_name({ARCHITECTURE!r}), 'torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
     )
