@@ -62,7 +62,10 @@ class ServeConfig:
     """Seconds of silence after which a stream says that it lives (a comment, to Anthropic's clients a ping), so that
     no proxy takes it for dead; 0: it stays silent."""
     hang_timeout: float = 20.0
-    """Seconds without a finished step, with work queued, after which /readyz says 503."""
+    """Seconds without a finished step, with work queued, or without an answer to a ping, after which /health and
+    /readyz say 503. Of several front ends, one without a sign of life for so long is killed and started again."""
+    ping_interval: float = 5.0
+    """Seconds of silence after which an engine, usually an idle one, is asked for a sign of life; 0: never."""
     uvicorn_log_level: str = "warning"
     """Log level of the HTTP server itself."""
     enable_request_id_headers: bool = False

@@ -65,7 +65,7 @@ class FrontEnd:
         public = protect(siblings.with_owner(app, begin.serve.root_path), self._service, begin.keys)
         config = http_config(siblings.with_door(public, app), begin.serve)
         listener = socket.socket(fileno=begin.listener)
-        self._http = HttpServer(config, shared=(listener, board))
+        self._http = HttpServer(config, shared=(listener, board), waits=not begin.answers_early)
         self._private = bind_unix(str(private_socket(folder, begin.number)))
         self._serving = Serving(self._service, app)
         self._client: JoinedClient | None = None
@@ -126,6 +126,7 @@ class FrontEnd:
         await engine.refresh_stats()
         if self._begin.number == OWNER:
             self._serving.batches.resume()
+        self._http.accept()
         self._parent.channel.send(Serves(seconds))
 
     def _on_attached(self, task: asyncio.Task[None]) -> None:

@@ -20,12 +20,16 @@ ABORT_SECONDS = 2  # for aborted requests to say so and connections to close
 class HttpServer(uvicorn.Server):
     """uvicorn without its signal handling: when to stop is decided elsewhere.
 
-    shared: a listening socket from which other processes accept too, and where they count their connections.
+    shared: a listening socket from which other processes accept too, and where they count their connections. With
+    `waits` nothing is accepted there until `accept` is called.
     """
 
-    def __init__(self, config: uvicorn.Config, shared: tuple[socket.socket, Board] | None = None) -> None:
+    def __init__(
+        self, config: uvicorn.Config, shared: tuple[socket.socket, Board] | None = None, *, waits: bool = False
+    ) -> None:
         super().__init__(config)
         self._shared = shared
+        self._waits = waits
         self._acceptor: Acceptor | None = None
 
     @contextlib.contextmanager
@@ -34,7 +38,12 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self._shared is not None:
+        if not self._waits:
+            self.accept()
+
+    def accept(self) -> None:
+        """Take connections from the shared socket, if there is one, from now on."""
+        if self._shared is not None and self._acceptor is None and not self.should_exit:
             self._acceptor = Acceptor(*self._shared, self._make_protocol, self.config.ssl)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

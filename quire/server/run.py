@@ -93,6 +93,7 @@ class ServerProcess:
         )
 
     def _on_signal(self, number: int) -> None:
+        log.info("%s came", signal.Signals(number).name)
         self.serving.ask_to_stop(at_once=number == signal.SIGINT)
 
     async def _watch(self) -> int:
