@@ -248,13 +248,6 @@ def start(
     )
 
 
-def reply_headers(request: Request, generation: Generation) -> list[tuple[bytes, bytes]]:
-    if not generation.service.serve.enable_request_id_headers:
-        return []
-    given = request.headers.get("x-request-id") or generation.id
-    return [(b"x-request-id", given.encode("latin-1", "replace"))]
-
-
 def logprob_writer(service: Service, body: GenerationBody, top: int) -> LogprobWriter:
     tokenizer = service.running().get_tokenizer()
     decode = None if tokenizer is None else tokenizer.decode

@@ -7,14 +7,9 @@ import socket
 from collections.abc import Iterator
 
 import uvicorn
-from starlette.types import ASGIApp
 
-from quire.config.serve import ServeConfig
 from quire.server.board import Board
-from quire.server.limits import BoundedHttpProtocol
 from quire.server.listener import Acceptor, SharedHttpProtocol
-
-ABORT_SECONDS = 2  # for aborted requests to say so and connections to close
 
 
 class HttpServer(uvicorn.Server):
@@ -53,19 +48,3 @@ class HttpServer(uvicorn.Server):
 
     def _make_protocol(self) -> SharedHttpProtocol:
         return SharedHttpProtocol(self.config, self.server_state, self.lifespan.state)
-
-
-def http_config(app: ASGIApp, serve: ServeConfig) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http=BoundedHttpProtocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level=serve.uvicorn_log_level,
-        access_log=False,
-        server_header=False,
-        ssl_keyfile=serve.ssl_keyfile,
-        ssl_certfile=serve.ssl_certfile,
-        timeout_graceful_shutdown=ABORT_SECONDS,
-    )

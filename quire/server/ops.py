@@ -23,7 +23,7 @@ def _probe(problem: str | None) -> Response:
 
 @router.get("/livez", response_class=Response)
 async def livez() -> Response:
-    """The process that answers HTTP lives. The engine is not asked: a restart would not help one that loads or works."""
+    """The process that answers HTTP lives. The engine is not asked: a restart would not help one that works."""
     return _probe(None)
 
 

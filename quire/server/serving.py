@@ -15,7 +15,8 @@ from quire.foundation.heap import settle_heap
 from quire.foundation.log import get_logger, setup
 from quire.foundation.threads import switch_soon
 from quire.server.batch_queue import BatchQueue
-from quire.server.http_server import ABORT_SECONDS, HttpServer
+from quire.server.http_protocol import ABORT_SECONDS
+from quire.server.http_server import HttpServer
 from quire.server.pulse import Pulse, beat_seconds
 from quire.server.service import Service
 from quire.types.pooling import PoolingParams

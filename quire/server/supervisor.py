@@ -34,7 +34,7 @@ from quire.server.front_end_messages import (
     Serves,
     ToFrontEnd,
 )
-from quire.server.http_server import ABORT_SECONDS
+from quire.server.http_protocol import ABORT_SECONDS
 from quire.server.listener import bind
 from quire.server.pulse import beat_seconds
 from quire.server.service import Service
