@@ -49,7 +49,7 @@ class HttpConfig(uvicorn.Config):
             server_header=False,
             ssl_keyfile=serve.ssl_keyfile,
             ssl_certfile=serve.ssl_certfile,
-            timeout_keep_alive=serve.timeout_keep_alive,
+            timeout_keep_alive=serve.timeout_keep_alive,  # type: ignore[arg-type]  # a fraction will do as well
             timeout_graceful_shutdown=ABORT_SECONDS,
         )
         self.serve = serve
