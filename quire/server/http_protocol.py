@@ -200,6 +200,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self._reading in (Reading.HEAD, Reading.BODY) and not self.transport.is_closing():
+            self._timed = None  # it waited for this answer; its time begins now
+            self._time_reading()
         if self.transport.get_write_buffer_size():
             self._time_sending()
 
