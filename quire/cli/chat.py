@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +12,8 @@ from quire.cli import options
 from quire.cli.talk import Message, TalkConfig, open_talker, show
 from quire.foundation.errors import InputError
 
-HELP = "Commands: /clear forgets the conversation, /quit leaves (so does Ctrl-D); Ctrl-C stops an answer."
+HELP = "Commands: /help, /clear forgets the conversation, /quit leaves (so does Ctrl-D); Ctrl-C stops an answer."
+COMMAND = re.compile(r"/\w*(?=\s|$)")  # at the beginning of a line; a path (/etc/hosts) is none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +29,7 @@ def run(arguments: Sequence[str]) -> int:
         arguments,
         (TalkConfig, ChatConfig, *options.ENGINE_SECTIONS),
         positional=("model",),
+        defaults={"disable_log_stats": True},  # the engine's statistics would stand in the middle of answers
     )
     talk = options.section_of(TalkConfig, values)
     opening: list[Message] = []
@@ -36,27 +40,39 @@ def run(arguments: Sequence[str]) -> int:
         if talk.quick is not None:
             show(talker, [*opening, {"role": "user", "content": talk.quick}], talk)
             return 0
-        print(f"{talker.name}. {HELP}")
+        if _is_dialogue():
+            print(f"{talker.name}. {HELP}")
         messages = list(opening)
         while (line := _ask()) is not None:
-            if line == "/clear":
+            command = COMMAND.match(line)
+            if command is not None and line == "/clear":
                 messages = list(opening)
-            elif line == "/quit":
+            elif command is not None and line == "/quit":
                 break
+            elif command is not None:
+                print(HELP if line == "/help" else f"there is no command {line!r}. {HELP}", file=sys.stderr)
             elif line:
                 messages.append({"role": "user", "content": line})
                 try:
                     messages.append({"role": "assistant", "content": show(talker, messages, talk)})
                 except InputError as error:  # too long, refused: the conversation goes on without this line
                     messages.pop()
-                    print(f"  {error}")
+                    print(f"  {error}", file=sys.stderr)
         return 0
     finally:
         talker.close()
 
 
+def _is_dialogue() -> bool:
+    """Whether somebody types and reads; else only answers are printed."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
 def _ask() -> str | None:
     """The user's next line; None at the end of input."""
+    if not _is_dialogue():
+        line = sys.stdin.readline()
+        return line.strip() if line else None
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  gives input() a history and line editing
     try:

@@ -16,6 +16,7 @@ def run(arguments: Sequence[str]) -> int:
         arguments,
         (TalkConfig, *options.ENGINE_SECTIONS),
         positional=("model",),
+        defaults={"disable_log_stats": True},  # the engine's statistics would stand in the middle of answers
     )
     talk = options.section_of(TalkConfig, values)
     talker = open_talker(talk, options.engine_config(values))

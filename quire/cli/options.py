@@ -20,9 +20,11 @@ import msgspec
 import tyro
 
 from quire.config.engine import SECTIONS, EngineConfig
+from quire.config.unsupported import SHORT, refusal
 from quire.foundation.errors import ConfigError
 
 ENGINE_SECTIONS = tuple(SECTIONS.values())
+ALIASES = {"base_url": "url"}  # what other tools call an option
 UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -45,7 +47,9 @@ def parse(
     fields = {field.name: (section, field) for section in sections for field in dataclasses.fields(section)}
     if path is not None:
         merged |= _read_yaml(path, fields)
+    rest = [_known(argument, fields) for argument in rest]
     dotted, rest = _take_dotted(rest, fields)
+    _check_lists(rest, fields)
     flat = dataclasses.make_dataclass(
         "Options", [_flag(section, field, field.name in positional, merged) for section, field in fields.values()]
     )
@@ -53,7 +57,7 @@ def parse(
         flat,
         prog=f"quire {command}",
         description=about,
-        args=[_with_dashes(argument) for argument in rest],
+        args=rest,
         config=(tyro.conf.OmitArgPrefixes,),
     )
     return {name: getattr(parsed, name) | dotted[name] if name in dotted else getattr(parsed, name) for name in fields}
@@ -146,7 +150,9 @@ def _read_yaml(path: Path, fields: Mapping[str, tuple[type, dataclasses.Field[An
         raise ConfigError(f"config file {str(path)!r} must hold a mapping of options to values", "config")
     values = {}
     for key, value in data.items():
-        name = str(key).replace("-", "_")
+        name = _own_name(str(key).replace("-", "_"), fields)
+        if name not in fields and (why := refusal(name)) is not None:
+            raise ConfigError(f"{path}: {why}", name)
         if name not in fields:
             near = difflib.get_close_matches(name, fields, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -162,6 +168,8 @@ def _read_yaml(path: Path, fields: Mapping[str, tuple[type, dataclasses.Field[An
             values[name] = msgspec.convert(value, wanted)
         except msgspec.ValidationError as error:
             raise ConfigError(f"{path}: {name}: {error}", name) from None
+        if name == "served_model_name" and not values[name]:
+            raise ConfigError(f"{path}: {name} needs a name", name)
     return values
 
 
@@ -222,12 +230,41 @@ def _json_object() -> Any:
     )
 
 
-def _with_dashes(argument: str) -> str:
-    """`--max_model_len=…` and `--max-model-len=…` are the same flag."""
+def _own_name(name: str, fields: Mapping[str, Any]) -> str:
+    return ALIASES[name] if name not in fields and ALIASES.get(name) in fields else name
+
+
+def _known(argument: str, fields: Mapping[str, Any]) -> str:
+    """A flag as it is written here: `--max_model_len=…` is `--max-model-len=…`, and an alias is what it stands for.
+
+    Raises ConfigError for one that others have and we do not.
+    """
+    flag, equals, value = argument.partition("=")
+    if flag in SHORT:
+        if SHORT[flag] not in fields:
+            raise ConfigError(f"{flag}: {refusal(SHORT[flag]) or f'{SHORT[flag]} is no option here'}", SHORT[flag])
+        return "--" + SHORT[flag].replace("_", "-") + equals + value
     if not argument.startswith("--"):
         return argument
-    name, equals, value = argument.partition("=")
-    return name.replace("_", "-") + equals + value
+    option, dot, key = flag.removeprefix("--").partition(".")
+    name = _own_name(option.replace("-", "_"), fields)
+    if name not in fields and name.removeprefix("no_") not in fields:
+        why = refusal(name) or refusal(name.removeprefix("no_"))
+        if why is not None:
+            raise ConfigError(why, name)
+    return "--" + name.replace("_", "-") + dot + key + equals + value
+
+
+def _check_lists(arguments: Sequence[str], fields: Mapping[str, tuple[type, dataclasses.Field[Any]]]) -> None:
+    """Raises ConfigError for a list that is named and not given: it would be taken for the default."""
+    for position, argument in enumerate(arguments):
+        name = argument.removeprefix("--").replace("-", "_")
+        if not argument.startswith("--") or name not in fields:
+            continue
+        if typing.get_origin(typing.get_type_hints(fields[name][0])[name]) is list:
+            following = arguments[position + 1 : position + 2]
+            if not following or following[0].startswith("--") or not following[0].strip():
+                raise ConfigError(f"{argument} needs a value", name)
 
 
 def fail(message: str) -> int:

@@ -6,10 +6,12 @@ import asyncio
 import http.client
 import json
 import os
+import signal
 import ssl
+import sys
 import time
 import urllib.parse
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,7 +25,7 @@ Message = dict[str, str]
 @dataclass(frozen=True, kw_only=True)
 class TalkConfig:
     url: str | None = None
-    """Base URL of a server (http://localhost:8000/v1). None: the model runs in this process."""
+    """Base URL of a server (http://localhost:8000/v1; --base-url is the same). None: the model runs in this process."""
     model_name: str | None = None
     """Model to ask the server for; None: its first."""
     api_key: str | None = None
@@ -37,7 +39,7 @@ class TalkConfig:
     top_p: float | None = None
     """Nucleus sampling; None: the model's own default."""
     stats: bool = True
-    """Show tokens, time to the first one and tokens a second after each answer."""
+    """Show tokens, time to the first one and tokens a second after each answer, on stderr."""
 
 
 class Talker(Protocol):
@@ -70,7 +72,8 @@ def show(talker: Talker, prompt: str | list[Message], talk: TalkConfig) -> str:
     if talk.stats and talker.num_tokens:
         decoding = seconds - first
         rate = (talker.num_tokens - 1) / decoding if talker.num_tokens > 1 and decoding > 0 else 0.0
-        print(f"  [{talker.num_tokens} tokens, first after {first * 1000:.0f} ms, then {rate:.1f} tokens/s]")
+        line = f"  [{talker.num_tokens} tokens, first after {first * 1000:.0f} ms, then {rate:.1f} tokens/s]"
+        print(line, file=sys.stderr, flush=True)
     return "".join(pieces)
 
 
@@ -88,16 +91,19 @@ class Local:
         self._count = 0
 
     def stream(self, prompt: str | list[Message]) -> Iterator[str]:
+        """Ctrl-C raises KeyboardInterrupt here, at a point where the engine can go on."""
         loop = self._runner.get_loop()
         source = self._generate(self._render(prompt))
+        interrupted = asyncio.Event()
+        loop.add_signal_handler(signal.SIGINT, interrupted.set)  # raised anywhere, it would kill what reads the engine
         try:
-            while True:
-                try:
-                    yield loop.run_until_complete(anext(source))
-                except StopAsyncIteration:
-                    return
+            while (piece := loop.run_until_complete(_next_or_none(source, interrupted))) is not None:
+                yield piece
+            if interrupted.is_set():
+                raise KeyboardInterrupt
         finally:
-            loop.run_until_complete(source.aclose())  # type: ignore[attr-defined]  # an interrupted answer is aborted
+            loop.run_until_complete(source.aclose())  # an interrupted answer is aborted
+            loop.remove_signal_handler(signal.SIGINT)
 
     def close(self) -> None:
         self._engine.shutdown()
@@ -113,7 +119,7 @@ class Local:
 
         return tokenizer.encode(render(prompt, template=self._engine.chat_template), False)
 
-    async def _generate(self, ids: list[int]) -> AsyncIterator[str]:
+    async def _generate(self, ids: list[int]) -> AsyncGenerator[str, None]:
         defaults = self._engine.info.resolved.info.generation_defaults
         asked = {"temperature": self.talk.temperature, "top_p": self.talk.top_p}
         chosen = defaults | {name: value for name, value in asked.items() if value is not None}
@@ -127,6 +133,19 @@ class Local:
             self.num_tokens += len(output.outputs[0].token_ids)
             if output.outputs[0].text:
                 yield output.outputs[0].text
+
+
+async def _next_or_none(source: AsyncGenerator[str, None], interrupted: asyncio.Event) -> str | None:
+    """None at the end, or once interrupted."""
+    coming = asyncio.ensure_future(anext(source, None))
+    interruption = asyncio.create_task(interrupted.wait())
+    await asyncio.wait((coming, interruption), return_when=asyncio.FIRST_COMPLETED)
+    interruption.cancel()
+    if interrupted.is_set():
+        coming.cancel()
+        await asyncio.wait((coming,))
+        return None
+    return coming.result()
 
 
 class Remote:

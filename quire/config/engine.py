@@ -17,6 +17,7 @@ from quire.config.model import ModelConfig
 from quire.config.replies import ReplyConfig
 from quire.config.runtime import ObserveConfig, RuntimeConfig
 from quire.config.schedule import SchedulerConfig
+from quire.config.unsupported import refusal
 from quire.foundation.errors import ConfigError
 
 SECTIONS: dict[str, type] = {
@@ -47,6 +48,8 @@ class EngineConfig:
         homes = {f.name: name for name, section in SECTIONS.items() for f in dataclasses.fields(section)}
         parts: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
         for name, value in options.items():
+            if name not in homes and (why := refusal(name)) is not None:
+                raise ConfigError(why, name)
             if name not in homes:
                 near = difflib.get_close_matches(name, homes, n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""

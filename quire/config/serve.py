@@ -61,12 +61,26 @@ class ServeConfig:
     keepalive_interval: float = 15.0
     """Seconds of silence after which a stream says that it lives (a comment, to Anthropic's clients a ping), so that
     no proxy takes it for dead; 0: it stays silent."""
+    timeout_keep_alive: float = 5.0
+    """Seconds that a connection stays open for another request."""
+    header_timeout: float = 60.0
+    """Seconds in which a new connection must bring its first request's line and headers, and those of a further request
+    must be complete once they have begun; else HTTP 408 (nothing if nothing came); 0: no limit."""
+    body_timeout: float = 60.0
+    """Seconds in which a request's body must bring 1 KiB a second on average, while it is read; else HTTP 408; 0: no
+    limit."""
+    send_timeout: float = 60.0
+    """Seconds after which a client that takes nothing of what is there for it is cut off, and its request aborted. A
+    stream that has nothing to send may be silent for longer. 0: no limit."""
     hang_timeout: float = 20.0
-    """Seconds without a finished step, with work queued, after which /readyz says 503."""
+    """Seconds without a finished step, with work queued, or without an answer to a ping, after which /health and
+    /readyz say 503. Of several front ends, one without a sign of life for so long is killed and started again."""
+    ping_interval: float = 5.0
+    """Seconds of silence after which an engine, usually an idle one, is asked for a sign of life; 0: never."""
     uvicorn_log_level: str = "warning"
     """Log level of the HTTP server itself."""
-    enable_request_id_headers: bool = False
-    """Answer with X-Request-Id."""
+    enable_request_id_headers: bool = True
+    """Every reply, errors and probes too, has an X-Request-Id: the request's own, or else a new one."""
     server_dev_mode: bool = False
     """Serve what is for development alone: POST /reset_prefix_cache and GET /server_info."""
     enable_docs: bool = False

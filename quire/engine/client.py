@@ -20,7 +20,7 @@ T = TypeVar("T")
 class EngineClient(Protocol):
     info: EngineInfo
     last_heard: float
-    """time.monotonic() of the latest message. With requests unfinished and an old one, the engine hangs."""
+    """time.monotonic() of the latest message. With requests unfinished, or a ping, and an old one, the engine hangs."""
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. One that can never run comes back as an output with finish_reason 'error'."""
@@ -50,6 +50,10 @@ class EngineClient(Protocol):
 
         Raises what it raises, and InputError if the worker is not in this process.
         """
+        ...
+
+    def ping(self) -> None:
+        """Ask the core, and an idle worker, for a sign of life, without waiting: the answer moves `last_heard` on."""
         ...
 
     async def call_async(self, method: str, *args: Any) -> Any:

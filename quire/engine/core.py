@@ -29,6 +29,10 @@ from quire.types.plan import StepPlan
 from quire.types.request import EngineRequest
 
 PLAN_MARGIN = 0.001  # seconds before a step ends when the next one should be on the device, however late it is planned
+# A result is read after the hold, so a prediction that is too long would confirm itself. It must shrink, and soon: a
+# process that was stopped for a minute must not hold every step for one.
+MARGIN_SHARE = 0.1  # … and of the time that the steps in flight take
+LONGEST_HOLD = 0.1  # seconds
 STATS_SECONDS = 1.0  # statistics travel with the outputs this often; they are also the heartbeat of a busy engine
 _log = get_logger(__name__)
 
@@ -76,7 +80,7 @@ class EngineCore:
         self._stats_due = 0.0
         self._stats_line = StatsLine()
         self._utilities: dict[str, Callable[..., Any]] = {
-            "ping": lambda: "pong",
+            "ping": self._ping,
             "stats": self.stats,
             "worker": executor.call,
             "profile": lambda *args: executor.call("profile", *args),
@@ -252,7 +256,9 @@ class EngineCore:
         ends = self._in_flight[0].submitted
         for step in self._in_flight:
             ends = max(ends, self._last_result, step.submitted) + self._scheduler.pace.predict(step.prompt_tokens)
-        pause = ends - PLAN_MARGIN - self._planning_seconds - time.perf_counter()
+        now = time.perf_counter()
+        pause = ends - now - max(PLAN_MARGIN, MARGIN_SHARE * (ends - self._in_flight[0].submitted))
+        pause = min(pause - self._planning_seconds, LONGEST_HOLD)
         if pause > 0:
             time.sleep(pause)
             self._clock.lap("hold")
@@ -333,6 +339,12 @@ class EngineCore:
         except Exception as error:
             self._fail(error)
         return EngineOutputs()
+
+    def _ping(self) -> str:
+        """A sign of life. An idle worker is asked for its own; one that computes shows it by its results."""
+        if not self.has_work:
+            self._executor.ping()
+        return "pong"
 
     # -- statistics ----------------------------------------------------------------------------------------------
 

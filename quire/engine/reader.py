@@ -86,6 +86,10 @@ class ClientBase(ABC):
         await asyncio.to_thread(self._read_until, answer.done, None)
         return answer.result()
 
+    def ping(self) -> None:
+        """Ask for a sign of life, without waiting for it: once it is there and read, `last_heard` says so."""
+        self._call("ping", ())
+
     def stats(self) -> EngineStats:
         return msgspec.convert(self.call("stats"), EngineStats)
 

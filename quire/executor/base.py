@@ -55,6 +55,10 @@ class Executor(Protocol):
         """
         ...
 
+    def ping(self) -> None:
+        """Wait for a sign of life of the worker, however long that takes. Raises EngineDeadError if it is gone."""
+        ...
+
     def check_health(self) -> None:
         """Raises EngineDeadError if the worker is gone."""
         ...

@@ -44,6 +44,9 @@ class InProcessExecutor:
         assert self._worker is not None, "start() comes first"
         return self._worker.call(method, *args)
 
+    def ping(self) -> None:
+        """Its process is ours."""
+
     def check_health(self) -> None:
         """It lives as long as we do."""
 

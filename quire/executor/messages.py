@@ -12,6 +12,8 @@ from quire.types.kv import WorkerReport
 from quire.types.plan import StepPlan, TokenMasks
 from quire.types.result import StepResult
 
+PING = "ping"  # a call that the worker's process answers by itself
+
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
     resolved: Resolved

@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.config.resolve import Resolved
 from quire.executor.base import WORKER
-from quire.executor.messages import Answer, Call, FromWorker, Mask, Ran, Run, Start, Started, Stop
+from quire.executor.messages import PING, Answer, Call, FromWorker, Mask, Ran, Run, Start, Started, Stop
 from quire.foundation.child import Child, Failure
 from quire.foundation.errors import EngineDeadError, InputError
 from quire.types.kv import WorkerReport
@@ -69,6 +69,9 @@ class MultiprocExecutor:
         if answer.failure is not None:
             raise answer.failure.error()
         return answer.value
+
+    def ping(self) -> None:
+        self.call(PING)
 
     def check_health(self) -> None:
         self._child.check()

@@ -7,7 +7,7 @@ import threading
 from queue import SimpleQueue
 
 from quire.executor.base import FailedLaunch, StepFuture, Worker, failed_step, load_worker
-from quire.executor.messages import Answer, Call, Mask, Ran, Run, Start, Started, Stop, ToWorker
+from quire.executor.messages import PING, Answer, Call, Mask, Ran, Run, Start, Started, Stop, ToWorker
 from quire.foundation.bytecode import keep_bytecode
 from quire.foundation.child import Failure, Parent
 from quire.foundation.errors import QuireError
@@ -100,6 +100,8 @@ def _send_results(channel: Channel[ToWorker], launched: SimpleQueue[tuple[int, S
 
 
 def _call(worker: Worker, message: Call) -> Answer:
+    if message.method == PING:
+        return Answer()
     try:
         return Answer(worker.call(message.method, *message.args))
     except Exception as error:

@@ -302,6 +302,16 @@ class AsyncLLM:
         """Raises EngineDeadError if the engine has stopped."""
         self._raise_if_dead()
 
+    @property
+    def last_heard(self) -> float:
+        """time.monotonic() of the core's latest message."""
+        return self._client.last_heard
+
+    def ping(self) -> None:
+        """Ask the engine for a sign of life, without waiting: the answer moves `last_heard` on."""
+        self._raise_if_dead()
+        self._client.ping()
+
     def stats(self) -> EngineStats:
         """The core's counters and gauges as of its last report."""
         return self._stats

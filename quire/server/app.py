@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import quire
 from quire.server import (
@@ -110,14 +110,24 @@ async def _check_generates(request: Request) -> None:
     request.app.state.service.check_generates()
 
 
+def _with_head(app: ASGIApp) -> ASGIApp:
+    """HEAD is GET on every route; the HTTP server leaves the body out."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        is_head = scope["type"] == "http" and scope["method"] == "HEAD"
+        await app({**scope, "method": "GET"} if is_head else scope, receive, send)
+
+    return answer
+
+
 def protect(app: ASGIApp, service: Service, keys: Iterable[str]) -> ASGIApp:
     """The app as it may be shown to the world.
 
-    From the outside in: what is counted, CORS (a browser's preflight carries no key), keys, body size, routes.
+    From the outside in: what is counted, CORS (a browser's preflight carries no key), keys, body size, HEAD, routes.
     """
     serve = service.serve
     files = serve.root_path.rstrip("/") + "/v1/files"
-    outer: ASGIApp = BodyLimitMiddleware(app, serve.max_body_bytes, {files: serve.max_batch_file_bytes})
+    outer: ASGIApp = BodyLimitMiddleware(_with_head(app), serve.max_body_bytes, {files: serve.max_batch_file_bytes})
     if keys := list(keys):
         outer = ApiKeyMiddleware(outer, keys, serve.root_path)
     if serve.allowed_origins:

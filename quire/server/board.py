@@ -11,7 +11,8 @@ import mmap
 from pathlib import Path
 
 SIZE = 8192  # numbers of a page
-PID, CONNECTIONS, ANSWERS = range(3)  # CONNECTIONS: infinite while the process takes none
+# CONNECTIONS: infinite while the process takes none; BEATS: signs of its life; HANGS: 1 while it finds the engine hung.
+PID, CONNECTIONS, ANSWERS, BEATS, HANGS = range(5)
 _FIRST_FREE = 8
 
 
@@ -36,7 +37,8 @@ class Board:
 
     def vacate(self, number: int) -> None:
         """The process is gone, or there is none yet: what it counted stays, what it was doing does not."""
-        self.pages[number][PID] = self.pages[number][ANSWERS] = 0
+        for slot in (PID, ANSWERS, BEATS, HANGS):
+            self.pages[number][slot] = 0
         self.pages[number][CONNECTIONS] = math.inf
 
 

@@ -52,7 +52,7 @@ async def embed(request: Request) -> Response:
             "response_type": "embeddings_by_type",
         }
 
-    return JsonReply(job.service.in_flight, len(prompts), make, pooling_job.headers(request, job))
+    return JsonReply(job.service.in_flight, len(prompts), make, [])
 
 
 def _texts(body: CohereEmbedBody) -> list[str]:

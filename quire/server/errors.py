@@ -15,15 +15,18 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import Scope
 
 from quire.foundation.errors import EngineDeadError, InputError
+from quire.foundation.log import get_logger
 
 TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
+    408: "RequestTimeoutError",
     413: "RequestTooLargeError",
     431: "RequestTooLargeError",
     500: "InternalServerError",
@@ -41,6 +44,7 @@ ANTHROPIC_TYPES = {
 }
 ANTHROPIC_OVERLOADED = 529  # where others say 503
 RETRY_SECONDS = "1"
+log = get_logger(__name__)
 MAX_SHOWN = 80  # characters of a bad value repeated in the message
 
 
@@ -178,6 +182,10 @@ def install(app: FastAPI) -> None:
         }.get(error.status_code, str(error.detail))
         return error_response(error.status_code, message, None, error.headers, request.url.path)
 
+    async def left(request: Request, _error: Exception) -> Response:
+        log.info("%s %s: the client left before its body was complete", request.method, request.url.path)
+        return Response(status_code=400)  # nobody reads it
+
     async def query(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
@@ -187,6 +195,7 @@ def install(app: FastAPI) -> None:
         )
 
     app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(ClientDisconnect, left)
     app.add_exception_handler(RequestValidationError, query)
     for kind in (ApiError, InputError, ValidationError, EngineDeadError):
         app.add_exception_handler(kind, known)

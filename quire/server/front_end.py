@@ -16,7 +16,8 @@ from quire.foundation.log import get_logger
 from quire.server.app import build_app, protect
 from quire.server.board import PID, Board
 from quire.server.front_end_messages import Attach, Begin, Drain, EngineDied, Prepare, Serves, ToFrontEnd
-from quire.server.http_server import ABORT_SECONDS, HttpServer, http_config
+from quire.server.http_protocol import ABORT_SECONDS, HttpConfig
+from quire.server.http_server import HttpServer
 from quire.server.listener import bind_unix
 from quire.server.service import Service
 from quire.server.serving import Serving, loop_factory, setup_logs
@@ -63,9 +64,9 @@ class FrontEnd:
         siblings = Siblings(folder, begin.count, begin.number, self._service.in_flight)
         siblings.install(app)
         public = protect(siblings.with_owner(app, begin.serve.root_path), self._service, begin.keys)
-        config = http_config(siblings.with_door(public, app), begin.serve)
+        config = HttpConfig(siblings.with_door(public, app), begin.serve)
         listener = socket.socket(fileno=begin.listener)
-        self._http = HttpServer(config, shared=(listener, board))
+        self._http = HttpServer(config, shared=(listener, board), waits=not begin.answers_early)
         self._private = bind_unix(str(private_socket(folder, begin.number)))
         self._serving = Serving(self._service, app)
         self._client: JoinedClient | None = None
@@ -126,6 +127,7 @@ class FrontEnd:
         await engine.refresh_stats()
         if self._begin.number == OWNER:
             self._serving.batches.resume()
+        self._http.accept()
         self._parent.channel.send(Serves(seconds))
 
     def _on_attached(self, task: asyncio.Task[None]) -> None:

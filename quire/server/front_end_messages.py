@@ -22,6 +22,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin", kw_only=True):
     folder: str  # boards and private sockets
     listener: int  # file descriptor of the listening socket
     created: int  # Unix seconds
+    answers_early: bool  # take connections before it serves: somebody must answer probes while the model loads
 
 
 class Prepare(msgspec.Struct, frozen=True, tag="prepare"):

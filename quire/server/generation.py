@@ -276,13 +276,6 @@ def _check_room(service: Service, body: LabelledBody, prompts: Iterable[Prompt])
         )
 
 
-def reply_headers(request: Request, generation: Generation) -> list[tuple[bytes, bytes]]:
-    if not generation.service.serve.enable_request_id_headers:
-        return []
-    given = request.headers.get("x-request-id") or generation.id
-    return [(b"x-request-id", given.encode("latin-1", "replace"))]
-
-
 def logprob_writer(service: Service, params: SamplingParams, top: int, *, as_ids: bool = False) -> LogprobWriter:
     """Of one answer."""
     engine = service.running()

@@ -54,7 +54,7 @@ async def generative_scoring(request: Request) -> Response:
         shared = {name: value for name, value in job.shared("list").items() if name != "system_fingerprint"}
         return {**shared, "data": data, "usage": job.usage()}
 
-    return JsonReply(service.in_flight, len(prompts), make, generation.reply_headers(request, job))
+    return JsonReply(service.in_flight, len(prompts), make, [])
 
 
 async def _prompts(service: Service, body: GenerativeScoringBody) -> list[Prompt]:

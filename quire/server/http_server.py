@@ -7,25 +7,24 @@ import socket
 from collections.abc import Iterator
 
 import uvicorn
-from starlette.types import ASGIApp
 
-from quire.config.serve import ServeConfig
 from quire.server.board import Board
-from quire.server.limits import BoundedHttpProtocol
 from quire.server.listener import Acceptor, SharedHttpProtocol
-
-ABORT_SECONDS = 2  # for aborted requests to say so and connections to close
 
 
 class HttpServer(uvicorn.Server):
     """uvicorn without its signal handling: when to stop is decided elsewhere.
 
-    shared: a listening socket from which other processes accept too, and where they count their connections.
+    shared: a listening socket from which other processes accept too, and where they count their connections. With
+    `waits` nothing is accepted there until `accept` is called.
     """
 
-    def __init__(self, config: uvicorn.Config, shared: tuple[socket.socket, Board] | None = None) -> None:
+    def __init__(
+        self, config: uvicorn.Config, shared: tuple[socket.socket, Board] | None = None, *, waits: bool = False
+    ) -> None:
         super().__init__(config)
         self._shared = shared
+        self._waits = waits
         self._acceptor: Acceptor | None = None
 
     @contextlib.contextmanager
@@ -34,7 +33,12 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self._shared is not None:
+        if not self._waits:
+            self.accept()
+
+    def accept(self) -> None:
+        """Take connections from the shared socket, if there is one, from now on."""
+        if self._shared is not None and self._acceptor is None and not self.should_exit:
             self._acceptor = Acceptor(*self._shared, self._make_protocol, self.config.ssl)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -44,19 +48,3 @@ class HttpServer(uvicorn.Server):
 
     def _make_protocol(self) -> SharedHttpProtocol:
         return SharedHttpProtocol(self.config, self.server_state, self.lifespan.state)
-
-
-def http_config(app: ASGIApp, serve: ServeConfig) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http=BoundedHttpProtocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level=serve.uvicorn_log_level,
-        access_log=False,
-        server_header=False,
-        ssl_keyfile=serve.ssl_keyfile,
-        ssl_certfile=serve.ssl_certfile,
-        timeout_graceful_shutdown=ABORT_SECONDS,
-    )

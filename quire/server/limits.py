@@ -7,13 +7,11 @@ from collections.abc import Mapping
 
 import numpy as np
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from quire.foundation.errors import InputError
 from quire.server.board import ANSWERS, Board
-from quire.server.errors import ApiError, error_body, error_response
+from quire.server.errors import ApiError, error_response
 
-MAX_HEADER_BYTES = 64 * 1024
 MAX_JSON_DEPTH = 64
 MAX_PROMPTS = 1024
 FORM_BYTES = 16 * 1024  # of an upload beside the file
@@ -66,40 +64,6 @@ class BodyLimitMiddleware:
             return most, f"the request body is larger than {most} bytes (option max_body_bytes)"
         most = self.uploads[path]
         return most + FORM_BYTES, f"the file is larger than {most} bytes (option max_batch_file_bytes)"
-
-
-class BoundedHttpProtocol(HttpToolsProtocol):
-    """The HTTP/1.1 protocol with a limit on the request line and headers, which the parser itself does not have."""
-
-    _header_bytes = 0
-    _in_headers = True
-
-    def data_received(self, data: bytes) -> None:
-        if self._in_headers:
-            self._header_bytes += len(data)
-        super().data_received(data)
-        if self._header_bytes > MAX_HEADER_BYTES:
-            self._refuse()
-
-    def on_headers_complete(self) -> None:
-        self._in_headers = False
-        self._header_bytes = 0
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        super().on_message_complete()
-        self._in_headers = True
-
-    def _refuse(self) -> None:
-        if self.transport.is_closing():
-            return
-        body = error_body(431, f"the request line and headers are larger than {MAX_HEADER_BYTES} bytes")
-        head = (
-            b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
-            b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-        )
-        self.transport.write(head + body)
-        self.transport.close()
 
 
 def check_depth(body: bytes) -> None:

@@ -22,7 +22,7 @@ from quire.config.serve import ServeConfig
 from quire.foundation.errors import ConfigError
 from quire.foundation.log import get_logger
 from quire.server.board import CONNECTIONS, Board
-from quire.server.limits import BoundedHttpProtocol
+from quire.server.http_protocol import BoundedHttpProtocol
 
 BACKLOG = 2048
 STEP_BACK_SECONDS = 0.005  # for a process with fewer connections to come first
@@ -54,6 +54,9 @@ def bind(serve: ServeConfig) -> socket.socket:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise ConfigError(f"cannot listen on {serve.host}:{serve.port}: {reason}", "port") from None
     listener.listen(BACKLOG)
+    if serve.send_timeout > 0 and hasattr(socket, "TCP_USER_TIMEOUT"):
+        # Connections inherit it: what the system holds back for a client that takes nothing, or is gone, ends as well.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(serve.send_timeout * 1000))
     return listener
 
 

@@ -45,7 +45,6 @@ async def _answer(request: Request, body: ChatFields, conversations: Sequence[li
     job = start(request, body, model, prompts, plans[0].params(chat.params), "chatcmpl")
     job.names = {**job.names, **chat.names}
     reply = ChatReply(job, body, plans, continued_text(conversations[0]) if body.echo else "")
-    headers = generation.reply_headers(request, job)
     if body.stream:
-        return EventStream(service.in_flight, job.num_answers, reply.frames, headers)
-    return JsonReply(service.in_flight, job.num_answers, reply.whole, headers)
+        return EventStream(service.in_flight, job.num_answers, reply.frames, [])
+    return JsonReply(service.in_flight, job.num_answers, reply.whole, [])

@@ -40,10 +40,9 @@ async def completions(request: Request) -> Response:
     job = start(request, body, model, prompts, params, "cmpl")
     job.names = {**job.names, **_names(body)}
     reply = Completion(job, body)
-    headers = generation.reply_headers(request, job)
     if body.stream:
-        return EventStream(service.in_flight, job.num_answers, reply.frames, headers)
-    return JsonReply(service.in_flight, job.num_answers, reply.whole, headers)
+        return EventStream(service.in_flight, job.num_answers, reply.frames, [])
+    return JsonReply(service.in_flight, job.num_answers, reply.whole, [])
 
 
 async def read_completion(request: Request, body: CompletionBody) -> tuple[list[Prompt], SamplingParams]:

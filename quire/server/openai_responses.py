@@ -9,7 +9,6 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from quire.foundation.errors import InputError
-from quire.server import generation
 from quire.server.answer import Answer
 from quire.server.body import openapi_body, read_body
 from quire.server.chat_job import chat_body, count_tokens, start_chat
@@ -74,16 +73,15 @@ async def responses(request: Request) -> Response:
         seals_reasoning=body.seals_reasoning,
         on_end=(lambda: None) if body.background else keep,
     )
-    headers = generation.reply_headers(request, job)
     if body.background:
         store.open(stored)
         stored.run = Run(job, writer, lambda: store.settle(stored))
         if not body.stream:
-            return JSONResponse(response, headers={k.decode(): v.decode("latin-1") for k, v in headers})
-        return EventStream(service.in_flight, 0, stored.run.follow, headers, end=b"")
+            return JSONResponse(response)
+        return EventStream(service.in_flight, 0, stored.run.follow, [], end=b"")
     if body.stream:
-        return EventStream(service.in_flight, 1, writer.frames, headers, end=b"", failed=writer.failed)
-    return JsonReply(service.in_flight, 1, writer.whole, headers)
+        return EventStream(service.in_flight, 1, writer.frames, [], end=b"", failed=writer.failed)
+    return JsonReply(service.in_flight, 1, writer.whole, [])
 
 
 @router.post("/v1/responses/input_tokens", openapi_extra=openapi_body(CountBody))

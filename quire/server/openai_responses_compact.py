@@ -8,7 +8,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from quire.server import generation
 from quire.server.answer import Answer
 from quire.server.body import openapi_body, read_body
 from quire.server.chat_job import start_chat
@@ -62,4 +61,4 @@ async def compact(request: Request) -> Response:
             "usage": usage_of(answer),
         }
 
-    return JsonReply(service.in_flight, 1, make, generation.reply_headers(request, job))
+    return JsonReply(service.in_flight, 1, make, [])

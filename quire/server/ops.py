@@ -23,7 +23,7 @@ def _probe(problem: str | None) -> Response:
 
 @router.get("/livez", response_class=Response)
 async def livez() -> Response:
-    """The process answers. Nothing else is asked: a restart would not help a busy or loading server."""
+    """The process that answers HTTP lives. The engine is not asked: a restart would not help one that works."""
     return _probe(None)
 
 
@@ -43,9 +43,8 @@ async def readyz(request: Request) -> Response:
 @router.get("/ping", response_class=Response)
 @router.post("/ping", response_class=Response)
 async def health(request: Request) -> Response:
-    """The engine is loaded and alive."""
-    service = service_of(request)
-    return _probe("the model is still loading" if service.engine is None else service.dead())
+    """The engine is loaded, alive and not hung: its core and worker respond."""
+    return _probe(service_of(request).unhealthy())
 
 
 @router.get("/version")

@@ -123,13 +123,6 @@ def start(
     )
 
 
-def headers(request: Request, job: PoolingJob) -> list[tuple[bytes, bytes]]:
-    if not job.service.serve.enable_request_id_headers:
-        return []
-    given = request.headers.get("x-request-id") or job.id
-    return [(b"x-request-id", given.encode("latin-1", "replace"))]
-
-
 # -- what stands in a body ---------------------------------------------------------------------------------------
 
 

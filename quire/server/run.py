@@ -16,7 +16,8 @@ from quire.foundation.log import get_logger
 from quire.server.app import build_app, protect
 from quire.server.auth import load_keys
 from quire.server.banner import ready_lines
-from quire.server.http_server import HttpServer, http_config
+from quire.server.http_protocol import HttpConfig
+from quire.server.http_server import HttpServer
 from quire.server.listener import bind
 from quire.server.service import Service
 from quire.server.serving import Serving, loop_factory, setup_logs
@@ -58,7 +59,7 @@ class ServerProcess:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
-        http = HttpServer(http_config(protect(self.app, self.service, keys), self.serve))
+        http = HttpServer(HttpConfig(protect(self.app, self.service, keys), self.serve))
         http_task = self.serving.start(http, listener)
         starting = asyncio.create_task(self._start_engine(started, listener, bool(keys)))
         stopped = asyncio.create_task(self.serving.stop.wait())
@@ -93,6 +94,7 @@ class ServerProcess:
         )
 
     def _on_signal(self, number: int) -> None:
+        log.info("%s came", signal.Signals(number).name)
         self.serving.ask_to_stop(at_once=number == signal.SIGINT)
 
     async def _watch(self) -> int:

@@ -14,6 +14,7 @@ from quire.server.errors import ApiError
 from quire.server.http_metrics import HttpMetrics
 from quire.server.limits import InFlight
 from quire.server.metrics import Metrics
+from quire.server.pulse import Pings
 from quire.types.output import EngineStats
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class Service:
         self.draining = False  # /readyz says so; requests are still taken during the grace
         self.closed = False  # new requests are refused
         self.progress = Progress()
+        self.pings = Pings(serve.ping_interval)
         self._last_step = 0.0
 
     def attach(self, engine: AsyncLLM) -> None:
@@ -128,16 +130,29 @@ class Service:
         return None
 
     def hung(self) -> str | None:
-        """Said when work is queued and no step has finished for `hang_timeout` seconds."""
-        idle = self.progress.stalled_for()
-        if idle > self.serve.hang_timeout:
+        """Said when for `hang_timeout` seconds work is queued and no step has finished, or a ping has no answer."""
+        stalled = self.progress.stalled_for()
+        if stalled > self.serve.hang_timeout:
             return (
-                f"the engine hangs: no step for {idle:.0f} s with {self.progress.num_waiting} requests waiting for it"
+                f"the engine hangs: no step for {stalled:.0f} s "
+                f"with {self.progress.num_waiting} requests waiting for it"
             )
+        silent = 0.0 if self.engine is None or self.dead() else self.pings.unanswered_for(self.engine)
+        if silent > self.serve.hang_timeout:
+            return f"the engine hangs: it was asked for a sign of life {silent:.0f} s ago and gives none"
         return None
+
+    def look_after_engine(self) -> None:
+        """Ask a silent engine for a sign of life. Raises EngineDeadError."""
+        if self.engine is not None:
+            self.pings.look(self.engine)
+
+    def unhealthy(self) -> str | None:
+        """Why requests are not answered, if the engine is the reason: it loads, is dead or hangs."""
+        if self.engine is None:
+            return "the model is still loading"
+        return self.dead() or self.hung()
 
     def not_ready(self) -> str | None:
         """Why a load balancer should send nothing here; None if it should."""
-        if self.engine is None:
-            return "the model is still loading"
-        return self.dead() or ("the server is shutting down" if self.draining else None) or self.hung()
+        return self.unhealthy() or ("the server is shutting down" if self.draining else None)

@@ -15,7 +15,9 @@ from quire.foundation.heap import settle_heap
 from quire.foundation.log import get_logger, setup
 from quire.foundation.threads import switch_soon
 from quire.server.batch_queue import BatchQueue
-from quire.server.http_server import ABORT_SECONDS, HttpServer
+from quire.server.http_protocol import ABORT_SECONDS
+from quire.server.http_server import HttpServer
+from quire.server.pulse import Pulse, beat_seconds
 from quire.server.service import Service
 from quire.types.pooling import PoolingParams
 from quire.types.sampling import SamplingParams
@@ -34,10 +36,13 @@ class Serving:
         self.batches: BatchQueue = app.state.batches
         self.stop = asyncio.Event()  # asked to end
         self.abort = asyncio.Event()  # without waiting for anyone
+        seconds = beat_seconds(service.serve.hang_timeout, service.serve.ping_interval)
+        self._pulse = Pulse(service.board, seconds, service.look_after_engine, service.hung)
 
     def start(self, http: HttpServer, listener: socket.socket) -> asyncio.Task[None]:
         """Answer from now on; the task ends when the server does."""
         self._http = http
+        self._pulse.start()
         self._task = asyncio.create_task(http.serve(sockets=[listener]))
         return self._task
 
@@ -67,22 +72,31 @@ class Serving:
 
         Batches stop where they stand; the next server goes on with them.
         """
+        grace, limit = self.service.serve.shutdown_grace, self.service.serve.shutdown_timeout
+        who = f"front end {self.service.board.number} " if len(self.service.board.pages) > 1 else ""
+        began = time.monotonic()
+        running = len(self.service.in_flight.tasks)
+        log.info("%sdrain begins: %d requests run (grace %g s, limit %g s)", who, running, grace, limit)
         await self.batches.stop()
         aborted = asyncio.create_task(self.abort.wait())
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(aborted), self.service.serve.shutdown_grace)
+            await asyncio.wait_for(asyncio.shield(aborted), grace)
         self.service.closed = True
-        deadline = time.monotonic() + self.service.serve.shutdown_timeout
+        deadline = time.monotonic() + limit
         while (tasks := self.service.in_flight.tasks) and not self.abort.is_set() and time.monotonic() < deadline:
-            log.info("waiting for %d requests to finish", len(tasks))
             await asyncio.wait(
                 {aborted, *tasks}, timeout=deadline - time.monotonic(), return_when=asyncio.FIRST_COMPLETED
             )
+        if tasks:
+            reason = "told to stop at once" if self.abort.is_set() else f"the limit of {limit:g} s is over"
+            log.warning("%sdrain: %s, %d requests are aborted", who, reason, len(tasks))
+        log.info("%sdrain ends after %.1f s", who, time.monotonic() - began)
         aborted.cancel()
 
     async def close(self) -> None:
         """Abort what still runs, and end the server and the engine."""
         self.service.closed = self.service.draining = True
+        self._pulse.stop()
         await self.batches.stop()
         tasks = set(self.service.in_flight.tasks)
         for task in tasks:

@@ -92,7 +92,7 @@ class SiblingRequest:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
-        if name not in _HOP_BY_HOP:
+        if name not in _HOP_BY_HOP and name != b"x-request-id":
             self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:

@@ -23,7 +23,7 @@ from quire.foundation.errors import EngineDeadError, QuireError
 from quire.foundation.log import get_logger
 from quire.server.auth import load_keys
 from quire.server.banner import ready_lines
-from quire.server.board import Board
+from quire.server.board import BEATS, Board
 from quire.server.front_end_messages import (
     Attach,
     Begin,
@@ -34,9 +34,11 @@ from quire.server.front_end_messages import (
     Serves,
     ToFrontEnd,
 )
-from quire.server.http_server import ABORT_SECONDS
+from quire.server.http_protocol import ABORT_SECONDS
 from quire.server.listener import bind
+from quire.server.pulse import beat_seconds
 from quire.server.service import Service
+from quire.server.siblings import OWNER
 
 if TYPE_CHECKING:
     from quire.engine.client import EngineInfo
@@ -44,17 +46,23 @@ if TYPE_CHECKING:
 EXIT_OK, EXIT_ENGINE_DEAD = 0, 4
 MAX_FRONT_ENDS = 64
 MAX_RESTARTS, RESTART_WINDOW = 5, 60.0  # so many within so many seconds; one more ends the server
+START_SECONDS = 120.0  # without a sign of life for a front end that has not served yet; loading holds up its event loop
 CLOSE_SECONDS = 2 * ABORT_SECONDS + 4  # for a front end to end after its drain
 log = get_logger(__name__)
 
 
 class FrontEndHandle:
-    """A front end process as its supervisor sees it. `client`: its number with the core; None before it has joined."""
+    """A front end process as its supervisor sees it. `client`: its number with the core; None before it has joined.
+
+    beats: how many signs of life it had given when one was last new, at `seen` (time.monotonic()).
+    """
 
     def __init__(self, number: int, listener: socket.socket) -> None:
         self.number = number
         self.client: int | None = None
         self.serves = False
+        self.beats = 0.0
+        self.seen = time.monotonic()
         title = f"front end {number}"
         self.child: Child[FromFrontEnd] = Child(
             "quire.server.front_end", FromFrontEnd, title, inherited=[listener.fileno()]
@@ -92,6 +100,8 @@ class Supervisor:
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(signal_number, self._on_signal, signal_number)
         tasks: list[asyncio.Task[Any]] = []
+        self._period = beat_seconds(self.serve.hang_timeout)
+        self._watch_front_ends(time.monotonic())
         try:
             for number in range(self._count):
                 self._board.vacate(number)
@@ -131,6 +141,7 @@ class Supervisor:
                 keys=self._keys,
                 folder=str(self._folder),
                 listener=self._listener.fileno(),
+                answers_early=number == OWNER and not self._is_ready.is_set(),
                 created=self._created,
             )
         )
@@ -161,6 +172,24 @@ class Supervisor:
                     self._on_serving(front_end, message.first_token)
         except EngineDeadError as error:
             self._on_death(front_end, str(error))
+
+    def _watch_front_ends(self, expected: float) -> None:
+        """Once a period: kill those that hang, which is a death like any other. expected: when this look was due."""
+        now = time.monotonic()
+        was_stopped = now - expected > self._period  # we were, and perhaps they were too
+        self._timer = self._loop.call_later(self._period, self._watch_front_ends, now + self._period)
+        for front_end in list(self._front_ends.values()):
+            beats = self._board.pages[front_end.number][BEATS]
+            if beats != front_end.beats or was_stopped:
+                front_end.beats, front_end.seen = beats, now
+            silence = now - front_end.seen
+            if silence > (self.serve.hang_timeout if front_end.serves else START_SECONDS):
+                log.error(
+                    "%s (pid %d) hangs: no sign of life for %.0f s; it is killed",
+                    front_end.child.title, front_end.child.pid, silence,
+                )  # fmt: skip
+                front_end.seen = now
+                front_end.child.kill()
 
     def _on_serving(self, front_end: FrontEndHandle, first_token: float) -> None:
         front_end.serves = True
@@ -239,6 +268,7 @@ class Supervisor:
             self._over.set_exception(error)
 
     def _on_signal(self, number: int) -> None:
+        log.info("%s came", signal.Signals(number).name)
         self._tell_all(Drain(at_once=number == signal.SIGINT))
         self._stop.set()
 
@@ -267,6 +297,7 @@ class Supervisor:
 
     def _close(self) -> None:
         self._stop.set()
+        self._timer.cancel()
         for front_end in list(self._front_ends.values()):
             self._forget(front_end)
         if self._engine is not None:

@@ -37,10 +37,9 @@ async def generate(request: Request) -> Response:
     if body.request_id is not None:
         job.id = body.request_id
     reply = TokenReply(job, body)
-    headers = generation.reply_headers(request, job)
     if body.stream:
-        return EventStream(service.in_flight, job.num_answers, reply.frames, headers)
-    return JsonReply(service.in_flight, job.num_answers, reply.whole, headers)
+        return EventStream(service.in_flight, job.num_answers, reply.frames, [])
+    return JsonReply(service.in_flight, job.num_answers, reply.whole, [])
 
 
 def read_sampling_params(given: dict[str, Any]) -> SamplingParams:

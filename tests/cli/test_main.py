@@ -128,7 +128,8 @@ def test_complete_from_a_server(served: Served) -> None:
     done = run("complete", "--url", served.url, "--api-key", "secret", "--quick", "abc", "--max-tokens", "5")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == "abcab"
-    assert "5 tokens" in done.stdout
+    assert done.stdout.splitlines() == ["abcab"]
+    assert "5 tokens" in done.stderr
 
 
 def test_complete_reads_lines(served: Served) -> None:
@@ -137,9 +138,13 @@ def test_complete_reads_lines(served: Served) -> None:
 
 
 def test_chat_keeps_the_conversation(served: Served) -> None:
-    stdin = "one\ntwo\n/clear\nthree\n/quit\n"
+    before = len(served.llm.seen)
+    stdin = "one\ntwo\n/help\n/clear\n/nothing of the kind\nthree\n/quit\n"
     done = run("chat", "--url", served.url, "--api-key", "secret", "--max-tokens", "3", stdin=stdin)
     assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["use", "use", "use"]
+    assert "there is no command '/nothing of the kind'" in done.stderr
+    assert len(served.llm.seen) == before + 3  # no command goes to the model
     prompts = [seen["prompt"]["prompt"] for seen in served.llm.seen[-3:]]
     assert prompts[0] == "user: one\nassistant: "
     assert prompts[1] == "user: one\nassistant: use\nuser: two\nassistant: "
@@ -165,7 +170,7 @@ def test_bench_serve_measures_a_server(served: Served, tmp_path: Path) -> None:
     file = tmp_path / "numbers.json"
     shape = ["--num-prompts", "20", "--input-len", "8", "--output-len", "6", "--request-rate", "200"]
     limits = ["--max-concurrency", "4", "--goodput-ttft", "60000"]
-    where = ["--base-url", served.url, "--api-key", "secret", "--output-json", str(file), "--save-detailed"]
+    where = ["--url", served.url, "--api-key", "secret", "--output-json", str(file), "--save-detailed"]
     done = run("bench", "serve", *shape, *limits, *where)
     assert done.returncode == 0, done.stdout + done.stderr
     numbers = json.loads(file.read_text())

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quire.cli import options
-from quire.config.engine import SECTIONS
+from quire.cli.bench.serve import ServeBenchConfig
+from quire.cli.talk import TalkConfig
+from quire.config.engine import SECTIONS, EngineConfig
 from quire.config.serve import ServeConfig
+from quire.config.unsupported import SHORT, UNSUPPORTED
 from quire.foundation.errors import ConfigError
 
 ALL = (*options.ENGINE_SECTIONS, ServeConfig)
@@ -84,6 +88,52 @@ def test_a_wrong_flag_says_what_is_right(arguments: list[str], says: str, capsys
     assert exit_.value.code == 2
     captured = capsys.readouterr()
     assert says in captured.out + captured.err
+
+
+FIELDS = {field.name: (section, field) for section in ALL for field in dataclasses.fields(section)}
+LISTS = [n for n, (section, _) in FIELDS.items() if typing.get_origin(typing.get_type_hints(section)[n]) is list]
+
+
+@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("rest", [[], ["--port", "1"], [""]])
+def test_a_list_that_is_named_must_be_given(name: str, rest: list[str]) -> None:
+    """An empty list of keys would be an open server."""
+    flag = "--" + name.replace("_", "-")
+    with pytest.raises(ConfigError, match=f"{flag} needs a value"):
+        parse("some/model", flag, *rest)
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_what_others_have_and_we_do_not_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    assert name not in FIELDS, "it is an option now: take it off the list"
+    flag = "--" + name.replace("_", "-")
+    for arguments in ([flag], [flag, "4"], [f"{flag}=4"], [f"--no-{flag[2:]}"], [f"--{name}"], [f"{flag}.key", "1"]):
+        with pytest.raises(ConfigError, match=f"{name} is not supported: "):
+            parse("some/model", *arguments)
+    with pytest.raises(ConfigError, match=f"{name} is not supported: "):
+        EngineConfig.from_flat(**{name: 1})
+    file = tmp_path / "config.yaml"
+    file.write_text(f"{name}: 1\n")
+    with pytest.raises(ConfigError, match=f"config.yaml: {name} is not supported: "):
+        parse("--config", str(file))
+
+
+@pytest.mark.parametrize("flag", SHORT)
+def test_short_flags_are_known(flag: str) -> None:
+    if SHORT[flag] in FIELDS:
+        assert parse(flag, "1")[SHORT[flag]] == 1
+    else:
+        with pytest.raises(ConfigError, match=f"{flag}: {SHORT[flag]} is not supported"):
+            parse(flag, "1")
+
+
+@pytest.mark.parametrize("section", [TalkConfig, ServeBenchConfig])
+def test_a_server_is_named_the_same_way_everywhere(section: type, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    for key in ("url", "base_url"):
+        file.write_text(f"{key}: http://a\n")
+        for arguments in (["--" + key, "http://a"], [f"--{key.replace('_', '-')}=http://a"], ["--config", str(file)]):
+            assert options.parse("x", "about", arguments, (section,))["url"] == "http://a"
 
 
 @pytest.fixture

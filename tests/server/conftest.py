@@ -9,12 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
 from quire.config.serve import ServeConfig
 from quire.server.app import build_app, protect
+from quire.server.http_protocol import HttpConfig
 from quire.server.http_server import HttpServer
-from quire.server.limits import BoundedHttpProtocol
 from quire.server.listener import bind
 from quire.server.service import Service
 from tests.server.echo_llm import EchoLLM
@@ -27,6 +26,7 @@ class Served:
     llm: EchoLLM
     service: Service
     client: httpx.Client
+    http: HttpServer
 
     @property
     def address(self) -> tuple[str, int]:
@@ -41,29 +41,18 @@ class Served:
 def echo_server(llm: EchoLLM | None = None, keys: tuple[str, ...] = (), **serve_options: Any) -> Iterator[Served]:
     """The real HTTP stack on a socket of this process, in front of the echo engine."""
     llm = llm or EchoLLM(served_model_name=["echo"])
-    serve = ServeConfig(port=0, **serve_options)
+    serve = ServeConfig(port=0, uvicorn_log_level="critical", **serve_options)
     service = Service(llm.info.resolved.config, serve)
     service.attach(llm)  # type: ignore[arg-type]
     listener = bind(serve)
-    http = HttpServer(
-        uvicorn.Config(
-            protect(build_app(service), service, keys),
-            http=BoundedHttpProtocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="critical",
-            access_log=False,
-            timeout_graceful_shutdown=1,
-        )
-    )
+    http = HttpServer(HttpConfig(protect(build_app(service), service, keys), serve))
     thread = threading.Thread(target=lambda: asyncio.run(http.serve(sockets=[listener])), daemon=True)
     thread.start()
     host, port = listener.getsockname()
     url = f"http://{host}:{port}"
     with httpx.Client(base_url=url, timeout=30) as client:
         try:
-            yield Served(url, llm, service, client)
+            yield Served(url, llm, service, client, http)
         finally:
             http.should_exit = True
             thread.join(10)

@@ -120,12 +120,24 @@ class EchoLLM:
         self.running: set[str] = set()
         self.aborted: list[str] = []
         self.seen: list[dict[str, Any]] = []
+        self.pings = 0
+        self._heard = time.monotonic()
         self._steps = 0
         self._last_step = 0.0
 
     @property
     def errored(self) -> bool:
         return self.dead_error is not None
+
+    @property
+    def last_heard(self) -> float:
+        """It speaks whenever somebody listens, unless it is frozen."""
+        if not self.frozen:
+            self._heard = time.monotonic()
+        return self._heard
+
+    def ping(self) -> None:
+        self.pings += 1
 
     def die(self) -> None:
         self.dead_error = EngineDeadError("the worker was killed")

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from quire.server.limits import MAX_HEADER_BYTES, MAX_JSON_DEPTH
+from quire.server.http_protocol import MAX_HEADER_BYTES
+from quire.server.limits import MAX_JSON_DEPTH
 from tests.server.conftest import Served, echo_server
 
 HUGE = 10**40

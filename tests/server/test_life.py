@@ -120,7 +120,9 @@ def test_an_engine_that_hangs_is_not_ready() -> None:
         connection = open_request(served)
         assert served.wait_until(lambda: bool(llm.running))
         assert served.wait_until(lambda: served.client.get("/readyz").status_code == 503)
-        assert "hangs" in served.client.get("/readyz").json()["error"]["message"]
+        for path in ("/readyz", "/health", "/ping"):
+            assert "hangs" in served.client.get(path).json()["error"]["message"], path
+        assert served.client.get("/livez").status_code == 200
         llm.frozen = False
         assert served.wait_until(lambda: served.client.get("/readyz").status_code == 200)
         connection.close()

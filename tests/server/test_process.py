@@ -83,6 +83,9 @@ def test_sigterm_finishes_what_runs_and_takes_nothing_new() -> None:
         assert reader.finish == "length"
         assert len(reader.lines) == 151
         assert server.exit_code() == 0
+        assert wait_until(lambda: "drain ends after" in server.err[-1])
+        assert "SIGTERM came" in server.err[-3]
+        assert "drain begins: 1 requests run (grace 0 s, limit 30 s)" in server.err[-2]
         assert "Traceback" not in "".join(server.err)
 
 
@@ -106,6 +109,8 @@ def test_what_does_not_finish_is_aborted_and_told_so(how: str) -> None:
             server.signal(signal.SIGTERM)
         assert reader.finish == "ServiceUnavailableError"
         assert server.exit_code() == 0
+        reason = "the limit of 0.3 s is over" if how == "timeout" else "told to stop at once"
+        assert wait_until(lambda: f"{reason}, 1 requests are aborted" in "".join(server.err)), server.err
 
 
 def test_a_dead_engine_ends_the_process_with_an_error() -> None:

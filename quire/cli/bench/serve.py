@@ -24,8 +24,8 @@ UNKNOWN_VOCAB = 10_000  # ids below this exist in practically every model
 
 @dataclass(frozen=True, kw_only=True)
 class ServeBenchConfig:
-    base_url: str | None = None
-    """Base URL of the server; None: http://HOST:PORT."""
+    url: str | None = None
+    """Base URL of the server (--base-url is the same); None: http://HOST:PORT."""
     host: str = "127.0.0.1"
     """Host of the server."""
     port: int = 8000
@@ -98,7 +98,7 @@ class _Bench:
     def __init__(self, settings: ServeBenchConfig, workload: WorkloadConfig) -> None:
         self.settings = settings
         self.workload = workload
-        self.url = (settings.base_url or f"http://{settings.host}:{settings.port}").rstrip("/").removesuffix("/v1")
+        self.url = (settings.url or f"http://{settings.host}:{settings.port}").rstrip("/").removesuffix("/v1")
         self.model = settings.model or ""
 
     async def measure(self) -> tuple[dict[str, Any], list[Timing]]:
@@ -110,7 +110,7 @@ class _Bench:
             for shot in shots[: self.settings.num_warmups]:
                 warm = await self._shoot(session, shot)
                 if warm.error:
-                    raise InputError(f"the warm-up request failed: {warm.error}", "base_url")
+                    raise InputError(f"the warm-up request failed: {warm.error}", "url")
             started = time.perf_counter()
             timings = await self._shoot_all(session, shots)
             return self._numbers(timings, time.perf_counter() - started), timings
@@ -121,9 +121,9 @@ class _Bench:
             async with session.get("/v1/models") as response:
                 reply = await response.json()
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise InputError(f"no server answers at {self.url}: {error}", "base_url") from None
+            raise InputError(f"no server answers at {self.url}: {error}", "url") from None
         if response.status != 200:
-            raise InputError(f"{self.url}/v1/models answered {response.status}: {reply}", "base_url")
+            raise InputError(f"{self.url}/v1/models answered {response.status}: {reply}", "url")
         cards = {card["id"]: card for card in reply["data"]}
         self.model = self.settings.model or next(iter(cards))
         return self.settings.vocab_size or cards.get(self.model, {}).get("vocab_size") or UNKNOWN_VOCAB

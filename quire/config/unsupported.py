@@ -1,0 +1,106 @@
+"""Options that users of other engines know and Quire does not have: each is refused by name, with what it has instead.
+
+A name that becomes an option of ours leaves this list (`tests/cli` says so).
+"""
+
+from __future__ import annotations
+
+_REASONS: dict[str, str] = {
+    "weights are loaded as they are and not quantized": """
+        quantization quantization_config allow_deprecated_quantization""",
+    "there are no LoRA adapters": """
+        enable_lora lora_modules max_loras max_lora_rank lora_dtype max_cpu_loras fully_sharded_loras
+        lora_target_modules default_mm_loras specialize_active_lora enable_mixed_moe_lora_format enable_moe_shared_loras
+        enable_tower_connector_lora""",
+    "nothing is drafted: there is no speculative decoding": """
+        speculative_config spec_method spec_model spec_tokens diffusion_config""",
+    "one engine runs on one device; start a server for each replica": """
+        pipeline_parallel_size data_parallel_size data_parallel_rank data_parallel_start_rank data_parallel_size_local
+        data_parallel_address data_parallel_rpc_port data_parallel_backend data_parallel_hybrid_lb
+        data_parallel_external_lb data_parallel_multi_port_external_lb data_parallel_supervisor_port
+        dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s dp_supervisor_probe_failure_threshold
+        decode_context_parallel_size dcp_comm_backend dcp_kv_cache_interleave_size cp_kv_cache_interleave_size
+        prefill_context_parallel_size master_addr master_port nnodes node_rank distributed_timeout_seconds
+        cpu_distributed_timeout_seconds numa_bind numa_bind_nodes numa_bind_cpus disable_custom_all_reduce
+        disable_nccl_for_dp_synchronization max_parallel_loading_workers ray_workers_use_nsight worker_cls
+        worker_extension_cls headless prefill_schedule_interval aggregate_engine_logging""",
+    "choose a device with CUDA_VISIBLE_DEVICES": "device_ids",
+    "there are no mixtures of experts spread over devices": """
+        enable_expert_parallel enable_ep_weight_filter all2all_backend enable_dbo ubatch_size enable_elastic_ep
+        dbo_decode_token_threshold dbo_prefill_token_threshold enable_eplb eplb_config expert_placement_strategy
+        moe_backend enable_return_routed_experts enable_bf16x3_router_gemm""",
+    "models take text and no images, audio or video": """
+        language_model_only limit_mm_per_prompt enable_mm_embeds media_io_kwargs mm_processor_kwargs
+        mm_processor_cache_gb mm_processor_cache_type mm_shm_cache_max_object_size_mb mm_encoder_only mm_encoder_tp_mode
+        mm_encoder_attn_backend mm_encoder_attn_dtype mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path
+        mm_encoder_fp8_scale_save_margin interleave_mm_strings skip_mm_profiling video_pruning_rate mm_tensor_ipc
+        mm_ipc_gpu_memory_gb allowed_local_media_path allowed_media_domains disable_chunked_mm_input
+        io_processor_plugin renderer_num_workers enable_flash_late_interaction""",
+    "no code of a model's repository is run": "trust_remote_code code_revision",
+    "models are the families that Quire declares": """
+        model_impl model_class_overrides config_format hf_config_path override_attention_dtype mamba_backend
+        enable_mamba_cache_stochastic_rounding mamba_cache_philox_rounds mamba_cache_dtype mamba_ssm_cache_dtype
+        mamba_block_size mamba_cache_mode gdn_prefill_backend""",
+    "tokenizers are read from tokenizer.json": "tokenizer_mode tokenizer_revision",
+    "weights are streamed from safetensors files": """
+        safetensors_load_strategy safetensors_prefetch_num_threads safetensors_prefetch_block_size
+        model_loader_extra_config ignore_patterns pt_load_map_location""",
+    "sampling defaults come from generation_config, or from each request": "override_generation_config",
+    "log-probabilities are those of the model before sampling": "logprobs_mode use_fp64_gumbel",
+    "an engine does not sleep, and its weights stay what they are": """
+        enable_sleep_mode enable_cumem_allocator weight_transfer_config""",
+    "KV blocks stay on the device and in this engine": """
+        kv_transfer_config kv_events_config ec_transfer_config kv_offloading_size kv_offloading_backend
+        offload_backend cpu_offload_gb cpu_offload_params offload_group_size offload_num_in_group offload_prefetch_step
+        offload_params swap_space""",
+    "the KV cache has one layout; see block_size and kv_cache_dtype": """
+        calculate_kv_scales kv_cache_dtype_skip_layers kv_sharing_fast_prefill disable_hybrid_kv_cache_manager
+        prefix_match_unit prefix_caching_hash_algo disable_sliding_window disable_cascade_attn""",
+    "the scheduler decides by itself; see max_num_batched_tokens and max_prefill_chunk": """
+        enable_chunked_prefill max_num_partial_prefills max_long_partial_prefills long_prefill_token_threshold
+        max_num_scheduled_tokens scheduler_cls scheduler_reserve_full_isl watermark""",
+    "nothing is compiled but kernels; see enforce_eager and cuda_graph_sizes": """
+        compilation_config cudagraph_capture_sizes max_cudagraph_capture_size optimization_level performance_mode
+        kernel_config ir_op_priority enable_flashinfer_autotune linear_backend attention_config jit_monitor_mode
+        jit_monitor_verbose""",
+    "see reasoning_parser and structured_outputs_config": "reasoning_config",
+    "there is nothing of the kind": "additional_config fail_on_environ_validation",
+    "there are no traces; /metrics has the numbers": """
+        show_hidden_metrics_for_version otlp_traces_endpoint collect_detailed_traces kv_cache_metrics
+        kv_cache_metrics_sample cudagraph_metrics enable_layerwise_nvtx_tracing enable_mfu_metrics
+        enable_logging_iteration_details profiler_config""",
+    "the log has one line an event; see log_level, enable_log_requests and QUIRE_LOG_JSON": """
+        log_config_file max_log_len enable_log_outputs enable_log_deltas log_error_stack disable_uvicorn_access_log
+        disable_access_log_for_endpoints""",
+    "TLS takes ssl_keyfile and ssl_certfile; leave the rest to a proxy": """
+        ssl_ca_certs enable_ssl_refresh ssl_cert_reqs ssl_ciphers""",
+    "the server speaks HTTP/1.1, with limits of its own; see max_body_bytes": """
+        grpc middleware h11_max_incomplete_event_size h11_max_header_count""",
+    "the documentation pages are off unless enable_docs says otherwise": "disable_fastapi_docs enable_offline_docs",
+    "the reply says it by itself, or the request asks for it": """
+        chat_template_content_format response_role return_tokens_as_token_ids enable_prompt_tokens_details
+        enable_per_request_metrics enable_server_load_tracking enable_force_include_usage fingerprint_mode
+        fingerprint_value""",
+    "the server runs no tools": "tool_server",
+    "see skip_tokenizer_init": "tokens_only",
+}
+UNSUPPORTED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
+"""Name of an option → why it is not there, or what is instead."""
+SHORT = {
+    "-tp": "tensor_parallel_size", "-pp": "pipeline_parallel_size", "-dp": "data_parallel_size",
+    "-dpn": "data_parallel_rank", "-dpr": "data_parallel_start_rank", "-dpl": "data_parallel_size_local",
+    "-dpa": "data_parallel_address", "-dpp": "data_parallel_rpc_port", "-dpb": "data_parallel_backend",
+    "-dph": "data_parallel_hybrid_lb", "-dpe": "data_parallel_external_lb", "-n": "nnodes", "-r": "node_rank",
+    "-dpm": "data_parallel_multi_port_external_lb", "-dcp": "decode_context_parallel_size",
+    "-pcp": "prefill_context_parallel_size", "-ep": "enable_expert_parallel", "-q": "quantization",
+    "-cc": "compilation_config", "-ac": "attention_config", "-sc": "speculative_config", "-dc": "diffusion_config",
+    "-asc": "api_server_count", "-O": "optimization_level", "-O0": "optimization_level", "-O1": "optimization_level",
+    "-O2": "optimization_level", "-O3": "optimization_level",
+}  # fmt: skip
+"""Short flags that others have for options."""
+
+
+def refusal(name: str) -> str | None:
+    """Why there is no such option, in one sentence; None for a name that nobody knows."""
+    reason = UNSUPPORTED.get(name)
+    return None if reason is None else f"{name} is not supported: {reason}"
