@@ -81,7 +81,7 @@ def resolve_pooler(model: ModelConfig, info: ModelInfo) -> Pooler | None:
     kind: Kind = "classify" if _CLASSIFYING.search(info.architecture) else "embed"
     if model.convert in ("embed", "classify"):
         kind = "classify" if model.convert == "classify" else "embed"
-    text = {**info.hf_config, **info.hf_config.get("text_config", {})}
+    text = info.hf_config
     label_tokens = _label_tokens(info, text, modules)
     if label_tokens is not None:
         kind = "classify"

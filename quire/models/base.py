@@ -36,14 +36,8 @@ class Sizes:
     eps: float
 
     @classmethod
-    def read(cls, config: Mapping[str, Any], *, head_dim: int | None = None) -> Sizes:
-        """head_dim: the family's default; None: hidden / heads.
-
-        Raises ConfigError for what is missing or cannot be, and for an activation other than SiLU.
-        """
-        activation = read(str, config, "hidden_act", "silu")
-        if activation != "silu":
-            raise ConfigError(f"config.json: hidden_act must be 'silu' for this family, got {activation!r}")
+    def read(cls, config: Mapping[str, Any]) -> Sizes:
+        """Raises ConfigError for what cannot be."""
         hidden, heads = read_positive(config, "hidden_size"), read_positive(config, "num_attention_heads")
         kv_heads = read_positive(config, "num_key_value_heads", heads)
         if heads % kv_heads:
@@ -55,8 +49,8 @@ class Sizes:
             layers=read_positive(config, "num_hidden_layers"),
             heads=heads,
             kv_heads=kv_heads,
-            head_dim=read_positive(config, "head_dim", head_dim or hidden // heads),
-            eps=read(float, config, "rms_norm_eps", 1e-6),
+            head_dim=read_positive(config, "head_dim", hidden // heads),
+            eps=read(float, config, "rms_norm_eps"),
         )
 
 

@@ -48,13 +48,10 @@ class EncoderStack(nn.Module):
 
     def __init__(self, config: Mapping[str, Any], max_tokens: int, *, prefix: str, first_position: int = 0) -> None:
         super().__init__()
-        kind = read(str, config, "position_embedding_type", "absolute")
-        if kind != "absolute":
-            raise ConfigError(f"config.json: position_embedding_type must be 'absolute', got {kind!r}")
         hidden, heads = read_positive(config, "hidden_size"), read_positive(config, "num_attention_heads")
         if hidden % heads:
             raise ConfigError(f"config.json: hidden_size={hidden} is no multiple of {heads} heads")
-        eps = read(float, config, "layer_norm_eps", 1e-12)
+        eps = read(float, config, "layer_norm_eps")
         self.hidden, self.num_heads, self.prefix = hidden, heads, prefix
         self.first_position = first_position
         positions = read_positive(config, "max_position_embeddings")
@@ -66,11 +63,11 @@ class EncoderStack(nn.Module):
         self.max_tokens = max_tokens
         self.word_embeddings = Embedding(read_positive(config, "vocab_size"), hidden)
         self.position_embeddings = Embedding(positions, hidden)
-        self.token_type_embeddings = Embedding(read_positive(config, "type_vocab_size", 2), hidden)
+        self.token_type_embeddings = Embedding(read_positive(config, "type_vocab_size"), hidden)
         self.embedding_norm = LayerNorm(hidden, eps)
         self.layers = nn.ModuleList(
             EncoderLayer(
-                hidden, heads, read_positive(config, "intermediate_size"), eps, read(str, config, "hidden_act", "gelu")
+                hidden, heads, read_positive(config, "intermediate_size"), eps, read(str, config, "hidden_act")
             )
             for _ in range(read_positive(config, "num_hidden_layers"))
         )
