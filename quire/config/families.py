@@ -58,7 +58,8 @@ def family_of(architecture: str) -> Family:
     near = difflib.get_close_matches(architecture, known, n=1)
     hint = f" (the nearest is {near[0]})" if near else ""
     raise ConfigError(
-        f"architecture {architecture!r} is not supported{hint}; supported: {', '.join(sorted(known))}", "model"
+        f"config.json: architectures[0]={architecture!r} is not supported{hint}; supported: {', '.join(sorted(known))}",
+        "model",
     )
 
 

@@ -18,36 +18,40 @@ from quire.config.rope import ROPE_KEYS, check_rope, merge_rope, unknown_rope_ke
 from quire.foundation.errors import ConfigError
 from quire.foundation.json_file import read_json_object, shown
 
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # Of training, of files, of how results are presented; of generation, which generation_config.json says better.
-HARMLESS = frozenset(
+HARMLESS = _words(
     """
     _attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash
-    _experts_implementation_internal _name_or_path _num_labels
-    architectures attention_dropout attention_probs_dropout_prob attn_implementation auto_map
-    bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward classifier_dropout cross_attention_hidden_size
-    decoder_start_token_id diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id
-    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id function_to_apply
-    gradient_checkpointing hidden_dropout hidden_dropout_prob id2label initializer_factor initializer_range
-    is_matryoshka keys_to_ignore_at_inference label2id length_penalty matryoshka_dimensions max_length min_length
-    model_type name_or_path no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences
-    output_attentions output_hidden_states output_past output_scores pad_token_id prefix pretraining_tp problem_type
-    remove_invalid_values repetition_penalty resid_pdrop return_dict return_dict_in_generate
-    sbert_ce_default_activation_function sentence_transformers sep_token_id suppress_tokens task_specific_params
-    temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript transformers_version
-    typical_p unk_token_id use_bfloat16 use_cache use_return_dict
-    """.split()
+    _experts_implementation_internal _name_or_path _num_labels architectures attention_dropout
+    attention_probs_dropout_prob attn_implementation auto_map bad_words_ids begin_suppress_tokens bos_token_id
+    chunk_size_feed_forward classifier_dropout cross_attention_hidden_size decoder_start_token_id diversity_penalty
+    do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty
+    finetuning_task forced_bos_token_id forced_eos_token_id function_to_apply gradient_checkpointing hidden_dropout
+    hidden_dropout_prob id2label initializer_factor initializer_range is_matryoshka keys_to_ignore_at_inference label2id
+    length_penalty matryoshka_dimensions max_length min_length model_type name_or_path no_repeat_ngram_size
+    num_beam_groups num_beams num_labels num_return_sequences output_attentions output_hidden_states output_past
+    output_scores pad_token_id prefix pretraining_tp problem_type remove_invalid_values repetition_penalty resid_pdrop
+    return_dict return_dict_in_generate sbert_ce_default_activation_function sentence_transformers sep_token_id
+    suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p
+    torch_dtype torchscript transformers_version typical_p unk_token_id use_bfloat16 use_cache use_return_dict
+    """
 )
 # Of other families: in a config of one that does not know them they would be ignored without a word.
-ELSEWHERE = frozenset(
+ELSEWHERE = _words(
     """
     add_swa_attention_sink_bias alibi attention_chunk_size attention_multiplier attn_logit_softcapping attn_output_gate
     block_configs clip_qkv dim_model_base embedding_multiplier final_logit_softcapping interleaved_sliding_window
     kv_lora_rank layer_types logit_scale logits_scaling n_routed_experts no_rope_layer_interval no_rope_layers
-    num_experts num_kv_shared_layers num_local_experts parallel_attn per_layer_config pruned_heads
-    q_lora_rank qk_layernorm quantization_config query_pre_attn_scalar residual_multiplier rotary_dim rotary_pct
-    scale_depth scale_emb sliding_window sliding_window_pattern swiglu_limit text_config use_bidirectional_attention
+    num_experts num_kv_shared_layers num_local_experts parallel_attn per_layer_config pruned_heads q_lora_rank
+    qk_layernorm quantization_config query_pre_attn_scalar residual_multiplier rotary_dim rotary_pct scale_depth
+    scale_emb sliding_window sliding_window_pattern swiglu_limit text_config use_bidirectional_attention
     use_parallel_residual use_qk_norm
-    """.split()
+    """
 )
 _NULLABLE = {"num_key_value_heads", "sliding_window"}
 _FROM_ZERO = {"max_window_layers", "pad_token_id"}

@@ -21,9 +21,7 @@ _NAMES = {bool: "true or false", int: "an integer", float: "a finite number", st
 def read(kind: type[T], config: Mapping[str, Any], key: str, *, file: str = ...) -> T: ...
 @overload
 def read(kind: type[T], config: Mapping[str, Any], key: str, default: D, *, file: str = ...) -> T | D: ...
-def read(
-    kind: Any, config: Mapping[str, Any], key: str, default: Any = _REQUIRED, *, file: str = "config.json"
-) -> Any:
+def read(kind: Any, config: Mapping[str, Any], key: str, default: Any = _REQUIRED, *, file: str = "config.json") -> Any:
     """`config[key]` as `kind`; `default` if the key is absent or null.
 
     file: whose key it is, for errors. Raises ConfigError naming file and key if it is absent without a default or of
@@ -48,9 +46,7 @@ def read(
     return number
 
 
-def read_positive(
-    config: Mapping[str, Any], key: str, default: Any = _REQUIRED, *, file: str = "config.json"
-) -> int:
+def read_positive(config: Mapping[str, Any], key: str, default: Any = _REQUIRED, *, file: str = "config.json") -> int:
     """An integer of at least 1: a size or a count. Raises ConfigError otherwise."""
     return read_count(config, key, default, least=1, file=file)
 
@@ -67,9 +63,7 @@ def read_count(
     return value
 
 
-def read_section(
-    config: Mapping[str, Any], key: str, *, file: str = "config.json"
-) -> Mapping[str, Any]:
+def read_section(config: Mapping[str, Any], key: str, *, file: str = "config.json") -> Mapping[str, Any]:
     """An object inside a file, {} if it is absent or null."""
     value = config.get(key)
     if value is None:

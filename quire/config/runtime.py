@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from quire.config.options import Options
+
 
 @dataclass(frozen=True, kw_only=True)
-class RuntimeConfig:
+class RuntimeConfig(Options):
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """Where the model runs; auto: a GPU if there is one."""
     tensor_parallel_size: int = 1
@@ -27,7 +29,7 @@ class RuntimeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObserveConfig:
+class ObserveConfig(Options):
     disable_log_stats: bool = False
     """No periodic statistics line."""
     enable_log_requests: bool = False

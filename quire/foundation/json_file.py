@@ -21,8 +21,7 @@ def is_lfs_pointer(beginning: bytes) -> bool:
 def read_json(file: Path, option: str, absent: Any = _REQUIRED) -> Any:
     """Whatever `file` holds; `absent`, if it is given, for a file that does not exist.
 
-    option: the one that names the folder. Raises ConfigError for a file that cannot be read or is not JSON; NaN and
-    infinities are none, as in the standard.
+    option: the one that names the folder. Raises ConfigError for a file that cannot be read or is not JSON.
     """
     try:
         data = file.read_bytes()
@@ -35,7 +34,7 @@ def read_json(file: Path, option: str, absent: Any = _REQUIRED) -> Any:
     if is_lfs_pointer(data):
         raise ConfigError(f"{file} {FETCH_POINTER}", option)
     try:
-        return json.loads(data.decode("utf-8"), parse_constant=_refuse)
+        return json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is not valid JSON: {error}", option) from None
 
@@ -52,7 +51,3 @@ def shown(value: Any) -> str:
     """A value for an error message, cut to what fits there."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}…"
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no number of JSON")

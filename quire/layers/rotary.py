@@ -21,7 +21,11 @@ def rotary_table(config: Mapping[str, Any], head_dim: int, max_positions: int) -
     rope = {**config["rope_parameters"], "positions_used": max_positions}
     rotary_dim = int(head_dim * rope["partial_rotary_factor"])
     if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
-        raise ConfigError(f"the rotary part of a head must be even and in [2, {head_dim}], got {rotary_dim}")
+        raise ConfigError(
+            f"config.json: the rotary part of a head (hidden_size / num_attention_heads, or head_dim) must be even and "
+            f"in [2, {head_dim}], got {rotary_dim}",
+            "head_dim",
+        )
     theta: float = rope["rope_theta"]
     frequencies = 1.0 / theta ** (torch.arange(0, rotary_dim, 2, device="cpu").float() / rotary_dim)
     frequencies, scale = _SCALINGS[rope["rope_type"]](frequencies, theta, rope)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,8 @@ from quire.config.pooler import Pooler
 from quire.foundation.errors import ConfigError
 from quire.models.base import DecoderStack
 from quire.models.pooling import PoolingModel, make_head
+
+_TOO_LARGE = re.compile("allocate|overflow")
 
 
 def build(info: ModelInfo, dtype: torch.dtype, device: torch.device, max_positions: int) -> DecoderStack:
@@ -53,5 +56,9 @@ def _allocating(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
     try:
         with torch.device(device):
             yield
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError) or not _TOO_LARGE.search(str(error)):
+            raise
+        raise ConfigError(f"config.json: a model of these sizes cannot be allocated: {error}", "model") from None
     finally:
         torch.set_default_dtype(before)

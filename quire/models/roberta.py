@@ -35,9 +35,7 @@ unused = r"pooler\.|lm_head\."
 
 
 def build(config: Mapping[str, Any], max_positions: int) -> EncoderStack:
-    return EncoderStack(
-        config, max_positions, prefix="roberta.", first_position=read(int, config, "pad_token_id") + 1
-    )
+    return EncoderStack(config, max_positions, prefix="roberta.", first_position=read(int, config, "pad_token_id") + 1)
 
 
 def classifier(config: Mapping[str, Any], architecture: str, num_labels: int) -> list[Dense]:

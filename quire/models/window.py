@@ -27,7 +27,11 @@ def uniform_window(
     else:
         sliding = _check_kinds(kinds, num_layers).count("sliding_attention")
     if sliding and window is None:
-        raise ConfigError("config.json: layer_types has sliding_attention, but there is no sliding_window", "layer_types")
+        raise ConfigError(
+            "config.json: layer_types has sliding_attention, but there is no sliding_window (or use_sliding_window is "
+            "off)",
+            "layer_types",
+        )
     if window is None or not sliding or window >= max_positions:
         return None
     if sliding < num_layers:
@@ -50,7 +54,8 @@ def optional_window(config: Mapping[str, Any], num_layers: int, max_positions: i
 def _check_kinds(kinds: Any, num_layers: int) -> list[str]:
     if not isinstance(kinds, list) or len(kinds) != num_layers:
         raise ConfigError(
-            f"config.json: layer_types must be a list with an entry for each of {num_layers} layers, got {shown(kinds)}",
+            f"config.json: layer_types must be a list with an entry for each of "
+            f"num_hidden_layers={num_layers}, got {shown(kinds)}",
             "layer_types",
         )
     for kind in kinds:
