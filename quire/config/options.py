@@ -24,12 +24,12 @@ class Options:
     """
 
     def __post_init__(self) -> None:
-        for name, wanted in annotations(type(self)).items():
+        for name, wanted in option_types(type(self)).items():
             object.__setattr__(self, name, check_option(name, getattr(self, name), wanted))
 
 
 @cache
-def annotations(section: type) -> dict[str, Any]:
+def option_types(section: type) -> dict[str, Any]:
     """Of the fields of a dataclass, by name."""
     hints = typing.get_type_hints(section)
     return {field.name: hints[field.name] for field in dataclasses.fields(section)}

@@ -38,7 +38,7 @@ def merge_rope(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
     told, wanted = _one_section(config), _one_section(overrides)
     beside = {key: overrides[key] for key in _BESIDE if overrides.get(key) is not None}
     if any(key in overrides for key in _SECTIONS):
-        kept = {key: told[key] for key in ("rope_theta", "partial_rotary_factor") if key in told}
+        kept: dict[str, Any] = {key: told[key] for key in ("rope_theta", "partial_rotary_factor") if key in told}
         if config.get("original_max_position_embeddings") is not None:
             kept["original_max_position_embeddings"] = config["original_max_position_embeddings"]
         return {**kept, **beside, **wanted}
