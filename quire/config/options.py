@@ -24,7 +24,8 @@ class Options:
     """
 
     def __post_init__(self) -> None:
-        for name, wanted in option_types(type(self)).items():
+        section: type = type(self)
+        for name, wanted in option_types(section).items():
             object.__setattr__(self, name, check_option(name, getattr(self, name), wanted))
 
 
