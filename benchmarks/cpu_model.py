@@ -24,6 +24,7 @@ from benchmarks.workloads import MODELS
 from quire.attention.base import AttentionInputs, AttentionSpec
 from quire.attention.context import LayerCache, StepContext
 from quire.attention.select import select
+from quire.config.hf_config import hf_config
 from quire.config.model_info import ModelInfo
 from quire.kernels import cpu_linear
 from quire.models import catalog, weights
@@ -55,7 +56,7 @@ def build(name: str) -> DecoderStack:
     info = ModelInfo(
         path="",
         architecture=config["architectures"][0],
-        hf_config=config,
+        hf_config=hf_config(config, {}).values,
         vocab_size=config["vocab_size"],
         max_position=config["max_position_embeddings"],
         eos_token_ids=[],

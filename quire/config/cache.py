@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from quire.config.options import Options
+
 KVCacheDtype = Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CacheConfig:
+class CacheConfig(Options):
     block_size: int = 16
     """Tokens a KV block."""
     kv_cache_dtype: KVCacheDtype = "auto"

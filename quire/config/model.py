@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-DType = Literal["auto", "bfloat16", "float16", "float32", "half", "float"]
+from quire.config.options import Options
+
+DType = Literal["auto", "bfloat16", "float16", "float32", "half", "float", "bf16", "fp16", "fp32"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(Options):
     model: str = ""
     """Local folder or Hugging Face id. Empty: the demo model that ships with Quire."""
     runner: Literal["auto", "generate", "pooling"] = "auto"

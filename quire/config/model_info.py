@@ -5,16 +5,28 @@ from __future__ import annotations
 import json
 import struct
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quire.config.own_families import family_name
+from quire.config.families import family_of
+from quire.config.generation import read_generation_config, sampling_defaults, token_ids
+from quire.config.hf_config import HFConfig, architecture_of, read_hf_config
+from quire.config.reading import read, read_count
+from quire.config.rope import context_length
 from quire.foundation.errors import ConfigError
+from quire.foundation.json_file import read_json_object
 
+DTYPE_ALIASES = {
+    "half": "float16", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32",
+}  # fmt: skip
+_DTYPES = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32", "float64": "float32"}  # as they run
 _MAX_HEADER = 100_000_000  # bytes of a safetensors header
+# transformers' end token of these families, for folders that say none anywhere.
+_USUAL_EOS = {"llama": 2, "mistral": 2}
 # Families whose first token has the position after that of padding, which has its token's id.
-_PADDED_POSITIONS = ("roberta", "xlm-roberta", "camembert")
+_PADDED_POSITIONS = ("roberta", "xlm_roberta")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,61 +35,63 @@ class ModelInfo:
 
     path: str  # local folder
     architecture: str  # e.g. "Qwen3ForCausalLM"
-    hf_config: dict[str, Any]  # config.json, overrides applied; the text part of multimodal configs stays nested
+    hf_config: dict[str, Any]  # config.json, overrides applied, completed (config/hf_config.py)
     vocab_size: int
     max_position: int  # context the model was made for, rope scaling included
     eos_token_ids: list[int]  # config.json and generation_config.json together, the first is the main one
     bos_token_id: int | None
     dtype: str  # of the checkpoint: bfloat16 | float16 | float32
-    hidden_size: int = 0  # of an embedding; 0: config.json does not say it
+    hidden_size: int = 0  # of an embedding; 0: not known
     generation_defaults: dict[str, Any] = field(default_factory=dict)  # sampling defaults of generation_config.json
+    unknown_keys: tuple[str, ...] = ()  # of config.json, that mean nothing
     family: str = ""  # name of the user's own family that builds it; "": one of those that come with Quire
 
 
-def read_model_info(path: Path, overrides: dict[str, Any], generation_config: str = "auto") -> ModelInfo:
+def check_architecture(folder: Path, overrides: Mapping[str, Any]) -> None:
+    """From config.json alone, before anything else is looked at. Raises ConfigError for one without a family."""
+    config = {**read_json_object(folder / "config.json", "model"), **overrides}
+    family_of(architecture_of(config, f"{folder}/config.json"))
+
+
+def read_model_info(path: Path, overrides: Mapping[str, Any], generation_config: str = "auto") -> ModelInfo:
     """Read `path`/config.json and generation_config.json.
 
-    Raises ConfigError if a file is missing, is not JSON or lacks what every decoder needs.
+    Raises ConfigError naming file and key for what is missing, of the wrong type, out of range or not supported.
     """
-    config = {**_read_json(path / "config.json"), **overrides}
-    text = {**config, **config.get("text_config", {})}
-    architectures = config.get("architectures") or []
-    if not architectures:
-        raise ConfigError(f"{path}/config.json has no 'architectures': Quire cannot tell what model this is", "model")
-    missing = [key for key in ("vocab_size",) if not isinstance(text.get(key), int)]
-    if missing:
-        raise ConfigError(f"{path}/config.json lacks {', '.join(missing)}", "model")
-    generation: dict[str, Any] = {}
-    if generation_config != "none":
-        folder = path if generation_config == "auto" else Path(generation_config)
-        if (folder / "generation_config.json").exists():
-            generation = _read_json(folder / "generation_config.json")
-    eos = _as_list(generation.get("eos_token_id")) + _as_list(text.get("eos_token_id"))
+    config = read_hf_config(path, overrides)
+    generation, generation_file = read_generation_config(generation_config, path)
+    values, vocab_size = config.values, config.values["vocab_size"]
+    file = f"{path}/config.json"
+    eos = token_ids(generation, "eos_token_id", vocab_size, generation_file)
+    eos += token_ids(values, "eos_token_id", vocab_size, file)
+    if "eos_token_id" not in generation and "eos_token_id" not in values and config.family.name in _USUAL_EOS:
+        eos = [_USUAL_EOS[config.family.name]]
     return ModelInfo(
         path=str(path),
-        architecture=architectures[0],
-        hf_config=config,
-        vocab_size=text["vocab_size"],
-        max_position=_max_position(text),
+        architecture=config.architecture,
+        hf_config=values,
+        vocab_size=vocab_size,
+        max_position=_max_position(config),
         eos_token_ids=list(dict.fromkeys(eos)),
-        bos_token_id=text.get("bos_token_id"),
-        dtype=str(text.get("dtype") or text.get("torch_dtype") or _dtype_on_disk(path)).removeprefix("torch."),
-        hidden_size=size if isinstance(size := text.get("hidden_size"), int) else 0,
-        generation_defaults=_sampling_defaults(generation),
-        family=family_name(architectures[0]),
+        bos_token_id=next(iter(token_ids(values, "bos_token_id", vocab_size, file)), None),
+        dtype=_dtype(path, values),
+        hidden_size=values.get("hidden_size") or 0,
+        generation_defaults=sampling_defaults(generation, generation_file),
+        unknown_keys=config.unknown,
+        family=config.family.name if config.family.is_own else "",
     )
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{file} does not exist: is this a model folder?", "model") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is not valid JSON: {error}", "model") from None
-    if not isinstance(data, dict):
-        raise ConfigError(f"{file} must hold a JSON object", "model")
-    return data
+def _dtype(path: Path, config: Mapping[str, Any]) -> str:
+    """What the weights run in: as config.json says, else as they are stored."""
+    key = "dtype" if config.get("dtype") is not None else "torch_dtype"
+    told = read(str, config, key, "auto").removeprefix("torch.")
+    found = DTYPE_ALIASES.get(told, told)
+    if found == "auto":
+        return _dtype_on_disk(path)
+    if found not in _DTYPES:
+        raise ConfigError(f"config.json: {key} must be one of {', '.join(_DTYPES)}, got {told!r}", "dtype")
+    return _DTYPES[found]
 
 
 def _dtype_on_disk(path: Path) -> str:
@@ -90,29 +104,19 @@ def _dtype_on_disk(path: Path) -> str:
             found = Counter(entry["dtype"] for name, entry in header.items() if name != "__metadata__")
         except (OSError, ValueError, struct.error, TypeError, KeyError, AttributeError):
             break  # whoever loads it says what is wrong with it
-        known = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+        known = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float32"}
         return next((known[name] for name, _ in found.most_common() if name in known), "bfloat16")
     return "bfloat16"
 
 
-def _as_list(value: int | list[int] | None) -> list[int]:
-    return [] if value is None else list(value) if isinstance(value, list) else [value]
-
-
-def _max_position(text: dict[str, Any]) -> int:
-    longest = int(text.get("max_position_embeddings") or 2048)
-    if text.get("model_type") in _PADDED_POSITIONS:
-        longest -= int(text.get("pad_token_id") or 0) + 1
-    scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
-    kind = scaling.get("rope_type") or scaling.get("type")
-    if kind == "yarn" and scaling.get("original_max_position_embeddings"):
-        longest = max(longest, int(scaling["original_max_position_embeddings"] * scaling.get("factor", 1)))
+def _max_position(config: HFConfig) -> int:
+    longest: int = config.values["max_position_embeddings"]
+    if config.family.name in _PADDED_POSITIONS:
+        longest -= read_count(config.values, "pad_token_id") + 1
+    longest = context_length(config.values.get("rope_parameters", {}), longest)
+    if longest < 1:
+        raise ConfigError(
+            f"config.json: max_position_embeddings={config.values['max_position_embeddings']} leaves no position",
+            "max_position_embeddings",
+        )
     return longest
-
-
-def _sampling_defaults(generation: dict[str, Any]) -> dict[str, Any]:
-    names = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
-    found = {name: generation[name] for name in names if generation.get(name) is not None}
-    if generation.get("max_new_tokens") is not None:
-        found["max_tokens"] = generation["max_new_tokens"]
-    return found

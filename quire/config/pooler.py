@@ -6,17 +6,18 @@ each with a folder of its own.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from quire.config.generation import token_ids
 from quire.config.model import ModelConfig
 from quire.config.model_info import ModelInfo
-from quire.config.reading import read, read_positive
+from quire.config.reading import read, read_positive, read_section
 from quire.foundation.errors import ConfigError
+from quire.foundation.json_file import read_json, read_json_object, shown
 
 Kind = Literal["embed", "classify"]
 Mode = Literal["cls", "last", "mean", "max"]
@@ -26,6 +27,12 @@ MODES = ("cls", "last", "mean", "max")
 _GENERATING = re.compile(r"(ForCausalLM|ForConditionalGeneration|LMHeadModel)$")
 _CLASSIFYING = re.compile(r"(For(Sequence|Token)Classification|ClassificationModel)$")
 _EMBEDDING = re.compile(r"(Model|ForTextEncoding|EmbeddingModel|ForMaskedLM)$")
+# What makes probabilities of logits, by the `problem_type` of config.json.
+_PROBLEMS: dict[str, Activation] = {
+    "regression": "identity",
+    "single_label_classification": "softmax",
+    "multi_label_classification": "sigmoid",
+}
 # sentence-transformers' word for each mode, in either spelling of its Pooling config.
 _MODES: dict[str, Mode] = {
     "cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean",
@@ -81,7 +88,7 @@ def resolve_pooler(model: ModelConfig, info: ModelInfo) -> Pooler | None:
     kind: Kind = "classify" if _CLASSIFYING.search(info.architecture) else "embed"
     if model.convert in ("embed", "classify"):
         kind = "classify" if model.convert == "classify" else "embed"
-    text = {**info.hf_config, **info.hf_config.get("text_config", {})}
+    text = info.hf_config
     label_tokens = _label_tokens(info, text, modules)
     if label_tokens is not None:
         kind = "classify"
@@ -114,8 +121,8 @@ def resolve_pooler(model: ModelConfig, info: ModelInfo) -> Pooler | None:
         dense=dense if kind == "embed" else (),
         prompts=_prompts(Path(info.path)),
         max_tokens=_max_tokens(Path(info.path)),
-        is_matryoshka=bool(text.get("is_matryoshka") or text.get("matryoshka_dimensions")),
-        matryoshka_dimensions=tuple(text.get("matryoshka_dimensions") or ()),
+        is_matryoshka=read(bool, text, "is_matryoshka", False) or bool(text.get("matryoshka_dimensions")),
+        matryoshka_dimensions=_matryoshka_dimensions(text),
         label_tokens=label_tokens,
         only_by_token=kind == "classify" and info.architecture.endswith("ForTokenClassification"),
         pairs_have_types=read(int, text, "type_vocab_size", 0) > 1,
@@ -138,10 +145,19 @@ def _pools(model: ModelConfig, architecture: str, modules: list[dict[str, Any]])
 
 def _read_modules(folder: Path) -> list[dict[str, Any]]:
     """The chain of modules; [] if there is none."""
-    found = _read_json(folder / "modules.json", [])
+    found = read_json(folder / "modules.json", "model", [])
     if not isinstance(found, list) or not all(isinstance(module, Mapping) for module in found):
-        raise ConfigError(f"{folder}/modules.json must hold a list of objects", "model")
-    return [dict(module) for module in found]
+        raise ConfigError(f"{folder}/modules.json must hold a list of objects, got {shown(found)}", "model")
+    return [_check_module(folder, dict(module)) for module in found]
+
+
+def _check_module(folder: Path, module: dict[str, Any]) -> dict[str, Any]:
+    """With a type, and a path that names a folder of the model's own, or itself."""
+    file = f"{folder}/modules.json"
+    path = read(str, module, "path", "", file=file)
+    if path and (not re.fullmatch(r"[\w.-]+", path) or path in (".", "..")):
+        raise ConfigError(f"{file}: path {path!r} is no folder beside it", "model")
+    return {**module, "type": read(str, module, "type", file=file), "path": path}
 
 
 def _of_sentence_transformers(
@@ -153,7 +169,7 @@ def _of_sentence_transformers(
     mode: Mode | None = None
     dense, normalize = [], False
     for module in modules:
-        kind, path = str(module.get("type", "")).rpartition(".")[2], str(module.get("path", ""))
+        kind, path = module["type"].rpartition(".")[2], module["path"]
         if kind == "Pooling":
             mode = _pooling_mode(folder / path / "config.json")
         elif kind == "Dense":
@@ -161,44 +177,53 @@ def _of_sentence_transformers(
         elif kind == "Normalize":
             normalize = True
         elif kind not in ("Transformer", "LogitScore"):
-            raise ConfigError(f"{folder}/modules.json: modules of type {module.get('type')!r} are not known", "model")
+            raise ConfigError(f"{folder}/modules.json: modules of type {module['type']!r} are not known", "model")
     return mode, tuple(dense), normalize
 
 
 def _pooling_mode(file: Path) -> Mode:
-    config = _read_json(file, {})
+    config = read_json_object(file, "model", {})
     found = [
         name.removeprefix("pooling_mode_")
         for name, value in config.items()
-        if name.startswith("pooling_mode_") and value is True
+        if name.startswith("pooling_mode_") and read(bool, config, name, False, file=str(file))
     ]
-    found = found or [str(config.get("pooling_mode", "mean"))]
+    found = found or [read(str, config, "pooling_mode", "mean", file=str(file))]
     if len(found) != 1 or found[0] not in _MODES:
-        raise ConfigError(f"{file}: pooling by {' and '.join(found)} is not known; by one of {', '.join(MODES)} is")
+        raise ConfigError(
+            f"{file}: pooling by {' and '.join(found)} is not known; by one of {', '.join(MODES)} is", "model"
+        )
     return _MODES[found[0]]
 
 
 def _dense_layer(folder: Path, path: str) -> DenseLayer:
-    if not re.fullmatch(r"[\w.-]+", path) or path in (".", ".."):
-        raise ConfigError(f"{folder}/modules.json: {path!r} is no folder beside it", "model")
-    config = _read_json(folder / path / "config.json", {})
+    if not path:
+        raise ConfigError(f"{folder}/modules.json: a Dense module needs a path of its own, got ''", "model")
+    file = str(folder / path / "config.json")
+    if not Path(file).exists():
+        raise ConfigError(f"{folder}/modules.json: path {path!r} holds no config.json", "model")
+    config = read_json_object(Path(file), "model")
     return DenseLayer(
         folder=path,
-        in_features=read_positive(config, "in_features"),
-        out_features=read_positive(config, "out_features"),
-        bias=read(bool, config, "bias", True),
-        activation=read(str, config, "activation_function", "torch.nn.modules.activation.Tanh").rpartition(".")[2],
+        in_features=read_positive(config, "in_features", file=file),
+        out_features=read_positive(config, "out_features", file=file),
+        bias=read(bool, config, "bias", True, file=file),
+        activation=read(str, config, "activation_function", "torch.nn.modules.activation.Tanh", file=file).rpartition(
+            "."
+        )[2],
     )
 
 
 def _prompts(folder: Path) -> tuple[tuple[str, str], ...]:
-    found = _read_json(folder / "config_sentence_transformers.json", {}).get("prompts") or {}
-    return tuple((str(kind), str(words)) for kind, words in found.items())
+    file = folder / "config_sentence_transformers.json"
+    found = read_section(read_json_object(file, "model", {}), "prompts", file=str(file))
+    return tuple((kind, read(str, found, kind, "", file=f"{file}: prompts")) for kind in found)
 
 
 def _max_tokens(folder: Path) -> int | None:
-    config = _read_json(folder / "sentence_bert_config.json", {})
-    return read(int, config, "max_seq_length", None)
+    file = folder / "sentence_bert_config.json"
+    config = read_json_object(file, "model", {})
+    return None if config.get("max_seq_length") is None else read_positive(config, "max_seq_length", file=str(file))
 
 
 # -- classes -----------------------------------------------------------------------------------------------------
@@ -206,28 +231,36 @@ def _max_tokens(folder: Path) -> int | None:
 
 def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Of the classes, in order; two if the config does not say, as transformers has it."""
-    names = config.get("id2label")
-    if isinstance(names, Mapping) and names:
+    names = read_section(config, "id2label")
+    if any(not re.fullmatch(r"\d{1,9}", key) for key in names):
+        raise ConfigError(f"config.json: id2label must have numbers as keys, got {shown(list(names))}", "id2label")
+    if names:
         return tuple(str(names[key]) for key in sorted(names, key=int))
     return tuple(f"LABEL_{i}" for i in range(read_positive(config, "num_labels", 2)))
 
 
 def _class_activation(folder: Path, config: Mapping[str, Any], num_labels: int) -> Activation:
     """What makes probabilities (or a score) of the last layer's numbers: the checkpoint's word for it, or the usual."""
-    told = _read_json(folder / "config_sentence_transformers.json", {}).get("activation_fn")
-    told = told or (config.get("sentence_transformers") or {}).get("activation_fn")
-    told = told or config.get("sbert_ce_default_activation_function") or config.get("function_to_apply")
-    word = str(told or "").rpartition(".")[2].lower()
+    file = folder / "config_sentence_transformers.json"
+    told = read(str, read_json_object(file, "model", {}), "activation_fn", "", file=str(file))
+    told = told or read(str, read_section(config, "sentence_transformers"), "activation_fn", "")
+    told = told or read(str, config, "sbert_ce_default_activation_function", "")
+    word = (told or read(str, config, "function_to_apply", "")).rpartition(".")[2].lower()
     if word in ("identity", "none"):
         return "identity"
     if word in ("sigmoid", "softmax"):
         return "sigmoid" if word == "sigmoid" else "softmax"
-    by_problem: dict[Any, Activation] = {
-        "regression": "identity",
-        "single_label_classification": "softmax",
-        "multi_label_classification": "sigmoid",
-    }
-    return by_problem.get(config.get("problem_type")) or _usual_activation(num_labels)
+    if word:
+        raise ConfigError(
+            f"{folder}: the classes' activation {word!r} (activation_fn of {file.name}, or of config.json) is not "
+            "known; identity, sigmoid and softmax are",
+            "model",
+        )
+    problem = read(str, config, "problem_type", "")
+    if problem and problem not in _PROBLEMS:
+        known = ", ".join(_PROBLEMS)
+        raise ConfigError(f"config.json: problem_type must be one of {known}, got {problem!r}", "problem_type")
+    return _PROBLEMS[problem] if problem else _usual_activation(num_labels)
 
 
 def _usual_activation(num_labels: int) -> Activation:
@@ -240,25 +273,35 @@ def _label_tokens(
     """The tokens (yes, no) whose logits are the score of a generating model that reranks."""
     folder = Path(info.path)
     for module in modules:
-        if str(module.get("type", "")).endswith("LogitScore"):
-            told = _read_json(folder / str(module.get("path", "")) / "config.json", {})
-            return read(int, told, "true_token_id"), read(int, told, "false_token_id", None)
+        if module["type"].endswith("LogitScore"):
+            file = folder / module["path"] / "config.json"
+            told, size = read_json_object(file, "model", {}), info.vocab_size
+            yes, no = (token_ids(told, key, size, str(file)) for key in ("true_token_id", "false_token_id"))
+            if len(yes) != 1 or len(no) > 1:
+                raise ConfigError(
+                    f"{file}: true_token_id must be one token id, and false_token_id one or none", "model"
+                )
+            return yes[0], no[0] if no else None
     tokens = config.get("classifier_from_token")
     if tokens is None:
         return None
     if not isinstance(tokens, list) or len(tokens) != 2:
         raise ConfigError(f"classifier_from_token must hold 2 tokens (no, yes), got {tokens!r}", "hf_overrides")
-    vocabulary = _read_json(folder / "tokenizer.json", {}).get("model", {}).get("vocab", {})
-    no, yes = (token if isinstance(token, int) else vocabulary.get(token) for token in tokens)
-    if no is None or yes is None:
-        raise ConfigError(f"classifier_from_token: {tokens!r} are not both tokens of the model", "hf_overrides")
-    return yes, no
+    vocabulary: Mapping[str, Any] = {}
+    if any(isinstance(token, str) for token in tokens):
+        file = folder / "tokenizer.json"
+        model = read_section(read_json_object(file, "model", {}), "model", file=str(file))
+        vocabulary = read_section(model, "vocab", file=f"{file}: model")
+    found = {"no": tokens[0], "yes": tokens[1]}
+    for answer, token in found.items():
+        found[answer] = token if not isinstance(token, str) else vocabulary.get(token)
+        if not token_ids(found, answer, info.vocab_size, "classifier_from_token"):
+            raise ConfigError(f"classifier_from_token: {tokens!r} are not both tokens of the model", "hf_overrides")
+    return found["yes"], found["no"]
 
 
-def _read_json(file: Path, absent: Any) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return absent
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{file} is not valid JSON: {error}", "model") from None
+def _matryoshka_dimensions(config: Mapping[str, Any]) -> tuple[int, ...]:
+    sizes = config.get("matryoshka_dimensions") or []
+    if not isinstance(sizes, list):
+        raise ConfigError(f"config.json: matryoshka_dimensions must be a list, got {shown(sizes)}")
+    return tuple(read_positive({"matryoshka_dimensions": size}, "matryoshka_dimensions") for size in sizes)

@@ -1,43 +1,73 @@
-"""Typed reads of a model's config.json: one clear error instead of a surprise deep inside a layer."""
+"""Typed reads of a model's JSON files: one clear error instead of a surprise deep inside a layer."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, TypeVar, overload
 
 from quire.foundation.errors import ConfigError
+from quire.foundation.json_file import shown
 
 T = TypeVar("T", bool, int, float, str)
 D = TypeVar("D")
 
+MAX_SIZE = 2**31 - 1  # of anything counted: what kernels index with
 _REQUIRED: Any = object()
-_NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
+_NAMES = {bool: "true or false", int: "an integer", float: "a finite number", str: "a string"}
 
 
 @overload
-def read(kind: type[T], config: Mapping[str, Any], key: str) -> T: ...
+def read(kind: type[T], config: Mapping[str, Any], key: str, *, file: str = ...) -> T: ...
 @overload
-def read(kind: type[T], config: Mapping[str, Any], key: str, default: D) -> T | D: ...
-def read(kind: Any, config: Mapping[str, Any], key: str, default: Any = _REQUIRED) -> Any:
+def read(kind: type[T], config: Mapping[str, Any], key: str, default: D, *, file: str = ...) -> T | D: ...
+def read(kind: Any, config: Mapping[str, Any], key: str, default: Any = _REQUIRED, *, file: str = "config.json") -> Any:
     """`config[key]` as `kind`; `default` if the key is absent or null.
 
-    Raises ConfigError naming the key if it is absent without a default or of another type. Integers pass as
-    numbers, booleans do not.
+    file: whose key it is, for errors. Raises ConfigError naming file and key if it is absent without a default or of
+    another type. Integers pass as numbers, booleans do not.
     """
     value = config.get(key)
     if value is None:
         if default is _REQUIRED:
-            raise ConfigError(f"config.json lacks {key!r}", key)
+            raise ConfigError(f"{file} lacks {key!r}", key)
         return default
     accepted = (int, float) if kind is float else kind
     if not isinstance(value, accepted) or (kind is not bool and isinstance(value, bool)):
-        raise ConfigError(f"config.json: {key} must be {_NAMES[kind]}, got {value!r}", key)
-    return float(value) if kind is float else value
+        raise ConfigError(f"{file}: {key} must be {_NAMES[kind]}, got {shown(value)}", key)
+    if kind is not float:
+        return value
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ConfigError(f"{file}: {key} must be {_NAMES[kind]}, got {shown(value)}", key)
+    return number
 
 
-def read_positive(config: Mapping[str, Any], key: str, default: Any = _REQUIRED) -> int:
+def read_positive(config: Mapping[str, Any], key: str, default: Any = _REQUIRED, *, file: str = "config.json") -> int:
     """An integer of at least 1: a size or a count. Raises ConfigError otherwise."""
-    value: int = read(int, config, key, default)
-    if value < 1:
-        raise ConfigError(f"config.json: {key} must be >= 1, got {value}", key)
+    return read_count(config, key, default, least=1, file=file)
+
+
+def read_count(
+    config: Mapping[str, Any], key: str, default: Any = _REQUIRED, *, least: int = 0, file: str = "config.json"
+) -> int:
+    """An integer of at least `least`. Raises ConfigError otherwise."""
+    value: int = read(int, config, key, default, file=file)
+    if value < least:
+        raise ConfigError(f"{file}: {key} must be >= {least}, got {shown(value)}", key)
+    if value > MAX_SIZE:
+        raise ConfigError(f"{file}: {key} must be <= {MAX_SIZE}, got {shown(value)}", key)
+    return value
+
+
+def read_section(config: Mapping[str, Any], key: str, *, file: str = "config.json") -> Mapping[str, Any]:
+    """An object inside a file, {} if it is absent or null."""
+    value = config.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{file}: {key} must be an object, got {shown(value)}", key)
     return value

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from quire.config.options import Options
 from quire.foundation.errors import ConfigError
 
 GRAMMAR_BACKENDS = {"auto": "llguidance", "llguidance": "llguidance", "guidance": "llguidance", "xgrammar": "xgrammar"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplyConfig:
+class ReplyConfig(Options):
     tool_call_parser: str = "auto"
     """Format of the model's tool calls by name; auto: found in its chat template; none: answers hold no calls."""
     reasoning_parser: str = "auto"
@@ -27,6 +28,7 @@ class ReplyConfig:
 
     def __post_init__(self) -> None:
         """Raises ConfigError."""
+        super().__post_init__()
         for key in self.structured_outputs_config:
             if key != "backend":
                 raise ConfigError(

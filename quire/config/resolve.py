@@ -11,13 +11,12 @@ from pathlib import Path
 from quire.config.engine import EngineConfig
 from quire.config.logits_processors import processor_classes
 from quire.config.model import ModelConfig
-from quire.config.model_info import ModelInfo, read_model_info
+from quire.config.model_info import DTYPE_ALIASES, ModelInfo, check_architecture, read_model_info
 from quire.config.pooler import Pooler, resolve_pooler
 from quire.foundation.errors import ConfigError
 
 DEMO_MODEL = Path(__file__).parent.parent / "demo_model"
 BIG_GPU_BYTES = 70 * 1024**3
-_SHORT_DTYPES = {"half": "float16", "float": "float32"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +46,8 @@ def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
     notes: list[str] = []
     _check(config)
     info = read_model_info(locate_model(config.model), config.model.hf_overrides, config.model.generation_config)
+    if info.unknown_keys:
+        notes.append(f"config.json has keys that mean nothing to {info.architecture}: {', '.join(info.unknown_keys)}")
     device = _device(config.runtime.device, notes)
     pooler = resolve_pooler(config.model, info)
     if config.model.logits_processors:
@@ -92,8 +93,11 @@ def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
     )
 
 
-def locate_model(model: ModelConfig) -> Path:
-    """The local folder of the model: as given, the demo model, or a download from the hub."""
+def locate_model(model: ModelConfig, *, is_model: bool = True) -> Path:
+    """The local folder of the model: as given, the demo model, or a download from the hub.
+
+    is_model: whether it is to run, so that its architecture must be known; it may be there for its tokenizer.
+    """
     if not model.model:
         return DEMO_MODEL
     path = Path(model.model).expanduser()
@@ -101,7 +105,7 @@ def locate_model(model: ModelConfig) -> Path:
         return path
     if model.model.startswith((".", "/", "~")) or model.model.count("/") > 1:
         raise ConfigError(f"model folder {model.model!r} does not exist", "model")
-    return _download(model)
+    return _download(model, is_model=is_model)
 
 
 def locate_tokenizer(resolved: Resolved) -> Path | None:
@@ -112,10 +116,10 @@ def locate_tokenizer(resolved: Resolved) -> Path | None:
     if model.tokenizer is None:
         return Path(resolved.info.path)
     # "dummy" leaves the weights out of a download
-    return locate_model(replace(model, model=model.tokenizer, load_format="dummy"))
+    return locate_model(replace(model, model=model.tokenizer, load_format="dummy"), is_model=False)
 
 
-def _download(model: ModelConfig) -> Path:
+def _download(model: ModelConfig, *, is_model: bool) -> Path:
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -124,17 +128,24 @@ def _download(model: ModelConfig) -> Path:
     patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "*.txt"]
     if model.load_format == "dummy":
         patterns.remove("*.safetensors")
-    try:
-        return Path(
-            snapshot_download(
-                model.model,
-                revision=model.revision,
-                cache_dir=model.download_dir,
-                token=model.hf_token,
-                allow_patterns=patterns,
-                ignore_patterns=["original/*"],
-            )
+
+    def fetch(*wanted: str) -> Path:
+        folder: str = snapshot_download(
+            model.model,
+            revision=model.revision,
+            cache_dir=model.download_dir,
+            token=model.hf_token,
+            allow_patterns=list(wanted),
+            ignore_patterns=["original/*"],
         )
+        return Path(folder)
+
+    try:
+        if is_model:  # what cannot run is not downloaded
+            check_architecture(fetch("config.json"), model.hf_overrides)
+        return fetch(*patterns)
+    except ConfigError:
+        raise
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
@@ -215,9 +226,9 @@ def _kv_dtype(wanted: str, dtype: str, device: str) -> str:
 
 def _dtype(wanted: str, checkpoint: str, device: str, pools: bool, notes: list[str]) -> str:
     if wanted != "auto":
-        return _SHORT_DTYPES.get(wanted, wanted)
+        return DTYPE_ALIASES.get(wanted, wanted)
     if checkpoint == "float32" and device == "cuda":
         half = "float16" if pools else "bfloat16"  # a vector wants digits rather than range
         notes.append(f"dtype={half}: the checkpoint is float32, which a GPU would run at a fraction of the speed")
         return half
-    return checkpoint if checkpoint in ("bfloat16", "float16", "float32") else "bfloat16"
+    return checkpoint

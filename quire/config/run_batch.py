@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.config.options import Options
+
 
 @dataclass(frozen=True, kw_only=True)
-class RunBatchConfig:
+class RunBatchConfig(Options):
     input_file: str = ""
     """File (-i) with a request a line: {"custom_id", "method": "POST", "url", "body"}."""
     output_file: str = ""

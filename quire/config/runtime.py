@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from quire.config.options import Options
 from quire.config.profiler import ProfilerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class RuntimeConfig:
+class RuntimeConfig(Options):
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """Where the model runs; auto: a GPU if there is one."""
     tensor_parallel_size: int = 1
@@ -29,7 +30,7 @@ class RuntimeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObserveConfig:
+class ObserveConfig(Options):
     disable_log_stats: bool = False
     """No periodic statistics line."""
     enable_log_requests: bool = False
@@ -41,4 +42,5 @@ class ObserveConfig:
 
     def __post_init__(self) -> None:
         """Raises ConfigError."""
+        super().__post_init__()
         ProfilerConfig.read(self.profiler_config)

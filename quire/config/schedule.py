@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from quire.config.options import Options
+
 
 @dataclass(frozen=True, kw_only=True)
-class SchedulerConfig:
+class SchedulerConfig(Options):
     max_num_seqs: int | None = None
     """Most requests in one step (seats). None: 1024 on a GPU with 70 GiB or more, else 256; 64 on a CPU."""
     max_num_batched_tokens: int | None = None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from quire.config.options import Options
+
 
 @dataclass(frozen=True, kw_only=True)
-class ServeConfig:
+class ServeConfig(Options):
     host: str = "127.0.0.1"
     """Address to bind."""
     port: int = 8000

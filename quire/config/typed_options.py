@@ -31,7 +31,7 @@ class EngineOptions(TypedDict, total=False):
     """Hub token for gated models; the HF_TOKEN variable works too."""
     download_dir: str | None
     """Where downloads are kept (the hub's own cache if not given)."""
-    dtype: Literal["auto", "bfloat16", "float16", "float32", "half", "float"]
+    dtype: Literal["auto", "bfloat16", "float16", "float32", "half", "float", "bf16", "fp16", "fp32"]
     """Number type of weights and activations. auto: the checkpoint's; float32 checkpoints run in bfloat16 on a
     GPU."""
     seed: int
@@ -142,7 +142,7 @@ class OptionFields:
     revision: str | None = None
     hf_token: str | None = None
     download_dir: str | None = None
-    dtype: Literal["auto", "bfloat16", "float16", "float32", "half", "float"] = "auto"
+    dtype: Literal["auto", "bfloat16", "float16", "float32", "half", "float", "bf16", "fp16", "fp32"] = "auto"
     seed: int = 0
     max_model_len: int | None = None
     max_logprobs: int = 20

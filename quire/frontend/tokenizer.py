@@ -12,6 +12,7 @@ from typing import Any
 
 from quire.config.resolve import Resolved, locate_tokenizer
 from quire.foundation.errors import ConfigError, InputError
+from quire.foundation.json_file import shown
 from quire.foundation.tokenizer_file import read_json, read_tokenizer
 from quire.frontend.chat import ChatTemplate, Message, compiled, render
 from quire.frontend.decoding import Decoding
@@ -146,29 +147,65 @@ def load_tokenizer(resolved: Resolved) -> Tokenizer | None:
 
 
 def _special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """bos_token, eos_token, … as text; an entry is a string or an object with `content`."""
-    found = {**read_json(folder / "special_tokens_map.json"), **config}
-    texts = {}
-    for name in _NAMED_TOKENS:
-        token = found.get(name)
-        text = token.get("content") if isinstance(token, dict) else token
-        if isinstance(text, str):
-            texts[name] = text
+    """bos_token, eos_token, … as text; an entry is a string or an object with `content`, null is none."""
+    texts: dict[str, str] = {}
+    for file, entries in (
+        ("special_tokens_map.json", read_json(folder / "special_tokens_map.json")),
+        ("tokenizer_config.json", config),
+    ):
+        for name in _NAMED_TOKENS:
+            if name not in entries:
+                continue
+            token = entries[name]
+            text = token.get("content") if isinstance(token, dict) else token
+            texts.pop(name, None)
+            if isinstance(text, str):
+                texts[name] = text
+            elif token is not None:
+                raise ConfigError(
+                    f"{folder}/{file}: {name} must be a string, or an object with content, got {shown(token)}",
+                    "tokenizer",
+                )
     return texts
 
 
 def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     """Chat templates by name. A chat_template.jinja file comes before the config's string or list."""
-    entry = config.get("chat_template") or read_json(folder / "chat_template.json").get("chat_template")
+    file = folder / "tokenizer_config.json"
+    entry = config.get("chat_template")
+    if not entry:
+        file = folder / "chat_template.json"
+        entry = read_json(file).get("chat_template")
     if isinstance(entry, str):
         entry = [{"name": "default", "template": entry}]
-    templates = {item["name"]: item["template"] for item in entry or []}
+    templates = dict(_named_template(item, file) for item in _as_list(entry, file))
     for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        templates[file.stem] = file.read_text(encoding="utf-8")
+        templates[file.stem] = _read_text(file)
     file = folder / "chat_template.jinja"
     if file.exists():
-        templates["default"] = file.read_text(encoding="utf-8")
+        templates["default"] = _read_text(file)
     return templates
+
+
+def _as_list(entry: Any, file: Path) -> list[Any]:
+    if entry is not None and not isinstance(entry, list):
+        raise ConfigError(f"{file}: chat_template must be a string or a list, got {shown(entry)}", "tokenizer")
+    return entry or []
+
+
+def _named_template(item: Any, file: Path) -> tuple[str, str]:
+    if isinstance(item, Mapping) and isinstance(item.get("name"), str) and isinstance(item.get("template"), str):
+        return item["name"], item["template"]
+    raise ConfigError(
+        f"{file}: chat_template must hold objects with name and template, both strings; got {shown(item)}", "tokenizer"
+    )
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}", "chat_template") from None
 
 
 def _template_source(option: str) -> str:
@@ -178,4 +215,4 @@ def _template_source(option: str) -> str:
     file = Path(option).expanduser()
     if not file.is_file():
         raise ConfigError(f"chat_template {option!r} is neither Jinja source nor a file", "chat_template")
-    return file.read_text(encoding="utf-8")
+    return _read_text(file)

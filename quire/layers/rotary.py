@@ -8,46 +8,29 @@ from typing import Any
 
 import torch
 
-from quire.config.reading import read, read_positive
 from quire.foundation.errors import ConfigError
-
-DEFAULT_THETA = 10000.0
 
 
 def rotary_table(config: Mapping[str, Any], head_dim: int, max_positions: int) -> torch.Tensor:
     """The table for positions 0 … max_positions - 1: float32 [max_positions, rotary_dim], cos then sin.
 
-    config: the model's config.json, with its rotary settings in either form: `rope_theta` beside `rope_scaling`
-    (older), or both in `rope_parameters`. Computed in float32 on the CPU, as the models were trained; the result
-    lives on torch's default device.
-    Raises ConfigError for a kind of scaling that is not known or lacks a setting.
+    config: the model's config.json as `config/hf_config.py` reads it, rotary settings complete in `rope_parameters`.
+    Computed in float32 on the CPU, as the models were trained; the result lives on torch's default device.
+    Raises ConfigError for settings that do not go with the head, or with so many positions.
     """
-    rope = dict(read_section(config, "rope_parameters") or read_section(config, "rope_scaling"))
-    for key in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings", "max_position_embeddings"):
-        if rope.get(key) is None:
-            rope[key] = config.get(key)
-    rope["positions_used"] = max_positions
-    kind = read(str, rope, "rope_type", read(str, rope, "type", "default"))
-    if kind not in _SCALINGS:
-        raise ConfigError(f"config.json: rope_type must be one of {', '.join(_SCALINGS)}, got {kind!r}", "rope_type")
-    rotary_dim = int(head_dim * read(float, rope, "partial_rotary_factor", 1.0))
+    rope = {**config["rope_parameters"], "positions_used": max_positions}
+    rotary_dim = int(head_dim * rope["partial_rotary_factor"])
     if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
-        raise ConfigError(f"the rotary part of a head must be even and in [2, {head_dim}], got {rotary_dim}")
-    theta = read(float, rope, "rope_theta", DEFAULT_THETA)
+        raise ConfigError(
+            f"config.json: the rotary part of a head (hidden_size / num_attention_heads, or head_dim) must be even and "
+            f"in [2, {head_dim}], got {rotary_dim}",
+            "head_dim",
+        )
+    theta: float = rope["rope_theta"]
     frequencies = 1.0 / theta ** (torch.arange(0, rotary_dim, 2, device="cpu").float() / rotary_dim)
-    frequencies, scale = _SCALINGS[kind](frequencies, theta, rope)
+    frequencies, scale = _SCALINGS[rope["rope_type"]](frequencies, theta, rope)
     angles = torch.arange(max_positions, device="cpu").float().unsqueeze(1) * frequencies
     return torch.cat([angles.cos() * scale, angles.sin() * scale], dim=1).to(torch.get_default_device())
-
-
-def read_section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """An object inside config.json, {} if it is absent or null."""
-    value = config.get(key)
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"config.json: {key} must be an object, got {value!r}", key)
-    return value
 
 
 # Each takes the plain frequencies [rotary_dim / 2] in rad/token, their base and the settings; returns the frequencies
@@ -60,13 +43,13 @@ def _default(frequencies: torch.Tensor, _theta: float, _rope: Mapping[str, Any])
 
 def _linear(frequencies: torch.Tensor, _theta: float, rope: Mapping[str, Any]) -> tuple[torch.Tensor, float]:
     """Position interpolation (Chen et al., 2023)."""
-    return frequencies / _factor(rope), 1.0
+    return frequencies / rope["factor"], 1.0
 
 
 def _dynamic(frequencies: torch.Tensor, _theta: float, rope: Mapping[str, Any]) -> tuple[torch.Tensor, float]:
     """Plain up to the trained length. Beyond, the frequencies would depend on each request's length, and keys
     already cached would turn wrong as it grows: refused rather than approximated."""
-    trained = read_positive(rope, "original_max_position_embeddings", read_positive(rope, "max_position_embeddings"))
+    trained = rope["original_max_position_embeddings"]
     if rope["positions_used"] > trained:
         raise ConfigError(
             f"rope_type=dynamic works up to the trained length only: max_model_len must be <= {trained}, "
@@ -79,11 +62,8 @@ def _dynamic(frequencies: torch.Tensor, _theta: float, rope: Mapping[str, Any]) 
 def _llama3(frequencies: torch.Tensor, _theta: float, rope: Mapping[str, Any]) -> tuple[torch.Tensor, float]:
     """Llama 3.1: long waves are stretched by `factor`, short ones kept, those between blended by how often they
     turn within the trained length."""
-    factor = _factor(rope)
-    low, high = read(float, rope, "low_freq_factor"), read(float, rope, "high_freq_factor")
-    if high <= low:
-        raise ConfigError(f"config.json: high_freq_factor must be > low_freq_factor={low:g}, got {high:g}")
-    turns = _trained_length(rope) * frequencies / (2 * math.pi)
+    factor, low, high = rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"]
+    turns = rope["original_max_position_embeddings"] * frequencies / (2 * math.pi)
     keep = ((turns - low) / (high - low)).clamp(0, 1)
     return frequencies / factor * (1 - keep) + frequencies * keep, 1.0
 
@@ -91,18 +71,14 @@ def _llama3(frequencies: torch.Tensor, _theta: float, rope: Mapping[str, Any]) -
 def _yarn(frequencies: torch.Tensor, theta: float, rope: Mapping[str, Any]) -> tuple[torch.Tensor, float]:
     """YaRN (Peng et al., 2023): stretch the columns that turn less than `beta_slow` times within the trained length,
     keep those that turn more than `beta_fast` times, blend linearly between; sharpen attention to make up for it."""
-    trained, dim = _trained_length(rope), 2 * len(frequencies)
-    if rope.get("factor") is None:
-        factor = read_positive(rope, "max_position_embeddings") / trained
-    else:
-        factor = _factor(rope)
+    trained, factor, dim = rope["original_max_position_embeddings"], rope["factor"], 2 * len(frequencies)
 
     def column_turning(turns: float) -> float:
         return dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    first = column_turning(read(float, rope, "beta_fast", 32.0))
-    last = column_turning(read(float, rope, "beta_slow", 1.0))
-    if read(bool, rope, "truncate", True):
+    first = column_turning(rope.get("beta_fast", 32.0))
+    last = column_turning(rope.get("beta_slow", 1.0))
+    if rope.get("truncate", True):
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, dim - 1)
     stretch = ((torch.arange(dim // 2, device="cpu").float() - first) / max(last - first, 1e-3)).clamp(0, 1)
@@ -113,24 +89,11 @@ def _yarn_scale(factor: float, rope: Mapping[str, Any]) -> float:
     def sharpening(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
-    given: float | None = read(float, rope, "attention_factor", None)
+    given: float | None = rope.get("attention_factor")
     if given is not None:
         return given
-    some, all_dims = read(float, rope, "mscale", 0.0), read(float, rope, "mscale_all_dim", 0.0)
+    some, all_dims = rope.get("mscale", 0.0), rope.get("mscale_all_dim", 0.0)
     return sharpening(some) / sharpening(all_dims) if some and all_dims else sharpening(1.0)
-
-
-def _factor(rope: Mapping[str, Any]) -> float:
-    factor = read(float, rope, "factor")
-    if factor <= 0:
-        raise ConfigError(f"config.json: the rotary scaling factor must be > 0, got {factor:g}", "factor")
-    return factor
-
-
-def _trained_length(rope: Mapping[str, Any]) -> int:
-    if rope.get("original_max_position_embeddings") is not None:
-        return read_positive(rope, "original_max_position_embeddings")
-    return read_positive(rope, "max_position_embeddings")
 
 
 _Scaling = Callable[[torch.Tensor, float, Mapping[str, Any]], tuple[torch.Tensor, float]]

@@ -36,18 +36,14 @@ class Sizes:
     eps: float
 
     @classmethod
-    def read(cls, config: Mapping[str, Any], *, head_dim: int | None = None) -> Sizes:
-        """head_dim: the family's default; None: hidden / heads.
-
-        Raises ConfigError for what is missing or cannot be, and for an activation other than SiLU.
-        """
-        activation = read(str, config, "hidden_act", "silu")
-        if activation != "silu":
-            raise ConfigError(f"config.json: hidden_act must be 'silu' for this family, got {activation!r}")
+    def read(cls, config: Mapping[str, Any]) -> Sizes:
+        """Raises ConfigError for what cannot be."""
         hidden, heads = read_positive(config, "hidden_size"), read_positive(config, "num_attention_heads")
         kv_heads = read_positive(config, "num_key_value_heads", heads)
         if heads % kv_heads:
-            raise ConfigError(f"config.json: num_attention_heads={heads} is no multiple of {kv_heads} KV heads")
+            raise ConfigError(
+                f"config.json: num_attention_heads={heads} is no multiple of num_key_value_heads={kv_heads}"
+            )
         return cls(
             vocab=read_positive(config, "vocab_size"),
             hidden=hidden,
@@ -55,8 +51,8 @@ class Sizes:
             layers=read_positive(config, "num_hidden_layers"),
             heads=heads,
             kv_heads=kv_heads,
-            head_dim=read_positive(config, "head_dim", head_dim or hidden // heads),
-            eps=read(float, config, "rms_norm_eps", 1e-6),
+            head_dim=read_positive(config, "head_dim", hidden // heads),
+            eps=read(float, config, "rms_norm_eps"),
         )
 
 
@@ -80,6 +76,11 @@ class Model(Protocol):
     def known_name(self, tensor: str) -> str | None:
         """`checkpoint_name` of a checkpoint's tensor, which may spell it otherwise; None if the model has no use for
         it."""
+        ...
+
+    @property
+    def twins(self) -> dict[str, str]:
+        """Tensors of checkpoints that must equal another of the model's, if they are there at all, and which."""
         ...
 
     def kv_spec(self, block_size: int, dtype: torch.dtype | None = None) -> KVGroupSpec: ...
@@ -157,7 +158,11 @@ class DecoderStack(nn.Module):
         return rms_norm(hidden, self.norm.weight, self.norm.eps)
 
     def known_name(self, tensor: str) -> str | None:
-        return None if self.lm_head is None and tensor == "lm_head.weight" else tensor
+        return tensor
+
+    @property
+    def twins(self) -> dict[str, str]:
+        return {"lm_head.weight": self.checkpoint_name("embed_tokens.weight")} if self.lm_head is None else {}
 
     def checkpoint_name(self, path: str) -> str:
         return path if path.startswith("lm_head.") else f"model.{path}"

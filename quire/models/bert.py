@@ -10,6 +10,24 @@ from quire.layers.encoder import Dense
 from quire.models.encoder import EncoderStack
 
 architectures = ("BertModel", "BertForMaskedLM", "BertForSequenceClassification", "BertForTokenClassification")
+defaults = {  # as transformers has them
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
+}
+fixed = {
+    "position_embedding_type": ("absolute", None),
+    "is_decoder": (False, None),
+    "add_cross_attention": (False, None),
+    "is_encoder_decoder": (False, None),
+    "tie_word_embeddings": (True, False, None),
+}
 unused = r"pooler\.|cls\."  # heads of the pre-training
 
 

@@ -14,7 +14,7 @@ from quire.attention.context import EncoderContext
 from quire.config.reading import read, read_positive
 from quire.foundation.errors import ConfigError
 from quire.layers.embedding import Embedding
-from quire.layers.encoder import EncoderLayer
+from quire.layers.encoder import ACTIVATIONS, EncoderLayer
 from quire.layers.norm import LayerNorm
 from quire.types.kv import KVGroupSpec
 
@@ -48,13 +48,14 @@ class EncoderStack(nn.Module):
 
     def __init__(self, config: Mapping[str, Any], max_tokens: int, *, prefix: str, first_position: int = 0) -> None:
         super().__init__()
-        kind = read(str, config, "position_embedding_type", "absolute")
-        if kind != "absolute":
-            raise ConfigError(f"config.json: position_embedding_type must be 'absolute', got {kind!r}")
         hidden, heads = read_positive(config, "hidden_size"), read_positive(config, "num_attention_heads")
         if hidden % heads:
             raise ConfigError(f"config.json: hidden_size={hidden} is no multiple of {heads} heads")
-        eps = read(float, config, "layer_norm_eps", 1e-12)
+        eps, act = read(float, config, "layer_norm_eps"), read(str, config, "hidden_act")
+        if act not in ACTIVATIONS:
+            raise ConfigError(
+                f"config.json: hidden_act must be one of {', '.join(ACTIVATIONS)}, got {act!r}", "hidden_act"
+            )
         self.hidden, self.num_heads, self.prefix = hidden, heads, prefix
         self.first_position = first_position
         positions = read_positive(config, "max_position_embeddings")
@@ -66,12 +67,10 @@ class EncoderStack(nn.Module):
         self.max_tokens = max_tokens
         self.word_embeddings = Embedding(read_positive(config, "vocab_size"), hidden)
         self.position_embeddings = Embedding(positions, hidden)
-        self.token_type_embeddings = Embedding(read_positive(config, "type_vocab_size", 2), hidden)
+        self.token_type_embeddings = Embedding(read_positive(config, "type_vocab_size"), hidden)
         self.embedding_norm = LayerNorm(hidden, eps)
         self.layers = nn.ModuleList(
-            EncoderLayer(
-                hidden, heads, read_positive(config, "intermediate_size"), eps, read(str, config, "hidden_act", "gelu")
-            )
+            EncoderLayer(hidden, heads, read_positive(config, "intermediate_size"), eps, act)
             for _ in range(read_positive(config, "num_hidden_layers"))
         )
 
@@ -101,6 +100,10 @@ class EncoderStack(nn.Module):
             return None
         stem, _, last = name.rpartition(".")
         return f"{stem}.{_OLD_NAMES.get(last, last)}"
+
+    @property
+    def twins(self) -> dict[str, str]:
+        return {}
 
     def kv_spec(self, block_size: int, dtype: torch.dtype | None = None) -> KVGroupSpec:  # noqa: ARG002 (holds nothing)
         return KVGroupSpec(

@@ -13,13 +13,34 @@ from quire.layers.rotary import rotary_table
 from quire.models.base import DecoderStack, Sizes
 
 architectures = ("LlamaForCausalLM", "LLaMAForCausalLM")
+defaults = {  # as transformers has them
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "rope_parameters": None,
+    "attention_bias": False,
+    "mlp_bias": False,
+}
+fixed = {
+    "hidden_act": ("silu", "swish"),
+    "is_causal": (True, None),
+    "is_encoder_decoder": (False, None),
+}
 
 
 def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
     sizes = Sizes.read(config)
     cos_sin = rotary_table(config, sizes.head_dim, max_positions)
-    attention_bias = read(bool, config, "attention_bias", False)
-    mlp_bias = read(bool, config, "mlp_bias", False)
+    attention_bias = read(bool, config, "attention_bias")
+    mlp_bias = read(bool, config, "mlp_bias")
 
     def layer(index: int) -> DecoderLayer:
         attention = Attention(
@@ -36,4 +57,4 @@ def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
             attention, GatedMLP(sizes.hidden, sizes.intermediate, bias=mlp_bias), sizes.hidden, sizes.eps
         )
 
-    return DecoderStack(sizes, layer, tied=read(bool, config, "tie_word_embeddings", False))
+    return DecoderStack(sizes, layer, tied=read(bool, config, "tie_word_embeddings"))

@@ -5,14 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quire.config.reading import read, read_positive
+from quire.config.reading import read
 from quire.layers.attention import Attention
 from quire.layers.block import DecoderLayer
 from quire.layers.mlp import GatedMLP
 from quire.layers.rotary import rotary_table
 from quire.models.base import DecoderStack, Sizes
+from quire.models.window import uniform_window
 
 architectures = ("MistralForCausalLM",)
+defaults = {  # as transformers has them
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": None,
+    "hidden_act": "silu",
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "rope_parameters": None,
+    "sliding_window": 4096,
+    "layer_types": None,
+}
+fixed = {
+    "hidden_act": ("silu", "swish"),
+    "is_causal": (True, None),
+    "is_encoder_decoder": (False, None),
+}
 
 
 def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
@@ -23,5 +45,9 @@ def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
         attention = Attention(index, sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head_dim, cos_sin)
         return DecoderLayer(attention, GatedMLP(sizes.hidden, sizes.intermediate), sizes.hidden, sizes.eps)
 
-    window = None if config.get("sliding_window") is None else read_positive(config, "sliding_window")
-    return DecoderStack(sizes, layer, tied=read(bool, config, "tie_word_embeddings", False), sliding_window=window)
+    return DecoderStack(
+        sizes,
+        layer,
+        tied=read(bool, config, "tie_word_embeddings"),
+        sliding_window=uniform_window(config, sizes.layers, max_positions),
+    )

@@ -91,6 +91,12 @@ class PoolingModel(nn.Module):
         wanted = name.rpartition(".")[0] in self._sources or (self._label_tokens and name == "lm_head.weight")
         return None if self._unused.match(name) and not wanted else name
 
+    @property
+    def twins(self) -> dict[str, str]:
+        if self._label_tokens is None:
+            return {}
+        return {name.removeprefix("model."): of.removeprefix("model.") for name, of in self.trunk.twins.items()}
+
     def kv_spec(self, block_size: int, dtype: torch.dtype | None = None) -> KVGroupSpec:
         return self.trunk.kv_spec(block_size, dtype)
 

@@ -11,15 +11,39 @@ from quire.layers.block import DecoderLayer
 from quire.layers.mlp import GatedMLP
 from quire.layers.rotary import rotary_table
 from quire.models.base import DecoderStack, Sizes
-from quire.models.window import uniform_window
+from quire.models.window import optional_window
 
 architectures = ("Qwen3ForCausalLM",)
+defaults = {  # as transformers has them
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 22016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "rope_parameters": None,
+    "attention_bias": False,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+    "layer_types": None,
+}
+fixed = {
+    "hidden_act": ("silu", "swish"),
+    "is_causal": (True, None),
+    "is_encoder_decoder": (False, None),
+}
 
 
 def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
-    sizes = Sizes.read(config, head_dim=128)
+    sizes = Sizes.read(config)
     cos_sin = rotary_table(config, sizes.head_dim, max_positions)
-    bias = read(bool, config, "attention_bias", False)
+    bias = read(bool, config, "attention_bias")
 
     def layer(index: int) -> DecoderLayer:
         attention = Attention(
@@ -38,6 +62,6 @@ def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
     return DecoderStack(
         sizes,
         layer,
-        tied=read(bool, config, "tie_word_embeddings", False),
-        sliding_window=uniform_window(config, sizes.layers),
+        tied=read(bool, config, "tie_word_embeddings"),
+        sliding_window=optional_window(config, sizes.layers, max_positions),
     )

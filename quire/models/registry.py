@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.config import own_families
-from quire.models import catalog
+from quire.config import families, own_families
 
 
 class ModelRegistry:
@@ -21,4 +20,4 @@ class ModelRegistry:
 
     @staticmethod
     def get_supported_archs() -> list[str]:
-        return sorted({*catalog.supported(), *own_families.registered()})
+        return sorted({*families.supported(), *own_families.registered()})

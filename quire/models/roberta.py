@@ -1,4 +1,4 @@
-"""RoBERTa (Liu et al., 2019) and XLM-RoBERTa: BERT's layers, positions that begin behind the padding token's id."""
+"""RoBERTa (Liu et al., 2019): BERT's layers, positions that begin behind the padding token's id."""
 
 from __future__ import annotations
 
@@ -11,16 +11,31 @@ from quire.models.encoder import EncoderStack
 
 architectures = (
     "RobertaModel", "RobertaForMaskedLM", "RobertaForSequenceClassification", "RobertaForTokenClassification",
-    "XLMRobertaModel", "XLMRobertaForMaskedLM", "XLMRobertaForSequenceClassification",
-    "XLMRobertaForTokenClassification",
 )  # fmt: skip
+defaults = {  # as transformers has them
+    "vocab_size": 50265,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
+    "pad_token_id": 1,
+}
+fixed = {
+    "position_embedding_type": ("absolute", None),
+    "is_decoder": (False, None),
+    "add_cross_attention": (False, None),
+    "is_encoder_decoder": (False, None),
+    "tie_word_embeddings": (True, False, None),
+}
 unused = r"pooler\.|lm_head\."
 
 
 def build(config: Mapping[str, Any], max_positions: int) -> EncoderStack:
-    return EncoderStack(
-        config, max_positions, prefix="roberta.", first_position=read(int, config, "pad_token_id", 1) + 1
-    )
+    return EncoderStack(config, max_positions, prefix="roberta.", first_position=read(int, config, "pad_token_id") + 1)
 
 
 def classifier(config: Mapping[str, Any], architecture: str, num_labels: int) -> list[Dense]:

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from quire.foundation.json_file import FETCH_POINTER, is_lfs_pointer
+
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 MAX_DIMS = 8
 _DTYPES = {
@@ -78,6 +80,8 @@ class SafetensorsFile:
 
 
 def _parse(fd: int, size: int) -> dict[str, Entry]:
+    if is_lfs_pointer(os.pread(fd, 64, 0)):
+        raise MalformedFileError(FETCH_POINTER)
     if size < 8:
         raise MalformedFileError(f"is {size} bytes long, too short for a safetensors file")
     length = int.from_bytes(os.pread(fd, 8, 0), "little")
@@ -90,7 +94,22 @@ def _parse(fd: int, size: int) -> dict[str, Entry]:
     if not isinstance(header, dict):
         raise MalformedFileError("has a header that is not a JSON object")
     header.pop("__metadata__", None)
-    return {name: _entry(name, claim, 8 + length, size) for name, claim in header.items()}
+    entries = {name: _entry(name, claim, 8 + length, size) for name, claim in header.items()}
+    _check_places(entries, 8 + length, size)
+    return entries
+
+
+def _check_places(entries: dict[str, Entry], data_start: int, size: int) -> None:
+    """The format wants every byte behind the header to be of exactly one tensor."""
+    end, before = data_start, ""
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].num_bytes)):
+        if entry.start < end:
+            raise MalformedFileError(f"places {name!r} over {before!r}, {end - entry.start} bytes of it")
+        if entry.start > end:
+            raise MalformedFileError(f"has {entry.start - end} bytes before {name!r} that are of no tensor")
+        end, before = entry.start + entry.num_bytes, name
+    if end < size:
+        raise MalformedFileError(f"has {size - end} bytes behind its last tensor that are of none")
 
 
 def _entry(name: str, claim: Any, data_start: int, size: int) -> Entry:

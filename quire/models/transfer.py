@@ -26,6 +26,15 @@ class Piece(NamedTuple):
     entry: Entry
     begin: int
     target: torch.Tensor  # one-dimensional, contiguous, of any floating type
+    total: torch.Tensor  # float32 scalar on the target's device: gets the sum of what has been read
+
+
+class NotFiniteError(Exception):
+    """`entry` holds NaN or infinities, or becomes such in the model's dtype."""
+
+    def __init__(self, entry: Entry) -> None:
+        super().__init__("not finite")
+        self.entry = entry
 
 
 class Lane:
@@ -41,16 +50,18 @@ class Lane:
 
     def fill(self, piece: Piece) -> int:
         """Returns the bytes read. Raises MalformedFileError, OSError."""
-        file, entry, begin, target = piece
+        file, entry, begin, target, total = piece
         size = entry.dtype.itemsize
         offset, count = entry.start + begin * size, target.numel() * size
         if not self._on_gpu and target.dtype == entry.dtype:
             file.read_into(_bytes_of(target), offset)
+            total.copy_(target.sum())
             return count
         buffer = self._next_buffer()[:count]
         file.read_into(_bytes_of(buffer), offset)
         with torch.cuda.stream(self._stream):
             target.copy_(buffer.view(entry.dtype), non_blocking=self._on_gpu)
+            total.copy_(target.sum())
             if self._stream is not None:
                 self._sent[self._turn].record(self._stream)
         return count
@@ -75,9 +86,13 @@ class Lane:
 def transfer(tensors: list[tuple[SafetensorsFile, Entry, torch.Tensor]], device: torch.device) -> Iterator[int]:
     """Fill each tensor (contiguous, of its entry's shape) from its file; yields the bytes of each piece that is read.
 
-    All is there when the iterator ends. Raises MalformedFileError or OSError of the first piece that fails.
+    All is there when the iterator ends. Raises MalformedFileError or OSError of the first piece that fails, and
+    NotFiniteError for a tensor that holds NaN or infinities.
     """
-    pieces = [piece for file, entry, target in tensors for piece in _pieces(file, entry, target.view(-1))]
+    parts = [(file, entry, *part) for file, entry, target in tensors for part in _parts(entry, target.view(-1))]
+    # A sum is NaN or infinite if anything in it is; sums are looked at once all is read, so that nothing waits.
+    totals = torch.empty(len(parts), dtype=torch.float32, device=device)
+    pieces = [Piece(*part, total) for part, total in zip(parts, totals.unbind(), strict=True)]
     lanes: list[Lane] = []
     own = threading.local()
 
@@ -101,12 +116,15 @@ def transfer(tensors: list[tuple[SafetensorsFile, Entry, torch.Tensor]], device:
             pool.shutdown(wait=True, cancel_futures=True)
             for lane in lanes:
                 lane.finish()
+    for index in (~totals.isfinite()).nonzero().flatten().tolist():
+        if not pieces[index].target.isfinite().all():  # a sum of finite numbers may be too large
+            raise NotFiniteError(pieces[index].entry)
 
 
-def _pieces(file: SafetensorsFile, entry: Entry, target: torch.Tensor) -> Iterator[Piece]:
+def _parts(entry: Entry, target: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
     step = max(CHUNK_BYTES // entry.dtype.itemsize, 1)
     for begin in range(0, target.numel(), step):
-        yield Piece(file, entry, begin, target[begin : begin + step])
+        yield begin, target[begin : begin + step]
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeE
 from quire.foundation.errors import WeightsError
 from quire.models.base import Model
 from quire.models.safetensors_file import Entry, MalformedFileError, SafetensorsFile
-from quire.models.transfer import transfer
+from quire.models.transfer import NotFiniteError, transfer
 
 INDEX = "model.safetensors.index.json"
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -34,7 +34,8 @@ def load(model: Model, folder: Path, load_format: str, show_progress: bool = Fal
 
     load_format: "auto" and "safetensors" read the checkpoint in `folder`, "dummy" draws random weights from `seed`.
     show_progress: a bar on the terminal, if there is one.
-    Raises WeightsError listing all that is missing, left over, misshapen or unreadable.
+    Raises WeightsError listing all that is missing, left over, misshapen or unreadable, and for tensors that hold NaN
+    or infinities, or that the config says are one and the same and are not.
     """
     if load_format == "dummy":
         fill_randomly(model, seed)
@@ -42,11 +43,25 @@ def load(model: Model, folder: Path, load_format: str, show_progress: bool = Fal
     targets = parameter_targets(model)
     with ExitStack() as stack:
         checkpoint = _Checkpoint(folder, model, targets, stack)
+        twins = {name: of for name, of in model.twins.items() if name in checkpoint.tensors}
+        targets |= {name: torch.empty_like(targets[of]) for name, of in twins.items()}
         checkpoint.check(targets)
         try:
             _read(checkpoint, targets, stack, show_progress)
         except (MalformedFileError, OSError) as error:
             raise WeightsError(f"the weights in {folder} could not be read: {error}", "model") from error
+        except NotFiniteError as error:
+            name = next(name for name, (_, entry) in checkpoint.tensors.items() if entry is error.entry)
+            raise WeightsError(
+                f"the weights in {folder} are broken: {name} holds NaN or infinity as {targets[name].dtype}", "model"
+            ) from None
+        for name, of in twins.items():
+            if not torch.equal(targets[name], targets[of]):
+                raise WeightsError(
+                    f"{folder}: config.json says tie_word_embeddings, but {name} is stored and differs from {of}; "
+                    'hf_overrides={"tie_word_embeddings": false} uses what is stored',
+                    "model",
+                )
 
 
 def fill_randomly(model: Model, seed: int) -> None:

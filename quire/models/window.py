@@ -1,32 +1,66 @@
-"""Sliding windows as Qwen's configs declare them."""
+"""Sliding windows as config.json declares them: one for all layers, or none."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from quire.config.reading import read, read_positive
+from quire.config.reading import read, read_count, read_positive
 from quire.foundation.errors import ConfigError
+from quire.foundation.json_file import shown
+
+_KINDS = ("full_attention", "sliding_attention")
 
 
-def uniform_window(config: Mapping[str, Any], num_layers: int) -> int | None:
-    """The window of all layers, None if they see everything.
+def uniform_window(
+    config: Mapping[str, Any], num_layers: int, max_positions: int, *, first_layer: int = 0
+) -> int | None:
+    """Tokens that a query of any layer sees; None: all, which is also what a window of `max_positions` or more is.
 
+    first_layer: with a window, unless `layer_types` says which have one.
     Raises ConfigError if only some layers have one: their KV would need a second group of blocks.
     """
-    if not read(bool, config, "use_sliding_window", False) or config.get("sliding_window") is None:
-        return None
-    kinds = config.get("layer_types")
+    window = None if config["sliding_window"] is None else read_positive(config, "sliding_window")
+    kinds = config["layer_types"]
     if kinds is None:
-        full = read(int, config, "max_window_layers", 28)
+        sliding = max(num_layers - first_layer, 0) if window is not None else 0
     else:
-        full = sum(kind != "sliding_attention" for kind in kinds)
-    if full >= num_layers:
-        return None
-    if full > 0:
+        sliding = _check_kinds(kinds, num_layers).count("sliding_attention")
+    if sliding and window is None:
         raise ConfigError(
-            f"config.json: use_sliding_window with {full} of {num_layers} layers without a window is not supported: "
-            "all layers must have one, or none",
-            "use_sliding_window",
+            "config.json: layer_types has sliding_attention, but there is no sliding_window (or use_sliding_window is "
+            "off)",
+            "layer_types",
         )
-    return read_positive(config, "sliding_window")
+    if window is None or not sliding or window >= max_positions:
+        return None
+    if sliding < num_layers:
+        raise ConfigError(
+            f"config.json: a sliding_window of {window} in {sliding} of {num_layers} layers is not supported: all must "
+            f"have one, or none; with max_model_len <= {window} it has no effect",
+            "sliding_window",
+        )
+    return window
+
+
+def optional_window(config: Mapping[str, Any], num_layers: int, max_positions: int) -> int | None:
+    """The same for families with a switch, whose first layers see everything."""
+    on = read(bool, config, "use_sliding_window")
+    first = read_count(config, "max_window_layers")
+    used = config if on else {**config, "sliding_window": None}
+    return uniform_window(used, num_layers, max_positions, first_layer=first)
+
+
+def _check_kinds(kinds: Any, num_layers: int) -> list[str]:
+    if not isinstance(kinds, list) or len(kinds) != num_layers:
+        raise ConfigError(
+            f"config.json: layer_types must be a list with an entry for each of "
+            f"num_hidden_layers={num_layers}, got {shown(kinds)}",
+            "layer_types",
+        )
+    for kind in kinds:
+        if kind not in _KINDS:
+            raise ConfigError(
+                f"config.json: layer_types may hold {' and '.join(_KINDS)}, got {shown(kind)}", "layer_types"
+            )
+    return kinds

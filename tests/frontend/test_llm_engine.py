@@ -171,7 +171,7 @@ def test_a_scripts_own_parser_takes_every_option() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [["--dtype", "bf16"], ["--hf-overrides", "[1]"], ["--seed", "x"], ["--max-model", "x"]]
+    "given", [["--dtype", "int7"], ["--hf-overrides", "[1]"], ["--seed", "x"], ["--max-model", "x"]]
 )
 def test_flags_that_cannot_be(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

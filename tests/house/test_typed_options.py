@@ -22,7 +22,7 @@ reveal_type(EngineArgs().kv_cache_dtype)
 BAD = {
     'LLM("model", max_model_lne=4)': "max_model_lne",
     'LLM("model", max_model_len="4k")': "max_model_len",
-    'LLM("model", dtype="bf16")': "dtype",
+    'LLM("model", dtype="int7")': "dtype",
     'LLM("model", enable_prefix_caching="no")': "enable_prefix_caching",
     'LLM("model", hf_overrides=["a"])': "hf_overrides",
     "EngineArgs(sed=1)": "sed",

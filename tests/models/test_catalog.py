@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from quire.config.families import supported
+from quire.config.hf_config import hf_config
 from quire.config.model_info import ModelInfo
 from quire.foundation.errors import ConfigError
 from quire.models import catalog
@@ -17,18 +19,18 @@ from quire.models.base import DecoderStack
 from tests.models.checkpoints import CPU, TINY
 
 
-def build(architecture: str = "LlamaForCausalLM", **config: Any) -> DecoderStack:
+def build(architecture: str = "LlamaForCausalLM", max_positions: int = 64, **config: Any) -> DecoderStack:
     info = ModelInfo(
         path="",
         architecture=architecture,
-        hf_config={**TINY, **config},
+        hf_config=hf_config({"architectures": [architecture], **TINY, **config}, {}).values,
         vocab_size=TINY["vocab_size"],
         max_position=64,
         eos_token_ids=[],
         bos_token_id=None,
         dtype="float32",
     )
-    return catalog.build(info, torch.float32, CPU, 64)
+    return catalog.build(info, torch.float32, CPU, max_positions)
 
 
 def refusal(architecture: str = "LlamaForCausalLM", **config: Any) -> str:
@@ -40,45 +42,49 @@ def refusal(architecture: str = "LlamaForCausalLM", **config: Any) -> str:
 def test_every_family_file_is_found_and_has_a_builder() -> None:
     import importlib
 
-    assert set(catalog.supported()) >= {
+    assert set(supported()) >= {
         "LlamaForCausalLM",
         "MistralForCausalLM",
         "Qwen2ForCausalLM",
         "Qwen3ForCausalLM",
     }
-    for architecture, file in catalog.supported().items():
+    for architecture, file in supported().items():
         family = importlib.import_module(f"quire.models.{file}")
         assert architecture in family.architectures
         assert callable(family.build)
 
 
 def test_looking_for_one_model_imports_no_other() -> None:
-    code = "import sys; from quire.models import catalog; catalog.supported(); print([m for m in sys.modules])"
+    code = "import sys; from quire.config.families import supported; supported(); print([m for m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
     )
-    assert "quire.models.catalog" in done.stdout
-    assert not [family for family in set(catalog.supported().values()) if f"'quire.models.{family}'" in done.stdout]
+    assert "quire.config.families" in done.stdout
+    assert "quire.models" not in done.stdout
 
 
 def test_unknown_architecture_names_the_nearest_and_all() -> None:
     message = refusal("Qwen4ForCausalLM")
     assert "'Qwen4ForCausalLM'" in message
     assert "nearest is Qwen3ForCausalLM" in message or "nearest is Qwen2ForCausalLM" in message
-    assert all(name in message for name in catalog.supported())
+    assert all(name in message for name in supported())
     assert "nearest" not in refusal("XYZ")
 
 
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"num_attention_heads": None}, ["lacks", "num_attention_heads"]),
+        ({"num_attention_heads": None}, ["num_attention_heads", "null"]),
         ({"num_attention_heads": "16"}, ["num_attention_heads", "an integer", "'16'"]),
         ({"num_attention_heads": True}, ["num_attention_heads", "True"]),
         ({"num_hidden_layers": 0}, ["num_hidden_layers", ">= 1", "0"]),
         ({"num_key_value_heads": 3}, ["num_attention_heads=4", "3"]),
-        ({"hidden_act": "gelu"}, ["hidden_act", "'silu'", "'gelu'"]),
-        ({"rms_norm_eps": "small"}, ["rms_norm_eps", "a number", "'small'"]),
+        ({"hidden_act": "gelu"}, ["hidden_act='gelu'", "'silu'"]),
+        ({"rms_norm_eps": float("nan")}, ["rms_norm_eps", "finite", "nan"]),
+        ({"rms_norm_eps": -1e-6}, ["rms_norm_eps", ">= 0"]),
+        ({"vocab_size": 10**30}, ["vocab_size", "<= 2147483647"]),
+        ({"hidden_size": 2**31 - 4, "intermediate_size": 2**31 - 1, "head_dim": 8}, ["cannot be allocated"]),
+        ({"rms_norm_eps": "small"}, ["rms_norm_eps", "a finite number", "'small'"]),
         ({"attention_bias": 1}, ["attention_bias", "true or false", "1"]),
         ({"quantization_config": {"quant_method": "awq"}}, ["quantized", "quantization_config"]),
         ({"rope_scaling": [1]}, ["rope_scaling", "object"]),
@@ -96,9 +102,10 @@ def test_configs_that_cannot_be(config: dict[str, Any], words: list[str]) -> Non
 
 def test_windows_of_some_layers_only_are_refused() -> None:
     window = {"use_sliding_window": True, "sliding_window": 8}
-    assert "1 of 3 layers" in refusal("Qwen2ForCausalLM", **window, max_window_layers=1)
+    assert "2 of 3 layers" in refusal("Qwen2ForCausalLM", **window, max_window_layers=1)
     kinds = ["full_attention", "sliding_attention", "full_attention"]
-    assert "2 of 3 layers" in refusal("Qwen3ForCausalLM", **window, layer_types=kinds)
+    assert "1 of 3 layers" in refusal("Qwen3ForCausalLM", **window, layer_types=kinds)
+    assert "1 of 3 layers" in refusal("MistralForCausalLM", sliding_window=8, layer_types=kinds)
 
 
 @pytest.mark.parametrize(
@@ -109,10 +116,50 @@ def test_windows_of_some_layers_only_are_refused() -> None:
         ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3}, None),
         ({"use_sliding_window": True, "sliding_window": 8}, None),
         ({"use_sliding_window": True, "sliding_window": 8, "layer_types": ["sliding_attention"] * 3}, 8),
+        ({"use_sliding_window": True, "sliding_window": 8, "layer_types": ["full_attention"] * 3}, None),
+        # As wide as the context (64): of no effect, whichever layers have it.
+        ({"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, None),
+        ({"use_sliding_window": True, "sliding_window": 63, "max_window_layers": 0}, 63),
     ],
 )
 def test_windows_of_all_layers_or_none(config: dict[str, Any], window: int | None) -> None:
     assert build("Qwen2ForCausalLM", **config).sliding_window == window
+
+
+SLIDING, FULL = ["sliding_attention"] * 3, ["full_attention"] * 3
+
+
+@pytest.mark.parametrize(
+    ("config", "window"),
+    [
+        ({}, 4096),  # transformers' default for a missing key
+        ({"sliding_window": None}, None),
+        ({"sliding_window": 8}, 8),
+        ({"sliding_window": 8, "layer_types": None}, 8),
+        ({"sliding_window": 8, "layer_types": SLIDING}, 8),
+        ({"sliding_window": 8, "layer_types": FULL}, None),
+        ({"sliding_window": None, "layer_types": FULL}, None),
+        ({"sliding_window": 8192, "layer_types": [*SLIDING[:2], *FULL[:1]]}, None),
+    ],
+)
+def test_windows_of_mistral(config: dict[str, Any], window: int | None) -> None:
+    assert build("MistralForCausalLM", 8192, **config).sliding_window == window
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "words"),
+    [
+        ("MistralForCausalLM", {"sliding_window": None, "layer_types": SLIDING}, "there is no sliding_window"),
+        ("Qwen3ForCausalLM", {"layer_types": SLIDING}, "there is no sliding_window"),
+        ("Qwen2ForCausalLM", {"layer_types": FULL[:2]}, "an entry for each of num_hidden_layers=3"),
+        ("Qwen2ForCausalLM", {"layer_types": "full_attention"}, "must be a list"),
+        ("Qwen2ForCausalLM", {"layer_types": [*FULL[:2], "linear_attention"]}, "got 'linear_attention'"),
+        ("LlamaForCausalLM", {"sliding_window": 8}, "sliding_window=8 is not supported"),
+        ("LlamaForCausalLM", {"layer_types": SLIDING}, "layer_types="),
+    ],
+)
+def test_windows_that_cannot_be(architecture: str, config: dict[str, Any], words: str) -> None:
+    assert words in refusal(architecture, **config)
 
 
 def test_facts_for_the_worker() -> None:

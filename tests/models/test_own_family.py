@@ -25,6 +25,7 @@ PROMPT, GREEDY = [1, 2, 3], SamplingParams(max_tokens=4, temperature=0.0)
 class Family:
     """The demo model's family under another name."""
 
+    defaults = qwen3.defaults
     built: ClassVar[list[int]] = []
 
     @classmethod

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from quire.config.model_info import read_model_info
-from quire.foundation.errors import WeightsError
+from quire.foundation.errors import ConfigError, WeightsError
 from quire.models import catalog, weights
 from quire.models.base import DecoderStack
 from tests.models import checkpoints
@@ -94,11 +95,62 @@ def test_rotary_tables_of_old_checkpoints_are_skipped(folder: Path) -> None:
     assert equal(before, checkpoints.load(folder))
 
 
-def test_a_tied_model_ignores_a_stored_head(tmp_path: Path) -> None:
-    folder = checkpoints.save(checkpoints.make("Llama", tie_word_embeddings=True), tmp_path)
-    before = checkpoints.load(folder)
-    change(folder, lm_head__weight=torch.ones(97, 48))
-    assert equal(before, checkpoints.load(folder))
+@pytest.fixture
+def tied(tmp_path: Path) -> Path:
+    return checkpoints.save(checkpoints.make("Llama", tie_word_embeddings=True), tmp_path)
+
+
+def test_a_stored_head_that_equals_the_embeddings_is_tied(tied: Path) -> None:
+    before = checkpoints.load(tied)
+    change(tied, lm_head__weight=load_file(tied / FILE)["model.embed_tokens.weight"].clone())
+    assert equal(before, checkpoints.load(tied))
+
+
+def test_a_stored_head_that_differs_is_not_dropped(tied: Path) -> None:
+    """transformers takes the stored one, with a warning; here the user says which."""
+    from tests.models.paged import PagedRows
+
+    change(tied, lm_head__weight=torch.randn(97, 48))
+    message = error_of(tied)
+    assert "tie_word_embeddings" in message
+    assert "lm_head.weight" in message
+    ids = list(range(20))
+    (ours,) = PagedRows(checkpoints.load(tied, tie_word_embeddings=False)).step([1], [ids])
+    with torch.inference_mode():
+        theirs = transformers.LlamaForCausalLM.from_pretrained(tied)(torch.tensor([ids])).logits[0]
+    assert (ours - theirs).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_not_finite(folder: Path, value: float) -> None:
+    broken = load_file(folder / FILE)["model.layers.1.mlp.up_proj.weight"]
+    broken[7, 5] = value
+    change(folder, model__layers__1__mlp__up_proj__weight=broken)
+    assert "model.layers.1.mlp.up_proj.weight holds NaN or infinity as torch.float32" in error_of(folder)
+
+
+def test_weights_that_the_wanted_type_cannot_hold(folder: Path) -> None:
+    change(folder, model__norm__weight=torch.full((48,), 1e5))
+    with pytest.raises(WeightsError, match=r"model\.norm\.weight holds NaN or infinity as torch\.float16"):
+        checkpoints.load(folder, torch.float16)
+
+
+def test_finite_weights_with_an_infinite_sum_are_read(folder: Path) -> None:
+    change(
+        folder,
+        model__norm__weight=torch.full((48,), 3e38),
+        model__layers__0__mlp__up_proj__weight=torch.full((80, 48), 6e4),
+    )
+    checkpoints.load(folder)
+    change(folder, model__norm__weight=torch.ones(48))
+    checkpoints.load(folder, torch.float16)
+
+
+@pytest.mark.parametrize("name", [FILE, "config.json"])
+def test_a_pointer_of_git_lfs_is_called_that(folder: Path, name: str) -> None:
+    (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 123\n")
+    with pytest.raises(ConfigError, match=rf"(?s){name}.*Git LFS pointer.*git lfs pull"):
+        checkpoints.load(folder)
 
 
 def test_without_a_terminal_nothing_is_printed(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -231,6 +283,9 @@ MALFORMED = {
     "far past the end": header(tensor(offsets=[2**62, 2**62 + 16])),
     "fewer bytes than the shape": header(tensor(shape=[5])),
     "more bytes than the shape": header(tensor(shape=[3])),
+    "bytes behind the last tensor": header(tensor()),
+    "bytes of no tensor": header(tensor(offsets=[48, 64])),
+    "overlapping tensors": header({**tensor(), "other": tensor(offsets=[12, 28])["norm"]}, b"\0" * 28),
 }
 
 

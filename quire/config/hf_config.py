@@ -1,0 +1,146 @@
+"""config.json, completed and checked: every key that changes the maths is honoured or refused by name.
+
+A family declares the keys it reads, with what transformers takes for a missing one, and the keys whose values its
+layers are bound to (`families.py`). Of the others, some say nothing about the maths; some would change it if the family
+knew them, and are refused unless they are neutral; the rest nobody knows, and they are named in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.config.families import Family, family_of
+from quire.config.reading import read, read_count, read_positive
+from quire.config.rope import ROPE_KEYS, check_rope, merge_rope, unknown_rope_keys
+from quire.foundation.errors import ConfigError
+from quire.foundation.json_file import read_json_object, shown
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Of training, of files, of how results are presented; of generation, which generation_config.json says better.
+HARMLESS = _words(
+    """
+    _attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash
+    _experts_implementation_internal _name_or_path _num_labels architectures attention_dropout
+    attention_probs_dropout_prob attn_implementation auto_map bad_words_ids begin_suppress_tokens bos_token_id
+    chunk_size_feed_forward classifier_dropout cross_attention_hidden_size decoder_start_token_id diversity_penalty
+    do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty
+    finetuning_task forced_bos_token_id forced_eos_token_id function_to_apply gradient_checkpointing hidden_dropout
+    hidden_dropout_prob id2label initializer_factor initializer_range is_matryoshka keys_to_ignore_at_inference label2id
+    length_penalty matryoshka_dimensions max_length min_length model_type name_or_path no_repeat_ngram_size
+    num_beam_groups num_beams num_labels num_return_sequences output_attentions output_hidden_states output_past
+    output_scores pad_token_id prefix pretraining_tp problem_type remove_invalid_values repetition_penalty resid_pdrop
+    return_dict return_dict_in_generate sbert_ce_default_activation_function sentence_transformers sep_token_id
+    suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p
+    torch_dtype torchscript transformers_version typical_p unk_token_id use_bfloat16 use_cache use_return_dict
+    """
+)
+# Of other families: in a config of one that does not know them they would be ignored without a word.
+ELSEWHERE = _words(
+    """
+    add_swa_attention_sink_bias alibi attention_chunk_size attention_multiplier attn_logit_softcapping attn_output_gate
+    block_configs clip_qkv dim_model_base embedding_multiplier final_logit_softcapping interleaved_sliding_window
+    kv_lora_rank layer_types logit_scale logits_scaling n_routed_experts no_rope_layer_interval no_rope_layers
+    num_experts num_kv_shared_layers num_local_experts parallel_attn per_layer_config pruned_heads q_lora_rank
+    qk_layernorm quantization_config query_pre_attn_scalar residual_multiplier rotary_dim rotary_pct scale_depth
+    scale_emb sliding_window sliding_window_pattern swiglu_limit text_config use_bidirectional_attention
+    use_parallel_residual use_qk_norm
+    """
+)
+_NULLABLE = {"num_key_value_heads", "sliding_window"}
+_FROM_ZERO = {"max_window_layers", "pad_token_id"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HFConfig:
+    family: Family
+    architecture: str
+    values: dict[str, Any]  # as given, what was missing filled in, rotary settings in one form
+    unknown: tuple[str, ...]  # keys that mean nothing here, nor to transformers
+
+
+def read_hf_config(folder: Path, overrides: Mapping[str, Any]) -> HFConfig:
+    """Raises ConfigError naming the key that is missing, not of its type, out of range or not supported."""
+    return hf_config(read_json_object(folder / "config.json", "model"), overrides, f"{folder}/config.json")
+
+
+def hf_config(file: Mapping[str, Any], overrides: Mapping[str, Any], name: str = "config.json") -> HFConfig:
+    """The same of a config.json that has been read; name: of it, for errors."""
+    given = {**file, **overrides}
+    architecture = architecture_of(given, name)
+    family = family_of(architecture)
+    values = {**family.defaults, **given}
+    if family.is_own and (missing := [key for key in family.defaults if key not in given and key != "rope_parameters"]):
+        raise ConfigError(f"{name} lacks {', '.join(missing)}", "model")
+    for key, default in family.defaults.items():
+        _check(values, key, default)
+    for key, allowed in family.fixed.items():
+        if key in given and not _among(given[key], allowed):
+            raise _unsupported(key, given[key], f"{family.name}'s layers are made for {_listed(allowed)}")
+    known = {*HARMLESS, *family.defaults, *family.fixed}
+    unknown = []
+    if "rope_parameters" in family.defaults:
+        known |= set(ROPE_KEYS)
+        rope = merge_rope(file, overrides)
+        unknown += unknown_rope_keys(rope)
+        values = {key: value for key, value in values.items() if key not in ROPE_KEYS}
+        values["rope_parameters"] = check_rope(rope, values["max_position_embeddings"])
+    for key in () if family.is_own else given.keys() - known:
+        if key not in ELSEWHERE:
+            unknown.append(key)
+        elif given[key] and given[key] != 1:
+            hint = "quantized checkpoints are not supported" if key == "quantization_config" else None
+            raise _unsupported(key, given[key], hint or f"{family.name}'s layers do not know it")
+    return HFConfig(family=family, architecture=architecture, values=values, unknown=tuple(sorted(unknown)))
+
+
+def architecture_of(given: Mapping[str, Any], name: str) -> str:
+    """Of a config.json. Raises ConfigError if it does not say."""
+    names = given.get("architectures")
+    if names is not None and (not isinstance(names, list) or not all(isinstance(item, str) for item in names)):
+        raise ConfigError(f"{name}: architectures must be a list of strings, got {shown(names)}", "model")
+    if not names:
+        raise ConfigError(f"{name} has no 'architectures': Quire cannot tell what model this is", "model")
+    return str(names[0])
+
+
+def _check(values: Mapping[str, Any], key: str, default: Any) -> None:
+    """Of the type of what the family takes for a missing one; a size if that is none."""
+    if key in ("layer_types", "rope_parameters"):  # whose readers check them
+        return
+    if values[key] is None and (default is None or key in _NULLABLE):
+        return
+    if values[key] is None:
+        raise ConfigError(f"config.json: {key} must not be null", key)
+    if isinstance(default, bool | str):
+        read(type(default), values, key)
+    elif isinstance(default, float):
+        number = read(float, values, key)
+        if number < 0:
+            raise ConfigError(f"config.json: {key} must be >= 0, got {number:g}", key)
+    elif key in _FROM_ZERO:
+        read_count(values, key)
+    else:
+        read_positive(values, key)
+
+
+def _among(value: Any, allowed: tuple[Any, ...]) -> bool:
+    return any(type(value) is type(item) and value == item for item in allowed)
+
+
+def _listed(allowed: tuple[Any, ...]) -> str:
+    return " or ".join(repr(value) for value in allowed if value is not None)
+
+
+def _unsupported(key: str, value: Any, why: str) -> ConfigError:
+    return ConfigError(
+        f"config.json: {key}={shown(value)} is not supported: {why}; "
+        f'hf_overrides={{"{key}": null}} runs the model as if it were not there',
+        key,
+    )
