@@ -24,6 +24,7 @@ from quire.worker.sampling.custom import CustomProcessors
 from quire.worker.sampling.plugins import LogitsProcessor
 from quire.worker.sampling.sampler import Sampler
 from quire.worker.seats import Seats
+from quire.worker.streams import Streams
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -39,12 +40,18 @@ class Assembly:
     """Makes runners of one model, on caches of any size. Raises ConfigError where no attention backend will do."""
 
     def __init__(
-        self, resolved: Resolved, model: DecoderStack | PoolingModel, spec: KVGroupSpec, device: torch.device
+        self,
+        resolved: Resolved,
+        model: DecoderStack | PoolingModel,
+        spec: KVGroupSpec,
+        device: torch.device,
+        streams: Streams,
     ) -> None:
         self._resolved = resolved
         self._model = model
         self._spec = spec
         self._device = device
+        self._streams = streams
         self.backend_name = ""  # of the runner made last
 
     @property
@@ -99,6 +106,7 @@ class Assembly:
             max_rows=rows,
             staging_capacity=max(_STAGED_INTS, 2 * tokens + 8 * rows),
             device=self._device,
+            stream=self._streams.compute,
         )
 
     def _generating(
@@ -139,6 +147,7 @@ class Assembly:
             max_rows=rows,
             staging_capacity=max(_STAGED_INTS, 2 * tokens + 8 * rows),
             device=device,
+            streams=self._streams,
             decode_sizes=decode_sizes(wanted, backend.prefix_support),
             padded=padded,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,7 @@ from quire.worker.readback import StepHandle
 from quire.worker.runner import Runner
 from quire.worker.sampling.custom import make_processors
 from quire.worker.sampling.plugins import ProcessorSetup
+from quire.worker.streams import Streams
 from quire.worker.trial_steps import ALL_FEATURES, prompt_chunks, prompts_to_pool, run_picky, spread
 
 if TYPE_CHECKING:
@@ -51,22 +53,34 @@ class Worker:
         self.runner: Runner | PoolingRunner | None = None
         self._unprepared: list[int] = []  # sizes of steps whose products the library has not loaded yet, falling
         self._awaiting: MaskedStep | None = None  # the latest step, if it waits for its masks
+        self._streams: Streams | None = None
+        self._threads_before: int | None = None  # torch's, in a process that may be another's
 
     # -- start --------------------------------------------------------------------------------------------------
 
     def start(self) -> WorkerReport:
-        """Bring the model up. Raises ConfigError (and kin) if it cannot run here."""
+        """Bring the model up. Raises ConfigError (and kin) if it cannot run here, and holds nothing then."""
+        try:
+            return self._start()
+        except BaseException as error:
+            _forget_frames(error)
+            self.shutdown()
+            raise
+
+    def _start(self) -> WorkerReport:
         resolved, config, info = self._resolved, self._resolved.config, self._resolved.info
         with self._phase("device"):
             self._platform = select_platform(resolved.device)
+            self._threads_before = torch.get_num_threads()
             self._device = self._platform.set_up(config.runtime.num_threads)
+            self._streams = Streams(self._device)
             self._free_at_start = self._platform.free_bytes()
         with self._phase("build"):
             self._model = model = self._build_model()
         if self._device.type == "cpu" and not config.runtime.num_threads and model.num_bytes() < _SMALL_MODEL:
             torch.set_num_threads(1)
         spec = model.kv_spec(config.cache.block_size, DTYPES[resolved.kv_dtype])
-        assembly = Assembly(resolved, model, spec, self._device)
+        assembly = Assembly(resolved, model, spec, self._device, self._streams)
         setup = ProcessorSetup(info.vocab_size, self._device, Path(info.path))
         processors = make_processors(config.model.logits_processors, setup)
         with self._phase("rehearse"):
@@ -151,23 +165,27 @@ class Worker:
         return rehearsal
 
     def _measure(self, assembly: Assembly) -> Memory:
-        """What the device has, and what the largest step there can be takes of it, run on a cache of one block."""
+        """What the device has, and what the largest step there can be takes of it, run on a cache of one block.
+
+        Others may live in this process: what counts is by how much that step makes the allocator grow.
+        """
         activations = 0
         if self._device.type != "cpu":
             runner = assembly.runner(1, self._resolved.max_model_len, with_graphs=False)
+            torch.cuda.synchronize()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_reserved()
             runner.run(self._step(assembly, assembly.max_tokens)).result()
             if isinstance(runner, Runner):
                 # Everything that few requests ask for, once, so that the first of them does not wait for a compiler.
                 run_picky(runner, ALL_FEATURES, self._resolved.info.vocab_size).result()
             torch.cuda.synchronize()
-            activations = torch.cuda.max_memory_reserved() - self._model.num_bytes()
+            activations = torch.cuda.max_memory_reserved() - before
             del runner
             torch.cuda.empty_cache()
         return Memory(
             is_cpu=self._device.type == "cpu",
-            free_at_start=self._free_at_start,
             free=self._platform.free_bytes(),
             weights=self._model.num_bytes(),
             activations=activations,
@@ -223,8 +241,23 @@ class Worker:
 
     def shutdown(self) -> None:
         """Give the device's memory back; also after a start that failed half-way."""
-        self.runner = self._awaiting = None
-        self.__dict__.pop("_model", None)
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
+        self.runner = self._awaiting = None
+        self.__dict__.pop("_model", None)
+        if self._streams is not None:
+            self._streams.give_back()
+            self._streams = None
+        if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
+        if self._threads_before is not None:
+            torch.set_num_threads(self._threads_before)
+            self._threads_before = None
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Whoever keeps an error, as a notebook does, shall not keep the tensors of those it went through."""
+    seen: BaseException | None = error
+    while seen is not None:
+        traceback.clear_frames(seen.__traceback__)
+        seen = seen.__cause__ or seen.__context__
