@@ -132,6 +132,7 @@ class Runner:
             elif (
                 (graphs := self.mixed_graphs)
                 and graphs.captured
+                and not (self._backend.prompt_wave and self._builder.is_far(plan))
                 and (size := graphs.size_for(plan, layout is not None))
             ):
                 sample = self._padded_step(plan, layout, size, graphs)

@@ -119,6 +119,7 @@ class Worker:
             attention_backend=assembly.backend_name,
             phases=self._phases,
             mixed_sizes=self.runner.mixed_sizes if isinstance(self.runner, Runner) else [],
+            prompt_cost=assembly.prompt_cost(),
             can_prepare=bool(self._unprepared),
             max_num_batched_tokens=assembly.max_tokens,
             notes=[size.note] if size.note else [],

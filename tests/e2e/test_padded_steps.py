@@ -36,6 +36,7 @@ class SlowAttention:
     name = "slow"
     graph_support = True
     prefix_support = True
+    prompt_wave = 0
 
     def __init__(self, spec: AttentionSpec) -> None:
         self.window = spec.sliding_window or 0
