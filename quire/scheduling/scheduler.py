@@ -34,8 +34,8 @@ from quire.types.result import StepResult
 
 class Scheduler:
     """max_prefill_chunk: tokens, 0 for no limit; num_blocks: the null block included; hash_seed: None draws one;
-    mixed_sizes, prompt_cost: see WorkerReport; clock: seconds, to see how long requests have waited; prefix_worth: when the worker
-    hears of rows that begin alike; vocab_size, mask_source: for requests with a constraint.
+    mixed_sizes, prompt_cost: see WorkerReport; clock: seconds, to see how long requests have waited; prefix_worth: when
+    the worker hears of rows that begin alike; vocab_size, mask_source: for requests with a constraint.
 
     Raises ConfigError for numbers with which no request could run.
     """
