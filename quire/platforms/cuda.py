@@ -31,5 +31,10 @@ class CUDAPlatform:
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(self._device)[0]
 
+    def driver_bytes(self) -> int:
+        """Memory that is taken, but not by this process's tensors: the driver's own, and other processes'."""
+        free, total = torch.cuda.mem_get_info(self._device)
+        return total - free - torch.cuda.memory_reserved(self._device)
+
     def total_bytes(self) -> int:
         return torch.cuda.mem_get_info(self._device)[1]

@@ -10,7 +10,7 @@ from quire.foundation.errors import DoesNotFitError
 from quire.types.kv import KVGroupSpec
 
 _GIB = 1024**3
-_SPARE_BYTES = 3 * _GIB // 8  # for kernel modules and graph pools, which no measurement before them can see
+_SPARE_BYTES = 3 * _GIB // 8  # for what graphs and late kernels take, which no measurement before them can see
 
 
 class Memory(NamedTuple):
@@ -20,6 +20,7 @@ class Memory(NamedTuple):
     free: int  # once the weights are there
     weights: int
     activations: int  # of the largest step
+    kept: int = 0  # that the driver keeps of earlier engines' graphs and kernels: paid for, and not free
 
 
 class CacheSize(NamedTuple):
@@ -70,7 +71,7 @@ def _budget(cache: CacheConfig, memory: Memory) -> tuple[float, str]:
         return cache.kv_cache_memory_bytes, "kv_cache_memory_bytes"
     # Not what was free before the start: what the process keeps of a first engine (code of kernels, the library's
     # workspace) was free then, and is not before a second one, which shall get the same.
-    share, left = cache.gpu_memory_utilization, memory.free + memory.weights
+    share, left = cache.gpu_memory_utilization, memory.free + memory.weights + min(memory.kept, _SPARE_BYTES)
     return left * share - memory.weights - memory.activations - _SPARE_BYTES, (
         f"{share:.0%} of the {left / _GIB:.1f} GiB that others leave, less "
         f"{memory.weights / _GIB:.1f} GiB weights and {memory.activations / _GIB:.1f} GiB activations"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +43,7 @@ _REHEARSED_TOKENS = 4096  # enough to be many, for every kernel
 # A CPU reads so small a model within a millisecond on one core: more threads would mostly wait for each other, and wait
 # very long as soon as another process wants their core.
 _SMALL_MODEL = 64 * 1024**2
+_kept: defaultdict[torch.device, int] = defaultdict(int)  # bytes; see Memory
 
 
 class Worker:
@@ -103,7 +105,9 @@ class Worker:
             self.runner = assembly.runner(size.num_blocks, size.max_model_len, processors=processors)
         with self._phase("graphs"):
             if isinstance(self.runner, Runner):
+                before = self._platform.driver_bytes()
                 self.runner.capture()
+                _kept[self._device] += max(0, self._platform.driver_bytes() - before)
         if self._device.type == "cuda" and isinstance(self.runner, Runner):
             most = round_size(resolved.max_num_batched_tokens)
             self._unprepared = list(range(most, 0, -SIZE_STEP))
@@ -149,13 +153,15 @@ class Worker:
         runner = assembly.runner(1, self._resolved.max_model_len)
         try:
             with Rehearsal() as rehearsal:
-                runner.run(self._step(assembly, tokens))
                 if isinstance(runner, Runner):
-                    # What is sampled here is garbage, so nothing may be looked up by it.
+                    # What is sampled here is garbage, so nothing may be looked up by it. The filters take the longest
+                    # to compile, so they are noted first.
                     params = msgspec.structs.replace(ALL_FEATURES, logprobs=None)
                     run_picky(runner, params, self._resolved.info.vocab_size)
+                    runner.run(self._step(assembly, tokens))
                     runner.rehearse()
                 else:
+                    runner.run(self._step(assembly, tokens))
                     longest = min(tokens, self._resolved.max_model_len)
                     for power in range(longest.bit_length()):  # kernels differ by the number of tokens
                         runner.run(self._step(assembly, 1 << power, rows=1))
@@ -190,6 +196,7 @@ class Worker:
             free=self._platform.free_bytes(),
             weights=self._model.num_bytes(),
             activations=activations,
+            kept=_kept[self._device],
         )
 
     def _step(self, assembly: Assembly, tokens: int, rows: int | None = None) -> StepPlan:
