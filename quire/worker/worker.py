@@ -153,15 +153,13 @@ class Worker:
         runner = assembly.runner(1, self._resolved.max_model_len)
         try:
             with Rehearsal() as rehearsal:
+                runner.run(self._step(assembly, tokens))
                 if isinstance(runner, Runner):
-                    # What is sampled here is garbage, so nothing may be looked up by it. The filters take the longest
-                    # to compile, so they are noted first.
+                    # What is sampled here is garbage, so nothing may be looked up by it.
                     params = msgspec.structs.replace(ALL_FEATURES, logprobs=None)
                     run_picky(runner, params, self._resolved.info.vocab_size)
-                    runner.run(self._step(assembly, tokens))
                     runner.rehearse()
                 else:
-                    runner.run(self._step(assembly, tokens))
                     longest = min(tokens, self._resolved.max_model_len)
                     for power in range(longest.bit_length()):  # kernels differ by the number of tokens
                         runner.run(self._step(assembly, 1 << power, rows=1))

@@ -107,7 +107,7 @@ def test_who_keeps_the_error_of_a_start_keeps_no_weights(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(catalog, "build", noted)
     with pytest.raises(DoesNotFitError, match="max_model_len") as refused:
-        LLM(max_model_len=512, cpu_kv_cache_memory_bytes=20_000)
+        LLM(device="cpu", max_model_len=512, cpu_kv_cache_memory_bytes=20_000)
     assert refused.value.__traceback__ is not None
     assert len(built) == 1
     assert built[0]() is None

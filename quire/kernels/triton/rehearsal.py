@@ -4,8 +4,8 @@ Triton compiles a kernel when it is first launched: one after the other, about h
 Nearly all of that happens outside the interpreter's lock or in other processes (ptxas, the C compiler), so threads
 share it well. Every variant that the rehearsed step would launch is found this way; nobody keeps a list.
 
-They begin when all are noted. That takes a second, and several beside threads that want the interpreter's lock at every
-turn; and who rehearses has other things to do that need no lock, as reading weights.
+They begin when all are noted, with the longest. To note them takes a second, and several beside threads that want the
+interpreter's lock at every turn; and who rehearses has other things to do that need no lock, as reading weights.
 """
 
 from __future__ import annotations
@@ -63,8 +63,10 @@ class Rehearsal:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         JITFunction.run = self._run
         triton.knobs.runtime.jit_cache_hook = self._hook
-        noted = self._noted if error is None else {}
-        for (function, _), specialization in noted.items():
+        if error is not None:
+            return
+        longest_first = sorted(self._noted.items(), key=lambda item: _length(item[0][0], set()), reverse=True)
+        for (function, _), specialization in longest_first:
             self._compiling.append(self._pool.submit(_compile, function, specialization))
 
     def wait(self) -> int:
@@ -86,6 +88,14 @@ class Rehearsal:
 def _compile(function: Any, specialization: str) -> None:
     kernel = function.preload(specialization)
     _ = kernel.run  # builds and loads the launcher, and the kernel onto the device
+
+
+def _length(function: Any, counted: set[Any]) -> int:
+    """Characters of a kernel's source and of the functions that it calls: about how long it takes to compile."""
+    counted.add(function)
+    called = [function.fn.__globals__.get(name) for name in function.fn.__code__.co_names]
+    inner = [one for one in called if isinstance(one, JITFunction) and one not in counted]
+    return len(function.src) + sum(_length(one, counted) for one in inner if one not in counted)
 
 
 def _kind(argument: Any) -> Any:
