@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +32,7 @@ class CountingDriver:
         self.utils = SimpleNamespace(
             load_binary=lambda name, *_: (name, name, 0, 0, 1024),
             get_device_properties=lambda _: {"max_shared_mem": 232448},
+            unload_module=lambda _: None,
         )
 
     def get_current_device(self) -> int:
@@ -46,13 +49,14 @@ class CountingDriver:
 
 
 @pytest.fixture
-def counting(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> CountingDriver:
+def counting(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[CountingDriver]:
     found = CountingDriver()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(driver, "_active", found)
-    return found
+    yield found
+    gc.collect()  # kernels are unloaded by the driver that has loaded them
 
 
 def kernels() -> tuple[Any, Any]:
