@@ -35,7 +35,7 @@ DEPTH = 2
 @dataclass
 class Step:
     plan: StepPlan
-    prompt_tokens: int
+    work: float
     submitted: float
     ends: float
 
@@ -80,7 +80,7 @@ class Model:
         if not self.late or not 0 < len(self.in_flight) < DEPTH or not self.scheduler.can_be_late:
             return
         step = self.in_flight[0]
-        ends = max(step.submitted, self.last) + self.scheduler.pace.predict(step.prompt_tokens)
+        ends = max(step.submitted, self.last) + self.scheduler.pace.predict(step.work)
         self.now = max(self.now, ends - PLAN_MARGIN - self.planning)
 
     def _submit(self) -> None:
@@ -92,7 +92,7 @@ class Model:
             starts = max(self.free, submitted + min(launch, 1e-3))
             self.now += launch
             self.free = max(starts + self._seconds(plan, count), self.now)
-            self.in_flight.append(Step(plan, count, submitted, self.free))
+            self.in_flight.append(Step(plan, self.scheduler.planned_work, submitted, self.free))
             self.planning = self.now - began
 
     def _seconds(self, plan: StepPlan, prompt_tokens: int) -> float:
@@ -113,7 +113,7 @@ class Model:
         step = self.in_flight.popleft()
         self.now = max(self.now, step.ends)
         if self.paced:
-            self.scheduler.pace.observe(step.prompt_tokens, self.now - max(step.submitted, self.last))
+            self.scheduler.pace.observe(step.work, self.now - max(step.submitted, self.last))
         self.last = self.now
         tokens = np.where(step.plan.samples, 7, -1).astype(np.int32)
         news = self.scheduler.settle(step.plan, StepResult(step=step.plan.step, tokens=tokens[:, None], counts=tokens))

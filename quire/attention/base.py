@@ -36,6 +36,9 @@ def prefix_tiles(rows: int, group: int) -> int:
     return rows // 2 if prefix_tile_rows(group) > 2 else rows * 2 // 3
 
 
+FAR = 16384  # tokens before a prompt chunk from which on attending to them is most of what a step does
+
+
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
     """Decode rows whose first tokens lie in the same blocks, each in at most one group.
@@ -67,6 +70,7 @@ class AttentionInputs:
     query_start: torch.Tensor  # [rows + 1]
     seq_lens: torch.Tensor  # [rows]
     block_table: torch.Tensor  # [max_seats + 1, max_blocks]
+    is_far: bool = False  # a row of several queries has FAR tokens and more before them; never with graphs
     prefix: SharedPrefix | None = None  # of decode rows; None: this step's kernels know of no prefixes
     # Host copies, for backends that loop in Python (CPU); None while a graph is captured.
     seats_host: list[int] | None = None
@@ -86,6 +90,7 @@ class AttentionBackend(Protocol):
     name: str
     graph_support: bool  # steps may be captured in a CUDA graph, if they come without host copies
     prefix_support: bool  # it makes use of `AttentionInputs.prefix`
+    prompt_wave: int  # see PromptCost; if there is one, far chunks are worth an eager step
 
     @staticmethod
     def refuses(spec: AttentionSpec) -> str | None:

@@ -90,6 +90,7 @@ class TorchCPUAttention:
     name = "torch_cpu"
     graph_support = False
     prefix_support = False
+    prompt_wave = 0
 
     def __init__(self, spec: AttentionSpec) -> None:
         self._spec = spec

@@ -36,6 +36,9 @@ class TritonAttention:
         self.spec = spec
         self.prefix_support = not spec.sliding_window  # a window may begin within a prefix
         self.sliding_window = spec.sliding_window or 0
+        self.prompt_wave = paged_attention.prefill_wave(
+            spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.block_size, spec.kv_dtype, spec.device
+        )
         self.workspace = paged_attention.decode_workspace(
             spec.max_rows, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.device
         )
@@ -78,7 +81,7 @@ class TritonAttention:
             others = paged_attention.prefill_schedule(
                 inputs.seats[rows], inputs.query_start[split:], inputs.seq_lens[rows], inputs.num_tokens - split,
                 inputs.max_query_len, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.block_size,
-                spec.kv_dtype, self.sliding_window,
+                spec.kv_dtype, self.sliding_window, is_far=inputs.is_far,
             )  # fmt: skip
         return TritonPlan(inputs, decodes, others)
 

@@ -54,6 +54,7 @@ class InFlight(NamedTuple):
     plan: StepPlan
     future: StepFuture
     prompt_tokens: int
+    work: float  # see Pace
     submitted: float  # time.perf_counter() just before
 
 
@@ -255,7 +256,7 @@ class EngineCore:
             return
         ends = self._in_flight[0].submitted
         for step in self._in_flight:
-            ends = max(ends, self._last_result, step.submitted) + self._scheduler.pace.predict(step.prompt_tokens)
+            ends = max(ends, self._last_result, step.submitted) + self._scheduler.pace.predict(step.work)
         now = time.perf_counter()
         pause = ends - now - max(PLAN_MARGIN, MARGIN_SHARE * (ends - self._in_flight[0].submitted))
         pause = min(pause - self._planning_seconds, LONGEST_HOLD)
@@ -273,7 +274,8 @@ class EngineCore:
                 return
             submitted = time.perf_counter()
             prompt_tokens = int(plan.num_tokens.sum()) - plan.num_decodes
-            self._in_flight.append(InFlight(plan, self._executor.submit(plan), prompt_tokens, submitted))
+            future = self._executor.submit(plan)
+            self._in_flight.append(InFlight(plan, future, prompt_tokens, self._scheduler.planned_work, submitted))
             self._planning_seconds = time.perf_counter() - began
             self._clock.lap("submit")
             self._send_masks()
@@ -290,7 +292,7 @@ class EngineCore:
             self._clock.lap("submit")
 
     def _settle_oldest(self) -> EngineOutputs:
-        plan, future, prompt_tokens, submitted = self._in_flight.popleft()
+        plan, future, prompt_tokens, work, submitted = self._in_flight.popleft()
         try:
             result = future.result()
         except EngineDeadError:
@@ -301,7 +303,7 @@ class EngineCore:
         self._clock.lap("wait")
         now = time.perf_counter()
         if result.error is None:
-            self._scheduler.pace.observe(prompt_tokens, now - max(submitted, self._last_result))
+            self._scheduler.pace.observe(work, now - max(submitted, self._last_result))
         self._last_result = now
         outputs = self._scheduler.settle(plan, result)
         self._num_steps += 1
@@ -382,6 +384,7 @@ def _make_scheduler(resolved: Resolved, report: WorkerReport, grammars: Grammars
         preempt_every_step=schedule.preempt_every_step,
         enable_prefix_caching=cache.enable_prefix_caching,
         mixed_sizes=report.mixed_sizes,
+        prompt_cost=report.prompt_cost,
         vocab_size=report.vocab_size,
         mask_source=grammars,
     )

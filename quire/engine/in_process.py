@@ -6,6 +6,8 @@ import asyncio
 import gc
 import os
 import select
+import sys
+import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,13 +33,16 @@ class InProcessClient(ClientBase):
         self._inbox = LocalInbox()
         self._thread: ThreadPoolExecutor | None = None
         self._core = EngineCore(resolved, make_executor(resolved, worker), clock)
+        self._close = weakref.finalize(self, _close, self._core, self._inbox)  # also for who forgets `shutdown`
+        self._close.atexit = False  # the process gives all back by itself
+        is_first = "torch" not in sys.modules
         try:
             self.info = self._core.start()
         except BaseException:
-            self._core.shutdown()
-            self._inbox.close()
+            self._close()
             raise
-        gc.freeze()  # a pool's blocks are many and no garbage: no collection shall look at them in the middle of a step
+        if is_first:
+            gc.collect()  # importing torch leaves rings of frames behind, which hold all that this stack of calls holds
 
     def _send(self, message: ToCore) -> None:
         self._inbox.put(message)
@@ -71,8 +76,12 @@ class InProcessClient(ClientBase):
             self._read_until(lambda: False, None)  # until it is dead
         if self._thread is not None:
             self._thread.shutdown()
-        self._core.shutdown()
-        self._inbox.close()
+        self._close()
+
+
+def _close(core: EngineCore, inbox: LocalInbox) -> None:
+    core.shutdown()
+    inbox.close()
 
 
 class LocalInbox:

@@ -20,14 +20,8 @@ class InProcessExecutor:
         self._worker: Worker | None = None
 
     def start(self) -> WorkerReport:
-        worker = load_worker(self._resolved, self._worker_class)
-        try:
-            report = worker.start()
-        except BaseException:
-            worker.shutdown()
-            raise
-        self._worker = worker
-        return report
+        self._worker = load_worker(self._resolved, self._worker_class)
+        return self._worker.start()
 
     def submit(self, plan: StepPlan) -> StepFuture:
         assert self._worker is not None, "start() comes first"

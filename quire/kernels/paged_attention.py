@@ -124,12 +124,15 @@ def prefill_schedule(
     block_size: int,
     kv_dtype: torch.dtype,
     sliding_window: int = 0,
+    *,
+    is_far: bool = False,
 ) -> PrefillSchedule:
     """Once a step, for `prefill` of its layers: seats, seq_lens int32 [rows], query_start int32 [rows + 1].
 
     Row i's queries are tokens `query_start[i] … query_start[i + 1] - 1`, counted from `query_start[0]`, which is q's
     first; query j of n sees the row's first `seq_lens[i] - n + j + 1` tokens. `max_query_len` bounds n from above,
-    `num_tokens` their sum. Made on the device from what the tensors hold then, so it is part of what a CUDA graph
+    `num_tokens` their sum. is_far: a row has many tokens before its queries, so that attention is most of the work even
+    for few queries. Made on the device from what the tensors hold then, so it is part of what a CUDA graph
     captures.
     """
     tiles = None
@@ -138,9 +141,21 @@ def prefill_schedule(
 
         tiles = prefill.schedule(
             seats, query_start, seq_lens, num_tokens, max_query_len, num_heads, num_kv_heads, head_dim, block_size,
-            kv_dtype,
+            kv_dtype, is_far,
         )  # fmt: skip
     return PrefillSchedule(seats, query_start, seq_lens, max_query_len, sliding_window, tiles)
+
+
+def prefill_wave(
+    num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, kv_dtype: torch.dtype, device: torch.device
+) -> int:
+    """Query tokens of one row that occupy the device once, where `prefill` of fewer that are far takes as long; 0: it
+    does not."""
+    if device.type != "cuda":
+        return 0
+    from quire.kernels.triton import prefill
+
+    return prefill.wave(num_heads, num_kv_heads, head_dim, block_size, kv_dtype, device)
 
 
 def prefill(

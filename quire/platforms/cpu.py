@@ -28,6 +28,9 @@ class CPUPlatform:
         limit, used = _cgroup_number("memory.max"), _cgroup_number("memory.current")
         return free if limit is None or used is None else max(0, min(free, limit - used))
 
+    def driver_bytes(self) -> int:
+        return 0
+
     def total_bytes(self) -> int:
         total, limit = _meminfo("MemTotal"), _cgroup_number("memory.max")
         return total if limit is None else min(total, limit)

@@ -26,9 +26,15 @@ class CUDAPlatform:
         return torch.cuda.get_device_name(self._device)
 
     def free_bytes(self) -> int:
-        """What the driver has left, and what torch's allocator holds without using it."""
-        kept = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        return torch.cuda.mem_get_info(self._device)[0] + kept
+        """What the driver has left. torch's allocator gives back what it holds whole; pieces of what is in use serve
+        only who wants little."""
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info(self._device)[0]
+
+    def driver_bytes(self) -> int:
+        """Memory that is taken, but not by this process's tensors: the driver's own, and other processes'."""
+        free, total = torch.cuda.mem_get_info(self._device)
+        return total - free - torch.cuda.memory_reserved(self._device)
 
     def total_bytes(self) -> int:
         return torch.cuda.mem_get_info(self._device)[1]

@@ -32,12 +32,17 @@ class PlanBuilder:
 
     def __init__(self, num_groups: int, budget: int) -> None:
         self.budget = budget
+        self.allowance: float | None = None  # work on prompts that may still be added, see Pace; None: any
         self.decodes = NO_ROWS
         self.chunks: list[Chunk] = []
         self.admits: list[Admit] = []
         self.max_seq_len = 0
         self.bound: list[tuple[int, Request]] = []  # rows that sample something that may be bound
         self._blocks: list[list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = [[] for _ in range(num_groups)]
+
+    @property
+    def is_full(self) -> bool:
+        return self.budget == 0 or (self.allowance is not None and self.allowance < 1)
 
     def add_decodes(self, rows: DecodeRows, seq_lens: np.ndarray) -> None:
         """seq_lens: tokens of each row's request after the step, the one it samples not counted."""

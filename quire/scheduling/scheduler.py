@@ -25,7 +25,7 @@ from quire.scheduling.request import Request, Status
 from quire.scheduling.room import Room, rank
 from quire.scheduling.settle import settle
 from quire.scheduling.state import Chunk, InFlight, State
-from quire.types.kv import KVGroupSpec
+from quire.types.kv import KVGroupSpec, PromptCost
 from quire.types.output import EngineOutput, EngineOutputs, EngineStats
 from quire.types.plan import StepPlan, TokenMasks
 from quire.types.request import BACKGROUND, EngineRequest
@@ -34,8 +34,8 @@ from quire.types.result import StepResult
 
 class Scheduler:
     """max_prefill_chunk: tokens, 0 for no limit; num_blocks: the null block included; hash_seed: None draws one;
-    mixed_sizes: see WorkerReport; clock: seconds, to see how long requests have waited; prefix_worth: when the worker
-    hears of rows that begin alike; vocab_size, mask_source: for requests with a constraint.
+    mixed_sizes, prompt_cost: see WorkerReport; clock: seconds, to see how long requests have waited; prefix_worth: when
+    the worker hears of rows that begin alike; vocab_size, mask_source: for requests with a constraint.
 
     Raises ConfigError for numbers with which no request could run.
     """
@@ -54,6 +54,7 @@ class Scheduler:
         enable_prefix_caching: bool = True,
         hash_seed: bytes | None = None,
         mixed_sizes: Sequence[tuple[int, int]] = (),
+        prompt_cost: PromptCost | None = None,
         clock: Callable[[], float] = time.monotonic,
         prefix_worth: Worth = WORTH,
         vocab_size: int = 0,
@@ -89,13 +90,14 @@ class Scheduler:
         self._preempt_every_step = preempt_every_step
         self._state = State(self.kv, max_num_seqs)
         self._room = Room(self._state)
-        self.pace = Pace(mixed_sizes)  # whoever measures the steps tells it
+        self.pace = Pace(mixed_sizes, prompt_cost)  # whoever measures the steps tells it
         self._clock = clock
         self._prefixes = SharedPrefixFinder(self.kv, max_num_seqs, prefix_worth)
         self._vocab_size = vocab_size
         self._mask_source = mask_source
         self._arrivals = itertools.count()
         self._step = 0
+        self.planned_work = 0.0  # on prompts, in the plan made last; see Pace
 
     # --- requests come and go -----------------------------------------------------------------------------------
 
@@ -207,6 +209,7 @@ class Scheduler:
             return None
         plan = build.finish(self._step, state.releases, self._prefixes.update(build.decodes))
         state.releases = []
+        self.planned_work = sum(self.pace.work(chunk.end - chunk.start, chunk.start) for chunk in build.chunks)
         state.in_flight.append(InFlight(plan, build.decodes, build.chunks, build.bound))
         self._step += 1
         return plan
@@ -266,27 +269,27 @@ class Scheduler:
             waited = max(
                 (self._clock() - request.added for request in behind if not _in_background(request)), default=0.0
             )
-            limit = self.pace.prompt_tokens(waited, len(build.decodes))
-            if limit is not None:
-                build.budget = min(build.budget, limit)
+            longest = max(len(request.tokens) for request in behind)
+            build.allowance = self.pace.allowance(waited, len(build.decodes), longest)
 
     def _catch_up(self, build: PlanBuilder, *, in_background: bool) -> None:
         """Chunks of the running requests that are further behind, best rank first."""
         state = self._state
         for request in sorted(state.prefilling.values(), key=rank):
-            if build.budget == 0:
+            if build.is_full:
                 return
             if _in_background(request) is not in_background:
                 continue
             if request.status is Status.RUNNING:  # else it has just made room for a better one
                 self._skip_cached(request, build)
-                if self._room.for_one_more(request, build.chunks):
-                    self._add_chunk(request, build)
+                most = self._most_tokens(int(state.seats.num_computed[request.seat]), build)
+                if most and self._room.for_one_more(request, build.chunks):
+                    self._add_chunk(request, build, most)
 
     def _admit(self, build: PlanBuilder, *, in_background: bool) -> None:
         """Waiting requests, best rank first; one that does not fit yet holds back those behind it."""
         state = self._state
-        while build.budget > 0 and state.seats.num_free:
+        while not build.is_full and state.seats.num_free:
             request = state.queue.peek()
             if request is None or (self._whole_prompts and len(request.tokens) > build.budget):
                 return
@@ -295,8 +298,11 @@ class Scheduler:
             fit = self._room.find_fit(request)
             if fit is None:
                 return
-            state.queue.pop()
             hit, num_cached = fit
+            most = self._most_tokens(num_cached, build)
+            if not most:
+                return
+            state.queue.pop()
             first_time = request.status is Status.WAITING
             state.seat(request, hit, num_cached)
             if first_time:
@@ -305,14 +311,20 @@ class Scheduler:
             self._count_lookup(request, num_cached)
             build.admits.append(request.admit(num_cached))
             build.add_table(request.seat, 0, hit)
-            self._add_chunk(request, build)
+            self._add_chunk(request, build, most)
 
-    def _add_chunk(self, request: Request, build: PlanBuilder) -> None:
-        """As many of the request's next tokens as budget, chunk limit and blocks allow (at least one fits)."""
+    def _most_tokens(self, context: int, build: PlanBuilder) -> int:
+        """That budget and pace have left for a chunk behind `context` tokens."""
+        if build.allowance is None:
+            return build.budget
+        return min(build.budget, self.pace.tokens(build.allowance, context, is_first=not build.chunks))
+
+    def _add_chunk(self, request: Request, build: PlanBuilder, most: int) -> None:
+        """As many of the request's next tokens, up to `most`, as chunk limit and blocks allow (at least one fits)."""
         state, seats, kv = self._state, self._state.seats, self.kv
         seat, total = request.seat, len(request.tokens)
         start = int(seats.num_computed[seat])
-        end = min(total, start + build.budget, start + self._max_chunk)
+        end = min(total, start + most, start + self._max_chunk)
         room = int(seats.room[seat])
         if end > room:
             end = min(end, room + kv.num_free // len(kv.groups) * kv.block_size)
@@ -327,6 +339,8 @@ class Scheduler:
         seats.num_computed[seat] = end
         kv.register(request, end)
         build.add_chunk(Chunk(request, start, end, samples=end == total and request.spec.pooling is None))
+        if build.allowance is not None:
+            build.allowance -= self.pace.work(end - start, start)
         if end == total:
             del state.prefilling[request.id]
             if total + 1 < request.limit:

@@ -25,6 +25,14 @@ class KVGroupSpec(msgspec.Struct, frozen=True):
         return 2 * self.block_size * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype_bytes
 
 
+class PromptCost(msgspec.Struct, frozen=True):
+    """What prompt tokens cost beside each other: attention against all the rest."""
+
+    attention: float = 0.0  # attending to one token, in what else a prompt token costs
+    wave: int = 0  # tokens of a chunk that fill the device once: attention of fewer takes as long; 0: it does not
+    window: int = 0  # tokens that a token attends to at most; 0: all
+
+
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker says once it is ready: how much fits, and where the start-up time went."""
 
@@ -40,6 +48,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     phases: dict[str, float]  # seconds by start-up phase
     # (decode rows, tokens in all) of the steps with prompt chunks that are padded: any smaller one costs as much.
     mixed_sizes: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    prompt_cost: PromptCost = PromptCost()
     can_prepare: bool = False  # an idle worker has use for calls of "prepare"
     max_num_batched_tokens: int = 0  # more than was resolved, where a step must hold the longest prompt; 0: as resolved
     notes: list[str] = msgspec.field(default_factory=list)  # every "auto" with its reason

@@ -11,7 +11,7 @@ from quire.attention.select import select, select_for_prompts
 from quire.config.resolve import Resolved
 from quire.models.base import DecoderStack
 from quire.models.pooling import PoolingModel
-from quire.types.kv import KVGroupSpec
+from quire.types.kv import KVGroupSpec, PromptCost
 from quire.worker.batch import BatchBuilder
 from quire.worker.graphs import decode_sizes, graph_rows
 from quire.worker.kv_store import KVStore
@@ -24,6 +24,7 @@ from quire.worker.sampling.custom import CustomProcessors
 from quire.worker.sampling.plugins import LogitsProcessor
 from quire.worker.sampling.sampler import Sampler
 from quire.worker.seats import Seats
+from quire.worker.streams import Streams
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -39,13 +40,20 @@ class Assembly:
     """Makes runners of one model, on caches of any size. Raises ConfigError where no attention backend will do."""
 
     def __init__(
-        self, resolved: Resolved, model: DecoderStack | PoolingModel, spec: KVGroupSpec, device: torch.device
+        self,
+        resolved: Resolved,
+        model: DecoderStack | PoolingModel,
+        spec: KVGroupSpec,
+        device: torch.device,
+        streams: Streams,
     ) -> None:
         self._resolved = resolved
         self._model = model
         self._spec = spec
         self._device = device
+        self._streams = streams
         self.backend_name = ""  # of the runner made last
+        self._prompt_wave = 0  # likewise
 
     @property
     def whole_prompts(self) -> bool:
@@ -99,6 +107,7 @@ class Assembly:
             max_rows=rows,
             staging_capacity=max(_STAGED_INTS, 2 * tokens + 8 * rows),
             device=self._device,
+            stream=self._streams.compute,
         )
 
     def _generating(
@@ -122,6 +131,7 @@ class Assembly:
             self._attention(max([tokens, *(size.tokens for size in mixed)]), max_model_len),
         )
         self.backend_name = backend.name
+        self._prompt_wave = backend.prompt_wave
         if not backend.graph_support:
             wanted, mixed = [], []
         heads_per_kv_head = model.num_heads // self._spec.num_kv_heads
@@ -139,9 +149,18 @@ class Assembly:
             max_rows=rows,
             staging_capacity=max(_STAGED_INTS, 2 * tokens + 8 * rows),
             device=device,
+            streams=self._streams,
             decode_sizes=decode_sizes(wanted, backend.prefix_support),
             padded=padded,
         )
+
+    def prompt_cost(self) -> PromptCost:
+        """By operations: a weight of the layers costs a token two, attending to one token four a head and dimension."""
+        if not isinstance(self._model, DecoderStack):
+            return PromptCost()
+        weights = sum(parameter.numel() for parameter in self._model.layers.parameters())
+        heads = self._spec.num_layers * self._model.num_heads * self._spec.head_dim
+        return PromptCost(2 * heads / weights, self._prompt_wave, self._model.sliding_window or 0)
 
     def _attention(self, max_tokens: int, max_model_len: int) -> AttentionSpec:
         return AttentionSpec(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from quire.attention.base import SharedPrefix, prefix_tiles
+from quire.attention.base import FAR, SharedPrefix, prefix_tiles
 from quire.attention.context import AttentionInputs
 from quire.kernels.step import StepBuffers, gather
 from quire.types.plan import StepPlan
@@ -94,6 +94,14 @@ class BatchBuilder:
             return None
         self._prefixes.take(plan)
         return self._prefixes.layout(plan.seats[: plan.num_decodes])
+
+    def is_far(self, plan: StepPlan) -> bool:
+        """Whether one of the plan's prompt chunks is."""
+        before = self._seats.num_computed_np
+        if plan.admits:  # not taken over yet
+            before = before.copy()
+            before[[admit.seat for admit in plan.admits]] = [admit.num_computed for admit in plan.admits]
+        return bool((before[plan.seats[plan.num_decodes :]] >= FAR).any())
 
     def decode(self, plan: StepPlan, size: int, layout: PrefixLayout | None, staging: Staging) -> Batch:
         """A step of decode rows only. Sends seats and layout only if they differ from those of the step before."""
@@ -206,6 +214,7 @@ class BatchBuilder:
                 num_decodes=plan.num_decodes,
                 max_query_len=max_query_len,
                 max_seq_len=plan.max_seq_len,
+                is_far=self.is_far(plan),
                 seats=seats,
                 query_start=starts,
                 seq_lens=buffers.seq_lens,

@@ -15,6 +15,8 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
+from quire.foundation.heap import no_collection
+
 MAX_GRAPH_SIZE = 512
 MIN_PREFIX_SIZE = 8
 
@@ -32,22 +34,14 @@ AnySize = TypeVar("AnySize", bound=Size)
 class StepGraphs(Generic[AnySize]):
     """Graphs of one kind of step: a forward pass a size, and two tails a number of rows.
 
-    sizes: falling. forward(size, layers): everything from gather to logits; tail(size, filtered): sampling and commit,
-    which looks at nothing of a size but its rows. What a capture forbids, compiling kernels and loading matrix
-    algorithms, is done before it with one layer alone: all layers are alike.
+    sizes: falling. What they hold is told when they are captured and not kept, so that no graph holds its runner.
+    forward(size, layers): everything from gather to logits; tail(size, filtered): sampling and commit, which looks at
+    nothing of a size but its rows. What a capture forbids, compiling kernels and loading matrix algorithms, is done
+    before it with one layer alone: all layers are alike.
     """
 
-    def __init__(
-        self,
-        sizes: Iterable[AnySize],
-        forward: Callable[[AnySize, int | None], None],
-        tail: Callable[[AnySize, bool], None],
-        stream: torch.cuda.Stream,
-    ) -> None:
+    def __init__(self, sizes: Iterable[AnySize]) -> None:
         self.sizes = list(sizes)
-        self._forward = forward
-        self._tail = tail
-        self._stream = stream
         self._forwards: dict[AnySize, torch.cuda.CUDAGraph] = {}
         self._tails: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
 
@@ -55,42 +49,30 @@ class StepGraphs(Generic[AnySize]):
     def captured(self) -> bool:
         return bool(self._forwards)
 
-    def capture(self, pool: Any) -> float:
-        """Capture all sizes, largest first so that the smaller ones reuse its memory. Returns the seconds it took."""
+    def capture(
+        self, forward: Callable[[AnySize, int | None], None], tail: Callable[[AnySize, bool], None], pool: Any
+    ) -> float:
+        """Capture all sizes on the current stream, largest first so that the smaller ones reuse its memory. Returns
+        the seconds it took."""
         began = time.perf_counter()
         gc.collect()
-        gc.disable()  # a collection inside a capture could free device memory and break it
-        try:
+        with no_collection():  # one inside a capture could free device memory and break it
             for size in self.sizes:
-                self._forward(size, 1)
-                self._forwards[size] = self._captured(partial(self._forward, size, None), pool)
+                forward(size, 1)
+                self._forwards[size] = _captured(partial(forward, size, None), pool)
                 for filtered in (False, True):
                     if (size.rows, filtered) not in self._tails:
-                        self._tail(size, filtered)
-                        self._tails[size.rows, filtered] = self._captured(partial(self._tail, size, filtered), pool)
-        finally:
-            gc.enable()
+                        tail(size, filtered)
+                        self._tails[size.rows, filtered] = _captured(partial(tail, size, filtered), pool)
         torch.cuda.synchronize()
         return time.perf_counter() - began
 
-    def _captured(self, body: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
-        """What `body` launches. Graphs of one pool share its memory: they must run one after another."""
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                body()
-            finally:
-                graph.capture_end()
-        return graph
-
-    def rehearse(self) -> None:
+    def rehearse(self, forward: Callable[[AnySize, int | None], None], tail: Callable[[AnySize, bool], None]) -> None:
         """Launch, outside of graphs, every kernel variant that they will hold."""
         for size in self._rehearsed():
-            self._forward(size, 1)
+            forward(size, 1)
             for filtered in (False, True):
-                self._tail(size, filtered)
+                tail(size, filtered)
 
     def _rehearsed(self) -> Iterable[AnySize]:
         """Sizes that have all kernel variants among them."""
@@ -101,6 +83,18 @@ class StepGraphs(Generic[AnySize]):
 
     def tail(self, size: AnySize, *, filtered: bool) -> None:
         self._tails[size.rows, filtered].replay()
+
+
+def _captured(body: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
+    """What `body` launches. Graphs of one pool share its memory: they must run one after another."""
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    try:
+        body()
+    finally:
+        graph.capture_end()
+    return graph
 
 
 class DecodeSize(NamedTuple):

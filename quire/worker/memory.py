@@ -10,17 +10,17 @@ from quire.foundation.errors import DoesNotFitError
 from quire.types.kv import KVGroupSpec
 
 _GIB = 1024**3
-_SPARE_BYTES = 3 * _GIB // 8  # for kernel modules and graph pools, which no measurement before them can see
+_SPARE_BYTES = 3 * _GIB // 8  # for what graphs and late kernels take, which no measurement before them can see
 
 
 class Memory(NamedTuple):
     """Bytes on the device."""
 
     is_cpu: bool
-    free_at_start: int  # before the model was there
-    free: int
+    free: int  # once the weights are there
     weights: int
     activations: int  # of the largest step
+    kept: int = 0  # that the driver keeps of earlier engines' graphs and kernels: paid for, and not free
 
 
 class CacheSize(NamedTuple):
@@ -69,8 +69,10 @@ def _budget(cache: CacheConfig, memory: Memory) -> tuple[float, str]:
         return memory.free / 4, "a quarter of the free memory"
     if cache.kv_cache_memory_bytes:
         return cache.kv_cache_memory_bytes, "kv_cache_memory_bytes"
-    share = cache.gpu_memory_utilization
-    return memory.free_at_start * share - memory.weights - memory.activations - _SPARE_BYTES, (
-        f"{share:.0%} of the {memory.free_at_start / _GIB:.1f} GiB free at start, less "
+    # Not what was free before the start: what the process keeps of a first engine (code of kernels, the library's
+    # workspace) was free then, and is not before a second one, which shall get the same.
+    share, left = cache.gpu_memory_utilization, memory.free + memory.weights + min(memory.kept, _SPARE_BYTES)
+    return left * share - memory.weights - memory.activations - _SPARE_BYTES, (
+        f"{share:.0%} of the {left / _GIB:.1f} GiB that others leave, less "
         f"{memory.weights / _GIB:.1f} GiB weights and {memory.activations / _GIB:.1f} GiB activations"
     )

@@ -72,6 +72,7 @@ class PoolingRunner:
         max_rows: int,
         staging_capacity: int,
         device: torch.device,
+        stream: torch.cuda.Stream | None,
     ) -> None:
         self.model = model
         self._make_context = make_context
@@ -80,7 +81,7 @@ class PoolingRunner:
         self._pooler = Pooler(model, max_rows, device)
         self._staging = Staging(staging_capacity, device)
         self._tokens = torch.zeros(max_rows, dtype=torch.int32, device=device)
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = stream
         if self._stream:  # weights and buffers are being written on the stream that is current here
             self._stream.wait_stream(torch.cuda.current_stream(device))
 

@@ -50,17 +50,16 @@ class Readback:
     the copy of the step before, which has long been done by then.
     """
 
-    def __init__(self, max_rows: int, device: torch.device, slots: int = 4) -> None:
-        self._on_gpu = device.type == "cuda"
-        if self._on_gpu:
-            self._stream = torch.cuda.Stream(device)
+    def __init__(self, max_rows: int, stream: torch.cuda.Stream | None, slots: int = 4) -> None:
+        self._stream = stream
+        if stream is not None:
             self._tokens = [torch.empty(max_rows, dtype=torch.int32, pin_memory=True) for _ in range(slots)]
             self._computed = [torch.cuda.Event() for _ in range(slots)]
             self._copied = [torch.cuda.Event() for _ in range(slots)]
         self._slot = 0
 
     def before_commit(self) -> None:
-        if self._on_gpu:
+        if self._stream is not None:
             torch.cuda.current_stream().wait_event(self._copied[self._slot - 1])
 
     def start(
@@ -77,7 +76,7 @@ class Readback:
             for row, seat in enumerate(plan.seats.tolist() if failures else ())
             if seat in failures
         ]
-        if not self._on_gpu:
+        if self._stream is None:
             there = tokens[: plan.num_rows].numpy().copy()
             return ReadyStep(_result(plan, there, _host(logprobs), _host(prompt_logprobs), failed))
         slot, rows = self._slot, plan.num_rows

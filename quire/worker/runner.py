@@ -29,6 +29,7 @@ from quire.worker.sampling.masks import Masks
 from quire.worker.sampling.sampler import Features, History, Sampler
 from quire.worker.seats import Seats
 from quire.worker.staging import Staging
+from quire.worker.streams import Streams
 
 Sample = Callable[[TokenMasks | None], StepHandle]  # the second half of a step: everything after the logits
 
@@ -55,6 +56,7 @@ class Runner:
         max_rows: int,
         staging_capacity: int,
         device: torch.device,
+        streams: Streams,
         decode_sizes: list[DecodeSize],
         padded: PaddedSteps | None,
     ) -> None:
@@ -67,9 +69,9 @@ class Runner:
         self._history = History(store.token_of_slot, seats.state.block_table, seats.state.block_size)
         self._prompt_scorer = PromptScorer(model, sampler.vocab_size)
         self._staging = Staging(staging_capacity, device)
-        self._readback = Readback(max_rows, device)
+        self._readback = Readback(max_rows, streams.readback)
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = streams.compute
         self._sampled = torch.zeros(max_rows + MAX_PROMPTS, dtype=torch.int32, device=device)
         self._tokens = torch.zeros(max_rows + MAX_PROMPTS, dtype=torch.int32, device=device)
         rows = [round_size(max_rows), *(size.rows for size in (padded.sizes if padded else ()))]
@@ -78,10 +80,10 @@ class Runner:
         if self._stream:  # weights and buffers are being written on the stream that is current here
             self._stream.wait_stream(torch.cuda.current_stream(device))
             if decode_sizes:
-                self.graphs = DecodeGraphs(decode_sizes, self._forward_decode, self._tail_decode, self._stream)
+                self.graphs = DecodeGraphs(decode_sizes)
             if padded:
                 self._padded = padded
-                self.mixed_graphs = MixedGraphs(padded.sizes, self._forward_padded, self._tail_padded, self._stream)
+                self.mixed_graphs = MixedGraphs(padded.sizes)
 
     @contextmanager
     def on_stream(self) -> Iterator[None]:
@@ -104,15 +106,21 @@ class Runner:
         if self._stream is None:
             return 0.0
         pool = torch.cuda.graph_pool_handle()
+        seconds = 0.0
         with self.on_stream():
-            return sum(graphs.capture(pool) for graphs in (self.mixed_graphs, self.graphs) if graphs)
+            if self.mixed_graphs:
+                seconds += self.mixed_graphs.capture(self._forward_padded, self._tail_padded, pool)
+            if self.graphs:
+                seconds += self.graphs.capture(self._forward_decode, self._tail_decode, pool)
+        return seconds
 
     def rehearse(self) -> None:
         """Launch what the graphs will hold, for whoever compiles kernels ahead of them."""
         with self.on_stream():
-            for graphs in (self.mixed_graphs, self.graphs):
-                if graphs:
-                    graphs.rehearse()
+            if self.mixed_graphs:
+                self.mixed_graphs.rehearse(self._forward_padded, self._tail_padded)
+            if self.graphs:
+                self.graphs.rehearse(self._forward_decode, self._tail_decode)
 
     def run(self, plan: StepPlan) -> StepHandle | MaskedStep:
         with self.on_stream():
@@ -124,6 +132,7 @@ class Runner:
             elif (
                 (graphs := self.mixed_graphs)
                 and graphs.captured
+                and not (self._backend.prompt_wave and self._builder.is_far(plan))
                 and (size := graphs.size_for(plan, layout is not None))
             ):
                 sample = self._padded_step(plan, layout, size, graphs)

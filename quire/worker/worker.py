@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +34,7 @@ from quire.worker.readback import StepHandle
 from quire.worker.runner import Runner
 from quire.worker.sampling.custom import make_processors
 from quire.worker.sampling.plugins import ProcessorSetup
+from quire.worker.streams import Streams
 from quire.worker.trial_steps import ALL_FEATURES, prompt_chunks, prompts_to_pool, run_picky, spread
 
 if TYPE_CHECKING:
@@ -42,6 +45,7 @@ _REHEARSED_TOKENS = 4096  # enough to be many, for every kernel
 # A CPU reads so small a model within a millisecond on one core: more threads would mostly wait for each other, and wait
 # very long as soon as another process wants their core.
 _SMALL_MODEL = 64 * 1024**2
+_kept: defaultdict[torch.device, int] = defaultdict(int)  # bytes; see Memory
 
 
 class Worker:
@@ -53,17 +57,27 @@ class Worker:
         self.runner: Runner | PoolingRunner | None = None
         self._unprepared: list[int] = []  # sizes of steps whose products the library has not loaded yet, falling
         self._awaiting: MaskedStep | None = None  # the latest step, if it waits for its masks
+        self._streams: Streams | None = None
         self._threads_before: int | None = None  # torch's threads are the whole process's: they are given back
 
     # -- start --------------------------------------------------------------------------------------------------
 
     def start(self) -> WorkerReport:
-        """Bring the model up. Raises ConfigError (and kin) if it cannot run here."""
+        """Bring the model up. Raises ConfigError (and kin) if it cannot run here, and holds nothing then."""
+        try:
+            return self._start()
+        except BaseException as error:
+            _forget_frames(error)
+            self.shutdown()
+            raise
+
+    def _start(self) -> WorkerReport:
         resolved, config, info = self._resolved, self._resolved.config, self._resolved.info
-        self._threads_before = torch.get_num_threads()
         with self._phase("device"):
             self._platform = select_platform(resolved.device)
+            self._threads_before = torch.get_num_threads()
             self._device = self._platform.set_up(config.runtime.num_threads)
+            self._streams = Streams(self._device)
             self._free_at_start = self._platform.free_bytes()
         with self._phase("build"):
             self._model = model = self._build_model()
@@ -72,7 +86,7 @@ class Worker:
         profiling = ProfilerConfig.read(config.observe.profiler_config)
         self._profiler = None if profiling is None else Profiler(profiling, self._device)
         spec = model.kv_spec(config.cache.block_size, DTYPES[resolved.kv_dtype])
-        assembly = Assembly(resolved, model, spec, self._device)
+        assembly = Assembly(resolved, model, spec, self._device, self._streams)
         setup = ProcessorSetup(info.vocab_size, self._device, Path(info.path))
         processors = make_processors(config.model.logits_processors, setup)
         with self._phase("rehearse"):
@@ -95,7 +109,9 @@ class Worker:
             self.runner = assembly.runner(size.num_blocks, size.max_model_len, processors=processors)
         with self._phase("graphs"):
             if isinstance(self.runner, Runner):
+                before = self._platform.driver_bytes()
                 self.runner.capture()
+                _kept[self._device] += max(0, self._platform.driver_bytes() - before)
         if self._device.type == "cuda" and isinstance(self.runner, Runner):
             most = round_size(resolved.max_num_batched_tokens)
             self._unprepared = list(range(most, 0, -SIZE_STEP))
@@ -111,6 +127,7 @@ class Worker:
             attention_backend=assembly.backend_name,
             phases=self._phases,
             mixed_sizes=self.runner.mixed_sizes if isinstance(self.runner, Runner) else [],
+            prompt_cost=assembly.prompt_cost(),
             can_prepare=bool(self._unprepared),
             max_num_batched_tokens=assembly.max_tokens,
             notes=[size.note] if size.note else [],
@@ -157,26 +174,31 @@ class Worker:
         return rehearsal
 
     def _measure(self, assembly: Assembly) -> Memory:
-        """What the device has, and what the largest step there can be takes of it, run on a cache of one block."""
+        """What the device has, and what the largest step there can be takes of it, run on a cache of one block.
+
+        Others may live in this process: what counts is by how much that step makes the allocator grow.
+        """
         activations = 0
         if self._device.type != "cpu":
             runner = assembly.runner(1, self._resolved.max_model_len, with_graphs=False)
+            torch.cuda.synchronize()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_reserved()
             runner.run(self._step(assembly, assembly.max_tokens)).result()
             if isinstance(runner, Runner):
                 # Everything that few requests ask for, once, so that the first of them does not wait for a compiler.
                 run_picky(runner, ALL_FEATURES, self._resolved.info.vocab_size).result()
             torch.cuda.synchronize()
-            activations = torch.cuda.max_memory_reserved() - self._model.num_bytes()
+            activations = torch.cuda.max_memory_reserved() - before
             del runner
             torch.cuda.empty_cache()
         return Memory(
             is_cpu=self._device.type == "cpu",
-            free_at_start=self._free_at_start,
             free=self._platform.free_bytes(),
             weights=self._model.num_bytes(),
             activations=activations,
+            kept=_kept[self._device],
         )
 
     def _step(self, assembly: Assembly, tokens: int, rows: int | None = None) -> StepPlan:
@@ -257,11 +279,23 @@ class Worker:
 
     def shutdown(self) -> None:
         """Give the device's memory and the process's threads back; also after a start that failed half-way."""
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        self.runner = self._awaiting = None
+        self.__dict__.pop("_model", None)
+        if self._streams is not None:
+            self._streams.give_back()
+            self._streams = None
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
         if self._threads_before is not None:
             torch.set_num_threads(self._threads_before)
             self._threads_before = None
-        self.runner = self._awaiting = None
-        self.__dict__.pop("_model", None)
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Whoever keeps an error, as a notebook does, shall not keep the tensors of those it went through."""
+    seen: BaseException | None = error
+    while seen is not None:
+        traceback.clear_frames(seen.__traceback__)
+        seen = seen.__cause__ or seen.__context__

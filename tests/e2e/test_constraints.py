@@ -167,7 +167,7 @@ def tails(
     def build_with_graphs(self: Assembly, *args: Any, **options: Any) -> Runner:
         runner = build(self, *args, **options)
         sizes = decode_sizes([1, 2, 4, 6], False)
-        runner.graphs = graphs = DecodeGraphs(sizes, runner._forward_decode, runner._tail_decode, None)
+        runner.graphs = graphs = DecodeGraphs(sizes)
         for size in sizes:
             graphs._forwards[size] = SimpleNamespace(replay=partial(runner._forward_decode, size, None))
             for filtered in (False, True):

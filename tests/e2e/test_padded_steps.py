@@ -36,6 +36,7 @@ class SlowAttention:
     name = "slow"
     graph_support = True
     prefix_support = True
+    prompt_wave = 0
 
     def __init__(self, spec: AttentionSpec) -> None:
         self.window = spec.sliding_window or 0
@@ -73,7 +74,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[StepPlan, MixedSize | N
         group = self._model.num_heads // self._spec.num_kv_heads
         runner._padded = PaddedSteps(runner._seats, sizes, group, max_model_len, runner._device)
         runner._logits = torch.full((max(s.rows for s in sizes), runner._sampler.vocab_size), torch.nan)
-        graphs = MixedGraphs(sizes, runner._forward_padded, runner._tail_padded, None)
+        graphs = MixedGraphs(sizes)
         for size in sizes:
             runner._forward_padded(size, 1)  # as a capture does: whatever it reads then must be harmless
             graphs._forwards[size] = SimpleNamespace(replay=partial(runner._forward_padded, size, None))
@@ -173,7 +174,7 @@ def test_rare_wishes_beside_plain_rows(tiny_qwen3: Path, steps: list[tuple[StepP
 @pytest.mark.parametrize(("max_rows", "max_tokens"), [(1024, 16384), (256, 4096), (64, 512), (3, 100), (1, 64)])
 def test_sizes_hold_every_small_step(max_rows: int, max_tokens: int) -> None:
     """Whatever the mix, a size that is found has room for it and wastes no more than the ladder's steps."""
-    graphs = MixedGraphs(mixed_sizes(max_rows, max_tokens, 600_000_000), lambda *_: None, lambda *_: None, None)
+    graphs = MixedGraphs(mixed_sizes(max_rows, max_tokens, 600_000_000))
     nothing = torch.zeros(0).numpy()
     for decodes in {0, 1, 15, 16, 17, 47, 100, max_rows - 1} & set(range(max_rows)):
         for prompt_tokens in (1, 30, 120, 500, 1000, 1900):

@@ -73,6 +73,19 @@ def check(
 class TestOnDevice:
     pytestmark = ON_DEVICE
 
+    def test_few_tokens_far_into_a_prompt(self) -> None:
+        check([(100, 20_000), (1, 16_385), (17, 17)], heads=8, kv_heads=2, dim=128)
+
+    def test_it_runs_for_few_tokens_only_if_they_are_far(self) -> None:
+        from quire.kernels.paged_attention import prefill_schedule, prefill_wave
+
+        ints = [torch.tensor(values, dtype=torch.int32, device="cuda") for values in ([1], [0, 100], [20_000])]
+        shape = (100, 100, 32, 8, 128, 16, torch.bfloat16)
+        assert prefill_schedule(*ints, *shape).tiles is None
+        assert prefill_schedule(*ints, *shape, is_far=True).tiles is not None
+        processors = torch.cuda.get_device_properties(0).multi_processor_count
+        assert prefill_wave(32, 8, 128, 16, torch.bfloat16, torch.device("cuda")) == processors // 8 * 32
+
     @pytest.mark.parametrize("longest", [2000, 900])
     @pytest.mark.parametrize(
         ("heads", "kv_heads", "dim", "window", "dtype"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +20,7 @@ import triton.language as tl  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime import driver  # noqa: E402
 
+from quire.kernels.triton import rehearsal as rehearsing  # noqa: E402
 from quire.kernels.triton.rehearsal import Rehearsal  # noqa: E402
 
 
@@ -29,6 +32,7 @@ class CountingDriver:
         self.utils = SimpleNamespace(
             load_binary=lambda name, *_: (name, name, 0, 0, 1024),
             get_device_properties=lambda _: {"max_shared_mem": 232448},
+            unload_module=lambda _: None,
         )
 
     def get_current_device(self) -> int:
@@ -45,13 +49,14 @@ class CountingDriver:
 
 
 @pytest.fixture
-def counting(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> CountingDriver:
+def counting(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[CountingDriver]:
     found = CountingDriver()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(driver, "_active", found)
-    return found
+    yield found
+    gc.collect()  # kernels are unloaded by the driver that has loaded them
 
 
 def kernels() -> tuple[Any, Any]:
@@ -82,6 +87,7 @@ def test_every_variant_is_compiled_once_and_launched_only_afterwards(counting: C
             add[(2,)](x, x, 6, BLOCK=16)  # no other kernel
             add[(1,)](x, x, 1, BLOCK=16)  # n = 1 and arrays of another type are compiled for themselves
             add[(1,)](x.double(), x, 5, BLOCK=16)
+            assert compiled == []  # nobody wants the interpreter's lock meanwhile
         assert rehearsal.wait() == 4
         assert len(compiled) == 4
         assert counting.launched == []
@@ -92,6 +98,31 @@ def test_every_variant_is_compiled_once_and_launched_only_afterwards(counting: C
     finally:
         knobs.jit_post_compile_hook = None
     assert knobs.jit_cache_hook is None
+
+
+@triton.jit
+def long_helper(x):
+    return (x + 1) * (x + 2) * (x + 3) * (x + 4) * (x + 5) * (x + 6) * (x + 7) * (x + 8) * (x + 9) * (x + 10)
+
+
+@triton.jit
+def calls_it(out, BLOCK: tl.constexpr):
+    tl.store(out, long_helper(tl.load(out)) + long_helper(BLOCK))
+
+
+def test_the_longest_kernel_is_compiled_first(counting: CountingDriver, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    """By its source and that of what it calls."""
+    add, _ = kernels()
+    order: list[str] = []
+    monkeypatch.setattr(rehearsing, "_compile", lambda function, _: order.append(function.fn.__name__))
+    monkeypatch.setattr(rehearsing, "_MAX_THREADS", 1)
+    x = torch.zeros(64)
+    with Rehearsal() as rehearsal:
+        add[(1,)](x, x, 5, BLOCK=16)
+        calls_it[(1,)](x, BLOCK=16)
+    rehearsal.wait()
+    assert order == ["calls_it", "add"]
+    assert len(calls_it.src) < len(add.src)
 
 
 def test_nothing_is_launched_in_a_rehearsal_but_by_other_threads(counting: CountingDriver) -> None:

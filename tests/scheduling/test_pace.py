@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.scheduling.pace import LEAST, LEAST_STEPS, LONGEST, MIN_TOKENS, Pace
+from quire.scheduling.pace import LEAST, LEAST_STEPS, LONGEST, MIN_TOKENS, SHORT, Pace
 from quire.scheduling.scheduler import Scheduler
+from quire.types.kv import PromptCost
 from quire.types.result import StepResult
 from quire.types.sampling import RequestOutputKind
 from tests.scheduling.simulator import groups, make_request
@@ -37,20 +38,20 @@ def test_it_learns_what_a_decode_step_and_a_prompt_token_cost() -> None:
 def test_nothing_is_bounded_before_anything_is_known() -> None:
     pace = Pace()
     pace.observe(0, DECODE)
-    assert pace.prompt_tokens(0.0, 1) is None
+    assert pace.allowance(0.0, 1) is None
 
 
 def test_one_step_that_something_delayed_is_forgotten() -> None:
     pace = taught()
-    usual = pace.prompt_tokens(10.0, 1)
+    usual = pace.allowance(10.0, 1)
     pace.observe(8000, 5.0)
-    slow = pace.prompt_tokens(10.0, 1)
+    slow = pace.allowance(10.0, 1)
     for _ in range(32):
         pace.observe(200, DECODE + 200 * TOKEN)
     assert usual is not None
     assert slow is not None
     assert slow < usual / 4
-    assert pace.prompt_tokens(10.0, 1) == pytest.approx(usual, rel=1e-3)
+    assert pace.allowance(10.0, 1) == pytest.approx(usual, rel=1e-3)
     assert pace.token_seconds == pytest.approx(TOKEN)
     pace.observe(0, 1.0)  # a decode step too
     assert pace.decode_seconds == DECODE
@@ -63,7 +64,7 @@ def test_one_step_that_something_delayed_is_forgotten() -> None:
 )
 def test_a_step_keeps_its_time_and_prompts_that_wait_get_more(decode: float, token: float, waits: list[float]) -> None:
     pace = taught(decode, token)
-    less, more = (pace.prompt_tokens(waited, 1) for waited in waits)
+    less, more = (pace.allowance(waited, 1) for waited in waits)
     assert less is not None
     assert more is not None
     assert MIN_TOKENS <= less <= more
@@ -76,27 +77,32 @@ def test_steps_that_are_padded_anyway_are_filled_up() -> None:
     pace = Pace([(0, 256), (16, 256), (16, 384), (16, 512), (64, 128), (64, 256)])
     pace.observe(0, DECODE)
     pace.observe(1000, DECODE + 1000 * TOKEN)  # LEAST_STEPS x DECODE is worth 300 tokens
-    assert pace.prompt_tokens(0.0, 3) == 384 - 16
-    assert pace.prompt_tokens(0.0, 16) == 384 - 16
-    assert pace.prompt_tokens(0.0, 17) == 300  # more than steps with so many rows hold
-    assert pace.prompt_tokens(0.0, 65) == 300
-    assert pace.prompt_tokens(10.0, 3) == 3800
+    assert pace.allowance(0.0, 3) == 384 - 16
+    assert pace.allowance(0.0, 16) == 384 - 16
+    assert pace.allowance(0.0, 17) == 300  # more than steps with so many rows hold
+    assert pace.allowance(0.0, 65) == 300
+    assert pace.allowance(10.0, 3) == 3800
     pace = Pace([(64, 128), (64, 256), (64, 512)])
     pace.observe(0, DECODE)
     pace.observe(1000, DECODE + 1000 * TOKEN)
-    assert pace.prompt_tokens(0.0, 17) == 512 - 64
+    assert pace.allowance(0.0, 17) == 512 - 64
 
 
 class Clocked:
-    """A scheduler whose steps take DECODE + TOKEN a prompt token of a clock of our own."""
+    """A scheduler whose steps take DECODE + TOKEN a prompt token of a clock of our own.
 
-    def __init__(self) -> None:
+    seen: seconds that a prompt token takes for each that it attends to; wave: it takes as long for fewer tokens.
+    """
+
+    def __init__(self, max_model_len: int = 16384, seen: float = 0.0, wave: int = 0, cost: float = 0.0) -> None:
         self.now = 100.0
         self.number = 0
+        self.seen, self.wave = seen, wave or 1
         self.scheduler = Scheduler(
-            max_num_seqs=64, max_num_batched_tokens=8192, max_model_len=16384, num_blocks=4096, groups=groups(16),
-            clock=lambda: self.now,
+            max_num_seqs=64, max_num_batched_tokens=8192, max_model_len=max_model_len, num_blocks=max_model_len // 4,
+            groups=groups(16), prompt_cost=PromptCost(cost, wave), clock=lambda: self.now,
         )  # fmt: skip
+        self.context: dict[int, int] = {}  # tokens by seat
 
     def add(self, length: int, max_tokens: int, kind: RequestOutputKind = RequestOutputKind.DELTA) -> None:
         self.number += 1
@@ -109,8 +115,14 @@ class Clocked:
         assert plan is not None
         count = int(plan.num_tokens.sum()) - plan.num_decodes
         seconds = DECODE + TOKEN * count
+        self.context |= {admit.seat: admit.num_computed for admit in plan.admits}
+        for row, (seat, tokens) in enumerate(zip(plan.seats.tolist(), plan.num_tokens.tolist(), strict=True)):
+            if row >= plan.num_decodes:
+                attending = -(-tokens // self.wave) * self.wave
+                seconds += self.seen * attending * (self.context[seat] + tokens / 2)
+            self.context[seat] += tokens
         self.now += seconds
-        self.scheduler.pace.observe(count, seconds)
+        self.scheduler.pace.observe(self.scheduler.planned_work, seconds)
         sampled = np.where(plan.samples, 7, -1).astype(np.int32)
         self.scheduler.settle(plan, StepResult(step=plan.step, tokens=sampled[:, None], counts=sampled))
         return count, seconds
@@ -131,6 +143,57 @@ def test_readers_wait_no_longer_than_the_longest_step() -> None:
     assert longest > LONGEST * 0.9  # prompts that have waited long get long steps …
     assert steps[0][1] < LONGEST / 4  # … those that have just come do not
     assert sum(count for count, _ in steps) == 40_000
+
+
+@pytest.mark.parametrize(("wave", "wrong"), [(0, 1.0), (0, 0.6), (512, 1.0), (512, 1.5), (512, 0.7)])
+def test_a_long_prompt_leaves_readers_their_pace_however_far_it_is(wave: int, wrong: float) -> None:
+    """131,072 tokens beside 32 readers, where a token costs five times as much at the end as at the beginning; wrong:
+    that, in what the scheduler was told."""
+    ratio = 3.2e-5
+    clocked = Clocked(131_072 + 64, seen=ratio * TOKEN, wave=wave, cost=ratio * wrong)
+    for _ in range(32):
+        clocked.add(100, 4000)
+    for _ in range(20):
+        clocked.step()
+    began = clocked.now
+    clocked.add(131_072, 4)
+    steps = [clocked.step()]
+    while clocked.scheduler.stats().prompt_tokens < 131_072 + 32 * 100:
+        steps.append(clocked.step())
+    took = clocked.now - began
+    assert max(seconds for _, seconds in steps) < 0.09
+    alone = 131_072 * TOKEN * (1 + ratio * 131_072 / 2)
+    assert took < 1.2 * alone
+    assert steps[0][1] < LONGEST / 4
+    assert steps[-2][0] < 1024 < max(count for count, _ in steps)
+
+
+def test_a_chunk_that_is_far_takes_a_whole_wave() -> None:
+    pace = Pace(cost=PromptCost(attention=1e-4, wave=512))
+    assert pace.work(512, 0) == 512
+    assert pace.work(100, 100_000) == pytest.approx(100 + 512 * 1e-4 * (100_050 - SHORT))
+    assert pace.tokens(3000, 0, is_first=True) == 3000
+    assert pace.tokens(3000, 100_000, is_first=True) == 512  # what is less takes nearly as long
+    assert pace.tokens(3000, 100_000, is_first=False) == 0  # but not at the end of somebody else's step
+    one, two = pace.work(512, 100_000), pace.work(1024, 100_000)
+    assert pace.tokens((one + two) / 2, 100_000, is_first=False) == 512
+    assert pace.tokens(two - 1, 100_000, is_first=True) == 512  # a second wave for some tokens is not worth it
+    assert pace.tokens(two, 100_000, is_first=True) == 1024
+    assert Pace(cost=PromptCost(attention=1e-4, window=4096)).work(100, 100_000) == 100
+
+
+def test_a_short_prompt_before_a_long_one_does_not_pay_for_it() -> None:
+    """What a step has left behind a short prompt's end is counted in what it takes, not in tokens."""
+    clocked = Clocked(131_072, seen=8e-10, wave=512, cost=3.2e-5)
+    clocked.add(100, 4000)
+    for _ in range(5):
+        clocked.step()
+    clocked.add(100_000, 1)
+    while clocked.context.get(2, 0) < 90_000:
+        clocked.step()
+    clocked.add(50, 1)
+    while clocked.scheduler.stats().num_running + clocked.scheduler.stats().num_waiting > 1:
+        assert clocked.step()[1] < 0.09
 
 
 def test_prompts_come_in_one_go_where_nobody_reads() -> None:

@@ -146,9 +146,10 @@ def _linear_kernel(
 
 
 @cache
-def _workspace(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Room for shares of K and the tiles' counters, for all products: one stream runs them, one after another."""
-    return (torch.empty(WORKSPACE, device=device), torch.zeros(MAX_TILES, dtype=torch.int32, device=device))
+def _counters(device: torch.device, _stream: int) -> torch.Tensor:
+    """The tiles' counters, for all products of a stream, which runs them one after another. They stay: graphs know
+    where."""
+    return torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
 
 
 @cache
@@ -194,11 +195,13 @@ def linear(
     elif out is None:
         out = torch.empty((m, n), dtype=x.dtype, device=x.device)
     grid = (triton.cdiv(m, config.block_m), triton.cdiv(n, config.block_n), config.split)
-    partial, counters = _workspace(x.device)
+    stream = torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
+    partial = counters = _counters(x.device, stream)
     if config.split > 1:
         elements = config.block_m * config.block_n * (2 if gated else 1) * grid[0] * grid[1] * config.split
-        if elements > partial.numel() or grid[0] * grid[1] > counters.numel():
+        if elements > WORKSPACE or grid[0] * grid[1] > MAX_TILES:
             raise ValueError(f"{config} needs more workspace than there is for {m} rows and {n} outputs")
+        partial = torch.empty(elements, dtype=torch.float32, device=x.device)
     pdl = has_pdl(x.device)
     _linear_kernel[grid](
         TensorDescriptor.from_tensor(x, [config.block_m, config.block_k]),

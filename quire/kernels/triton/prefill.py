@@ -165,10 +165,13 @@ def schedule(
     head_dim: int,
     block_size: int,
     kv_dtype: torch.dtype,
+    is_far: bool,
 ) -> torch.Tensor | None:
     """What `prefill_sm90` works through, if it runs for such rows; None: the kernel of this file does."""
+    if not has_gluon_sm90(seats.device):
+        return None
     # With less work than that it is no faster, and takes the host longer to launch.
-    if not has_gluon_sm90(seats.device) or num_tokens * num_heads < 256 * num_processors(seats.device):
+    if num_tokens * num_heads < 256 * num_processors(seats.device) and not is_far:
         return None
     from quire.kernels.triton import prefill_sm90
 
@@ -176,6 +179,19 @@ def schedule(
         return None
     tokens = prefill_sm90.tokens(num_heads // num_kv_heads)
     return prefill_schedule.tiles(seats, query_start, seq_lens, num_tokens, max_query_len, tokens)
+
+
+def wave(
+    num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, kv_dtype: torch.dtype, device: torch.device
+) -> int:
+    """Query tokens of one row that give every processor one item of `prefill_sm90`; 0 where that does not run."""
+    if not has_gluon_sm90(device):
+        return 0
+    from quire.kernels.triton import prefill_sm90
+
+    if not prefill_sm90.takes(kv_dtype, num_heads, num_kv_heads, head_dim, block_size):
+        return 0
+    return num_processors(device) // num_kv_heads * prefill_sm90.tokens(num_heads // num_kv_heads)
 
 
 def prefill(

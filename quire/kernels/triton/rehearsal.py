@@ -3,6 +3,9 @@
 Triton compiles a kernel when it is first launched: one after the other, about half a second each with its C launcher.
 Nearly all of that happens outside the interpreter's lock or in other processes (ptxas, the C compiler), so threads
 share it well. Every variant that the rehearsed step would launch is found this way; nobody keeps a list.
+
+They begin when all are noted, with the longest. To note them takes a second, and several beside threads that want the
+interpreter's lock at every turn; and who rehearses has other things to do that need no lock, as reading weights.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ _MAX_THREADS = 32
 
 
 class Rehearsal:
-    """Inside the `with`, this thread launches no kernel; those that the process has not compiled yet, threads do.
+    """Inside the `with`, this thread launches no kernel; those that the process has not compiled yet, threads do from
+    its end on.
 
     So what is computed inside is garbage, by which nothing may be looked up. A kernel that does not compile is left to
     its first real launch, which says why.
@@ -33,7 +37,8 @@ class Rehearsal:
         self._pool = ThreadPoolExecutor(
             min(_num_cpus() + 1, _MAX_THREADS), "compile", initializer=torch.cuda.set_device, initargs=(device,)
         )
-        self._compiling: dict[tuple[Any, str], Future[None]] = {}
+        self._noted: dict[tuple[Any, str], str] = {}  # the kernel's specialization
+        self._compiling: list[Future[None]] = []
 
     def __enter__(self) -> Rehearsal:
         self._thread = threading.get_ident()
@@ -58,10 +63,15 @@ class Rehearsal:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         JITFunction.run = self._run
         triton.knobs.runtime.jit_cache_hook = self._hook
+        if error is not None:
+            return
+        longest_first = sorted(self._noted.items(), key=lambda item: _length(item[0][0], set()), reverse=True)
+        for (function, _), specialization in longest_first:
+            self._compiling.append(self._pool.submit(_compile, function, specialization))
 
     def wait(self) -> int:
         """Until everything noted is compiled and loaded; returns how many kernels that were."""
-        for compiling in self._compiling.values():
+        for compiling in self._compiling:
             compiling.exception()
         self._pool.shutdown()
         return len(self._compiling)
@@ -71,14 +81,21 @@ class Rehearsal:
         if threading.get_ident() != self._thread:
             return False
         function = fn.jit_function
-        if (function, key) not in self._compiling:
-            self._compiling[function, key] = self._pool.submit(_compile, function, compile["specialization_data"])
+        self._noted[function, key] = compile["specialization_data"]
         return True
 
 
 def _compile(function: Any, specialization: str) -> None:
     kernel = function.preload(specialization)
     _ = kernel.run  # builds and loads the launcher, and the kernel onto the device
+
+
+def _length(function: Any, counted: set[Any]) -> int:
+    """Characters of a kernel's source and of the functions that it calls: about how long it takes to compile."""
+    counted.add(function)
+    called = [function.fn.__globals__.get(name) for name in function.fn.__code__.co_names]
+    inner = [one for one in called if isinstance(one, JITFunction) and one not in counted]
+    return len(function.src) + sum(_length(one, counted) for one in inner if one not in counted)
 
 
 def _kind(argument: Any) -> Any:

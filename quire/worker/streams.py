@@ -1,0 +1,35 @@
+"""The streams of an engine, handed on to the next one of the process.
+
+The library keeps a workspace of tens of megabytes for every stream that it has ever multiplied on, for as long as the
+process lives, and graphs hold its address: nobody can free it. So streams are few, and are used again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+
+_idle: defaultdict[torch.device, list[torch.cuda.Stream]] = defaultdict(list)
+
+
+class Streams:
+    """Of one engine on `device`; None where there are none (CPU)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.readback = self._take()
+        self.compute = self._take()
+
+    def _take(self) -> torch.cuda.Stream | None:
+        if self._device.type != "cuda":
+            return None
+        idle = _idle[self._device]
+        return idle.pop() if idle else torch.cuda.Stream(self._device)
+
+    def give_back(self) -> None:
+        """Nothing may run on them any more. The last to be given back is the first to be taken: each keeps its use."""
+        for stream in (self.compute, self.readback):
+            if stream is not None:
+                _idle[self._device].append(stream)
+        self.compute = self.readback = None
