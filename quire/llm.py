@@ -257,7 +257,7 @@ class LLM(PoolingAPI):
         while num_left:
             changed, aborts = self._processor.process(self._client.poll(INTERRUPT_SECONDS))
             if aborts:
-                self._client.abort(aborts)
+                self._client.abort(aborts, "stop")
             for conversion in changed:
                 if conversion.finished:
                     num_left -= 1

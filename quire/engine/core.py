@@ -24,7 +24,15 @@ from quire.observe.profiling import PhaseClock
 from quire.observe.stats_line import StatsLine
 from quire.scheduling.scheduler import Scheduler
 from quire.types.kv import WorkerReport
-from quire.types.output import DRAINING, INVALID_REQUEST, QUEUE_FULL, EngineOutput, EngineOutputs, EngineStats
+from quire.types.output import (
+    ABORTED,
+    DRAINING,
+    INVALID_REQUEST,
+    QUEUE_FULL,
+    EngineOutput,
+    EngineOutputs,
+    EngineStats,
+)
 from quire.types.plan import StepPlan
 from quire.types.request import EngineRequest
 
@@ -70,10 +78,12 @@ class EngineCore:
         self._failure: EngineDeadError | None = None
         self._can_prepare = False
         self._clock = clock or PhaseClock()
+        self._logs_requests = resolved.config.observe.enable_log_requests
         self._num_steps = 0
         self._last_step_time = 0.0
         self._step_tokens: list[int] = []
         self._stats_due = 0.0
+        self._stats_are_old = False  # something has happened since they were told
         self._stats_line = StatsLine()
         self._utilities: dict[str, Callable[..., Any]] = {
             "ping": lambda: "pong",
@@ -133,6 +143,8 @@ class EngineCore:
             self._draining.clear()
         if self._failure is not None:
             self.stopped = True
+            for request_id in self._scheduler.request_ids:
+                self._log_end(request_id, "error")
             replies.append(Failure.of(self._failure))
         return replies
 
@@ -141,20 +153,22 @@ class EngineCore:
         match message:
             case Add(request):
                 self.add(request)
-            case Abort(ids):
-                self.abort(ids)
+            case Abort(ids, reason):
+                self.abort(ids, reason)
                 return Aborted(ids)
             case Call(number, "drain", _):
                 self._draining.append(number)
             case Call(number, method, args):
                 return self._call(number, method, args)
             case Stop():
+                self.abort(self._scheduler.request_ids)
                 self._failure = EngineDeadError("the engine was shut down")
         return None
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request; one that is refused gets an error output from the next step."""
-        if self.resolved.config.observe.enable_log_requests:
+        self._stats_are_old = True
+        if self._logs_requests:
             extra = {"request_id": request.id, "prompt": len(request.token_ids), "max_tokens": request.max_tokens}
             _log.info("request came", extra=extra)
         limit = self.resolved.config.schedule.max_num_queued_reqs
@@ -173,12 +187,20 @@ class EngineCore:
             else:
                 self._num_new += 1
 
-    def abort(self, ids: Sequence[str]) -> None:
-        """Forget requests and free what they hold; unknown ids are ignored."""
-        self._scheduler.abort(ids)
+    def abort(self, ids: Sequence[str], reason: str = ABORTED) -> None:
+        """End requests and free what they hold; unknown ids are ignored."""
+        self._stats_are_old = True
+        ended = self._scheduler.abort(ids)
         self._grammars.forget(ids)
         gone = set(ids)
+        ended += [output.request_id for output in self._untold if output.request_id in gone]
         self._untold = [output for output in self._untold if output.request_id not in gone]
+        for request_id in ended:
+            self._log_end(request_id, reason)
+
+    def _log_end(self, request_id: str, reason: str) -> None:
+        if self._logs_requests:
+            _log.info("request ended", extra={"request_id": request_id, "reason": reason})
 
     def _is_queue_full(self, limit: int) -> bool:
         """Requests that no plan has looked at yet wait only if there is no seat for them or others wait already."""
@@ -238,11 +260,11 @@ class EngineCore:
         except BaseException:
             self._fail(EngineDeadError("interrupted in the middle of a step"))
             raise
-        if self.resolved.config.observe.enable_log_requests:
+        if self._logs_requests:
             for output in (*untold, *news.special):
                 if output.finish_reason is not None:
-                    extra = {"request_id": output.request_id, "reason": output.finish_reason}
-                    _log.info("request ended", extra=extra)
+                    self._log_end(output.request_id, output.finish_reason)
+        self._stats_are_old = True
         return EngineOutputs(ids=news.ids, tokens=news.tokens, special=untold + news.special, stats=self._due_stats())
 
     def _hold(self) -> None:
@@ -332,7 +354,7 @@ class EngineCore:
                 self._grammars.prepare()
         except Exception as error:
             self._fail(error)
-        return EngineOutputs()
+        return EngineOutputs(stats=None if self._failure is not None else self._due_stats())
 
     # -- statistics ----------------------------------------------------------------------------------------------
 
@@ -345,11 +367,12 @@ class EngineCore:
         return stats
 
     def _due_stats(self) -> EngineStats | None:
-        """Now and then, and always with the last step before a pause, so that the gauges come to rest."""
+        """Now and then, and always before a pause if anything has happened, so that the gauges come to rest."""
         now = time.monotonic()
-        if now < self._stats_due and self.has_work:
+        if not self._stats_are_old or (now < self._stats_due and self.has_work):
             return None
         self._stats_due = now + STATS_SECONDS
+        self._stats_are_old = False
         stats = self.stats()
         stats.step_tokens, self._step_tokens = self._step_tokens, []
         if not self.resolved.config.observe.disable_log_stats and (line := self._stats_line.take(stats)) is not None:

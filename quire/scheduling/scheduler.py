@@ -167,12 +167,20 @@ class Scheduler:
         state.queue.push(request)
         return None
 
-    def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests at once; unknown ids are ignored. No output comes for them."""
+    def abort(self, request_ids: Iterable[str]) -> list[str]:
+        """End requests at once; unknown ids are ignored. No output comes for them. Returns those that were known."""
+        ended = []
         for request_id in request_ids:
             request = self._state.requests.get(request_id)
             if request is not None:
                 self._state.finish(request)
+                ended.append(request_id)
+        return ended
+
+    @property
+    def request_ids(self) -> list[str]:
+        """Of all that have not ended."""
+        return list(self._state.requests)
 
     @property
     def has_work(self) -> bool:

@@ -11,7 +11,8 @@ import mmap
 from pathlib import Path
 
 SIZE = 4096  # numbers of a page
-PID, CONNECTIONS, ANSWERS = range(3)  # CONNECTIONS: infinite while the process takes none
+# CONNECTIONS: infinite while the process takes none; LOST: answers that died with a process
+PID, CONNECTIONS, ANSWERS, LOST = range(4)
 _FIRST_FREE = 8
 
 
@@ -36,6 +37,7 @@ class Board:
 
     def vacate(self, number: int) -> None:
         """The process is gone, or there is none yet: what it counted stays, what it was doing does not."""
+        self.pages[number][LOST] += self.pages[number][ANSWERS]
         self.pages[number][PID] = self.pages[number][ANSWERS] = 0
         self.pages[number][CONNECTIONS] = math.inf
 

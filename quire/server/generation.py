@@ -25,7 +25,7 @@ from quire.server.metrics import RequestClock
 from quire.server.params import NAMES, field_names
 from quire.server.protocol import GenerationBody, LabelledBody
 from quire.server.service import Service
-from quire.types.output import RequestOutput
+from quire.types.output import ABORTED, RequestOutput
 from quire.types.request import BACKGROUND
 from quire.types.sampling import RequestOutputKind, SamplingParams
 from quire.types.structured import Constraint
@@ -35,6 +35,7 @@ log = get_logger(__name__)
 FINGERPRINT = f"quire-{__version__}"
 REFUSALS = {"queue_full": 503, "draining": 503, "invalid_request": 400}  # stop_reason → HTTP status; others 500
 IN_BACKGROUND = "quire.in_background"  # in the scope of a request that nobody waits for
+_ENDED = {ABORTED: "aborted", "error": "failed"}  # as the log says it
 BIG_SCORES = 1024  # prompt positions with log-probabilities
 BIG_TEXT = 16 * 1024  # characters; longer texts are tokenised on a thread, so that other streams go on
 
@@ -138,6 +139,7 @@ class Generation:
         log_it = self.service.config.observe.enable_log_requests
         if log_it:
             log.info("request %s: %d prompt tokens, n=%d", request_id, len(prompt.token_ids), self.params.n)
+        num_left, end = self.params.n, ABORTED  # answers that have not ended, and how they do if no more is heard
         source = self._source(prompt, request_id)
         waits = False
         with field_names(self.names):
@@ -154,17 +156,24 @@ class Generation:
                         num_tokens += len(answer.token_ids)
                         if answer.finish_reason is not None:
                             metrics.finished[answer.finish_reason] += 1
+                            num_left -= 1
                     if output.error is not None:
                         raise self._refusal(output)
                     if output.finished:
                         self.num_cached += output.num_cached_tokens
                         metrics.finish(output, num_tokens, self.params)
-                        if log_it:
-                            log.info("request %s: finished with %d tokens", request_id, num_tokens)
+                        num_left, end = 0, "finished"
                     yield index, output
                     progress.wait()
                     waits = True
+            except Exception:
+                end = "error"
+                raise
             finally:
+                if num_left:
+                    metrics.finished[end] += num_left
+                if log_it:
+                    log.info("request %s: %s with %d tokens", request_id, _ENDED.get(end, end), num_tokens)
                 if waits:
                     progress.done()
                 await source.aclose()

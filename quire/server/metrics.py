@@ -16,8 +16,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from quire.server.board import PID, Board
-from quire.types.output import EngineStats, RequestMetrics, RequestOutput
+from quire.server.board import LOST, PID, Board
+from quire.types.output import ABORTED, EngineStats, RequestMetrics, RequestOutput
 from quire.types.sampling import RequestOutputKind, SamplingParams
 
 
@@ -223,7 +223,8 @@ class Metrics(Collector):
             "vllm:request_success", "Finished requests.", labels=[*self._names, "finished_reason"]
         )
         for reason in self.finished.names:
-            success.add_metric([*self._labels, reason], self.finished.total(reason))
+            lost = self._board.sum(LOST) if reason == ABORTED else 0
+            success.add_metric([*self._labels, reason], self.finished.total(reason) + lost)
         yield success
         phases = CounterMetricFamily("quire:core_seconds", "What the core's loop did.", labels=[*self._names, "phase"])
         for phase, seconds in stats.phase_seconds.items():

@@ -24,6 +24,7 @@ from quire.server.generation import BIG_TEXT, IN_BACKGROUND, REFUSALS
 from quire.server.params import field_names
 from quire.server.pooling_protocol import InputBody, PoolingBase
 from quire.server.service import Service
+from quire.types.output import ABORTED
 from quire.types.pooling import PoolingOutput, PoolingParams, PoolingRequestOutput
 from quire.types.request import BACKGROUND
 
@@ -64,6 +65,10 @@ class PoolingJob:
         progress.wait()
         try:
             conversions = await engine.run(requests)
+        except BaseException as error:
+            if metrics is not None:
+                metrics.finished["error" if isinstance(error, Exception) else ABORTED] += len(requests)
+            raise
         finally:
             progress.done()
         progress.seen()
@@ -72,7 +77,7 @@ class PoolingJob:
         except RefusedError as error:
             status = REFUSALS.get(error.reason, 500)
             if metrics is not None:
-                metrics.finished["error"] += 1
+                metrics.finished["error"] += len(requests)
                 metrics.rejected += status == 503
             raise ApiError(status, str(error)) from None
         if metrics is not None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from quire.types.reply import ToolCall
 
+ABORTED = "abort"  # the finish_reason of a request that nobody wants any more
 # `stop_reason` of an output with finish_reason "error", for programs; `error` says it to people.
 INVALID_REQUEST = "invalid_request"  # can never run here
 QUEUE_FULL = "queue_full"  # max_num_queued_reqs; later it may
