@@ -37,7 +37,8 @@ from quire.types.plan import StepPlan
 from quire.types.request import EngineRequest
 
 PLAN_MARGIN = 0.001  # seconds before a step ends when the next one should be on the device, however late it is planned
-STATS_SECONDS = 1.0  # statistics travel with the outputs this often; they are also the heartbeat of a busy engine
+# Statistics travel with the outputs this often: they are the heartbeat of a busy engine, and what its door goes by.
+STATS_SECONDS = 0.2
 _log = get_logger(__name__)
 
 
@@ -71,6 +72,8 @@ class EngineCore:
         self._grammars = Grammars(resolved)
         self._in_flight: deque[InFlight] = deque()
         self._last_result = 0.0  # time.perf_counter() when the latest step was done
+        self._is_busy = False  # there has been work ever since
+        self._drained_at = 0.0  # time.monotonic() when the inbox was last emptied
         self._planning_seconds = 0.0  # that the latest plan took, its launch included
         self._untold: list[EngineOutput] = []  # ends of requests outside of any step; told with the next outputs
         self._num_new = 0  # requests added since the last plan
@@ -126,11 +129,13 @@ class EngineCore:
         """
         self._clock.lap("outbox")
         if not self.has_work:
+            self._is_busy = False
             worker = self._executor.sentinel
             sentinels = (*self._grammars.sentinels, *(() if worker is None else (worker,)))
             inbox.wait(0.0 if self._can_prepare or self._grammars.can_prepare else timeout, *sentinels)
             self._clock.lap("idle")
         self._hold()
+        self._drained_at = time.monotonic()
         messages = inbox.drain()
         replies = [reply for message in messages if (reply := self.handle(message)) is not None]
         self._take_grammars()
@@ -317,8 +322,9 @@ class EngineCore:
         self._clock.lap("wait")
         now = time.perf_counter()
         if result.error is None:
-            self._scheduler.pace.observe(prompt_tokens, now - max(submitted, self._last_result))
-        self._last_result = now
+            seconds = now - max(submitted, self._last_result)
+            self._scheduler.observe(prompt_tokens, seconds, now - self._last_result if self._is_busy else seconds)
+        self._last_result, self._is_busy = now, True
         outputs = self._scheduler.settle(plan, result)
         self._num_steps += 1
         self._last_step_time = time.time()
@@ -364,6 +370,7 @@ class EngineCore:
         stats.num_steps = self._num_steps
         stats.last_step_time = self._last_step_time
         stats.phase_seconds = dict(self._clock.seconds)
+        stats.queue = msgspec.structs.replace(self._scheduler.queue_stats(), as_of=self._drained_at)
         return stats
 
     def _due_stats(self) -> EngineStats | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
@@ -26,7 +27,7 @@ from quire.scheduling.room import Room, rank
 from quire.scheduling.settle import settle
 from quire.scheduling.state import Chunk, InFlight, State
 from quire.types.kv import KVGroupSpec
-from quire.types.output import EngineOutput, EngineOutputs, EngineStats
+from quire.types.output import EngineOutput, EngineOutputs, EngineStats, QueueStats
 from quire.types.plan import StepPlan, TokenMasks
 from quire.types.request import BACKGROUND, EngineRequest
 from quire.types.result import StepResult
@@ -96,6 +97,7 @@ class Scheduler:
         self._mask_source = mask_source
         self._arrivals = itertools.count()
         self._step = 0
+        self._lacks_blocks = False  # the best waiting request, when the latest plan was made
 
     # --- requests come and go -----------------------------------------------------------------------------------
 
@@ -202,6 +204,7 @@ class Scheduler:
         if not self.has_work or (state.in_flight and state.in_flight[-1].bound):
             return None
         build = PlanBuilder(len(self.kv.groups), self._budget)
+        self._lacks_blocks = False
         if self._preempt_every_step:
             self._room.preempt_one()
         if self._has_classes:
@@ -215,7 +218,8 @@ class Scheduler:
             return None
         plan = build.finish(self._step, state.releases, self._prefixes.update(build.decodes))
         state.releases = []
-        state.in_flight.append(InFlight(plan, build.decodes, build.chunks, build.bound))
+        is_full = (build.budget <= 0 and bool(state.prefilling)) or (len(state.queue) > 0 and self._num_free_seats > 0)
+        state.in_flight.append(InFlight(plan, build.decodes, build.chunks, build.bound, is_full))
         self._step += 1
         return plan
 
@@ -302,6 +306,7 @@ class Scheduler:
                 return
             fit = self._room.find_fit(request)
             if fit is None:
+                self._lacks_blocks = True
                 return
             state.queue.pop()
             hit, num_cached = fit
@@ -310,6 +315,7 @@ class Scheduler:
             if first_time:
                 request.first_scheduled = time.time()
                 request.num_cached = num_cached
+                state.load.begin(request, in_background=in_background)
             self._count_lookup(request, num_cached)
             build.admits.append(request.admit(num_cached))
             build.add_table(request.seat, 0, hit)
@@ -366,7 +372,18 @@ class Scheduler:
             totals.prefix_hits += num_cached
             totals.cached_tokens += num_cached
 
+    @property
+    def _num_free_seats(self) -> int:
+        """That waiting requests could take, for all that the latest plan knew of."""
+        return 0 if self._lacks_blocks and len(self._state.queue) else self._state.seats.num_free
+
     # --- outcome ------------------------------------------------------------------------------------------------
+
+    def observe(self, prompt_tokens: int, seconds: float, between: float) -> None:
+        """The oldest step in flight is done and took the device `seconds`; `between`: since the one before, if the
+        engine has been at work since then."""
+        self.pace.observe(prompt_tokens, seconds)
+        self._state.load.observe(between, prompt_tokens, is_full=self._state.in_flight[0].is_full)
 
     def settle(self, plan: StepPlan, result: StepResult) -> EngineOutputs:
         """Read the result of the oldest plan in flight. Returns the news, at most one output a request."""
@@ -389,6 +406,15 @@ class Scheduler:
             prefix_hits=totals.prefix_hits,
             num_preemptions=totals.num_preemptions,
         )
+
+    def queue_stats(self) -> QueueStats:
+        """Who waits and how fast that goes."""
+        state = self._state
+        running = Counter(request.rank[0] for request in state.running.values())
+        lacking = sum(
+            len(request.tokens) - int(state.seats.num_computed[request.seat]) for request in state.prefilling.values()
+        )
+        return state.load.report(state.queue.classes, running, lacking, self._num_free_seats)
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached KV; running requests go on."""

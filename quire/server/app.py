@@ -32,6 +32,7 @@ from quire.server import (
 )
 from quire.server.auth import ApiKeyMiddleware
 from quire.server.batch_queue import BatchQueue
+from quire.server.entry import enter
 from quire.server.limits import BodyLimitMiddleware
 from quire.server.openai_responses_store import ResponseStore
 from quire.server.openapi_document import openapi_document
@@ -87,7 +88,8 @@ def build_app(service: Service) -> FastAPI:
     errors.install(app)
     app.openapi = openapi_document(app)  # type: ignore[method-assign]
     for router in ROUTERS:
-        app.include_router(router, dependencies=[Depends(_check_generates)] if router in GENERATING else [])
+        first = [Depends(_check_generates)] if router in GENERATING else []
+        app.include_router(router, dependencies=[*first, Depends(enter)])
     return app
 
 

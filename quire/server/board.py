@@ -11,8 +11,9 @@ import mmap
 from pathlib import Path
 
 SIZE = 4096  # numbers of a page
-# CONNECTIONS: infinite while the process takes none; LOST: answers that died with a process
-PID, CONNECTIONS, ANSWERS, LOST = range(4)
+# CONNECTIONS: infinite while the process takes none. LOST: answers that died with a process. UNSEEN: requests on their
+# way to the engine, of which it has not told yet.
+PID, CONNECTIONS, ANSWERS, LOST, UNSEEN = range(5)
 _FIRST_FREE = 8
 
 
@@ -38,7 +39,7 @@ class Board:
     def vacate(self, number: int) -> None:
         """The process is gone, or there is none yet: what it counted stays, what it was doing does not."""
         self.pages[number][LOST] += self.pages[number][ANSWERS]
-        self.pages[number][PID] = self.pages[number][ANSWERS] = 0
+        self.pages[number][PID] = self.pages[number][ANSWERS] = self.pages[number][UNSEEN] = 0
         self.pages[number][CONNECTIONS] = math.inf
 
 

@@ -40,17 +40,23 @@ ANTHROPIC_TYPES = {
 }
 ANTHROPIC_OVERLOADED = 529  # where others say 503
 RETRY_SECONDS = "1"
+CLIENT_GONE = 499
 MAX_SHOWN = 80  # characters of a bad value repeated in the message
 
 
 class ApiError(Exception):
-    """A request that is answered with `status` and the error shape."""
+    """A request that is answered with `status` and the error shape. retry_after: seconds, said with a 503."""
 
-    def __init__(self, status: int, message: str, param: str | None = None) -> None:
+    def __init__(self, status: int, message: str, param: str | None = None, retry_after: int | None = None) -> None:
         super().__init__(message)
+        self.retry_after = retry_after
         self.status = status
         self.message = message
         self.param = param
+
+
+class ClientGoneError(Exception):
+    """Nobody waits for the answer any more: what it takes is not done."""
 
 
 class NotStoredError(ApiError):
@@ -133,7 +139,12 @@ def install(app: FastAPI) -> None:
     """Map every exception of the app to the error shape."""
 
     async def known(request: Request, error: Exception) -> Response:
-        return error_response(*explain(error), path=request.url.path)
+        seconds = error.retry_after if isinstance(error, ApiError) else None
+        headers = None if seconds is None else {"retry-after": str(seconds)}
+        return error_response(*explain(error), headers=headers, path=request.url.path)
+
+    async def gone(_request: Request, _error: Exception) -> Response:
+        return Response(status_code=CLIENT_GONE)  # nobody reads it
 
     async def unknown(request: Request, error: Exception) -> Response:
         # The server logs the exception and closes the connection: the client must not send its next request there.
@@ -159,4 +170,5 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, query)
     for kind in (ApiError, InputError, ValidationError, EngineDeadError):
         app.add_exception_handler(kind, known)
+    app.add_exception_handler(ClientGoneError, gone)
     app.add_exception_handler(Exception, unknown)

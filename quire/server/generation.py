@@ -18,6 +18,8 @@ from quire.foundation.errors import InputError
 from quire.foundation.log import get_logger
 from quire.frontend import inputs
 from quire.frontend.truncation import NO_TRUNCATION, Truncation, cut_text
+from quire.server.body import on_thread
+from quire.server.entry import IN_BACKGROUND, hand_over, retry_seconds
 from quire.server.errors import ApiError
 from quire.server.limits import MAX_ANSWERS
 from quire.server.logprobs import LogprobWriter
@@ -34,7 +36,6 @@ log = get_logger(__name__)
 
 FINGERPRINT = f"quire-{__version__}"
 REFUSALS = {"queue_full": 503, "draining": 503, "invalid_request": 400}  # stop_reason → HTTP status; others 500
-IN_BACKGROUND = "quire.in_background"  # in the scope of a request that nobody waits for
 _ENDED = {ABORTED: "aborted", "error": "failed"}  # as the log says it
 BIG_SCORES = 1024  # prompt positions with log-probabilities
 BIG_TEXT = 16 * 1024  # characters; longer texts are tokenised on a thread, so that other streams go on
@@ -198,7 +199,9 @@ class Generation:
         if status == 503 and self.service.metrics is not None:
             self.service.metrics.rejected += 1
         message = output.error or "the engine gave up"
-        return InputError(message, output.error_param) if status == 400 else ApiError(status, message)
+        if status == 400:
+            return InputError(message, output.error_param)
+        return ApiError(status, message, retry_after=retry_seconds(self.service))
 
 
 async def tokenize(
@@ -211,7 +214,7 @@ async def tokenize(
         ids = tokenizer.encode(text, add_special_tokens)
         return cut_text(tokenizer, text, ids, cut, add_special_tokens=add_special_tokens)
 
-    return await asyncio.to_thread(encode) if len(text) > BIG_TEXT else encode()
+    return await on_thread(encode) if len(text) > BIG_TEXT else encode()
 
 
 async def build_reply(outputs: Iterable[RequestOutput], build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -243,6 +246,7 @@ def start(
         raise InputError("priority needs a server with scheduling_policy=priority", "priority")
     header_id = request.headers.get("x-request-id", "")[:256]
     reply_id = f"{id_prefix}-{body.request_id or header_id or secrets.token_hex(12)}"
+    hand_over(request, len(prompts) * params.n)
     # A header may come twice (a proxy's retry); an id in the body is promised to be unique.
     is_unique = body.request_id or not header_id
     return make(

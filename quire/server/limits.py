@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 from collections.abc import Mapping
 
 import numpy as np
@@ -18,6 +19,8 @@ MAX_JSON_DEPTH = 64
 MAX_PROMPTS = 1024
 FORM_BYTES = 16 * 1024  # of an upload beside the file
 MAX_ANSWERS = 1024  # prompts x n of one request
+IS_GONE = "quire.is_gone"  # in the scope of a request that came over a connection: whether the client has hung up
+_HUNG_UP = getattr(select, "POLLRDHUP", 0)  # errors are told in any case
 _QUOTE = ord('"')
 _NESTING = np.zeros(256, np.int8)  # of JSON's bytes, outside of strings
 _NESTING[list(b"[{")], _NESTING[list(b"]}")] = 1, -1
@@ -73,6 +76,23 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     _header_bytes = 0
     _in_headers = True
+    _is_lost = False
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope[IS_GONE] = self._is_gone  # type: ignore[typeddict-unknown-key]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_lost = True
+        super().connection_lost(exc)
+
+    def _is_gone(self) -> bool:
+        """Whether the client has hung up, also if the event loop has not come to see it. From any thread."""
+        if self._is_lost or self.transport.is_closing():
+            return True
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), _HUNG_UP)
+        return bool(poll.poll(0))
 
     def data_received(self, data: bytes) -> None:
         if self._in_headers:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -126,15 +126,21 @@ class Metrics(Collector):
         self.step_tokens = histogram("vllm:iteration_tokens_total", "Tokens of an engine step.", STEP_TOKENS)
         self._histograms = [value for value in vars(self).values() if isinstance(value, Histogram)]
         self._stats = EngineStats()
+        self.wait: Callable[[], float] = lambda: 0.0
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        self._board = board
+        self.board = board
         if len(board.pages) == 1:
             ProcessCollector(registry=self._registry)
 
     @property
     def rejected(self) -> int:
         return self._refusals["rejected"]
+
+    @property
+    def total_rejected(self) -> int:
+        """By all processes."""
+        return self._refusals.total("rejected")
 
     @rejected.setter
     def rejected(self, count: int) -> None:
@@ -194,6 +200,7 @@ class Metrics(Collector):
             "vllm:num_requests_running": ("Requests in the running batch.", stats.num_running),
             "vllm:num_requests_waiting": ("Requests waiting for a place in the batch.", stats.num_waiting),
             "vllm:kv_cache_usage_perc": ("Used share of the KV blocks, 0 to 1.", stats.kv_usage),
+            "quire:queue_wait_seconds": ("Predicted wait of a request that comes now.", self.wait()),
             "quire:seats_used": ("Seats taken.", stats.num_seats_used),
             "quire:kv_blocks_free": ("Free KV blocks.", stats.num_free_blocks),
             "quire:kv_blocks": ("KV blocks in all.", stats.num_blocks),
@@ -207,8 +214,8 @@ class Metrics(Collector):
             "vllm:generation_tokens": ("Generated tokens.", stats.generation_tokens),
             "quire:steps": ("Engine steps.", stats.num_steps),
             "quire:requests_rejected": (
-                "Requests refused because the queue was full.",
-                self._refusals.total("rejected"),
+                "Requests refused because the queue was full, or the wait too long.",
+                self.total_rejected,
             ),
         }
         for name, (text, value) in gauges.items():
@@ -223,7 +230,7 @@ class Metrics(Collector):
             "vllm:request_success", "Finished requests.", labels=[*self._names, "finished_reason"]
         )
         for reason in self.finished.names:
-            lost = self._board.sum(LOST) if reason == ABORTED else 0
+            lost = self.board.sum(LOST) if reason == ABORTED else 0
             success.add_metric([*self._labels, reason], self.finished.total(reason) + lost)
         yield success
         phases = CounterMetricFamily("quire:core_seconds", "What the core's loop did.", labels=[*self._names, "phase"])
@@ -232,7 +239,7 @@ class Metrics(Collector):
         yield phases
         for histogram in self._histograms:
             yield histogram.family(self._names, self._labels)
-        if len(self._board.pages) > 1:
+        if len(self.board.pages) > 1:
             yield from self._front_ends()
 
     def _front_ends(self) -> Iterator[Metric]:
@@ -242,7 +249,7 @@ class Metrics(Collector):
             answers.add_metric([str(number)], count)
         yield answers
         families: dict[str, Metric] = {}
-        for number, page in enumerate(self._board.pages):
+        for number, page in enumerate(self.board.pages):
             if pid := int(page[PID]):
                 for metric in ProcessCollector(pid=lambda pid=pid: pid, registry=None).collect():  # type: ignore[misc]
                     family = families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
