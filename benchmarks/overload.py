@@ -2,11 +2,11 @@
 
     python -m benchmarks.overload [--factors 1.4 5] [--seconds 60] [--options "--max-queue-seconds 0"] [--write]
 
-The demo model on this machine's CPU. First the peak is measured: answers a second while a fixed number of clients, twice
-the seats, asks again and again. Then requests come at multiples of that rate (Poisson), whatever becomes of them, from a
-process of its own; a client waits 60 s for its first token (30 s from 3 x on) and then hangs up. After each of these
-half the peak comes for `CALM` seconds. Good is an answer whose first token came within 5 s; windows are of 5 s, by the
-time of sending. A told wait is honest if the request that is sent after it, once the overload has ended, is taken.
+The demo model on a CPU. First the peak is measured: answers a second while a fixed number of clients, twice the seats,
+asks again and again. Then requests come at multiples of that rate (Poisson), whatever becomes of them, from a process
+of its own; a client waits 60 s for its first token (30 s from 3 x on) and then hangs up. After each of these half the
+peak comes for `CALM` seconds. Good is an answer whose first token came within 5 s; windows are of 5 s, by the time of
+sending. A told wait is kept if a request that is sent after it, once the overload has ended, is taken.
 """
 
 from __future__ import annotations
@@ -36,7 +36,23 @@ WINDOW = 5.0
 CALM = 20.0
 PEAK_SECONDS, PEAK_WARM_UP = 20.0, 5.0
 TOKENS = 32
-WORDS = "the a quick brown fox jumps over lazy dog and then it sleeps for an hour under some tree".split()
+WORDS = [
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "a",
+    "lazy",
+    "dog",
+    "and",
+    "then",
+    "it",
+    "sleeps",
+    "for",
+    "hours",
+]
 MODEL = "quire-demo"
 
 

@@ -97,7 +97,6 @@ class Scheduler:
         self._mask_source = mask_source
         self._arrivals = itertools.count()
         self._step = 0
-        self._lacks_blocks = False  # the best waiting request, when the latest plan was made
 
     # --- requests come and go -----------------------------------------------------------------------------------
 
@@ -204,7 +203,6 @@ class Scheduler:
         if not self.has_work or (state.in_flight and state.in_flight[-1].bound):
             return None
         build = PlanBuilder(len(self.kv.groups), self._budget)
-        self._lacks_blocks = False
         if self._preempt_every_step:
             self._room.preempt_one()
         if self._has_classes:
@@ -218,8 +216,7 @@ class Scheduler:
             return None
         plan = build.finish(self._step, state.releases, self._prefixes.update(build.decodes))
         state.releases = []
-        is_full = (build.budget <= 0 and bool(state.prefilling)) or (len(state.queue) > 0 and self._num_free_seats > 0)
-        state.in_flight.append(InFlight(plan, build.decodes, build.chunks, build.bound, is_full))
+        state.in_flight.append(InFlight(plan, build.decodes, build.chunks, build.bound, self._is_full(build)))
         self._step += 1
         return plan
 
@@ -306,7 +303,6 @@ class Scheduler:
                 return
             fit = self._room.find_fit(request)
             if fit is None:
-                self._lacks_blocks = True
                 return
             state.queue.pop()
             hit, num_cached = fit
@@ -372,10 +368,17 @@ class Scheduler:
             totals.prefix_hits += num_cached
             totals.cached_tokens += num_cached
 
-    @property
+    def _is_full(self, build: PlanBuilder) -> bool:
+        """Whether prompts are left behind for nothing but want of budget."""
+        if not len(self._state.queue):
+            return build.budget <= 0 and bool(self._state.prefilling)
+        return self._num_free_seats() > 0
+
     def _num_free_seats(self) -> int:
-        """That waiting requests could take, for all that the latest plan knew of."""
-        return 0 if self._lacks_blocks and len(self._state.queue) else self._state.seats.num_free
+        """That waiting requests could take: none if the best of them lacks blocks."""
+        free = self._state.seats.num_free
+        first = self._state.queue.peek()
+        return free if first is None or (free and self._room.find_fit(first) is not None) else 0
 
     # --- outcome ------------------------------------------------------------------------------------------------
 
@@ -414,7 +417,7 @@ class Scheduler:
         lacking = sum(
             len(request.tokens) - int(state.seats.num_computed[request.seat]) for request in state.prefilling.values()
         )
-        return state.load.report(state.queue.classes, running, lacking, self._num_free_seats)
+        return state.load.report(state.queue.classes, running, lacking, self._num_free_seats())
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached KV; running requests go on."""

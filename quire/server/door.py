@@ -1,7 +1,7 @@
 """The door: a request that would wait too long is refused before anything is done for it.
 
 Two bounds. No request is let in whose wait, as predicted, is longer than `max_queue_seconds`: a burst may fill the
-queue up to there. An *overload* is a burst that does not end: for a few seconds running more came than had its turn,
+queue up to there. An *overload* is a burst that does not end: for two seconds running more came than had its turn,
 and the wait was long already. A queue of that length would stand for as long as the overload lasts: everybody's first
 token would be late by it, and nothing be won, as the engine is as busy with a short one. So while an overload lasts the
 queue is kept short. It is over once nobody has had to be refused for a while.
@@ -28,8 +28,8 @@ from quire.types.request import BACKGROUND
 
 LONG_WAIT = 2.0  # seconds; the queue is not kept shorter than this, nor …
 SHORT_QUEUE = 4  # … than so many requests
-WINDOW = 1.0  # seconds in which what came is compared with what had its turn
-GROWING_WINDOWS = 3  # so many in a row are an overload
+WINDOW = 0.5  # seconds in which what came is compared with what had its turn
+GROWING_WINDOWS = 4  # so many in a row are an overload
 GROWTH = 0.02  # of what had its turn; less is noise
 
 
