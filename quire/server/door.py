@@ -1,8 +1,8 @@
 """The door: a request that would wait too long is refused before anything is done for it.
 
 Two bounds. No request is let in whose wait, as predicted, is longer than `max_queue_seconds`: a burst may fill the
-queue up to there. An *overload* is a burst that does not end: for two seconds running more came than had its turn,
-and the wait was long already. A queue of that length would stand for as long as the overload lasts: everybody's first
+queue up to there. An *overload* is a burst that does not end: for two seconds more came than had its turn, and the
+wait was long already. A queue of that length would stand for as long as the overload lasts: everybody's first
 token would be late by it, and nothing be won, as the engine is as busy with a short one. So while an overload lasts the
 queue is kept short. It is over once nobody has had to be refused for a while.
 
@@ -28,8 +28,9 @@ from quire.types.request import BACKGROUND
 
 LONG_WAIT = 2.0  # seconds; the queue is not kept shorter than this, nor …
 SHORT_QUEUE = 4  # … than so many requests
-WINDOW = 0.5  # seconds in which what came is compared with what had its turn
-GROWING_WINDOWS = 4  # so many in a row are an overload
+WINDOW = 0.4  # seconds in which what came is compared with what had its turn
+GROWING, LATEST = 4, 6  # so many windows, of so many, in which more came are an overload: a burst is over sooner
+CALM = 4  # so many without anybody refused end it
 GROWTH = 0.02  # of what had its turn; less is noise
 
 
@@ -38,29 +39,31 @@ class Overload:
 
     def __init__(self) -> None:
         self.is_on = False
-        self._num_growing = 0  # latest windows at whose end more waited than at the end of the one before
+        self._growing: deque[bool] = deque(maxlen=LATEST)  # the latest windows
+        self._num_calm = 0  # latest windows in which nobody was refused
         self._start = -math.inf
         self._shortest = math.inf  # wait in this window
-        self._most = self._most_before = 0  # waiting requests in this window and in the one before
+        self._most = self._most_before = 0  # requests present in this window and in the one before
         self._begun = self._refused = 0  # at its start
 
-    def see(self, now: float, wait: float, waiting: int, begun: int, refused: int) -> None:
-        """now: seconds of some clock; wait: of a request that comes now; begun, refused: requests ever."""
+    def see(self, now: float, wait: float, present: int, begun: int, refused: int) -> None:
+        """now: seconds of some clock; wait: of a request that comes now; present: requests that wait or run; begun,
+        refused: requests ever."""
         if now - self._start >= WINDOW:
             self._close(begun, refused)
             self._start, self._begun, self._refused = now, begun, refused
             self._most, self._most_before, self._shortest = 0, self._most, math.inf
-        self._most = max(self._most, waiting)
+        self._most = max(self._most, present)
         self._shortest = min(self._shortest, wait)
 
     def _close(self, begun: int, refused: int) -> None:
         num_refused = refused - self._refused
         surplus = self._most - self._most_before + num_refused
-        is_growing = self._shortest > LONG_WAIT and surplus > GROWTH * (begun - self._begun)
-        self._num_growing = self._num_growing + 1 if is_growing else 0
-        if self._num_growing >= GROWING_WINDOWS:
+        self._growing.append(self._shortest > LONG_WAIT and surplus > GROWTH * (begun - self._begun))
+        self._num_calm = 0 if num_refused else self._num_calm + 1
+        if sum(self._growing) >= GROWING:
             self.is_on = True
-        elif num_refused == 0:
+        elif self._num_calm >= CALM:
             self.is_on = False
 
 
@@ -108,11 +111,18 @@ class Door:
 
     def _bound(self) -> float:
         """Seconds that a request may wait."""
-        wait = self.wait(BACKGROUND - 1)
-        waiting = int(self._board.sum(UNSEEN))
-        waiting += sum(each.waiting for each in self._queue.classes if each.priority != BACKGROUND)
+        waiting, running = int(self._board.sum(UNSEEN)), 0
+        for each in self._queue.classes:
+            if each.priority != BACKGROUND:
+                waiting, running = waiting + each.waiting, running + each.running
         overload = self._overload
-        overload.see(self._clock(), wait, waiting, self._queue.num_begun, self._metrics.total_rejected)
+        overload.see(
+            self._clock(),
+            self.wait(BACKGROUND - 1),
+            waiting + running,
+            self._queue.num_begun,
+            self._metrics.total_rejected,
+        )
         if overload.is_on and waiting >= SHORT_QUEUE:
             return min(LONG_WAIT, self._max_seconds)
         return self._max_seconds

@@ -171,9 +171,9 @@ def device(request: pytest.FixtureRequest) -> Device:
     return DEVICES[request.param]
 
 
-@pytest.mark.parametrize("factor", [1.4, 5.0])
-def test_most_of_the_peak_is_answered_in_time(device: Device, factor: float) -> None:
-    peak, draw, seconds = capacity(device), random.Random(int(factor)), 60.0
+@pytest.mark.parametrize(("factor", "seconds"), [(1.4, 60.0), (5.0, 120.0)])
+def test_most_of_the_peak_is_answered_in_time(device: Device, factor: float, seconds: float) -> None:
+    peak, draw = capacity(device), random.Random(int(factor))
     simulation = Simulation(device)
     simulation.run(0.5 * peak, 10.0, draw)
     start = simulation.now
@@ -234,7 +234,7 @@ def test_predictions_come_true(device: Device) -> None:
     assert len(settled) > 5 * peak
     ratios = sorted((a.first - a.at) / a.wait for a in settled)  # type: ignore[operator]
     assert ratios[len(ratios) // 20] > 0.66
-    assert ratios[-len(ratios) // 20] < 1.5
+    assert ratios[-len(ratios) // 20] < 1.75  # who is preempted waits again
     told = [seconds for when, seconds in simulation.seen.refused if when > 10.0]
     assert min(told) >= 1
     assert max(told) <= 2 * LONG_WAIT + 2
