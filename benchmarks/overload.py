@@ -2,10 +2,11 @@
 
     python -m benchmarks.overload [--factors 1.4 5] [--seconds 60] [--options "--max-queue-seconds 0"] [--write]
 
-The demo model on a CPU. First the peak is measured: answers a second while a fixed number of clients, twice the seats,
-asks again and again. Then requests come at multiples of that rate (Poisson), whatever becomes of them, from a process
-of its own; a client waits 60 s for its first token (30 s from 3 x on) and then hangs up. After each of these half the
-peak comes for `CALM` seconds. Good is an answer whose first token came within 5 s; windows are of 5 s, by the time of
+The demo model on a CPU, or an engine of a given speed (`--null-rate`): what a busy machine does to the former is not
+the door's doing. First the peak is measured: answers a second while a fixed number of clients, twice the seats, asks
+again and again. Then requests come at multiples of that rate (Poisson), whatever becomes of them, from a process of its
+own; a client waits 60 s for its first token (30 s from 3 x on) and then hangs up. After each of these half the peak
+comes for `CALM` seconds. Good is an answer whose first token came within 5 s; windows are of 5 s, by the time of
 sending. A told wait is kept if a request that is sent after it, once the overload has ended, is taken.
 """
 
@@ -20,13 +21,14 @@ import os
 import random
 import shlex
 import sys
+import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import results_file
+from benchmarks import results_file, workloads
 from benchmarks.results_file import Row
 from benchmarks.serve import Server
 from benchmarks.serve_load import percentile
@@ -217,13 +219,19 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--clients", type=int, default=128, help="that measure the peak")
     parser.add_argument("--options", default="", help="of the server")
+    parser.add_argument("--null-rate", default="", help="tokens/s of an engine without a model, for a busy machine")
     parser.add_argument("--part", default="overload", help="end of the name of the file of results")
     parser.add_argument("--write", action="store_true", help="write the figures to a file of results")
     args = parser.parse_args()
-    model = Path(__file__).parent.parent / "quire" / "demo_model"
-    with open(os.devnull, "w") as log:
+    with open(os.devnull, "w") as log, tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "quire.cli.main", "serve"]
+        model = Path(__file__).parent.parent / "quire" / "demo_model"
         options = ["--device", "cpu", "--dtype", "float32", "--served-model-name", MODEL, *shlex.split(args.options)]
-        with Server(model, options, log, 120) as server:
+        if args.null_rate:
+            command = [sys.executable, "-m", "benchmarks.front_end", "serve", args.null_rate, ""]
+            model = workloads.write_model_dir("tiny-qwen3", Path(folder) / MODEL, tokenizer=True)
+            options += ["--max-num-seqs", "64", "--api-server-count", "1"]
+        with Server(model, options, log, 120, command) as server:
             url = server.url + "/v1/completions"
             peak = measure_peak(url, args.clients)
             rows = [Row("over", MODEL, "closed loop", "peak", round(peak, 2), "answers/s")]
@@ -231,7 +239,13 @@ def main() -> None:
                 rows += measure(url, peak, factor, args.seconds)
     if args.write:
         load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
-        settings = {"seconds": args.seconds, "tokens": TOKENS, "server": args.options, "load average at the end": load}
+        settings = {
+            "seconds": args.seconds,
+            "tokens": TOKENS,
+            "server": args.options,
+            "engine": f"no model, {args.null_rate} tokens/s" if args.null_rate else "the demo model",
+            "load average at the end": load,
+        }
         command = " ".join(["python -m benchmarks.overload", *sys.argv[1:]])
         device = f"cpu ({os.cpu_count()} threads)"
         print(results_file.write(rows, device, command, settings, part=args.part))

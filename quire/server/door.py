@@ -29,7 +29,7 @@ from quire.types.request import BACKGROUND
 LONG_WAIT = 2.0  # seconds; the queue is not kept shorter than this, nor …
 SHORT_QUEUE = 4  # … than so many requests
 WINDOW = 0.4  # seconds in which what came is compared with what had its turn
-GROWING, LATEST = 4, 6  # so many windows, of so many, in which more came are an overload: a burst is over sooner
+GROWING, LATEST = 4, 6  # so many windows, of so many, with more than ever in the latest: a burst is over sooner
 CALM = 4  # so many without anybody refused end it
 GROWTH = 0.02  # of what had its turn; less is noise
 
@@ -43,7 +43,8 @@ class Overload:
         self._num_calm = 0  # latest windows in which nobody was refused
         self._start = -math.inf
         self._shortest = math.inf  # wait in this window
-        self._most = self._most_before = 0  # requests present in this window and in the one before
+        self._most = 0  # requests present in this window …
+        self._mosts: deque[int] = deque([0], maxlen=LATEST)  # … and in the latest
         self._begun = self._refused = 0  # at its start
 
     def see(self, now: float, wait: float, present: int, begun: int, refused: int) -> None:
@@ -52,13 +53,14 @@ class Overload:
         if now - self._start >= WINDOW:
             self._close(begun, refused)
             self._start, self._begun, self._refused = now, begun, refused
-            self._most, self._most_before, self._shortest = 0, self._most, math.inf
+            self._mosts.append(self._most)
+            self._most, self._shortest = 0, math.inf
         self._most = max(self._most, present)
         self._shortest = min(self._shortest, wait)
 
     def _close(self, begun: int, refused: int) -> None:
         num_refused = refused - self._refused
-        surplus = self._most - self._most_before + num_refused
+        surplus = self._most + num_refused - max(self._mosts)
         self._growing.append(self._shortest > LONG_WAIT and surplus > GROWTH * (begun - self._begun))
         self._num_calm = 0 if num_refused else self._num_calm + 1
         if sum(self._growing) >= GROWING:

@@ -209,18 +209,20 @@ def test_a_burst_is_taken(device: Device) -> None:
 
 def test_so_many_clients_as_ask_again_when_they_are_answered_are_no_overload(device: Device) -> None:
     """A queue of five seconds that stands, but does not grow."""
-    peak = capacity(device)
+    peak, draw = capacity(device), random.Random(9)
     simulation = Simulation(device)
     for _ in range(device.seats + int(5 * peak)):
         simulation.come(0.0)
-    answered = 0
-    while simulation.now < 30.0:
+    answered, again = 0, list[float]()  # when clients ask again: they take a moment
+    while simulation.now < 60.0:
         simulation.step()
         done = sum(asked.is_done for asked in simulation.seen.taken.values())
-        for _ in range(done - answered):
-            simulation.come(simulation.now)
+        again += [simulation.now + draw.random() / 5 for _ in range(done - answered)]
         answered = done
-    assert answered > 15 * peak
+        for at in sorted(at for at in again if at <= simulation.now):
+            simulation.come(at)
+        again = [at for at in again if at > simulation.now]
+    assert answered > 40 * peak
     assert not simulation.seen.refused
 
 
