@@ -81,6 +81,8 @@ def body(draw: random.Random) -> bytes:
 
 
 async def ask(session: Any, url: str, draw: random.Random, start: float, patience: float) -> Seen:
+    from aiohttp import ClientError
+
     seen = Seen(time.monotonic() - start)
     try:
         async with asyncio.timeout(patience) as limit:
@@ -95,7 +97,7 @@ async def ask(session: Any, url: str, draw: random.Random, start: float, patienc
                         seen.first = time.monotonic() - start
                         limit.reschedule(None)
                 seen.is_done = True
-    except (TimeoutError, OSError):
+    except (TimeoutError, OSError, ClientError):
         pass
     return seen
 

@@ -80,7 +80,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope[IS_GONE] = self._is_gone  # type: ignore[typeddict-unknown-key]
+        self.scope[IS_GONE] = self._is_gone  # type: ignore[literal-required]
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_lost = True

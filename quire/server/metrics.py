@@ -137,14 +137,14 @@ class Metrics(Collector):
     def rejected(self) -> int:
         return self._refusals["rejected"]
 
+    @rejected.setter
+    def rejected(self, count: int) -> None:
+        self._refusals["rejected"] = count
+
     @property
     def total_rejected(self) -> int:
         """By all processes."""
         return self._refusals.total("rejected")
-
-    @rejected.setter
-    def rejected(self, count: int) -> None:
-        self._refusals["rejected"] = count
 
     def finish(self, output: RequestOutput, num_tokens: int, params: SamplingParams) -> None:
         """A request is done; `num_tokens` were generated for all its answers."""
