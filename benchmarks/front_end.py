@@ -56,7 +56,7 @@ class NullClient:
         self._new.append(request)
         self._work.set()
 
-    def abort(self, request_ids: Sequence[str]) -> None:
+    def abort(self, request_ids: Sequence[str], reason: str = "abort") -> None:  # noqa: ARG002
         for request_id in request_ids:
             self._left.pop(request_id, None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import glob
+import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -171,6 +172,9 @@ def _check(config: EngineConfig) -> None:
         value = getattr(section, name)
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be >= 1, got {value}", name)
+    seconds = config.schedule.max_queue_seconds
+    if seconds is not None and not 0 <= seconds < math.inf:
+        raise ConfigError(f"max_queue_seconds must be >= 0 and finite, got {seconds}", "max_queue_seconds")
     if config.runtime.tensor_parallel_size != 1:
         raise ConfigError(
             f"tensor_parallel_size must be 1 in this version, got {config.runtime.tensor_parallel_size}",

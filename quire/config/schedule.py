@@ -20,6 +20,10 @@ class SchedulerConfig(Options):
     """Order of waiting requests; priority: lower value first, then arrival."""
     max_num_queued_reqs: int | None = None
     """Most waiting requests; one more is refused (HTTP 503). None: no limit offline, 4096 under `quire serve`."""
+    max_queue_seconds: float | None = None
+    """Longest wait, as predicted, with which a request is still taken; one that would wait longer is refused (HTTP 503,
+    with the time to come again). While an overload lasts the queue is kept shorter. 0: no limit. None: no limit
+    offline, 30 under `quire serve`."""
     async_scheduling: bool | None = None
     """Plan the next step while the device runs this one (two plans in flight). None: on, except on a CPU in-process."""
     stream_interval: int = 1

@@ -82,6 +82,10 @@ class EngineOptions(TypedDict, total=False):
     """Order of waiting requests; priority: lower value first, then arrival."""
     max_num_queued_reqs: int | None
     """Most waiting requests; one more is refused (HTTP 503). None: no limit offline, 4096 under `quire serve`."""
+    max_queue_seconds: float | None
+    """Longest wait, as predicted, with which a request is still taken; one that would wait longer is refused (HTTP
+    503, with the time to come again). While an overload lasts the queue is kept shorter. 0: no limit. None: no
+    limit offline, 30 under `quire serve`."""
     async_scheduling: bool | None
     """Plan the next step while the device runs this one (two plans in flight). None: on, except on a CPU in-
     process."""
@@ -166,6 +170,7 @@ class OptionFields:
     max_prefill_chunk: int = 0
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     max_num_queued_reqs: int | None = None
+    max_queue_seconds: float | None = None
     async_scheduling: bool | None = None
     stream_interval: int = 1
     preempt_every_step: bool = False

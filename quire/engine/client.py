@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 from quire.engine.in_process import InProcessClient
 from quire.engine.messages import EngineInfo
 from quire.engine.remote import JoinedClient, ProcessClient
-from quire.types.output import EngineOutputs
+from quire.types.output import ABORTED, EngineOutputs
 from quire.types.request import EngineRequest
 
 __all__ = ["EngineClient", "EngineInfo", "InProcessClient", "JoinedClient", "ProcessClient"]
@@ -26,8 +26,11 @@ class EngineClient(Protocol):
         """Queue a request. One that can never run comes back as an output with finish_reason 'error'."""
         ...
 
-    def abort(self, request_ids: Sequence[str]) -> None:
-        """Stop requests and free what they hold; unknown ids are ignored. No further output comes for them."""
+    def abort(self, request_ids: Sequence[str], reason: str = ABORTED) -> None:
+        """Stop requests and free what they hold; unknown ids are ignored. No further output comes for them.
+
+        reason: the finish_reason that the core logs.
+        """
         ...
 
     def poll(self, timeout: float | None = None) -> EngineOutputs:

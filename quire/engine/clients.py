@@ -113,9 +113,9 @@ class Clients:
                     self._refuse(client, request.id, f"request id {request.id!r} is in use")
                     return ()
                 self._owners[request.id] = client
-            case Abort(ids):
+            case Abort(ids, reason):
                 self._aborts.append((client, ids))
-                return (Abort([i for i in ids if self._owners.get(i, PARENT) == client]),)
+                return (Abort([i for i in ids if self._owners.get(i, PARENT) == client], reason),)
             case Call(number, method, args):
                 self._num_calls += 1
                 self._calls[self._num_calls] = client, number

@@ -24,7 +24,15 @@ from quire.observe.profiling import PhaseClock
 from quire.observe.stats_line import StatsLine
 from quire.scheduling.scheduler import Scheduler
 from quire.types.kv import WorkerReport
-from quire.types.output import DRAINING, INVALID_REQUEST, QUEUE_FULL, EngineOutput, EngineOutputs, EngineStats
+from quire.types.output import (
+    ABORTED,
+    DRAINING,
+    INVALID_REQUEST,
+    QUEUE_FULL,
+    EngineOutput,
+    EngineOutputs,
+    EngineStats,
+)
 from quire.types.plan import StepPlan
 from quire.types.request import EngineRequest
 
@@ -33,7 +41,8 @@ PLAN_MARGIN = 0.001  # seconds before a step ends when the next one should be on
 # process that was stopped for a minute must not hold every step for one.
 MARGIN_SHARE = 0.1  # … and of the time that the steps in flight take
 LONGEST_HOLD = 0.1  # seconds
-STATS_SECONDS = 1.0  # statistics travel with the outputs this often; they are also the heartbeat of a busy engine
+# Statistics travel with the outputs this often: they are the heartbeat of a busy engine, and what its door goes by.
+STATS_SECONDS = 0.2
 _log = get_logger(__name__)
 
 
@@ -68,6 +77,8 @@ class EngineCore:
         self._grammars = Grammars(resolved)
         self._in_flight: deque[InFlight] = deque()
         self._last_result = 0.0  # time.perf_counter() when the latest step was done
+        self._is_busy = False  # there has been work ever since
+        self._drained_at = 0.0  # time.monotonic() when the inbox was last emptied
         self._planning_seconds = 0.0  # that the latest plan took, its launch included
         self._untold: list[EngineOutput] = []  # ends of requests outside of any step; told with the next outputs
         self._num_new = 0  # requests added since the last plan
@@ -75,10 +86,12 @@ class EngineCore:
         self._failure: EngineDeadError | None = None
         self._can_prepare = False
         self._clock = clock or PhaseClock()
+        self._logs_requests = resolved.config.observe.enable_log_requests
         self._num_steps = 0
         self._last_step_time = 0.0
         self._step_tokens: list[int] = []
         self._stats_due = 0.0
+        self._stats_are_old = False  # something has happened since they were told
         self._stats_line = StatsLine()
         self._utilities: dict[str, Callable[..., Any]] = {
             "ping": self._ping,
@@ -121,11 +134,13 @@ class EngineCore:
         """
         self._clock.lap("outbox")
         if not self.has_work:
+            self._is_busy = False
             worker = self._executor.sentinel
             sentinels = (*self._grammars.sentinels, *(() if worker is None else (worker,)))
             inbox.wait(0.0 if self._can_prepare or self._grammars.can_prepare else timeout, *sentinels)
             self._clock.lap("idle")
         self._hold()
+        self._drained_at = time.monotonic()
         messages = inbox.drain()
         replies = [reply for message in messages if (reply := self.handle(message)) is not None]
         self._take_grammars()
@@ -138,6 +153,8 @@ class EngineCore:
             self._draining.clear()
         if self._failure is not None:
             self.stopped = True
+            for request_id in self._scheduler.request_ids:
+                self._log_end(request_id, "error")
             replies.append(Failure.of(self._failure))
         return replies
 
@@ -146,20 +163,22 @@ class EngineCore:
         match message:
             case Add(request):
                 self.add(request)
-            case Abort(ids):
-                self.abort(ids)
+            case Abort(ids, reason):
+                self.abort(ids, reason)
                 return Aborted(ids)
             case Call(number, "drain", _):
                 self._draining.append(number)
             case Call(number, method, args):
                 return self._call(number, method, args)
             case Stop():
+                self.abort(self._scheduler.request_ids)
                 self._failure = EngineDeadError("the engine was shut down")
         return None
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request; one that is refused gets an error output from the next step."""
-        if self.resolved.config.observe.enable_log_requests:
+        self._stats_are_old = True
+        if self._logs_requests:
             extra = {"request_id": request.id, "prompt": len(request.token_ids), "max_tokens": request.max_tokens}
             _log.info("request came", extra=extra)
         limit = self.resolved.config.schedule.max_num_queued_reqs
@@ -178,12 +197,20 @@ class EngineCore:
             else:
                 self._num_new += 1
 
-    def abort(self, ids: Sequence[str]) -> None:
-        """Forget requests and free what they hold; unknown ids are ignored."""
-        self._scheduler.abort(ids)
+    def abort(self, ids: Sequence[str], reason: str = ABORTED) -> None:
+        """End requests and free what they hold; unknown ids are ignored."""
+        self._stats_are_old = True
+        ended = self._scheduler.abort(ids)
         self._grammars.forget(ids)
         gone = set(ids)
+        ended += [output.request_id for output in self._untold if output.request_id in gone]
         self._untold = [output for output in self._untold if output.request_id not in gone]
+        for request_id in ended:
+            self._log_end(request_id, reason)
+
+    def _log_end(self, request_id: str, reason: str) -> None:
+        if self._logs_requests:
+            _log.info("request ended", extra={"request_id": request_id, "reason": reason})
 
     def _is_queue_full(self, limit: int) -> bool:
         """Requests that no plan has looked at yet wait only if there is no seat for them or others wait already."""
@@ -243,11 +270,11 @@ class EngineCore:
         except BaseException:
             self._fail(EngineDeadError("interrupted in the middle of a step"))
             raise
-        if self.resolved.config.observe.enable_log_requests:
+        if self._logs_requests:
             for output in (*untold, *news.special):
                 if output.finish_reason is not None:
-                    extra = {"request_id": output.request_id, "reason": output.finish_reason}
-                    _log.info("request ended", extra=extra)
+                    self._log_end(output.request_id, output.finish_reason)
+        self._stats_are_old = True
         return EngineOutputs(ids=news.ids, tokens=news.tokens, special=untold + news.special, stats=self._due_stats())
 
     def _hold(self) -> None:
@@ -303,8 +330,10 @@ class EngineCore:
         self._clock.lap("wait")
         now = time.perf_counter()
         if result.error is None:
-            self._scheduler.pace.observe(work, now - max(submitted, self._last_result))
-        self._last_result = now
+            seconds = now - max(submitted, self._last_result)
+            between = now - self._last_result if self._is_busy else seconds
+            self._scheduler.observe(work, prompt_tokens, seconds, between)
+        self._last_result, self._is_busy = now, True
         outputs = self._scheduler.settle(plan, result)
         self._num_steps += 1
         self._last_step_time = time.time()
@@ -340,7 +369,7 @@ class EngineCore:
                 self._grammars.prepare()
         except Exception as error:
             self._fail(error)
-        return EngineOutputs()
+        return EngineOutputs(stats=None if self._failure is not None else self._due_stats())
 
     def _ping(self) -> str:
         """A sign of life. An idle worker is asked for its own; one that computes shows it by its results."""
@@ -356,14 +385,16 @@ class EngineCore:
         stats.num_steps = self._num_steps
         stats.last_step_time = self._last_step_time
         stats.phase_seconds = dict(self._clock.seconds)
+        stats.queue = msgspec.structs.replace(self._scheduler.queue_stats(), as_of=self._drained_at)
         return stats
 
     def _due_stats(self) -> EngineStats | None:
-        """Now and then, and always with the last step before a pause, so that the gauges come to rest."""
+        """Now and then, and always before a pause if anything has happened, so that the gauges come to rest."""
         now = time.monotonic()
-        if now < self._stats_due and self.has_work:
+        if not self._stats_are_old or (now < self._stats_due and self.has_work):
             return None
         self._stats_due = now + STATS_SECONDS
+        self._stats_are_old = False
         stats = self.stats()
         stats.step_tokens, self._step_tokens = self._step_tokens, []
         if not self.resolved.config.observe.disable_log_stats and (line := self._stats_line.take(stats)) is not None:

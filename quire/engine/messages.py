@@ -10,7 +10,7 @@ import msgspec
 from quire.config.resolve import Resolved
 from quire.foundation.child import Failure
 from quire.types.kv import WorkerReport
-from quire.types.output import EngineOutputs
+from quire.types.output import ABORTED, EngineOutputs
 from quire.types.request import EngineRequest
 
 
@@ -35,8 +35,9 @@ class Add(msgspec.Struct, frozen=True, tag="add"):
     request: EngineRequest
 
 
-class Abort(msgspec.Struct, frozen=True, tag="abort"):
+class Abort(msgspec.Struct, frozen=True, tag="abort", omit_defaults=True):
     ids: list[str]
+    reason: str = ABORTED  # what these requests have ended with, for the log
 
 
 class Call(msgspec.Struct, frozen=True, tag="call"):

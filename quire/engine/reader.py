@@ -16,7 +16,7 @@ import msgspec
 from quire.engine.messages import Abort, Aborted, Add, Call, EngineInfo, FromCore, News, Reply, ToCore
 from quire.foundation.child import Failure
 from quire.foundation.errors import EngineDeadError
-from quire.types.output import EngineOutputs, EngineStats
+from quire.types.output import ABORTED, EngineOutputs, EngineStats
 from quire.types.request import EngineRequest
 
 
@@ -54,14 +54,14 @@ class ClientBase(ABC):
         self._raise_if_dead()
         self._send(Add(request))
 
-    def abort(self, request_ids: Sequence[str]) -> None:
+    def abort(self, request_ids: Sequence[str], reason: str = ABORTED) -> None:
         ids = list(request_ids)
         if not ids or self._dead is not None:
             return
         with self._lock:
             self._aborted.update(ids)
             self._waiting_outputs = deque(self._without_aborted(outputs) for outputs in self._waiting_outputs)
-        self._send(Abort(ids))
+        self._send(Abort(ids, reason))
 
     def poll(self, timeout: float | None = None) -> EngineOutputs:
         self._read_until(lambda: bool(self._waiting_outputs), timeout)

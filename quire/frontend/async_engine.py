@@ -258,7 +258,7 @@ class AsyncLLM:
     def _tell(self, changed: Sequence[Conversion], aborts: Sequence[str]) -> None:
         """Wake the readers of what changed, and let the engine stop what has ended here."""
         if aborts:
-            self._client.abort(aborts)
+            self._client.abort(aborts, "stop")
         for conversion in changed:
             if conversion.waiter is not None and conversion.has_news(self._interval):
                 _wake(conversion)

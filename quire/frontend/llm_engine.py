@@ -152,7 +152,7 @@ class LLMEngine:
         """Wait for outputs, a while; the requests, of whomever, that they are about."""
         changed, aborts = self.processor.process(self.client.poll(INTERRUPT_SECONDS))
         if aborts:
-            self.client.abort(aborts)
+            self.client.abort(aborts, "stop")
         for conversion in changed:
             added = self._added.get(conversion.request_id)
             if added is not None and (conversion.finished or (added.pooling is None and conversion.has_news())):

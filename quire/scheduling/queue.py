@@ -18,13 +18,14 @@ class WaitingQueue:
     def __init__(self) -> None:
         self._heap: list[tuple[Rank, Request]] = []
         self._waiting = 0
+        self.classes: dict[int, tuple[int, int]] = {}  # (requests, prompt tokens) by the first part of their rank
 
     def __len__(self) -> int:
         return self._waiting
 
     def push(self, request: Request) -> None:
         heapq.heappush(self._heap, (request.rank, request))
-        self._waiting += 1
+        self._count(request, 1)
 
     def peek(self) -> Request | None:
         heap = self._heap
@@ -36,12 +37,21 @@ class WaitingQueue:
         """Take the request that `peek` shows. Raises IndexError if there is none."""
         if self.peek() is None:
             raise IndexError("no request waits")
-        self._waiting -= 1
-        return heapq.heappop(self._heap)[1]
+        request = heapq.heappop(self._heap)[1]
+        self._count(request, -1)
+        return request
 
-    def forget_finished(self) -> None:
-        """One waiting request has just finished."""
-        self._waiting -= 1
+    def forget(self, request: Request) -> None:
+        """It has just finished while it waited."""
+        self._count(request, -1)
         if len(self._heap) > 2 * self._waiting + 64:
             self._heap = [entry for entry in self._heap if not entry[1].is_finished]
             heapq.heapify(self._heap)
+
+    def _count(self, request: Request, change: int) -> None:
+        self._waiting += change
+        requests, tokens = self.classes.get(request.rank[0], (0, 0))
+        if requests + change:
+            self.classes[request.rank[0]] = requests + change, tokens + change * request.num_prompt
+        else:
+            del self.classes[request.rank[0]]

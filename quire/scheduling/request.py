@@ -64,6 +64,7 @@ class Request:
         "repeats",
         "repetition",
         "seat",
+        "seated_at",
         "spec",
         "status",
         "stops",
@@ -81,6 +82,7 @@ class Request:
         self.limit = limit
         self.status = Status.WAITING
         self.seat = 0  # 0: none
+        self.seated_at = 0  # steps that had been settled then
         self.num_prompt = len(self.tokens)
         self.num_unseen = 0  # sampled but not read when it lost its seat; it may not be seated again before they are
         self.num_reported = self.num_prompt  # leading tokens that outputs have told (kept only if quiet)

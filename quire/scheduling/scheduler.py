@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
@@ -26,7 +27,7 @@ from quire.scheduling.room import Room, rank
 from quire.scheduling.settle import settle
 from quire.scheduling.state import Chunk, InFlight, State
 from quire.types.kv import KVGroupSpec, PromptCost
-from quire.types.output import EngineOutput, EngineOutputs, EngineStats
+from quire.types.output import EngineOutput, EngineOutputs, EngineStats, QueueStats
 from quire.types.plan import StepPlan, TokenMasks
 from quire.types.request import BACKGROUND, EngineRequest
 from quire.types.result import StepResult
@@ -169,12 +170,20 @@ class Scheduler:
         state.queue.push(request)
         return None
 
-    def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests at once; unknown ids are ignored. No output comes for them."""
+    def abort(self, request_ids: Iterable[str]) -> list[str]:
+        """End requests at once; unknown ids are ignored. No output comes for them. Returns those that were known."""
+        ended = []
         for request_id in request_ids:
             request = self._state.requests.get(request_id)
             if request is not None:
                 self._state.finish(request)
+                ended.append(request_id)
+        return ended
+
+    @property
+    def request_ids(self) -> list[str]:
+        """Of all that have not ended."""
+        return list(self._state.requests)
 
     @property
     def has_work(self) -> bool:
@@ -210,7 +219,7 @@ class Scheduler:
         plan = build.finish(self._step, state.releases, self._prefixes.update(build.decodes))
         state.releases = []
         self.planned_work = sum(self.pace.work(chunk.end - chunk.start, chunk.start) for chunk in build.chunks)
-        state.in_flight.append(InFlight(plan, build.decodes, build.chunks, build.bound))
+        state.in_flight.append(InFlight(plan, build.decodes, build.chunks, build.bound, self._is_full(build)))
         self._step += 1
         return plan
 
@@ -308,6 +317,7 @@ class Scheduler:
             if first_time:
                 request.first_scheduled = time.time()
                 request.num_cached = num_cached
+                state.load.begin(request, in_background=in_background)
             self._count_lookup(request, num_cached)
             build.admits.append(request.admit(num_cached))
             build.add_table(request.seat, 0, hit)
@@ -372,7 +382,25 @@ class Scheduler:
             totals.prefix_hits += num_cached
             totals.cached_tokens += num_cached
 
+    def _is_full(self, build: PlanBuilder) -> bool:
+        """Whether prompts are left behind for nothing but want of budget."""
+        if not len(self._state.queue):
+            return build.budget <= 0 and bool(self._state.prefilling)
+        return self._num_free_seats() > 0
+
+    def _num_free_seats(self) -> int:
+        """That waiting requests could take: none if the best of them lacks blocks."""
+        free = self._state.seats.num_free
+        first = self._state.queue.peek()
+        return free if first is None or (free and self._room.find_fit(first) is not None) else 0
+
     # --- outcome ------------------------------------------------------------------------------------------------
+
+    def observe(self, work: float, prompt_tokens: int, seconds: float, between: float) -> None:
+        """The oldest step in flight is done and took the device `seconds`, for `work` as `pace` counts it; `between`:
+        seconds since the one before, if the engine has been at work since then."""
+        self.pace.observe(work, seconds)
+        self._state.load.observe(between, prompt_tokens, is_full=self._state.in_flight[0].is_full)
 
     def settle(self, plan: StepPlan, result: StepResult) -> EngineOutputs:
         """Read the result of the oldest plan in flight. Returns the news, at most one output a request."""
@@ -395,6 +423,15 @@ class Scheduler:
             prefix_hits=totals.prefix_hits,
             num_preemptions=totals.num_preemptions,
         )
+
+    def queue_stats(self) -> QueueStats:
+        """Who waits and how fast that goes."""
+        state = self._state
+        running = Counter(request.rank[0] for request in state.running.values())
+        lacking = sum(
+            len(request.tokens) - int(state.seats.num_computed[request.seat]) for request in state.prefilling.values()
+        )
+        return state.load.report(state.queue.classes, running, lacking, self._num_free_seats())
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached KV. Running requests go on with theirs, or are preempted and computed anew."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quire.kv.manager import Hit, KVManager
+from quire.scheduling.load import Load
 from quire.scheduling.queue import WaitingQueue
 from quire.scheduling.request import Request, Status
 from quire.scheduling.seats import DecodeRows, Seats
@@ -30,6 +31,7 @@ class InFlight:
     decodes: DecodeRows
     chunks: list[Chunk]
     bound: list[tuple[int, Request]]  # (plan row, request) of the masks that it still awaits
+    is_full: bool = False  # of prompts: it leaves some behind that lack nothing else
     left: set[int] = field(default_factory=set)  # seats that were given back since the plan was built
 
 
@@ -57,12 +59,14 @@ class State:
         self.in_flight: deque[InFlight] = deque()  # oldest first
         self.releases: list[int] = []  # seats given back since the last plan
         self.totals = Totals()
+        self.load = Load()
 
     def seat(self, request: Request, hit: Hit, num_cached: int) -> None:
         """A waiting request takes a seat and the cached blocks of its beginning."""
         request.become(Status.RUNNING)
         self.kv.admit(request, hit)
         self.seats.take(request, num_cached)
+        self.load.seat(request)
         self.running[request.id] = request
         self.prefilling[request.id] = request
 
@@ -87,13 +91,14 @@ class State:
         if before is Status.COMPILING:
             self.num_compiling -= 1
         elif before is not Status.RUNNING:
-            self.queue.forget_finished()
+            self.queue.forget(request)
 
     def _unseat(self, request: Request) -> None:
         self.kv.register(request, min(len(request.tokens), int(self.seats.num_computed[request.seat])))
         # Steps in flight may still write to these blocks; whoever gets them writes later, on the same stream.
         self.kv.free(request)
         seat = self.seats.give_back(request)
+        self.load.unseat(request)
         self.releases.append(seat)
         del self.running[request.id]
         self.prefilling.pop(request.id, None)

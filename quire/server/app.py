@@ -35,6 +35,7 @@ from quire.server import (
 )
 from quire.server.auth import ApiKeyMiddleware
 from quire.server.batch_queue import BatchQueue
+from quire.server.entry import enter
 from quire.server.http_metrics import CountingMiddleware, HttpMetrics
 from quire.server.limits import BodyLimitMiddleware
 from quire.server.openai_responses_store import ResponseStore
@@ -92,7 +93,8 @@ def build_app(service: Service) -> FastAPI:
     errors.install(app)
     app.openapi = openapi_document(app)  # type: ignore[method-assign]
     for router in routers_of(service):
-        app.include_router(router, dependencies=[Depends(_check_generates)] if router in GENERATING else [])
+        first = [Depends(_check_generates)] if router in GENERATING else []
+        app.include_router(router, dependencies=[*first, Depends(enter)])
     return app
 
 

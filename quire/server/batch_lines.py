@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message
 from quire.foundation.errors import EngineDeadError, InputError
 from quire.foundation.log import get_logger
 from quire.server.batch_journal import Journal
-from quire.server.generation import IN_BACKGROUND
+from quire.server.entry import IN_BACKGROUND
 from quire.server.limits import check_depth
 from quire.server.service import Service
 

@@ -12,6 +12,7 @@ from fastapi import Request
 from quire.foundation.errors import InputError
 from quire.frontend.pooling import RefusedError
 from quire.server import generation
+from quire.server.entry import retry_seconds
 from quire.server.errors import ApiError
 from quire.server.generation import REFUSALS, Generation, Prompt
 from quire.server.params import NAMES, field_names
@@ -44,7 +45,8 @@ class BeamGeneration(Generation):
                             answer.logprobs = [_shown(token, entries, self.params.logprobs) for token, entries in pairs]
                     yield output
         except RefusedError as error:
-            raise ApiError(REFUSALS.get(error.reason, 500), str(error)) from None
+            seconds = retry_seconds(self.service)
+            raise ApiError(REFUSALS.get(error.reason, 500), str(error), retry_after=seconds) from None
 
 
 def start(

@@ -12,7 +12,8 @@ from pathlib import Path
 
 SIZE = 8192  # numbers of a page
 # CONNECTIONS: infinite while the process takes none; BEATS: signs of its life; HANGS: 1 while it finds the engine hung.
-PID, CONNECTIONS, ANSWERS, BEATS, HANGS = range(5)
+# LOST: answers that died with a process. UNSEEN: requests on their way to the engine, of which it has not told yet.
+PID, CONNECTIONS, ANSWERS, BEATS, HANGS, LOST, UNSEEN = range(7)
 _FIRST_FREE = 8
 
 
@@ -37,7 +38,8 @@ class Board:
 
     def vacate(self, number: int) -> None:
         """The process is gone, or there is none yet: what it counted stays, what it was doing does not."""
-        for slot in (PID, ANSWERS, BEATS, HANGS):
+        self.pages[number][LOST] += self.pages[number][ANSWERS]
+        for slot in (PID, ANSWERS, BEATS, HANGS, UNSEEN):
             self.pages[number][slot] = 0
         self.pages[number][CONNECTIONS] = math.inf
 

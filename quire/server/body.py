@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -14,12 +15,14 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from quire.foundation.errors import InputError
 from quire.foundation.log import get_logger
+from quire.server.errors import ClientGoneError
 from quire.server.limits import check_depth
 from quire.types.json_text import JsonText
 
 log = get_logger(__name__)
 BIG_BODY = 16 * 1024  # bytes
 T = TypeVar("T")
+is_gone: ContextVar[Callable[[], bool]] = ContextVar("is_gone", default=lambda: False)  # the client of this request
 _TEXT = "text"
 SCHEMAS = {  # the fields that hold them
     "response_format": {"json_schema": {"schema": _TEXT}},
@@ -68,7 +71,19 @@ async def read_body(request: Request, model: type[AnyBody]) -> AnyBody:
 
 async def look_into(request: Request, call: Callable[[], T]) -> T:
     """`call()`, which works out what a body asks for: on a thread if that is long, so that other streams go on."""
-    return await asyncio.to_thread(call) if len(await request.body()) > BIG_BODY else call()
+    return await on_thread(call) if len(await request.body()) > BIG_BODY else call()
+
+
+async def on_thread(call: Callable[[], T]) -> T:
+    """`call()` on a thread. Threads are few: raises ClientGoneError if nobody waits any more when one is free."""
+    gone = is_gone.get()
+
+    def run() -> T:
+        if gone():
+            raise ClientGoneError
+        return call()
+
+    return await asyncio.to_thread(run)
 
 
 def _read(raw: bytes, model: type[AnyBody], path: str) -> AnyBody:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from quire.foundation.errors import InputError
 from quire.frontend.chat import render
 from quire.frontend.template_sandbox import Rendering
+from quire.server.body import on_thread
 from quire.server.errors import ApiError
 from quire.server.params import field_names
 from quire.server.pooling_protocol import InputBody
@@ -60,7 +60,7 @@ async def render_chat(
     template = service.running().chat_template
     call = partial(render, messages, tools, template, generate, body.continue_final_message, template_kwargs)
     with field_names({"kwargs": "chat_template_kwargs"}):
-        return await asyncio.to_thread(call) if _is_big(messages) else call()
+        return await on_thread(call) if _is_big(messages) else call()
 
 
 def _trusted(service: Service) -> Mapping[str, str]:

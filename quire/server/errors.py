@@ -45,23 +45,34 @@ ANTHROPIC_TYPES = {
 ANTHROPIC_OVERLOADED = 529  # where others say 503
 RETRY_SECONDS = "1"
 log = get_logger(__name__)
+CLIENT_GONE = 499
 MAX_SHOWN = 80  # characters of a bad value repeated in the message
 
 
 class ApiError(Exception):
     """A request that is answered with `status` and the error shape.
 
-    details: what Anthropic's clients read as `error.details`.
+    details: what Anthropic's clients read as `error.details`. retry_after: seconds, said with a 503.
     """
 
     def __init__(
-        self, status: int, message: str, param: str | None = None, details: Mapping[str, Any] | None = None
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        details: Mapping[str, Any] | None = None,
+        retry_after: int | None = None,
     ) -> None:
         super().__init__(message)
+        self.retry_after = retry_after
         self.status = status
         self.message = message
         self.param = param
         self.details = details
+
+
+class ClientGoneError(Exception):
+    """Nobody waits for the answer any more: what it takes is not done."""
 
 
 class NotStoredError(ApiError):
@@ -167,8 +178,12 @@ def install(app: FastAPI) -> None:
     """Map every exception of the app to the error shape."""
 
     async def known(request: Request, error: Exception) -> Response:
-        details = error.details if isinstance(error, ApiError) else None
-        return error_response(*explain(error), path=path_of(request.scope), details=details)
+        details, seconds = (error.details, error.retry_after) if isinstance(error, ApiError) else (None, None)
+        headers = None if seconds is None else {"retry-after": str(seconds)}
+        return error_response(*explain(error), headers=headers, path=path_of(request.scope), details=details)
+
+    async def gone(_request: Request, _error: Exception) -> Response:
+        return Response(status_code=CLIENT_GONE)  # nobody reads it
 
     async def unknown(request: Request, error: Exception) -> Response:
         # The server logs the exception and closes the connection: the client must not send its next request there.
@@ -199,4 +214,5 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, query)
     for kind in (ApiError, InputError, ValidationError, EngineDeadError):
         app.add_exception_handler(kind, known)
+    app.add_exception_handler(ClientGoneError, gone)
     app.add_exception_handler(Exception, unknown)

@@ -20,6 +20,8 @@ from quire.foundation.log import get_logger
 from quire.frontend import inputs
 from quire.frontend.inputs import main_eos
 from quire.frontend.truncation import NO_TRUNCATION, Truncation, cut_text
+from quire.server.body import on_thread
+from quire.server.entry import IN_BACKGROUND, hand_over, retry_seconds
 from quire.server.errors import ApiError
 from quire.server.limits import MAX_ANSWERS
 from quire.server.logprobs import LogprobWriter
@@ -27,7 +29,7 @@ from quire.server.metrics import RequestClock
 from quire.server.params import NAMES, field_names
 from quire.server.protocol import GenerationBody, LabelledBody
 from quire.server.service import Service
-from quire.types.output import RequestOutput
+from quire.types.output import ABORTED, RequestOutput
 from quire.types.request import BACKGROUND
 from quire.types.sampling import RequestOutputKind, SamplingParams
 from quire.types.structured import Constraint
@@ -36,7 +38,7 @@ log = get_logger(__name__)
 
 FINGERPRINT = f"quire-{__version__}"
 REFUSALS = {"queue_full": 503, "draining": 503, "invalid_request": 400}  # stop_reason → HTTP status; others 500
-IN_BACKGROUND = "quire.in_background"  # in the scope of a request that nobody waits for
+_ENDED = {ABORTED: "aborted", "error": "failed"}  # as the log says it
 BIG_SCORES = 1024  # prompt positions with log-probabilities
 BIG_TEXT = 16 * 1024  # characters; longer texts are tokenised on a thread, so that other streams go on
 
@@ -140,6 +142,7 @@ class Generation:
         log_it = self.service.config.observe.enable_log_requests
         if log_it:
             log.info("request %s: %d prompt tokens, n=%d", request_id, len(prompt.token_ids), self.params.n)
+        num_left, end = self.params.n, ABORTED  # answers that have not ended, and how they do if no more is heard
         source = self._source(prompt, request_id)
         waits = False
         with field_names(self.names):
@@ -156,18 +159,25 @@ class Generation:
                         lengths[answer.index] += len(answer.token_ids)
                         if answer.finish_reason is not None:
                             metrics.finished[answer.finish_reason] += 1
+                            num_left -= 1
                     if output.error is not None:
                         raise self._refusal(output)
                     if output.finished:
                         self.num_cached += output.num_cached_tokens
-                        num_tokens = lengths.total()
-                        metrics.finish(output, num_tokens, max(lengths.values(), default=0), self.params)
-                        if log_it:
-                            log.info("request %s: finished with %d tokens", request_id, num_tokens)
+                        longest = max(lengths.values(), default=0)
+                        metrics.finish(output, lengths.total(), longest, self.params)
+                        num_left, end = 0, "finished"
                     yield index, output
                     progress.wait()
                     waits = True
+            except Exception:
+                end = "error"
+                raise
             finally:
+                if num_left:
+                    metrics.finished[end] += num_left
+                if log_it:
+                    log.info("request %s: %s with %d tokens", request_id, _ENDED.get(end, end), lengths.total())
                 if waits:
                     progress.done()
                 await source.aclose()
@@ -192,7 +202,9 @@ class Generation:
         if status == 503 and self.service.metrics is not None:
             self.service.metrics.rejected += 1
         message = output.error or "the engine gave up"
-        return InputError(message, output.error_param) if status == 400 else ApiError(status, message)
+        if status == 400:
+            return InputError(message, output.error_param)
+        return ApiError(status, message, retry_after=retry_seconds(self.service))
 
 
 async def tokenize(
@@ -205,7 +217,7 @@ async def tokenize(
         ids = tokenizer.encode(text, add_special_tokens)
         return cut_text(tokenizer, text, ids, cut, add_special_tokens=add_special_tokens)
 
-    return await asyncio.to_thread(encode) if len(text) > BIG_TEXT else encode()
+    return await on_thread(encode) if len(text) > BIG_TEXT else encode()
 
 
 async def build_reply(outputs: Iterable[RequestOutput], build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -244,6 +256,7 @@ def start(
         raise InputError("priority needs a server with scheduling_policy=priority", "priority")
     header_id = request.headers.get("x-request-id", "")[:256]
     reply_id = f"{id_prefix}-{body.request_id or header_id or secrets.token_hex(12)}"
+    hand_over(request, len(prompts) * params.n)
     # A header may come twice (a proxy's retry); an id in the body is promised to be unique.
     is_unique = body.request_id or not header_id
     return make(

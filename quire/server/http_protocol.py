@@ -10,6 +10,7 @@ import asyncio
 import enum
 import re
 import secrets
+import select
 from typing import Any
 
 import httptools
@@ -21,10 +22,12 @@ from uvicorn.server import ServerState
 from quire.config.serve import ServeConfig
 from quire.foundation.log import get_logger
 from quire.server.errors import error_body
+from quire.server.limits import IS_GONE
 
 MAX_HEADER_BYTES = 64 * 1024
 BODY_RATE = 1024  # bytes a second that a body must bring on average
 ABORT_SECONDS = 2  # for aborted requests to say so and connections to close
+HUNG_UP = getattr(select, "POLLRDHUP", 0)  # errors are told in any case
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,256}")
 _UPGRADE = frozenset({b"upgrade", b"http2-settings"})  # headers of one, and their names in the connection header
 _REASONS = {
@@ -77,6 +80,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         assert isinstance(config, HttpConfig)
         self._serve = config.serve
+        self._is_lost = False
         self._header_bytes = 0
         self._body_bytes = 0  # since the timer was set
         self._num_requests = 0
@@ -91,9 +95,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._time_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._is_lost = True
         self._stop_read_timer()
         self._stop_send_timer()
         super().connection_lost(exc)
+
+    def _is_gone(self) -> bool:
+        """Whether the client has hung up, also if the event loop has not come to see it. From any thread."""
+        if self._is_lost or self.transport.is_closing():
+            return True
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), HUNG_UP)
+        return bool(poll.poll(0))
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -134,6 +147,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope[IS_GONE] = self._is_gone  # type: ignore[literal-required]
         self._reading = Reading.HEAD
         self._num_requests += 1
 

@@ -16,6 +16,7 @@ MAX_JSON_DEPTH = 64
 MAX_PROMPTS = 1024
 FORM_BYTES = 16 * 1024  # of an upload beside the file
 MAX_ANSWERS = 1024  # prompts x n of one request
+IS_GONE = "quire.is_gone"  # in the scope of a request that came over a connection: whether the client has hung up
 _QUOTE = ord('"')
 _NESTING = np.zeros(256, np.int8)  # of JSON's bytes, outside of strings
 _NESTING[list(b"[{")], _NESTING[list(b"]}")] = 1, -1

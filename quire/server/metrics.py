@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -19,8 +19,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from quire.observe.engine_metrics import COUNTERS, GAUGES
-from quire.server.board import PID, Board
-from quire.types.output import EngineStats, RequestMetrics, RequestOutput
+from quire.server.board import LOST, PID, Board
+from quire.types.output import ABORTED, EngineStats, RequestMetrics, RequestOutput
 from quire.types.sampling import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
@@ -153,9 +153,10 @@ class Metrics(Collector):
         self.step_tokens = histogram("vllm:iteration_tokens_total", "Tokens of an engine step.", STEP_TOKENS)
         self._histograms = [value for value in vars(self).values() if isinstance(value, Histogram)]
         self._stats = EngineStats()
+        self.wait: Callable[[], float] = lambda: 0.0
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        self._board = board
+        self.board = board
         if len(board.pages) == 1:
             ProcessCollector(registry=self._registry)
 
@@ -166,6 +167,11 @@ class Metrics(Collector):
     @rejected.setter
     def rejected(self, count: int) -> None:
         self._refusals["rejected"] = count
+
+    @property
+    def total_rejected(self) -> int:
+        """By all processes."""
+        return self._refusals.total("rejected")
 
     def finish(self, output: RequestOutput, num_tokens: int, longest: int, params: SamplingParams) -> None:
         """A request is done; `num_tokens` were generated for all its answers, `longest` for one of them at most."""
@@ -227,10 +233,17 @@ class Metrics(Collector):
             counter.add_metric(self._labels, getattr(stats, field))
             yield counter
         rejected = CounterMetricFamily(
-            "quire:requests_rejected", "Requests refused because the queue was full.", labels=self._names
+            "quire:requests_rejected",
+            "Requests refused because the queue was full, or the wait too long.",
+            labels=self._names,
         )
-        rejected.add_metric(self._labels, self._refusals.total("rejected"))
+        rejected.add_metric(self._labels, self.total_rejected)
         yield rejected
+        wait = GaugeMetricFamily(
+            "quire:queue_wait_seconds", "Predicted wait of a request that comes now.", labels=self._names
+        )
+        wait.add_metric(self._labels, self.wait())
+        yield wait
         cache = GaugeMetricFamily(
             "vllm:cache_config_info", "How the KV cache is set up.", labels=list(self._cache_labels)
         )
@@ -240,7 +253,8 @@ class Metrics(Collector):
             "vllm:request_success", "Finished requests.", labels=[*self._names, "finished_reason"]
         )
         for reason in self.finished.names:
-            success.add_metric([*self._labels, reason], self.finished.total(reason))
+            lost = self.board.sum(LOST) if reason == ABORTED else 0
+            success.add_metric([*self._labels, reason], self.finished.total(reason) + lost)
         yield success
         phases = CounterMetricFamily("quire:core_seconds", "What the core's loop did.", labels=[*self._names, "phase"])
         for phase, seconds in stats.phase_seconds.items():
@@ -248,7 +262,7 @@ class Metrics(Collector):
         yield phases
         for histogram in self._histograms:
             yield histogram.family(self._names, self._labels)
-        if len(self._board.pages) > 1:
+        if len(self.board.pages) > 1:
             yield from self._front_ends()
 
     def _front_ends(self) -> Iterator[Metric]:
@@ -258,7 +272,7 @@ class Metrics(Collector):
             answers.add_metric([str(number)], count)
         yield answers
         families: dict[str, Metric] = {}
-        for number, page in enumerate(self._board.pages):
+        for number, page in enumerate(self.board.pages):
             if pid := int(page[PID]):
                 for metric in ProcessCollector(pid=lambda pid=pid: pid, registry=None).collect():  # type: ignore[misc]
                     family = families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))

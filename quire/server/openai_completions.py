@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -14,7 +13,7 @@ from quire.foundation.errors import InputError
 from quire.frontend import prompt_embeds
 from quire.frontend.structured import constraint_of
 from quire.server import beam_search, generation
-from quire.server.body import look_into, openapi_body, read_body
+from quire.server.body import look_into, on_thread, openapi_body, read_body
 from quire.server.generation import Generation, Prompt
 from quire.server.limits import MAX_PROMPTS
 from quire.server.logprobs import LogprobWriter, prompt_logprobs
@@ -85,7 +84,7 @@ async def _embeds(service: Service, body: CompletionBody) -> list[np.ndarray]:
     prompt_embeds.check_enabled(service.running().info)
     if not 0 < len(given) <= MAX_PROMPTS:
         raise InputError(f"prompt_embeds must hold 1 to {MAX_PROMPTS} prompts, got {len(given)}", "prompt_embeds")
-    return await asyncio.to_thread(lambda: [prompt_embeds.decode(text) for text in given])
+    return await on_thread(lambda: [prompt_embeds.decode(text) for text in given])
 
 
 class Completion:

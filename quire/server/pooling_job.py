@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import secrets
 import time
@@ -18,12 +17,15 @@ from quire.frontend import pooling
 from quire.frontend.chat import Message
 from quire.frontend.pooling import PoolingPrompt, RefusedError
 from quire.frontend.truncation import Truncation, encode_texts
+from quire.server.body import on_thread
 from quire.server.chat_prompt import render_chat
+from quire.server.entry import IN_BACKGROUND, hand_over, retry_seconds
 from quire.server.errors import ApiError
-from quire.server.generation import BIG_TEXT, IN_BACKGROUND, REFUSALS
+from quire.server.generation import BIG_TEXT, REFUSALS
 from quire.server.params import field_names
 from quire.server.pooling_protocol import InputBody, PoolingBase
 from quire.server.service import Service
+from quire.types.output import ABORTED
 from quire.types.pooling import PoolingOutput, PoolingParams, PoolingRequestOutput
 from quire.types.request import BACKGROUND
 
@@ -64,6 +66,10 @@ class PoolingJob:
         progress.wait()
         try:
             conversions = await engine.run(requests)
+        except BaseException as error:
+            if metrics is not None:
+                metrics.finished["error" if isinstance(error, Exception) else ABORTED] += len(requests)
+            raise
         finally:
             progress.done()
         progress.seen()
@@ -72,9 +78,9 @@ class PoolingJob:
         except RefusedError as error:
             status = REFUSALS.get(error.reason, 500)
             if metrics is not None:
-                metrics.finished["error"] += 1
+                metrics.finished["error"] += len(requests)
                 metrics.rejected += status == 503
-            raise ApiError(status, str(error)) from None
+            raise ApiError(status, str(error), retry_after=retry_seconds(self.service)) from None
         if metrics is not None:
             for conversion in conversions:
                 metrics.pooled(conversion.num_prompt_tokens, conversion.metrics)
@@ -112,6 +118,7 @@ def start(
     reply_id = (
         f"{id_prefix}-{body.request_id or request.headers.get('x-request-id', '')[:256] or secrets.token_hex(12)}"
     )
+    hand_over(request, 1)
     return PoolingJob(
         service=service,
         id=reply_id,
@@ -146,7 +153,7 @@ async def encode(
 ) -> list[list[int]]:
     """Token ids of texts, on a thread if these are long. Raises InputError if the server has no tokenizer."""
     call = partial(encode_texts, service.tokenizer(), texts, cut, add_special_tokens=add_special_tokens)
-    return await asyncio.to_thread(call) if sum(map(len, texts)) > BIG_TEXT else call()
+    return await on_thread(call) if sum(map(len, texts)) > BIG_TEXT else call()
 
 
 def parse_input(value: Any) -> list[str] | list[list[int]]:

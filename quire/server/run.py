@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 
 from quire.config.engine import EngineConfig
+from quire.config.schedule import SchedulerConfig
 from quire.config.serve import ServeConfig
 from quire.foundation.errors import ConfigError
 from quire.foundation.log import get_logger
@@ -26,6 +27,7 @@ from quire.server.supervisor import EXIT_ENGINE_DEAD, EXIT_OK, MAX_FRONT_ENDS, S
 log = get_logger(__name__)
 
 DEFAULT_QUEUE = 4096
+DEFAULT_QUEUE_SECONDS = 30.0
 WATCH_SECONDS = 1.0
 
 
@@ -39,10 +41,19 @@ def run_server(config: EngineConfig, serve: ServeConfig) -> int:
     if not 1 <= count <= MAX_FRONT_ENDS:
         raise ConfigError(f"api_server_count must be in [1, {MAX_FRONT_ENDS}], got {count}", "api_server_count")
     setup_logs(config.observe.log_level)
-    if config.schedule.max_num_queued_reqs is None:
-        config = replace(config, schedule=replace(config.schedule, max_num_queued_reqs=DEFAULT_QUEUE))
+    config = replace(config, schedule=_with_limits(config.schedule))
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run((ServerProcess if count == 1 else Supervisor)(config, serve).main())
+
+
+def _with_limits(schedule: SchedulerConfig) -> SchedulerConfig:
+    """A server's own where none are given."""
+    length, seconds = schedule.max_num_queued_reqs, schedule.max_queue_seconds
+    return replace(
+        schedule,
+        max_num_queued_reqs=DEFAULT_QUEUE if length is None else length,
+        max_queue_seconds=DEFAULT_QUEUE_SECONDS if seconds is None else seconds,
+    )
 
 
 class ServerProcess:

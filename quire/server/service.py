@@ -10,6 +10,7 @@ from quire.config.serve import ServeConfig
 from quire.foundation.errors import InputError
 from quire.frontend.template_sandbox import TemplateSandbox
 from quire.server.board import Board
+from quire.server.door import Door
 from quire.server.errors import ApiError
 from quire.server.http_metrics import HttpMetrics
 from quire.server.limits import InFlight
@@ -68,6 +69,7 @@ class Service:
         self.engine: AsyncLLM | None = None
         self.metrics: Metrics | None = None
         self.http_metrics: HttpMetrics | None = None  # of an app that is shown to the world
+        self.door: Door | None = None
         self.in_flight = InFlight(self.board, serve.keepalive_interval)
         self.templates = TemplateSandbox()
         self.draining = False  # /readyz says so; requests are still taken during the grace
@@ -79,16 +81,20 @@ class Service:
     def attach(self, engine: AsyncLLM) -> None:
         """The engine is up and has made its first token."""
         self.metrics = Metrics(self.names[0], engine.info, self.board)
+        self.door = Door(self.config.schedule.max_queue_seconds or 0.0, self.metrics)
+        self.metrics.wait = self.door.wait
         self.engine = engine
         engine.on_stats = self.on_stats
 
     def on_stats(self, stats: EngineStats) -> None:
-        """A report of the core, about once a second while it works and once when it falls idle."""
+        """A report of the core, a few a second while it works and one when it falls idle."""
         if stats.last_step_time != self._last_step:
             self._last_step = stats.last_step_time
             self.progress.seen()
         if self.metrics is not None:
             self.metrics.steps(stats.step_tokens)
+        if self.door is not None and stats.queue is not None:
+            self.door.report(stats.queue)
 
     def running(self) -> AsyncLLM:
         """The engine, if a request may use it now. Raises ApiError 503."""

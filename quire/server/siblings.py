@@ -17,8 +17,8 @@ from fastapi import FastAPI, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.foundation.log import get_logger
+from quire.server.entry import IN_BACKGROUND
 from quire.server.errors import ApiError, NotStoredError, error_response, explain
-from quire.server.generation import IN_BACKGROUND
 from quire.server.limits import InFlight
 from quire.server.openai_responses_store import Item, ResponseStore, number_of
 from quire.server.sibling_request import Head, SiblingGoneError, SiblingRequest

@@ -9,6 +9,7 @@ import numpy as np
 
 from quire.types.reply import ToolCall
 
+ABORTED = "abort"  # the finish_reason of a request that nobody wants any more
 # `stop_reason` of an output with finish_reason "error", for programs; `error` says it to people.
 INVALID_REQUEST = "invalid_request"  # can never run here
 QUEUE_FULL = "queue_full"  # max_num_queued_reqs; later it may
@@ -43,6 +44,28 @@ class EngineOutput(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     error_param: str | None = None  # the field that it is about, as users know it
 
 
+class QueueClass(msgspec.Struct, frozen=True, array_like=True):
+    """The requests of one priority; smaller goes first."""
+
+    priority: int
+    waiting: int
+    tokens: int  # of the prompts that wait, those not counted that the prefix cache will probably have
+    running: int
+
+
+class QueueStats(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Who waits, and what the steps measured say of how fast that goes (`scheduling.load.predict_wait`)."""
+
+    classes: list[QueueClass] = msgspec.field(default_factory=list)  # by priority
+    prefilling: int = 0  # prompt tokens that running requests lack
+    free_seats: int = 0  # that a waiting request could take; 0 if blocks are what it lacks
+    seats_per_second: float = 0.0  # that come free while all are taken; 0: unknown
+    tokens_per_second: float = 0.0  # of prompts, in steps that are full of them; 0: unknown
+    mean_tokens: float = 0.0  # of a prompt, those not counted that the prefix cache had
+    num_begun: int = 0  # requests that have had a seat since the start, those in the background not counted
+    as_of: float = 0.0  # time.monotonic(): what was sent to the core before is counted
+
+
 class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Counters of the core since its start and gauges of now; merged into /metrics by the server."""
 
@@ -60,6 +83,7 @@ class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
     prefix_hits: int = 0  # tokens
     num_preemptions: int = 0
     last_step_time: float = 0.0  # time.time() of the last settled step
+    queue: QueueStats | None = None
     step_tokens: list[int] = msgspec.field(default_factory=list)  # tokens of the steps since the last report
     phase_seconds: dict[str, float] = msgspec.field(
         default_factory=dict

@@ -11,7 +11,7 @@ import pytest
 
 from quire.engine.client import InProcessClient
 from quire.engine.core import EngineCore
-from quire.engine.messages import Add, Call, FromCore, News, Reply
+from quire.engine.messages import Abort, Add, Call, FromCore, News, Reply
 from quire.executor.in_process import InProcessExecutor
 from quire.foundation.child import Failure
 from quire.foundation.errors import ConfigError, EngineDeadError, InputError
@@ -140,6 +140,23 @@ def test_abort_frees_at_once_and_silences() -> None:
     assert steps(core) == []
     assert not core.has_work
     core._scheduler.check()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_gauges_come_to_rest_after_the_last_abort(depth: int) -> None:
+    core, inbox = make_core(depth), ListInbox()
+    for i in range(12):
+        inbox.messages.append(Add(make_request(f"r{i}", [i + 1] * 20, 50)))
+    for _ in range(3):
+        core.turn(inbox, 0)
+    inbox.messages.append(Abort([f"r{i}" for i in range(12)]))
+    told: list[EngineStats] = []
+    while inbox.messages or core.has_work:
+        news = [m.outputs for m in core.turn(inbox, 0) if isinstance(m, News)]
+        told += [outputs.stats for outputs in news if outputs.stats is not None]
+    last = told[-1]
+    assert (last.num_running, last.num_waiting, last.num_seats_used, last.kv_usage) == (0, 0, 0, 0.0)
+    assert core.turn(inbox, 0) == []  # once
 
 
 @pytest.mark.parametrize("depth", [1, 2])

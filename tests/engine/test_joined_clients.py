@@ -127,6 +127,20 @@ def test_who_leaves_takes_its_requests_along(tmp_path: Path) -> None:
     group.close()
 
 
+def test_the_others_hear_that_one_has_left(tmp_path: Path) -> None:
+    group = Group(tmp_path, hf_overrides={"step_seconds": 0.005})
+    one, two = group.join(0), group.join(1)
+    for i in range(10):
+        one.add(make_request(f"a{i}", [i + 1], 200))
+    while not (stats := two.poll(5).stats) or not stats.num_running:
+        pass
+    group.parent.leave(0)
+    while not (stats := two.poll(5).stats) or stats.num_running:
+        pass
+    assert (stats.num_waiting, stats.num_seats_used, stats.kv_usage) == (0, 0, 0.0)
+    group.close()
+
+
 def test_an_abort_storm_of_all_of_them_leaves_nothing(group: Group) -> None:
     rng = random.Random(2)
     clients = [group.join(number) for number in range(3)]

@@ -113,7 +113,7 @@ class EchoClient:
         self.running[request.id] = _Running(request)
         self._work.set()
 
-    def abort(self, request_ids: Sequence[str]) -> None:
+    def abort(self, request_ids: Sequence[str], reason: str = "abort") -> None:  # noqa: ARG002
         for request_id in request_ids:
             self.aborted.append(request_id)
             self.running.pop(request_id, None)

@@ -36,7 +36,7 @@ def test_finished_requests_leave_without_a_trace() -> None:
         queue.push(each)
     for each in requests[:-1]:
         each.become(Status.FINISHED)
-        queue.forget_finished()
+        queue.forget(each)
     assert len(queue) == 1
     assert len(queue._heap) < 100  # aborted requests must not pile up behind one that cannot run
     assert queue.pop() is requests[-1]

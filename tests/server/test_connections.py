@@ -200,7 +200,9 @@ def test_an_upload_that_breaks_off_is_one_line(echo: Served, caplog: pytest.LogC
         logger.setLevel(logging.INFO)
     try:
         with connect(echo) as connection:
-            connection.sendall(head(1000) + b'{"prompt": "hel')
+            connection.sendall(head(1000, b"Expect: 100-continue\r\n"))
+            assert connection.recv(100).startswith(b"HTTP/1.1 100 ")  # somebody reads now
+            connection.sendall(b'{"prompt": "hel')
         assert echo.wait_until(lambda: bool(caplog.records))
         echo.client.get("/livez")
     finally:

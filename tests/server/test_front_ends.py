@@ -61,6 +61,8 @@ def metrics(server: ServerProcess) -> dict[str, float]:
     for family in text_string_to_metric_families(httpx.get(f"{server.url}/metrics", timeout=60).text):
         for sample in family.samples:
             found[sample.name] = found.get(sample.name, 0.0) + sample.value
+            if "finished_reason" in sample.labels:
+                found[f"{sample.name}[{sample.labels['finished_reason']}]"] = sample.value
             if "front_end" in sample.labels:
                 found[f"{sample.name}[{sample.labels['front_end']}]"] = sample.value
     return found
@@ -347,6 +349,8 @@ def test_a_front_end_that_is_killed_takes_only_its_own_along(tmp_path: Path) -> 
         finishes = [reader.finish for reader in streams]
         assert set(finishes) == {"broken", "length"}
         assert finishes.count("broken") <= 4
+        aborted = "vllm:request_success_total[abort]"
+        assert metrics(server)[aborted] >= before[aborted] + finishes.count("broken")
         assert wait_until(lambda: len(front_ends(server)) == 2 and metrics(server)["process_open_fds[0]"] > 0)
         fresh = next(one for one in front_ends(server) if one != survivor)
         assert wait_until(lambda: answers(server) == 2), "".join(server.err)
