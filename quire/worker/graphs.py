@@ -139,14 +139,14 @@ def decode_sizes(rows: list[int], prefix_support: bool) -> list[DecodeSize]:
 def graph_rows(max_rows: int, wanted: list[int]) -> list[int]:
     """Numbers of decode rows to capture, rising.
 
-    Up to 128 these are mostly the heights of tiles that products have kernels for (`kernels/triton/gemm_plan.py`):
-    numbers between two of them take as long as the next, or longer. From there on they are numbers that the library has
-    good kernels for, and padding wastes at most a third.
+    Up to 128 these are the heights of tiles that products have kernels for (`kernels/triton/gemm_plan.py`): numbers
+    between two of them take as long as the next, or longer. From there on they are numbers that the library has good
+    kernels for, and padding wastes at most a third.
     """
     if wanted:
         return sorted({count for count in wanted if 0 < count <= max_rows})
     counts, count = {max_rows}, 1
     while count < max_rows:
         counts.add(count)
-        count += count if count < 64 else 32 if count < 256 else 64 if count < 384 else 128
+        count += count if count < 128 else 32 if count < 256 else 64 if count < 384 else 128
     return sorted(counts)

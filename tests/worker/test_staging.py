@@ -63,7 +63,7 @@ def test_every_batch_has_a_graph_with_little_padding(most: int) -> None:
     assert sizes[-1] == most
     for rows in range(1, most + 1):
         size = next(s for s in sizes if s >= rows)
-        assert size - rows < size / 2 if rows <= 64 else size - rows < size / 3
-    assert len(sizes) <= 21 + max(most - 1024, 0) // 128
+        assert size - rows < size / 2 if rows <= 128 else size - rows < size / 3
+    assert len(sizes) <= 19 + max(most - 1024, 0) // 128  # each is captured at start
     assert graph_rows(3, []) == [1, 2, 3]
     assert graph_rows(100, [7, 200, 3]) == [3, 7]
