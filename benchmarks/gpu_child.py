@@ -2,6 +2,7 @@
 
 T1, T1b, T4 clock one `generate` call, requests handed over included, at temperature 0.6. T2 and T3 are greedy.
 T2 is (a run of 256 tokens less a run of 1 token on other prompts) / 255, median of three.
+"steps=1,2,…" is the same for these batches with 64-token prompts and 128 or 48 tokens each, the better of two runs.
 T3 is the median of five calls (three for the large one). All requests ignore the end token.
 """
 
@@ -69,6 +70,16 @@ class Bench:
         seconds = self.generate(requests, 0.6)
         self.emit_rate("T1b", "", requests, seconds)
 
+    def steps(self, batches: str) -> None:
+        """Decode steps of any number of rows: less exact than T2, and quick."""
+        for batch in map(int, batches.split(",")):
+            count, times = (128 if batch <= 256 else 48), []
+            for round_ in range(2):
+                one = self.generate(workloads.steps(batch, 1, 100 + round_), 0.0)
+                times.append((self.generate(workloads.steps(batch, count, round_), 0.0) - one) / (count - 1) * 1e3)
+            floor = sum(workloads.decode_bytes(self.model, batch, 64 + count // 2)) / peers.COPY_BYTES_PER_S * 1e3
+            self.emit("steps", f"batch={batch}", "step_ms", min(times), "ms", floor)
+
     def t2(self) -> None:
         for batch in workloads.T2_BATCHES:
             steps = []
@@ -102,6 +113,9 @@ class Bench:
             self.emit("T6", case, "first_token_s", seconds, "s")
             return
         self.generate(workloads.warmup(), 0.0)
+        if name == "steps":
+            self.steps(case)
+            return
         {"T1": self.t1, "T1b": self.t1b, "T2": self.t2, "T3": self.t3, "T4": self.t4}[name]()
 
 

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from quire.attention.base import prefix_tile_rows, prefix_tiles
 from quire.kernels import activation, norm, paged_attention, qkv, rope
 from quire.kernels.linear import linear
-from quire.kernels.triton import batch_gemm
+from quire.kernels.triton.gemm_plan import plan
 
 DEVICE, DTYPE, BLOCK_SIZE = torch.device("cuda"), torch.bfloat16, 16
 PAST_L2 = 256 * 2**20  # bytes that a chain of calls must touch before it comes back to its first buffer
@@ -280,11 +280,11 @@ def bench_batch(model: Model) -> Iterator[Line]:
         size = n * k * (4 if gated else 2)
         weights = [random(size // k // 2, k) for _ in range(copies(size, least=4))]
         for m in (24, 32, 64, 112, 128):
-            if not batch_gemm.pays(m, n, k, gated, DEVICE):
+            if plan(m, n, k, gated=gated, residual=not normed, bulk=True) is None:
                 continue
             x, residual = random(m, k), None if normed else random(m, n)
             us = microseconds([
-                partial(batch_gemm.linear, x, w, None, gain if normed else None, 1e-6, gated, residual, None)
+                partial(linear, x, w, norm=(gain, 1e-6) if normed else None, gated=gated, residual=residual)
                 for w in weights
             ])  # fmt: skip
             around = partial(torch.addmm, residual, out=residual) if residual is not None else mlp if gated else plain

@@ -80,6 +80,43 @@ MODELS: dict[str, dict[str, Any]] = {
         "eos_token_id": 128001,
     },
 }
+
+
+def _qwen3(hidden: int, inner: int, layers: int, heads: int, tied: bool) -> dict[str, Any]:
+    return {
+        **MODELS["qwen3-0.6b"],
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "tie_word_embeddings": tied,
+    }
+
+
+def _llama(hidden: int, inner: int, layers: int, heads: int, dim: int) -> dict[str, Any]:
+    return {
+        **MODELS["llama-3.1-8b"],
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "head_dim": dim,
+        "tie_word_embeddings": True,
+    }
+
+
+MODELS["llama-3.2-1b"] = _llama(2048, 8192, 16, 32, 64)
+MODELS["qwen3-1.7b"] = _qwen3(2048, 6144, 28, 16, tied=True)
+MODELS["llama-3.2-3b"] = _llama(3072, 8192, 28, 24, 128)
+MODELS["qwen3-4b"] = _qwen3(2560, 9728, 36, 32, tied=True)
+MODELS["qwen2.5-7b"] = {
+    **_qwen3(3584, 18944, 28, 28, tied=False),
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+}
+MODELS["qwen3-14b"] = _qwen3(5120, 17408, 40, 40, tied=False)
 MODELS["tiny-qwen3"] = {
     **MODELS["qwen3-0.6b"],
     "hidden_size": 256,
@@ -150,6 +187,12 @@ def warmup(seed: int = 0, count: int = 8, inputs: int = 64, outputs: int = 16) -
 def t2(batch: int, round_: int = 0) -> list[Request]:
     ids = random.Random(f"t2-{batch}-{round_}")
     return [(token_ids(ids, 128), 256) for _ in range(batch)]
+
+
+def steps(batch: int, count: int, round_: int = 0) -> list[Request]:
+    """A batch of 64-token prompts, `count` tokens each."""
+    ids = random.Random(f"steps-{batch}-{round_}")
+    return [(token_ids(ids, 64), count) for _ in range(batch)]
 
 
 def t3(length: int, count: int = 1, round_: int = 0) -> list[Request]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from quire.kernels import batch_gemm, cpu_linear, skinny_gemm, wide_gemm
+from quire.kernels import cpu_linear, decode_gemm, wide_gemm
 from quire.kernels.activation import silu_and_mul
 from quire.kernels.norm import rms_norm, rms_norm_reference
 
@@ -40,27 +40,27 @@ def linear(
         raise ValueError("a gated result, a residual and an output of one's own exclude one another")
     if norm is not None and x.dtype == torch.float16:  # x * norm's weight, not yet divided, may leave its range
         x, norm = rms_norm(x, *norm), None
-    plan = skinny_gemm.plan(x, weight, normed=norm is not None, gated=gated)
+    plan = decode_gemm.plan(x, weight, gated=gated, residual=residual is not None)
     if plan is not None:
-        return skinny_gemm.linear(x, weight, bias, norm, gated, residual, out_dtype, out, plan)
-    if batch_gemm.pays(x, weight, gated):
-        return batch_gemm.linear(x, weight, bias, norm, gated, residual, out_dtype, out)
-    # Norm and gate apart: what is left may have a kernel of its own.
+        return decode_gemm.linear(x, weight, bias, norm, gated, residual, out_dtype, out, plan)
     if norm is not None:
-        normed = rms_norm(x, *norm)
-        return linear(normed, weight, bias, gated=gated, residual=residual, out_dtype=out_dtype, out=out)
+        x = rms_norm(x, *norm)
     if gated and bias is None and wide_gemm.pays(x, weight):
         return wide_gemm.gated(x, weight)
     if gated:
-        return silu_and_mul(linear(x, weight, bias))
+        return silu_and_mul(_product(x, weight, bias))
     if x.is_cuda and residual is not None:
         return _add_on_gpu(x, weight, bias, residual)
     if x.is_cuda and own_output:
         return _wide_on_gpu(x, weight, bias, out_dtype, out)
-    y = torch.nn.functional.linear(x, weight, bias) if x.is_cuda else cpu_linear.linear(x, weight, bias)
+    y = _product(x, weight, bias)
     if residual is not None:
         return residual.add_(y)
     return out.copy_(y) if out is not None else y.to(out_dtype or x.dtype)
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return torch.nn.functional.linear(x, weight, bias) if x.is_cuda else cpu_linear.linear(x, weight, bias)
 
 
 def _add_on_gpu(

@@ -17,7 +17,6 @@ import torch
 
 from quire.foundation.heap import no_collection
 
-MAX_GRAPH_SIZE = 512
 MIN_PREFIX_SIZE = 8
 
 
@@ -132,15 +131,16 @@ def decode_sizes(rows: list[int], prefix_support: bool) -> list[DecodeSize]:
 
 
 def graph_rows(max_rows: int, wanted: list[int]) -> list[int]:
-    """Numbers of decode rows to capture, rising. Steps grow with the number, so that padding wastes at most about an
-    eighth."""
+    """Numbers of decode rows to capture, rising.
+
+    Up to 128 these are the heights of tiles that products have kernels for (`kernels/triton/gemm_plan.py`): numbers
+    between two of them take as long as the next, or longer. From there on they are numbers that the library has good
+    kernels for, and padding wastes at most a third.
+    """
     if wanted:
         return sorted({count for count in wanted if 0 < count <= max_rows})
-    top = min(max_rows, MAX_GRAPH_SIZE)
-    counts = {1, 2, 4, top}
-    count, step = 8, 8
-    while count < top:
+    counts, count = {max_rows}, 1
+    while count < max_rows:
         counts.add(count)
-        step = 8 if count < 64 else 16 if count < 128 else 32 if count < 256 else 64
-        count += step
-    return sorted(count for count in counts if count <= top)
+        count += count if count < 128 else 32 if count < 256 else 64 if count < 384 else 128
+    return sorted(counts)

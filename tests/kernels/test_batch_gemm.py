@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from quire.kernels.dispatch import INTERPRETED, on_triton
-from quire.kernels.triton.batch_gemm_table import BUCKETS, TABLE, Config
+from quire.kernels.triton.gemm_plan import Tiles
 from tests.kernels.compare import NARROW, assert_near
 
 pytest.importorskip("triton")
@@ -12,10 +12,12 @@ from quire.kernels.triton import batch_gemm
 
 EPS = 1e-5
 SMALL = [
-    Config(64, 32, 64),
-    Config(32, 64, 64, split=3, tall=True),
-    Config(32, 64, 32, num_stages=3, tall=True),
-    Config(64, 64, 64, split=2),
+    Tiles(64, 32, 64),
+    Tiles(32, 64, 64, split=3, tall=True),
+    Tiles(32, 64, 32, num_stages=3, tall=True),
+    Tiles(64, 64, 64, split=2),
+    Tiles(8, 64, 128, split=2, tall=True),
+    Tiles(16, 64, 256, num_stages=2, tall=True),
 ]
 
 
@@ -52,7 +54,7 @@ def expected_linear(
 
 @pytest.mark.parametrize("config", SMALL, ids=str)
 @pytest.mark.parametrize(("m", "n", "k"), [(17, 96, 200), (50, 100, 256), (120, 64, 96)])
-def test_product(device: torch.device, m: int, n: int, k: int, config: Config) -> None:
+def test_product(device: torch.device, m: int, n: int, k: int, config: Tiles) -> None:
     x, weight, bias = (random(*shape, device=device) for shape in ((m, k), (n, k), (n,)))
     plain = batch_gemm.linear(x, weight, None, None, EPS, False, None, None, config)
     assert plain.dtype == x.dtype
@@ -65,7 +67,7 @@ def test_product(device: torch.device, m: int, n: int, k: int, config: Config) -
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("config", SMALL, ids=str)
-def test_gate(device: torch.device, config: Config, normed: bool, biased: bool) -> None:
+def test_gate(device: torch.device, config: Tiles, normed: bool, biased: bool) -> None:
     m, n, k = 33, 72, 160
     x, weight, bias = (random(*shape, device=device) for shape in ((m, k), (2 * n, k), (2 * n,)))
     weight *= k**-0.5  # gates of both signs that do not saturate
@@ -76,7 +78,7 @@ def test_gate(device: torch.device, config: Config, normed: bool, biased: bool) 
 
 
 @pytest.mark.parametrize("config", SMALL, ids=str)
-def test_norm(device: torch.device, config: Config) -> None:
+def test_norm(device: torch.device, config: Tiles) -> None:
     """Rows of very different size, each normed by its own."""
     m, n, k = 40, 48, 200
     x = random(m, k, device=device) * torch.logspace(-2, 1, m, device=device)[:, None].to(NARROW)
@@ -86,7 +88,7 @@ def test_norm(device: torch.device, config: Config) -> None:
 
 
 @pytest.mark.parametrize("config", SMALL, ids=str)
-def test_residual_is_summed_in_place_and_rounded_once(device: torch.device, config: Config) -> None:
+def test_residual_is_summed_in_place_and_rounded_once(device: torch.device, config: Tiles) -> None:
     m, n, k = 70, 100, 136
     x, weight, residual = (random(*shape, device=device) for shape in ((m, k), (n, k), (m, n)))
     expected = expected_linear(x, weight, residual=residual)
@@ -107,23 +109,18 @@ def test_rows_may_lie_apart(device: torch.device) -> None:
 def test_shares_are_summed_in_one_order(device: torch.device) -> None:
     """The same bits from every call, and none of one call's sums left for the next."""
     x, weight = random(64, 1024, device=device), random(128, 1024, device=device)
-    config = Config(64, 64, 64, split=4)
+    config = Tiles(64, 64, 64, split=4)
     first = batch_gemm.linear(x, weight, None, None, EPS, False, None, None, config)
     for _ in range(2 if INTERPRETED else 50):
         batch_gemm.linear(-x, weight, None, None, EPS, False, None, None, config)
         assert torch.equal(batch_gemm.linear(x, weight, None, None, EPS, False, None, None, config), first)
 
 
-def test_shapes_the_table_does_not_know_are_refused(device: torch.device) -> None:
-    x, weight = random(64, 72, device=device), random(40, 72, device=device)
-    assert not batch_gemm.pays(64, 40, 72, False, device)
-    with pytest.raises(ValueError, match="no configuration is known for 64 rows"):
-        batch_gemm.linear(x, weight, None, None, EPS, False, None, None)
-
-
 @pytest.mark.gpu
-@pytest.mark.parametrize("config", [None, Config(64, 64, 64, split=4, prefetch=256)], ids=str)
-def test_a_captured_chain_gives_what_single_steps_give(device: torch.device, config: Config | None) -> None:
+@pytest.mark.parametrize(
+    "config", [Tiles(64, 32, 128, prefetch=512), Tiles(64, 64, 64, split=4, prefetch=256)], ids=str
+)
+def test_a_captured_chain_gives_what_single_steps_give(device: torch.device, config: Tiles) -> None:
     """Products that start before their predecessor has ended must still see its results: bit for bit, often."""
     if device.type != "cuda":
         pytest.skip("no GPU")
@@ -157,31 +154,12 @@ def test_a_captured_chain_gives_what_single_steps_give(device: torch.device, con
         assert torch.equal(residual, expected)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("bucket", BUCKETS)
-@pytest.mark.parametrize(("k", "n", "gated"), TABLE)
-def test_every_choice_of_the_table(device: torch.device, k: int, n: int, gated: bool, bucket: int) -> None:
-    if device.type != "cuda":
-        pytest.skip("no GPU")
-    if TABLE[k, n, gated][BUCKETS.index(bucket)] is None:
-        pytest.skip("the library is faster")
-    x, gain = random(bucket - 1, k, device=device), random(k, device=device)
-    weight = random(2 * n if gated else n, k, device=device) * k**-0.5
-    y = batch_gemm.linear(x, weight, None, gain, EPS, gated, None, None)
-    wide = x.float()
-    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS) * gain.float()
-    expected = normed.double() @ weight.double().T
-    if gated:
-        expected = torch.nn.functional.silu(expected[:, :n]) * expected[:, n:]
-    assert_near(y, expected, x.dtype)
-
-
 def test_refuses_what_the_copy_engine_cannot_read(device: torch.device) -> None:
     with pytest.raises(ValueError, match="multiple of 8"):
         batch_gemm.linear(
-            random(20, 100, device=device), random(64, 100, device=device), None, None, EPS, False, None, None
+            random(20, 100, device=device), random(64, 100, device=device), None, None, EPS, False, None, None, SMALL[0]
         )
     with pytest.raises(ValueError, match="1 to 128 rows"):
         batch_gemm.linear(
-            random(129, 64, device=device), random(64, 64, device=device), None, None, EPS, False, None, None
+            random(129, 64, device=device), random(64, 64, device=device), None, None, EPS, False, None, None, SMALL[0]
         )

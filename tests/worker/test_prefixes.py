@@ -262,4 +262,4 @@ def test_graph_sizes_for_prefixes_are_few_and_cover_every_batch(top: int) -> Non
     assert chosen[-1] == sizes[-1]
     assert len(chosen) <= 12
     for rows in range(9, sizes[-1] + 1):
-        assert next(size for size in chosen if size >= rows) <= max(16, 1.6 * rows)
+        assert next(size for size in chosen if size >= rows) <= max(16, 2 * rows)

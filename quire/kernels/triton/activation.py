@@ -25,10 +25,11 @@ def _silu_and_mul_kernel(gate_up_ptr, out_ptr, row_stride, size, BLOCK: tl.const
     tl.store(out_ptr + token * size + columns, (gate * tl.sigmoid(gate) * up).to(out_ptr.dtype.element_ty), mask)
 
 
-def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """See `quire.kernels.activation`."""
+def silu_and_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """See `quire.kernels.activation`; into `out` [tokens, size], contiguous, if given."""
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty((num_tokens, size), dtype=gate_up.dtype, device=gate_up.device)
+    if out is None:
+        out = torch.empty((num_tokens, size), dtype=gate_up.dtype, device=gate_up.device)
     if num_tokens:
         pdl = has_pdl(gate_up.device)
         _silu_and_mul_kernel[(num_tokens, -(-size // BLOCK))](

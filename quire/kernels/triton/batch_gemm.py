@@ -1,4 +1,4 @@
-"""x @ weight.T for 17 to 128 rows: the weight is read once, and everything around the product rides along.
+"""x @ weight.T for up to 128 rows in tiles: the weight is read once, and everything around the product rides along.
 
 A program owns BLOCK_N outputs of BLOCK_M rows and one of SPLIT shares of K. Tiles of x and of the weight come through
 the bulk copy engine, several deep. Where outputs are few, K is shared out: each program leaves its sums in a workspace
@@ -19,11 +19,10 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from quire.kernels.triton import batch_gemm_table, norm
-from quire.kernels.triton.batch_gemm_table import MAX_ROWS, Config
+from quire.kernels.triton import norm
+from quire.kernels.triton.gemm_plan import MAX_ROWS, Tiles
 from quire.kernels.triton.launch import has_pdl
 
-MIN_ROWS = 17
 WORKSPACE = 1 << 23  # float32 elements for the shares of K of one product
 MAX_TILES = 4096  # that share K, in one product
 
@@ -67,18 +66,18 @@ def _turned(acc, TALL: tl.constexpr):
 @triton.jit(do_not_specialize=["M", "prefetch"])
 def _linear_kernel(
     x_desc, weight_desc, weight_ptr, bias_ptr, out_ptr, partial_ptr, counter_ptr,
-    M, N, weight_stride, out_stride, prefetch,
-    K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
+    M, N, K, weight_stride, out_stride, prefetch,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
     TALL: tl.constexpr, STAGES: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr, THREADS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     first_m, first_n, share = tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_N, tl.program_id(2)
-    STEPS: tl.constexpr = ((K + BLOCK_K - 1) // BLOCK_K + SPLIT - 1) // SPLIT
-    begin = share * STEPS * BLOCK_K  # the last share may run past K, where the copy engine reads zeros
+    steps = (tl.cdiv(K, BLOCK_K) + SPLIT - 1) // SPLIT
+    begin = share * steps * BLOCK_K  # the last share may run past K, where the copy engine reads zeros
     if PDL:
         PARTS: tl.constexpr = THREADS // BLOCK_N if THREADS > BLOCK_N else 1
-        columns = tl.minimum(prefetch, tl.minimum(STEPS * BLOCK_K, K - begin)) // (8 * PARTS) * (8 * PARTS)
+        columns = tl.minimum(prefetch, tl.minimum(steps * BLOCK_K, K - begin)) // (8 * PARTS) * (8 * PARTS)
         if columns > 0:
             _prefetch(weight_ptr, weight_stride, first_n, N, begin, columns, BLOCK_N, PARTS)
             if GATED:
@@ -96,7 +95,7 @@ def _linear_kernel(
     WIDTH: tl.constexpr = BLOCK_M if TALL else BLOCK_N
     acc = tl.zeros([HEIGHT, WIDTH], tl.float32)
     acc_up = tl.zeros([HEIGHT, WIDTH], tl.float32)
-    for step in tl.range(0, STEPS, num_stages=STAGES):
+    for step in tl.range(0, steps, num_stages=STAGES):
         start = begin + step * BLOCK_K
         x = x_desc.load([first_m, start])
         weight = weight_desc.load([first_n, start])
@@ -152,16 +151,6 @@ def _counters(device: torch.device, _stream: int) -> torch.Tensor:
     return torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
 
 
-@cache
-def _is_hopper(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
-
-
-def pays(m: int, n: int, k: int, gated: bool, device: torch.device) -> bool:
-    """Whether `linear` beats the library and kernels around it for 16-bit x [m, k] and n outputs on `device`."""
-    return _is_hopper(device) and MIN_ROWS <= m <= MAX_ROWS and batch_gemm_table.pays(m, n, k, gated)
-
-
 def linear(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -171,14 +160,14 @@ def linear(
     gated: bool,
     residual: torch.Tensor | None,
     out: torch.Tensor | None,
-    config: Config | None = None,
+    config: Tiles,
 ) -> torch.Tensor:
     """x [m, k] @ weight [n, k].T + bias [n] → [m, n], summed in float32, m ≤ 128; in `out` if given, else in x's dtype.
 
     x and weight: bfloat16 or float16, rows contiguous and a multiple of 8 elements apart. norm_weight [k]: x is
     RMS-normed with it and eps on the way in. gated: weight [2n, k] and bias [2n] are [gate | up], the result
     silu(gate) · up. residual [m, n]: the result is added to it in place, rounded once, and it is returned.
-    `config` is for measuring. Raises ValueError for other shapes.
+    Raises ValueError for other shapes, or if `config` needs more workspace than there is.
     """
     (m, k), n = x.shape, weight.shape[0] // (2 if gated else 1)
     if not 1 <= m <= MAX_ROWS:
@@ -186,8 +175,6 @@ def linear(
     if k % 8 or x.stride(0) % 8 or weight.stride(0) % 8:
         raise ValueError(f"rows must be a multiple of 8 elements long and apart, got {k}, {x.stride(0)} and "
                          f"{weight.stride(0)}")  # fmt: skip
-    if config is None:
-        config = batch_gemm_table.choose(m, n, k, gated)
     if norm_weight is not None:
         x = norm.rms_norm(x, norm_weight, eps, early=True)
     if residual is not None:
@@ -207,7 +194,7 @@ def linear(
         TensorDescriptor.from_tensor(x, [config.block_m, config.block_k]),
         TensorDescriptor.from_tensor(weight, [config.block_n, config.block_k]),
         weight, weight if bias is None else bias, out, partial, counters,
-        m, n, weight.stride(0), out.stride(0), config.prefetch, K=k,
+        m, n, k, weight.stride(0), out.stride(0), config.prefetch,
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLIT=config.split, TALL=config.tall,
         STAGES=config.num_stages, GATED=gated, BIAS=bias is not None, RESIDUAL=residual is not None,
         THREADS=32 * config.num_warps, PDL=pdl, num_warps=config.num_warps, launch_pdl=pdl,

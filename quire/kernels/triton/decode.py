@@ -201,10 +201,10 @@ class Shape:
     lines: int  # fetched at once when shares are merged
 
 
-def shape(head_dim: int, element_size: int, group: int) -> Shape:
-    # A K tile of 8 KiB and few warps: several programs fit a processor and hide each other's latency.
+def shape(head_dim: int, element_size: int) -> Shape:
+    # A K tile of 8 KiB: several programs fit a processor and hide each other's latency.
     tokens = max(8192 // (dot_width(head_dim) * element_size), 16)
-    return Shape(tokens, 2 if group <= 16 else 4, 3, 2, 1, 32)
+    return Shape(tokens, 2, 3, 2, 1, 32) if element_size == 1 else Shape(tokens, 4, 3, 3, 1, 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +236,9 @@ def budget(num_rows: int, num_kv_heads: int, processors: int, programs: int) -> 
 def workspace_elements(max_rows: int, num_heads: int, num_kv_heads: int, head_dim: int, processors: int) -> int:
     """float32 elements for `decode` of any number of rows up to `max_rows`: partial results, then counters."""
     group = num_heads // num_kv_heads
-    places = max_rows + budget(max_rows, num_kv_heads, processors, shape(head_dim, 2, group).programs)
+    places = max_rows + budget(
+        max_rows, num_kv_heads, processors, shape(head_dim, 2).programs
+    )  # the most of all dtypes
     programs = decode_prefix.programs(num_kv_heads, processors, decode_prefix.shape(head_dim, 2, group).programs)
     places += decode_prefix.places(max_rows, decode_prefix.lines(group) // group, programs)
     return places * num_heads * (head_dim + 1) + max_rows * num_kv_heads
@@ -256,7 +258,7 @@ def schedule(
 ) -> Schedule:
     """See `quire.kernels.paged_attention`; `cut` and `wide` are for measuring."""
     group, processors = num_heads // num_kv_heads, num_processors(seq_lens.device)
-    cut = cut or shape(head_dim, element_size, group)
+    cut = cut or shape(head_dim, element_size)
     extra = budget(len(seq_lens), num_kv_heads, processors, cut.programs)
     if prefix is None or sliding_window or not len(prefix[2]):  # a window may begin within a prefix
         items, _ = decode_schedule.rows(seats, seq_lens, None, extra, cut.tokens, cut.min_tiles, sliding_window)
@@ -294,7 +296,7 @@ def decode(
     if not num_rows:
         return out
     group, prefix = num_heads // num_kv_heads, plan.prefix
-    cut = cut or shape(dim, k_cache.element_size(), group)
+    cut = cut or shape(dim, k_cache.element_size())
     lines, counters = len(plan.items) * num_heads, num_rows * num_kv_heads
     prefix_lines = decode_prefix.places(num_rows, prefix.tile_rows, prefix.programs) * num_heads if prefix else 0
     needed = (lines + prefix_lines) * (dim + 1) + counters

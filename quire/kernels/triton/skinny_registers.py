@@ -21,8 +21,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from quire.kernels.triton.gemm_plan import Registers
 from quire.kernels.triton.launch import has_pdl
-from quire.kernels.triton.skinny_gemm_table import Registers
 
 
 @gluon.constexpr_function

@@ -9,8 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.triton.gemm_plan import Shared
 from quire.kernels.triton.launch import has_pdl
-from quire.kernels.triton.skinny_gemm_table import Shared
 
 
 @triton.jit(do_not_specialize=["M"])

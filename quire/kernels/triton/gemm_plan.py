@@ -1,0 +1,214 @@
+"""How to multiply up to 128 rows: which kernel, and how it cuts the product up. A rule of rows, outputs and K, no list
+of shapes.
+
+It was fitted to measurements on an H200 (132 processors): each kernel's ways to cut up every product of seven models
+of 0.6 to 14 billion weights, in chains of decoder layers (`python -m benchmarks.gemm_sweep`). What they say:
+
+- One row: every product is bytes, read best by ordinary loads of a few long lines at a time.
+- Up to 8 rows: short products (little K) are latency; the whole weight of a program goes into its registers before it
+  waits for its predecessor. Longer ones stream through shared memory, few lines and many columns at a time.
+- From 9 rows on tiles of 64 outputs are best, with what a processor's shared memory holds on its way, and one round of
+  programs: the products that are added to the residual have the longest K and the fewest outputs, so K is shared out
+  as long as all programs fit at once.
+- From 65 rows on the library wins unless the tiles fill their rounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+MAX_ROWS = 128  # at 256 the library is faster or within a tenth: it shares tiles of x among processors
+PROCESSORS = 132
+SHARED_BYTES = 226 * 1024  # of a processor, for programs' tiles; a program has some more for its barriers
+MAX_STAGES = 8
+MANY_OUTPUTS = 32768  # of a vocabulary: many rounds of tiles
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """For one row: `outputs` a program, `width` elements of K at a time. apart: the norm in a kernel of its own."""
+
+    outputs: int
+    width: int
+    warps: int
+    apart: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The weight through `stages` tiles in shared memory: `outputs` a program, `step` elements of K a tile and warp.
+    Norm and gate apart."""
+
+    outputs: int
+    step: int
+    stages: int
+    warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Registers:
+    """The weight straight into registers: `outputs` a program, `step` elements of K a tile and warp, tiles fetched
+    `depth` ahead."""
+
+    outputs: int
+    step: int
+    depth: int
+    warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Tiles of x and the weight through the bulk copy engine. Norm apart.
+
+    block_m, block_n, block_k: rows, outputs and columns of K of a tile. split: shares of K. tall: the weight is the
+    operand whose lines the matrix units take 64 at a time, else x is. prefetch: columns of K that a program sends for
+    ahead of its wait.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    split: int = 1
+    num_warps: int = 4
+    num_stages: int = 4
+    tall: bool = False
+    prefetch: int = 0
+
+
+Plan = Vector | Shared | Registers | Tiles
+
+
+@cache
+def plan(m: int, n: int, k: int, *, gated: bool, residual: bool, bulk: bool) -> Plan | None:
+    """For x [m, k] and n outputs (of gate and up each, if gated); None: the library.
+
+    residual: outputs are added to what stands there, and there is no norm before. bulk: there is a bulk copy engine,
+    and rows lie such that it can read them.
+    """
+    if m == 1:
+        return _one_row(n, k, gated=gated, residual=residual)
+    if m <= 8:
+        return _few_rows(n, k, gated=gated, residual=residual, bulk=bulk)
+    if not bulk:
+        return None if m > 16 else _registers(k, gated=gated) or Shared(16, 64, 4, 4)
+    if m <= 16:
+        return _sixteen_rows(n, k, gated=gated, residual=residual)
+    if m <= 64:
+        return _batch(m, n, k, gated=gated, residual=residual)
+    return _many_rows(n, k, gated=gated, residual=residual) if m <= MAX_ROWS else None
+
+
+def _registers(k: int, *, gated: bool) -> Registers | None:
+    """For products that are latency more than bytes; None: too long for that."""
+    return Registers(16, 128, 2, 4 if gated else 8) if k <= 3072 else None
+
+
+def _one_row(n: int, k: int, *, gated: bool, residual: bool) -> Plan:
+    if gated:
+        if k <= 1024:
+            return Registers(16, 128, 2, 4)
+        return Vector(1, 2048, 4, apart=True) if k <= 4096 else Vector(2, 1024, 4, apart=True)
+    if residual:
+        if n * k < 1 << 22:
+            return Registers(16, 128, 2, 8)
+        if k <= 4096:
+            return Vector(4, 2048, 8)
+        return Vector(4, 2048 if k % 2048 == 0 else 1024, 4)
+    if n >= MANY_OUTPUTS or k <= 1024:
+        return Vector(4, 1024, 4)
+    return Vector(8, 512, 4) if k <= 2048 else Vector(2, 2048, 4, apart=True)
+
+
+def _few_rows(n: int, k: int, *, gated: bool, residual: bool, bulk: bool) -> Plan:
+    tiles = -(-n // 64)
+    if gated:
+        if k <= 1024:
+            return Registers(32, 128, 1, 8)
+        if bulk and PROCESSORS < tiles <= 2 * PROCESSORS:  # two on a processor
+            return _tiles(8, 64, 128, k, 2, gated=True) if k < 3072 else _tiles(8, 128, 128, k, gated=True)
+        return Shared(16, 128, 3, 4)
+    if residual:
+        narrow = -(-n // 32)
+        if bulk and 0.9 * PROCESSORS <= narrow <= PROCESSORS:  # a round of programs, and hardly a processor idle
+            return _tiles(8, 32, 512, k)
+        if k <= 5120:
+            return Registers(16, 128, 2 if n <= 2048 else 1, 8)
+        return Shared(16, 128, 3, 4)
+    if n >= MANY_OUTPUTS:
+        return Registers(16, 128, 2, 4) if k <= 1024 else Shared(16, 64, 4, 4)
+    return Registers(32, 128, 1, 8) if k <= 3072 else Shared(16, 256, 2, 4)
+
+
+def _sixteen_rows(n: int, k: int, *, gated: bool, residual: bool) -> Plan:
+    tiles = -(-n // 64)
+    if gated:
+        if k <= 1024:
+            return Registers(32, 128, 1, 8)
+        if PROCESSORS < tiles <= 2 * PROCESSORS:
+            return _tiles(16, 64, 128, k, 2, gated=True)
+        return _tiles(16, 64, 256, k, gated=True, split=_split(tiles))
+    if n >= MANY_OUTPUTS:
+        return _tiles(16, 64, 128, k, 2)
+    if residual:
+        if k <= 3072 and n <= 2048:
+            return Registers(16, 128, 4, 4)
+        return _tiles(16, 64, 256, k, split=_split(tiles))
+    if k <= 2048:
+        return Registers(16, 128, 4, 4)
+    return _tiles(16, 64, 256, k, 2, split=_split(tiles, 2 * PROCESSORS))
+
+
+def _batch(m: int, n: int, k: int, *, gated: bool, residual: bool) -> Plan:
+    """17 to 64 rows."""
+    rows, tiles = (32 if m <= 32 else 64), -(-n // 64)
+    if n >= MANY_OUTPUTS and not gated:
+        return _tiles(rows, 64, 128, k, 2 if rows == 32 else 1, tall=True)
+    if gated:
+        return _tiles(rows, 64, 128, k, gated=True, tall=rows == 32 or tiles > PROCESSORS)
+    tall = rows == 32
+    if rows == 64:
+        narrow = -(-n // 32)
+        if narrow <= PROCESSORS:
+            return _tiles(64, 32, 128, k, split=_split(narrow) if residual else 1)
+        if 5 * tiles < 3 * PROCESSORS:
+            return _tiles(64, 32, 128, k, 2)
+    return _tiles(rows, 64, 128, k, split=_split(tiles) if residual else 1, tall=tall)
+
+
+def _many_rows(n: int, k: int, *, gated: bool, residual: bool) -> Plan | None:
+    """65 to 128 rows."""
+    tiles = -(-n // 64)
+    if residual or n >= MANY_OUTPUTS:
+        return None
+    if gated:
+        rounds = -(-tiles // PROCESSORS)
+        return _tiles(128, 64, 64, k, gated=True) if 5 * tiles >= 4 * rounds * PROCESSORS else None
+    if -(-n // 32) <= PROCESSORS:
+        return _tiles(128, 32, 128, k)
+    return _tiles(128, 64, 64, k) if 7 * PROCESSORS <= 10 * tiles <= 10 * PROCESSORS else None
+
+
+def _split(tiles: int, programs: int = PROCESSORS) -> int:
+    """Shares of K, so that all programs run at once."""
+    return min(max(programs // tiles, 1), 4)
+
+
+def _tiles(
+    block_m: int,
+    block_n: int,
+    block_k: int,
+    k: int,
+    programs: int = 1,
+    *,
+    gated: bool = False,
+    split: int = 1,
+    tall: bool = False,
+) -> Tiles:
+    """As many stages as leave room for `programs` on a processor; no share of K shorter than three steps."""
+    stage = (block_m + (2 * block_n if gated else block_n)) * block_k * 2
+    steps = -(-k // block_k)
+    split = min(split, max(steps // 3, 1))
+    stages = max(min(SHARED_BYTES // programs // stage, MAX_STAGES, -(-steps // split)), 2)
+    prefetch = k if k <= 1024 and not gated else 256
+    return Tiles(block_m, block_n, block_k, split, 4, stages, tall or block_m <= 16, prefetch)

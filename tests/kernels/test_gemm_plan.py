@@ -1,0 +1,132 @@
+"""Every plan that the rule makes for a dense shape is one that a kernel can run, and is right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from quire.kernels import decode_gemm
+from quire.kernels.linear import linear, linear_reference
+from quire.kernels.triton.gemm_plan import MAX_ROWS, Plan, Registers, Shared, Tiles, Vector, plan
+from tests.kernels.compare import assert_near
+
+ROWS = [1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 100, 128]
+PROCESSOR_BYTES = 227 * 1024  # of shared memory, for one program
+WORKSPACE, COUNTERS = 1 << 23, 4096  # of `batch_gemm`
+
+Product = tuple[int, int, bool, bool]  # outputs, K, gated, residual
+
+
+def products(hidden: int, inner: int, heads: int, kv_heads: int, dim: int, vocab: int) -> list[Product]:
+    """qkv, output, gate and up, down, logits."""
+    return [
+        ((heads + 2 * kv_heads) * dim, hidden, False, False),
+        (hidden, heads * dim, False, True),
+        (inner, hidden, True, False),
+        (hidden, inner, False, True),
+        (vocab, hidden, False, False),
+    ]
+
+
+def shapes() -> Iterator[Product]:
+    """Of dense models of 0.1 to 100 billion weights, and their shards."""
+    for hidden in [64, 512, 576, 896, 1024, 1536, 2048, 2304, 2560, 2816, 3072, 3584, 4096, 4608, 5120, 6144, 8192]:
+        for ratio in (2.5, 2.67, 3, 3.5, 4, 5.4, 8):
+            for heads, kv_heads, dim in ((max(hidden // 64, 1), max(hidden // 256, 1), 64), (32, 8, 128), (28, 4, 128)):
+                yield from products(hidden, int(hidden * ratio) // 8 * 8, heads, kv_heads, dim, 151936)
+
+
+def check(how: Plan, m: int, n: int, k: int, gated: bool) -> None:
+    times = 2 if gated else 1
+    if isinstance(how, Vector):
+        assert m == 1
+        assert times * how.outputs * how.width // (32 * how.warps) <= 128, "registers a thread"
+    elif isinstance(how, Shared):
+        assert 2 <= m <= 16
+        rows = 8 if m <= 8 else 16
+        assert how.stages * how.warps * (how.outputs + rows) * how.step * 2 <= PROCESSOR_BYTES
+    elif isinstance(how, Registers):
+        assert m <= 16
+        lines = max(how.outputs * times, 16)
+        assert how.outputs % 8 == 0
+        assert how.step % 64 == 0
+        assert min(how.depth, -(-k // (how.step * how.warps))) * lines * how.step // 64 <= 192, "registers a thread"
+    else:
+        stage = (how.block_m + times * how.block_n) * how.block_k * 2
+        assert how.num_stages >= 2
+        assert how.num_stages * stage <= PROCESSOR_BYTES - 512
+        sums = times * how.block_m * how.block_n // (32 * how.num_warps)
+        assert sums <= 128, "registers a thread"
+        assert how.block_m >= m, "the weight is read once"
+        assert all(size & (size - 1) == 0 for size in (how.block_m, how.block_n, how.block_k))
+        tiles, steps = -(-n // how.block_n), -(-k // how.block_k)
+        assert 1 <= how.split <= max(steps, 1)
+        if how.split > 1:
+            assert tiles * how.split * how.block_m * how.block_n * times <= WORKSPACE
+            assert tiles <= COUNTERS
+
+
+@pytest.mark.parametrize("bulk", [True, False])
+@pytest.mark.parametrize("m", ROWS)
+def test_every_plan_fits_the_hardware(m: int, bulk: bool) -> None:
+    seen = 0
+    for n, k, gated, residual in shapes():
+        how = plan(m, n, k, gated=gated, residual=residual, bulk=bulk)
+        if how is None:
+            assert m > (64 if bulk else 16), "products of few rows never go through the library"
+            continue
+        assert bulk or not isinstance(how, Tiles)
+        check(how, m, n, k, gated)
+        seen += 1
+    assert seen or m > (64 if bulk else 16)
+
+
+def test_rows_of_one_graph_size_have_one_plan() -> None:
+    """So a batch padded to the next size costs what that size costs: between heights of tiles nothing changes."""
+    for n, k, gated, residual in shapes():
+        for low, high in ((2, 8), (9, 16), (17, 32), (33, 64), (65, 128)):
+            plans = {plan(m, n, k, gated=gated, residual=residual, bulk=True) for m in range(low, high + 1)}
+            assert len(plans) == 1
+
+
+def test_no_plan_beyond_its_rows_or_without_a_gpu() -> None:
+    assert plan(MAX_ROWS + 1, 4096, 4096, gated=False, residual=False, bulk=True) is None
+    x, weight = torch.randn(1, 64).bfloat16(), torch.randn(64, 64).bfloat16()
+    assert decode_gemm.plan(x, weight, gated=False, residual=False) is None
+
+
+ODD = {  # hidden, inner, heads, KV heads, head dimension, vocabulary
+    "even": (1024, 3072, 16, 8, 128, 4096),
+    "narrow": (576, 1536, 9, 3, 64, 49152),
+    "4b": (2560, 9728, 32, 8, 128, 5000),
+    "deep": (896, 4864, 14, 2, 64, 33000),
+    "7b": (3584, 18944, 28, 4, 128, 40008),
+    "14b": (5120, 17408, 40, 8, 128, 1000),
+    "odd": (1352, 2088, 13, 1, 104, 1111),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("m", [1, 2, 5, 8, 9, 16, 17, 32, 47, 64, 65, 100, 128])
+@pytest.mark.parametrize("shape", ODD)
+def test_products_of_odd_shapes(shape: str, m: int, biased: bool) -> None:
+    torch.manual_seed(m)
+    for n, k, gated, residual in products(*ODD[shape]):
+        x, gain = torch.randn(m, k, device="cuda").bfloat16(), (torch.rand(k, device="cuda") + 0.5).bfloat16()
+        lines = 2 * n if gated else n
+        weight = (torch.randn(lines, k, device="cuda") / k**0.5).bfloat16()
+        bias = torch.randn(lines, device="cuda").bfloat16() if biased else None
+        norm = None if residual else (gain, 1e-6)
+        start = torch.randn(m, n, device="cuda").bfloat16() if residual else None
+        expected = linear_reference(x, weight, bias, norm=norm, gated=gated, residual=start)
+
+        y, again = (
+            linear(x, weight, bias, norm=norm, gated=gated, residual=None if start is None else start.clone())
+            for _ in range(2)
+        )
+        assert_near(y, expected, torch.bfloat16)
+        assert torch.equal(again, y), "not the same twice"
