@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from quire.foundation.errors import ConfigError, InputError
+from quire.foundation.errors import ConfigError, ContextLengthError, InputError
 from quire.frontend.template import Template
 from quire.frontend.text import check_text
 
@@ -52,7 +52,7 @@ def render(
 
     `template` is the model's (`Tokenizer.template`) or Jinja source; `kwargs` are further template variables. With
     `continue_final_message` the prompt ends inside the last message, so that the model goes on writing it. `max_chars`:
-    of the prompt.
+    of the messages together, and of the prompt.
     Raises InputError naming the message and field that cannot be rendered.
     """
     if template is None:
@@ -68,6 +68,8 @@ def render(
     template = ChatTemplate(template) if isinstance(template, str) else template
     chosen = template.pick(with_tools=bool(tools))
     chat = normalize(messages, keep_parts=chosen.wants_parts)
+    if max_chars is not None and (size := sum(map(_num_chars, chat))) > max_chars:
+        raise ContextLengthError.of_chars(size, max_chars)
     if "developer" not in chosen.source:
         for message in chat:
             if message["role"] == "developer":
@@ -91,6 +93,13 @@ def render(
         max_chars,
     )
     return _cut_at_mark(text) if continue_final_message else text
+
+
+def _num_chars(message: Mapping[str, Any]) -> int:
+    """Of a message's content and reasoning."""
+    content = message["content"]
+    size = len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
+    return size + len(message.get("reasoning") or "")
 
 
 def continued_text(messages: Sequence[Message]) -> str:

@@ -16,7 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from quire.foundation.errors import EngineDeadError, InputError
+from quire.foundation.errors import EngineDeadError, InputError, OverloadedError
 
 TYPES = {
     400: "BadRequestError",
@@ -101,6 +101,8 @@ def explain(error: BaseException) -> tuple[int, str, str | None]:
         return 400, error.message, error.param
     if isinstance(error, ValidationError):
         return 400, *explain_validation(error)
+    if isinstance(error, OverloadedError):
+        return 503, str(error), None
     if isinstance(error, EngineDeadError):
         return 503, f"the engine has stopped: {error}", None
     return 500, "internal error; the server's log has the details", None
@@ -157,6 +159,6 @@ def install(app: FastAPI) -> None:
 
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(RequestValidationError, query)
-    for kind in (ApiError, InputError, ValidationError, EngineDeadError):
+    for kind in (ApiError, InputError, ValidationError, EngineDeadError, OverloadedError):
         app.add_exception_handler(kind, known)
     app.add_exception_handler(Exception, unknown)

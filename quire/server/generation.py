@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +17,7 @@ from quire import __version__
 from quire.foundation.errors import InputError
 from quire.foundation.log import get_logger
 from quire.frontend import inputs
-from quire.frontend.truncation import NO_TRUNCATION, Truncation, cut_text
+from quire.frontend.truncation import NO_TRUNCATION, Truncation
 from quire.server.errors import ApiError
 from quire.server.limits import MAX_ANSWERS
 from quire.server.logprobs import LogprobWriter
@@ -36,7 +36,6 @@ FINGERPRINT = f"quire-{__version__}"
 REFUSALS = {"queue_full": 503, "draining": 503, "invalid_request": 400}  # stop_reason → HTTP status; others 500
 IN_BACKGROUND = "quire.in_background"  # in the scope of a request that nobody waits for
 BIG_SCORES = 1024  # prompt positions with log-probabilities
-BIG_TEXT = 16 * 1024  # characters; longer texts are tokenised on a thread, so that other streams go on
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +44,7 @@ class Prompt:
     text: str | None = None
     constraint: Constraint | None = None  # of its answers
     embeds: np.ndarray | None = None  # what it is instead of its ids
+    refusal: InputError | None = None  # why it cannot be answered: said where an answer would begin
 
 
 @dataclass(slots=True)
@@ -138,9 +138,11 @@ class Generation:
         log_it = self.service.config.observe.enable_log_requests
         if log_it:
             log.info("request %s: %d prompt tokens, n=%d", request_id, len(prompt.token_ids), self.params.n)
-        source = self._source(prompt, request_id)
-        waits = False
         with field_names(self.names):
+            if prompt.refusal is not None:
+                raise prompt.refusal
+            source = self._source(prompt, request_id)
+            waits = False
             try:
                 progress.wait()
                 waits = True
@@ -195,14 +197,16 @@ class Generation:
 async def tokenize(
     service: Service, text: str, *, add_special_tokens: bool, cut: Truncation = NO_TRUNCATION
 ) -> list[int]:
-    """Token ids of `text`. Raises InputError if the server runs without a tokenizer."""
-    tokenizer = service.tokenizer()
+    """Token ids of `text`, a prompt that is answered. Raises InputError for one that the context cannot hold."""
+    return (await tokenize_all(service, [text], add_special_tokens=add_special_tokens, cut=cut))[0]
 
-    def encode() -> list[int]:
-        ids = tokenizer.encode(text, add_special_tokens)
-        return cut_text(tokenizer, text, ids, cut, add_special_tokens=add_special_tokens)
 
-    return await asyncio.to_thread(encode) if len(text) > BIG_TEXT else encode()
+async def tokenize_all(
+    service: Service, texts: Sequence[str], *, add_special_tokens: bool, cut: Truncation = NO_TRUNCATION
+) -> list[list[int]]:
+    """Token ids of each of `texts`, prompts that are answered. Raises InputError for what the context cannot hold."""
+    most = service.running().info.max_model_len - 1
+    return await service.encoder.encode(texts, cut, add_special_tokens=add_special_tokens, most=most)
 
 
 async def build_reply(outputs: Iterable[RequestOutput], build: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from quire.config.engine import EngineConfig
 from quire.config.serve import ServeConfig
 from quire.foundation.errors import InputError
+from quire.frontend.encoder import TextEncoder
 from quire.frontend.template_sandbox import TemplateSandbox
 from quire.server.board import Board
 from quire.server.errors import ApiError
@@ -69,6 +70,7 @@ class Service:
         self.metrics: Metrics | None = None
         self.in_flight = InFlight(self.board, serve.keepalive_interval)
         self.templates = TemplateSandbox()
+        self._encoder: TextEncoder | None = None
         self.draining = False  # /readyz says so; requests are still taken during the grace
         self.closed = False  # new requests are refused
         self.progress = Progress()
@@ -103,6 +105,13 @@ class Service:
         if tokenizer is None:
             raise InputError("this server works on token ids only (skip_tokenizer_init): send a list of ids", "prompt")
         return tokenizer
+
+    @property
+    def encoder(self) -> TextEncoder:
+        """Raises InputError if the server works on token ids only."""
+        if self._encoder is None:
+            self._encoder = TextEncoder(self.tokenizer(), self.running().info.max_model_len)
+        return self._encoder
 
     def check_model(self, name: str | None) -> str:
         """The model's name for the reply. Raises ApiError 404 for a name that is not served."""
