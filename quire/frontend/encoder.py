@@ -24,9 +24,9 @@ from quire.foundation.errors import ContextLengthError, InputError, OverloadedEr
 from quire.foundation.fork_server import ForkServer, Limits
 from quire.frontend.pooling import PoolingPrompt
 from quire.frontend.pooling_prompts import Pair, PairEncoder
-from quire.frontend.text import check_text, most_chars
+from quire.frontend.text import check_text
 from quire.frontend.tokenizer import Tokenizer
-from quire.frontend.truncation import FIELD, NO_TRUNCATION, Side, Truncation, encode_texts
+from quire.frontend.truncation import FIELD, NO_TRUNCATION, Side, Truncation, check_length, encode_texts
 
 SHORT = 16 * 1024  # characters of all texts that are encoded in place
 LONG = 256 * 1024  # more are encoded in a fork
@@ -50,19 +50,6 @@ class _Piece(msgspec.Struct, frozen=True, array_like=True):
 class _Encoded(msgspec.Struct, frozen=True, array_like=True):
     count: int
     ids: bytes | None  # uint32
-
-
-def check_length(tokenizer: Tokenizer, text: str, context: int, most: int | None, *, is_cut: bool = False) -> None:
-    """Raises InputError for a text that is too long by its length alone.
-
-    most: tokens that it may have, None for any number; is_cut: whether it is cut to as many.
-    """
-    if most is not None and not is_cut:
-        least = tokenizer.least_tokens(len(text))
-        if least > most:
-            raise ContextLengthError.of_text(len(text), least, most, context)
-    if len(text) > most_chars(context):
-        raise ContextLengthError.of_chars(len(text), most_chars(context), context)
 
 
 class TextEncoder:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from quire.engine.client import EngineInfo
-from quire.foundation.errors import InputError
-from quire.frontend.text import check_text
+from quire.foundation.errors import ContextLengthError, InputError
+from quire.frontend.text import check_text, most_chars
 from quire.frontend.tokenizer import Tokenizer
 
 Side = Literal["left", "right"]
@@ -70,6 +70,19 @@ class Truncation:
 
 
 NO_TRUNCATION = Truncation()
+
+
+def check_length(tokenizer: Tokenizer, text: str, context: int, most: int | None, *, is_cut: bool = False) -> None:
+    """Raises InputError for a text that is too long by its length alone.
+
+    most: tokens that it may have, None for any number; is_cut: whether it is cut to as many.
+    """
+    if most is not None and not is_cut:
+        least = tokenizer.least_tokens(len(text))
+        if least > most:
+            raise ContextLengthError.of_text(len(text), least, most, context)
+    if len(text) > most_chars(context):
+        raise ContextLengthError.of_chars(len(text), most_chars(context), context)
 
 
 def encode_texts(

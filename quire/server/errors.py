@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from quire.foundation.errors import EngineDeadError, InputError, OverloadedError
+from quire.foundation.shown import clipped, shown
 
 TYPES = {
     400: "BadRequestError",
@@ -40,7 +41,8 @@ ANTHROPIC_TYPES = {
 }
 ANTHROPIC_OVERLOADED = 529  # where others say 503
 RETRY_SECONDS = "1"
-MAX_SHOWN = 80  # characters of a bad value repeated in the message
+MAX_MESSAGE = 1024  # characters, whatever of a request it repeats
+MAX_PARAM = 256  # characters of the name of a field
 
 
 class ApiError(Exception):
@@ -62,6 +64,7 @@ class NotStoredError(ApiError):
 
 
 def error_body(status: int, message: str, param: str | None = None, path: str = "") -> bytes:
+    message, param = clipped(message, MAX_MESSAGE), None if param is None else clipped(param, MAX_PARAM)
     if is_anthropic(path):
         return orjson.dumps({"type": "error", "error": anthropic_error(status, message)})
     kind = TYPES.get(status) or HTTPStatus(status).phrase.replace(" ", "") + "Error"
@@ -76,7 +79,10 @@ def is_anthropic(path: str) -> bool:
 
 
 def anthropic_error(status: int, message: str) -> dict[str, str]:
-    return {"type": ANTHROPIC_TYPES.get(anthropic_status(status), "api_error"), "message": message}
+    return {
+        "type": ANTHROPIC_TYPES.get(anthropic_status(status), "api_error"),
+        "message": clipped(message, MAX_MESSAGE),
+    }
 
 
 def anthropic_status(status: int) -> int:
@@ -94,7 +100,12 @@ def error_response(
 
 
 def explain(error: BaseException) -> tuple[int, str, str | None]:
-    """HTTP status, message and field of any exception that serving a request can raise."""
+    """HTTP status, message and field of any exception that serving a request can raise, none of them long."""
+    status, message, param = _explain(error)
+    return status, clipped(message, MAX_MESSAGE), None if param is None else clipped(param, MAX_PARAM)
+
+
+def _explain(error: BaseException) -> tuple[int, str, str | None]:
     if isinstance(error, ApiError):
         return error.status, error.message, error.param
     if isinstance(error, InputError):
@@ -122,13 +133,8 @@ def explain_validation(error: ValidationError) -> tuple[str, str | None]:
     sentences = []
     for field, messages in by_field.items():
         wanted = " or ".join(dict.fromkeys(message.removeprefix("Input should be ") for message in messages))
-        sentences.append(f"{field}: expected {wanted}, got {_short(values[field])}")
+        sentences.append(f"{field}: expected {wanted}, got {shown(values[field])}")
     return "; ".join(sentences), next(iter(by_field))
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
 
 
 def install(app: FastAPI) -> None:
@@ -154,7 +160,7 @@ def install(app: FastAPI) -> None:
         first = error.errors()[0]
         field = str(first["loc"][-1])
         return error_response(
-            400, f"{field}: {first['msg']}, got {_short(first['input'])}", field, path=request.url.path
+            400, f"{field}: {first['msg']}, got {shown(first['input'])}", field, path=request.url.path
         )
 
     app.add_exception_handler(HTTPException, http)

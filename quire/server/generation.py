@@ -34,6 +34,7 @@ log = get_logger(__name__)
 
 FINGERPRINT = f"quire-{__version__}"
 REFUSALS = {"queue_full": 503, "draining": 503, "invalid_request": 400}  # stop_reason → HTTP status; others 500
+STARTED_A_TURN = 16  # prompts of one request
 IN_BACKGROUND = "quire.in_background"  # in the scope of a request that nobody waits for
 BIG_SCORES = 1024  # prompt positions with log-probabilities
 
@@ -101,8 +102,12 @@ class Generation:
 
     async def _all(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         news: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue()
-        pumps = [asyncio.create_task(self._pump(i, news)) for i in range(len(self.prompts))]
+        pumps: list[asyncio.Task[None]] = []
         try:
+            for index in range(len(self.prompts)):
+                pumps.append(asyncio.create_task(self._pump(index, news)))
+                if len(pumps) % STARTED_A_TURN == 0:
+                    await asyncio.sleep(0)  # they begin, and others get a turn
             running = len(pumps)
             while running:
                 index, item = await news.get()

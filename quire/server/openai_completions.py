@@ -11,6 +11,7 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from quire.foundation.errors import InputError
+from quire.foundation.shown import shown
 from quire.frontend import prompt_embeds
 from quire.frontend.structured import constraint_of
 from quire.server import beam_search, generation
@@ -220,5 +221,5 @@ def _token_ids(value: Any, name: str) -> list[int]:
         raise InputError(f"{name} must be a non-empty list of token ids", "prompt")
     for token in value:
         if type(token) is not int or token < 0:
-            raise InputError(f"{name} holds {str(token)[:40]!r}, which is not a token id", "prompt")
+            raise InputError(f"{name} holds {shown(token)}, which is not a token id", "prompt")
     return value

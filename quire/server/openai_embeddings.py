@@ -34,7 +34,7 @@ async def pool(request: Request) -> Response:
 
 async def _answer(request: Request, job: PoolingJob, body: EmbeddingBody, kind: str, name: str) -> Response:
     """kind: what each item is called; name: the field that holds its vector."""
-    prompts = await pooling_job.prompts_of(job.service, body)
+    prompts = await pooling_job.prompts_of(request, body)
     headers = pooling_job.headers(request, job)
 
     async def as_json() -> dict[str, Any]:

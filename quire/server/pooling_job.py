@@ -17,9 +17,10 @@ from quire.frontend import pooling
 from quire.frontend.chat import Message
 from quire.frontend.pooling import PoolingPrompt, RefusedError
 from quire.frontend.truncation import Truncation
+from quire.server.body import look_into
 from quire.server.chat_prompt import render_chat
 from quire.server.errors import ApiError
-from quire.server.generation import IN_BACKGROUND, REFUSALS
+from quire.server.generation import IN_BACKGROUND, REFUSALS, STARTED_A_TURN
 from quire.server.params import field_names
 from quire.server.pooling_protocol import InputBody, PoolingBase
 from quire.server.service import Service
@@ -53,12 +54,14 @@ class PoolingJob:
         engine, metrics, progress = self.service.running(), self.service.metrics, self.service.progress
         info = engine.info
         with field_names({"prompt": self.field}):
-            requests = [
-                pooling.build(
-                    p, self.params, self.task, info, request_id=f"{self.engine_id}-{i}", priority=self.priority
+            requests = []
+            for i, prompt in enumerate(prompts):
+                name = f"{self.engine_id}-{i}"
+                requests.append(
+                    pooling.build(prompt, self.params, self.task, info, request_id=name, priority=self.priority)
                 )
-                for i, p in enumerate(prompts)
-            ]
+                if i % STARTED_A_TURN == 0:
+                    await asyncio.sleep(0)
         self.num_prompt_tokens += sum(len(prompt.token_ids) for prompt in prompts)
         progress.wait()
         try:
@@ -132,12 +135,13 @@ def headers(request: Request, job: PoolingJob) -> list[tuple[bytes, bytes]]:
 # -- what stands in a body ---------------------------------------------------------------------------------------
 
 
-async def prompts_of(service: Service, body: InputBody) -> list[PoolingPrompt]:
+async def prompts_of(request: Request, body: InputBody) -> list[PoolingPrompt]:
     """The prompts of a body. Raises InputError naming the field that cannot be."""
+    service: Service = request.app.state.service
     cut = Truncation.of(body.truncate_prompt_tokens, body.truncation_side, service.running().info)
     chats = _conversations(body)
     if chats is None:
-        given: list[Any] = parse_input(body.input)
+        given: list[Any] = await look_into(request, lambda: parse_input(body.input))
     else:
         given = []
         for chat in chats:

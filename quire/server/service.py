@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from quire.config.engine import EngineConfig
 from quire.config.serve import ServeConfig
 from quire.foundation.errors import InputError
+from quire.foundation.shown import clipped
 from quire.frontend.encoder import TextEncoder
 from quire.frontend.template_sandbox import TemplateSandbox
 from quire.server.board import Board
@@ -118,7 +119,9 @@ class Service:
         if name is None:
             return self.names[0]
         if name not in self.names:
-            raise ApiError(404, f"The model `{name}` does not exist. Served: {', '.join(self.names)}.", "model")
+            raise ApiError(
+                404, f"The model `{clipped(name, 128)}` does not exist. Served: {', '.join(self.names)}.", "model"
+            )
         return name
 
     def check_generates(self) -> None:

@@ -187,13 +187,16 @@ class EchoLLM:
             index=index,
             text=byte_tokenizer().decode(ids),
             token_ids=ids,
-            logprobs=[self._entries(i) for i in ids] if params.logprobs is not None else None,
+            logprobs=[self._entries(i, *params.logprob_token_ids or ()) for i in ids]
+            if params.logprobs is not None
+            else None,
             finish_reason="length" if last else None,
         )
 
-    def _entries(self, token: int) -> dict[int, Logprob]:
+    def _entries(self, token: int, *asked: int) -> dict[int, Logprob]:
         other = (token + 1) % 256
-        return {token: Logprob(-0.5, 1, chr(token)), other: Logprob(float("-inf"), 2, chr(other))}
+        found = {one: Logprob(-9.0, 3) for one in asked}
+        return found | {token: Logprob(-0.5, 1, chr(token)), other: Logprob(float("-inf"), 2, chr(other))}
 
     def _prompt_logprobs(self, ids: list[int], params: SamplingParams) -> list[dict[int, Logprob] | None] | None:
         if params.prompt_logprobs is None:
