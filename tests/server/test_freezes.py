@@ -17,6 +17,8 @@ from pydantic import ValidationError
 from quire.config.serve import ServeConfig
 from quire.foundation.errors import InputError
 from quire.foundation.shown import shown
+from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.truncation import encode_texts
 from quire.server import body as bodies
 from quire.server.app import build_app
 from quire.server.batch_lines import post
@@ -235,6 +237,58 @@ def test_nor_does_one_that_is_long(app: FastAPI, path: str, monkeypatch: pytest.
 def test_none_with_any_value(app: FastAPI, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check(app, path, fields_of(app, path), 60_000, monkeypatch)
     check(app, path, texts_of(app, path), 6_000_000, monkeypatch)
+
+
+LONG_TEXTS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": ["a", "TEXT"]},
+    "/v1/completions/render": {"prompt": "TEXT"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "TEXT"}]},
+    "/v1/chat/completions/batch": {"messages": [MESSAGES, [{"role": "user", "content": "TEXT"}]]},
+    "/v1/chat/completions/render": {"messages": [{"role": "user", "content": [{"type": "text", "text": "TEXT"}]}]},
+    "/v1/responses": {"instructions": "TEXT"},
+    "/v1/responses/input_tokens": {"input": "TEXT"},
+    "/v1/messages": {"system": "TEXT"},
+    "/v1/messages/count_tokens": {"messages": [{"role": "assistant", "content": [{"type": "text", "text": "TEXT"}]}]},
+    "/generative_scoring": {"items": ["a", "TEXT"]},
+    "/tokenize": {"prompt": "TEXT"},
+}
+
+
+@pytest.mark.parametrize("path", LONG_TEXTS)
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_text_that_is_too_long_is_refused_unread(
+    app: FastAPI, path: str, is_cut: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(tokenizer: Tokenizer, texts: list[str], *args: Any, **kwargs: Any) -> list[list[int]]:
+        assert sum(map(len, texts)) < 1000, "was encoded"
+        return encode_texts(tokenizer, texts, *args, **kwargs)
+
+    def ask(*_args: Any) -> bytes:
+        raise AssertionError("was encoded elsewhere")
+
+    monkeypatch.setattr("quire.frontend.encoder.encode_texts", encode)
+    monkeypatch.setattr("quire.foundation.async_forks.AsyncForks.ask", ask)
+    raw = orjson.dumps(GENERATING[path] | LONG_TEXTS[path] | ({"truncate_prompt_tokens": 5} if is_cut else {}))
+    status, reply = asyncio.run(post(app, path, raw.replace(b"TEXT", b"a" * 2_000_000), "x"))
+    assert status == 400
+    assert b"the prompt is too long" in reply
+    assert b"maximum" in reply
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions"])
+def test_what_a_template_of_a_request_writes_is_encoded_aside(
+    app: FastAPI, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(*_args: Any, **_kwargs: Any) -> list[list[int]]:
+        raise AssertionError("was encoded in this process")
+
+    monkeypatch.setattr("quire.frontend.encoder.encode_texts", encode)
+    turns = Turns(monkeypatch)
+    fields = {"messages": MESSAGES, "chat_template": "{{ 'ab ' * 333333 }}", "truncate_prompt_tokens": 5}
+    status, reply = asyncio.run(post(app, path, orjson.dumps(fields | {"max_tokens": 1}), "x"))
+    assert status == 200, reply
+    assert orjson.loads(reply).get("count", 999_999) == 999_999
+    assert turns.longest < LONGEST_TURN
 
 
 @pytest.mark.parametrize("length", [10, 300_000])
