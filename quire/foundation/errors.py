@@ -35,14 +35,18 @@ class ContextLengthError(InputError):
     @classmethod
     def of_chars(cls, num_chars: int, most: int, context: int | None = None) -> ContextLengthError:
         """Of a text that is longer than a server reads; most: characters."""
-        length = f" This model's maximum context length is {context} tokens (max_model_len)." if context else ""
-        return cls(f"the prompt is too long: {num_chars} characters > {most} maximum.{length}", "prompt")
+        length = f" of {context} tokens (max_model_len)" if context else ""
+        return cls(
+            f"the prompt is too long: {num_chars} characters > {most} maximum, with this model's maximum context "
+            f"length{length}",
+            "prompt",
+        )
 
     @classmethod
     def of_text(cls, num_chars: int, least: int, most: int, context: int) -> ContextLengthError:
         """Of a text that was not encoded. least: tokens that it has at least; most: tokens that it may have."""
         return cls(
-            f"the prompt is too long: its {num_chars} characters are at least {least} tokens > {most} maximum. This "
+            f"the prompt is too long: {least} tokens > {most} maximum, or more: it has {num_chars} characters. This "
             f"model's maximum context length is {context} tokens (max_model_len)",
             "prompt",
         )

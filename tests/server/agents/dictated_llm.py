@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -34,9 +35,16 @@ START, END = "<think>", "</think>"
 
 class CharacterTokenizer:
     eos_token_id = 0
+    folder = Path("/nowhere")  # no text here is so long that a process encodes it
 
     def encode(self, text: str, _add_special_tokens: bool = True) -> list[int]:
         return [ord(character) for character in text]
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        return [self.encode(text, add_special_tokens) for text in texts]
+
+    def least_tokens(self, num_chars: int) -> int:
+        return num_chars
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:  # noqa: ARG002 (there are none)
         return "".join(map(chr, ids))
