@@ -30,7 +30,7 @@ from quire.frontend.replies import Reply, ReplyPlan, ReplyWish
 from quire.frontend.structured import grammar_of
 from quire.frontend.tokenizer import Tokenizer
 from quire.frontend.tools import read_tool_choice, read_tools
-from quire.frontend.truncation import AS_USUAL, Side, TokenizationOptions, Truncation, cut_text
+from quire.frontend.truncation import AS_USUAL, Side, TokenizationOptions, Truncation, encode_texts
 from quire.types.metrics import Metric
 from quire.types.output import BeamSearchOutput, CompletionOutput, RequestOutput
 from quire.types.request import EngineRequest
@@ -295,7 +295,9 @@ class LLM(PoolingAPI):
         cut = Truncation.of_answered(wanted, side, self.info, params.max_tokens, params.min_tokens)
         if prompt.token_ids is not None or self._tokenizer is None:
             return cut.cut(ids)
-        return cut_text(self._tokenizer, prompt.text or "", ids, cut, add_special_tokens=add_special_tokens)
+        if cut.limit is None or len(ids) <= cut.limit:
+            return ids
+        return encode_texts(self._tokenizer, [prompt.text or ""], cut, add_special_tokens=add_special_tokens)[0]
 
     @cached_property
     def _formats(self) -> Formats:

@@ -24,12 +24,36 @@ class ContextLengthError(InputError):
 
     @classmethod
     def of(cls, num_prompt: int, num_output: int, context: int) -> ContextLengthError:
-        """num_output: tokens that the answer needs at least."""
+        """num_output: tokens that the answer needs at least; 0: there is none, and the prompt may take it all."""
+        need = f", and the answer needs at least {num_output} of them" if num_output else ""
         return cls(
             f"the prompt is too long: {num_prompt} tokens > {context - num_output} maximum. This model's maximum "
-            f"context length is {context} tokens (max_model_len), and the answer needs at least {num_output} of them",
+            f"context length is {context} tokens (max_model_len){need}",
             "prompt",
         )
+
+    @classmethod
+    def of_chars(cls, num_chars: int, most: int, context: int | None = None) -> ContextLengthError:
+        """Of a text that is longer than a server reads; most: characters."""
+        length = f" of {context} tokens (max_model_len)" if context else ""
+        return cls(
+            f"the prompt is too long: {num_chars} characters > {most} maximum, with this model's maximum context "
+            f"length{length}",
+            "prompt",
+        )
+
+    @classmethod
+    def of_text(cls, num_chars: int, least: int, most: int, context: int) -> ContextLengthError:
+        """Of a text that was not encoded. least: tokens that it has at least; most: tokens that it may have."""
+        return cls(
+            f"the prompt is too long: {least} tokens > {most} maximum, or more: it has {num_chars} characters. This "
+            f"model's maximum context length is {context} tokens (max_model_len)",
+            "prompt",
+        )
+
+
+class OverloadedError(QuireError):
+    """Too much waits already. The same request may be accepted a moment later."""
 
 
 class ConfigError(QuireError, ValueError):

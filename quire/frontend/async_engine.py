@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -36,6 +37,7 @@ from quire.types.sampling import BeamSearchParams, SamplingParams
 from quire.types.structured import Constraint
 
 BIG_PROMPT = 16 * 1024  # characters, ids or numbers of embeddings; a longer prompt is tokenized and checked on a thread
+ADDED_A_TURN = 64  # requests handed to the engine before it does
 OUTPUTS_A_TURN = 256  # outputs turned into text before the event loop gets a turn
 
 
@@ -114,7 +116,9 @@ class AsyncLLM:
         Raises InputError for what cannot run, RefusedError if the engine does not take it, EngineDeadError if it stops.
         """
         task = pooling.check_task(params, self.info)
-        given = pooling.read(prompt, self._tokenizer)
+        size = len(prompt) if isinstance(prompt, str) else BIG_PROMPT + 1
+        read = partial(pooling.read, prompt, self._tokenizer)
+        given = await asyncio.to_thread(read) if size > BIG_PROMPT else read()
         request = pooling.build(given, params, task, self.info, request_id=request_id, priority=priority)
         [conversion] = await self.run([request])
         yield pooling.output(conversion, task, params, self.info)
@@ -175,10 +179,12 @@ class AsyncLLM:
         conversions: list[Conversion] = []
         loop = asyncio.get_running_loop()
         try:
-            for request in requests:
+            for number, request in enumerate(requests, 1):
                 self._raise_if_dead()
                 conversions.append(self._processor.add([request], request.id, None))
                 self._client.add(request)
+                if number % ADDED_A_TURN == 0:
+                    await asyncio.sleep(0)
             for conversion in conversions:
                 while not conversion.finished:
                     self._raise_if_dead()

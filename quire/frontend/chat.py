@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from quire.foundation.errors import ConfigError, InputError
+from quire.foundation.errors import ConfigError, ContextLengthError, InputError
+from quire.foundation.shown import shown
 from quire.frontend.template import Template
 from quire.frontend.text import check_text
 
@@ -52,7 +53,7 @@ def render(
 
     `template` is the model's (`Tokenizer.template`) or Jinja source; `kwargs` are further template variables. With
     `continue_final_message` the prompt ends inside the last message, so that the model goes on writing it. `max_chars`:
-    of the prompt.
+    of the messages together, and of the prompt.
     Raises InputError naming the message and field that cannot be rendered.
     """
     if template is None:
@@ -68,6 +69,8 @@ def render(
     template = ChatTemplate(template) if isinstance(template, str) else template
     chosen = template.pick(with_tools=bool(tools))
     chat = normalize(messages, keep_parts=chosen.wants_parts)
+    if max_chars is not None and (size := sum(map(_num_chars, chat))) > max_chars:
+        raise ContextLengthError.of_chars(size, max_chars)
     if "developer" not in chosen.source:
         for message in chat:
             if message["role"] == "developer":
@@ -77,7 +80,7 @@ def render(
     taken = [name for name in kwargs or {} if name in _RESERVED]
     if taken:
         raise InputError(
-            f"chat_template_kwargs must not hold {taken[0]!r}, which is set already", "chat_template_kwargs"
+            f"chat_template_kwargs must not hold {shown(taken[0])}, which is set already", "chat_template_kwargs"
         )
     text = chosen.render(
         {
@@ -91,6 +94,13 @@ def render(
         max_chars,
     )
     return _cut_at_mark(text) if continue_final_message else text
+
+
+def _num_chars(message: Mapping[str, Any]) -> int:
+    """Of a message's content and reasoning."""
+    content = message["content"]
+    size = len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
+    return size + len(message.get("reasoning") or "")
 
 
 def continued_text(messages: Sequence[Message]) -> str:
@@ -113,7 +123,7 @@ def _message(message: Message, where: str, keep_parts: bool) -> dict[str, Any]:
         raise InputError(f"{where} must be an object with role and content, got {type(message).__name__}", where)
     role = message.get("role")
     if not isinstance(role, str) or not role:
-        raise InputError(f"{where}.role must be a non-empty string, got {role!r}", f"{where}.role")
+        raise InputError(f"{where}.role must be a non-empty string, got {shown(role)}", f"{where}.role")
     result = {**message, "content": _content(message, role, where, keep_parts)}
     if role == "assistant" and (reasoning := _reasoning(message, where)):
         result["reasoning"] = result["reasoning_content"] = reasoning  # templates know one or the other
@@ -154,7 +164,7 @@ def _content(message: Message, role: str, where: str, keep_parts: bool) -> str |
     where = f"{where}.content"
     if content is None:
         if role != "assistant":
-            raise InputError(f"{where} is required for the role {role!r}", where)
+            raise InputError(f"{where} is required for the role {shown(role)}", where)
         return ""
     if isinstance(content, str):
         check_text(content, where)
@@ -175,7 +185,7 @@ def _text_part(part: Any, where: str) -> dict[str, Any]:
         raise InputError(f"{where} must be an object, got {type(part).__name__}", where)
     kind = part.get("type", "text")
     if kind not in ("text", "input_text", "output_text", "refusal"):
-        raise InputError(f"{where}.type must be 'text', got {kind!r}: this model takes text only", f"{where}.type")
+        raise InputError(f"{where}.type must be 'text', got {shown(kind)}: this model takes text only", f"{where}.type")
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
         raise InputError(f"{where}.text must be a string, got {type(text).__name__}", f"{where}.text")

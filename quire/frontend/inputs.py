@@ -15,11 +15,13 @@ import numpy as np
 
 from quire.engine.client import EngineInfo
 from quire.foundation.errors import ContextLengthError, InputError
+from quire.foundation.shown import shown
 from quire.frontend import prompt_embeds
 from quire.frontend.extra_args import check_extra_args
 from quire.frontend.structured import constraint_of
 from quire.frontend.text import check_text
 from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.truncation import check_length
 from quire.types.request import BACKGROUND, EngineRequest
 from quire.types.sampling import SamplingParams
 from quire.types.structured import Constraint
@@ -74,6 +76,8 @@ def build(
     prompt = read_prompt(prompt, takes_embeds=True)
     if prompt.embeds is not None:
         _check_embeds(prompt.embeds, params, info)
+    if prompt.token_ids is None and tokenizer is not None:
+        check_length(tokenizer, prompt.text or "", info.max_model_len, info.max_model_len - 1)
     token_ids = tokenize(prompt, tokenizer)
     check_ids(token_ids, info)
     room = _room(len(token_ids), params, info.max_model_len)
@@ -106,7 +110,9 @@ def read_prompt(prompt: PromptLike | Prompt, *, takes_embeds: bool = False) -> P
         return Prompt(token_ids=_read_ids(prompt, "prompt"))
     unknown = [key for key, value in prompt.items() if key not in _PROMPT_KEYS and value is not None]
     if unknown:
-        raise InputError(f"prompt has the unknown key {unknown[0]!r}; it may hold {', '.join(_PROMPT_KEYS)}", "prompt")
+        raise InputError(
+            f"prompt has the unknown key {shown(unknown[0])}; it may hold {', '.join(_PROMPT_KEYS)}", "prompt"
+        )
     text, ids, salt, embeds = (prompt.get(key) for key in _PROMPT_KEYS)
     if isinstance(text, list) and ids is None:
         text, ids = None, text
@@ -165,18 +171,18 @@ def _read_ids(ids: Any, param: str) -> list[int]:
         pass  # other integers are, or what is wrong is said better, below
     bad = next((i for i in ids if isinstance(i, bool) or not hasattr(i, "__index__")), None)
     if bad is not None:
-        raise InputError(f"{param} must hold integers, got {bad!r}", param)
+        raise InputError(f"{param} must hold integers, got {shown(bad)}", param)
     return [operator.index(i) for i in ids]
 
 
 def check_labels(request_id: str, priority: int, cache_salt: str | None) -> None:
     if not isinstance(request_id, str) or not request_id:
-        raise InputError(f"request_id must be a non-empty string, got {request_id!r}", "request_id")
+        raise InputError(f"request_id must be a non-empty string, got {shown(request_id)}", "request_id")
     check_text(request_id, "request_id")
     is_whole = isinstance(priority, int) and not isinstance(priority, bool)
     if not is_whole or not (-MAX_PRIORITY <= priority <= MAX_PRIORITY or priority == BACKGROUND):
         raise InputError(
-            f"priority must be an integer in [-{MAX_PRIORITY}, {MAX_PRIORITY}], got {priority!r}", "priority"
+            f"priority must be an integer in [-{MAX_PRIORITY}, {MAX_PRIORITY}], got {shown(priority)}", "priority"
         )
     _check_salt(cache_salt)
 
@@ -185,7 +191,7 @@ def _check_salt(salt: Any) -> None:
     if salt is None:
         return
     if not isinstance(salt, str) or not salt:
-        raise InputError(f"cache_salt must be a non-empty string, got {salt!r}", "cache_salt")
+        raise InputError(f"cache_salt must be a non-empty string, got {shown(salt)}", "cache_salt")
     check_text(salt, "cache_salt")
 
 
@@ -237,9 +243,13 @@ def _resolve_params(params: SamplingParams, info: EngineInfo, tokenizer: Tokeniz
         ("logprob_token_ids", params.logprob_token_ids),
         ("bad_words_token_ids", [i for word in params.bad_words_token_ids for i in word]),
     ):
-        wrong = [i for i in ids or () if not 0 <= i < vocab_size]
-        if wrong:
-            raise InputError(f"{name} must hold token ids in [0, {vocab_size}), got {wrong[0]}", name)
+        try:
+            msgspec.convert(list(ids or ()), _ids_below(vocab_size))
+        except msgspec.ValidationError:
+            wrong = next((i for i in ids or () if not 0 <= i < vocab_size), None)
+            if wrong is not None:
+                got = shown(wrong)
+                raise InputError(f"{name} must hold token ids in [0, {vocab_size}), got {got}", name) from None
     if params.stop and tokenizer is None:
         raise InputError("stop strings need a tokenizer, and skip_tokenizer_init is on: use stop_token_ids", "stop")
     for stop in params.stop:
@@ -279,14 +289,11 @@ def _bad_word_ids(words: list[str], tokenizer: Tokenizer | None) -> list[list[in
     """Each word as it is tokenized at the start of a text and after a space."""
     if tokenizer is None:
         raise InputError("bad_words need a tokenizer, and skip_tokenizer_init is on", "bad_words")
-    found: list[list[int]] = []
     for word in words:
         check_text(word, "bad_words")
-        for text in (word, " " + word.lstrip()):
-            ids = tokenizer.encode(text, add_special_tokens=False)
-            if ids and ids not in found:
-                found.append(ids)
-    return found
+    texts = [text for word in words for text in (word, " " + word.lstrip())]
+    found = {tuple(ids): ids for ids in tokenizer.encode_batch(texts, add_special_tokens=False) if ids}
+    return list(found.values())
 
 
 def _stop_token_ids(params: SamplingParams, info: EngineInfo, tokenizer: Tokenizer | None) -> list[int]:

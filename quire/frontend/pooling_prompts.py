@@ -51,7 +51,7 @@ class PairEncoder:
 
     def _cut(self, pair: Pair) -> PoolingPrompt:
         raw, side = self.tokenizer.raw, self.truncation.side
-        query, document = (raw.encode(text, add_special_tokens=False) for text in pair)
+        query, document = raw.encode_batch(list(pair), add_special_tokens=False)
         for encoding, most in ((query, self.query_limit), (document, self.document_limit)):
             if most:
                 encoding.truncate(most, direction=side)

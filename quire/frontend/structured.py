@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.foundation.errors import InputError
+from quire.foundation.shown import shown
 from quire.frontend.text import check_text
 from quire.grammar import json_schema, tags
 from quire.types.json_text import JsonText
@@ -106,7 +107,7 @@ def _of_response_format(given: Mapping[str, Any] | None) -> dict[str, Any] | Non
         return {"json": dict(schema) if isinstance(schema, Mapping) else json.dumps(schema)}
     if kind == "structural_tag":
         return {"structural_tag": dict(given)}
-    raise InputError(f"response_format.type must be one of {', '.join(_FORMATS)}; got {kind!r}", "response_format")
+    raise InputError(f"response_format.type must be one of {', '.join(_FORMATS)}; got {shown(kind)}", "response_format")
 
 
 def _read(params: StructuredOutputsParams, field: str) -> tuple[GrammarKind, str, bool]:

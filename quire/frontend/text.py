@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from quire.foundation.errors import InputError
 
+CHARS_A_TOKEN = 16  # of the context, and no less than MIN_CHARS: a prompt of more is refused unread
+MIN_CHARS = 1024 * 1024
+
+
+def most_chars(context: int) -> int:
+    """Characters that a prompt may have. context: tokens (max_model_len)."""
+    return max(MIN_CHARS, CHARS_A_TOKEN * context)
+
 
 def check_text(text: str, param: str) -> None:
     """Raises InputError for text that cannot be UTF-8 (lone surrogates)."""

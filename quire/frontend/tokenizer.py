@@ -14,10 +14,12 @@ from quire.config.resolve import Resolved, locate_tokenizer
 from quire.foundation.errors import ConfigError, InputError
 from quire.foundation.json_file import shown
 from quire.foundation.tokenizer_file import read_json, read_tokenizer
+from quire.frontend import token_lengths
 from quire.frontend.chat import ChatTemplate, Message, compiled, render
 from quire.frontend.decoding import Decoding
 from quire.frontend.text import check_text
 
+_MANY = 1024  # ids
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -87,15 +89,23 @@ class Tokenizer:
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str | None]:
         return [self.raw.id_to_token(i) for i in ids]
 
+    @cached_property
+    def most_characters(self) -> int | None:
+        """The most characters of a text that one token stands for; None if that cannot be told."""
+        return token_lengths.most_characters(self.raw)
+
+    def least_tokens(self, num_chars: int) -> int:
+        """How many tokens a text of so many characters has at least; 0 if nothing is known."""
+        return 0 if self.most_characters is None else -(-num_chars // self.most_characters)
+
     # Text to ids and back
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. Raises InputError for text that is not valid Unicode (lone surrogates)."""
-        check_text(text, "prompt")
-        return self.raw.encode(text, add_special_tokens=add_special_tokens).ids
+        return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """`encode` for many texts, in parallel."""
+        """`encode` for many texts, in parallel. Other threads of Python go on meanwhile."""
         for text in texts:
             check_text(text, "prompt")
         encodings = self.raw.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
@@ -106,6 +116,8 @@ class Tokenizer:
         ids = [ids] if isinstance(ids, int) else list(ids)
         if ids and not 0 <= min(ids) <= max(ids) < 2**32:
             raise InputError(f"token ids must be in [0, {2**32}), got {min(ids)} … {max(ids)}", "tokens")
+        if len(ids) > _MANY:  # other threads go on meanwhile
+            return self.raw.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
         return self.raw.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:

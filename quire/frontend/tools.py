@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.foundation.errors import InputError
+from quire.foundation.shown import clipped, shown
 from quire.types.reply import NamedTool, Tool, ToolChoice
+
+MOST_NAMED = 16  # tools, in a message
 
 
 def read_tools(tools: Any) -> list[Tool]:
@@ -22,14 +25,14 @@ def _read_tool(tool: Any, where: str) -> Tool:
     function = tool["function"]
     name, description, parameters = (function.get(key) for key in ("name", "description", "parameters"))
     if not isinstance(name, str) or not name:
-        raise InputError(f"{where}.function.name must be a non-empty string, got {name!r}", "tools")
+        raise InputError(f"{where}.function.name must be a non-empty string, got {shown(name)}", "tools")
     if description is not None and not isinstance(description, str):
         raise InputError(f"{where}.function.description must be a string", "tools")
     if parameters is not None and not isinstance(parameters, Mapping):
         raise InputError(f"{where}.function.parameters must be a JSON schema (an object)", "tools")
     strict = function.get("strict")
     if strict is not None and not isinstance(strict, bool):
-        raise InputError(f"{where}.function.strict must be true or false, got {strict!r}", "tools")
+        raise InputError(f"{where}.function.strict must be true or false, got {shown(strict)}", "tools")
     return Tool(name, description, None if parameters is None else dict(parameters), bool(strict))
 
 
@@ -49,10 +52,10 @@ def read_tool_choice(choice: Any, tools: Sequence[Tool]) -> ToolChoice:
     if not isinstance(name, str):
         raise InputError(
             "tool_choice must be 'none', 'auto', 'required' or "
-            f'{{"type": "function", "function": {{"name": …}}}}, got {choice!r}',
+            f'{{"type": "function", "function": {{"name": …}}}}, got {shown(choice)}',
             "tool_choice",
         )
     if name not in [tool.name for tool in tools]:
-        names = ", ".join(tool.name for tool in tools)
-        raise InputError(f"tool_choice names the function {name!r}, but tools holds only: {names}", "tool_choice")
+        names = ", ".join(clipped(tool.name, 64) for tool in tools[:MOST_NAMED])
+        raise InputError(f"tool_choice names the function {shown(name)}, but tools holds only: {names}", "tool_choice")
     return NamedTool(name)

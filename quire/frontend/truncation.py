@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from quire.engine.client import EngineInfo
-from quire.foundation.errors import InputError
+from quire.foundation.errors import ContextLengthError, InputError
+from quire.frontend.text import check_text, most_chars
 from quire.frontend.tokenizer import Tokenizer
 
 Side = Literal["left", "right"]
@@ -71,6 +72,19 @@ class Truncation:
 NO_TRUNCATION = Truncation()
 
 
+def check_length(tokenizer: Tokenizer, text: str, context: int, most: int | None, *, is_cut: bool = False) -> None:
+    """Raises InputError for a text that is too long by its length alone.
+
+    most: tokens that it may have, None for any number; is_cut: whether it is cut to as many.
+    """
+    if most is not None and not is_cut:
+        least = tokenizer.least_tokens(len(text))
+        if least > most:
+            raise ContextLengthError.of_text(len(text), least, most, context)
+    if len(text) > most_chars(context):
+        raise ContextLengthError.of_chars(len(text), most_chars(context), context)
+
+
 def encode_texts(
     tokenizer: Tokenizer,
     texts: Sequence[str],
@@ -79,26 +93,18 @@ def encode_texts(
     add_special_tokens: bool = True,
 ) -> list[list[int]]:
     """The ids of each text. A text that is cut keeps the special tokens around it."""
-    found = tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
-    return [
-        cut_text(tokenizer, text, ids, truncation, add_special_tokens=add_special_tokens)
-        for text, ids in zip(texts, found, strict=True)
-    ]
-
-
-def cut_text(
-    tokenizer: Tokenizer, text: str, ids: list[int], truncation: Truncation, *, add_special_tokens: bool
-) -> list[int]:
-    """`ids`, which are those of `text`, within the limit and with the special tokens around them."""
-    if truncation.limit is None or len(ids) <= truncation.limit:
-        return ids
-    num_special = tokenizer.raw.num_special_tokens_to_add(False) if add_special_tokens else 0
-    if not num_special:
-        return truncation.cut(ids)
-    room = truncation.room(num_special)
-    encoding = tokenizer.raw.encode(text, add_special_tokens=False)
-    encoding.truncate(room, direction=truncation.side)
-    return tokenizer.raw.post_process(encoding, None, True).ids
+    if truncation.limit is None:
+        return tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
+    for text in texts:
+        check_text(text, "prompt")
+    raw, limit = tokenizer.raw, truncation.limit
+    num_special = raw.num_special_tokens_to_add(False) if add_special_tokens else 0
+    found = []
+    for encoding in raw.encode_batch_fast(list(texts), add_special_tokens=False):
+        if len(encoding) + num_special > limit:
+            encoding.truncate(truncation.room(num_special), direction=truncation.side)
+        found.append(raw.post_process(encoding, None, True).ids if add_special_tokens else encoding.ids)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from quire.server.answer import Answer
 from quire.server.anthropic_body import NAMES, CountTokensBody, MessagesBody
 from quire.server.anthropic_events import PING, MessageWriter
 from quire.server.anthropic_input import add_messages, add_system, functions
-from quire.server.body import openapi_body, read_body
+from quire.server.body import look_into, openapi_body, read_body
 from quire.server.chat_job import chat_body, count_tokens, start_chat
 from quire.server.conversation import Conversation, takes_late_system
 from quire.server.errors import ApiError
@@ -32,7 +32,7 @@ async def messages(request: Request) -> Response:
     model = service.check_model(body.model)
     number = secrets.token_hex(16)
     message_id = f"msg_{number}"
-    chat = chat_request(service, body)
+    chat = await look_into(request, lambda: chat_request(service, body))
     job, plan = await start_chat(request, chat, model, NAMES, job_id=message_id, clamp=True)
     writer = MessageWriter(Answer(job, plan), message_id, model, body.max_tokens, omits_thinking=body.omits_thinking)
     headers = [(b"request-id", f"req_{number}".encode())]
@@ -48,7 +48,8 @@ async def count(request: Request) -> Response:
     service: Service = request.app.state.service
     service.running()
     service.check_model(body.model)
-    num_tokens = await count_tokens(request, chat_request(service, body), NAMES)
+    chat = await look_into(request, lambda: chat_request(service, body))
+    num_tokens = await count_tokens(request, chat, NAMES)
     return JSONResponse({"input_tokens": num_tokens, "context_management": {"original_input_tokens": num_tokens}})
 
 

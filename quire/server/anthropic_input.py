@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.foundation.errors import InputError
+from quire.foundation.shown import shown
 from quire.server.conversation import Conversation
 from quire.server.sealed import unseal
 
@@ -39,7 +40,7 @@ def add_messages(conversation: Conversation, messages: Sequence[Block]) -> None:
             for j, block in enumerate(blocks):
                 conversation.system(_text_of(block, f"{where}.content[{j}]"))
         else:
-            raise InputError(f"{where}.role must be user, assistant or system, got {str(role)[:80]!r}", "messages")
+            raise InputError(f"{where}.role must be user, assistant or system, got {shown(role)}", "messages")
 
 
 def functions(tools: Sequence[Block], messages: Sequence[Block]) -> list[Function]:
@@ -128,7 +129,7 @@ def _text_of(block: Any, where: str) -> str:
         case "search_result":
             texts = [_text_of(part, f"{where}.content") for part in _list(block, "content", where)]
             return "\n".join([str(block.get("title", "")), str(block.get("source", "")), *texts])
-    raise InputError(f"{where}.type {str(kind)[:80]!r} is not text, and this model takes text only", "messages")
+    raise InputError(f"{where}.type {shown(kind)} is not text, and this model takes text only", "messages")
 
 
 def _document(block: Block, where: str) -> str:

@@ -16,15 +16,19 @@ from starlette.types import ASGIApp, Message
 
 from quire.foundation.errors import EngineDeadError, InputError
 from quire.foundation.log import get_logger
+from quire.foundation.shown import clipped, shown
 from quire.server.batch_journal import Journal
+from quire.server.body import BIG_BODY
 from quire.server.entry import IN_BACKGROUND
-from quire.server.limits import check_depth
+from quire.server.errors import MAX_MESSAGE
+from quire.server.limits import check_shape
 from quire.server.service import Service
 
 log = get_logger(__name__)
 
 RETRY_SECONDS = 1.0  # before a line is asked again that the server had no room for
 CHUNK = 64  # lines read at a time
+CHUNK_BYTES = 8 * 1024 * 1024  # or so many bytes, and the line that exceeds them
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,17 @@ def read_lines(path: Path, max_bytes: int) -> Iterator[Line]:
             if raw.strip():
                 digest = hashlib.sha256(raw.strip()).hexdigest()[:16]
                 yield Line(f"batch_req_{number}_{digest}", raw[:max_bytes], is_too_long)
+
+
+def _take(lines: Iterator[Line]) -> list[Line]:
+    """The next ones; empty at the end."""
+    found, size = [], 0
+    for line in itertools.islice(lines, CHUNK):
+        found.append(line)
+        size += len(line.raw)
+        if size > CHUNK_BYTES:
+            break
+    return found
 
 
 def count_lines(path: Path) -> int:
@@ -91,9 +106,12 @@ class LineRunner:
 
         try:
             async with asyncio.TaskGroup() as group:
-                while chunk := await asyncio.to_thread(lambda: list(itertools.islice(lines, CHUNK))):
+                while chunk := await asyncio.to_thread(_take, lines):
                     for line in chunk:
-                        request = self._parse(line, seen)
+                        if len(line.raw) > BIG_BODY:  # read where it holds up nobody
+                            request = await asyncio.to_thread(self._parse, line, seen)
+                        else:
+                            request = self._parse(line, seen)
                         if line.id not in journal.done:
                             await free.acquire()
                             group.create_task(answer(line, request))
@@ -115,7 +133,7 @@ class LineRunner:
     async def _answer(self, line: Line, request: dict[str, Any] | InputError) -> dict[str, Any]:
         """The result as the result files hold it."""
         if isinstance(request, InputError):
-            failure = {"code": "invalid_request", "message": request.message}
+            failure = {"code": "invalid_request", "message": clipped(request.message, MAX_MESSAGE)}
             return {"id": line.id, "custom_id": _custom_id(line), "response": None, "error": failure}
         request_id = f"req_{secrets.token_hex(12)}"
         content = orjson.dumps(request["body"])
@@ -137,7 +155,7 @@ class LineRunner:
 def _parse(line: Line, endpoints: Collection[str], max_bytes: int) -> dict[str, Any]:
     if line.is_too_long:
         raise InputError(f"the line is longer than {max_bytes} bytes (option max_body_bytes)")
-    check_depth(line.raw)
+    check_shape(line.raw)
     try:
         request = orjson.loads(line.raw)
     except orjson.JSONDecodeError as error:
@@ -147,9 +165,9 @@ def _parse(line: Line, endpoints: Collection[str], max_bytes: int) -> dict[str, 
     if not isinstance(request.get("custom_id"), str):
         raise InputError("the line needs a custom_id, a string", "custom_id")
     if request.get("method", "POST") != "POST":
-        raise InputError(f"method must be POST, got {str(request['method'])[:80]!r}", "method")
+        raise InputError(f"method must be POST, got {shown(request['method'])}", "method")
     if request.get("url") not in endpoints:
-        raise InputError(f"url must be {' or '.join(endpoints)}, got {str(request.get('url'))[:80]!r}", "url")
+        raise InputError(f"url must be {' or '.join(endpoints)}, got {shown(request.get('url'))}", "url")
     body = request.get("body")
     if not isinstance(body, dict):
         raise InputError(f"body must be a JSON object, got {type(body).__name__}", "body")

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
 import orjson
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
+from pydantic_core import CoreSchema
 
 from quire.foundation.errors import InputError
 from quire.foundation.log import get_logger
+from quire.foundation.shown import shown
 from quire.server.errors import ClientGoneError
-from quire.server.limits import check_depth
+from quire.server.field_limits import most_bytes
+from quire.server.limits import check_shape
 from quire.types.json_text import JsonText
 
 log = get_logger(__name__)
@@ -34,6 +37,18 @@ SCHEMAS = {  # the fields that hold them
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
+def _fail_fast(schema: Any) -> None:
+    """One item of a list that is wrong is enough to say so: no error is made for each of a million."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "list":
+            schema["fail_fast"] = True
+        for part in schema.values():
+            _fail_fast(part)
+    elif isinstance(schema, list | tuple):
+        for part in schema:
+            _fail_fast(part)
+
+
 class Body(BaseModel):
     """Base of all request bodies: exact types, `null` means "not given", unknown fields are ignored.
 
@@ -44,6 +59,14 @@ class Body(BaseModel):
     unsupported: ClassVar[tuple[str, ...]] = ()  # fields that would change the answer: not to be dropped silently
     without_effect: ClassVar[tuple[str, ...]] = ()  # fields that change nothing here
     within: ClassVar[str] = ""  # the field that holds this
+    also_read: ClassVar[tuple[str, ...]] = ()  # fields that are handed on to another body
+    max_bytes: ClassVar[Mapping[str, int]] = {}  # of fields whose limit differs from that of others by their name
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        _fail_fast(schema)
+        return schema
 
     @model_validator(mode="before")
     @classmethod
@@ -64,7 +87,7 @@ async def read_body(request: Request, model: type[AnyBody]) -> AnyBody:
     """Raises InputError for anything that is not a JSON object and ValidationError for one that does not fit."""
     content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if content_type != "application/json":
-        raise InputError(f"the content type must be application/json, got {content_type!r}")
+        raise InputError(f"the content type must be application/json, got {shown(content_type)}")
     raw = await request.body()
     return await look_into(request, lambda: _read(raw, model, request.url.path))
 
@@ -87,9 +110,9 @@ async def on_thread(call: Callable[[], T]) -> T:
 
 
 def _read(raw: bytes, model: type[AnyBody], path: str) -> AnyBody:
-    check_depth(raw)
+    check_shape(raw)
     try:
-        data = parse(raw.strip(), SCHEMAS)
+        data = _fields(raw.strip(), model) if len(raw) > BIG_BODY else parse(raw.strip(), SCHEMAS)
     except (orjson.JSONDecodeError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InputError(f"the request body is not valid JSON: {error}") from None
     if not isinstance(data, dict):
@@ -97,6 +120,29 @@ def _read(raw: bytes, model: type[AnyBody], path: str) -> AnyBody:
     if log.isEnabledFor(logging.DEBUG) and (unknown := data.keys() - model.model_fields.keys()):
         log.debug("ignored unknown fields of %s: %s", path, ", ".join(sorted(unknown)))
     return model.model_validate(data)
+
+
+def _fields(raw: bytes | msgspec.Raw, model: type[Body]) -> Any:
+    """The fields of a long body, none of them longer than it may be. Raises InputError.
+
+    What nobody reads is left out, with something true in its place.
+    """
+    if bytes(memoryview(raw)[:1]) != b"{":
+        return parse(raw, SCHEMAS)
+    found: dict[str, Any] = {}
+    for name, value in _FIELDS.decode(raw).items():
+        size, most = memoryview(value).nbytes, model.max_bytes.get(name, most_bytes(name))
+        is_known = name in model.model_fields or name in model.also_read
+        if most is not None and size > most and is_known:
+            raise InputError(f"{name} takes {size} bytes of JSON, and may take {most}", name)
+        inner = model.model_fields[name].annotation if name in model.model_fields else None
+        if not is_known and size > BIG_BODY:
+            found[name] = True
+        elif isinstance(inner, type) and issubclass(inner, Body) and size > BIG_BODY:
+            found[name] = _fields(value, inner)
+        else:
+            found[name] = parse(value, SCHEMAS.get(name))
+    return found
 
 
 def parse(raw: bytes | msgspec.Raw, schemas: Any) -> Any:

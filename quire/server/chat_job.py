@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import Request
 from pydantic import ValidationError
 
-from quire.foundation.errors import InputError
+from quire.foundation.errors import ContextLengthError, InputError
 from quire.frontend.chat import continued_text
 from quire.frontend.replies import ReplyPlan, ReplyWish
 from quire.frontend.structured import grammar_of
@@ -58,32 +59,48 @@ class ChatJob:
 
         def make() -> tuple[Prompt, ReplyPlan]:
             plan = ReplyPlan(self.engine.formats, self.wish, text, self.template_kwargs, continued=continued)
-            return Prompt(prompt.token_ids, text, plan.constraint), plan
+            return dataclasses.replace(prompt, constraint=plan.constraint), plan
 
         with field_names(self.names):
             return await look_into(self.request, make)
 
     async def prompt(self, messages: Messages) -> Prompt:
-        text = await render_chat(self.service, self.body, self.template_kwargs, messages=messages)
+        """Of one that the context cannot hold it says so where the answer would begin: agents look for it there."""
         with field_names(self.names):
             cut = generation.truncation(self.service, self.body, self.params)
-        special = self.body.add_special_tokens
-        return Prompt(await generation.tokenize(self.service, text, add_special_tokens=special, cut=cut), text)
+        special, text = self.body.add_special_tokens, ""
+        try:
+            text = await render_chat(self.service, self.body, self.template_kwargs, messages=messages)
+            ids = await generation.tokenize(self.service, text, add_special_tokens=special, cut=cut)
+        except ContextLengthError as error:
+            return Prompt([], text, refusal=error)
+        return Prompt(ids, text)
+
+    async def count(self, messages: Messages) -> int:
+        """Tokens of the prompt, however many they are."""
+        text = await render_chat(self.service, self.body, self.template_kwargs, messages=messages)
+        return await self.service.encoder.count(text, add_special_tokens=self.body.add_special_tokens)
 
     async def fitting(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """As many of the latest turns as leave room for an answer; all of them if even the last is too long."""
         room = max(1, self.engine.info.max_model_len - (self.params.max_tokens or 1))
-        if len((await self.prompt(messages)).token_ids) <= room:
+        if await self._fits(messages, room):
             return messages
         best, low, high = messages, 1, count_turns(messages) - 1
         while low <= high:
             middle = (low + high) // 2
             shorter = shortened(messages, middle)
-            if len((await self.prompt(shorter)).token_ids) <= room:
+            if await self._fits(shorter, room):
                 best, high = shorter, middle - 1
             else:
                 low = middle + 1
         return best
+
+    async def _fits(self, messages: Messages, room: int) -> bool:
+        try:
+            return await self.count(messages) <= room
+        except ContextLengthError:
+            return False
 
     def _params(self) -> SamplingParams:
         body, defaults = self.body, self.engine.info.resolved.info.generation_defaults
@@ -173,7 +190,7 @@ async def count_tokens(request: Request, body: ChatBody, names: Mapping[str, str
     """Tokens of the prompt that the request has."""
     with field_names(names):
         chat = await ChatJob.read(request, body)
-        return len((await chat.prompt(body.messages)).token_ids)
+        return await chat.count(body.messages)
 
 
 def _names(body: ChatFields) -> dict[str, str]:

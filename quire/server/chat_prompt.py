@@ -9,6 +9,7 @@ from typing import Any
 from quire.foundation.errors import InputError
 from quire.frontend.chat import render
 from quire.frontend.template_sandbox import Rendering
+from quire.frontend.text import most_chars
 from quire.server.body import on_thread
 from quire.server.errors import ApiError
 from quire.server.params import field_names
@@ -17,10 +18,8 @@ from quire.server.protocol import ChatFields, TokenizeBody
 from quire.server.service import Service
 
 # Longer conversations are rendered on a thread, so that other streams go on.
-BIG_CHAT = 64  # messages
+BIG_CHAT = 1024  # objects in them
 BIG_TEXT = 256 * 1024  # characters
-CHARS_A_TOKEN = 16  # a text of more fits into no context
-MIN_CHARS = 1024 * 1024
 MAX_WAITING = 64  # renderings of templates that requests bring; a hostile one takes a second
 
 Messages = Sequence[Mapping[str, Any]]
@@ -42,6 +41,7 @@ async def render_chat(
         are_hidden = body.tool_choice == "none" and service.serve.exclude_tools_when_tool_choice_none
         tools = None if are_hidden else body.tools
     generate = not body.continue_final_message if generate is None else generate
+    most = most_chars(service.running().info.max_model_len)
     if body.chat_template is not None:
         given = Rendering(
             source=body.chat_template,
@@ -51,16 +51,16 @@ async def render_chat(
             add_generation_prompt=generate,
             continue_final_message=body.continue_final_message,
             kwargs=template_kwargs,
-            max_chars=max(MIN_CHARS, CHARS_A_TOKEN * service.running().info.max_model_len),
+            max_chars=most,
         )
         if service.templates.num_waiting >= MAX_WAITING:
             raise ApiError(503, f"{MAX_WAITING} requests with templates of their own wait to be rendered")
         with field_names({"kwargs": "chat_template_kwargs"}):
             return await service.templates.render(given)
     template = service.running().chat_template
-    call = partial(render, messages, tools, template, generate, body.continue_final_message, template_kwargs)
+    call = partial(render, messages, tools, template, generate, body.continue_final_message, template_kwargs, most)
     with field_names({"kwargs": "chat_template_kwargs"}):
-        return await on_thread(call) if _is_big(messages) else call()
+        return await on_thread(call) if _is_big(messages, tools, template_kwargs) else call()
 
 
 def _trusted(service: Service) -> Mapping[str, str]:
@@ -73,8 +73,18 @@ def _trusted(service: Service) -> Mapping[str, str]:
     return service.tokenizer().special_tokens
 
 
-def _is_big(messages: Messages) -> bool:
-    if len(messages) > BIG_CHAT:
-        return True
-    texts = (message.get("content") for message in messages if isinstance(message, Mapping))
-    return sum(len(text) for text in texts if isinstance(text, str)) > BIG_TEXT
+def _is_big(*values: Any) -> bool:
+    """Whether there is much of them. Looks at no more than it takes to tell."""
+    pending, objects, chars = list(values), 0, 0
+    while pending:
+        value = pending.pop()
+        objects += 1
+        if isinstance(value, str):
+            chars += len(value)
+        elif isinstance(value, Mapping | list):
+            if len(value) > BIG_CHAT:
+                return True
+            pending += value.values() if isinstance(value, Mapping) else value
+        if objects > BIG_CHAT or chars > BIG_TEXT:
+            return True
+    return False

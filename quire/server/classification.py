@@ -20,7 +20,7 @@ router = APIRouter()
 async def classify(request: Request) -> Response:
     body = await read_body(request, ClassifyBody)
     job = pooling_job.start(request, body, "classify", task=CLASSIFY)
-    prompts = await pooling_job.prompts_of(job.service, body)
+    prompts = await pooling_job.prompts_of(request, body)
     labels = pooler_of(job.service.running().info).labels
 
     async def make() -> dict[str, Any]:

@@ -36,7 +36,7 @@ async def embed(request: Request) -> Response:
     cut = Truncation(limit, "left" if body.truncate == "START" else "right")
     if body.truncate_prompt_tokens is not None:
         cut = Truncation.of(body.truncate_prompt_tokens, body.truncation_side or cut.side, info)
-    ids = await pooling_job.encode(job.service, [prefix + text for text in texts], cut)
+    ids = await pooling_job.encode(job.service, [prefix + text for text in texts], cut, job.field)
     prompts = [PoolingPrompt(one, None, body.cache_salt) for one in ids]
 
     async def make() -> dict[str, Any]:

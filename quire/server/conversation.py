@@ -10,10 +10,11 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from quire.foundation.errors import InputError
+from quire.foundation.errors import ContextLengthError, InputError
 from quire.frontend.chat import ChatTemplate, render
 
 Message = dict[str, Any]
+MAX_CHARS = 64 * 1024 * 1024  # of a conversation
 
 
 class Conversation:
@@ -25,6 +26,7 @@ class Conversation:
     def __init__(self, *, late_system: bool = True) -> None:
         self.messages: list[Message] = []
         self._late_system = late_system
+        self._num_chars = 0
         self._names: dict[str, str] = {}  # of the functions that were called, by the call's id
 
     def system(self, text: str) -> None:
@@ -49,8 +51,8 @@ class Conversation:
         last = self._last_assistant()
         if last is None or last["content"] or "tool_calls" in last:
             last = self._new_assistant()
-        before = last.get("reasoning_content")
-        last["reasoning_content"] = text if before is None else f"{before}\n\n{text}"
+        self._count(text)
+        last.setdefault("reasoning_content", []).append(text)
 
     def call(self, call_id: str, name: str, arguments: str | dict[str, Any], where: str) -> None:
         """`arguments` may be the beginning of a JSON object: max_tokens cuts calls, and agents send them back.
@@ -72,15 +74,24 @@ class Conversation:
     def finish(self) -> list[Message]:
         """The messages, with text as plain strings where there is one part."""
         for message in self.messages:
+            if "reasoning_content" in message:
+                message["reasoning_content"] = "\n\n".join(message["reasoning_content"])
             content = message["content"]
             if isinstance(content, list) and len(content) < 2:
                 message["content"] = content[0]["text"] if content else None
         return self.messages
 
     def _say(self, role: str, text: str) -> None:
+        self._count(text)
         if not self.messages or self.messages[-1]["role"] != role:
             self.messages.append({"role": role, "content": []})
         self.messages[-1]["content"].append(_part(text))
+
+    def _count(self, text: str) -> None:
+        """Sealed texts are longer than what the client sent."""
+        self._num_chars += len(text)
+        if self._num_chars > MAX_CHARS:
+            raise ContextLengthError.of_chars(self._num_chars, MAX_CHARS)
 
     def _last_assistant(self) -> Message | None:
         last = self.messages[-1] if self.messages else None

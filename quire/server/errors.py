@@ -18,8 +18,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Scope
 
-from quire.foundation.errors import EngineDeadError, InputError
+from quire.foundation.errors import EngineDeadError, InputError, OverloadedError
 from quire.foundation.log import get_logger
+from quire.foundation.shown import clipped, shown
 
 TYPES = {
     400: "BadRequestError",
@@ -46,7 +47,8 @@ ANTHROPIC_OVERLOADED = 529  # where others say 503
 RETRY_SECONDS = "1"
 log = get_logger(__name__)
 CLIENT_GONE = 499
-MAX_SHOWN = 80  # characters of a bad value repeated in the message
+MAX_MESSAGE = 1024  # characters, whatever of a request it repeats
+MAX_PARAM = 256  # characters of the name of a field
 
 
 class ApiError(Exception):
@@ -90,6 +92,7 @@ def error_body(
     path: str = "",
     details: Mapping[str, Any] | None = None,
 ) -> bytes:
+    message, param = clipped(message, MAX_MESSAGE), None if param is None else clipped(param, MAX_PARAM)
     if is_anthropic(path):
         more = {} if details is None else {"details": details}
         return orjson.dumps({"type": "error", "error": {**anthropic_error(status, message), **more}})
@@ -116,7 +119,10 @@ def path_of(scope: Scope) -> str:
 
 
 def anthropic_error(status: int, message: str) -> dict[str, str]:
-    return {"type": ANTHROPIC_TYPES.get(anthropic_status(status), "api_error"), "message": message}
+    return {
+        "type": ANTHROPIC_TYPES.get(anthropic_status(status), "api_error"),
+        "message": clipped(message, MAX_MESSAGE),
+    }
 
 
 def anthropic_status(status: int) -> int:
@@ -139,13 +145,20 @@ def error_response(
 
 
 def explain(error: BaseException) -> tuple[int, str, str | None]:
-    """HTTP status, message and field of any exception that serving a request can raise."""
+    """HTTP status, message and field of any exception that serving a request can raise, none of them long."""
+    status, message, param = _explain(error)
+    return status, clipped(message, MAX_MESSAGE), None if param is None else clipped(param, MAX_PARAM)
+
+
+def _explain(error: BaseException) -> tuple[int, str, str | None]:
     if isinstance(error, ApiError):
         return error.status, error.message, error.param
     if isinstance(error, InputError):
         return 400, error.message, error.param
     if isinstance(error, ValidationError):
         return 400, *explain_validation(error)
+    if isinstance(error, OverloadedError):
+        return 503, str(error), None
     if isinstance(error, EngineDeadError):
         return 503, f"the engine has stopped: {error}", None
     return 500, "internal error; the server's log has the details", None
@@ -165,13 +178,8 @@ def explain_validation(error: ValidationError) -> tuple[str, str | None]:
     sentences = []
     for field, messages in by_field.items():
         wanted = " or ".join(dict.fromkeys(message.removeprefix("Input should be ") for message in messages))
-        sentences.append(f"{field}: expected {wanted}, got {_short(values[field])}")
+        sentences.append(f"{field}: expected {wanted}, got {shown(values[field])}")
     return "; ".join(sentences), next(iter(by_field))
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
 
 
 def install(app: FastAPI) -> None:
@@ -206,13 +214,13 @@ def install(app: FastAPI) -> None:
         first = error.errors()[0]
         field = str(first["loc"][-1])
         return error_response(
-            400, f"{field}: {first['msg']}, got {_short(first['input'])}", field, path=request.url.path
+            400, f"{field}: {first['msg']}, got {shown(first['input'])}", field, path=request.url.path
         )
 
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(ClientDisconnect, left)
     app.add_exception_handler(RequestValidationError, query)
-    for kind in (ApiError, InputError, ValidationError, EngineDeadError):
+    for kind in (ApiError, InputError, ValidationError, EngineDeadError, OverloadedError):
         app.add_exception_handler(kind, known)
     app.add_exception_handler(ClientGoneError, gone)
     app.add_exception_handler(Exception, unknown)

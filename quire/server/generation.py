@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,8 +19,7 @@ from quire.foundation.errors import InputError
 from quire.foundation.log import get_logger
 from quire.frontend import inputs
 from quire.frontend.inputs import main_eos
-from quire.frontend.truncation import NO_TRUNCATION, Truncation, cut_text
-from quire.server.body import on_thread
+from quire.frontend.truncation import NO_TRUNCATION, Truncation
 from quire.server.entry import IN_BACKGROUND, hand_over, retry_seconds
 from quire.server.errors import ApiError
 from quire.server.limits import MAX_ANSWERS
@@ -39,8 +38,8 @@ log = get_logger(__name__)
 FINGERPRINT = f"quire-{__version__}"
 REFUSALS = {"queue_full": 503, "draining": 503, "invalid_request": 400}  # stop_reason → HTTP status; others 500
 _ENDED = {ABORTED: "aborted", "error": "failed"}  # as the log says it
+STARTED_A_TURN = 16  # prompts of one request
 BIG_SCORES = 1024  # prompt positions with log-probabilities
-BIG_TEXT = 16 * 1024  # characters; longer texts are tokenised on a thread, so that other streams go on
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +48,7 @@ class Prompt:
     text: str | None = None
     constraint: Constraint | None = None  # of its answers
     embeds: np.ndarray | None = None  # what it is instead of its ids
+    refusal: InputError | None = None  # why it cannot be answered: said where an answer would begin
 
 
 @dataclass(slots=True)
@@ -105,8 +105,12 @@ class Generation:
 
     async def _all(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         news: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue()
-        pumps = [asyncio.create_task(self._pump(i, news)) for i in range(len(self.prompts))]
+        pumps: list[asyncio.Task[None]] = []
         try:
+            for index in range(len(self.prompts)):
+                pumps.append(asyncio.create_task(self._pump(index, news)))
+                if len(pumps) % STARTED_A_TURN == 0:
+                    await asyncio.sleep(0)  # they begin, and others get a turn
             running = len(pumps)
             while running:
                 index, item = await news.get()
@@ -136,6 +140,10 @@ class Generation:
         metrics = self.service.metrics
         assert metrics is not None
         prompt = self.prompts[index]
+        if prompt.refusal is not None:
+            metrics.finished["error"] += self.params.n
+            with field_names(self.names):
+                raise prompt.refusal
         request_id = self.engine_id if len(self.prompts) == 1 else f"{self.engine_id}-{index}"
         streamed = self.params.output_kind == RequestOutputKind.DELTA
         clock, lengths, progress = RequestClock(metrics), Counter[int](), self.service.progress
@@ -143,9 +151,9 @@ class Generation:
         if log_it:
             log.info("request %s: %d prompt tokens, n=%d", request_id, len(prompt.token_ids), self.params.n)
         num_left, end = self.params.n, ABORTED  # answers that have not ended, and how they do if no more is heard
-        source = self._source(prompt, request_id)
-        waits = False
         with field_names(self.names):
+            source = self._source(prompt, request_id)
+            waits = False
             try:
                 progress.wait()
                 waits = True
@@ -210,14 +218,16 @@ class Generation:
 async def tokenize(
     service: Service, text: str, *, add_special_tokens: bool, cut: Truncation = NO_TRUNCATION
 ) -> list[int]:
-    """Token ids of `text`. Raises InputError if the server runs without a tokenizer."""
-    tokenizer = service.tokenizer()
+    """Token ids of `text`, a prompt that is answered. Raises InputError for one that the context cannot hold."""
+    return (await tokenize_all(service, [text], add_special_tokens=add_special_tokens, cut=cut))[0]
 
-    def encode() -> list[int]:
-        ids = tokenizer.encode(text, add_special_tokens)
-        return cut_text(tokenizer, text, ids, cut, add_special_tokens=add_special_tokens)
 
-    return await on_thread(encode) if len(text) > BIG_TEXT else encode()
+async def tokenize_all(
+    service: Service, texts: Sequence[str], *, add_special_tokens: bool, cut: Truncation = NO_TRUNCATION
+) -> list[list[int]]:
+    """Token ids of each of `texts`, prompts that are answered. Raises InputError for what the context cannot hold."""
+    most = service.running().info.max_model_len - 1
+    return await service.encoder.encode(texts, cut, add_special_tokens=add_special_tokens, most=most)
 
 
 async def build_reply(outputs: Iterable[RequestOutput], build: Callable[[], dict[str, Any]]) -> dict[str, Any]:

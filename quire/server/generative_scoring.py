@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from quire.foundation.errors import InputError
+from quire.foundation.errors import ContextLengthError, InputError
 from quire.server import generation
 from quire.server.body import openapi_body, read_body
 from quire.server.generation import Prompt
 from quire.server.limits import MAX_PROMPTS
+from quire.server.params import field_names
 from quire.server.service import Service
 from quire.server.sse import JsonReply
 from quire.server.token_protocol import GenerativeScoringBody
@@ -20,6 +21,7 @@ from quire.types.output import Logprob
 from quire.types.sampling import RequestOutputKind, SamplingParams
 
 router = APIRouter()
+MAX_QUERY_TOKENS = 4 * 1024 * 1024  # each item has the query's tokens before or behind it
 NAMES = {"logprob_token_ids": "label_token_ids", "prompt": "items"}
 
 
@@ -39,7 +41,8 @@ async def generative_scoring(request: Request) -> Response:
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
-    prompts = await _prompts(service, body)
+    with field_names(NAMES):
+        prompts = await _prompts(service, body)
     job = generation.start(request, body, model, prompts, params, "generative-scoring")
     job.names = NAMES
 
@@ -62,18 +65,22 @@ async def _prompts(service: Service, body: GenerativeScoringBody) -> list[Prompt
     if len(body.items) > MAX_PROMPTS:
         raise InputError(f"items may hold at most {MAX_PROMPTS}, got {len(body.items)}", "items")
     special = body.add_special_tokens
-    query = await _ids(service, body.query, special and not body.item_first)
-    prompts = []
-    for given in body.items:
-        item = await _ids(service, given, special and body.item_first)
-        prompts.append(Prompt(item + query if body.item_first else query + item))
-    return prompts
+    [query] = await _ids(service, [body.query], special and not body.item_first)
+    items = await _ids(service, body.items, special and body.item_first)
+    context = service.running().info.max_model_len
+    if (longest := len(query) + max(map(len, items))) >= context:
+        raise ContextLengthError.of(longest, 1, context)
+    if (total := len(query) * len(items)) > MAX_QUERY_TOKENS:
+        raise InputError(f"tokens of the query x items must be <= {MAX_QUERY_TOKENS}, got {total}", "items")
+    return [Prompt(item + query if body.item_first else query + item) for item in items]
 
 
-async def _ids(service: Service, given: str | list[int], add_special_tokens: bool) -> list[int]:
-    if isinstance(given, list):
-        return given
-    return await generation.tokenize(service, given, add_special_tokens=add_special_tokens)
+async def _ids(service: Service, given: Sequence[str | list[int]], add_special_tokens: bool) -> list[list[int]]:
+    """Of texts, or of what is ids already."""
+    texts = [one for one in given if isinstance(one, str)]
+    if not texts:
+        return [one for one in given if isinstance(one, list)]
+    return await generation.tokenize_all(service, texts, add_special_tokens=add_special_tokens)
 
 
 def _score(entries: Mapping[int, Logprob], labels: list[int], *, apply_softmax: bool) -> float:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from quire.foundation.errors import InputError
 from quire.frontend.chat import continued_text
 from quire.server import beam_search, generation
 from quire.server.body import openapi_body, read_body
 from quire.server.chat_job import ChatJob
 from quire.server.chat_reply import ChatReply
+from quire.server.limits import MAX_PROMPTS
 from quire.server.protocol import ChatBatchBody, ChatBody, ChatFields
 from quire.server.service import Service
 from quire.server.sse import EventStream, JsonReply
@@ -37,7 +40,10 @@ async def _answer(request: Request, body: ChatFields, conversations: Sequence[li
     model = service.check_model(body.model)
     chat = await ChatJob.read(request, body)
     prompts, plans = [], []
+    if len(conversations) > MAX_PROMPTS:
+        raise InputError(f"messages may hold at most {MAX_PROMPTS} conversations, got {len(conversations)}", "messages")
     for messages in conversations:
+        await asyncio.sleep(0)  # each may take its time
         prompt, plan = await chat.plan(messages)
         prompts.append(prompt)
         plans.append(plan)

@@ -10,6 +10,7 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from quire.foundation.errors import InputError
+from quire.foundation.shown import shown
 from quire.frontend import prompt_embeds
 from quire.frontend.structured import constraint_of
 from quire.server import beam_search, generation
@@ -61,13 +62,16 @@ async def read_completion(request: Request, body: CompletionBody) -> tuple[list[
     prompts = [Prompt([0] * len(embeds), None, constraint, embeds) for embeds in await _embeds(service, body)]
     if prompts and cut.limit is not None:
         raise InputError("prompt_embeds are not cut: send fewer rows", "truncate_prompt_tokens")
-    for given in parse_prompts(body.prompt) if not prompts else ():
-        if isinstance(given, list):
-            prompts.append(Prompt(cut.cut(given), None, constraint))
-            continue
-        ids = await generation.tokenize(service, given, add_special_tokens=body.add_special_tokens, cut=cut)
+    if prompts:
+        return prompts, params
+    given = await look_into(request, lambda: parse_prompts(body.prompt))
+    texts, special = [prompt for prompt in given if isinstance(prompt, str)], body.add_special_tokens
+    encoded = await generation.tokenize_all(service, texts, add_special_tokens=special, cut=cut) if texts else []
+    if not texts:
+        return [Prompt(cut.cut(ids), None, constraint) for ids in given if isinstance(ids, list)], params
+    for text, ids in zip(texts, encoded, strict=True):
         # The text of one that may have been cut is made of its ids.
-        prompts.append(Prompt(ids, given if cut.limit is None or len(ids) < cut.limit else None, constraint))
+        prompts.append(Prompt(ids, text if cut.limit is None or len(ids) < cut.limit else None, constraint))
     return prompts, params
 
 
@@ -224,5 +228,5 @@ def _token_ids(value: Any, name: str) -> list[int]:
         raise InputError(f"{name} must be a non-empty list of token ids", "prompt")
     for token in value:
         if type(token) is not int or token < 0:
-            raise InputError(f"{name} holds {str(token)[:40]!r}, which is not a token id", "prompt")
+            raise InputError(f"{name} holds {shown(token)}, which is not a token id", "prompt")
     return value

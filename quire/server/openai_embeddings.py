@@ -22,19 +22,19 @@ router = APIRouter()
 async def embeddings(request: Request) -> Response:
     body = await read_body(request, EmbeddingBody)
     job = pooling_job.start(request, body, "embd", task=EMBED, dimensions=body.dimensions)
-    return await _answer(job, body, "embedding", "embedding")
+    return await _answer(request, job, body, "embedding", "embedding")
 
 
 @router.post("/pooling", openapi_extra=openapi_body(PoolBody))
 async def pool(request: Request) -> Response:
     body = await read_body(request, PoolBody)
     job = pooling_job.start(request, body, "pool", task=body.task)
-    return await _answer(job, body, "pooling", "data")
+    return await _answer(request, job, body, "pooling", "data")
 
 
-async def _answer(job: PoolingJob, body: EmbeddingBody, kind: str, name: str) -> Response:
+async def _answer(request: Request, job: PoolingJob, body: EmbeddingBody, kind: str, name: str) -> Response:
     """kind: what each item is called; name: the field that holds its vector."""
-    prompts = await pooling_job.prompts_of(job.service, body)
+    prompts = await pooling_job.prompts_of(request, body)
 
     async def as_json() -> dict[str, Any]:
         outputs = await job.run(prompts)

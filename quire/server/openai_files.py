@@ -11,6 +11,7 @@ from msgspec import to_builtins
 from starlette.datastructures import UploadFile
 
 from quire.foundation.errors import InputError
+from quire.foundation.shown import shown
 from quire.server.batch_queue import BatchQueue
 from quire.server.batch_store import File
 from quire.server.errors import ApiError
@@ -42,7 +43,7 @@ async def upload(request: Request) -> Response:
         raise InputError("the content type must be multipart/form-data, with the fields file and purpose")
     async with request.form(max_files=1, max_fields=MAX_FIELDS) as form:
         if form.get("purpose") != "batch":
-            raise InputError(f"purpose must be 'batch', got {str(form.get('purpose'))[:80]!r}", "purpose")
+            raise InputError(f"purpose must be 'batch', got {shown(form.get('purpose'))}", "purpose")
         expiry = next((name for name in form if name.startswith("expires_after")), None)
         if expiry is not None:
             raise InputError("files do not expire here: delete them", "expires_after")

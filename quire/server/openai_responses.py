@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 
 from quire.foundation.errors import InputError
 from quire.server.answer import Answer
-from quire.server.body import openapi_body, read_body
+from quire.server.body import look_into, openapi_body, read_body
 from quire.server.chat_job import chat_body, count_tokens, start_chat
 from quire.server.conversation import Conversation, takes_late_system
 from quire.server.errors import ApiError
@@ -52,8 +52,9 @@ async def responses(request: Request) -> Response:
     response_id = body.request_id or new_response_id(service.board.number)
     if body.request_id and (response_id in store or await is_kept_elsewhere(request, response_id)):
         raise InputError(f"request_id {response_id!r} is in use by a stored response", "request_id")
-    items, before = read_input(body, store, await items_elsewhere(request, body))
-    tools, chat = conversation(service, body, items, before)
+    elsewhere = await items_elsewhere(request, body)
+    items, before = await look_into(request, lambda: read_input(body, store, elsewhere))
+    tools, chat = await look_into(request, lambda: conversation(service, body, items, before))
     job, plan = await start_chat(
         request, chat, model, body.names, job_id=response_id, shorten=body.truncation == "auto"
     )
@@ -91,8 +92,9 @@ async def input_tokens(request: Request) -> Response:
     service: Service = request.app.state.service
     service.running()
     service.check_model(body.model)
-    items, before = read_input(body, store_of(request), await items_elsewhere(request, body))
-    _, chat = conversation(service, body, items, before)
+    elsewhere = await items_elsewhere(request, body)
+    items, before = await look_into(request, lambda: read_input(body, store_of(request), elsewhere))
+    _, chat = await look_into(request, lambda: conversation(service, body, items, before))
     return JSONResponse(
         {"object": "response.input_tokens", "input_tokens": await count_tokens(request, chat, body.names)}
     )
@@ -160,7 +162,8 @@ async def items_elsewhere(request: Request, body: CountBody) -> dict[str, Item]:
     siblings: Siblings | None = request.app.state.siblings
     if siblings is None or isinstance(body.input, str):
         return {}
-    references = [str(item.get("id")) for item in with_ids(body.input) if item["type"] == "item_reference"]
+    items = await look_into(request, lambda: with_ids(body.input))
+    references = [str(item.get("id")) for item in items if item["type"] == "item_reference"]
     missing = [item_id for item_id in references if store_of(request).item(item_id) is None]
     return await siblings.items(request.scope, missing) if missing else {}
 

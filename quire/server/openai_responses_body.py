@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from quire.foundation.errors import InputError
+from quire.foundation.shown import shown
 from quire.server.body import Body
 from quire.server.openai_responses_input import CALLABLE, Tools
 
@@ -83,6 +84,7 @@ class TextOptions(Body):
 
 
 class CountBody(Body):
+    also_read: ClassVar[tuple[str, ...]] = SHARED
     """What decides on the prompt."""
 
     unsupported: ClassVar[tuple[str, ...]] = ("prompt", "conversation", "personality")
@@ -252,7 +254,7 @@ def _response_format(form: dict[str, Any]) -> dict[str, Any] | None:
         return {"type": "json_schema", "json_schema": picked}
     if kind == "json_object":
         return {"type": "json_object"}
-    raise InputError(f"text.format.type must be text, json_object or json_schema, got {str(kind)[:80]!r}", "text")
+    raise InputError(f"text.format.type must be text, json_object or json_schema, got {shown(kind)}", "text")
 
 
 def check_metadata(metadata: Mapping[str, str]) -> None:

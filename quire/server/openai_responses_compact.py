@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from quire.server.answer import Answer
-from quire.server.body import openapi_body, read_body
+from quire.server.body import look_into, openapi_body, read_body
 from quire.server.chat_job import start_chat
 from quire.server.openai_responses import conversation, items_elsewhere, read_input, store_of
 from quire.server.openai_responses_body import CountBody
@@ -37,9 +37,10 @@ async def compact(request: Request) -> Response:
     service: Service = request.app.state.service
     context = service.running().info.max_model_len
     model = service.check_model(body.model)
-    items, before = read_input(body, store_of(request), await items_elsewhere(request, body))
+    elsewhere = await items_elsewhere(request, body)
+    items, before = await look_into(request, lambda: read_input(body, store_of(request), elsewhere))
     wish = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": WISH}]}
-    _, chat = conversation(service, body, [*items, wish], before)
+    _, chat = await look_into(request, lambda: conversation(service, body, [*items, wish], before))
     chat.max_completion_tokens = max(1, min(MAX_SUMMARY, context // 4))
     job, plan = await start_chat(request, chat, model, body.names, job_id=new_id("resp"), shorten=True, clamp=True)
     said = [*(before.conversation() if before is not None else ()), *items]

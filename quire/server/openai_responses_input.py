@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.foundation.errors import InputError
+from quire.foundation.shown import shown
 from quire.server.conversation import Conversation
 from quire.server.openai_responses_items import CUSTOM_PARAMETER, CallName, new_id
 from quire.server.sealed import unseal
@@ -26,6 +27,7 @@ class Tools:
 
     functions: list[dict[str, Any]] = field(default_factory=list)
     names: dict[str, CallName] = field(default_factory=dict)  # those that the client does not know by the flat name
+    taken: set[str] = field(default_factory=set)  # names of functions
     hosted: list[str] = field(default_factory=list)  # types of tools that OpenAI would run; nothing here can
 
     def add(self, tools: Iterable[Any], where: str, namespace: str | None = None) -> None:
@@ -53,8 +55,9 @@ class Tools:
             self.add(_list(tool, "tools", where, "tools"), f"{where}.tools", name)
             return
         flat = self.flat(name, namespace)
-        if any(function["function"]["name"] == flat for function in self.functions):
-            raise InputError(f"{where}.name {flat!r} is taken by another tool", "tools")
+        if flat in self.taken:
+            raise InputError(f"{where}.name {shown(flat)} is taken by another tool", "tools")
+        self.taken.add(flat)
         if namespace is not None or kind == "custom":
             self.names[flat] = CallName(name, namespace, kind == "custom")
         function = _custom(tool) if kind == "custom" else _pick(tool, "description", "parameters", "strict")
@@ -80,7 +83,7 @@ def choice(given: Any, tools: Tools) -> str | dict[str, Any]:
         return str(mode)
     raise InputError(
         "tool_choice must be auto, none, required, or an object of the type function, custom or allowed_tools, got "
-        f"{str(kind or given)[:80]!r}",
+        f"{shown(kind or given)}",
         "tool_choice",
     )
 
@@ -116,9 +119,7 @@ def resolve(items: Iterable[Item], find: Callable[[str], Item | None]) -> list[I
         if item["type"] == "item_reference":
             known = find(str(item.get("id")))
             if known is None:
-                raise InputError(
-                    f"input[{i}] refers to an item that is not stored: {str(item.get('id'))[:256]!r}", "input"
-                )
+                raise InputError(f"input[{i}] refers to an item that is not stored: {shown(item.get('id'))}", "input")
             item = known
         found.append(item)
     return found
@@ -151,7 +152,7 @@ def add_items(conversation: Conversation, items: Iterable[Item], tools: Tools, n
             case "additional_tools":
                 tools.add(_list(item, "tools", where, "input"), f"{where}.tools")
             case kind:
-                raise InputError(f"{where}.type {str(kind)[:80]!r} is not supported", "input")
+                raise InputError(f"{where}.type {shown(kind)} is not supported", "input")
 
 
 def _add_message(conversation: Conversation, item: Item, where: str) -> None:
@@ -164,7 +165,7 @@ def _add_message(conversation: Conversation, item: Item, where: str) -> None:
     elif role in ("system", "developer"):
         conversation.system(text)
     else:
-        raise InputError(f"{where}.role must be one of {', '.join(ROLES)}, got {str(role)[:80]!r}", "input")
+        raise InputError(f"{where}.role must be one of {', '.join(ROLES)}, got {shown(role)}", "input")
 
 
 def _text(parts: Any, where: str) -> str:
@@ -174,9 +175,7 @@ def _text(parts: Any, where: str) -> str:
     for i, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, dict) else None
         if not isinstance(kind, str) or kind not in TEXT_PARTS:
-            raise InputError(
-                f"{where}[{i}].type {str(kind)[:80]!r} is not supported: this model takes text only", "input"
-            )
+            raise InputError(f"{where}[{i}].type {shown(kind)} is not supported: this model takes text only", "input")
         texts.append(_string(part, TEXT_PARTS[kind], f"{where}[{i}]"))
     return "\n".join(texts)
 
@@ -222,7 +221,7 @@ def _namespace(item: Item, where: str) -> str | None:
 def _chosen(given: Any, tools: Tools) -> str:
     name, namespace = (given.get(key) if isinstance(given, dict) else None for key in ("name", "namespace"))
     flat = tools.flat(str(name), None if namespace is None else str(namespace))
-    if all(tool["function"]["name"] != flat for tool in tools.functions):
+    if flat not in tools.taken:
         raise InputError(f"tool_choice names {flat[:80]!r}, which is not among the tools", "tool_choice")
     return flat
 

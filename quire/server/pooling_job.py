@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from fastapi import Request
@@ -16,12 +16,12 @@ from quire.foundation.errors import InputError
 from quire.frontend import pooling
 from quire.frontend.chat import Message
 from quire.frontend.pooling import PoolingPrompt, RefusedError
-from quire.frontend.truncation import Truncation, encode_texts
-from quire.server.body import on_thread
+from quire.frontend.truncation import Truncation
+from quire.server.body import look_into
 from quire.server.chat_prompt import render_chat
 from quire.server.entry import IN_BACKGROUND, hand_over, retry_seconds
 from quire.server.errors import ApiError
-from quire.server.generation import BIG_TEXT, REFUSALS
+from quire.server.generation import REFUSALS, STARTED_A_TURN
 from quire.server.params import field_names
 from quire.server.pooling_protocol import InputBody, PoolingBase
 from quire.server.service import Service
@@ -56,12 +56,14 @@ class PoolingJob:
         engine, metrics, progress = self.service.running(), self.service.metrics, self.service.progress
         info = engine.info
         with field_names({"prompt": self.field}):
-            requests = [
-                pooling.build(
-                    p, self.params, self.task, info, request_id=f"{self.engine_id}-{i}", priority=self.priority
+            requests = []
+            for i, prompt in enumerate(prompts):
+                name = f"{self.engine_id}-{i}"
+                requests.append(
+                    pooling.build(prompt, self.params, self.task, info, request_id=name, priority=self.priority)
                 )
-                for i, p in enumerate(prompts)
-            ]
+                if i % STARTED_A_TURN == 0:
+                    await asyncio.sleep(0)
         self.num_prompt_tokens += sum(len(prompt.token_ids) for prompt in prompts)
         progress.wait()
         try:
@@ -133,27 +135,33 @@ def start(
 # -- what stands in a body ---------------------------------------------------------------------------------------
 
 
-async def prompts_of(service: Service, body: InputBody) -> list[PoolingPrompt]:
+async def prompts_of(request: Request, body: InputBody) -> list[PoolingPrompt]:
     """The prompts of a body. Raises InputError naming the field that cannot be."""
+    service: Service = request.app.state.service
     cut = Truncation.of(body.truncate_prompt_tokens, body.truncation_side, service.running().info)
     chats = _conversations(body)
     if chats is None:
-        given: Sequence[str | list[int]] = parse_input(body.input)
+        given: list[Any] = await look_into(request, lambda: parse_input(body.input))
     else:
-        given = [await render_chat(service, body, body.chat_template_kwargs, messages=chat) for chat in chats]
+        given = []
+        for chat in chats:
+            given.append(await render_chat(service, body, body.chat_template_kwargs, messages=chat))
+            await asyncio.sleep(0)  # each may take its time
     texts = [item for item in given if isinstance(item, str)]
     special = chats is None if body.add_special_tokens is None else body.add_special_tokens
-    encoded = iter(await encode(service, texts, cut, add_special_tokens=special) if texts else ())
+    field = "input" if body.messages is None else "messages"
+    encoded = iter(await encode(service, texts, cut, field, add_special_tokens=special) if texts else ())
     ids = [next(encoded) if isinstance(item, str) else cut.cut(item) for item in given]
     return [PoolingPrompt(one, None, body.cache_salt) for one in ids]
 
 
 async def encode(
-    service: Service, texts: Sequence[str], cut: Truncation, *, add_special_tokens: bool = True
+    service: Service, texts: Sequence[str], cut: Truncation, field: str, *, add_special_tokens: bool = True
 ) -> list[list[int]]:
-    """Token ids of texts, on a thread if these are long. Raises InputError if the server has no tokenizer."""
-    call = partial(encode_texts, service.tokenizer(), texts, cut, add_special_tokens=add_special_tokens)
-    return await on_thread(call) if sum(map(len, texts)) > BIG_TEXT else call()
+    """Token ids of texts. Raises InputError if the server has no tokenizer, or for what the context cannot hold."""
+    most = service.running().info.max_model_len
+    with field_names({"prompt": field}):
+        return await service.encoder.encode(texts, cut, add_special_tokens=add_special_tokens, most=most)
 
 
 def parse_input(value: Any) -> list[str] | list[list[int]]:

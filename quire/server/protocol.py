@@ -5,12 +5,14 @@ Ranges that sampling itself has are checked by SamplingParams; only what is spec
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from quire.foundation.errors import InputError
 from quire.server.body import Body
+from quire.server.field_limits import MIB
 from quire.types.sampling import MAX_N
 
 INT64 = 2**63
@@ -195,6 +197,7 @@ class ChatFields(GenerationBody):
         "service_tier",
         "store",
     )
+    max_bytes: ClassVar[Mapping[str, int]] = {"documents": 2 * MIB}
 
     max_completion_tokens: int | None = Field(None, le=INT64 - 1)
     logprobs: bool = False

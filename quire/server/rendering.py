@@ -97,6 +97,9 @@ def _requests(job: Generation, body: GenerationBody) -> list[dict[str, Any]]:
     """One for each prompt."""
     if body.use_beam_search:
         raise InputError("use_beam_search cannot be rendered: it is many requests", "use_beam_search")
+    for prompt in job.prompts:
+        if prompt.refusal is not None:
+            raise prompt.refusal
     if any(prompt.embeds is not None for prompt in job.prompts):
         raise InputError("prompt_embeds cannot be rendered: they are no tokens", "prompt_embeds")
     if any(prompt.constraint not in (None, constraint_of(job.params.structured_outputs)) for prompt in job.prompts):

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from quire.foundation.errors import InputError
+from quire.foundation.errors import ContextLengthError, InputError
 from quire.frontend import pooling
 from quire.frontend.pooling import PoolingPrompt, pooler_of
 from quire.frontend.pooling_api import check_cross_encoder, pair_up
 from quire.frontend.pooling_prompts import Pair, PairEncoder, pair_template
+from quire.frontend.text import most_chars
 from quire.frontend.truncation import Truncation
 from quire.server import pooling_job
 from quire.server.body import openapi_body, read_body
-from quire.server.generation import BIG_TEXT
 from quire.server.params import field_names
 from quire.server.pooling_job import MAX_INPUTS, PoolingJob
 from quire.server.pooling_protocol import PairBody, RerankBody, ScoreBody
@@ -25,6 +23,7 @@ from quire.server.sse import JsonReply
 from quire.types.pooling import CLASSIFY, EMBED
 
 router = APIRouter()
+MAX_PAIR_CHARS = 8 * 1024 * 1024  # of a request, with the query once a document
 
 
 @router.post("/score", openapi_extra=openapi_body(ScoreBody))
@@ -89,10 +88,19 @@ async def _score(job: PoolingJob, body: PairBody, pairs: list[Pair]) -> list[flo
             raise InputError("instruction needs a model with a chat template for pairs", "instruction")
         kwargs.setdefault("instruction", body.instruction)
     encoder = PairEncoder(tokenizer, cut, body.max_tokens_per_query, body.max_tokens_per_doc, template, kwargs)
-    call = partial(encoder.encode, pairs)
-    big = sum(len(a) + len(b) for a, b in pairs) > BIG_TEXT
-    prompts = await asyncio.to_thread(call) if big else call()
+    _check_size(pairs, info.max_model_len)
+    prompts = await service.encoder.encode_pairs(encoder, pairs)
     return [float(output.outputs.data[0]) for output in await job.run(prompts)]
+
+
+def _check_size(pairs: list[Pair], context: int) -> None:
+    """Raises InputError for more text than is encoded at once: a query counts with each of its documents."""
+    for pair in pairs:
+        for text in pair:
+            if len(text) > most_chars(context):
+                raise ContextLengthError.of_chars(len(text), most_chars(context), context)
+    if (total := sum(len(a) + len(b) for a, b in pairs)) > MAX_PAIR_CHARS:
+        raise InputError(f"documents: all pairs have {total} characters, and at most {MAX_PAIR_CHARS} are read", "data")
 
 
 async def _cosines(job: PoolingJob, body: PairBody, pairs: list[Pair], cut: Truncation) -> list[float]:
@@ -101,7 +109,7 @@ async def _cosines(job: PoolingJob, body: PairBody, pairs: list[Pair], cut: Trun
     second = list(dict.fromkeys(b for _, b in pairs))
     ids = []
     for texts, most in ((first, body.max_tokens_per_query), (second, body.max_tokens_per_doc)):
-        ids += await pooling_job.encode(job.service, texts, Truncation(_least(cut.limit, most), cut.side))
+        ids += await pooling_job.encode(job.service, texts, Truncation(_least(cut.limit, most), cut.side), job.field)
     vectors = [o.outputs.data for o in await job.run([PoolingPrompt(one, None, body.cache_salt) for one in ids])]
     of_first = dict(zip(first, vectors[: len(first)], strict=True))
     of_second = dict(zip(second, vectors[len(first) :], strict=True))

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from quire.config.engine import EngineConfig
 from quire.config.serve import ServeConfig
 from quire.foundation.errors import InputError
+from quire.foundation.shown import clipped
+from quire.frontend.encoder import TextEncoder
 from quire.frontend.template_sandbox import TemplateSandbox
 from quire.server.board import Board
 from quire.server.door import Door
@@ -72,6 +74,7 @@ class Service:
         self.door: Door | None = None
         self.in_flight = InFlight(self.board, serve.keepalive_interval)
         self.templates = TemplateSandbox()
+        self._encoder: TextEncoder | None = None
         self.draining = False  # /readyz says so; requests are still taken during the grace
         self.closed = False  # new requests are refused
         self.progress = Progress()
@@ -112,12 +115,21 @@ class Service:
             raise InputError("this server works on token ids only (skip_tokenizer_init): send a list of ids", "prompt")
         return tokenizer
 
+    @property
+    def encoder(self) -> TextEncoder:
+        """Raises InputError if the server works on token ids only."""
+        if self._encoder is None:
+            self._encoder = TextEncoder(self.tokenizer(), self.running().info.max_model_len)
+        return self._encoder
+
     def check_model(self, name: str | None) -> str:
         """The model's name for the reply. Raises ApiError 404 for a name that is not served."""
         if name is None:
             return self.names[0]
         if name not in self.names:
-            raise ApiError(404, f"The model `{name}` does not exist. Served: {', '.join(self.names)}.", "model")
+            raise ApiError(
+                404, f"The model `{clipped(name, 128)}` does not exist. Served: {', '.join(self.names)}.", "model"
+            )
         return name
 
     def check_generates(self) -> None:

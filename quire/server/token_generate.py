@@ -9,6 +9,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from quire.foundation.errors import InputError
+from quire.foundation.shown import shown
 from quire.server import generation
 from quire.server.body import openapi_body, read_body
 from quire.server.generation import Generation, Prompt
@@ -47,7 +48,7 @@ def read_sampling_params(given: dict[str, Any]) -> SamplingParams:
     fields = {name: value for name, value in given.items() if value is not None or name == "max_tokens"}
     unknown = [name for name, value in fields.items() if name not in SamplingParams.__struct_fields__ and value]
     if unknown:
-        raise InputError(f"sampling_params has the unknown field {unknown[0]!r}", "sampling_params")
+        raise InputError(f"sampling_params has the unknown field {shown(unknown[0])}", "sampling_params")
     if isinstance(fields.get("stop"), str):
         fields["stop"] = [fields["stop"]]
     try:

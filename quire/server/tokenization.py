@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
+import orjson
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from quire.foundation.errors import InputError
-from quire.server import generation
+from quire.frontend.encoder import Ids
+from quire.frontend.tokenizer import Tokenizer
 from quire.server.body import openapi_body, read_body
 from quire.server.chat_prompt import render_chat
 from quire.server.errors import ApiError
@@ -30,17 +34,35 @@ async def tokenize(request: Request) -> Response:
     if body.messages is not None:
         kwargs = service.config.replies.default_chat_template_kwargs | body.chat_template_kwargs
         text = await render_chat(service, body, kwargs, messages=body.messages)
-        ids = await generation.tokenize(service, text, add_special_tokens=bool(special))
+        ids = await service.encoder.tokens(text, add_special_tokens=bool(special))
     else:
         assert body.prompt is not None
-        ids = await generation.tokenize(service, body.prompt, add_special_tokens=special is not False)
-    strings = None
-    if body.return_token_strs:
-        convert = partial(service.tokenizer().convert_ids_to_tokens, ids)
-        strings = await asyncio.to_thread(convert) if len(ids) > BIG_LIST else convert()
-    return JSONResponse(
-        {"count": len(ids), "max_model_len": engine.info.max_model_len, "tokens": ids, "token_strs": strings}
+        ids = await service.encoder.tokens(body.prompt, add_special_tokens=special is not False)
+    tokenizer = service.tokenizer() if body.return_token_strs else None
+    write = partial(_reply, ids, engine.info.max_model_len, tokenizer)
+    reply = await asyncio.to_thread(write) if len(ids) > BIG_LIST else write()
+    return Response(reply, media_type="application/json")
+
+
+def _reply(ids: Ids, context: int, tokenizer: Tokenizer | None) -> bytes:
+    """Written in pieces, between which a thread lets others go on. tokenizer: for the text of each token."""
+    pieces = [ids[start : start + BIG_LIST] for start in range(0, len(ids), BIG_LIST)]
+    tokens = [_dump(piece.tolist() if isinstance(piece, np.ndarray) else piece) for piece in pieces]
+    strings = b"null"
+    if tokenizer is not None:
+        spelled = (tokenizer.convert_ids_to_tokens([int(i) for i in piece]) for piece in pieces)
+        strings = b"[%b]" % b",".join(map(_dump, spelled))
+    return b'{"count":%d,"max_model_len":%d,"tokens":[%b],"token_strs":%b}' % (
+        len(ids),
+        context,
+        b",".join(tokens),
+        strings,
     )
+
+
+def _dump(items: Sequence[int | str | None]) -> bytes:
+    """What stands between the brackets of a list."""
+    return orjson.dumps(items)[1:-1]
 
 
 @router.post("/detokenize", openapi_extra=openapi_body(DetokenizeBody))
@@ -51,13 +73,14 @@ async def detokenize(request: Request) -> Response:
     service.check_model(body.model)
     vocab, tokenizer = engine.info.resolved.info.vocab_size, service.tokenizer()
 
-    def decode() -> str:
+    def decode() -> bytes:
         for token in body.tokens:
             if not 0 <= token < vocab:
                 raise InputError(f"tokens must be in [0, {vocab}), got {token}", "tokens")
-        return tokenizer.decode(body.tokens)
+        return orjson.dumps({"prompt": tokenizer.decode(body.tokens)})
 
-    return JSONResponse({"prompt": await asyncio.to_thread(decode) if len(body.tokens) > BIG_LIST else decode()})
+    reply = await asyncio.to_thread(decode) if len(body.tokens) > BIG_LIST else decode()
+    return Response(reply, media_type="application/json")
 
 
 @router.get("/tokenizer_info")

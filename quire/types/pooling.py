@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from quire.foundation.errors import InputError
+from quire.foundation.shown import shown
 
 EMBED, CLASSIFY, TOKEN_EMBED, TOKEN_CLASSIFY = "embed", "classify", "token_embed", "token_classify"
 TASKS = (EMBED, CLASSIFY, TOKEN_EMBED, TOKEN_CLASSIFY)
@@ -25,13 +26,15 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     def __post_init__(self) -> None:
         if self.task is not None and self.task not in TASKS:
-            raise InputError(f"task must be one of {', '.join(TASKS)}, got {self.task!r}", "task")
+            raise InputError(f"task must be one of {', '.join(TASKS)}, got {shown(self.task)}", "task")
         if self.dimensions is not None and (isinstance(self.dimensions, bool) or not isinstance(self.dimensions, int)):
-            raise InputError(f"dimensions must be an integer, got {self.dimensions!r}", "dimensions")
+            raise InputError(f"dimensions must be an integer, got {shown(self.dimensions)}", "dimensions")
         if self.dimensions is not None and self.dimensions < 1:
             raise InputError(f"dimensions must be >= 1, got {self.dimensions}", "dimensions")
         if self.use_activation is not None and not isinstance(self.use_activation, bool):
-            raise InputError(f"use_activation must be true or false, got {self.use_activation!r}", "use_activation")
+            raise InputError(
+                f"use_activation must be true or false, got {shown(self.use_activation)}", "use_activation"
+            )
 
 
 class Pooling(msgspec.Struct, frozen=True, array_like=True):

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from quire.foundation.errors import InputError
+from quire.foundation.shown import shown
 
 MAX_PATTERN = 1024  # tokens: every token of the answer is compared with so many before it
 MAX_COUNT = 2**16
@@ -29,7 +30,7 @@ class RepetitionDetectionParams(msgspec.Struct, frozen=True, kw_only=True):
         for name, most in _LIMITS.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-                raise _wrong(f"{name} must be an integer in [0, {most}], got {value!r}")
+                raise _wrong(f"{name} must be an integer in [0, {most}], got {shown(value)}")
         if self.min_pattern_size > self.max_pattern_size:
             raise _wrong(
                 f"min_pattern_size must be <= max_pattern_size ({self.max_pattern_size}), got {self.min_pattern_size}"
@@ -42,7 +43,7 @@ class RepetitionDetectionParams(msgspec.Struct, frozen=True, kw_only=True):
         """Raises `InputError` for an unknown field."""
         unknown = next((name for name in fields if name not in _LIMITS), None)
         if unknown is not None:
-            raise _wrong(f"there is no field {unknown!r} (there are: {', '.join(_LIMITS)})")
+            raise _wrong(f"there is no field {shown(unknown)} (there are: {', '.join(_LIMITS)})")
         return cls(**fields)
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec.structs import force_setattr
 
 from quire.foundation.errors import InputError
+from quire.foundation.shown import shown
 from quire.types.repetition import RepetitionDetectionParams
 from quire.types.structured import StructuredOutputsParams
 
@@ -17,10 +19,17 @@ GREEDY_BELOW = 1e-5  # temperatures below this mean argmax
 SMALLEST_TEMPERATURE = 1e-2  # anything between is raised to this, where fp32 softmax is still exact
 MAX_N = 128
 MAX_STOPS = 64
+MAX_STOP_CHARS = 8 * 1024  # of all stop strings
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_CHARS = 16 * 1024  # of all bad words
+MAX_BAD_WORD_TOKENS = 64 * 1024  # of all in bad_words_token_ids: each word is there as it begins a text and in it
 MAX_BIASED_TOKENS = 1024
 MAX_BIAS = 100.0
 MAX_LISTED_LOGPROBS = 128
 MAX_EXTRA_BYTES = 64 * 1024  # of extra_args as JSON
+
+
+_IDS = list[Annotated[int, msgspec.Meta(ge=0)]]
 
 
 class RequestOutputKind(IntEnum):
@@ -33,18 +42,34 @@ class RequestOutputKind(IntEnum):
 
 def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InputError(f"{name} must be a finite number, got {value!r}", name)
+        raise InputError(f"{name} must be a finite number, got {shown(value)}", name)
     if value < low or value > high or (open_low and value == low):
         left = "(" if open_low else "["
-        raise InputError(f"{name} must be in {left}{low:g}, {high:g}], got {value!r}", name)
+        raise InputError(f"{name} must be in {left}{low:g}, {high:g}], got {shown(value)}", name)
 
 
 def _integer(name: str, value: Any, low: int, high: int | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"{name} must be an integer, got {value!r}", name)
+        raise InputError(f"{name} must be an integer, got {shown(value)}", name)
     if value < low or (high is not None and value > high):
         limit = f">= {low}" if high is None else f"in [{low}, {high}]"
-        raise InputError(f"{name} must be {limit}, got {value}", name)
+        raise InputError(f"{name} must be {limit}, got {shown(value)}", name)
+
+
+def _check_words(name: str, words: Sequence[Any], most: int, most_units: int, unit: str) -> None:
+    if len(words) > most:
+        raise InputError(f"{name} may hold at most {most} words, got {len(words)}", name)
+    if (size := sum(map(len, words))) > most_units:
+        raise InputError(f"{name} may hold at most {most_units} {unit} in all, got {size}", name)
+
+
+def _token_ids(name: str, ids: list[int]) -> None:
+    """Of a list that may be as long as the vocabulary."""
+    try:
+        msgspec.convert(ids, _IDS)
+    except msgspec.ValidationError:
+        for token in ids:
+            _integer(name, token, 0)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -147,17 +172,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise InputError("stop must be a string or a list of non-empty strings", "stop")
         if len(self.stop) > MAX_STOPS:
             raise InputError(f"stop may hold at most {MAX_STOPS} strings, got {len(self.stop)}", "stop")
+        if (size := sum(map(len, self.stop))) > MAX_STOP_CHARS:
+            raise InputError(f"stop may hold at most {MAX_STOP_CHARS} characters in all, got {size}", "stop")
         if self.stop and not self.detokenize:
             raise InputError("stop strings need detokenize=True", "stop")
+        if len(self.stop_token_ids) > MAX_STOPS:
+            got = len(self.stop_token_ids)
+            raise InputError(f"stop_token_ids may hold at most {MAX_STOPS} ids, got {got}", "stop_token_ids")
         for token in self.stop_token_ids:
             _integer("stop_token_ids", token, 0)
-        if len(self.stop_token_ids) > MAX_STOPS:
-            raise InputError(f"stop_token_ids may hold at most {MAX_STOPS} ids", "stop_token_ids")
         if self.allowed_token_ids is not None:
             if not self.allowed_token_ids:
                 raise InputError("allowed_token_ids must not be empty", "allowed_token_ids")
-            for token in self.allowed_token_ids:
-                _integer("allowed_token_ids", token, 0)
+            _token_ids("allowed_token_ids", self.allowed_token_ids)
         if self.logprob_token_ids is not None:
             if not 0 < len(self.logprob_token_ids) <= MAX_LISTED_LOGPROBS:
                 raise InputError(
@@ -166,11 +193,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 )
             for token in self.logprob_token_ids:
                 _integer("logprob_token_ids", token, 0)
-        if not all(isinstance(w, str) and w for w in self.bad_words):
+        if not isinstance(self.bad_words, list) or not all(isinstance(w, str) and w for w in self.bad_words):
             raise InputError("bad_words must be a list of non-empty strings", "bad_words")
+        _check_words("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARS, "characters")
+        _check_words("bad_words_token_ids", self.bad_words_token_ids, 4 * MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS, "tokens")
         if self.logit_bias is not None:
-            if len(self.logit_bias) > MAX_BIASED_TOKENS:
-                raise InputError(f"logit_bias may hold at most {MAX_BIASED_TOKENS} tokens", "logit_bias")
+            if (got := len(self.logit_bias)) > MAX_BIASED_TOKENS:
+                raise InputError(f"logit_bias may hold at most {MAX_BIASED_TOKENS} tokens, got {got}", "logit_bias")
             for token, bias in self.logit_bias.items():
                 _integer("logit_bias", token, 0)
                 _number("logit_bias", bias, -MAX_BIAS, MAX_BIAS)
@@ -223,7 +252,7 @@ class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
         _number("length_penalty", self.length_penalty, -100.0, 100.0)
         if self.early_stopping not in (True, False, "never"):
             raise InputError(
-                f"early_stopping must be true, false or 'never', got {self.early_stopping!r}", "early_stopping"
+                f"early_stopping must be true, false or 'never', got {shown(self.early_stopping)}", "early_stopping"
             )
         _integer("max_tokens", self.max_tokens, 1)
         _number("temperature", self.temperature, 0.0, 2.0)

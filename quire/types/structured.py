@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from quire.foundation.errors import InputError
+from quire.foundation.shown import shown
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "ebnf", "structural_tag"]
 GrammarBackend = Literal["auto", "llguidance", "xgrammar"]  # "auto": what the server is told to use
@@ -35,7 +36,9 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
         unknown = fields.keys() - set(cls.__struct_fields__)
         if unknown:
             known = ", ".join(cls.__struct_fields__)
-            raise InputError(f"structured_outputs has the unknown field {min(unknown)!r}; it may hold {known}", FIELD)
+            raise InputError(
+                f"structured_outputs has the unknown field {shown(min(unknown))}; it may hold {known}", FIELD
+            )
         if fields.get("backend") == "guidance":
             fields = {**fields, "backend": "llguidance"}
         try:
@@ -56,7 +59,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
         backends = get_args(GrammarBackend)
         if self.backend not in backends:
             known = ", ".join(backends)
-            raise InputError(f"structured_outputs.backend must be one of {known}; got {self.backend!r}", FIELD)
+            raise InputError(f"structured_outputs.backend must be one of {known}; got {shown(self.backend)}", FIELD)
         if self.disable_any_whitespace and self.whitespace_pattern is not None:
             raise InputError("disable_any_whitespace and whitespace_pattern cannot both be given", FIELD)
 

@@ -197,3 +197,39 @@ def test_cache_salt_of_the_call_comes_first() -> None:
         for salt in (None, "theirs")
     ]
     assert salts == ["mine", "theirs"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"bad_words": ["a"] * 1025}, "bad_words", ["at most 1024 words", "1025"]),
+        ({"bad_words": ["a" * 16_384, "b"]}, "bad_words", ["at most 16384 characters", "16385"]),
+        ({"bad_words_token_ids": [[1]] * 4097}, "bad_words_token_ids", ["at most 4096 words", "4097"]),
+        ({"bad_words_token_ids": [[1] * 65_537]}, "bad_words_token_ids", ["at most 65536 tokens", "65537"]),
+        ({"stop": ["a" * 8192, "b"]}, "stop", ["at most 8192 characters", "8193"]),
+        ({"stop_token_ids": list(range(65))}, "stop_token_ids", ["at most 64", "65"]),
+        ({"logit_bias": dict.fromkeys(range(1025), 1.0)}, "logit_bias", ["at most 1024", "1025"]),
+    ],
+)
+def test_lists_have_limits(fields: dict[str, Any], param: str, words: list[str]) -> None:
+    with pytest.raises(InputError) as error:
+        SamplingParams(**fields)
+    assert error.value.param == param
+    for word in words:
+        assert word in error.value.message
+
+
+def test_bad_words_are_encoded_in_one_go(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And compared by their hash: as many comparisons as words would be a square."""
+    words = [f"w{i}" for i in range(1000)] * 1
+    calls: list[int] = []
+    encode = tokenizer.encode_batch
+
+    def counted(texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+        calls.append(len(texts))
+        return encode(texts, add_special_tokens)
+
+    monkeypatch.setattr(tokenizer, "encode_batch", counted)
+    found = one([1], tokenizer, bad_words=[*words, words[0]]).params.bad_words_token_ids
+    assert calls == [2002]
+    assert found == list({tuple(ids): ids for w in words for ids in encode([w, " " + w], False)}.values())

@@ -4,11 +4,17 @@ do on command: hang, die, answer ten thousand tokens a second."""
 from __future__ import annotations
 
 import asyncio
+import atexit
+import functools
+import shutil
+import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
+
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers import decoders, models, pre_tokenizers
 
 from quire.config.engine import EngineConfig
 from quire.config.model_info import ModelInfo
@@ -16,6 +22,7 @@ from quire.config.resolve import Resolved
 from quire.engine.client import EngineInfo
 from quire.foundation.errors import EngineDeadError, InputError
 from quire.frontend.parsers.formats import Formats
+from quire.frontend.tokenizer import Tokenizer
 from quire.types.kv import WorkerReport
 from quire.types.output import CompletionOutput, EngineStats, Logprob, RequestMetrics, RequestOutput
 from quire.types.sampling import RequestOutputKind, SamplingParams
@@ -27,44 +34,19 @@ TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}
 {% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"""
 
 
-class PlainSpelling:
-    """Of a tokenizer whose tokens are text by themselves."""
-
-    def __init__(self, decode: Callable[[list[int]], str]) -> None:
-        self.num_chars = 0
-        self._decode = decode
-
-    def push(self, token: int) -> bytes:
-        self.num_chars += len(self._decode([token]))
-        return self.peek(token)
-
-    def peek(self, token: int) -> bytes:
-        return self._decode([token]).encode()
-
-
-class ByteTokenizer:
-    special_tokens: ClassVar[dict[str, str]] = {}
-    eos_token_id = None
-    raw: ClassVar[Any] = SimpleNamespace(num_special_tokens_to_add=lambda _is_pair: 0)
-
-    def encode(self, text: str, _add_special_tokens: bool = True) -> list[int]:
-        return list(text.encode())
-
-    def decode(self, ids: list[int], _skip_special_tokens: bool = True) -> str:
-        return bytes(i for i in ids if i < 256).decode("utf-8", "replace")
-
-    def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
-        return [chr(i) for i in ids]
-
-    @property
-    def decoding(self) -> Any:
-        return SimpleNamespace(spelling=lambda **_: PlainSpelling(self.decode))
-
-    def token_text(self, token: int) -> str:
-        return self.decode([token])
-
-    def token_bytes(self, token: int) -> bytes:
-        return bytes([token])
+@functools.cache
+def byte_tokenizer() -> Tokenizer:
+    """A real tokenizer in which every byte is the token of its number."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]  # the others follow from U+0100 on
+    others = [byte for byte in range(256) if byte not in plain]
+    vocab = {chr(byte): byte for byte in plain} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+    raw = RawTokenizer(models.BPE(vocab, []))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    raw.decoder = decoders.ByteLevel()
+    folder = Path(tempfile.mkdtemp(prefix="quire-bytes-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    raw.save(str(folder / "tokenizer.json"))
+    return Tokenizer(folder)
 
 
 def make_info(**options: Any) -> EngineInfo:
@@ -149,8 +131,8 @@ class EchoLLM:
     def stats(self) -> EngineStats:
         return EngineStats(num_running=len(self.running), num_steps=self._steps, last_step_time=self._last_step)
 
-    def get_tokenizer(self) -> ByteTokenizer:
-        return ByteTokenizer()
+    def get_tokenizer(self) -> Tokenizer:
+        return byte_tokenizer()
 
     @property
     def chat_template(self) -> str:
@@ -215,15 +197,18 @@ class EchoLLM:
     def _answer(self, index: int, ids: list[int], params: SamplingParams, last: bool) -> CompletionOutput:
         return CompletionOutput(
             index=index,
-            text=ByteTokenizer().decode(ids),
+            text=byte_tokenizer().decode(ids),
             token_ids=ids,
-            logprobs=[self._entries(i) for i in ids] if params.logprobs is not None else None,
+            logprobs=[self._entries(i, *params.logprob_token_ids or ()) for i in ids]
+            if params.logprobs is not None
+            else None,
             finish_reason="length" if last else None,
         )
 
-    def _entries(self, token: int) -> dict[int, Logprob]:
+    def _entries(self, token: int, *asked: int) -> dict[int, Logprob]:
         other = (token + 1) % 256
-        return {token: Logprob(-0.5, 1, chr(token)), other: Logprob(float("-inf"), 2, chr(other))}
+        found = {one: Logprob(-9.0, 3) for one in asked}
+        return found | {token: Logprob(-0.5, 1, chr(token)), other: Logprob(float("-inf"), 2, chr(other))}
 
     def _prompt_logprobs(self, ids: list[int], params: SamplingParams) -> list[dict[int, Logprob] | None] | None:
         if params.prompt_logprobs is None:

@@ -83,11 +83,32 @@ def nested(draw: random.Random, most: int) -> Any:
 
 def test_depth_is_that_of_the_value(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(5)
-    for _ in range(2000):
+    for _ in range(500):
         value = [nested(draw, draw.randint(1, 9))]
         raw = json.dumps(value, indent=draw.choice([None, 1])).encode()
+        monkeypatch.setattr(limits, "SCANNED_AT_ONCE", draw.choice([3, 50, 1000]))
         monkeypatch.setattr(limits, "MAX_JSON_DEPTH", depth(value))
-        limits.check_depth(raw)
+        limits.check_shape(raw)
         monkeypatch.setattr(limits, "MAX_JSON_DEPTH", depth(value) - 1)
         with pytest.raises(InputError, match="deeper than"):
-            limits.check_depth(raw)
+            limits.check_shape(raw)
+
+
+def num_values(value: Any) -> int:
+    """One, and one for each comma."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + sum(num_values(item) - 1 for item in inside) + max(0, len(inside) - 1)
+
+
+def test_values_are_counted_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(6)
+    for _ in range(200):
+        value = [nested(draw, draw.randint(1, 9)), 'a,"\\', {",": ","}]
+        raw = json.dumps(value, indent=draw.choice([None, 1])).encode()
+        monkeypatch.setattr(limits, "SCANNED_AT_ONCE", draw.choice([3, 50, 1000]))
+        monkeypatch.setattr(limits, "MAX_JSON_DEPTH", depth(value))
+        monkeypatch.setattr(limits, "MAX_VALUES", num_values(value) - 1)
+        with pytest.raises(InputError, match="holds too much"):
+            limits.check_shape(raw)
+        monkeypatch.setattr(limits, "MAX_VALUES", num_values(value))
+        limits.check_shape(raw)

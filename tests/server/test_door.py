@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from fastapi.routing import APIRoute
 
+from quire.frontend.tokenizer import Tokenizer
 from quire.server.app import ROUTERS
 from quire.server.board import UNSEEN
 from quire.server.entry import ENGINE_ROUTES
 from quire.types.output import QueueClass, QueueStats
 from tests.server.conftest import Served, echo_server
-from tests.server.echo_llm import ByteTokenizer, EchoLLM
+from tests.server.echo_llm import EchoLLM
 
 # Needs no engine, or asks for nothing new.
 OTHERS = {
@@ -100,13 +102,13 @@ def test_nothing_is_done_for_clients_that_have_gone(served: Served, monkeypatch:
     """They hang up while the event loop is busy elsewhere: their requests are read only afterwards."""
     encoded: list[str] = []
 
-    def encode(_self: ByteTokenizer, text: str, _special: bool = True) -> list[int]:
+    def encode_batch(_self: Tokenizer, texts: Sequence[str], *_: Any, **__: Any) -> list[list[int]]:
         if not encoded:
             time.sleep(0.3)  # on the event loop: nothing else is seen meanwhile
-        encoded.append(text)
-        return [1, 2, 3]
+        encoded.extend(texts)
+        return [[1, 2, 3] for _ in texts]
 
-    monkeypatch.setattr(ByteTokenizer, "encode", encode)
+    monkeypatch.setattr(Tokenizer, "encode_batch", encode_batch)
     blocker = send(served, "the first", 10)
     time.sleep(0.1)
     for _ in range(5):

@@ -11,8 +11,13 @@ from quire.types.structured import GrammarSpec
 
 def content_or_calls(content: GrammarSpec, calls: GrammarSpec | None) -> GrammarSpec:
     """`content` alone if there is no grammar that holds both."""
-    part = _part_of(content)
-    if part is None or calls is None or calls.kind != "structural_tag":
+    if calls is None or calls.kind != "structural_tag":
+        return content
+    try:
+        part = _part_of(content)
+    except (ValueError, RecursionError):
+        return content  # a long schema that is no JSON is refused where it is compiled
+    if part is None:
         return content
     tag = either([part, _format(json.loads(calls.text))])
     return GrammarSpec("structural_tag", json.dumps(tag, ensure_ascii=False, separators=(",", ":")), CALLS_BACKEND)

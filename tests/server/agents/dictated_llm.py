@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -18,7 +20,7 @@ from quire.frontend.parsers.base import REASONING_FORMATS, TOOL_FORMATS
 from quire.frontend.parsers.formats import Formats
 from quire.types.output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from quire.types.sampling import RequestOutputKind, SamplingParams
-from tests.server.echo_llm import CONTEXT, ByteTokenizer, EchoLLM
+from tests.server.echo_llm import CONTEXT, EchoLLM
 
 SAY = "SAY:"
 TEMPLATE = (
@@ -33,14 +35,39 @@ TEMPLATE = (
 START, END = "<think>", "</think>"
 
 
-class CharacterTokenizer(ByteTokenizer):
+class PlainSpelling:
+    """Of a tokenizer whose tokens are characters."""
+
+    def __init__(self) -> None:
+        self.num_chars = 0
+
+    def push(self, token: int) -> bytes:
+        self.num_chars += 1
+        return self.peek(token)
+
+    def peek(self, token: int) -> bytes:
+        return chr(token).encode()
+
+
+class CharacterTokenizer:
+    decoding = SimpleNamespace(spelling=lambda **_: PlainSpelling())
     eos_token_id = 0
+    folder = Path("/nowhere")  # no text here is so long that a process encodes it
 
     def encode(self, text: str, _add_special_tokens: bool = True) -> list[int]:
         return [ord(character) for character in text]
 
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        return [self.encode(text, add_special_tokens) for text in texts]
+
+    def least_tokens(self, num_chars: int) -> int:
+        return num_chars
+
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:  # noqa: ARG002 (there are none)
         return "".join(map(chr, ids))
+
+    def token_text(self, token: int) -> str:
+        return chr(token)
 
     def token_bytes(self, token: int) -> bytes:
         return chr(token).encode()
