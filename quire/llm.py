@@ -16,7 +16,7 @@ from quire.config.engine_args import EngineArgs
 from quire.config.typed_options import EngineOptions
 from quire.engine.client import EngineClient, EngineInfo
 from quire.foundation.errors import InputError
-from quire.foundation.heap import no_collection
+from quire.foundation.heap import few_whole_collections, no_collection
 from quire.frontend.beam_search import BeamSearch, alternatives
 from quire.frontend.chat import ChatTemplate, Message, continued_text, render
 from quire.frontend.inputs import Prompt, PromptLike, as_list, build, read_prompt, tokenize
@@ -207,8 +207,9 @@ class LLM(PoolingAPI):
         with no_collection():
             special = options.special(add_special_tokens)
             requests = self._build(prompts, params, priority, options, add_special_tokens=special)
-        conversions = self._run_requests(requests, [prompt.text for prompt in prompts], use_tqdm)
-        return [conversion.take() for conversion in conversions]
+        with few_whole_collections():
+            conversions = self._run_requests(requests, [prompt.text for prompt in prompts], use_tqdm)
+            return [conversion.take() for conversion in conversions]
 
     def _run_requests(
         self, requests: Mapping[str, list[EngineRequest]], texts: Sequence[str | None], use_tqdm: bool | ProgressFactory

@@ -75,8 +75,11 @@ def _ask() -> str | None:
         return line.strip() if line else None
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  gives input() a history and line editing
-    try:
-        return input("> ").strip()
-    except (EOFError, KeyboardInterrupt):
-        print()
-        return None
+    while True:
+        try:
+            return input("> ").strip()
+        except KeyboardInterrupt:
+            print("  (Ctrl-D leaves)")  # as in a shell: the line is dropped
+        except EOFError:
+            print()
+            return None

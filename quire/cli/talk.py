@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import os
@@ -67,14 +68,18 @@ def show(talker: Talker, prompt: str | list[Message], talk: TalkConfig) -> str:
             print(piece, end="", flush=True)
     except KeyboardInterrupt:
         print(" …", end="")
-    print()
-    seconds = time.perf_counter() - started
-    if talk.stats and talker.num_tokens:
-        decoding = seconds - first
-        rate = (talker.num_tokens - 1) / decoding if talker.num_tokens > 1 and decoding > 0 else 0.0
-        line = f"  [{talker.num_tokens} tokens, first after {first * 1000:.0f} ms, then {rate:.1f} tokens/s]"
-        print(line, file=sys.stderr, flush=True)
+    with contextlib.suppress(KeyboardInterrupt):  # too late to stop anything
+        print()
+        if talk.stats and talker.num_tokens:
+            print(_statistics(talker.num_tokens, first, time.perf_counter() - started), file=sys.stderr, flush=True)
     return "".join(pieces)
+
+
+def _statistics(num_tokens: int, first: float, seconds: float) -> str:
+    """first: seconds to the first token, of `seconds` in all."""
+    decoding = seconds - first
+    rate = (num_tokens - 1) / decoding if num_tokens > 1 and decoding > 0 else 0.0
+    return f"  [{num_tokens} tokens, first after {first * 1000:.0f} ms, then {rate:.1f} tokens/s]"
 
 
 class Local:

@@ -68,7 +68,7 @@ _REASONS: dict[str, str] = {
     "there are no traces; /metrics has the numbers": """
         show_hidden_metrics_for_version otlp_traces_endpoint collect_detailed_traces kv_cache_metrics
         kv_cache_metrics_sample cudagraph_metrics enable_layerwise_nvtx_tracing enable_mfu_metrics
-        enable_logging_iteration_details profiler_config""",
+        enable_logging_iteration_details""",
     "the log has one line an event; see log_level, enable_log_requests and QUIRE_LOG_JSON": """
         log_config_file max_log_len enable_log_outputs enable_log_deltas log_error_stack disable_uvicorn_access_log
         disable_access_log_for_endpoints""",

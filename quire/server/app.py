@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -112,11 +113,17 @@ async def _check_generates(request: Request) -> None:
     request.app.state.service.check_generates()
 
 
-def _with_head(app: ASGIApp) -> ASGIApp:
-    """HEAD is GET on every route; the HTTP server leaves the body out."""
+def _with_head(app: ASGIApp, root_path: str) -> ASGIApp:
+    """HEAD is GET on every route that has none of its own; the HTTP server leaves the body out."""
+    own = {
+        root_path + route.path
+        for router in ROUTERS
+        for route in router.routes
+        if isinstance(route, APIRoute) and "HEAD" in (route.methods or ())
+    }
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        is_head = scope["type"] == "http" and scope["method"] == "HEAD"
+        is_head = scope["type"] == "http" and scope["method"] == "HEAD" and scope["path"] not in own
         await app({**scope, "method": "GET"} if is_head else scope, receive, send)
 
     return answer
@@ -129,7 +136,8 @@ def protect(app: ASGIApp, service: Service, keys: Iterable[str]) -> ASGIApp:
     """
     serve = service.serve
     files = serve.root_path.rstrip("/") + "/v1/files"
-    outer: ASGIApp = BodyLimitMiddleware(_with_head(app), serve.max_body_bytes, {files: serve.max_batch_file_bytes})
+    limits = {files: serve.max_batch_file_bytes}
+    outer: ASGIApp = BodyLimitMiddleware(_with_head(app, serve.root_path.rstrip("/")), serve.max_body_bytes, limits)
     if keys := list(keys):
         outer = ApiKeyMiddleware(outer, keys, serve.root_path)
     if serve.allowed_origins:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from quire.foundation.heap import no_collection
+from quire.foundation.heap import few_whole_collections, no_collection
 
 
 def test_collection_pauses_and_goes_on_also_after_an_error() -> None:
@@ -29,6 +29,15 @@ def test_who_has_switched_it_off_keeps_it_off() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_whole_collections_are_as_frequent_as_before_once_the_work_is_done() -> None:
+    before = gc.get_threshold()
+    with few_whole_collections():
+        assert gc.get_threshold() == (*before[:2], 100 * before[2])
+    with pytest.raises(ValueError, match="oops"), few_whole_collections():
+        raise ValueError("oops")
+    assert gc.get_threshold() == before
 
 
 def test_a_settled_heap_is_not_looked_at_and_new_garbage_still_goes() -> None:

@@ -348,7 +348,6 @@ def test_a_front_end_that_is_killed_takes_only_its_own_along(tmp_path: Path) -> 
         assert wait_until(lambda: metrics(server)["quire:seats_used"] == sum(not reader.broke for reader in streams))
         finishes = [reader.finish for reader in streams]
         assert set(finishes) == {"broken", "length"}
-        assert finishes.count("broken") <= 4
         aborted = "vllm:request_success_total[abort]"
         assert metrics(server)[aborted] >= before[aborted] + finishes.count("broken")
         assert wait_until(lambda: len(front_ends(server)) == 2 and metrics(server)["process_open_fds[0]"] > 0)
