@@ -4,6 +4,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 GATEWAYS := .venv-gateways
+WORKERS := $(shell $(PYTHON) -c "import os; print(min(len(os.sched_getaffinity(0)) + 1, 8))")  # servers are waited for
 LITELLM_VERSION := 1.106.2
 AGENTS := @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0
 .DELETE_ON_ERROR:
@@ -32,11 +33,11 @@ $(VENV)/.embedder: $(VENV)/.ready
 	@touch $@
 
 test: $(VENV)/.embedder
-	@$(BIN)/python -m pytest -m "not gpu and not long" -n auto --maxprocesses 8 --dist loadfile tests
+	@$(BIN)/python -m pytest -m "not gpu and not long" -n $(WORKERS) --dist loadfile tests
 
 # The whole of what `make test` samples.
 test-long: $(VENV)/.embedder
-	@QUIRE_TRACES=100000 $(BIN)/python -m pytest -m "not gpu" -n auto --maxprocesses 8 --dist loadfile tests
+	@QUIRE_TRACES=100000 $(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) --dist loadfile tests
 
 # LiteLLM's pins clash with everybody's: it gets an environment of its own (0.8 GB, a minute or two). So do the coding
 # agents (0.6 GB), where npm is.
