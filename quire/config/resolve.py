@@ -14,6 +14,7 @@ from quire.config.logits_processors import processor_classes
 from quire.config.model import ModelConfig
 from quire.config.model_info import DTYPE_ALIASES, ModelInfo, check_architecture, read_model_info
 from quire.config.pooler import Pooler, resolve_pooler
+from quire.config.ranks import check_ranks
 from quire.foundation.errors import ConfigError
 
 DEMO_MODEL = Path(__file__).parent.parent / "demo_model"
@@ -50,6 +51,7 @@ def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
     if info.unknown_keys:
         notes.append(f"config.json has keys that mean nothing to {info.architecture}: {', '.join(info.unknown_keys)}")
     device = _device(config.runtime.device, notes)
+    check_ranks(config.runtime.tensor_parallel_size, info, device)
     pooler = resolve_pooler(config.model, info)
     if config.model.logits_processors:
         if pooler is not None:
@@ -71,9 +73,7 @@ def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
         raise ConfigError(
             f"max_model_len={longest} is more than the model's {info.max_position} positions", "max_model_len"
         )
-    executor = (
-        "uni" if config.runtime.distributed_executor_backend == "auto" else config.runtime.distributed_executor_backend
-    )
+    executor = _executor(config.runtime.distributed_executor_backend, config.runtime.tensor_parallel_size)
     overlap = config.schedule.async_scheduling
     if overlap is None:
         overlap = device == "cuda" or executor == "mp"
@@ -175,11 +175,16 @@ def _check(config: EngineConfig) -> None:
     seconds = config.schedule.max_queue_seconds
     if seconds is not None and not 0 <= seconds < math.inf:
         raise ConfigError(f"max_queue_seconds must be >= 0 and finite, got {seconds}", "max_queue_seconds")
-    if config.runtime.tensor_parallel_size != 1:
+
+
+def _executor(wanted: str, ranks: int) -> str:
+    if wanted == "uni" and ranks > 1:
         raise ConfigError(
-            f"tensor_parallel_size must be 1 in this version, got {config.runtime.tensor_parallel_size}",
-            "tensor_parallel_size",
+            f"distributed_executor_backend=uni has one worker, and tensor_parallel_size={ranks} needs a process each: "
+            "use mp",
+            "distributed_executor_backend",
         )
+    return ("mp" if ranks > 1 else "uni") if wanted == "auto" else wanted
 
 
 def _device(wanted: str, notes: list[str]) -> str:

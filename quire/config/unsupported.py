@@ -14,7 +14,7 @@ _REASONS: dict[str, str] = {
         enable_tower_connector_lora""",
     "nothing is drafted: there is no speculative decoding": """
         speculative_config spec_method spec_model spec_tokens diffusion_config""",
-    "one engine runs on one device; start a server for each replica": """
+    "one engine runs on one host, over the GPUs of tensor_parallel_size; start a server for each replica": """
         pipeline_parallel_size data_parallel_size data_parallel_rank data_parallel_start_rank data_parallel_size_local
         data_parallel_address data_parallel_rpc_port data_parallel_backend data_parallel_hybrid_lb
         data_parallel_external_lb data_parallel_multi_port_external_lb data_parallel_supervisor_port

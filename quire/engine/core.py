@@ -135,8 +135,7 @@ class EngineCore:
         self._clock.lap("outbox")
         if not self.has_work:
             self._is_busy = False
-            worker = self._executor.sentinel
-            sentinels = (*self._grammars.sentinels, *(() if worker is None else (worker,)))
+            sentinels = (*self._grammars.sentinels, *self._executor.sentinels)
             inbox.wait(0.0 if self._can_prepare or self._grammars.can_prepare else timeout, *sentinels)
             self._clock.lap("idle")
         self._hold()

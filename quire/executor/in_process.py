@@ -12,7 +12,7 @@ from quire.types.plan import StepPlan, TokenMasks
 
 
 class InProcessExecutor:
-    sentinel = None
+    sentinels = ()
 
     def __init__(self, resolved: Resolved, worker: str = WORKER) -> None:
         self._resolved = resolved

@@ -95,6 +95,11 @@ class Child(Generic[T]):
         return self._process.pid
 
     @property
+    def folder(self) -> Path:
+        """That only this user can enter, and that is gone after the child, or with us."""
+        return self._folder
+
+    @property
     def lifeline(self) -> int:
         """File descriptor that becomes readable when the child is gone."""
         return self._lifeline.fileno()

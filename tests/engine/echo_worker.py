@@ -2,8 +2,8 @@
 position before *through the block table*; the next token is that hash. So a wrong block, seat, count or token anywhere
 changes the output, and `expected` knows what it should be. It keeps seats and tables like a real worker.
 
-`hf_overrides` sets its moods: step_seconds, fail_at_step, refuse ("ConfigError", …), prepares (calls it has use for);
-call `boom`.
+`hf_overrides` sets its moods: step_seconds, fail_at_step, refuse ("ConfigError", …), prepares (calls it has use for),
+moody_rank (whose alone they are); call `boom`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from quire.config.resolve import Resolved
 from quire.foundation import errors
 from quire.types.kv import KVGroupSpec, WorkerReport
 from quire.types.plan import StepPlan, TokenMasks
+from quire.types.ranks import ALONE, Rank
 from quire.types.request import EngineRequest
 from quire.types.result import StepResult
 from quire.types.sampling import SamplingParams
@@ -49,8 +50,10 @@ class EchoStep:
 
 
 class EchoWorker:
-    def __init__(self, resolved: Resolved) -> None:
-        self.moods = resolved.config.model.hf_overrides
+    def __init__(self, resolved: Resolved, rank: Rank = ALONE) -> None:
+        moods = resolved.config.model.hf_overrides
+        self.moods = moods if moods.get("moody_rank", rank.index) == rank.index else {}
+        self.rank = rank
         refusal = self.moods.get("refuse")
         if refusal:
             raise getattr(errors, refusal, RuntimeError)(f"echo refuses\nto start ({refusal})")
@@ -100,7 +103,7 @@ class EchoWorker:
         self.busy_until = max(self.busy_until, time.monotonic()) + self.moods.get("step_seconds", 0.0)
         if plan.awaits_masks:
             step = EchoStep(None, self.busy_until)
-            self.awaiting = plan, hashes, step
+            self.awaiting = (plan, hashes, step) if self.rank.is_first else None
             return step
         return EchoStep(self._sample(plan, hashes, {}), self.busy_until)
 
@@ -154,7 +157,10 @@ class EchoWorker:
             assert time.monotonic() >= self.busy_until, "prepared while a step runs"
             self.left_to_prepare -= 1
             return self.left_to_prepare > 0
-        return {"pid": os.getpid(), "method": method, "args": list(args), "seats": int((self.num_computed >= 0).sum())}
+        seats = int((self.num_computed >= 0).sum())
+        return {
+            "pid": os.getpid(), "rank": self.rank.index, "method": method, "args": list(args), "seats": seats,
+        }  # fmt: skip
 
     def shutdown(self) -> None:
         pass
