@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from quire.attention.context import StepContext
-from quire.kernels.qkv import qkv_rope_write
 from quire.kernels.rope import Place
 from quire.layers.linear import Linear
 from quire.layers.norm import RMSNorm
@@ -38,7 +37,7 @@ class Attention(nn.Module):
         self.scale = head_dim**-0.5
         self.cos_sin = cos_sin
         self.qkv_proj = Linear.qkv(hidden, num_heads, num_kv_heads, head_dim, bias=qkv_bias)
-        self.o_proj = Linear(num_heads * head_dim, hidden, bias=out_bias)
+        self.o_proj = Linear(num_heads * head_dim, hidden, bias=out_bias, role="columns")
         self.q_norm = self.k_norm = None
         if qk_norm_eps is not None:
             self.q_norm, self.k_norm = RMSNorm(head_dim, qk_norm_eps), RMSNorm(head_dim, qk_norm_eps)
@@ -48,9 +47,9 @@ class Attention(nn.Module):
 
         Writes the tokens' keys and values to the cache.
         """
-        cache, proj = ctx.caches[self.index], self.qkv_proj
+        cache = ctx.caches[self.index]
         norms = (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps) if self.q_norm and self.k_norm else ()
         place = Place(self.cos_sin, ctx.positions, ctx.slots, cache.k, cache.v, *self.heads, *norms)
-        q = qkv_rope_write(residual, proj.weight, proj.bias, (norm.weight, norm.eps), place)
+        q = self.qkv_proj.qkv_rope_write(residual, norm, place)
         y: torch.Tensor = self.o_proj(ctx.backend.run(q, cache, ctx.plan, self.scale), residual=residual)
         return y

@@ -15,7 +15,7 @@ class GatedMLP(nn.Module):
     def __init__(self, hidden: int, intermediate: int, *, bias: bool = False) -> None:
         super().__init__()
         self.gate_up_proj = Linear.gate_up(hidden, intermediate, bias=bias)
-        self.down_proj = Linear(intermediate, hidden, bias=bias)
+        self.down_proj = Linear(intermediate, hidden, bias=bias, role="columns")
 
     def forward(self, residual: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
         """`residual += mlp(norm(residual))` in place, [tokens, hidden]; returns it."""

@@ -9,7 +9,7 @@ import torch
 from quire.attention.base import AttentionSpec
 from quire.attention.select import select, select_for_prompts
 from quire.config.resolve import Resolved
-from quire.models.base import DecoderStack
+from quire.models.base import DecoderStack, num_weights
 from quire.models.pooling import PoolingModel
 from quire.types.kv import KVGroupSpec, PromptCost
 from quire.worker.batch import BatchBuilder
@@ -124,8 +124,7 @@ class Assembly:
         rows, tokens = resolved.max_num_seqs, resolved.max_num_batched_tokens
         eager = resolved.config.runtime.enforce_eager or not with_graphs
         wanted = [] if eager else graph_rows(rows, resolved.config.runtime.cuda_graph_sizes)
-        num_weights = model.num_bytes() // DTYPES[resolved.dtype].itemsize
-        mixed = [] if eager else mixed_sizes(rows, tokens, num_weights)
+        mixed = [] if eager else mixed_sizes(rows, tokens, model.num_weights())
         backend = select(
             resolved.config.runtime.attention_backend,
             self._attention(max([tokens, *(size.tokens for size in mixed)]), max_model_len),
@@ -158,7 +157,7 @@ class Assembly:
         """By operations: a weight of the layers costs a token two, attending to one token four a head and dimension."""
         if not isinstance(self._model, DecoderStack):
             return PromptCost()
-        weights = sum(parameter.numel() for parameter in self._model.layers.parameters())
+        weights = num_weights(self._model.layers)
         heads = self._spec.num_layers * self._model.num_heads * self._spec.head_dim
         return PromptCost(2 * heads / weights, self._prompt_wave, self._model.sliding_window or 0)
 
