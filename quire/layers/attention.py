@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from quire.attention.context import StepContext
+from quire.distributed.topology import Topology
 from quire.kernels.rope import Place
 from quire.layers.linear import Linear
 from quire.layers.norm import RMSNorm
@@ -41,6 +42,13 @@ class Attention(nn.Module):
         self.q_norm = self.k_norm = None
         if qk_norm_eps is not None:
             self.q_norm, self.k_norm = RMSNorm(head_dim, qk_norm_eps), RMSNorm(head_dim, qk_norm_eps)
+
+    def share_with(self, topology: Topology) -> None:
+        """Attend to this rank's share of the heads alone."""
+        heads, kv_heads, head_dim = self.heads
+        self.heads = (
+            topology.share(heads, "num_attention_heads"), topology.heads(kv_heads, "num_key_value_heads"), head_dim
+        )  # fmt: skip
 
     def forward(self, residual: torch.Tensor, norm: RMSNorm, ctx: StepContext) -> torch.Tensor:
         """`residual += attention(norm(residual))` in place, [tokens, hidden]; returns it.

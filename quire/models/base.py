@@ -12,7 +12,9 @@ from torch import nn
 
 from quire.attention.context import StepContext
 from quire.config.reading import read, read_positive
+from quire.distributed.group import Group
 from quire.foundation.errors import ConfigError
+from quire.kernels.across_ranks import gather_columns
 from quire.kernels.norm import rms_norm
 from quire.layers.block import DecoderLayer
 from quire.layers.embedding import Embedding
@@ -118,12 +120,20 @@ class DecoderStack(nn.Module):
     ) -> None:
         super().__init__()
         self.sizes = sizes
-        self.hidden, self.num_heads = sizes.hidden, sizes.heads
+        self.hidden, self.num_heads, self.num_kv_heads = sizes.hidden, sizes.heads, sizes.kv_heads
+        self.group: Group | None = None
         self.sliding_window = sliding_window
         self.embed_tokens = Embedding(sizes.vocab, sizes.hidden)
         self.layers = nn.ModuleList(layer(index) for index in range(sizes.layers))
         self.norm = RMSNorm(sizes.hidden, sizes.eps)
         self.lm_head = None if tied else Linear(sizes.hidden, sizes.vocab, bias=False, role="vocabulary")
+
+    def join(self, group: Group) -> None:
+        """Be the share of one of several ranks. Raises ConfigError if they cannot share it."""
+        topology = group.topology
+        self.num_heads = topology.share(self.num_heads, "num_attention_heads")
+        self.num_kv_heads = topology.heads(self.num_kv_heads, "num_key_value_heads")
+        self.group = group
 
     def forward(
         self,
@@ -146,15 +156,28 @@ class DecoderStack(nn.Module):
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """hidden: rows of what `forward` returned, [rows, hidden] → float32 [rows, vocab], written to `out` if given.
 
-        The final norm belongs here: only rows whose logits are wanted go through it.
+        The final norm belongs here: only rows whose logits are wanted go through it. Of ranks the first has them.
         """
         head = self.embed_tokens if self.lm_head is None else self.lm_head
-        return head.wide(hidden, self.norm, out)
+        if self.group is None:
+            return head.wide(hidden, self.norm, out)
+        part = head.wide(hidden, self.norm)
+        if out is None:
+            out = torch.empty((len(hidden), self.sizes.vocab), dtype=torch.float32, device=hidden.device)
+        return gather_columns(part, out, self.group)
 
     def output_row(self, token: int) -> torch.Tensor:
         """What makes the logit of a token of a state: float32 [hidden]."""
-        head = self.embed_tokens if self.lm_head is None else self.lm_head.matrix
-        return head.dense(torch.float32, slice(token, token + 1))[0]
+        if self.lm_head is None:
+            return self.embed_tokens.dense(torch.float32, slice(token, token + 1))[0]
+        (share,) = self.lm_head.shares
+        place = token - share.begin
+        if self.group is None:
+            return self.lm_head.matrix.dense(torch.float32, slice(place, place + 1))[0]
+        row = torch.zeros(self.hidden, dtype=torch.float32, device=self.norm.weight.device)
+        if share.begin <= token < share.end:
+            row.copy_(self.lm_head.matrix.dense(torch.float32, slice(place, place + 1))[0])
+        return self.group.sum(row)
 
     def states(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: rows of what `forward` returned → the model's own last hidden states, which logits are made of."""
@@ -176,7 +199,7 @@ class DecoderStack(nn.Module):
             kind="full",
             block_size=block_size,
             num_layers=self.sizes.layers,
-            num_kv_heads=self.sizes.kv_heads,
+            num_kv_heads=self.num_kv_heads,
             head_dim=self.sizes.head_dim,
             dtype_bytes=(dtype or self.embed_tokens.weight.dtype).itemsize,
         )

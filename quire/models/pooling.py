@@ -48,12 +48,16 @@ class PoolingModel(nn.Module):
         self.head = nn.ModuleList(head)
         self.mode: Mode = pooler.mode or ("last" if trunk.is_causal else "cls")
         self.is_causal = trunk.is_causal
-        self.num_heads, self.sliding_window = trunk.num_heads, trunk.sliding_window
+        self.sliding_window = trunk.sliding_window
         self.hidden = trunk.hidden
         self._label_tokens = pooler.label_tokens
         self._sources = {layer.source for layer in head}
         # A trunk may be taken from a checkpoint that goes on behind it.
         self._unused = re.compile("|".join(filter(None, [unused, r"lm_head\.|score\.|classifier\."])))
+
+    @property
+    def num_heads(self) -> int:
+        return self.trunk.num_heads
 
     def forward(self, input_ids: torch.Tensor, ctx: Any, layers: int | None = None) -> torch.Tensor:
         """ctx: a StepContext if the model is causal, else an EncoderContext. See the trunks' own."""

@@ -82,22 +82,25 @@ def _twins(model: Model, targets: list[Target], present: Container[str]) -> list
 def fill_randomly(model: Model, seed: int) -> None:
     """Uniform values that keep activations near unit size through any depth; norms are 1.
 
-    Same seed, same weights; and a quantized model is made of those that it would have in floating point.
+    Same seed, same weights; a quantized model is made of those that it would have in floating point, and ranks cut
+    theirs out of those that one would have.
     """
     device = next(parameter.device for _, parameter in model.named_parameters())
     generator = torch.Generator(device).manual_seed(seed)
     for _, module in model.named_modules():
         matrix = isinstance(module, Linear)
         if isinstance(module, Linear):
-            dense = torch.empty(module.local_shape, dtype=module.dtype, device=device)
-            module.set_dense(_draw(dense, generator))
+            dense = torch.empty(module.out_features, module.in_features, dtype=module.dtype, device=device)
+            module.set_dense(module.cut(_draw(dense, generator)))
         for name, parameter in module.named_parameters(recurse=False):
             if matrix and name != "bias":
                 continue
             if parameter.dim() >= 2:
                 _draw(parameter.data, generator)
             elif name == "bias":
-                parameter.data.uniform_(-0.02, 0.02, generator=generator)
+                whole = parameter.data if not isinstance(module, Linear) else parameter.new_empty(module.out_features)
+                whole.uniform_(-0.02, 0.02, generator=generator)
+                parameter.data.copy_(module.cut(whole) if isinstance(module, Linear) else whole)
             else:
                 parameter.data.fill_(1)
 

@@ -9,10 +9,12 @@ import torch
 from quire.attention.base import AttentionSpec
 from quire.attention.select import select, select_for_prompts
 from quire.config.resolve import Resolved
+from quire.distributed.group import Group
+from quire.distributed.peer_memory import Layout
 from quire.models.base import DecoderStack, num_weights
 from quire.models.pooling import PoolingModel
 from quire.types.kv import KVGroupSpec, PromptCost
-from quire.worker.batch import BatchBuilder
+from quire.worker.batch import BatchBuilder, round_size
 from quire.worker.graphs import decode_sizes, graph_rows
 from quire.worker.kv_store import KVStore
 from quire.worker.mixed_graphs import MAX_PROMPTS, mixed_sizes, with_prefixes
@@ -21,6 +23,7 @@ from quire.worker.pooling_runner import PoolingRunner, decoder_contexts, encoder
 from quire.worker.prefixes import PrefixRows
 from quire.worker.runner import Runner
 from quire.worker.sampling.custom import CustomProcessors
+from quire.worker.sampling.follower import Follower
 from quire.worker.sampling.plugins import LogitsProcessor
 from quire.worker.sampling.sampler import Sampler
 from quire.worker.seats import Seats
@@ -46,8 +49,10 @@ class Assembly:
         spec: KVGroupSpec,
         device: torch.device,
         streams: Streams,
+        group: Group | None = None,
     ) -> None:
         self._resolved = resolved
+        self._group = group
         self._model = model
         self._spec = spec
         self._device = device
@@ -144,13 +149,36 @@ class Assembly:
             store,
             seats,
             BatchBuilder(seats, prefixes, rows, tokens, max_model_len, device, pads=device.type == "cuda"),
-            Sampler(rows, resolved.info.vocab_size, rows + MAX_PROMPTS, device, custom),
+            self._sampler(rows, custom),
             max_rows=rows,
             staging_capacity=max(_STAGED_INTS, 2 * tokens + 8 * rows),
             device=device,
             streams=self._streams,
             decode_sizes=decode_sizes(wanted, backend.prefix_support),
             padded=padded,
+            group=self._group,
+        )
+
+    def _sampler(self, rows: int, custom: CustomProcessors | None) -> Sampler | Follower:
+        vocab_size = self._resolved.info.vocab_size
+        if self._group is not None and self._group.topology.rank > 0:
+            return Follower(vocab_size)
+        return Sampler(rows, vocab_size, rows + MAX_PROMPTS, self._device, custom)
+
+    def share_memory(self) -> None:
+        """Let ranks write what they tell each other into each other's memory, where they can."""
+        if self._group is None:
+            return
+        generates, rows = isinstance(self._model, DecoderStack), self._resolved.max_num_seqs
+        self._group.share_memory(
+            Layout(
+                size=self._group.topology.size,
+                hidden=self._model.hidden,
+                itemsize=DTYPES[self._resolved.dtype].itemsize,
+                max_rows=2 * self.max_tokens,
+                vocab=self._resolved.info.vocab_size if generates else 0,
+                logit_rows=max(round_size(rows), rows + MAX_PROMPTS) if generates else 0,
+            )
         )
 
     def prompt_cost(self) -> PromptCost:

@@ -28,6 +28,13 @@ class CacheSize(NamedTuple):
     max_model_len: int  # tokens of context that the blocks can hold
     note: str  # what was lowered, for the log
 
+    def at_most(self, num_blocks: int, max_model_len: int) -> CacheSize:
+        """The size that all ranks can hold."""
+        if max_model_len >= self.max_model_len:
+            return self._replace(num_blocks=num_blocks)
+        note = f"max_model_len={max_model_len}: another rank cannot hold more"
+        return CacheSize(num_blocks, max_model_len, note)
+
 
 def size_cache(resolved: Resolved, spec: KVGroupSpec, memory: Memory) -> CacheSize:
     """Blocks of the KV cache and the context length it can hold.

@@ -11,6 +11,8 @@ import torch
 
 from quire.attention.base import AttentionBackend
 from quire.attention.context import StepContext
+from quire.distributed.group import Group
+from quire.kernels.across_ranks import from_first
 from quire.kernels.step import commit, gather_decode
 from quire.models.base import DecoderStack, GivenEmbeddings
 from quire.types.plan import PromptLogprobs, StepPlan, TokenMasks
@@ -24,6 +26,7 @@ from quire.worker.prefixes import PrefixLayout
 from quire.worker.prompt_embeds import given_embeddings
 from quire.worker.prompt_logprobs import PromptScorer
 from quire.worker.readback import Readback, StepHandle
+from quire.worker.sampling.follower import Follower
 from quire.worker.sampling.logprobs import LogprobTensors
 from quire.worker.sampling.masks import Masks
 from quire.worker.sampling.sampler import Features, History, Sampler
@@ -51,7 +54,7 @@ class Runner:
         store: KVStore,
         seats: Seats,
         builder: BatchBuilder,
-        sampler: Sampler,
+        sampler: Sampler | Follower,
         *,
         max_rows: int,
         staging_capacity: int,
@@ -59,6 +62,7 @@ class Runner:
         streams: Streams,
         decode_sizes: list[DecodeSize],
         padded: PaddedSteps | None,
+        group: Group | None = None,
     ) -> None:
         self.model = model
         self._backend = backend
@@ -75,7 +79,13 @@ class Runner:
         self._sampled = torch.zeros(max_rows + MAX_PROMPTS, dtype=torch.int32, device=device)
         self._tokens = torch.zeros(max_rows + MAX_PROMPTS, dtype=torch.int32, device=device)
         rows = [round_size(max_rows), *(size.rows for size in (padded.sizes if padded else ()))]
-        self._logits = torch.empty(max(rows), sampler.vocab_size, dtype=torch.float32, device=device)
+        self._group = group
+        shared = group.peers.logits if group and group.peers else None
+        self._logits = (
+            torch.empty(max(rows), sampler.vocab_size, dtype=torch.float32, device=device)
+            if shared is None
+            else shared[: max(rows)]
+        )
         self.graphs = self.mixed_graphs = None
         if self._stream:  # weights and buffers are being written on the stream that is current here
             self._stream.wait_stream(torch.cuda.current_stream(device))
@@ -139,7 +149,7 @@ class Runner:
             else:
                 sample = self._mixed(plan, layout)
             self._seats.advance(plan.seats, plan.num_tokens)
-            if plan.awaits_masks:
+            if plan.awaits_masks and not isinstance(self._sampler, Follower):
                 return MaskedStep(plan.step, partial(self._sample_later, sample))
             return sample(None)
 
@@ -186,6 +196,7 @@ class Runner:
         self._sampler.sample_plain(
             self._logits[: size.rows], batch.seats, batch.buffers.seq_lens, sampled, filtered=filtered
         )
+        sampled = self._agreed(sampled)
         commit(self._seats.state, self._tokens[: size.rows], batch.seats, batch.buffers.seq_lens, sampled, None)
 
     # -- steps with prompt chunks -------------------------------------------------------------------------------
@@ -247,6 +258,7 @@ class Runner:
         lengths = batch.buffers.seq_lens.index_select(0, batch.sample_rows)
         sampled = self._sampled[: size.rows]
         self._sampler.sample_plain(self._logits[: size.rows], seats, lengths, sampled, filtered=filtered)
+        sampled = self._agreed(sampled)
         tokens = self._tokens[: size.rows]
         commit(self._seats.state, tokens, batch.seats, batch.buffers.seq_lens, sampled, batch.sample_index)
 
@@ -303,7 +315,18 @@ class Runner:
     def _commit(self, batch: Batch, sampled: torch.Tensor) -> None:
         self._readback.before_commit()
         tokens = self._tokens[: batch.num_rows]
+        sampled = self._agreed(sampled)
         commit(self._seats.state, tokens, batch.seats, batch.buffers.seq_lens, sampled, batch.sample_index)
+
+    def _agreed(self, sampled: torch.Tensor) -> torch.Tensor:
+        """The same tokens on every rank: the first one's. Ranks may pad differently, so as many as there can be."""
+        if self._group is None or not len(sampled):
+            return sampled
+        ours = self._sampled[: len(sampled)]
+        if ours.data_ptr() != sampled.data_ptr():
+            ours.copy_(sampled)
+        from_first(self._sampled, self._group)
+        return ours
 
     def _read_back(
         self,

@@ -17,6 +17,7 @@ import torch
 from quire.config.profiler import ProfilerConfig
 from quire.config.quantization import METHODS
 from quire.config.resolve import Resolved
+from quire.distributed.group import Group
 from quire.foundation.errors import ConfigError, InputError
 from quire.foundation.log import get_logger
 from quire.models import catalog, weights
@@ -27,6 +28,7 @@ from quire.quantization.base import QuantizationMethod
 from quire.quantization.plain import Unquantized
 from quire.types.kv import WorkerReport
 from quire.types.plan import PromptEmbeds, StepPlan, TokenMasks
+from quire.types.ranks import ALONE, Rank
 from quire.worker.assembly import DTYPES, Assembly
 from quire.worker.batch import SIZE_STEP, round_size
 from quire.worker.masked_step import MaskedStep
@@ -54,8 +56,10 @@ _kept: defaultdict[torch.device, int] = defaultdict(int)  # bytes; see Memory
 class Worker:
     """One device's muscle. Knows plans and arrays, nothing of requests, text or time."""
 
-    def __init__(self, resolved: Resolved) -> None:
+    def __init__(self, resolved: Resolved, rank: Rank = ALONE) -> None:
         self._resolved = resolved
+        self._rank = rank
+        self._group: Group | None = None  # None: this is the only one
         self._phases: dict[str, float] = {}
         self.runner: Runner | PoolingRunner | None = None
         self._unprepared: list[int] = []  # sizes of steps whose products the library has not loaded yet, falling
@@ -71,6 +75,7 @@ class Worker:
             return self._start()
         except BaseException as error:
             _forget_frames(error)
+            self._group = None  # taking leave would wait for the others
             self.shutdown()
             raise
 
@@ -79,19 +84,22 @@ class Worker:
         with self._phase("device"):
             self._platform = select_platform(resolved.device)
             self._threads_before = torch.get_num_threads()
-            self._device = self._platform.set_up(config.runtime.num_threads)
+            self._device = self._platform.set_up(config.runtime.num_threads, self._rank)
             self._streams = Streams(self._device)
             self._free_at_start = self._platform.free_bytes()
+        with self._phase("ranks"):
+            self._group = Group(self._rank, self._device) if self._rank.size > 1 else None
         with self._phase("build"):
             self._model = model = self._build_model()
         if self._device.type == "cpu" and not config.runtime.num_threads and model.num_bytes() < _SMALL_MODEL:
             torch.set_num_threads(1)
         profiling = ProfilerConfig.read(config.observe.profiler_config)
-        self._profiler = None if profiling is None else Profiler(profiling, self._device)
+        self._profiler = None if profiling is None else Profiler(profiling, self._device, self._mark)
         spec = model.kv_spec(config.cache.block_size, DTYPES[resolved.kv_dtype])
-        assembly = Assembly(resolved, model, spec, self._device, self._streams)
+        assembly = Assembly(resolved, model, spec, self._device, self._streams, self._group)
+        assembly.share_memory()
         setup = ProcessorSetup(info.vocab_size, self._device, Path(info.path))
-        processors = make_processors(config.model.logits_processors, setup)
+        processors = make_processors(config.model.logits_processors if self._rank.is_first else [], setup)
         with self._phase("rehearse"):
             rehearsal = self._rehearse(assembly)
         with self._phase("weights"):
@@ -99,7 +107,7 @@ class Worker:
                 model,
                 Path(info.path),
                 load_format=config.model.load_format,
-                show_progress=config.model.use_tqdm_on_load,
+                show_progress=config.model.use_tqdm_on_load and self._rank.is_first,
                 seed=config.model.seed,
             )
         with self._phase("compile"):
@@ -108,6 +116,8 @@ class Worker:
         with self._phase("profile"):
             memory = self._measure(assembly)
         size = size_cache(resolved, spec, memory)
+        if self._group is not None:
+            size = size.at_most(*self._group.smallest(size.num_blocks, size.max_model_len))
         with self._phase("kv_cache"):
             self.runner = assembly.runner(size.num_blocks, size.max_model_len, processors=processors)
         with self._phase("graphs"):
@@ -142,13 +152,17 @@ class Worker:
         yield
         self._phases[name] = time.perf_counter() - began
 
+    @property
+    def _mark(self) -> str:
+        return f"-rank{self._rank.index}" if self._rank.size > 1 else ""
+
     def _build_model(self) -> DecoderStack | PoolingModel:
-        resolved = self._resolved
+        resolved, group = self._resolved, self._group
         dtype, positions = DTYPES[resolved.dtype], resolved.max_model_len
         method = self._quantization(dtype)
         if resolved.pooler is None:
-            return catalog.build(resolved.info, dtype, self._device, positions, method)
-        return catalog.build_for_pooling(resolved.info, resolved.pooler, dtype, self._device, positions, method)
+            return catalog.build(resolved.info, dtype, self._device, positions, method, group)
+        return catalog.build_for_pooling(resolved.info, resolved.pooler, dtype, self._device, positions, method, group)
 
     def _quantization(self, dtype: torch.dtype) -> QuantizationMethod:
         """Raises ConfigError if the device cannot multiply such weights."""
@@ -209,7 +223,7 @@ class Worker:
             torch.cuda.empty_cache()
         return Memory(
             is_cpu=self._device.type == "cpu",
-            free=self._platform.free_bytes(),
+            free=self._platform.free_bytes() // (self._rank.size if self._device.type == "cpu" else 1),
             weights=self._model.num_bytes(),
             activations=activations,
             kept=_kept[self._device],
@@ -297,6 +311,9 @@ class Worker:
             torch.cuda.synchronize()
         self.runner = self._awaiting = None
         self.__dict__.pop("_model", None)
+        if self._group is not None:
+            self._group.close()
+            self._group = None
         if self._streams is not None:
             self._streams.give_back()
             self._streams = None
