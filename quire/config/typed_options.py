@@ -112,9 +112,9 @@ class EngineOptions(TypedDict, total=False):
     device: Literal["auto", "cuda", "cpu"]
     """Where the model runs; auto: a GPU if there is one."""
     tensor_parallel_size: int
-    """GPUs one model is spread over (1 in this version)."""
+    """Ranks that share every layer of the model: as many GPUs, or processes on a CPU."""
     distributed_executor_backend: Literal["auto", "uni", "mp"]
-    """uni: the worker shares the engine's process; mp: a process of its own. auto: uni for one device."""
+    """uni: the worker shares the engine's process; mp: a process of its own, one a rank. auto: uni for one rank."""
     attention_backend: str
     """Attention implementation by name; auto: the first in the platform's order that supports the model."""
     enforce_eager: bool

@@ -97,6 +97,7 @@ class EngineCore:
             "ping": self._ping,
             "stats": self.stats,
             "worker": executor.call,
+            "workers": executor.call_each,
             "profile": lambda *args: executor.call("profile", *args),
         }
 

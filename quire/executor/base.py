@@ -54,8 +54,13 @@ class Executor(Protocol):
     def call(self, method: str | Callable[..., Any], *args: Any) -> Any:
         """A utility call outside the steps (profile, memory …); waits for its answer.
 
-        A function gets the worker, if that is in this process; else InputError is raised.
+        A function gets the worker, if that is in this process; else InputError is raised. Of several ranks all are
+        asked, and the first one answers.
         """
+        ...
+
+    def call_each(self, method: str | Callable[..., Any], *args: Any) -> list[Any]:
+        """The same with the answers of all ranks."""
         ...
 
     def ping(self) -> None:

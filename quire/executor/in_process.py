@@ -38,6 +38,9 @@ class InProcessExecutor:
         assert self._worker is not None, "start() comes first"
         return self._worker.call(method, *args)
 
+    def call_each(self, method: str | Callable[..., Any], *args: Any) -> list[Any]:
+        return [self.call(method, *args)]
+
     def ping(self) -> None:
         """Its process is ours."""
 

@@ -86,7 +86,9 @@ class MultiprocExecutor:
         self._channels[0].send(Mask(masks))  # who samples
 
     def call(self, method: str | Callable[..., Any], *args: Any) -> Any:
-        """Every rank is asked; the answer is the first one's, an error anybody's."""
+        return self.call_each(method, *args)[0]
+
+    def call_each(self, method: str | Callable[..., Any], *args: Any) -> list[Any]:
         if not isinstance(method, str):
             raise InputError(
                 "a function cannot be sent to a worker process: name a method of the worker (memory, profile), or run "
@@ -100,7 +102,7 @@ class MultiprocExecutor:
         for answer in answers:
             if answer.failure is not None:
                 raise answer.failure.error()
-        return answers[0].value
+        return [answer.value for answer in answers]
 
     def ping(self) -> None:
         self.call(PING)

@@ -346,7 +346,7 @@ class AsyncLLM:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """What each worker (there is one) answers to one of its methods ("memory"), plain data.
+        """What each worker (one a rank) answers to one of its methods ("memory"), plain data.
 
         Raises InputError for a function, which cannot be sent to the engine's process, and TimeoutError.
         """
@@ -358,7 +358,8 @@ class AsyncLLM:
             )
         if kwargs:
             raise InputError("methods by their names take args, and no kwargs", "kwargs")
-        return [await asyncio.wait_for(self.call("worker", method, *args), timeout)]
+        answers: list[Any] = await asyncio.wait_for(self.call("workers", method, *args), timeout)
+        return answers
 
     async def start_profile(self, profile_prefix: str | None = None) -> None:
         """Record what the worker does from now on (`profiler_config`). profile_prefix: of the trace's file name.

@@ -199,7 +199,7 @@ class LLMEngine:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """What each worker (there is one) answers to a method by its name, or to a function of it.
+        """What each worker (one a rank) answers to a method by its name, or to a function of it.
 
         A function gets the worker and the arguments, and may return anything; it cannot be sent to another process,
         where InputError is raised instead. A name is one of those the worker has ("memory"); its answer is plain data.
@@ -210,7 +210,8 @@ class LLMEngine:
             return [self.client.run_in_worker(lambda worker: function(worker, *args, **named))]
         if kwargs:
             raise InputError("methods by their names take args, and kwargs are for functions", "kwargs")
-        return [self.client.call("worker", method, *args, timeout=timeout)]
+        answers: list[Any] = self.client.call("workers", method, *args, timeout=timeout)
+        return answers
 
     def apply_model(self, func: Callable[[Any], T]) -> list[T]:
         """What `func` makes of the model, a torch module, in each worker (there is one). Raises InputError like

@@ -16,7 +16,10 @@ class Profiler:
     """Begun and ended by the thread that runs the steps: only what it launches is recorded."""
 
     def __init__(self, config: ProfilerConfig, device: torch.device, mark: str = "") -> None:
-        """mark: of this process, in the names of files. Raises ConfigError if there is nothing to record here, or no folder to write to."""
+        """mark: of this process, in the names of files.
+
+        Raises ConfigError if there is nothing to record here, or no folder to write to.
+        """
         self._config = config
         self._is_cuda = device.type == "cuda"
         self._running: torch.profiler.profile | None = None

@@ -75,10 +75,14 @@ def test_the_report_says_what_each_rank_has(executor: MultiprocExecutor) -> None
 def test_a_step_that_fails_on_one_rank_is_its_failure(executor: MultiprocExecutor) -> None:
     _, plans = first_plans(executor, 3)
     futures = [executor.submit(plan) for plan in plans]
-    with pytest.raises(EngineDeadError, match=r"rank 2: step 1 failed: RuntimeError: echo was told to fail"):
+
+    def use() -> None:
         while True:
             futures[-1].result()
             executor.ping()
+
+    with pytest.raises(EngineDeadError, match=r"rank 2: step 1 failed: RuntimeError: echo was told to fail"):
+        use()
 
 
 @pytest.mark.parametrize("executor", [{"step_seconds": 30}], indirect=True)

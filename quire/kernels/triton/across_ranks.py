@@ -5,8 +5,8 @@ waits polls the data itself; nothing but one trip through the link lies between 
 words travel alone, and a flag a row follows them.
 
 A program waits for its twins on other ranks only. It has sent before it waits, and programs start in the same order
-everywhere, so those that run never wait for ones that cannot start. Dependents are let in first thing: while a row is on
-its way, the next product's weights are too.
+everywhere, so those that run never wait for ones that cannot start. Dependents are let in first thing: while a row is
+on its way, the next product's weights are too.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ def _address(pointer, TYPE: tl.constexpr):
 @triton.jit
 def _low(word, TYPE: tl.constexpr):
     """The first (or only) number of a 32-bit word, in float32."""
-    if TYPE == tl.float32:
+    if tl.float32 == TYPE:
         return word.to(tl.float32, bitcast=True)
     return word.to(tl.int16).to(TYPE, bitcast=True).to(tl.float32)
 
 
 @triton.jit
 def _high(word, TYPE: tl.constexpr):
-    if TYPE == tl.float32:
+    if tl.float32 == TYPE:
         return tl.zeros_like(word).to(tl.float32)
     return (word >> 16).to(tl.int16).to(TYPE, bitcast=True).to(tl.float32)
 
 
 @triton.jit
 def _word(low, high, TYPE: tl.constexpr):
-    if TYPE == tl.float32:
+    if tl.float32 == TYPE:
         return low.to(tl.int32, bitcast=True)
     first = low.to(TYPE).to(tl.int16, bitcast=True).to(tl.int32)
     return (first & 0xFFFF) | (high.to(TYPE).to(tl.int16, bitcast=True).to(tl.int32) << 16)

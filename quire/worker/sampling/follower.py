@@ -6,13 +6,9 @@ above all) can make them drift apart, masks have one place to go, and no rank bu
 
 from __future__ import annotations
 
-import numpy as np
-import torch
+from typing import Any
 
-from quire.kernels.sampling import History
-from quire.types.plan import Admit, TokenMasks
 from quire.worker.sampling.columns import Features
-from quire.worker.sampling.masks import Masks
 from quire.worker.sampling.sampler import SamplerOutput
 
 _NOTHING = Features(filter=False, penalties=False, lists=False, logprobs=False, custom=False)
@@ -24,35 +20,18 @@ class Follower:
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
 
-    def admit(self, admits: list[Admit]) -> None: ...
+    def admit(self, *_: Any) -> None: ...
 
-    def take_failures(self, seats: np.ndarray) -> dict[int, str]:  # noqa: ARG002 (a sampler's)
+    def take_failures(self, *_: Any) -> dict[int, str]:
         return {}
 
-    def features(self, seats: np.ndarray) -> Features:  # noqa: ARG002 (a sampler's)
+    def features(self, *_: Any) -> Features:
         return _NOTHING
 
-    def masks(self, masks: TokenMasks | None, sample_rows: np.ndarray | None) -> Masks | None:  # noqa: ARG002 (a sampler's)
+    def masks(self, *_: Any) -> None:
         return None
 
-    def sample_plain(
-        self,
-        logits: torch.Tensor,
-        seats: torch.Tensor,
-        lengths: torch.Tensor,
-        out: torch.Tensor,
-        *,
-        filtered: bool = False,
-    ) -> None: ...
+    def sample_plain(self, *_: Any, **__: Any) -> None: ...
 
-    def sample(
-        self,
-        logits: torch.Tensor,
-        seats: torch.Tensor,
-        lengths: torch.Tensor,
-        history: History,
-        features: Features,
-        seats_np: np.ndarray,
-        masks: Masks | None = None,
-    ) -> SamplerOutput:
+    def sample(self, *_: Any) -> SamplerOutput:
         raise AssertionError("a step of a follower asks for nothing")
