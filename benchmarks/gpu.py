@@ -1,6 +1,8 @@
-"""T1 … T4 and T6 on one GPU, each model in processes of its own, written to benchmarks/results/.
+"""T1 … T4 and T6 on one GPU, or on several that share a model, written to benchmarks/results/; each model in
+processes of its own.
 
     python -m benchmarks.gpu [--models qwen3-0.6b llama-3.1-8b] [--tests T1 T1b T2 T3 T4 T6] [--out FOLDER]
+                             [--options '{"tensor_parallel_size": 2}']
 
 The first process of a model starts with empty kernel caches: its first token is T6 "cold"; a second process gives
 T6 "warm". How each test is clocked is said in `gpu_child.py`.

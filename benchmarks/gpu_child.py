@@ -4,6 +4,7 @@ T1, T1b, T4 clock one `generate` call, requests handed over included, at tempera
 T2 is (a run of 256 tokens less a run of 1 token on other prompts) / 255, median of three.
 "steps=1,2,…" is the same for these batches with 64-token prompts and 128 or 48 tokens each, the better of two runs.
 T3 is the median of five calls (three for the large one). All requests ignore the end token.
+With the option tensor_parallel_size=N above 1 a row's case begins with "tp=N,", and floors are those of N GPUs.
 """
 
 from __future__ import annotations
@@ -27,10 +28,14 @@ class Bench:
         from quire import LLM
 
         self.model = model
+        self.ranks = int(options.get("tensor_parallel_size", 1))  # type: ignore[call-overload]
         folder = workloads.write_model_dir(model, Path(tempfile.mkdtemp()) / model)
         self.llm = LLM(str(folder), load_format="dummy", skip_tokenizer_init=True, **options)
 
     def emit(self, test: str, case: str, metric: str, value: float, unit: str, floor: float | None = None) -> None:
+        if self.ranks > 1:  # ranks share bytes and operations
+            case = f"tp={self.ranks},{case}"
+            floor = floor and (floor / self.ranks if metric.endswith(("ms", "seconds")) else floor * self.ranks)
         row = Row(test, self.model, case, metric, round(value, 4), unit, floor and round(floor, 4))
         print("ROW " + json.dumps(row.__dict__), flush=True)
 

@@ -115,9 +115,11 @@ class PeerMemory:
         import torch.distributed._symmetric_memory as symmetric_memory
 
         local = bases = None
+        everybody = dist.group.WORLD
+        assert everybody is not None
         try:
             local = symmetric_memory.empty(layout.offsets()[""], dtype=torch.uint8, device=device)
-            handle = symmetric_memory.rendezvous(local, dist.group.WORLD)
+            handle = symmetric_memory.rendezvous(local, everybody)
             bases = [int(pointer) for pointer in handle.buffer_ptrs]
             local.zero_()
         except (RuntimeError, AttributeError, TypeError) as error:

@@ -21,7 +21,8 @@ def reduce_add(partial: torch.Tensor, residual: torch.Tensor, group: Group) -> t
         return group.reduce_add(partial, residual)
     from quire.kernels.triton import across_ranks
 
-    return across_ranks.reduce_add(partial, residual, peers)
+    reduce = across_ranks.reduce_few if len(partial) <= peers.layout.few_rows else across_ranks.reduce_many
+    return reduce(partial, residual, peers)
 
 
 def gather_columns(part: torch.Tensor, out: torch.Tensor, group: Group) -> torch.Tensor:

@@ -193,7 +193,8 @@ class Linear(nn.Module):
         pair = None if norm is None else (norm.weight, norm.eps)
         if self.group is None:
             return self.matrix.linear(x, norm=pair, gated=self.gated, residual=residual)
-        partial = self.matrix.linear(x, norm=pair, gated=self.gated)
+        own = torch.empty((len(x), self.out_features), dtype=x.dtype, device=x.device) if x.is_cuda else None
+        partial = self.matrix.linear(x, norm=pair, out=own)
         return reduce_add(partial, torch.zeros_like(partial) if residual is None else residual, self.group)
 
     def wide(self, x: torch.Tensor, norm: RMSNorm, out: torch.Tensor | None = None) -> torch.Tensor:

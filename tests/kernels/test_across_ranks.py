@@ -45,7 +45,7 @@ def test_what_few_rows_send_and_make_of_what_comes(tmp_path: Path, dtype: torch.
             words = shown_bits(partials[source]).long() & 0xFFFFFFFF | use << 32
             ranks[1].views["few"][use & 1, source, :rows] = words
         wanted = reduce_add_reference(partials, residual)
-        found = across_ranks.reduce_add(partials[1], residual, ranks[1])
+        found = across_ranks.reduce_few(partials[1], residual, ranks[1])
         assert found is residual
         check(found, wanted)
         for other in (0, 2):
@@ -73,7 +73,7 @@ def test_what_many_rows_send_and_make_of_what_comes(
         ranks[1].views["many"][use & 1, 0, :rows] = shown_bits(partials[0])
         ranks[1].views["many_here"][use & 1, 0, :rows] = use
         wanted = reduce_add_reference(partials, residual)
-        check(across_ranks.reduce_add(partials[1], residual, ranks[1]), wanted)
+        check(across_ranks.reduce_many(partials[1], residual, ranks[1]), wanted)
         assert torch.equal(ranks[0].views["many"][use & 1, 1, :rows], shown_bits(partials[1]))
         assert (ranks[0].views["many_here"][use & 1, 1, :rows] == use).all()
 
@@ -118,7 +118,8 @@ for step in range(20):
     partials = [torch.randn(rows, 64, generator=generator).half() for _ in range(2)]
     residual = torch.randn(rows, 64, generator=generator).half()
     wanted = reduce_add_reference(partials, residual)
-    assert torch.equal(across_ranks.reduce_add(partials[rank], residual, peers), wanted), step
+    reduce = across_ranks.reduce_few if rows <= layout.few_rows else across_ranks.reduce_many
+    assert torch.equal(reduce(partials[rank], residual, peers), wanted), step
     parts = [torch.randn(rows, 64, generator=generator) for _ in range(2)]
     across_ranks.gather_columns(parts[rank], peers.logits[:rows], peers)
     if rank == 0:

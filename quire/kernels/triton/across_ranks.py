@@ -18,8 +18,6 @@ import triton.language as tl
 from quire.distributed.peer_memory import CHUNK, PeerMemory
 from quire.kernels.triton.launch import has_pdl, next_power_of_2
 
-_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
-
 
 @triton.jit
 def _address(pointer, TYPE: tl.constexpr):
@@ -30,24 +28,30 @@ def _address(pointer, TYPE: tl.constexpr):
 @triton.jit
 def _low(word, TYPE: tl.constexpr):
     """The first (or only) number of a 32-bit word, in float32."""
-    if tl.float32 == TYPE:
-        return word.to(tl.float32, bitcast=True)
-    return word.to(tl.int16).to(TYPE, bitcast=True).to(tl.float32)
+    if TYPE.primitive_bitwidth == 32:
+        y = word.to(tl.float32, bitcast=True)
+    else:
+        y = word.to(tl.int16).to(TYPE, bitcast=True).to(tl.float32)
+    return y
 
 
 @triton.jit
 def _high(word, TYPE: tl.constexpr):
-    if tl.float32 == TYPE:
-        return tl.zeros_like(word).to(tl.float32)
-    return (word >> 16).to(tl.int16).to(TYPE, bitcast=True).to(tl.float32)
+    if TYPE.primitive_bitwidth == 32:
+        y = tl.zeros_like(word).to(tl.float32)
+    else:
+        y = (word >> 16).to(tl.int16).to(TYPE, bitcast=True).to(tl.float32)
+    return y
 
 
 @triton.jit
 def _word(low, high, TYPE: tl.constexpr):
-    if tl.float32 == TYPE:
-        return low.to(tl.int32, bitcast=True)
-    first = low.to(TYPE).to(tl.int16, bitcast=True).to(tl.int32)
-    return (first & 0xFFFF) | (high.to(TYPE).to(tl.int16, bitcast=True).to(tl.int32) << 16)
+    if TYPE.primitive_bitwidth == 32:
+        y = low.to(tl.int32, bitcast=True)
+    else:
+        first = low.to(TYPE).to(tl.int16, bitcast=True).to(tl.int32)
+        y = (first & 0xFFFF) | (high.to(TYPE).to(tl.int16, bitcast=True).to(tl.int32) << 16)
+    return y
 
 
 @triton.jit
@@ -67,10 +71,10 @@ def _arrived(pointers, there, use):
 
 @triton.jit
 def _reduce_few_kernel(
-    partial_ptr, residual_ptr, peers_ptr, uses_ptr, words,
-    RANK: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, TYPE: tl.constexpr,
-    PDL: tl.constexpr,
+    partial_ptr, residual_ptr, peers_ptr, uses_ptr, typed_ptr, words,
+    RANK: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    TYPE: tl.constexpr = typed_ptr.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     there = at < words
@@ -100,10 +104,10 @@ def _reduce_few_kernel(
 
 @triton.jit
 def _reduce_many_kernel(
-    partial_ptr, residual_ptr, peers_ptr, flags_ptr, uses_ptr, words,
-    RANK: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, TYPE: tl.constexpr,
-    PDL: tl.constexpr,
+    partial_ptr, residual_ptr, peers_ptr, flags_ptr, uses_ptr, typed_ptr, words,
+    RANK: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    TYPE: tl.constexpr = typed_ptr.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     there = at < words
@@ -192,22 +196,26 @@ def _gather_columns_kernel(
     tl.store(uses_ptr + place, use)
 
 
-def reduce_add(partial: torch.Tensor, residual: torch.Tensor, peers: PeerMemory) -> torch.Tensor:
-    """See `quire.kernels.across_ranks`; at most the layout's `many_rows`."""
+def reduce_few(partial: torch.Tensor, residual: torch.Tensor, peers: PeerMemory) -> torch.Tensor:
+    """See `quire.kernels.across_ranks`; at most the layout's `few_rows`."""
     layout, topology, pdl = peers.layout, peers.topology, has_pdl(partial.device)
     block = next_power_of_2(layout.words)
-    shape = {"BLOCK": block, "TYPE": _TYPES[partial.dtype], "PDL": pdl, "launch_pdl": pdl}
-    rank = {"RANK": topology.rank, "SIZE": topology.size}
-    words, sums = partial.view(torch.int32), residual.view(torch.int32)
-    if len(partial) <= layout.few_rows:
-        _reduce_few_kernel[(len(partial),)](
-            words, sums, peers.bases["few"], peers.uses["few"], layout.words, ROWS=layout.few_rows, **rank, **shape,
-            num_warps=min(max(block // 128, 1), 16),
-        )  # fmt: skip
-        return residual
+    _reduce_few_kernel[(len(partial),)](
+        partial.view(torch.int32), residual.view(torch.int32), peers.bases["few"], peers.uses["few"], residual,
+        layout.words, RANK=topology.rank, SIZE=topology.size, ROWS=layout.few_rows, BLOCK=block, PDL=pdl,
+        num_warps=min(max(block // 128, 1), 16), launch_pdl=pdl,
+    )  # fmt: skip
+    return residual
+
+
+def reduce_many(partial: torch.Tensor, residual: torch.Tensor, peers: PeerMemory) -> torch.Tensor:
+    """The same for at most `many_rows`."""
+    layout, topology, pdl = peers.layout, peers.topology, has_pdl(partial.device)
+    block = next_power_of_2(layout.words)
     _reduce_many_kernel[(len(partial),)](
-        words, sums, peers.bases["many"], peers.bases["many_here"], peers.uses["many"], layout.words,
-        ROWS=layout.many_rows, **rank, **shape, num_warps=min(max(block // 256, 1), 8),
+        partial.view(torch.int32), residual.view(torch.int32), peers.bases["many"], peers.bases["many_here"],
+        peers.uses["many"], residual, layout.words, RANK=topology.rank, SIZE=topology.size, ROWS=layout.many_rows,
+        BLOCK=block, PDL=pdl, num_warps=min(max(block // 256, 1), 8), launch_pdl=pdl,
     )  # fmt: skip
     return residual
 
