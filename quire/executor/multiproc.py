@@ -6,7 +6,8 @@ and whatever goes wrong with one of them is the end of all.
 
 from __future__ import annotations
 
-import select
+import re
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +25,9 @@ from quire.types.plan import StepPlan, TokenMasks
 from quire.types.ranks import Rank
 from quire.types.result import StepResult
 
-# A rank whose peer is killed fails as well, a moment before or after its end is known: that end is the reason.
+# A rank whose peer is gone fails as well, in the words of the libraries that they talk through, a moment before or
+# after the other's end is known: that end is the reason.
+_LOST_PEER = re.compile(r"connection|peer|gloo|NCCL|socket", re.IGNORECASE)
 _CAUSE_SECONDS = 0.5
 _GIB = 1024**3
 
@@ -159,17 +162,27 @@ class MultiprocExecutor:
         self._has_failed = True
         if len(self._children) == 1:
             return message.error() if isinstance(message, Failure) else _unexpected(message)
-        others = {child.lifeline: child for number, child in enumerate(self._children) if number != index}
-        for lifeline in select.select(list(others), [], [], _CAUSE_SECONDS)[0]:
-            try:
-                others[lifeline].check()
-            except EngineDeadError as error:
-                return error
-        if isinstance(message, Failure):
-            return msgspec.structs.replace(message, message=f"rank {index}: {message.message}").error()
-        if isinstance(message, Ran) and message.result.error is not None:
-            return EngineDeadError(f"rank {index}: step {message.result.step} failed: {message.result.error}")
-        return _unexpected(message)
+        error = _told(index, message)
+        return (_LOST_PEER.search(str(error)) and self._cause(index)) or error
+
+    def _cause(self, index: int) -> Exception | None:
+        """What ended another rank, if one has lost it."""
+        others = {number: child for number, child in enumerate(self._children) if number != index}
+        until = time.monotonic() + _CAUSE_SECONDS
+        while (left := until - time.monotonic()) > 0 and others:
+            Channel.wait_any([child.channel for child in others.values()], left, *(c.lifeline for c in others.values()))
+            for number, child in list(others.items()):
+                try:
+                    message = child.receive(0)
+                except EngineDeadError as death:
+                    return death
+                if message is None:
+                    continue
+                error = _told(number, message)
+                if not _LOST_PEER.search(str(error)):
+                    return error
+                del others[number]
+        return None
 
     def _stop(self, grace: float) -> None:
         for child in self._children:
@@ -198,6 +211,14 @@ class RemoteStep:
         if result.step != self._step:
             raise EngineDeadError(f"the worker answered step {result.step} when step {self._step} was due")
         self._result = result
+
+
+def _told(index: int, message: FromWorker) -> Exception:
+    if isinstance(message, Failure):
+        return msgspec.structs.replace(message, message=f"rank {index}: {message.message}").error()
+    if isinstance(message, Ran) and message.result.error is not None:
+        return EngineDeadError(f"rank {index}: step {message.result.step} failed: {message.result.error}")
+    return _unexpected(message)
 
 
 def _joined(reports: list[WorkerReport]) -> WorkerReport:

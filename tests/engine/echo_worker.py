@@ -3,7 +3,7 @@ position before *through the block table*; the next token is that hash. So a wro
 changes the output, and `expected` knows what it should be. It keeps seats and tables like a real worker.
 
 `hf_overrides` sets its moods: step_seconds, fail_at_step, refuse ("ConfigError", …), prepares (calls it has use for),
-moody_rank (whose alone they are); call `boom`.
+fail_with (what it says then), of_rank (moods of one of several, by its number); call `boom`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class EchoStep:
 class EchoWorker:
     def __init__(self, resolved: Resolved, rank: Rank = ALONE) -> None:
         moods = resolved.config.model.hf_overrides
-        self.moods = moods if moods.get("moody_rank", rank.index) == rank.index else {}
+        self.moods = moods.get("of_rank", {}).get(str(rank.index), {}) if "of_rank" in moods else moods
         self.rank = rank
         refusal = self.moods.get("refuse")
         if refusal:
@@ -88,7 +88,7 @@ class EchoWorker:
     def execute(self, plan: StepPlan) -> EchoStep:
         assert self.awaiting is None, "a step is overtaken that still awaits its masks"
         if plan.step == self.moods.get("fail_at_step"):
-            raise RuntimeError("echo was told to fail")
+            raise RuntimeError(self.moods.get("fail_with", "echo was told to fail"))
         self._take_over(plan)
         hashes = np.empty(plan.num_rows, np.int64)
         decodes = plan.seats[: plan.num_decodes].astype(np.int64)

@@ -71,7 +71,7 @@ def test_the_report_says_what_each_rank_has(executor: MultiprocExecutor) -> None
     assert "; rank 2 on echo" in note
 
 
-@pytest.mark.parametrize("executor", [{"fail_at_step": 1, "moody_rank": 2}], indirect=True)
+@pytest.mark.parametrize("executor", [{"of_rank": {"2": {"fail_at_step": 1}}}], indirect=True)
 def test_a_step_that_fails_on_one_rank_is_its_failure(executor: MultiprocExecutor) -> None:
     _, plans = first_plans(executor, 3)
     futures = [executor.submit(plan) for plan in plans]
@@ -83,6 +83,18 @@ def test_a_step_that_fails_on_one_rank_is_its_failure(executor: MultiprocExecuto
 
     with pytest.raises(EngineDeadError, match=r"rank 2: step 1 failed: RuntimeError: echo was told to fail"):
         use()
+
+
+LOST = {"fail_at_step": 0, "fail_with": "Connection closed by peer [127.0.0.1]"}
+CAUSE = {"fail_at_step": 0, "fail_with": "out of memory"}
+
+
+@pytest.mark.parametrize("executor", [{"of_rank": {"0": LOST, "1": LOST, "2": CAUSE}}], indirect=True)
+def test_what_others_say_of_a_failure_is_not_its_cause(executor: MultiprocExecutor) -> None:
+    _, plans = first_plans(executor, 1)
+    future = executor.submit(plans[0])
+    with pytest.raises(EngineDeadError, match="rank 2: step 0 failed: RuntimeError: out of memory"):
+        future.result()
 
 
 @pytest.mark.parametrize("executor", [{"step_seconds": 30}], indirect=True)
@@ -115,7 +127,7 @@ def test_a_rank_that_hangs_gives_no_sign_of_life(executor: MultiprocExecutor) ->
 
 
 def test_the_first_refusal_is_told_with_its_rank_and_all_are_gone() -> None:
-    made = make({"refuse": "ConfigError", "moody_rank": 1})
+    made = make({"of_rank": {"1": {"refuse": "ConfigError"}}})
     with pytest.raises(ConfigError, match=r"rank 1: echo refuses"):
         made.start()
     assert not alive(made.pids)
