@@ -19,6 +19,7 @@ from quire.quantization.base import (
     MatrixInfo,
     QuantizationMethod,
     Role,
+    Rows,
     Source,
     Spec,
 )
@@ -153,15 +154,24 @@ class Linear(nn.Module):
     # -- products -----------------------------------------------------------------------------------------------
 
     def forward(
-        self, x: torch.Tensor, norm: RMSNorm | None = None, residual: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """norm: what x goes through first. residual: the result is added to it in place, and it is returned."""
+        self,
+        x: Rows,
+        norm: RMSNorm | None = None,
+        residual: torch.Tensor | None = None,
+        reader: Linear | None = None,
+    ) -> Rows:
+        """norm: what x goes through first. residual: the result is added to it in place, and it is returned.
+
+        reader: the one layer that the result goes to, and which it may be rounded for; without, it is a tensor."""
         pair = None if norm is None else (norm.weight, norm.eps)
-        return self.matrix.linear(x, norm=pair, gated=self.gated, residual=residual)
+        after = None if reader is None else reader.matrix
+        return self.matrix.linear(x, norm=pair, gated=self.gated, residual=residual, reader=after)
 
     def wide(self, x: torch.Tensor, norm: RMSNorm, out: torch.Tensor | None = None) -> torch.Tensor:
         """The same in float32, as logits are wanted; into `out` if given."""
-        return self.matrix.linear(x, norm=(norm.weight, norm.eps), out_dtype=torch.float32, out=out)
+        y = self.matrix.linear(x, norm=(norm.weight, norm.eps), out_dtype=torch.float32, out=out)
+        assert isinstance(y, torch.Tensor)
+        return y
 
     def qkv_rope_write(self, x: torch.Tensor, norm: RMSNorm, place: Place) -> torch.Tensor:
         """x [tokens, in] → rotated q [tokens, num_heads, head_dim]; k and v go to their slots in the cache."""
