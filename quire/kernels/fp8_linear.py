@@ -62,11 +62,31 @@ def linear(
     how = decode_gemm.plan_8_bits(x, weight, gated=gated, residual=residual is not None)
     if how is not None:
         return decode_gemm.linear(x, weight, bias, norm, gated, residual, out_dtype, out, how, scale)
-    if not len(x) or x.dtype not in (torch.bfloat16, torch.float16) or not takes_rows(weight):
-        return plain_linear(
-            x, widened(weight, scale, x.dtype), bias,
-            norm=norm, gated=gated, residual=residual, out_dtype=out_dtype, out=out,
+    if len(x) and x.dtype in (torch.bfloat16, torch.float16) and takes_rows(weight):
+        return by_library(
+            x, weight, scale, bias,
+            norm=norm, gated=gated, residual=residual, out_dtype=out_dtype, out=out, narrow=narrow,
         )  # fmt: skip
+    return plain_linear(
+        x, widened(weight, scale, x.dtype), bias,
+        norm=norm, gated=gated, residual=residual, out_dtype=out_dtype, out=out,
+    )  # fmt: skip
+
+
+def by_library(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    norm: tuple[torch.Tensor, float] | None = None,
+    gated: bool = False,
+    residual: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
+    narrow: bool = False,
+) -> torch.Tensor | Fp8Rows:
+    """`linear`, of weights that take rows in 8 bits, for any number of them."""
     from quire.kernels.triton import fp8_rows
 
     rows = Fp8Rows(*(fp8_rows.quantize(x) if norm is None else fp8_rows.rms_norm_quantize(x, *norm)))
