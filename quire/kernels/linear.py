@@ -39,7 +39,7 @@ def linear(
     own_output = out is not None or out_dtype is not None
     if gated + (residual is not None) + own_output > 1:
         raise ValueError("a gated result, a residual and an output of one's own exclude one another")
-    summed = residual is not None or (norm is None and out is not None and out.dtype == x.dtype)
+    summed = decode_gemm.adds_up(norm, residual, out)
     if norm is not None and x.dtype == torch.float16:  # x * norm's weight, not yet divided, may leave its range
         x, norm = rms_norm(x, *norm), None
     plan = decode_gemm.plan(x, weight, gated=gated, residual=summed)

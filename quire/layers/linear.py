@@ -20,8 +20,10 @@ from quire.quantization.base import (
     Axis,
     Matrix,
     MatrixInfo,
+    Norm,
     QuantizationMethod,
     Role,
+    Rows,
     Source,
     Spec,
 )
@@ -187,19 +189,34 @@ class Linear(nn.Module):
     # -- products -----------------------------------------------------------------------------------------------
 
     def forward(
-        self, x: torch.Tensor, norm: RMSNorm | None = None, residual: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """norm: what x goes through first. residual: the result is added to it in place, and it is returned."""
+        self,
+        x: Rows,
+        norm: RMSNorm | None = None,
+        residual: torch.Tensor | None = None,
+        reader: Linear | None = None,
+    ) -> Rows:
+        """norm: what x goes through first. residual: the result is added to it in place, and it is returned.
+
+        reader: the one layer that the result goes to, and which it may be rounded for; without, it is a tensor."""
         pair = None if norm is None else (norm.weight, norm.eps)
-        if self.group is None:
-            return self.matrix.linear(x, norm=pair, gated=self.gated, residual=residual)
-        own = torch.empty((len(x), self.out_features), dtype=x.dtype, device=x.device) if x.is_cuda else None
-        partial = self.matrix.linear(x, norm=pair, out=own)
+        if self.group is not None:
+            return self._sum(x, pair, residual)
+        after = None if reader is None else reader.matrix
+        return self.matrix.linear(x, norm=pair, gated=self.gated, residual=residual, reader=after)
+
+    def _sum(self, x: Rows, norm: Norm | None, residual: torch.Tensor | None) -> torch.Tensor:
+        """Of the parts that all ranks have of the product, and the residual."""
+        assert self.group is not None
+        own = torch.empty_like(residual) if residual is not None and residual.is_cuda else None
+        partial = self.matrix.linear(x, norm=norm, out=own)
+        assert isinstance(partial, torch.Tensor)
         return reduce_add(partial, torch.zeros_like(partial) if residual is None else residual, self.group)
 
     def wide(self, x: torch.Tensor, norm: RMSNorm, out: torch.Tensor | None = None) -> torch.Tensor:
         """The same in float32, as logits are wanted; into `out` if given."""
-        return self.matrix.linear(x, norm=(norm.weight, norm.eps), out_dtype=torch.float32, out=out)
+        y = self.matrix.linear(x, norm=(norm.weight, norm.eps), out_dtype=torch.float32, out=out)
+        assert isinstance(y, torch.Tensor)
+        return y
 
     def qkv_rope_write(self, x: torch.Tensor, norm: RMSNorm, place: Place) -> torch.Tensor:
         """x [tokens, in] → rotated q [tokens, num_heads, head_dim]; k and v go to their slots in the cache."""

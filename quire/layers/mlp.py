@@ -19,5 +19,6 @@ class GatedMLP(nn.Module):
 
     def forward(self, residual: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
         """`residual += mlp(norm(residual))` in place, [tokens, hidden]; returns it."""
-        y: torch.Tensor = self.down_proj(self.gate_up_proj(residual, norm), residual=residual)
+        inner = self.gate_up_proj(residual, norm, reader=self.down_proj)
+        y: torch.Tensor = self.down_proj(inner, residual=residual)
         return y

@@ -20,6 +20,7 @@ import torch
 
 from quire.foundation.errors import ConfigError
 from quire.foundation.registry import Registry
+from quire.kernels.fp8_linear import Fp8Rows
 from quire.kernels.linear import linear
 from quire.kernels.rope import qk_norm_rope_write
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 Norm = tuple[torch.Tensor, float]
 """Weight [k] and eps of an RMS norm."""
+Rows = torch.Tensor | Fp8Rows
+"""What is multiplied, [m, k]: in the dtype of activations, or 8 bits and a scale a row."""
 Tensors = Mapping[str, torch.Tensor]
 Role = Literal["rows", "columns", "vocabulary", "none"]
 """How ranks share a matrix: by output rows (q, k, v, gate, up), by input columns, so that each rank's product is a part
@@ -55,6 +58,7 @@ class Matrix(ABC):
     """
 
     bias: torch.Tensor | None
+    takes_fp8_rows = False
 
     @abstractmethod
     def dense(self, dtype: torch.dtype, rows: slice = ALL_ROWS) -> torch.Tensor:
@@ -62,15 +66,21 @@ class Matrix(ABC):
 
     def linear(
         self,
-        x: torch.Tensor,
+        x: Rows,
         *,
         norm: Norm | None = None,
         gated: bool = False,
         residual: torch.Tensor | None = None,
         out_dtype: torch.dtype | None = None,
         out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """x [m, k] → [m, n], with what stands around the product; see `quire.kernels.linear`."""
+        reader: Matrix | None = None,  # noqa: ARG002 (for those who can)
+    ) -> Rows:
+        """x [m, k] → [m, n], with what stands around the product; see `quire.kernels.linear`.
+
+        reader: the one matrix that the result is multiplied by: it may get its rows in 8 bits if it takes them.
+        """
+        if isinstance(x, Fp8Rows):
+            raise TypeError("this matrix takes no rows of 8 bits")
         return linear(
             x, self.dense(x.dtype), self.bias,
             norm=norm, gated=gated, residual=residual, out_dtype=out_dtype, out=out,
@@ -78,7 +88,9 @@ class Matrix(ABC):
 
     def qkv_rope_write(self, x: torch.Tensor, norm: Norm, place: Place) -> torch.Tensor:
         """x [tokens, k] → rotated q [tokens, num_heads, head_dim]; k and v go to the cache. See `quire.kernels.qkv`."""
-        return qk_norm_rope_write(self.linear(x, norm=norm), *place)
+        qkv = self.linear(x, norm=norm)
+        assert isinstance(qkv, torch.Tensor)
+        return qk_norm_rope_write(qkv, *place)
 
 
 class WeightFormat(ABC):

@@ -14,6 +14,7 @@ from quire.quantization.base import (
     MatrixInfo,
     Norm,
     QuantizationMethod,
+    Rows,
     Scheme,
     Spec,
     Tensors,
@@ -36,14 +37,16 @@ class PlainMatrix(Matrix):
 
     def linear(
         self,
-        x: torch.Tensor,
+        x: Rows,
         *,
         norm: Norm | None = None,
         gated: bool = False,
         residual: torch.Tensor | None = None,
         out_dtype: torch.dtype | None = None,
         out: torch.Tensor | None = None,
+        reader: Matrix | None = None,  # noqa: ARG002 (takes them as they are)
     ) -> torch.Tensor:
+        assert isinstance(x, torch.Tensor)
         return linear(
             x, self.weight, self.bias, norm=norm, gated=gated, residual=residual, out_dtype=out_dtype, out=out
         )
