@@ -16,7 +16,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial as bound
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quire.distributed.group import Group
 
 CALLS, REPLAYS = 40, 20
 VOCAB = 128256
@@ -43,69 +48,52 @@ def main() -> None:
 
 
 def _rank(rank: int, size: int, hidden: int, meeting: str) -> None:
-    import torch
-
     from quire.distributed.group import Group
     from quire.distributed.peer_memory import Layout
-    from quire.kernels import across_ranks
     from quire.platforms import select_platform
     from quire.types.ranks import Rank
 
     me = Rank(rank, size, meeting)
-    device = select_platform("cuda").set_up(None, me)
-    group = Group(me, device)
+    group = Group(me, select_platform("cuda").set_up(None, me))
     group.share_memory(Layout(size, hidden, 2, max_rows=16384, vocab=VOCAB, logit_rows=1040))
+    _sums(group, hidden)
+    _ends_of_steps(group, hidden)
+    group.close()
+    os._exit(0)
+
+
+def _sums(group: Group, hidden: int) -> None:
+    import torch
+
+    from quire.kernels.triton import across_ranks
+
     peers = group.peers
+    _say(group, "rows", "KiB", "few", "many", "library")
+    for rows in (1 << power for power in range(14)):
+        partial, residual = (torch.zeros(rows, hidden, device=group.device).bfloat16() for _ in range(2))
+        found: list[object] = [rows, rows * hidden * 2 // 1024]
+        for reduce, name in ((across_ranks.reduce_few, "few_rows"), (across_ranks.reduce_many, "many_rows")):
+            if peers is None or rows > getattr(peers.layout, name):
+                found.append("-")
+            else:
+                found.append(round(_timed(bound(reduce, partial, residual, peers)), 2))
+        found.append(round(_timed(bound(group.reduce_add, partial, residual)), 2))
+        _say(group, *found)
 
-    def timed(body: Callable[[], object]) -> float:
-        """µs a call."""
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            body()
-            stream.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            graph.capture_begin(capture_error_mode="thread_local")
-            for _ in range(CALLS):
-                body()
-            graph.capture_end()
-            times = []
-            for _ in range(REPLAYS):
-                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                begin.record()
-                graph.replay()
-                end.record()
-                end.synchronize()
-                times.append(begin.elapsed_time(end) * 1e3 / CALLS)
-        return statistics.median(times)
 
-    def say(*columns: object) -> None:
-        if rank == 0:
-            print(*(f"{column:>14}" for column in columns), flush=True)
+def _ends_of_steps(group: Group, hidden: int) -> None:
+    import torch
 
-    say("rows", "KiB", "few", "many", "library")
-    for power in range(14):
-        rows = 1 << power
-        partial = torch.randn(rows, hidden, device=device).bfloat16()
-        residual = torch.randn(rows, hidden, device=device).bfloat16()
-        found = [rows, rows * hidden * 2 // 1024]
-        for kernel in ("few", "many"):
-            if peers is None or rows > getattr(peers.layout, f"{kernel}_rows"):
-                found.append("-")  # type: ignore[arg-type]
-                continue
-            from quire.kernels.triton import across_ranks as triton_kernels
+    from quire.kernels import across_ranks
 
-            reduce = triton_kernels.reduce_few if kernel == "few" else triton_kernels.reduce_many
-            found.append(round(timed(lambda r=reduce: r(partial, residual, peers)), 2))  # type: ignore[misc, arg-type]
-        found.append(round(timed(lambda: group.reduce_add(partial, residual)), 2))  # type: ignore[arg-type]
-        residual.zero_()
-        say(*found)
-    say("rows", "MiB", "logits", "library", "tokens")
-    tokens = torch.zeros(1040, dtype=torch.int32, device=device)
-    tiny = torch.zeros(1, hidden, dtype=torch.bfloat16, device=device)
+    _say(group, "rows", "MiB", "logits", "library", "tokens")
+    tokens = torch.zeros(1040, dtype=torch.int32, device=group.device)
+    tiny = torch.zeros(1, hidden, dtype=torch.bfloat16, device=group.device)
+    width = -(-VOCAB // group.topology.size)
+    shared = None if group.peers is None else group.peers.logits
     for rows in (1, 16, 64, 256, 1024):
-        width = -(-VOCAB // size)
-        part = torch.randn(rows, width, device=device)
-        out = torch.empty(rows, VOCAB, device=device) if peers is None or peers.logits is None else peers.logits[:rows]
+        part = torch.zeros(rows, width, device=group.device)
+        out = torch.empty(rows, VOCAB, device=group.device) if shared is None else shared[:rows]
 
         # Ranks must meet between two of these.
         def logits(part: torch.Tensor = part, out: torch.Tensor = out) -> None:
@@ -116,11 +104,39 @@ def _rank(rank: int, size: int, hidden: int, meeting: str) -> None:
             across_ranks.from_first(tokens, group)
             across_ranks.reduce_add(tiny, tiny, group)
 
-        meet = timed(lambda: across_ranks.reduce_add(tiny, tiny, group))
-        library = timed(lambda part=part, out=out: group.gather_columns(part, out))  # type: ignore[misc]
-        say(rows, rows * width * 4 >> 20, *(round(x, 2) for x in (timed(logits) - meet, library, timed(first) - meet)))
-    group.close()
-    os._exit(0)
+        meet = _timed(bound(across_ranks.reduce_add, tiny, tiny, group))
+        library = _timed(bound(group.gather_columns, part, out))
+        times = (_timed(logits) - meet, library, _timed(first) - meet)
+        _say(group, rows, rows * width * 4 >> 20, *(round(time, 2) for time in times))
+
+
+def _timed(body: Callable[[], object]) -> float:
+    """µs a call."""
+    import torch
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        body()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(capture_error_mode="thread_local")
+        for _ in range(CALLS):
+            body()
+        graph.capture_end()
+        times = []
+        for _ in range(REPLAYS):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) * 1e3 / CALLS)
+    return statistics.median(times)
+
+
+def _say(group: Group, *columns: object) -> None:
+    if group.topology.rank == 0:
+        print(*(f"{column:>14}" for column in columns), flush=True)
 
 
 if __name__ == "__main__":

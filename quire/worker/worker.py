@@ -81,14 +81,7 @@ class Worker:
 
     def _start(self) -> WorkerReport:
         resolved, config, info = self._resolved, self._resolved.config, self._resolved.info
-        with self._phase("device"):
-            self._platform = select_platform(resolved.device)
-            self._threads_before = torch.get_num_threads()
-            self._device = self._platform.set_up(config.runtime.num_threads, self._rank)
-            self._streams = Streams(self._device)
-            self._free_at_start = self._platform.free_bytes()
-        with self._phase("ranks"):
-            self._group = Group(self._rank, self._device) if self._rank.size > 1 else None
+        self._streams = self._set_up()
         with self._phase("build"):
             self._model = model = self._build_model()
         if self._device.type == "cpu" and not config.runtime.num_threads and model.num_bytes() < _SMALL_MODEL:
@@ -145,6 +138,18 @@ class Worker:
             max_num_batched_tokens=assembly.max_tokens,
             notes=[size.note] if size.note else [],
         )
+
+    def _set_up(self) -> Streams:
+        """The device, and the other ranks if there are any."""
+        with self._phase("device"):
+            self._platform = select_platform(self._resolved.device)
+            self._threads_before = torch.get_num_threads()
+            self._device = self._platform.set_up(self._resolved.config.runtime.num_threads, self._rank)
+            streams = Streams(self._device)
+            self._free_at_start = self._platform.free_bytes()
+        with self._phase("ranks"):
+            self._group = Group(self._rank, self._device) if self._rank.size > 1 else None
+        return streams
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
