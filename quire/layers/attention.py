@@ -7,7 +7,7 @@ from torch import nn
 
 from quire.attention.context import StepContext
 from quire.distributed.topology import Topology
-from quire.kernels.rope import Place
+from quire.kernels.attention.rope import Place
 from quire.layers.linear import Linear
 from quire.layers.norm import RMSNorm
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from quire.distributed.topology import ALONE, Share, Topology
-from quire.kernels.linear import linear
+from quire.kernels.gemm.linear import linear
 from quire.layers.norm import RMSNorm
 from quire.quantization.base import ALL_ROWS
 

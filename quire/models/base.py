@@ -15,7 +15,7 @@ from quire.config.reading import read, read_positive
 from quire.distributed.group import Group
 from quire.foundation.errors import ConfigError
 from quire.kernels.across_ranks import gather_columns
-from quire.kernels.norm import rms_norm
+from quire.kernels.elementwise.norm import rms_norm
 from quire.layers.block import DecoderLayer
 from quire.layers.embedding import Embedding
 from quire.layers.linear import Linear

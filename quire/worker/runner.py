@@ -13,7 +13,7 @@ from quire.attention.base import AttentionBackend
 from quire.attention.context import StepContext
 from quire.distributed.group import Group
 from quire.kernels.across_ranks import from_first
-from quire.kernels.step import commit, gather_decode
+from quire.kernels.step.step import commit, gather_decode
 from quire.models.base import DecoderStack, GivenEmbeddings
 from quire.types.plan import PromptLogprobs, StepPlan, TokenMasks
 from quire.worker.batch import Batch, BatchBuilder, round_size
