@@ -74,7 +74,7 @@ class Executor(Protocol):
     def shutdown(self) -> None: ...
 
 
-class Worker(Protocol):
+class WorkerInterface(Protocol):
     """What an executor drives; `quire.worker.worker.Worker` is the real one.
 
     Constructed with `Resolved`, and with its `Rank` if it is one of several.
@@ -95,12 +95,12 @@ class Worker(Protocol):
     def shutdown(self) -> None: ...
 
 
-def load_worker(resolved: Resolved, name: str, rank: Rank = ALONE) -> Worker:
+def load_worker(resolved: Resolved, name: str, rank: Rank = ALONE) -> WorkerInterface:
     """The worker that `name` names, not started. Its import loads torch; meanwhile the GPU's driver comes up."""
     if resolved.device == "cuda":
         wake_gpu(rank.index)
     make = load(name)
-    worker: Worker = make(resolved) if rank.size == 1 else make(resolved, rank)
+    worker: WorkerInterface = make(resolved) if rank.size == 1 else make(resolved, rank)
     return worker
 
 

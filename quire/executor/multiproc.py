@@ -16,7 +16,18 @@ import msgspec
 
 from quire.config.resolve import Resolved
 from quire.executor.base import WORKER
-from quire.executor.messages import PING, Answer, Call, FromWorker, Mask, Ran, Run, Start, Started, Stop
+from quire.executor.messages import (
+    PING,
+    FromWorker,
+    Mask,
+    Ran,
+    RunStep,
+    Started,
+    StartWorker,
+    StopWorker,
+    WorkerCall,
+    WorkerReply,
+)
 from quire.foundation.child import Child, Failure
 from quire.foundation.errors import EngineDeadError, InputError
 from quire.foundation.wire import Channel
@@ -44,9 +55,9 @@ class MultiprocExecutor:
         self._channels = [child.channel for child in self._children]
         meeting = str(self._children[0].folder / "meeting")
         for index, channel in enumerate(self._channels):
-            channel.send(Start(resolved, worker, Rank(index, size, meeting)))
+            channel.send(StartWorker(resolved, worker, Rank(index, size, meeting)))
         self._waiting: deque[RemoteStep] = deque()
-        self._answers: list[deque[Answer]] = [deque() for _ in titles]
+        self._answers: list[deque[WorkerReply]] = [deque() for _ in titles]
         self._has_failed = False
 
     @property
@@ -81,7 +92,7 @@ class MultiprocExecutor:
 
     def submit(self, plan: StepPlan) -> RemoteStep:
         step = RemoteStep(self, plan.step)
-        Channel.send_all(self._channels, Run(plan))
+        Channel.send_all(self._channels, RunStep(plan))
         self._waiting.append(step)
         return step
 
@@ -98,7 +109,7 @@ class MultiprocExecutor:
                 "the worker in this process (distributed_executor_backend=uni)",
                 "method",
             )
-        Channel.send_all(self._channels, Call(method, list(args)))
+        Channel.send_all(self._channels, WorkerCall(method, list(args)))
         while not all(self._answers):
             self.receive(None)
         answers = [waiting.popleft() for waiting in self._answers]
@@ -116,7 +127,7 @@ class MultiprocExecutor:
 
     def shutdown(self) -> None:
         if self._children[0].is_open:
-            Channel.send_all(self._channels, Stop())
+            Channel.send_all(self._channels, StopWorker())
             # Who waits for a rank that is gone, or that failed, waits for ever.
             self._stop(grace=0 if self._has_failed and len(self._children) > 1 else 5.0)
 
@@ -128,7 +139,7 @@ class MultiprocExecutor:
         index, message = found
         if isinstance(message, Ran) and index == 0 and (message.result.error is None or len(self._children) == 1):
             self._waiting.popleft().finish(message.result)
-        elif isinstance(message, Answer):
+        elif isinstance(message, WorkerReply):
             self._answers[index].append(message)
         else:
             raise self._error_of(index, message)

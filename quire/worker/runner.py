@@ -30,7 +30,7 @@ from quire.worker.sampling.follower import Follower
 from quire.worker.sampling.logprobs import LogprobTensors
 from quire.worker.sampling.masks import Masks
 from quire.worker.sampling.sampler import Features, History, Sampler
-from quire.worker.seats import Seats
+from quire.worker.seats import DeviceSeats
 from quire.worker.staging import Staging
 from quire.worker.streams import Streams
 
@@ -52,7 +52,7 @@ class Runner:
         model: DecoderStack,
         backend: AttentionBackend,
         store: KVStore,
-        seats: Seats,
+        seats: DeviceSeats,
         builder: BatchBuilder,
         sampler: Sampler | Follower,
         *,
