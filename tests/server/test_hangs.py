@@ -14,7 +14,7 @@ import pytest
 
 from tests.server.process import PATIENCE, ServerProcess, server_process, status_of, wait_until
 
-CORE, WORKER, FRONT_END = "quire.engine.process", "quire.executor.worker_process", "quire.server.front_end"
+CORE, WORKER, FRONT_END = "quire.engine.process", "quire.executor.worker_process", "quire.server.processes.front_end"
 
 
 @pytest.fixture(scope="module")
