@@ -34,8 +34,9 @@ from quire.worker.readback import StepHandle
 from quire.worker.runner import Runner
 from quire.worker.sampling.custom import make_processors
 from quire.worker.sampling.plugins import ProcessorSetup
-from quire.worker.streams import Streams
+from quire.worker.streams import Streams, idle_streams
 from quire.worker.trial_steps import ALL_FEATURES, prompt_chunks, prompts_to_pool, run_picky, spread
+from quire.worker.workspaces import clear_workspaces
 
 if TYPE_CHECKING:
     from quire.kernels.triton.rehearsal import Rehearsal
@@ -287,6 +288,7 @@ class Worker:
             self._streams.give_back()
             self._streams = None
         if torch.cuda.is_initialized():
+            clear_workspaces(idle_streams())
             torch.cuda.empty_cache()
         if self._threads_before is not None:
             torch.set_num_threads(self._threads_before)
