@@ -212,7 +212,6 @@ def check(
         asyncio.run(ask_all())
     finally:
         gc.enable()
-        gc.unfreeze()
 
 
 def texts_of(app: FastAPI, path: str) -> list[str]:
