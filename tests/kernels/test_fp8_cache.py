@@ -6,14 +6,21 @@ import pytest
 import torch
 
 from quire.attention.base import prefix_tile_rows
-from quire.kernels import paged_attention
-from quire.kernels.rope import qk_norm_rope_write, qk_norm_rope_write_reference
+from quire.kernels.attention import paged as paged_attention
+from quire.kernels.attention.rope import qk_norm_rope_write, qk_norm_rope_write_reference
 from tests.kernels.compare import NARROW, assert_near
 from tests.kernels.test_paged_attention import attend, make_cache, share
 
 FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
 # The first one is small: it alone is interpreted by default.
-SHAPES = [(4, 1, 32, 16, 0), (16, 8, 128, 16, 0), (8, 2, 128, 16, 100), (7, 1, 96, 16, 0), (4, 1, 256, 16, 0), (8, 1, 64, 8, 0)]
+SHAPES = [
+    (4, 1, 32, 16, 0),
+    (16, 8, 128, 16, 0),
+    (8, 2, 128, 16, 100),
+    (7, 1, 96, 16, 0),
+    (4, 1, 256, 16, 0),
+    (8, 1, 64, 8, 0),
+]
 
 
 @pytest.mark.parametrize("kv_dtype", FP8, ids=str)
