@@ -134,7 +134,8 @@ def _fields(raw: bytes | msgspec.Raw, model: type[Body]) -> Any:
         size, most = memoryview(value).nbytes, model.max_bytes.get(name, most_bytes(name))
         is_known = name in model.model_fields or name in model.also_read
         if most is not None and size > most and is_known:
-            raise InputError(f"{name} takes {size} bytes of JSON, and may take {most}", name)
+            path = f"{model.within}.{name}" if model.within else name
+            raise InputError(f"{path} takes {size} bytes of JSON, and may take {most}", model.within or name)
         inner = model.model_fields[name].annotation if name in model.model_fields else None
         if not is_known and size > BIG_BODY:
             found[name] = True
