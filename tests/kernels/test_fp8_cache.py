@@ -12,9 +12,8 @@ from tests.kernels.compare import NARROW, assert_near
 from tests.kernels.test_paged_attention import attend, make_cache, share
 
 FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
-# The first one is small: it alone is interpreted by default.
 SHAPES = [
-    (4, 1, 32, 16, 0),
+    (4, 1, 32, 16, 0),  # small: it alone is interpreted by default
     (16, 8, 128, 16, 0),
     (8, 2, 128, 16, 100),
     (7, 1, 96, 16, 0),

@@ -10,6 +10,7 @@ from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from quire.kernels.sampling import sampling
 from quire.kernels.sampling.state import CHUNK, SHORTLIST
+from tests.effort import some
 from tests.sampling.conftest import Backend
 from tests.sampling.rows import chi_square_limit, columns, filtered_softmax
 
@@ -143,7 +144,7 @@ def test_a_long_row_of_two_neighbouring_floats_is_cut_between_them(backend: Back
     assert counts[~larger].sum() == 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=some(150), deadline=None)
 @given(
     logits=st.lists(st.sampled_from([-torch.inf, -5.0, -1.0, -0.0, 0.0, 0.5, 2.0, 2.5]), min_size=2, max_size=12),
     row=st.fixed_dictionaries(

@@ -14,10 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.effort import some
 from tests.scheduling.simulator import make_request
 from tests.scheduling.traces import Life, World, random_life
 
-NUM_TRACES = int(os.environ.get("QUIRE_TRACES", "5000"))
+NUM_TRACES = int(os.environ.get("QUIRE_TRACES", "1600"))
 PARTS = 8  # that several processes can share
 
 
@@ -66,7 +67,7 @@ def worlds(draw: st.DrawFn) -> World:
     )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=some(300), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(worlds(), st.lists(st.one_of(adds, others), max_size=25))
 def test_any_trace(world: World, acts: list[tuple[Any, ...]]) -> None:
     """The same with a tool that shrinks what fails to the shortest story."""
