@@ -45,6 +45,7 @@ class Seats:
         self.num_computed = np.zeros(size, np.int32)  # KV is there or planned
         self.num_seen = np.zeros(size, np.int32)  # tokens whose ids are known
         self.limit = np.zeros(size, np.int32)
+        self.due = np.zeros(size, np.int32)  # when there is more to tell than a token, see Request
         self.room = np.zeros(size, np.int32)  # that its blocks can hold
         self.decoding = np.zeros(size, np.bool_)  # it takes part in the next step with the token sampled last
         self.quiet = np.zeros(size, np.bool_)
@@ -71,6 +72,7 @@ class Seats:
         self.num_computed[seat] = self.room[seat] = num_computed
         self.num_seen[seat] = len(request.tokens)
         self.limit[seat] = request.limit
+        self.due[seat] = request.due
         self.quiet[seat] = request.quiet
         self.followed[seat] = request.is_followed
         self.requests[seat] = request

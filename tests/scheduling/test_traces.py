@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from quire.scheduling import request
 from tests.effort import some
 from tests.scheduling.simulator import make_request
 from tests.scheduling.traces import Life, World, random_life
@@ -38,6 +39,21 @@ def test_random_traces(part: int) -> None:
     assert not failures, f"{len(failures)} of {len(seeds)} traces failed, the first:\n{failures[0]}"
     assert preemptions > len(seeds) / 10, "these traces hardly ever preempt: too easy"
     assert shared > len(seeds) / 4, "these traces hardly ever share a prefix: too easy"
+
+
+def test_what_an_engine_was_told_of_goes_on_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Penalties, stops, lengths, constraints and repeated tokens are as if nobody had died."""
+    monkeypatch.setattr(request, "REPORT_TOKENS", 3)
+    first, deaths, resumed = random.SystemRandom().randrange(2**40), 0, 0
+    for seed in range(first, first + NUM_TRACES // 10):
+        try:
+            life = random_life(seed, deaths=0.04)
+        except Exception as error:
+            raise AssertionError(f"random_life({seed}, deaths=0.04)") from error
+        deaths += life.num_deaths
+        resumed += sum(len(told) > 1 for told in life.told.values()) if life.num_deaths else 0
+    assert deaths > NUM_TRACES / 20, "hardly any engine died: too easy"
+    assert resumed > NUM_TRACES / 20
 
 
 adds = st.tuples(

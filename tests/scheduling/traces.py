@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from quire.scheduling.prefixes import Worth
 from quire.scheduling.scheduler import Scheduler
 from quire.types.output import EngineOutput
@@ -44,6 +46,14 @@ class Life:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.references: dict[str, Reference] = {}
+        self.told: dict[str, list[EngineOutput]] = {}
+        self.open: dict[str, None] = {}  # accepted, neither finished nor aborted
+        self.num_deaths = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        world = self.world
         self.scheduler = Scheduler(
             max_num_seqs=world.max_num_seqs,
             max_num_batched_tokens=world.max_num_batched_tokens,
@@ -65,20 +75,29 @@ class Life:
         )
         self.in_flight: deque[tuple[StepPlan, StepResult | None]] = deque()  # the last may still await its masks
         self.compiling: list[str] = []  # requests whose grammar is not there yet
-        self.references: dict[str, Reference] = {}
-        self.told: dict[str, list[EngineOutput]] = {}
-        self.open: dict[str, None] = {}  # accepted, neither finished nor aborted
         self.plans: list[StepPlan] = []
+
+    def die(self) -> None:
+        """Scheduler and device are gone, with all that was in flight; new ones get what was told of the answers."""
+        self.num_deaths += 1
+        self._begin()
+        for name in self.open:
+            reference = self.references[name]
+            self.device.references[reference.spec.seed] = reference
+            self._add(msgspec.structs.replace(reference.spec, given=self.output(name)))
 
     @property
     def max_len(self) -> int:
         usable = (self.world.num_blocks - 1) // self.world.num_groups * self.world.block_size
         return min(self.world.max_model_len, usable)
 
-    def add(self, spec: EngineRequest) -> None:
+    def _add(self, spec: EngineRequest) -> None:
         self.scheduler.add(spec)
         if spec.constraint is not None and spec.constraint.grammar is not None:
             self.compiling.append(spec.id)
+
+    def add(self, spec: EngineRequest) -> None:
+        self._add(spec)
         self.references[spec.id] = self.device.references[spec.seed] = Reference(spec, self.max_len)
         self.told[spec.id] = []
         self.open[spec.id] = None
@@ -261,8 +280,8 @@ def branching(rng: random.Random, count: int) -> list[list[int]]:
     return stems[1:]
 
 
-def random_life(seed: int) -> Life:
-    """Live through the trace of `seed`; any AssertionError is a bug."""
+def random_life(seed: int, deaths: float = 0.0) -> Life:
+    """Live through the trace of `seed`; any AssertionError is a bug. deaths: of engines, a turn."""
     rng = random.Random(seed)
     crowded = rng.random() < 0.1
     life = Life(crowded_world(rng) if crowded else random_world(rng))
@@ -279,6 +298,8 @@ def random_life(seed: int) -> Life:
             life.abort(rng.choice(list(life.open)))
         if rng.random() < 0.01:
             life.scheduler.reset_prefix_cache(rng.random() < 0.5)
+        if rng.random() < deaths:
+            life.die()
         if len(life.in_flight) < life.world.depth and rng.random() < 0.8:
             life.plan_if_any()
         else:
