@@ -18,8 +18,8 @@ class KVGroupSpec(msgspec.Struct, frozen=True):
     take their blocks from one pool of equally large pages; how many tokens one holds follows from the bytes.
     """
 
-    # "full", "window", "history" (ids of the tokens, where no layer keeps them all), or "none": nothing is kept, so that
-    # a prompt must be computed in one step, and the one block that each request holds is but a number
+    # "full", "window", "history" (ids of the tokens, where no layer keeps them all), or "none": nothing is kept, so
+    # that a prompt must be computed in one step, and the one block that each request holds is but a number
     kind: str
     block_size: int  # tokens a block
     num_layers: int

@@ -1,9 +1,9 @@
 """Pages: how the groups of a model's layers share one pool of equally large pages.
 
-A page is a slice of every slab, and a slab is one piece of memory. A layer's keys are one plane, its values another. The
-planes of a group are spread over the slabs, as many to each; so with one group each plane has a slab of its own. A slice
-holds one block of each of a group's planes there, or several where a group has fewer planes: kernels know blocks of one
-size, and how many tokens a page holds follows from the bytes.
+A page is a slice of every slab, and a slab is one piece of memory. A layer's keys are one plane, its values another.
+The planes of a group are spread over the slabs, as many to each; so with one group each plane has a slab of its own. A
+slice holds one block of each of a group's planes there, or several where a group has fewer planes: kernels know blocks
+of one size, and how many tokens a page holds follows from the bytes.
 """
 
 from __future__ import annotations

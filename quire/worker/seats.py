@@ -12,7 +12,6 @@ from quire.types.plan import NewBlocks, StepPlan
 from quire.worker.pages import Pages
 from quire.worker.staging import Span, Staging
 
-
 _LEAST_PIECE = 16  # of what is sent; for less the next copy is begun
 
 

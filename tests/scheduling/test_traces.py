@@ -49,9 +49,8 @@ def live_through(count: int, part: int, mixed: bool) -> None:
             failures.append(f"random_life({seed}, {mixed=})\n{traceback.format_exc(limit=-3)}")
         else:
             stats = life.scheduler.stats()
-            seen.update(
-                preemptions=stats.num_preemptions, cached=stats.cached_tokens, shared=life.device.num_shared_rows
-            )
+            seen.update(preemptions=stats.num_preemptions, cached=stats.cached_tokens)
+            seen.update(shared=life.device.num_shared_rows)
     assert not failures, f"{len(failures)} of {len(seeds)} traces failed, the first:\n{failures[0]}"
     assert seen["preemptions"] > len(seeds) / 10, "these traces hardly ever preempt: too easy"
     assert seen["shared"] > len(seeds) / (8 if mixed else 4), "these traces hardly ever share a prefix: too easy"
