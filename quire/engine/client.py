@@ -43,6 +43,7 @@ class EngineClient(Protocol):
         All outputs of the dead one must have been read. Raises EngineDeadError if there will be no other.
         """
         ...
+
     def abort(self, request_ids: Sequence[str], reason: str = ABORTED) -> None:
         """Stop requests and free what they hold; unknown ids are ignored. No further output comes for them.
 

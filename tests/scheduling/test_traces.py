@@ -21,7 +21,7 @@ from tests.effort import some
 from tests.scheduling.simulator import make_request
 from tests.scheduling.traces import Life, World, random_life
 
-NUM_TRACES = int(os.environ.get("QUIRE_TRACES", "1600"))
+NUM_TRACES = int(os.environ.get("QUIRE_TRACES", "5000"))
 NUM_LONG = 100_000
 PARTS = 8  # that several processes can share
 
