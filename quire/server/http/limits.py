@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.server.http.errors import ApiError, error_response
-from quire.server.processes.shared_counters import ANSWERS, Board
+from quire.server.processes.shared_counters import ANSWERS, SharedCounters
 
 MAX_PROMPTS = 1024
 FORM_BYTES = 16 * 1024  # of an upload beside the file
@@ -59,26 +59,26 @@ class BodyLimitMiddleware:
         return most + FORM_BYTES, f"the file is larger than {most} bytes (option max_batch_file_bytes)"
 
 
-class InFlight:
+class OpenAnswers:
     """The requests being answered: how many answers that makes, and their tasks, so that a shutdown can end them.
 
     keepalive_interval: seconds of silence after which streams say that they live; 0: never. board: where it counts.
     """
 
-    def __init__(self, board: Board, keepalive_interval: float) -> None:
+    def __init__(self, counters: SharedCounters, keepalive_interval: float) -> None:
         self.keepalive_interval = keepalive_interval
         self.tasks: set[asyncio.Task[None]] = set()
-        self._board = board
+        self._counters = counters
 
     @property
     def num_answers(self) -> int:
         """Of this process."""
-        return int(self._board.mine[ANSWERS])
+        return int(self._counters.mine[ANSWERS])
 
     @num_answers.setter
     def num_answers(self, count: int) -> None:
-        self._board.mine[ANSWERS] = count
+        self._counters.mine[ANSWERS] = count
 
     def total(self) -> int:
         """Of all processes of the server."""
-        return int(self._board.sum(ANSWERS))
+        return int(self._counters.sum(ANSWERS))
