@@ -225,7 +225,9 @@ def test_a_failed_step_is_told_and_ends_the_engine(kind: tuple[str, str]) -> Non
     outputs: list[EngineOutput] = []
     with pytest.raises(EngineDeadError, match="step 5 failed: RuntimeError: echo was told to fail"):
         read_for(client, PATIENCE, outputs)
-    assert outputs[-1].finish_reason == "error"
+    assert not any(output.finish_reason for output in outputs)
+    assert client.death is not None
+    assert (client.death.ids, client.death.raised) == ({"a"}, True)
     with pytest.raises(EngineDeadError):
         client.add(make_request("b", [1], 1))
     with pytest.raises(EngineDeadError):

@@ -380,8 +380,8 @@ def answers(server: ServerProcess) -> int:
         return len({number_of(response.id) for response in made})
 
 
-def test_a_dead_core_ends_them_all(tmp_path: Path) -> None:
-    with serve(tmp_path) as server:
+def test_a_dead_core_that_is_not_to_be_started_again_ends_them_all(tmp_path: Path) -> None:
+    with serve(tmp_path, "--max-engine-restarts", "0") as server:
         assert server.url
         streams = readers(server, 4, 1500)
         family = psutil.Process(server.process.pid).children(recursive=True)

@@ -221,6 +221,19 @@ def test_a_burst_is_taken(device: Device) -> None:
     assert not simulation.seen.refused
 
 
+def test_a_burst_after_an_overload_and_a_pause_is_taken(device: Device) -> None:
+    peak, draw = capacity(device), random.Random(4)
+    simulation = Simulation(device)
+    simulation.run(5 * peak, 20.0, draw)
+    refused = len(simulation.seen.refused)
+    assert refused
+    simulation.drain()
+    simulation.now += 60.0
+    for _ in range(int(8 * peak)):
+        simulation.come(simulation.now)
+    assert len(simulation.seen.refused) == refused
+
+
 def test_so_many_clients_as_ask_again_when_they_are_answered_are_no_overload(device: Device) -> None:
     """A queue of five seconds that stands, but does not grow."""
     peak, draw = capacity(device), random.Random(9)
@@ -282,6 +295,22 @@ def test_nobody_is_refused_for_what_waits_behind() -> None:
         before = len(simulation.seen.refused)
         simulation.come(simulation.now, priority=0)
         assert len(simulation.seen.refused) == before
+
+
+def test_the_prompts_of_batches_say_nothing_of_others() -> None:
+    """Else whoever is on its way would count as long as they are."""
+    simulation = Simulation(DEVICES["prompts"])
+    peak = capacity(simulation.device)
+    simulation.run(0.9 * peak, 10.0, random.Random(7))
+    simulation.drain()
+    before = simulation.scheduler.queue_stats()
+    simulation.device = simulation.device._replace(prompt=3000)
+    for _ in range(80):
+        simulation.come(simulation.now, background=True)
+    simulation.drain()
+    after = simulation.scheduler.queue_stats()
+    assert after.mean_tokens == before.mean_tokens
+    assert after.num_begun == before.num_begun
 
 
 def test_without_a_limit_nobody_is_refused() -> None:
