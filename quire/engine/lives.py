@@ -15,8 +15,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0  # seconds before a start that follows one
 class Death:
     """What a client knows of how its engine ended.
 
-    ids: of the requests in the step that raised, or in those under way; None: nobody said. was_killed: by somebody else.
-    on_trial: the suspect that the engine let in last.
+    ids: of the requests in the step that raised, or in those under way; None: nobody said. was_killed: by somebody
+    else. on_trial: the suspect that the engine let in last.
     """
 
     cause: str

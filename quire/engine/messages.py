@@ -107,4 +107,6 @@ class Reply(msgspec.Struct, frozen=True, tag="reply", omit_defaults=True):
 
 ToCore = Add | Abort | Call | Stop  # of any client
 FromParent = Start | Join | Leave | ToCore  # of the process that started the core
-FromCore = Ready | News | Aborted | Reply | Trial | Suspects | Failure  # Failure: the core has ended, or could not start
+FromCore = (
+    Ready | News | Aborted | Reply | Trial | Suspects | Failure
+)  # Failure: the core has ended, or could not start

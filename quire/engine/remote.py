@@ -234,9 +234,7 @@ class JoinedClient(ChannelClient):
         self.can_restart = True
         self.restart_seconds = 0.0
 
-    def die(
-        self, cause: str, *, was_killed: bool = False, for_good: bool = True, restart_seconds: float = 0.0
-    ) -> None:
+    def die(self, cause: str, *, was_killed: bool = False, for_good: bool = True, restart_seconds: float = 0.0) -> None:
         """The core is dead. Any thread may say so, and more than once. restart_seconds: until there is another one,
         probably."""
         with self._lock:

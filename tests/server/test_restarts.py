@@ -7,8 +7,6 @@ import contextlib
 import itertools
 import json
 import random
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +176,7 @@ async def disturbed(server: ServerProcess, killer: Killer, expected: list[dict[s
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.long)])
 def test_every_stream_goes_on(tmp_path: Path, arguments: list[str], kills: int) -> None:
     seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")  # noqa: T201 (shown of a failure)
+    print(f"seed {seed}")
     with serve(tmp_path, "--max-engine-restarts", "50", *arguments) as server:
         expected = asyncio.run(ask_all(server.url))
         assert wait_until(lambda: metrics(server)["vllm:num_requests_running"] == 0)
