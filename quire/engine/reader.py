@@ -230,7 +230,7 @@ class ClientBase(ABC):
 
     def _raise_if_dead(self) -> None:
         if self._dead is not None:
-            raise EngineDeadError(str(self._dead))
+            raise EngineDeadError(str(self._dead), was_killed=self._dead.was_killed)
 
 
 def _num_tokens(stats: EngineStats) -> int:
