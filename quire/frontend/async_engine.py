@@ -19,13 +19,13 @@ from quire.engine.client import EngineClient, EngineInfo, JoinedClient, ProcessC
 from quire.engine.totals import keep_rising
 from quire.foundation.errors import EngineDeadError, InputError
 from quire.foundation.log import get_logger
-from quire.frontend import pooling
 from quire.frontend.beam_search import BeamSearch, alternatives
-from quire.frontend.chat import ChatTemplate
 from quire.frontend.inputs import Prompt, PromptLike, build, main_eos, read_prompt
 from quire.frontend.outputs import Conversion, OutputProcessor
-from quire.frontend.parsers.formats import Formats, find_formats
-from quire.frontend.tokenizer import Tokenizer, load_tokenizer
+from quire.frontend.pooling import requests as pooling
+from quire.frontend.reply_formats import Formats, find_formats
+from quire.frontend.templates.chat import ChatTemplate
+from quire.frontend.tokenization.tokenizer import Tokenizer, load_tokenizer
 from quire.types.output import (
     BeamSearchSequence,
     CompletionOutput,
