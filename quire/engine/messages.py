@@ -26,7 +26,7 @@ class EngineInfo:
         return self.report.max_model_len
 
 
-class Start(msgspec.Struct, frozen=True, tag="start"):
+class StartCore(msgspec.Struct, frozen=True, tag="start"):
     resolved: Resolved
     worker: str  # dotted name of the worker class
     before: EngineStats | None = None  # the last report of the engine whose place it takes
@@ -45,13 +45,13 @@ class Abort(msgspec.Struct, frozen=True, tag="abort", omit_defaults=True):
     reason: str = ABORTED  # what these requests have ended with, for the log
 
 
-class Call(msgspec.Struct, frozen=True, tag="call"):
+class UtilityCall(msgspec.Struct, frozen=True, tag="call"):
     number: int
     method: str
     args: list[Any]
 
 
-class Stop(msgspec.Struct, frozen=True, tag="stop"):
+class StopCore(msgspec.Struct, frozen=True, tag="stop"):
     pass
 
 
@@ -97,7 +97,7 @@ class Suspects(msgspec.Struct, frozen=True, tag="suspects"):
     was_killed: bool  # the worker, by somebody else
 
 
-class Reply(msgspec.Struct, frozen=True, tag="reply", omit_defaults=True):
+class UtilityReply(msgspec.Struct, frozen=True, tag="reply", omit_defaults=True):
     """Of a call. Plain data only, also within one process."""
 
     number: int
@@ -105,8 +105,8 @@ class Reply(msgspec.Struct, frozen=True, tag="reply", omit_defaults=True):
     failure: Failure | None = None
 
 
-ToCore = Add | Abort | Call | Stop  # of any client
-FromParent = Start | Join | Leave | ToCore  # of the process that started the core
+ToCore = Add | Abort | UtilityCall | StopCore  # of any client
+FromParent = StartCore | Join | Leave | ToCore  # of the process that started the core
 FromCore = (
-    Ready | News | Aborted | Reply | Trial | Suspects | Failure
+    Ready | News | Aborted | UtilityReply | Trial | Suspects | Failure
 )  # Failure: the core has ended, or could not start

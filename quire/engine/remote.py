@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from quire.config.resolve import Resolved
 from quire.engine.lives import Lives, with_room
-from quire.engine.messages import EngineInfo, FromCore, Join, Leave, Ready, Start, Stop, ToCore
+from quire.engine.messages import EngineInfo, FromCore, Join, Leave, Ready, StartCore, StopCore, ToCore
 from quire.engine.reader import ClientBase
 from quire.executor.base import WORKER
 from quire.foundation.child import Child, Failure
@@ -121,7 +121,7 @@ class ProcessClient(ChannelClient):
     def _start(self) -> None:
         self._began = time.monotonic()
         self._child: Child[FromCore] = Child("quire.engine.process", FromCore, "engine core process")
-        self._child.channel.send(Start(self._resolved, self._worker, self._last_stats))
+        self._child.channel.send(StartCore(self._resolved, self._worker, self._last_stats))
 
     def wait_until_ready(self) -> None:
         """Only then can it be used. Raises ConfigError if the model cannot run here."""
@@ -208,7 +208,7 @@ class ProcessClient(ChannelClient):
         if not self._child.is_open:
             return
         if self._dead is None:
-            self._send(Stop())
+            self._send(StopCore())
         if self._detach is not None:
             self._detach()
         self._read_until(lambda: False, _GRACE)  # until it is dead; another thread may be reading

@@ -49,6 +49,7 @@ class Request:
         "added",
         "constraint",
         "extra_key",
+        "final_only",
         "first_scheduled",
         "hashes",
         "id",
@@ -60,7 +61,6 @@ class Request:
         "num_unseen",
         "pooled",
         "prompt_logprobs",
-        "quiet",
         "rank",
         "repeats",
         "repetition",
@@ -87,7 +87,9 @@ class Request:
         self.seat = 0  # 0: none
         self.seated_at = 0  # steps that had been settled then
         self.num_unseen = 0  # sampled but not read when it lost its seat; it may not be seated again before they are
-        self.num_reported = self.num_prompt + len(spec.given)  # leading tokens outputs have told (kept only if quiet)
+        self.num_reported = self.num_prompt + len(
+            spec.given
+        )  # leading tokens outputs have reported (kept only if final_only)
         self.num_cached = 0
         self.num_preemptions = 0
         self.added = added
@@ -110,7 +112,9 @@ class Request:
         params = spec.params
         # Nobody looks at the tokens before the end: they are told in few outputs, for the end and for whoever has to go
         # on with the answer should this engine die.
-        self.quiet = params.output_kind is RequestOutputKind.FINAL_ONLY and not params.stop and params.logprobs is None
+        self.final_only = (
+            params.output_kind is RequestOutputKind.FINAL_ONLY and not params.stop and params.logprobs is None
+        )
 
     @property
     def is_finished(self) -> bool:
@@ -119,7 +123,7 @@ class Request:
     @property
     def due(self) -> int:
         """Number of tokens, prompt included, at which there is more to tell than the last of them."""
-        return min(self.limit, self.num_reported + REPORT_TOKENS) if self.quiet else self.limit
+        return min(self.limit, self.num_reported + REPORT_TOKENS) if self.final_only else self.limit
 
     @property
     def is_first(self) -> bool:

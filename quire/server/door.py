@@ -91,7 +91,7 @@ class Door:
     ) -> None:
         self._max_seconds = max_seconds
         self._metrics = metrics
-        self._board = metrics.board
+        self._counters = metrics.counters
         self._clock = clock
         self._queue = QueueStats()
         self._num_preparing = 0  # let in, and not handed to the engine yet
@@ -110,7 +110,7 @@ class Door:
     def wait(self, priority: int = 0) -> float:
         """Seconds that a request which comes now will probably wait for its turn."""
         outage = self.outage()
-        wait = predict_wait(self._queue, priority, int(self._board.sum(UNSEEN)))
+        wait = predict_wait(self._queue, priority, int(self._counters.sum(UNSEEN)))
         return wait if outage is None else wait + outage.seconds_left
 
     def retry_after(self, priority: int = 0) -> int:
@@ -134,11 +134,11 @@ class Door:
 
     @property
     def _num_waiting(self) -> int:
-        return int(self._board.sum(UNSEEN)) + sum(each.waiting for each in self._queue.classes)
+        return int(self._counters.sum(UNSEEN)) + sum(each.waiting for each in self._queue.classes)
 
     def _bound(self) -> float:
         """Seconds that a request may wait."""
-        waiting, running = int(self._board.sum(UNSEEN)), 0
+        waiting, running = int(self._counters.sum(UNSEEN)), 0
         for each in self._queue.classes:
             if each.priority != BACKGROUND:
                 waiting, running = waiting + each.waiting, running + each.running
@@ -166,4 +166,4 @@ class Door:
         self._note()
 
     def _note(self) -> None:
-        self._board.mine[UNSEEN] = self._num_preparing + len(self._handed)
+        self._counters.mine[UNSEEN] = self._num_preparing + len(self._handed)

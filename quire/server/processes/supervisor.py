@@ -28,7 +28,7 @@ from quire.server.processes.banner import ready_lines
 from quire.server.processes.messages import Attach, Begin, Drain, EngineDied, FromFrontEnd, Prepare, Serves, ToFrontEnd
 from quire.server.processes.peer_servers import OWNER
 from quire.server.processes.pulse import beat_seconds
-from quire.server.processes.shared_counters import ANSWERS, BEATS, Board
+from quire.server.processes.shared_counters import ANSWERS, BEATS, SharedCounters
 from quire.server.service import Service
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Supervisor:
         self._keys = load_keys(self.serve)
         self._listener = bind(self.serve)
         self._folder = socket_folder()
-        self._board = Board(self._folder, self._count)
+        self._counters = SharedCounters(self._folder, self._count)
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[int] = self._loop.create_future()  # the exit code, or why the server cannot go on
         for signal_number in (signal.SIGTERM, signal.SIGINT):
@@ -97,7 +97,7 @@ class Supervisor:
         self._watch_front_ends(time.monotonic())
         try:
             for number in range(self._count):
-                self._board.vacate(number)
+                self._counters.vacate(number)
                 self._start(number)
             starting = asyncio.create_task(self._start_all(started))
             stopped = asyncio.create_task(self._stop.wait())
@@ -178,7 +178,7 @@ class Supervisor:
         was_stopped = now - expected > self._period  # we were, and perhaps they were too
         self._timer = self._loop.call_later(self._period, self._watch_front_ends, now + self._period)
         for front_end in list(self._front_ends.values()):
-            beats = self._board.pages[front_end.number][BEATS]
+            beats = self._counters.pages[front_end.number][BEATS]
             if beats != front_end.beats or was_stopped:
                 front_end.beats, front_end.seen = beats, now
             silence = now - front_end.seen
@@ -217,7 +217,7 @@ class Supervisor:
         for fd in (front_end.child.channel.fileno(), front_end.child.lifeline):
             self._loop.remove_reader(fd)
         del self._front_ends[front_end.number]
-        self._board.vacate(front_end.number)
+        self._counters.vacate(front_end.number)
         if front_end.client is not None and self._engine is not None:
             self._engine.leave(front_end.client)
         self._detach(front_end)
@@ -245,7 +245,7 @@ class Supervisor:
         self._print(self._core.info, time.perf_counter() - started)
 
     def _print(self, info: EngineInfo, seconds: float) -> None:
-        service = Service(self.config, self.serve, self._created, self._board)
+        service = Service(self.config, self.serve, self._created, self._counters)
         first_token = max(self._first_tokens)
         print(*ready_lines(service, info, self._listener, bool(self._keys), first_token, seconds), sep="\n", flush=True)
 
@@ -271,7 +271,7 @@ class Supervisor:
             raise error
         began = time.monotonic()
         self._engine = None
-        log.error("the engine died: %s; %d answers wait for the next", error, self._board.sum(ANSWERS))
+        log.error("the engine died: %s; %d answers wait for the next", error, self._counters.sum(ANSWERS))
         self._tell_all(EngineDied(str(error), error.was_killed, engine.restart_seconds))
         for front_end in self._front_ends.values():
             self._detach(front_end)
@@ -280,7 +280,7 @@ class Supervisor:
         for front_end in self._front_ends.values():
             self._attach(front_end)
         log.warning(
-            "the engine is back after %.1f s; %d answers go on", time.monotonic() - began, self._board.sum(ANSWERS)
+            "the engine is back after %.1f s; %d answers go on", time.monotonic() - began, self._counters.sum(ANSWERS)
         )
 
     def _end_with(self, error: QuireError) -> None:
