@@ -16,7 +16,7 @@ import msgspec
 
 from quire.types.kv import KVGroupSpec
 
-MAX_WASTE = 0.15  # of a page, in any group: a slab may have room for a plane more than a group brings
+MAX_WASTE = 1 / 6  # of what a group brings, in a page, in any group: a slab may have room for a plane more than a group brings
 
 
 @dataclass(frozen=True, slots=True)
