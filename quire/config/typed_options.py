@@ -34,6 +34,9 @@ class EngineOptions(TypedDict, total=False):
     dtype: Literal["auto", "bfloat16", "float16", "float32", "half", "float", "bf16", "fp16", "fp32"]
     """Number type of weights and activations. auto: the checkpoint's; float32 checkpoints run in bfloat16 on a
     GPU."""
+    quantization: str | None
+    """How weights are kept in fewer bits. fp8: 8-bit floats, made while a plain checkpoint loads. None: as they
+    are."""
     seed: int
     """Seed of everything drawn at random for requests without a seed of their own and for dummy weights."""
     max_model_len: int | None
@@ -120,6 +123,9 @@ class EngineOptions(TypedDict, total=False):
     """Batch sizes to capture. None given: 1, 2, 4, 8 and on in growing steps up to max_num_seqs (at most 512)."""
     num_threads: int | None
     """CPU threads of the worker; None: the physical cores this process may use, one for a very small model."""
+    max_engine_restarts: int
+    """An engine that dies in a process of its own is started again, and its requests go on; after so many times in
+    a row in which nobody got a token it is not. 0: never."""
     debug: bool
     """Check the scheduler's seats and blocks after every step (slow)."""
     disable_log_stats: bool
@@ -147,6 +153,7 @@ class OptionFields:
     hf_token: str | None = None
     download_dir: str | None = None
     dtype: Literal["auto", "bfloat16", "float16", "float32", "half", "float", "bf16", "fp16", "fp32"] = "auto"
+    quantization: str | None = None
     seed: int = 0
     max_model_len: int | None = None
     max_logprobs: int = 20
@@ -187,6 +194,7 @@ class OptionFields:
     enforce_eager: bool = False
     cuda_graph_sizes: list[int] = field(default_factory=list)
     num_threads: int | None = None
+    max_engine_restarts: int = 5
     debug: bool = False
     disable_log_stats: bool = False
     enable_log_requests: bool = False

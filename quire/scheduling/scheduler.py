@@ -115,13 +115,15 @@ class Scheduler:
         # A pooling request ends one token short of its limit, as one does whose last token is under way.
         limit = min(num_prompt + spec.max_tokens, self.max_tokens) if spec.pooling is None else num_prompt + 1
         request = Request(spec, order, limit, self._clock())
+        if spec.given and len(request.tokens) >= limit:
+            raise InputError(f"request {spec.id!r}: {len(spec.given)} tokens are given, and no more fit", "max_tokens")
         constraint = spec.constraint
         if constraint is not None and constraint.grammar is not None:
             request.status = Status.COMPILING
             self._state.num_compiling += 1
         else:
             if constraint is not None:
-                request.constraint = ConstraintState(constraint, None, self._vocab_size, request.stops)
+                request.bind(ConstraintState(constraint, None, self._vocab_size, request.stops))
             self._state.queue.push(request)
         self._state.requests[spec.id] = request
 
@@ -161,11 +163,12 @@ class Scheduler:
         assert request.spec.constraint is not None
         try:
             constraint = request.spec.constraint
-            request.constraint = ConstraintState(constraint, make_matcher, self._vocab_size, request.stops)
+            followed = ConstraintState(constraint, make_matcher, self._vocab_size, request.stops)
         except InputError:
             state.finish(request)
             raise
-        if request.constraint.is_done:
+        request.bind(followed)
+        if followed.is_done:
             state.finish(request)
             return EngineOutput(request_id=request_id, finish_reason="stop", lacks_stop_token=True)
         request.become(Status.WAITING)
@@ -187,6 +190,18 @@ class Scheduler:
     def request_ids(self) -> list[str]:
         """Of all that have not ended."""
         return list(self._state.requests)
+
+    def has_advanced(self, request_id: str) -> bool:
+        """Whether a token of it was sampled here, or it is over."""
+        request = self._state.requests.get(request_id)
+        return request is None or len(request.tokens) > request.num_prompt + len(request.spec.given)
+
+    def ids_in(self, steps: int) -> list[str]:
+        """The requests in the `steps` oldest plans in flight."""
+        found: dict[str, None] = {}
+        for step in itertools.islice(self._state.in_flight, steps):
+            found.update(dict.fromkeys([*step.decodes.ids, *(chunk.request.id for chunk in step.chunks)]))
+        return list(found)
 
     @property
     def has_work(self) -> bool:

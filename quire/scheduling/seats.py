@@ -45,6 +45,7 @@ class HostSeats:
         self.num_computed = np.zeros(size, np.int32)  # KV is there or planned
         self.num_seen = np.zeros(size, np.int32)  # tokens whose ids are known
         self.limit = np.zeros(size, np.int32)
+        self.due = np.zeros(size, np.int32)  # when there is more to tell than a token, see Request
         self.room = np.zeros((num_groups, size), np.int32)  # that its blocks of each group can hold
         self.decoding = np.zeros(size, np.bool_)  # it takes part in the next step with the token sampled last
         self.final_only = np.zeros(size, np.bool_)
@@ -72,6 +73,7 @@ class HostSeats:
         self.room[:, seat] = room
         self.num_seen[seat] = len(request.tokens)
         self.limit[seat] = request.limit
+        self.due[seat] = request.due
         self.final_only[seat] = request.final_only
         self.followed[seat] = request.is_followed
         self.requests[seat] = request

@@ -16,6 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from quire.scheduling import request
+from tests.effort import some
 from tests.scheduling.simulator import make_request
 from tests.scheduling.traces import Life, World, random_life
 
@@ -57,6 +59,21 @@ def live_through(count: int, part: int, mixed: bool) -> None:
     assert seen["cached"] > len(seeds), "these traces hardly ever find anything in the cache: too easy"
 
 
+def test_what_an_engine_was_told_of_goes_on_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Penalties, stops, lengths, constraints and repeated tokens are as if nobody had died."""
+    monkeypatch.setattr(request, "REPORT_TOKENS", 3)
+    first, deaths, resumed = random.SystemRandom().randrange(2**40), 0, 0
+    for seed in range(first, first + NUM_TRACES // 10):
+        try:
+            life = random_life(seed, deaths=0.04)
+        except Exception as error:
+            raise AssertionError(f"random_life({seed}, deaths=0.04)") from error
+        deaths += life.num_deaths
+        resumed += sum(len(told) > 1 for told in life.told.values()) if life.num_deaths else 0
+    assert deaths > NUM_TRACES / 20, "hardly any engine died: too easy"
+    assert resumed > NUM_TRACES / 20
+
+
 adds = st.tuples(
     st.just("add"),
     st.lists(st.integers(0, 2), min_size=1, max_size=12),
@@ -84,7 +101,7 @@ def worlds(draw: st.DrawFn) -> World:
     )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=some(300), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(worlds(), st.lists(st.one_of(adds, others), max_size=25))
 def test_any_trace(world: World, acts: list[tuple[Any, ...]]) -> None:
     """The same with a tool that shrinks what fails to the shortest story."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from quire.scheduling.prefixes import SharingThresholds
@@ -57,6 +58,14 @@ class Life:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.references: dict[str, Reference] = {}
+        self.told: dict[str, list[EngineOutput]] = {}
+        self.open: dict[str, None] = {}  # accepted, neither finished nor aborted
+        self.num_deaths = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        world = self.world
         self.scheduler = Scheduler(
             max_num_seqs=world.max_num_seqs,
             max_num_batched_tokens=world.max_num_batched_tokens,
@@ -76,19 +85,28 @@ class Life:
         self.device = Device(world.specs, world.max_num_seqs, world.max_num_batched_tokens, chunk)
         self.in_flight: deque[tuple[StepPlan, StepResult | None]] = deque()  # the last may still await its masks
         self.compiling: list[str] = []  # requests whose grammar is not there yet
-        self.references: dict[str, Reference] = {}
-        self.told: dict[str, list[EngineOutput]] = {}
-        self.open: dict[str, None] = {}  # accepted, neither finished nor aborted
         self.plans: list[StepPlan] = []
+
+    def die(self) -> None:
+        """Scheduler and device are gone, with all that was in flight; new ones get what was told of the answers."""
+        self.num_deaths += 1
+        self._begin()
+        for name in self.open:
+            reference = self.references[name]
+            self.device.references[reference.spec.seed] = reference
+            self._add(msgspec.structs.replace(reference.spec, given=self.output(name)))
 
     @property
     def max_len(self) -> int:
         return min(self.world.max_model_len, capacity(self.world.specs, self.world.num_blocks))
 
-    def add(self, spec: EngineRequest) -> None:
+    def _add(self, spec: EngineRequest) -> None:
         self.scheduler.add(spec)
         if spec.constraint is not None and spec.constraint.grammar is not None:
             self.compiling.append(spec.id)
+
+    def add(self, spec: EngineRequest) -> None:
+        self._add(spec)
         self.references[spec.id] = self.device.references[spec.seed] = Reference(spec, self.max_len)
         self.told[spec.id] = []
         self.open[spec.id] = None
@@ -298,9 +316,13 @@ def branching(rng: random.Random, count: int) -> list[list[int]]:
     return stems[1:]
 
 
-def random_life(seed: int, *, mixed: bool = False) -> Life:
-    """Live through the trace of `seed`; any AssertionError is a bug. mixed: several groups of layers, some of them with
-    windows."""
+def random_life(seed: int, *, mixed: bool = False, deaths: float = 0.0) -> Life:
+    """Live through the trace of `seed`; any AssertionError is a bug.
+
+    Args:
+        mixed: several groups of layers, some of them with windows.
+        deaths: of engines, a turn.
+    """
     rng = random.Random(seed)
     crowded = rng.random() < 0.1
     life = Life(crowded_world(rng, mixed=mixed) if crowded else random_world(rng, mixed=mixed))
@@ -317,6 +339,8 @@ def random_life(seed: int, *, mixed: bool = False) -> Life:
             life.abort(rng.choice(list(life.open)))
         if rng.random() < 0.01:
             life.scheduler.reset_prefix_cache(rng.random() < 0.5)
+        if rng.random() < deaths:
+            life.die()
         if len(life.in_flight) < life.world.depth and rng.random() < 0.8:
             life.plan_if_any()
         else:
