@@ -116,7 +116,7 @@ class LLMEngine:
         return request_id
 
     def submit(self, request: EngineRequest) -> None:
-        """Hand one whose outputs `processor` expects to the engine. Raises EngineDeadError if there is none any more."""
+        """Give the engine one whose outputs `processor` expects. Raises EngineDeadError if there is no engine."""
         self.processor.journal.send(self.client, request)
 
     def abort_request(self, request_ids: str | Sequence[str]) -> None:
