@@ -28,7 +28,7 @@ def test_sums_logits_and_tokens_eagerly_and_in_graphs(size: int, tmp_path: Path)
         pytest.skip(f"needs {size} GPUs")
     command = [sys.executable, "-m", "tests.distributed.gpu_ranks"]
     arguments = [str(size), str(tmp_path / "meeting"), str(tmp_path / "out")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     ranks = [
         subprocess.Popen([*command, str(rank), *arguments], cwd=ROOT, env=environment, stderr=subprocess.PIPE)
         for rank in range(size)
