@@ -24,9 +24,12 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from quire.attention.base import prefix_tile_rows, prefix_tiles
-from quire.kernels import activation, fp8_linear, norm, paged_attention, qkv, rope
-from quire.kernels.linear import linear
-from quire.kernels.triton.gemm_plan import plan
+from quire.kernels.attention import paged as paged_attention
+from quire.kernels.attention import qkv, rope
+from quire.kernels.elementwise import activation, norm
+from quire.kernels.gemm import fp8_linear
+from quire.kernels.gemm.linear import linear
+from quire.kernels.gemm.triton.plan import plan
 from quire.quantization.fp8 import Fp8Channel
 
 DEVICE, DTYPE, BLOCK_SIZE = torch.device("cuda"), torch.bfloat16, 16

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from quire.attention.context import StepContext
-from quire.kernels.rope import Place
+from quire.kernels.attention.rope import Place
 from quire.layers.linear import Linear
 from quire.layers.norm import RMSNorm
 

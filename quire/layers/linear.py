@@ -25,7 +25,7 @@ from quire.quantization.base import (
 )
 
 if TYPE_CHECKING:
-    from quire.kernels.rope import Place
+    from quire.kernels.attention.rope import Place
 
 
 class Linear(nn.Module):

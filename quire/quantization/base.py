@@ -20,12 +20,12 @@ import torch
 
 from quire.foundation.errors import ConfigError
 from quire.foundation.registry import Registry
-from quire.kernels.fp8_linear import Fp8Rows
-from quire.kernels.linear import linear
-from quire.kernels.rope import qk_norm_rope_write
+from quire.kernels.attention.rope import qk_norm_rope_write
+from quire.kernels.gemm.fp8_linear import Fp8Rows
+from quire.kernels.gemm.linear import linear
 
 if TYPE_CHECKING:
-    from quire.kernels.rope import Place
+    from quire.kernels.attention.rope import Place
 
 Norm = tuple[torch.Tensor, float]
 """Weight [k] and eps of an RMS norm."""
@@ -75,7 +75,7 @@ class Matrix(ABC):
         out: torch.Tensor | None = None,
         reader: Matrix | None = None,  # noqa: ARG002 (for those who can)
     ) -> Rows:
-        """x [m, k] → [m, n], with what stands around the product; see `quire.kernels.linear`.
+        """x [m, k] → [m, n], with what stands around the product; see `quire.kernels.gemm.linear`.
 
         reader: the one matrix that the result is multiplied by: it may get its rows in 8 bits if it takes them.
         """
@@ -87,7 +87,7 @@ class Matrix(ABC):
         )  # fmt: skip
 
     def qkv_rope_write(self, x: torch.Tensor, norm: Norm, place: Place) -> torch.Tensor:
-        """x [tokens, k] → rotated q [tokens, num_heads, head_dim]; k and v go to the cache. See `quire.kernels.qkv`."""
+        """x [tokens, k] → rotated q [tokens, num_heads, head_dim]; k and v go to the cache. See `quire.kernels.attention.qkv`."""
         qkv = self.linear(x, norm=norm)
         assert isinstance(qkv, torch.Tensor)
         return qk_norm_rope_write(qkv, *place)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from quire.kernels import fp8_linear
-from quire.kernels.fp8_linear import E4M3
+from quire.kernels.gemm import fp8_linear
+from quire.kernels.gemm.fp8_linear import E4M3
 from quire.quantization.base import (
     ALL_ROWS,
     FLOATS,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from quire.kernels.linear import linear
-from quire.kernels.qkv import qkv_rope_write
+from quire.kernels.attention.qkv import qkv_rope_write
+from quire.kernels.gemm.linear import linear
 from quire.quantization.base import (
     ALL_ROWS,
     Matrix,
@@ -23,7 +23,7 @@ from quire.quantization.base import (
 )
 
 if TYPE_CHECKING:
-    from quire.kernels.rope import Place
+    from quire.kernels.attention.rope import Place
 
 
 class PlainMatrix(Matrix):

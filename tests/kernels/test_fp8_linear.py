@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire.kernels import fp8_linear
 from quire.kernels.dispatch import INTERPRETED, on_triton
-from quire.kernels.fp8_linear import E4M3, Fp8Rows, linear, widened
-from quire.kernels.linear import linear_reference
-from quire.kernels.triton.gemm_plan import Plan, Registers, Shared, Tiles, Vector, plan_8_bits
+from quire.kernels.gemm import fp8_linear
+from quire.kernels.gemm.fp8_linear import E4M3, Fp8Rows, linear, widened
+from quire.kernels.gemm.linear import linear_reference
+from quire.kernels.gemm.triton.plan import Plan, Registers, Shared, Tiles, Vector, plan_8_bits
 from tests.kernels.compare import LIMITS, NARROW, assert_near
 from tests.kernels.gluon import TESTED, assert_assembles_well
 from tests.kernels.test_gemm_plan import ODD, ROWS, check, products, shapes
@@ -97,7 +97,7 @@ def test_the_widened_weight_is_what_the_numbers_stand_for() -> None:
 def test_rows_to_8_bits(device: torch.device, k: int, kind: str) -> None:
     if not on_triton(torch.empty(0, device=device)):
         pytest.skip("Triton runs on a GPU or in its interpreter")
-    from quire.kernels.triton import fp8_rows
+    from quire.kernels.gemm.triton import fp8_rows
 
     x = random(device, 4, 2 * k if kind == "gated" else k) * torch.tensor([1, 30, 0, 1e-3], device=device)[:, None]
     x = x.to(NARROW)
@@ -143,8 +143,8 @@ def test_kernels(device: torch.device, m: int, n: int, k: int, biased: bool, how
         pytest.skip("the kernels need a GPU, or an interpreter")
     if m > {Vector: 1, Shared: 16, Registers: 16}.get(type(how), 64):
         pytest.skip("so many rows are not its own")
-    from quire.kernels.triton import decode_gemm as kernels
-    from quire.kernels.triton import fp8_rows
+    from quire.kernels.gemm.triton import decode_gemm as kernels
+    from quire.kernels.gemm.triton import fp8_rows
 
     x, (weight, scale), gain = random(device, m, k), packed(device, 2 * n, k), random(device, k) + 1
     bias, norm = random(device, 2 * n) if biased else None, (gain, 1e-5)
@@ -203,7 +203,7 @@ class TestCode:
         (16, 8, False, False, 4096), (32, 16, False, True, 3072), (32, 8, True, True, 1024),
     ])  # fmt: skip
     def test_of_few_rows(self, outputs: int, columns: int, gated: bool, normed: bool, k: int, tmp_path: Path) -> None:
-        from quire.kernels.triton.skinny_registers import _register_kernel
+        from quire.kernels.gemm.triton.skinny_registers import _register_kernel
 
         pointers = dict.fromkeys(("x_ptr", "bias_ptr", "gain_ptr", "out_ptr"), "*bf16")
         numbers = dict.fromkeys(("M", "N", "x_stride", "weight_stride", "out_stride"), "i32")

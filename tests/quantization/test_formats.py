@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels.linear import linear_reference
+from quire.kernels.gemm.linear import linear_reference
 from quire.layers.linear import Linear
 from quire.layers.norm import RMSNorm
 from quire.quantization.base import ALL_ROWS, FLOATS, FORMATS, Matrix, Spec, Tensors, WeightFormat

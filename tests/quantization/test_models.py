@@ -14,7 +14,7 @@ from quire import LLM, SamplingParams
 from quire.config.model_info import read_model_info
 from quire.config.quantization import METHODS
 from quire.foundation.errors import ConfigError, WeightsError
-from quire.kernels import fp8_linear
+from quire.kernels.gemm import fp8_linear
 from quire.layers.linear import Linear
 from quire.layers.targets import Staging
 from quire.models import catalog, weights
