@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from quire.attention.context import StepContext
-from quire.kernels.attention.rope import Place
+from quire.kernels.attention.rope import QkvTarget
 from quire.layers.linear import Linear
 from quire.layers.norm import RMSNorm
 
@@ -49,7 +49,7 @@ class Attention(nn.Module):
         """
         cache = ctx.caches[self.index]
         norms = (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps) if self.q_norm and self.k_norm else ()
-        place = Place(self.cos_sin, ctx.positions, ctx.slots, cache.k, cache.v, *self.heads, *norms)
+        place = QkvTarget(self.cos_sin, ctx.positions, ctx.slots, cache.k, cache.v, *self.heads, *norms)
         q = self.qkv_proj.qkv_rope_write(residual, norm, place)
         y: torch.Tensor = self.o_proj(ctx.backend.run(q, cache, ctx.plan, self.scale), residual=residual)
         return y

@@ -25,7 +25,7 @@ from quire.quantization.base import (
 )
 
 if TYPE_CHECKING:
-    from quire.kernels.attention.rope import Place
+    from quire.kernels.attention.rope import QkvTarget
 
 
 class Linear(nn.Module):
@@ -173,7 +173,7 @@ class Linear(nn.Module):
         assert isinstance(y, torch.Tensor)
         return y
 
-    def qkv_rope_write(self, x: torch.Tensor, norm: RMSNorm, place: Place) -> torch.Tensor:
+    def qkv_rope_write(self, x: torch.Tensor, norm: RMSNorm, place: QkvTarget) -> torch.Tensor:
         """x [tokens, in] → rotated q [tokens, num_heads, head_dim]; k and v go to their slots in the cache."""
         return self.matrix.qkv_rope_write(x, (norm.weight, norm.eps), place)
 

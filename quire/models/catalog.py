@@ -13,7 +13,7 @@ import torch
 from quire.config import own_families
 from quire.config.families import family_of
 from quire.config.model_info import ModelInfo
-from quire.config.pooler import Pooler
+from quire.config.pooler import PoolerConfig
 from quire.foundation.errors import ConfigError
 from quire.layers.linear import Linear
 from quire.models.base import DecoderStack, Model
@@ -47,7 +47,7 @@ def build(
 
 def build_for_pooling(
     info: ModelInfo,
-    pooler: Pooler,
+    pooler: PoolerConfig,
     dtype: torch.dtype,
     device: torch.device,
     max_positions: int,

@@ -25,7 +25,7 @@ from quire.kernels.gemm.fp8_linear import Fp8Rows
 from quire.kernels.gemm.linear import linear
 
 if TYPE_CHECKING:
-    from quire.kernels.attention.rope import Place
+    from quire.kernels.attention.rope import QkvTarget
 
 Norm = tuple[torch.Tensor, float]
 """Weight [k] and eps of an RMS norm."""
@@ -86,7 +86,7 @@ class Matrix(ABC):
             norm=norm, gated=gated, residual=residual, out_dtype=out_dtype, out=out,
         )  # fmt: skip
 
-    def qkv_rope_write(self, x: torch.Tensor, norm: Norm, place: Place) -> torch.Tensor:
+    def qkv_rope_write(self, x: torch.Tensor, norm: Norm, place: QkvTarget) -> torch.Tensor:
         """x [tokens, k] → rotated q [tokens, num_heads, head_dim]; k and v go to the cache. See `quire.kernels.attention.qkv`."""
         qkv = self.linear(x, norm=norm)
         assert isinstance(qkv, torch.Tensor)

@@ -23,7 +23,7 @@ from quire.quantization.base import (
 )
 
 if TYPE_CHECKING:
-    from quire.kernels.attention.rope import Place
+    from quire.kernels.attention.rope import QkvTarget
 
 
 class PlainMatrix(Matrix):
@@ -51,7 +51,7 @@ class PlainMatrix(Matrix):
             x, self.weight, self.bias, norm=norm, gated=gated, residual=residual, out_dtype=out_dtype, out=out
         )
 
-    def qkv_rope_write(self, x: torch.Tensor, norm: Norm, place: Place) -> torch.Tensor:
+    def qkv_rope_write(self, x: torch.Tensor, norm: Norm, place: QkvTarget) -> torch.Tensor:
         return qkv_rope_write(x, self.weight, self.bias, norm, place)
 
 
