@@ -87,7 +87,10 @@ class Matrix(ABC):
         )  # fmt: skip
 
     def qkv_rope_write(self, x: torch.Tensor, norm: Norm, place: QkvTarget) -> torch.Tensor:
-        """x [tokens, k] → rotated q [tokens, num_heads, head_dim]; k and v go to the cache. See `quire.kernels.attention.qkv`."""
+        """x [tokens, k] → rotated q [tokens, num_heads, head_dim]; k and v go to the cache.
+
+        See `quire.kernels.attention.qkv`.
+        """
         qkv = self.linear(x, norm=norm)
         assert isinstance(qkv, torch.Tensor)
         return qk_norm_rope_write(qkv, *place)
