@@ -154,11 +154,9 @@ class Lane:
             job.staging.finish()
 
     def _next_buffer(self, count: int) -> torch.Tensor:
-        size = max(CHUNK_BYTES, count)  # a line may be longer than a chunk
-        if not self._buffers or len(self._buffers[0]) < size:
-            self.finish()
+        if not self._buffers:
             self._buffers = [
-                torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=self._on_gpu) for _ in range(2)
+                torch.empty(CHUNK_BYTES, dtype=torch.uint8, device="cpu", pin_memory=self._on_gpu) for _ in range(2)
             ]
             self._sent = [torch.cuda.Event() for _ in range(2)] if self._on_gpu else []
         self._turn ^= 1

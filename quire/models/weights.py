@@ -231,10 +231,10 @@ def _read(checkpoint: _Checkpoint, targets: list[Target], stack: ExitStack, show
     """As it lies on disk; but what is packed together is read together, since it is staged until then."""
     plan = [Read(*checkpoint.tensors[target.source], target) for target in targets]
     plan.sort(key=_place)
-    groups: dict[object, list[Read]] = defaultdict(list)
+    groups: dict[int, list[Read]] = defaultdict(list)
     for read in plan:
         into = read.target.into
-        groups[id(into if isinstance(into, torch.Tensor) else into.staging)].append(read)
+        groups[id(read if isinstance(into, torch.Tensor) else into.staging)].append(read)
     ordered = [read for group in groups.values() for read in group]
     total = sum(read.num_bytes() for read in ordered)
     device = next(target.memory().device for target in targets if isinstance(target.into, torch.Tensor))

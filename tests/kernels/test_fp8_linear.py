@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from quire.kernels.gemm.fp8_linear import E4M3, Fp8Rows, linear, widened
 from quire.kernels.gemm.linear import linear_reference
 from quire.kernels.gemm.triton.plan import Plan, Registers, Shared, Tiles, Vector, plan_8_bits
 from tests.kernels.compare import LIMITS, NARROW, assert_near
+from tests.kernels.gluon import TESTED, assert_assembles_well
 from tests.kernels.test_gemm_plan import ODD, ROWS, check, products, shapes
 
 pytest.importorskip("triton")
@@ -76,7 +78,7 @@ def test_every_epilogue(device: torch.device, rows: int, n: int, k: int, biased:
         assert isinstance(y, torch.Tensor)
         assert y.shape == expected.shape
         assert y.dtype == (torch.float32 if name in ("wide", "into") else dtype)
-        assert not rows or error(y, expected) <= limit, name
+        assert not rows or error(y, expected) <= (1.5 if name == "gated" else 1) * limit, name
 
 
 def test_the_widened_weight_is_what_the_numbers_stand_for() -> None:
@@ -192,6 +194,31 @@ def test_rows_of_one_graph_size_have_one_plan() -> None:
         assert len(plans) == 1
 
 
+class TestCode:
+    """What becomes of the kernels on compute capability 9.0."""
+
+    pytestmark = TESTED
+
+    @pytest.mark.parametrize(("outputs", "columns", "gated", "normed", "k"), [
+        (16, 8, False, False, 4096), (32, 16, False, True, 3072), (32, 8, True, True, 1024),
+    ])  # fmt: skip
+    def test_of_few_rows(self, outputs: int, columns: int, gated: bool, normed: bool, k: int, tmp_path: Path) -> None:
+        from quire.kernels.gemm.triton.skinny_registers import _register_kernel
+
+        pointers = dict.fromkeys(("x_ptr", "bias_ptr", "gain_ptr", "out_ptr"), "*bf16")
+        numbers = dict.fromkeys(("M", "N", "x_stride", "weight_stride", "out_stride"), "i32")
+        assert_assembles_well(
+            _register_kernel,
+            {**pointers, **numbers, "weight_ptr": "*fp8e4nv", "scale_ptr": "*fp32", "eps": "fp32"},
+            {
+                "K": k, "OUTPUTS": outputs, "COLUMNS": columns, "STEP": 128, "DEPTH": 2, "SCALED": True,
+                "NORM": normed, "GATED": gated, "BIAS": False, "RESIDUAL": not normed, "EARLY": True, "PDL": True,
+            },
+            [*pointers, "weight_ptr", "scale_ptr", "N", "x_stride", "weight_stride", "out_stride"],
+            tmp_path,
+        )  # fmt: skip
+
+
 # -- on a GPU ---------------------------------------------------------------------------------------------------
 
 
@@ -222,8 +249,41 @@ def test_products_of_odd_shapes(shape: str, m: int, biased: bool) -> None:
         if m <= 16 or not fp8_linear.takes_rows(weight[0]):
             assert_near(y, expected, torch.bfloat16)
         else:
-            assert error(y, expected) <= BOTH
+            assert error(y, expected) <= (1.5 if gated else 1) * BOTH, "a gate multiplies two of them"
         assert torch.equal(again, y), "not the same twice"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("m", [1, 5, 16, 32, 64, 100, 256])
+def test_a_captured_chain_gives_what_single_steps_give(m: int) -> None:
+    """Products that start before their predecessor has ended must still see its results: bit for bit, often."""
+    device = torch.device("cuda")
+    hidden, inner = 1024, 3072
+    start, gain = random(device, m, hidden), random(device, hidden) * 0.1 + 1
+    layers = [(packed(device, 2 * inner, hidden), packed(device, hidden, inner)) for _ in range(12)]
+    residual = torch.empty_like(start)
+
+    def step(wait: bool) -> None:
+        residual.copy_(start)
+        for gate_up, down in layers:
+            h = linear(residual, *gate_up, norm=(gain, 1e-6), gated=True, narrow=True)
+            if wait:
+                torch.cuda.synchronize()
+            linear(h, *down, residual=residual)
+            if wait:
+                torch.cuda.synchronize()
+
+    step(wait=True)
+    expected = residual.clone()
+    assert bool(expected.isfinite().all())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step(wait=False)
+    for _ in range(50):
+        residual.zero_()
+        graph.replay()
+        assert torch.equal(residual, expected)
 
 
 @pytest.mark.gpu

@@ -45,7 +45,7 @@ def check(how: Plan, m: int, n: int, k: int, gated: bool, width: int = 2) -> Non
         assert m == 1
         assert times * how.outputs * how.width // (32 * how.warps) <= 128, "registers a thread"
     elif isinstance(how, Shared):
-        assert 2 <= m <= 16
+        assert 2 <= m <= 16 or (width == 1 and m == 1)
         rows = 8 if m <= 8 else 16
         assert how.stages * how.warps * (how.outputs * width + rows * 2) * how.step <= PROCESSOR_BYTES
     elif isinstance(how, Registers):

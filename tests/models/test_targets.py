@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
+from quire.config.model_info import read_model_info
 from quire.distributed.topology import Topology
-from quire.foundation.errors import ConfigError
+from quire.foundation.errors import ConfigError, WeightsError
 from quire.layers.linear import Linear
 from quire.layers.targets import Staged, Staging, Target
+from quire.models import catalog, weights
 from quire.models.safetensors_file import SafetensorsFile
 from quire.models.transfer import Read, transfer
 from quire.quantization.base import (
@@ -29,6 +31,7 @@ from quire.quantization.base import (
     Tensors,
 )
 from quire.quantization.plain import Unquantized
+from tests.models import checkpoints
 
 CPU = torch.device("cpu")
 
@@ -217,3 +220,35 @@ def test_a_matrix_is_packed_once_when_all_of_it_is_there(tmp_path: Path, monkeyp
     assert sorted(packed_by) == sorted(names)
     assert all(torch.equal(kept[name], tensors[name] * 2) for name in names)
     assert not any(target.into.staging._tensors for target in targets if isinstance(target.into, Staged))
+
+
+class Experts(torch.nn.Module):
+    """A layer of somebody's own: three dimensions, of tensors that come by twos."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_up = torch.nn.Parameter(torch.empty(3, 8, 4), requires_grad=False)
+
+    def targets(self) -> list[Target]:
+        halves = {"gate": slice(0, 4), "up": slice(4, 8)}
+        return [
+            Target(f"model.experts.{number}.{name}", (4, 4), self.gate_up.data, at=(number, rows))
+            for number in range(3)
+            for name, rows in halves.items()
+        ]
+
+
+def test_a_layer_may_say_itself_where_its_numbers_come_from(tmp_path: Path) -> None:
+    folder = checkpoints.save(checkpoints.make("Llama"), tmp_path)
+    state = load_file(folder / "model.safetensors")
+    own = {f"model.experts.{number}.{name}": torch.randn(4, 4) for number in range(3) for name in ("gate", "up")}
+    save_file({**state, **own}, folder / "model.safetensors")
+    model = catalog.build(read_model_info(folder, {}), torch.float32, CPU, 64)
+    model.experts = Experts()
+    weights.load(model, folder, "auto")
+    stacked = [torch.cat([own[f"model.experts.{number}.{name}"] for name in ("gate", "up")]) for number in range(3)]
+    assert torch.equal(model.experts.gate_up, torch.stack(stacked))
+    del own["model.experts.1.up"]
+    save_file({**state, **own}, folder / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"model\.experts\.1\.up \[4, 4\]"):
+        weights.load(model, folder, "auto")

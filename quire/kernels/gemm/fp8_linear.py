@@ -98,7 +98,7 @@ def by_library(
 
 def widened(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """weight e4m3 [n, k] times scale [n], rounded to `dtype`: what the numbers stand for."""
-    return (weight.float() * scale[:, None]).to(dtype)
+    return weight.float().mul_(scale[:, None]).to(dtype)
 
 
 def _library(rows: Fp8Rows, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

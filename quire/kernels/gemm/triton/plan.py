@@ -110,7 +110,9 @@ def plan_8_bits(m: int, n: int, k: int, *, gated: bool, residual: bool, bulk: bo
         how = plan(m, n, k, gated=gated, residual=residual, bulk=False)
         if isinstance(how, Registers):
             return Registers(how.outputs, how.step, 2 * how.depth, how.warps)
-        return Shared(16, 256, 3, 4) if isinstance(how, Shared) else how
+        lines = how.outputs * (2 if gated else 1) if isinstance(how, Vector) else 0
+        # An unrolled loop of more turns would need more registers than there are.
+        return how if isinstance(how, Vector) and lines * k <= 1 << 17 else Shared(16, 256, 3, 4)
     if not bulk or m > 64:
         return None
     rows = 32 if m <= 32 else 64
