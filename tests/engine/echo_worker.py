@@ -3,8 +3,8 @@ position before *through the block table*; the next token is that hash. So a wro
 changes the output, and `expected` knows what it should be. It keeps seats and tables like a real worker.
 
 `hf_overrides` sets its moods: step_seconds, fail_at_step, refuse ("ConfigError", …), refuse_if (path of a file),
-poison (a prompt token that a step fails of) and deadly (one that it dies of), prepares (calls it has use for), fail_with
-(what it says then), of_rank (moods of one of several, by its number); call `boom`.
+poison (a prompt token that a step fails of) and deadly (one that it dies of), prepares (calls it has use for),
+fail_with (what it says then), of_rank (moods of one of several, by its number); call `boom`.
 """
 
 from __future__ import annotations
