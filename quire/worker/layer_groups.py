@@ -8,7 +8,7 @@ import torch
 
 from quire.attention.base import FAR, AttentionBackend, AttentionInputs
 from quire.attention.context import GroupContext
-from quire.kernels.step import find_slots
+from quire.kernels.step.step import find_slots
 from quire.worker.batch import Batch
 from quire.worker.pages import Pages
 from quire.worker.seats import Seats

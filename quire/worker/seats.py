@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from quire.kernels.step import GroupTable, SeatState, scatter
+from quire.kernels.step.step import GroupTable, SeatState, scatter
 from quire.types.plan import NewBlocks, StepPlan
 from quire.worker.pages import Pages
 from quire.worker.staging import Span, Staging
