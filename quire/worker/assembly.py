@@ -25,7 +25,7 @@ from quire.worker.runner import Runner
 from quire.worker.sampling.custom import CustomProcessors
 from quire.worker.sampling.plugins import LogitsProcessor
 from quire.worker.sampling.sampler import Sampler
-from quire.worker.seats import Seats
+from quire.worker.seats import DeviceSeats
 from quire.worker.streams import Streams
 
 DTYPES = {
@@ -82,7 +82,7 @@ class Assembly:
         pages = self._pages
         keeper, dtype = pages.groups[pages.keeper], DTYPES[self._resolved.kv_dtype]
         store = KVStore(pages, self._model.layer_groups, num_blocks, dtype, self._device)
-        seats = Seats(
+        seats = DeviceSeats(
             self._resolved.max_num_seqs,
             keeper.num_blocks(max_model_len) * pages.splits[pages.keeper],
             store.token_of_slot,
@@ -95,7 +95,7 @@ class Assembly:
         custom = CustomProcessors(processors, seats.num_computed_np) if processors else None
         return self._generating(self._model, store, seats, max_model_len, custom, with_graphs=with_graphs)
 
-    def _pooling(self, model: PoolingModel, store: KVStore, seats: Seats, max_model_len: int) -> PoolingRunner:
+    def _pooling(self, model: PoolingModel, store: KVStore, seats: DeviceSeats, max_model_len: int) -> PoolingRunner:
         rows, tokens = self._resolved.max_num_seqs, self.max_tokens
         if model.is_causal:
             contexts = decoder_contexts(self._layer_groups(seats, tokens, max_model_len), store)
@@ -118,7 +118,7 @@ class Assembly:
         self,
         model: DecoderStack,
         store: KVStore,
-        seats: Seats,
+        seats: DeviceSeats,
         max_model_len: int,
         custom: CustomProcessors | None,
         *,
@@ -169,7 +169,7 @@ class Assembly:
                 full += cost
         return PromptCost(full, self._prompt_wave, windows)
 
-    def _layer_groups(self, seats: Seats, max_tokens: int, max_model_len: int) -> LayerGroups:
+    def _layer_groups(self, seats: DeviceSeats, max_tokens: int, max_model_len: int) -> LayerGroups:
         """max_tokens: of a step, padding included."""
         name, pages = self._resolved.config.runtime.attention_backend, self._pages
         backends = [

@@ -11,7 +11,7 @@ from quire.attention.context import GroupContext
 from quire.kernels.step.step import find_slots
 from quire.worker.batch import Batch
 from quire.worker.pages import Pages
-from quire.worker.seats import Seats
+from quire.worker.seats import DeviceSeats
 
 
 class LayerGroups:
@@ -22,7 +22,7 @@ class LayerGroups:
     """
 
     def __init__(
-        self, pages: Pages, backends: list[AttentionBackend], seats: Seats, max_tokens: int, device: torch.device
+        self, pages: Pages, backends: list[AttentionBackend], seats: DeviceSeats, max_tokens: int, device: torch.device
     ) -> None:
         self.backends = backends
         self._pages = pages

@@ -20,7 +20,7 @@ from quire.worker.kv_store import KVStore
 from quire.worker.layer_groups import LayerGroups
 from quire.worker.pooler import PooledTensors, Pooler
 from quire.worker.readback import PendingStep, ReadyStep, StepHandle
-from quire.worker.seats import Seats
+from quire.worker.seats import DeviceSeats
 from quire.worker.staging import Staging
 
 MakeContext = Callable[[StepPlan, Pool, Batch], StepContext | EncoderContext]
@@ -61,7 +61,7 @@ class PoolingRunner:
         self,
         model: PoolingModel,
         make_context: MakeContext,
-        seats: Seats,
+        seats: DeviceSeats,
         builder: BatchBuilder,
         *,
         max_rows: int,

@@ -15,7 +15,7 @@ from quire.worker.staging import Span, Staging
 _LEAST_PIECE = 16  # of what is sent; for less the next copy is begun
 
 
-class Seats:
+class DeviceSeats:
     """Arrays `[max_seats + 1]`; seat 0 is padding and stays zero.
 
     `state` has the table of the group that keeps every token (the keeper), `tables` those of all groups.

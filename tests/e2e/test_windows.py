@@ -15,7 +15,7 @@ import torch
 from quire import LLM, SamplingParams
 from quire.attention import select
 from quire.engine import core
-from quire.scheduling.prefixes import Worth
+from quire.scheduling.prefixes import SharingThresholds
 from quire.scheduling.scheduler import Scheduler
 from quire.types.output import EngineStats
 from tests.attention.prefix_reference import PrefixReference
@@ -184,7 +184,7 @@ def test_rows_that_begin_alike_are_read_once_where_layers_see_everything(
 ) -> None:
     monkeypatch.setitem(select.BACKENDS, "prefix_reference", "tests.attention.prefix_reference:PrefixReference")
     monkeypatch.setattr(PrefixReference, "num_shared_rows", 0)
-    monkeypatch.setattr(core, "Scheduler", partial(Scheduler, prefix_worth=Worth(1, 1, 1)))
+    monkeypatch.setattr(core, "Scheduler", partial(Scheduler, sharing_thresholds=SharingThresholds(1, 1, 1)))
     with engine(five_to_one, attention_backend="prefix_reference", async_scheduling=True) as llm:
         check(five_to_one, llm, prompts(3))
     assert PrefixReference.num_shared_rows > 100

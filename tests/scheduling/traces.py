@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.scheduling.prefixes import Worth
+from quire.scheduling.prefixes import SharingThresholds
 from quire.scheduling.scheduler import Scheduler
 from quire.types.kv import KVGroupSpec, capacity
 from quire.types.output import EngineOutput
@@ -21,7 +21,7 @@ from quire.types.sampling import RequestOutputKind
 from tests.scheduling.simulator import VOCAB, Device, Reference, groups, history, make_request, windowed
 from tests.scheduling.toy_grammar import ToyGrammar, ToyMatcher, ToySource, random_constraint
 
-ANYTHING = Worth(1, 1, 1)
+ANYTHING = SharingThresholds(1, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class World:
     preempt_every_step: bool = False
     enable_prefix_caching: bool = True
     groups: tuple[KVGroupSpec, ...] = ()  # none: one that sees everything
-    prefix_worth: Worth = ANYTHING
+    sharing_thresholds: SharingThresholds = ANYTHING
 
     @property
     def specs(self) -> list[KVGroupSpec]:
@@ -68,7 +68,7 @@ class Life:
             preempt_every_step=world.preempt_every_step,
             enable_prefix_caching=world.enable_prefix_caching,
             hash_seed=b"test",
-            prefix_worth=world.prefix_worth,
+            sharing_thresholds=world.sharing_thresholds,
             vocab_size=VOCAB,
             mask_source=ToySource(),
         )
@@ -220,7 +220,7 @@ def random_world(rng: random.Random, *, mixed: bool) -> World:
         preempt_every_step=rng.random() < 0.15,
         enable_prefix_caching=rng.random() < 0.8,
         groups=tuple(specs),
-        prefix_worth=rng.choice((ANYTHING, Worth(4, 1, 1), Worth(2, 4, 8))),
+        sharing_thresholds=rng.choice((ANYTHING, SharingThresholds(4, 1, 1), SharingThresholds(2, 4, 8))),
     )
 
 
@@ -284,7 +284,7 @@ def crowded_world(rng: random.Random, *, mixed: bool) -> World:
         depth=rng.randint(1, 3),
         policy=rng.choice(("fcfs", "priority")),
         preempt_every_step=rng.random() < 0.1,
-        prefix_worth=rng.choice((ANYTHING, Worth(4, 4, 8), Worth(2, 4, 16))),
+        sharing_thresholds=rng.choice((ANYTHING, SharingThresholds(4, 4, 8), SharingThresholds(2, 4, 16))),
     )
 
 

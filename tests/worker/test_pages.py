@@ -14,7 +14,7 @@ from quire.types.plan import Admit, NewBlocks
 from quire.types.sampling import SamplingParams
 from quire.worker.kv_store import KVStore
 from quire.worker.pages import MAX_WASTE, Pages, lay_out
-from quire.worker.seats import Seats
+from quire.worker.seats import DeviceSeats
 from quire.worker.staging import Staging
 from quire.worker.trial_steps import prompt_chunks
 from tests.scheduling.simulator import make_request
@@ -108,7 +108,7 @@ def test_tables_and_histories_are_sent_in_pieces() -> None:
     assert pages.splits == [2, 1, 1]
     size = pages.groups[2].block_size
     store = KVStore(pages, layers_of(pages), 300, torch.bfloat16, CPU)
-    seats = Seats(3, pages.groups[2].num_blocks(4096), store.token_of_slot, size, CPU)
+    seats = DeviceSeats(3, pages.groups[2].num_blocks(4096), store.token_of_slot, size, CPU)
     seats.add_groups(pages, 4096)
     staging = Staging(300, CPU)
     ids = np.arange(100, 400, dtype=np.int32)
