@@ -250,14 +250,22 @@ class KVManager:
     def free_behind(self, request: TokenOwner, num_computed: int) -> None:
         """Give back what no token from `num_computed` on reads. The plan being made must not compute any before it:
         others may write to these blocks in the very same step."""
-        held = self._held[request.id]
         for number in self._windows:
-            first, needed = held.firsts[number], self.groups[number].first_needed(num_computed)
-            if needed > first:
-                table = held.tables[number]
-                self.pool.free(block for block in table[first:needed] if block.id != NULL_BLOCK)
-                table[first:needed] = [self.pool.null] * (needed - first)
-                held.firsts[number] = needed
+            self.free_behind_each(number, [request], [num_computed])
+
+    def free_behind_each(self, group: int, requests: Sequence[TokenOwner], num_computed: Sequence[int]) -> None:
+        """The same in one group for many requests."""
+        first_needed, null, given_back = self.groups[group].first_needed, self.pool.null, []
+        for request, computed in zip(requests, num_computed, strict=True):
+            held = self._held[request.id]
+            first, needed = held.firsts[group], first_needed(computed)
+            if first < needed:
+                table = held.tables[group]
+                for entry in range(first, needed):
+                    given_back.append(table[entry])
+                    table[entry] = null
+                held.firsts[group] = needed
+        self.pool.free(block for block in given_back if block is not null)
 
     def table(self, request: TokenOwner) -> Hit:
         """The blocks of a request, a list a group. Not to be changed."""

@@ -302,8 +302,8 @@ class Scheduler:
         """Of rows that need another block anyway: by then windows have passed one."""
         for group, at in enumerate(full):
             if len(at) and self.kv.groups[group].spec.window:
-                for row in at.tolist():
-                    self.kv.free_behind(rows.requests[row], int(computed[row]))
+                requests = [rows.requests[row] for row in at.tolist()]
+                self.kv.free_behind_each(group, requests, computed[at].tolist())
 
     def _keep_pace(self, build: PlanBuilder) -> None:
         """Bound the prompt tokens of a step whose decode rows have readers."""

@@ -66,8 +66,8 @@ class LayerGroups:
         slots = self._slots[number][: batch.num_tokens]
         every_row = inputs.num_decodes == inputs.num_rows
         find_slots(
-            table, batch.seats, None if every_row else inputs.query_start, batch.buffers.positions, slots,
-            inputs.max_query_len,
+            table, batch.seats, None if every_row else inputs.query_start, batch.buffers.positions,
+            batch.buffers.slots, slots, inputs.max_query_len,
         )  # fmt: skip
         window = self._pages.groups[number].window
         is_far = inputs.is_far and not 0 < window <= FAR
