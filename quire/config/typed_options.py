@@ -34,6 +34,9 @@ class EngineOptions(TypedDict, total=False):
     dtype: Literal["auto", "bfloat16", "float16", "float32", "half", "float", "bf16", "fp16", "fp32"]
     """Number type of weights and activations. auto: the checkpoint's; float32 checkpoints run in bfloat16 on a
     GPU."""
+    quantization: str | None
+    """How weights are kept in fewer bits. fp8: 8-bit floats, made while a plain checkpoint loads. None: as they
+    are."""
     seed: int
     """Seed of everything drawn at random for requests without a seed of their own and for dummy weights."""
     max_model_len: int | None
@@ -121,8 +124,8 @@ class EngineOptions(TypedDict, total=False):
     num_threads: int | None
     """CPU threads of the worker; None: the physical cores this process may use, one for a very small model."""
     max_engine_restarts: int
-    """An engine that dies in a process of its own is started again, and its requests go on; after so many times in
-    a row in which nobody got a token it is not. 0: never."""
+    """An engine that dies in a process of its own is started again, and its requests go on; but not after so many
+    times in a row in which nobody got a token. 0: never."""
     debug: bool
     """Check the scheduler's seats and blocks after every step (slow)."""
     disable_log_stats: bool
@@ -150,6 +153,7 @@ class OptionFields:
     hf_token: str | None = None
     download_dir: str | None = None
     dtype: Literal["auto", "bfloat16", "float16", "float32", "half", "float", "bf16", "fp16", "fp32"] = "auto"
+    quantization: str | None = None
     seed: int = 0
     max_model_len: int | None = None
     max_logprobs: int = 20

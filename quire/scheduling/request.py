@@ -168,7 +168,9 @@ class Request:
             raise RuntimeError(f"request {self.id!r} cannot go from {self.status.name} to {status.name}")
         self.status = status
 
-    def admit(self, num_computed: int) -> Admit:
-        """What the worker must know to seat it."""
-        spec = self.spec
-        return Admit(self.seat, num_computed, self.num_prompt, spec.params, spec.stop_token_ids, spec.seed)
+    def admit(self, num_computed: int, *, with_history: bool = False) -> Admit:
+        """What the worker must know to seat it. with_history: the tokens computed too, for no cache holds them."""
+        spec, history = self.spec, None
+        if with_history and num_computed:
+            history = np.array(self.tokens[:num_computed], np.int32)
+        return Admit(self.seat, num_computed, self.num_prompt, spec.params, spec.stop_token_ids, spec.seed, history)

@@ -61,6 +61,9 @@ class Overload:
             self._start, self._begun, self._refused = now, begun, refused
             self._mosts.append(self._most)
             self._most, self._shortest = 0, math.inf
+        if not wait:  # nobody has come for long, or nobody waits any more: a burst that begins now is none of it
+            self.is_on = False
+            self._growing.clear()
         self._most = max(self._most, present)
         self._shortest = min(self._shortest, wait)
 

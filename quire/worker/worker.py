@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from quire.config.profiler import ProfilerConfig
+from quire.config.quantization import METHODS
 from quire.config.resolve import Resolved
 from quire.foundation.errors import ConfigError, InputError
 from quire.foundation.log import get_logger
@@ -22,20 +23,24 @@ from quire.models import catalog, weights
 from quire.models.base import DecoderStack
 from quire.models.pooling import PoolingModel
 from quire.platforms import select_platform
+from quire.quantization.base import QuantizationMethod
+from quire.quantization.plain import Unquantized
 from quire.types.kv import WorkerReport
 from quire.types.plan import PromptEmbeds, StepPlan, TokenMasks
 from quire.worker.assembly import DTYPES, Assembly
 from quire.worker.batch import SIZE_STEP, round_size
 from quire.worker.masked_step import MaskedStep
 from quire.worker.memory import Memory, size_cache
+from quire.worker.pages import lay_out
 from quire.worker.pooling_runner import PoolingRunner
 from quire.worker.profiler import Profiler
 from quire.worker.readback import StepHandle
 from quire.worker.runner import Runner
 from quire.worker.sampling.custom import make_processors
 from quire.worker.sampling.plugins import ProcessorSetup
-from quire.worker.streams import Streams
+from quire.worker.streams import Streams, idle_streams
 from quire.worker.trial_steps import ALL_FEATURES, prompt_chunks, prompts_to_pool, run_picky, spread
+from quire.worker.workspaces import clear_workspaces
 
 if TYPE_CHECKING:
     from quire.kernels.triton.rehearsal import Rehearsal
@@ -85,8 +90,9 @@ class Worker:
             torch.set_num_threads(1)
         profiling = ProfilerConfig.read(config.observe.profiler_config)
         self._profiler = None if profiling is None else Profiler(profiling, self._device)
-        spec = model.kv_spec(config.cache.block_size, DTYPES[resolved.kv_dtype])
-        assembly = Assembly(resolved, model, spec, self._device, self._streams)
+        block_size = config.cache.block_size
+        pages = lay_out(model.kv_groups(block_size, DTYPES[resolved.kv_dtype]), block_size)
+        assembly = Assembly(resolved, model, pages, self._device, self._streams)
         setup = ProcessorSetup(info.vocab_size, self._device, Path(info.path))
         processors = make_processors(config.model.logits_processors, setup)
         with self._phase("rehearse"):
@@ -104,7 +110,7 @@ class Worker:
                 rehearsal.wait()
         with self._phase("profile"):
             memory = self._measure(assembly)
-        size = size_cache(resolved, spec, memory)
+        size = size_cache(resolved, pages, memory)
         with self._phase("kv_cache"):
             self.runner = assembly.runner(size.num_blocks, size.max_model_len, processors=processors)
         with self._phase("graphs"):
@@ -119,10 +125,10 @@ class Worker:
             device=self._platform.device_name(),
             num_blocks=size.num_blocks,
             max_model_len=size.max_model_len,
-            groups=[spec],
+            groups=pages.groups,
             vocab_size=info.vocab_size,
             weight_bytes=memory.weights,
-            kv_bytes=size.num_blocks * spec.bytes_per_block,
+            kv_bytes=size.num_blocks * pages.page_bytes,
             free_bytes=self._platform.free_bytes(),
             attention_backend=assembly.backend_name,
             phases=self._phases,
@@ -142,9 +148,20 @@ class Worker:
     def _build_model(self) -> DecoderStack | PoolingModel:
         resolved = self._resolved
         dtype, positions = DTYPES[resolved.dtype], resolved.max_model_len
+        method = self._quantization(dtype)
         if resolved.pooler is None:
-            return catalog.build(resolved.info, dtype, self._device, positions)
-        return catalog.build_for_pooling(resolved.info, resolved.pooler, dtype, self._device, positions)
+            return catalog.build(resolved.info, dtype, self._device, positions, method)
+        return catalog.build_for_pooling(resolved.info, resolved.pooler, dtype, self._device, positions, method)
+
+    def _quantization(self, dtype: torch.dtype) -> QuantizationMethod:
+        """Raises ConfigError if the device cannot multiply such weights."""
+        name = self._resolved.config.model.quantization
+        if name is None:
+            return Unquantized()
+        method: QuantizationMethod = METHODS.get(name)()
+        if (why := method.refuses(self._device, dtype)) is not None:
+            raise ConfigError(f"quantization={name}: {why}", "quantization")
+        return method
 
     def _rehearse(self, assembly: Assembly) -> Rehearsal | None:
         """Go through every kind of step while the weights are not there yet, so that the kernels get compiled."""
@@ -287,6 +304,7 @@ class Worker:
             self._streams.give_back()
             self._streams = None
         if torch.cuda.is_initialized():
+            clear_workspaces(idle_streams())
             torch.cuda.empty_cache()
         if self._threads_before is not None:
             torch.set_num_threads(self._threads_before)
