@@ -15,7 +15,7 @@ from typing import Protocol
 from quire.foundation.errors import ConfigError
 from quire.kv.block_pool import Block, BlockPool
 from quire.kv.group import make_group
-from quire.kv.hashing import RecentChains, chain_start, extend_hashes, new_root
+from quire.kv.hashing import BlockHasher, RecentChains
 from quire.types.kv import KVGroupSpec
 
 Hit = list[list[Block]]  # cached blocks, one list a group
@@ -59,7 +59,7 @@ class KVManager:
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = BlockPool(num_blocks)
         self.groups = [make_group(spec, i, self.pool) for i, spec in enumerate(groups)]
-        self._root = new_root(seed)
+        self._hasher = BlockHasher(seed)
         self._recent = RecentChains(self.block_size)
         self._held: dict[str, _Held] = {}
 
@@ -198,5 +198,4 @@ class KVManager:
             hashes += self._recent.common(request.extra_key, request.tokens)
             self._recent.keep(request.extra_key, request.tokens, hashes)
         if len(hashes) < num_blocks:
-            parent = hashes[-1] if hashes else chain_start(self._root, request.extra_key)
-            extend_hashes(hashes, request.tokens, num_blocks, self.block_size, parent)
+            self._hasher.extend(hashes, request.tokens, num_blocks, self.block_size, request.extra_key)
