@@ -17,13 +17,13 @@ from typing import Literal
 
 from quire.foundation.errors import ConfigError, InputError
 from quire.kv.manager import KVManager
+from quire.scheduling.admission import Room, rank
 from quire.scheduling.build import PlanBuilder
 from quire.scheduling.constraint import ConstraintState, MakeMatcher
 from quire.scheduling.masks import MaskSource, make_masks
-from quire.scheduling.pace import Pace
+from quire.scheduling.prefill_budget import Pace
 from quire.scheduling.prefixes import WORTH, SharedPrefixFinder, Worth
 from quire.scheduling.request import Request, Status
-from quire.scheduling.room import Room, rank
 from quire.scheduling.settle import settle
 from quire.scheduling.state import Chunk, InFlight, State
 from quire.types.kv import KVGroupSpec, PromptCost

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from quire.kernels import sampling as kernels
-from quire.kernels.sampling import History, Scratch
+from quire.kernels.sampling import sampling as kernels
+from quire.kernels.sampling.sampling import History, Scratch
 from quire.types.plan import Admit, TokenMasks
 from quire.worker.sampling.columns import Columns, Features
 from quire.worker.sampling.custom import CustomProcessors

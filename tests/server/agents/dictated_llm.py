@@ -17,8 +17,8 @@ import msgspec
 
 from quire.foundation.errors import ContextLengthError
 from quire.frontend.inputs import Prompt
-from quire.frontend.parsers.base import REASONING_FORMATS, TOOL_FORMATS
-from quire.frontend.parsers.formats import Formats
+from quire.frontend.reply_formats import Formats
+from quire.parsers.base import REASONING_FORMATS, TOOL_FORMATS
 from quire.types.output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from quire.types.request import token_list
 from quire.types.sampling import RequestOutputKind, SamplingParams
