@@ -17,15 +17,15 @@ from typing import Literal
 
 from quire.foundation.errors import ConfigError, InputError
 from quire.kv.manager import KVManager
-from quire.scheduling.admission import Room, rank
+from quire.scheduling.admission import Admission, rank
 from quire.scheduling.build import PlanBuilder
 from quire.scheduling.constraint import ConstraintState, MakeMatcher
 from quire.scheduling.masks import MaskSource, make_masks
-from quire.scheduling.prefill_budget import Pace
-from quire.scheduling.prefixes import WORTH, SharedPrefixFinder, Worth
+from quire.scheduling.prefill_budget import PrefillBudget
+from quire.scheduling.prefixes import SHARING_THRESHOLDS, SharedPrefixFinder, SharingThresholds
 from quire.scheduling.request import Request, Status
 from quire.scheduling.settle import settle
-from quire.scheduling.state import Chunk, InFlight, State
+from quire.scheduling.state import Chunk, PlannedStep, State
 from quire.types.kv import KVGroupSpec, PromptCost
 from quire.types.output import EngineOutput, EngineOutputs, EngineStats, QueueStats
 from quire.types.plan import StepPlan, TokenMasks
@@ -57,7 +57,7 @@ class Scheduler:
         mixed_sizes: Sequence[tuple[int, int]] = (),
         prompt_cost: PromptCost | None = None,
         clock: Callable[[], float] = time.monotonic,
-        prefix_worth: Worth = WORTH,
+        sharing_thresholds: SharingThresholds = SHARING_THRESHOLDS,
         vocab_size: int = 0,
         mask_source: MaskSource | None = None,
     ) -> None:
@@ -90,15 +90,15 @@ class Scheduler:
         self._by_priority = self._has_classes = policy == "priority"
         self._preempt_every_step = preempt_every_step
         self._state = State(self.kv, max_num_seqs)
-        self._room = Room(self._state)
-        self.pace = Pace(mixed_sizes, prompt_cost)  # whoever measures the steps tells it
+        self._admission = Admission(self._state)
+        self.prefill_budget = PrefillBudget(mixed_sizes, prompt_cost)  # whoever measures the steps tells it
         self._clock = clock
-        self._prefixes = SharedPrefixFinder(self.kv, max_num_seqs, prefix_worth)
+        self._prefixes = SharedPrefixFinder(self.kv, max_num_seqs, sharing_thresholds)
         self._vocab_size = vocab_size
         self._mask_source = mask_source
         self._arrivals = itertools.count()
         self._step = 0
-        self.planned_work = 0.0  # on prompts, in the plan made last; see Pace
+        self.planned_work = 0.0  # on prompts, in the plan made last; see PrefillBudget
 
     # --- requests come and go -----------------------------------------------------------------------------------
 
@@ -206,9 +206,9 @@ class Scheduler:
             return None
         build = PlanBuilder(len(self.kv.groups), self._budget)
         if self._preempt_every_step:
-            self._room.preempt_one()
+            self._admission.preempt_one()
         if self._has_classes:
-            self._room.make_for_urgent()
+            self._admission.make_for_urgent()
         self._decode(build)
         self._keep_pace(build)
         for in_background in (False, True) if self._has_classes else (False,):  # the background gets what is left
@@ -218,8 +218,10 @@ class Scheduler:
             return None
         plan = build.finish(self._step, state.releases, self._prefixes.update(build.decodes))
         state.releases = []
-        self.planned_work = sum(self.pace.work(chunk.end - chunk.start, chunk.start) for chunk in build.chunks)
-        state.in_flight.append(InFlight(plan, build.decodes, build.chunks, build.bound, self._is_full(build)))
+        self.planned_work = sum(
+            self.prefill_budget.work(chunk.end - chunk.start, chunk.start) for chunk in build.chunks
+        )
+        state.in_flight.append(PlannedStep(plan, build.decodes, build.chunks, build.bound, self._is_full(build)))
         self._step += 1
         return plan
 
@@ -252,7 +254,7 @@ class Scheduler:
             num_full = int(full.sum())
             if num_full * len(kv.groups) <= kv.num_free:
                 break
-            self._state.preempt(self._room.victim())
+            self._state.preempt(self._admission.victim())
         if num_full:
             growing = rows.seats[full]
             new = kv.allocate_one_each(seats.requests.take(growing).tolist())
@@ -279,7 +281,7 @@ class Scheduler:
                 (self._clock() - request.added for request in behind if not _in_background(request)), default=0.0
             )
             longest = max(len(request.tokens) for request in behind)
-            build.allowance = self.pace.allowance(waited, len(build.decodes), longest)
+            build.allowance = self.prefill_budget.allowance(waited, len(build.decodes), longest)
 
     def _catch_up(self, build: PlanBuilder, *, in_background: bool) -> None:
         """Chunks of the running requests that are further behind, best rank first."""
@@ -292,7 +294,7 @@ class Scheduler:
             if request.status is Status.RUNNING:  # else it has just made room for a better one
                 self._skip_cached(request, build)
                 most = self._most_tokens(int(state.seats.num_computed[request.seat]), build)
-                if most and self._room.for_one_more(request, build.chunks):
+                if most and self._admission.for_one_more(request, build.chunks):
                     self._add_chunk(request, build, most)
 
     def _admit(self, build: PlanBuilder, *, in_background: bool) -> None:
@@ -304,7 +306,7 @@ class Scheduler:
                 return
             if _in_background(request) is not in_background:
                 return
-            fit = self._room.find_fit(request)
+            fit = self._admission.find_fit(request)
             if fit is None:
                 return
             hit, num_cached = fit
@@ -324,10 +326,10 @@ class Scheduler:
             self._add_chunk(request, build, most)
 
     def _most_tokens(self, context: int, build: PlanBuilder) -> int:
-        """That budget and pace have left for a chunk behind `context` tokens."""
+        """What the budgets have left for a chunk behind `context` tokens."""
         if build.allowance is None:
             return build.budget
-        return min(build.budget, self.pace.tokens(build.allowance, context, is_first=not build.chunks))
+        return min(build.budget, self.prefill_budget.tokens(build.allowance, context, is_first=not build.chunks))
 
     def _add_chunk(self, request: Request, build: PlanBuilder, most: int) -> None:
         """As many of the request's next tokens, up to `most`, as chunk limit and blocks allow (at least one fits)."""
@@ -350,7 +352,7 @@ class Scheduler:
         kv.register(request, end)
         build.add_chunk(Chunk(request, start, end, samples=end == total and request.spec.pooling is None))
         if build.allowance is not None:
-            build.allowance -= self.pace.work(end - start, start)
+            build.allowance -= self.prefill_budget.work(end - start, start)
         if end == total:
             del state.prefilling[request.id]
             if total + 1 < request.limit:
@@ -392,14 +394,14 @@ class Scheduler:
         """That waiting requests could take: none if the best of them lacks blocks."""
         free = self._state.seats.num_free
         first = self._state.queue.peek()
-        return free if first is None or (free and self._room.find_fit(first) is not None) else 0
+        return free if first is None or (free and self._admission.find_fit(first) is not None) else 0
 
     # --- outcome ------------------------------------------------------------------------------------------------
 
     def observe(self, work: float, prompt_tokens: int, seconds: float, between: float) -> None:
-        """The oldest step in flight is done and took the device `seconds`, for `work` as `pace` counts it; `between`:
-        seconds since the one before, if the engine has been at work since then."""
-        self.pace.observe(work, seconds)
+        """The oldest step in flight is done and took the device `seconds`, for `work` as `prefill_budget` counts it;
+        `between`: seconds since the one before, if the engine has been at work since then."""
+        self.prefill_budget.observe(work, seconds)
         self._state.load.observe(between, prompt_tokens, is_full=self._state.in_flight[0].is_full)
 
     def settle(self, plan: StepPlan, result: StepResult) -> EngineOutputs:

@@ -12,7 +12,7 @@ from quire.foundation.errors import QuireError
 from quire.scheduling.logprobs import lines_by_row
 from quire.scheduling.request import Request
 from quire.scheduling.seats import DecodeRows
-from quire.scheduling.state import Chunk, InFlight, State
+from quire.scheduling.state import Chunk, PlannedStep, State
 from quire.types.output import (
     INVALID_REQUEST,
     PROCESSOR_FAILED,
@@ -84,7 +84,7 @@ def _fail(state: State, error: str) -> list[EngineOutput]:
 
 
 def _settle_decodes(
-    state: State, step: InFlight, tokens: list[int], lines: Lines, failures: dict[int, str]
+    state: State, step: PlannedStep, tokens: list[int], lines: Lines, failures: dict[int, str]
 ) -> tuple[list[str], list[int], list[EngineOutput]]:
     """The requests with just a token to tell, their tokens, and the news of the others."""
     rows, seats = step.decodes, state.seats
@@ -130,16 +130,16 @@ def _settle_decodes(
 
 
 def _plain(rows: DecodeRows, tokens: list[int], special: set[int]) -> tuple[list[str], list[int]]:
-    """Ids and tokens of all loud rows but the special ones. As long as these stay the same, so does the list of ids."""
-    loud = rows.loud
+    """Ids and tokens of streamed rows but the special ones. As long as these stay the same, so does the list of ids."""
+    streamed = rows.streamed
     if not special:
-        return rows.loud_ids, tokens if loud is None else [tokens[row] for row in loud]
-    kept = [row for row in (range(len(rows)) if loud is None else loud) if row not in special]
+        return rows.streamed_ids, tokens if streamed is None else [tokens[row] for row in streamed]
+    kept = [row for row in (range(len(rows)) if streamed is None else streamed) if row not in special]
     return [rows.ids[row] for row in kept], [tokens[row] for row in kept]
 
 
 def _settle_one(
-    state: State, step: InFlight, seat: int, request: Request, token: int, lines: list[TokenLogprobs] | None
+    state: State, step: PlannedStep, seat: int, request: Request, token: int, lines: list[TokenLogprobs] | None
 ) -> EngineOutput | None:
     """seat: that it had when the step was planned."""
     request.tokens.append(token)
@@ -159,15 +159,15 @@ def _tell(state: State, request: Request, lines: list[TokenLogprobs] | None) -> 
     first = num_tokens == request.num_prompt + 1
     if first:
         state.totals.prompt_tokens += request.num_prompt
-    if reason is None and request.quiet and not first:
+    if reason is None and request.final_only and not first:
         return None
     if reason is not None:
         state.finish(request)
-    told = request.num_reported if request.quiet else num_tokens - 1
+    reported = request.num_reported if request.final_only else num_tokens - 1
     request.num_reported = num_tokens
     return EngineOutput(
         request_id=request.id,
-        token_ids=request.tokens[told:].tolist(),
+        token_ids=request.tokens[reported:].tolist(),
         logprobs=lines[:1] if lines else None,
         prompt_logprobs=request.prompt_logprobs or None if first else None,
         finish_reason=reason,
@@ -183,10 +183,10 @@ def _tell(state: State, request: Request, lines: list[TokenLogprobs] | None) -> 
 def _end_failed(state: State, request: Request, error: str) -> EngineOutput:
     """A logits processor raised for it: what it sampled means nothing."""
     state.finish(request)
-    told = request.num_reported if request.quiet else len(request.tokens)
+    reported = request.num_reported if request.final_only else len(request.tokens)
     return EngineOutput(
         request_id=request.id,
-        token_ids=request.tokens[told:].tolist(),
+        token_ids=request.tokens[reported:].tolist(),
         finish_reason="error",
         stop_reason=PROCESSOR_FAILED,
         error=error,

@@ -254,7 +254,7 @@ def schedule(
     sliding_window: int = 0,
     prefix: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
     cut: Shape | None = None,
-    wide: decode_prefix.Shape | None = None,
+    wide: decode_prefix.PrefixShape | None = None,
 ) -> Schedule:
     """See `quire.kernels.attention.paged`; `cut` and `wide` are for measuring."""
     group, processors = num_heads // num_kv_heads, num_processors(seq_lens.device)
@@ -286,7 +286,7 @@ def decode(
     sliding_window: int = 0,
     out: torch.Tensor | None = None,
     cut: Shape | None = None,
-    wide: decode_prefix.Shape | None = None,
+    wide: decode_prefix.PrefixShape | None = None,
 ) -> torch.Tensor:
     """See `quire.kernels.attention.paged`; `cut` and `wide` are for measuring."""
     num_rows, num_heads, dim = q.shape
