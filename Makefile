@@ -37,7 +37,7 @@ test: $(VENV)/.embedder
 
 # The whole of what `make test` samples.
 test-long: $(VENV)/.embedder
-	@QUIRE_TRACES=100000 $(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) --dist loadfile tests
+	@QUIRE_TRACES=100000 QUIRE_WHOLE_SWEEPS=1 $(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) --dist loadfile tests
 
 # LiteLLM's pins clash with everybody's: it gets an environment of its own (0.8 GB, a minute or two). So do the coding
 # agents (0.6 GB), where npm is.

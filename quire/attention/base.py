@@ -24,6 +24,7 @@ class AttentionSpec:
     max_tokens: int
     max_seq_len: int
     sliding_window: int | None = None  # counts the current token
+    planes: int = 1  # of which a cache is every so many'th block
 
 
 def prefix_tile_rows(group: int) -> int:
@@ -80,7 +81,10 @@ class AttentionInputs:
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """KV of one layer, paged: [num_blocks, kv_heads, block_size, head_dim] each."""
+    """KV of one layer, paged: [num_blocks, kv_heads, block_size, head_dim] each, of the same strides.
+
+    A block is contiguous. The next one follows it, or lies `AttentionSpec.planes` blocks further.
+    """
 
     k: torch.Tensor
     v: torch.Tensor

@@ -172,6 +172,10 @@ def _check(config: EngineConfig) -> None:
         value = getattr(section, name)
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be >= 1, got {value}", name)
+    if config.runtime.max_engine_restarts < 0:
+        raise ConfigError(
+            f"max_engine_restarts must be >= 0, got {config.runtime.max_engine_restarts}", "max_engine_restarts"
+        )
     seconds = config.schedule.max_queue_seconds
     if seconds is not None and not 0 <= seconds < math.inf:
         raise ConfigError(f"max_queue_seconds must be >= 0 and finite, got {seconds}", "max_queue_seconds")

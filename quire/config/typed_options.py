@@ -120,6 +120,9 @@ class EngineOptions(TypedDict, total=False):
     """Batch sizes to capture. None given: 1, 2, 4, 8 and on in growing steps up to max_num_seqs (at most 512)."""
     num_threads: int | None
     """CPU threads of the worker; None: the physical cores this process may use, one for a very small model."""
+    max_engine_restarts: int
+    """An engine that dies in a process of its own is started again, and its requests go on; after so many times in
+    a row in which nobody got a token it is not. 0: never."""
     debug: bool
     """Check the scheduler's seats and blocks after every step (slow)."""
     disable_log_stats: bool
@@ -187,6 +190,7 @@ class OptionFields:
     enforce_eager: bool = False
     cuda_graph_sizes: list[int] = field(default_factory=list)
     num_threads: int | None = None
+    max_engine_restarts: int = 5
     debug: bool = False
     disable_log_stats: bool = False
     enable_log_requests: bool = False

@@ -23,10 +23,13 @@ from quire.engine.messages import (
     FromCore,
     News,
     StopCore,
+    Suspects,
     ToCore,
+    Trial,
     UtilityCall,
     UtilityReply,
 )
+from quire.engine.totals import Totals
 from quire.executor.base import Executor, StepFuture, failed_step
 from quire.foundation.child import Failure
 from quire.foundation.errors import EngineDeadError, InputError, QuireError
@@ -70,6 +73,10 @@ class Inbox(Protocol):
         ...
 
 
+class StepError(EngineDeadError):
+    """A step failed as a whole, and so does the engine: what the device holds cannot be trusted any more."""
+
+
 class SubmittedStep(NamedTuple):
     plan: StepPlan
     future: StepFuture
@@ -81,7 +88,14 @@ class SubmittedStep(NamedTuple):
 class EngineCore:
     """Owns the scheduler and drives the executor. Everything here runs in the one thread that calls `turn`."""
 
-    def __init__(self, resolved: Resolved, executor: Executor, clock: PhaseClock | None = None) -> None:
+    def __init__(
+        self,
+        resolved: Resolved,
+        executor: Executor,
+        clock: PhaseClock | None = None,
+        before: EngineStats | None = None,
+    ) -> None:
+        """before: the last report of the engine whose place this one takes; what it counted is counted on."""
         self.resolved = resolved
         self.stopped = False
         self._executor = executor
@@ -95,6 +109,10 @@ class EngineCore:
         self._num_new = 0  # requests added since the last plan
         self._draining: list[int] = []  # calls that are answered when all work is done
         self._failure: EngineDeadError | None = None
+        self._suspects = Suspects([], raised=False)  # of the failure
+        self._waiting_for_trial: dict[str, EngineRequest] = {}
+        self._on_trial: str | None = None
+        self._before = Totals(before)
         self._can_prepare = False
         self._clock = clock or PhaseClock()
         self._logs_requests = resolved.config.observe.enable_log_requests
@@ -133,7 +151,14 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether there is something to do; requests that wait for their grammar alone are nothing to do."""
-        return bool(self._in_flight or self._untold or self._scheduler.has_work)
+        return bool(self._in_flight or self._untold or self._scheduler.has_work or self._can_try)
+
+    @property
+    def _can_try(self) -> bool:
+        """Whether the next suspect may come in."""
+        if not self._waiting_for_trial:
+            return False
+        return self._on_trial is None or self._scheduler.has_advanced(self._on_trial)
 
     # -- messages ------------------------------------------------------------------------------------------------
 
@@ -155,6 +180,8 @@ class EngineCore:
         messages = inbox.drain()
         replies = [reply for message in messages if (reply := self.handle(message)) is not None]
         self._take_grammars()
+        if self._waiting_for_trial or self._on_trial is not None:
+            replies += self._try_suspects()
         self._clock.lap("inbox")
         outputs = self.step() if self.has_work else self._idle(prepare=not messages)
         if outputs.tokens or outputs.special or outputs.stats is not None:
@@ -166,14 +193,16 @@ class EngineCore:
             self.stopped = True
             for request_id in self._scheduler.request_ids:
                 self._log_end(request_id, "error")
-            replies.append(Failure.of(self._failure))
+            replies += [self._suspects, Failure.of(self._failure)]
         return replies
 
     def handle(self, message: ToCore) -> FromCore | None:
         """Do what one message asks; returns what must be answered at once."""
         match message:
-            case Add(request):
-                self.add(request)
+            case Add(request, _, suspect) if suspect:
+                self._waiting_for_trial[request.id] = request
+            case Add(request, again):
+                self.add(request, again=again)
             case Abort(ids, reason):
                 self.abort(ids, reason)
                 return Aborted(ids)
@@ -186,16 +215,19 @@ class EngineCore:
                 self._failure = EngineDeadError("the engine was shut down")
         return None
 
-    def add(self, request: EngineRequest) -> None:
-        """Queue a request; one that is refused gets an error output from the next step."""
+    def add(self, request: EngineRequest, *, again: bool = False) -> None:
+        """Queue a request; one that is refused gets an error output from the next step.
+
+        again: it was let in before, and is not refused for want of room.
+        """
         self._stats_are_old = True
         if self._logs_requests:
             extra = {"request_id": request.id, "prompt": len(request.token_ids), "max_tokens": request.max_tokens}
             _log.info("request came", extra=extra)
         limit = self.resolved.config.schedule.max_num_queued_reqs
-        if self._draining:
+        if self._draining and not again:
             self._refuse(request.id, DRAINING, "the engine is finishing its work and takes no new requests")
-        elif limit is not None and self._is_queue_full(limit):
+        elif limit is not None and not again and self._is_queue_full(limit):
             self._refuse(request.id, QUEUE_FULL, f"the queue is full: max_num_queued_reqs is {limit}")
         else:
             try:
@@ -214,10 +246,25 @@ class EngineCore:
         ended = self._scheduler.abort(ids)
         self._grammars.forget(ids)
         gone = set(ids)
+        for request_id in self._waiting_for_trial.keys() & gone:
+            del self._waiting_for_trial[request_id]
+            ended.append(request_id)
         ended += [output.request_id for output in self._untold if output.request_id in gone]
         self._untold = [output for output in self._untold if output.request_id not in gone]
         for request_id in ended:
             self._log_end(request_id, reason)
+
+    def _try_suspects(self) -> list[Trial]:
+        """Requests that engines may have died of come in one by one: should it happen again, it is known of which."""
+        told = []
+        if self._on_trial is not None and self._scheduler.has_advanced(self._on_trial):
+            told.append(Trial(self._on_trial, is_over=True))
+            self._on_trial = None
+        if self._on_trial is None and self._waiting_for_trial:
+            self._on_trial = next(iter(self._waiting_for_trial))
+            told.append(Trial(self._on_trial))
+            self.add(self._waiting_for_trial.pop(self._on_trial), again=True)
+        return told
 
     def _log_end(self, request_id: str, reason: str) -> None:
         if self._logs_requests:
@@ -339,11 +386,12 @@ class EngineCore:
             _log.exception("step %d failed", plan.step)
             result = failed_step(plan.step, error)
         self._clock.lap("wait")
+        if result.error is not None:
+            raise StepError(f"step {plan.step} failed: {result.error}")
         now = time.perf_counter()
-        if result.error is None:
-            seconds = now - max(submitted, self._last_result)
-            between = now - self._last_result if self._is_busy else seconds
-            self._scheduler.observe(work, prompt_tokens, seconds, between)
+        seconds = now - max(submitted, self._last_result)
+        between = now - self._last_result if self._is_busy else seconds
+        self._scheduler.observe(work, prompt_tokens, seconds, between)
         self._last_result, self._is_busy = now, True
         outputs = self._scheduler.settle(plan, result)
         self._num_steps += 1
@@ -352,10 +400,7 @@ class EngineCore:
         self._clock.lap("settle")
         if self.resolved.config.runtime.debug:
             self._scheduler.check()
-        if result.error is not None:
-            self._fail(EngineDeadError(f"step {plan.step} failed: {result.error}"))
-        else:
-            self._send_masks()
+        self._send_masks()
         return outputs
 
     def _fail(self, error: Exception) -> None:
@@ -365,6 +410,8 @@ class EngineCore:
                 _log.error("the engine failed", exc_info=error)
                 error = EngineDeadError(f"the engine failed: {Failure.of(error).message}")
             self._failure = error
+            raised = isinstance(error, StepError)
+            self._suspects = Suspects(self._scheduler.ids_in(1 if raised else self.resolved.depth), raised)
         self._in_flight.clear()
 
     def _idle(self, *, prepare: bool) -> EngineOutputs:
@@ -397,6 +444,8 @@ class EngineCore:
         stats.last_step_time = self._last_step_time
         stats.phase_seconds = dict(self._clock.seconds)
         stats.queue = msgspec.structs.replace(self._scheduler.queue_stats(), as_of=self._drained_at)
+        stats.num_waiting += len(self._waiting_for_trial)
+        self._before.add_to(stats)
         return stats
 
     def _due_stats(self) -> EngineStats | None:

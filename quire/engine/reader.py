@@ -13,7 +13,20 @@ from typing import Any
 
 import msgspec
 
-from quire.engine.messages import Abort, Aborted, Add, EngineInfo, FromCore, News, ToCore, UtilityCall, UtilityReply
+from quire.engine.lives import Death
+from quire.engine.messages import (
+    Abort,
+    Aborted,
+    Add,
+    EngineInfo,
+    FromCore,
+    News,
+    Suspects,
+    ToCore,
+    Trial,
+    UtilityCall,
+    UtilityReply,
+)
 from quire.foundation.child import Failure
 from quire.foundation.errors import EngineDeadError
 from quire.types.output import ABORTED, EngineOutputs, EngineStats
@@ -30,16 +43,25 @@ class ClientBase(ABC):
     info: EngineInfo
 
     def __init__(self) -> None:
-        self.last_heard = time.monotonic()
         self._lock = threading.Condition()
         self._reading = False
-        self._waiting_outputs: deque[EngineOutputs] = deque()
-        self._ids: list[str] = []  # of the latest message that had any
         self._calls: dict[int, Future[Any]] = {}
         self._num_calls = 0
+        self._last_stats: EngineStats | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """A core begins, of which nothing has been heard."""
+        self._waiting_outputs: deque[EngineOutputs] = deque()
+        self._ids: list[str] = []  # of the latest message that had any
         # Aborts that the core has not confirmed: outputs it sent before it knew are dropped.
         self._aborted: Counter[str] = Counter()
         self._dead: EngineDeadError | None = None
+        self._served = False  # somebody got something of it
+        self._suspects: Suspects | None = None
+        self._on_trial: str | None = None
+        self._acquitted: set[str] = set()
+        self.last_heard = time.monotonic()
 
     @abstractmethod
     def _send(self, message: ToCore) -> None: ...
@@ -50,9 +72,9 @@ class ClientBase(ABC):
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def add(self, request: EngineRequest) -> None:
+    def add(self, request: EngineRequest, *, again: bool = False, suspect: bool = False) -> None:
         self._raise_if_dead()
-        self._send(Add(request))
+        self._send(Add(request, again, suspect))
 
     def abort(self, request_ids: Sequence[str], reason: str = ABORTED) -> None:
         ids = list(request_ids)
@@ -137,6 +159,7 @@ class ClientBase(ABC):
         for message in messages:
             match message:
                 case News(outputs):
+                    self._note(outputs)
                     if outputs.ids is None:
                         outputs = msgspec.structs.replace(outputs, ids=self._ids)
                     elif outputs.ids:
@@ -152,6 +175,12 @@ class ClientBase(ABC):
                         answer.set_result(value)
                     else:
                         answer.set_exception(failure.error())
+                case Trial(request_id, is_over):
+                    self._on_trial = None if is_over else request_id
+                    if is_over:
+                        self._acquitted.add(request_id)
+                case Suspects():
+                    self._suspects = message
                 case Failure():
                     death = EngineDeadError(message.message)
         if messages:
@@ -159,6 +188,25 @@ class ClientBase(ABC):
         if death is not None:
             self._die(death)
         self._lock.notify_all()
+
+    def _note(self, outputs: EngineOutputs) -> None:
+        stats, before = outputs.stats, self._last_stats
+        if outputs.tokens or outputs.special:
+            self._served = True
+        if stats is not None:
+            self._last_stats = stats
+            if before is None or _num_tokens(stats) > _num_tokens(before):
+                self._served = True  # others, perhaps
+
+    @property
+    def death(self) -> Death | None:
+        """What is known of how the engine ended; None while it lives."""
+        if self._dead is None:
+            return None
+        told = self._suspects
+        ids = None if told is None else frozenset(told.ids)
+        raised = told is not None and told.raised
+        return Death(str(self._dead), ids, raised, self._on_trial, frozenset(self._acquitted))
 
     def _without_aborted(self, outputs: EngineOutputs) -> EngineOutputs:
         if not self._aborted:
@@ -182,3 +230,7 @@ class ClientBase(ABC):
     def _raise_if_dead(self) -> None:
         if self._dead is not None:
             raise EngineDeadError(str(self._dead))
+
+
+def _num_tokens(stats: EngineStats) -> int:
+    return stats.prompt_tokens + stats.generation_tokens

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import nn
 
@@ -12,11 +14,21 @@ from quire.layers.linear import Linear
 from quire.layers.norm import RMSNorm
 
 
+class Keeps(NamedTuple):
+    """What a layer keeps of every token, and for how long. Layers that keep the same are one group."""
+
+    kind: str  # see KVGroupSpec
+    num_kv_heads: int
+    head_dim: int
+    window: int  # tokens that a query sees, its own included; 0: all
+
+
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions.
 
-    index: which of the model's caches is this layer's. cos_sin: the model's rotary table. qk_norm_eps: turns on an
-    RMS norm of every query and key head.
+    index: which of the model's caches is this layer's. cos_sin: the model's rotary table. window: tokens that a query
+    sees, its own included; None: all. qk_norm_eps: turns on an RMS norm of every query and key head. The model sets
+    `group`, the number of the layer's group, once it knows all of its layers.
     """
 
     def __init__(
@@ -28,12 +40,14 @@ class Attention(nn.Module):
         head_dim: int,
         cos_sin: torch.Tensor,
         *,
+        window: int | None = None,
         qkv_bias: bool = False,
         out_bias: bool = False,
         qk_norm_eps: float | None = None,
     ) -> None:
         super().__init__()
-        self.index = index
+        self.index, self.group = index, 0
+        self.keeps = Keeps("window" if window else "full", num_kv_heads, head_dim, window or 0)
         self.heads = (num_heads, num_kv_heads, head_dim)
         self.scale = head_dim**-0.5
         self.cos_sin = cos_sin
@@ -48,9 +62,9 @@ class Attention(nn.Module):
 
         Writes the tokens' keys and values to the cache.
         """
-        cache, proj = ctx.caches[self.index], self.qkv_proj
+        cache, group, proj = ctx.caches[self.index], ctx.groups[self.group], self.qkv_proj
         norms = (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps) if self.q_norm and self.k_norm else ()
-        place = QkvTarget(self.cos_sin, ctx.positions, ctx.slots, cache.k, cache.v, *self.heads, *norms)
+        place = QkvTarget(self.cos_sin, ctx.positions, group.slots, cache.k, cache.v, *self.heads, *norms)
         q = qkv_rope_write(residual, proj.weight, proj.bias, (norm.weight, norm.eps), place)
-        y: torch.Tensor = self.o_proj(ctx.backend.run(q, cache, ctx.plan, self.scale), residual=residual)
+        y: torch.Tensor = self.o_proj(group.backend.run(q, cache, group.plan, self.scale), residual=residual)
         return y

@@ -15,6 +15,7 @@ from quire.config.reading import read, read_positive
 from quire.foundation.errors import ConfigError
 from quire.kernels.elementwise.norm import rms_norm
 from quire.kernels.gemm.linear import linear
+from quire.layers.attention import Attention, Keeps
 from quire.layers.block import DecoderLayer
 from quire.layers.embedding import Embedding
 from quire.layers.linear import Linear
@@ -63,7 +64,9 @@ class Model(Protocol):
     def num_heads(self) -> int: ...
 
     @property
-    def sliding_window(self) -> int | None: ...
+    def layer_groups(self) -> list[int]:
+        """The number of each layer's group; empty for a model that keeps nothing."""
+        ...
 
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]: ...
 
@@ -83,7 +86,10 @@ class Model(Protocol):
         """Tensors of checkpoints that must equal another of the model's, if they are there at all, and which."""
         ...
 
-    def kv_spec(self, block_size: int, dtype: torch.dtype | None = None) -> KVGroupSpec: ...
+    def kv_groups(self, block_size: int, dtype: torch.dtype | None = None) -> list[KVGroupSpec]:
+        """Layers that keep the same kind of thing, the ones that keep all of it first. dtype: of the cache; by default
+        the weights'."""
+        ...
 
     def num_bytes(self) -> int:
         """Bytes of the weights."""
@@ -100,7 +106,7 @@ class DecoderStack(nn.Module):
     """A decoder-only language model, as the worker sees it.
 
     layer: makes the decoder layer of a given number. tied: logits come from the embedding matrix.
-    sliding_window: tokens a query sees, itself included; None: all. Submodules are named as in checkpoints.
+    Submodules are named as in checkpoints.
     """
 
     is_causal = True
@@ -111,14 +117,13 @@ class DecoderStack(nn.Module):
         layer: Callable[[int], DecoderLayer],
         *,
         tied: bool,
-        sliding_window: int | None = None,
     ) -> None:
         super().__init__()
         self.sizes = sizes
         self.hidden, self.num_heads = sizes.hidden, sizes.heads
-        self.sliding_window = sliding_window
         self.embed_tokens = Embedding(sizes.vocab, sizes.hidden)
         self.layers = nn.ModuleList(layer(index) for index in range(sizes.layers))
+        self._keeps, self.layer_groups = _grouped(self.layers)
         self.norm = RMSNorm(sizes.hidden, sizes.eps)
         self.lm_head = None if tied else Linear(sizes.hidden, sizes.vocab, bias=False)
 
@@ -167,16 +172,28 @@ class DecoderStack(nn.Module):
     def checkpoint_name(self, path: str) -> str:
         return path if path.startswith("lm_head.") else f"model.{path}"
 
-    def kv_spec(self, block_size: int, dtype: torch.dtype | None = None) -> KVGroupSpec:
-        """dtype: of the cache; by default the weights'."""
-        return KVGroupSpec(
-            kind="full",
-            block_size=block_size,
-            num_layers=self.sizes.layers,
-            num_kv_heads=self.sizes.kv_heads,
-            head_dim=self.sizes.head_dim,
-            dtype_bytes=(dtype or self.embed_tokens.weight.dtype).itemsize,
-        )
+    def kv_groups(self, block_size: int, dtype: torch.dtype | None = None) -> list[KVGroupSpec]:
+        return [
+            KVGroupSpec(
+                kind=keeps.kind,
+                block_size=block_size,
+                num_layers=self.layer_groups.count(number),
+                num_kv_heads=keeps.num_kv_heads,
+                head_dim=keeps.head_dim,
+                dtype_bytes=(dtype or self.embed_tokens.weight.dtype).itemsize,
+                window=keeps.window,
+            )
+            for number, keeps in enumerate(self._keeps)
+        ]
 
     def num_bytes(self) -> int:
         return sum(p.numel() * p.element_size() for p in self.parameters())
+
+
+def _grouped(layers: nn.ModuleList) -> tuple[list[Keeps], list[int]]:
+    """What each group keeps, and the number of each layer's group, which the layers are told."""
+    attentions = sorted((m for m in layers.modules() if isinstance(m, Attention)), key=lambda m: m.index)
+    keeps = sorted({attention.keeps for attention in attentions})  # "full" stands before "window"
+    for attention in attentions:
+        attention.group = keeps.index(attention.keeps)
+    return keeps, [attention.group for attention in attentions]

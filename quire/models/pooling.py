@@ -48,7 +48,7 @@ class PoolingModel(nn.Module):
         self.head = nn.ModuleList(head)
         self.mode: Mode = pooler.mode or ("last" if trunk.is_causal else "cls")
         self.is_causal = trunk.is_causal
-        self.num_heads, self.sliding_window = trunk.num_heads, trunk.sliding_window
+        self.num_heads, self.layer_groups = trunk.num_heads, trunk.layer_groups
         self.hidden = trunk.hidden
         self._label_tokens = pooler.label_tokens
         self._sources = {layer.source for layer in head}
@@ -97,8 +97,8 @@ class PoolingModel(nn.Module):
             return {}
         return {name.removeprefix("model."): of.removeprefix("model.") for name, of in self.trunk.twins.items()}
 
-    def kv_spec(self, block_size: int, dtype: torch.dtype | None = None) -> KVGroupSpec:
-        return self.trunk.kv_spec(block_size, dtype)
+    def kv_groups(self, block_size: int, dtype: torch.dtype | None = None) -> list[KVGroupSpec]:
+        return self.trunk.kv_groups(block_size, dtype)
 
     def num_bytes(self) -> int:
         return sum(p.numel() * p.element_size() for p in self.parameters())

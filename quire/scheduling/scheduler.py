@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
+import numpy as np
+
 from quire.foundation.errors import ConfigError, InputError
 from quire.kv.manager import KVManager
 from quire.scheduling.admission import Admission, rank
@@ -24,6 +26,7 @@ from quire.scheduling.masks import MaskSource, make_masks
 from quire.scheduling.prefill_budget import PrefillBudget
 from quire.scheduling.prefixes import SHARING_THRESHOLDS, SharedPrefixFinder, SharingThresholds
 from quire.scheduling.request import Request, Status
+from quire.scheduling.seats import DecodeRows
 from quire.scheduling.settle import settle
 from quire.scheduling.state import Chunk, PlannedStep, State
 from quire.types.kv import KVGroupSpec, PromptCost
@@ -112,13 +115,15 @@ class Scheduler:
         # A pooling request ends one token short of its limit, as one does whose last token is under way.
         limit = min(num_prompt + spec.max_tokens, self.max_tokens) if spec.pooling is None else num_prompt + 1
         request = Request(spec, order, limit, self._clock())
+        if spec.given and len(request.tokens) >= limit:
+            raise InputError(f"request {spec.id!r}: {len(spec.given)} tokens are given, and no more fit", "max_tokens")
         constraint = spec.constraint
         if constraint is not None and constraint.grammar is not None:
             request.status = Status.COMPILING
             self._state.num_compiling += 1
         else:
             if constraint is not None:
-                request.constraint = ConstraintState(constraint, None, self._vocab_size, request.stops)
+                request.bind(ConstraintState(constraint, None, self._vocab_size, request.stops))
             self._state.queue.push(request)
         self._state.requests[spec.id] = request
 
@@ -158,11 +163,12 @@ class Scheduler:
         assert request.spec.constraint is not None
         try:
             constraint = request.spec.constraint
-            request.constraint = ConstraintState(constraint, make_matcher, self._vocab_size, request.stops)
+            followed = ConstraintState(constraint, make_matcher, self._vocab_size, request.stops)
         except InputError:
             state.finish(request)
             raise
-        if request.constraint.is_done:
+        request.bind(followed)
+        if followed.is_done:
             state.finish(request)
             return EngineOutput(request_id=request_id, finish_reason="stop", lacks_stop_token=True)
         request.become(Status.WAITING)
@@ -185,6 +191,18 @@ class Scheduler:
         """Of all that have not ended."""
         return list(self._state.requests)
 
+    def has_advanced(self, request_id: str) -> bool:
+        """Whether a token of it was sampled here, or it is over."""
+        request = self._state.requests.get(request_id)
+        return request is None or len(request.tokens) > request.num_prompt + len(request.spec.given)
+
+    def ids_in(self, steps: int) -> list[str]:
+        """The requests in the `steps` oldest plans in flight."""
+        found: dict[str, None] = {}
+        for step in itertools.islice(self._state.in_flight, steps):
+            found.update(dict.fromkeys([*step.decodes.ids, *(chunk.request.id for chunk in step.chunks)]))
+        return list(found)
+
     @property
     def has_work(self) -> bool:
         """Whether there are requests that need not wait for their grammar."""
@@ -205,6 +223,9 @@ class Scheduler:
         if not self.has_work or (state.in_flight and state.in_flight[-1].bound):
             return None
         build = PlanBuilder(len(self.kv.groups), self._budget)
+        if self.kv.frees_behind:
+            for request in state.prefilling.values():
+                self.kv.free_behind(request, int(state.seats.num_computed[request.seat]))
         if self._preempt_every_step:
             self._admission.preempt_one()
         if self._has_classes:
@@ -250,22 +271,31 @@ class Scheduler:
             if not rows:
                 return
             computed = seats.num_computed.take(rows.seats)
-            full = computed >= seats.room.take(rows.seats)
-            num_full = int(full.sum())
-            if num_full * len(kv.groups) <= kv.num_free:
+            full = [np.flatnonzero(computed >= room.take(rows.seats)) for room in seats.room]
+            if kv.frees_behind:
+                self._free_behind(rows, computed, full)
+            if sum(map(len, full)) <= kv.num_free:
                 break
             self._state.preempt(self._admission.victim())
-        if num_full:
-            growing = rows.seats[full]
-            new = kv.allocate_one_each(seats.requests.take(growing).tolist())
-            build.add_column(growing, computed[full] // kv.block_size, new)
-            seats.room[growing] += kv.block_size
+        for group, at in enumerate(full):
+            if len(at):
+                growing, size = rows.seats[at], kv.block_sizes[group]
+                new = kv.allocate_one_each(group, seats.requests.take(growing).tolist())
+                build.add_column(group, growing, computed[at] // size, new)
+                seats.room[group, growing] += size
         computed += 1
         seats.num_computed[rows.seats] = computed
         build.add_decodes(rows, computed)
         drained = computed + 1 >= seats.limit.take(rows.seats)
         if drained.any():  # the samples under way reach the limit: no further row for these
             seats.stop_decoding(rows.seats[drained])
+
+    def _free_behind(self, rows: DecodeRows, computed: np.ndarray, full: list[np.ndarray]) -> None:
+        """Of rows that need another block anyway: by then windows have passed one."""
+        for group, at in enumerate(full):
+            if len(at) and self.kv.groups[group].spec.window:
+                for row in at.tolist():
+                    self.kv.free_behind(rows.requests[row], int(computed[row]))
 
     def _keep_pace(self, build: PlanBuilder) -> None:
         """Bound the prompt tokens of a step whose decode rows have readers."""
@@ -321,8 +351,8 @@ class Scheduler:
                 request.num_cached = num_cached
                 state.load.begin(request, in_background=in_background)
             self._count_lookup(request, num_cached)
-            build.admits.append(request.admit(num_cached))
-            build.add_table(request.seat, 0, hit)
+            build.admits.append(request.admit(num_cached, with_history=self.kv.keeps_history_apart))
+            build.add_ends(request.seat, self.kv.table(request), self.kv.held(request))
             self._add_chunk(request, build, most)
 
     def _most_tokens(self, context: int, build: PlanBuilder) -> int:
@@ -337,17 +367,17 @@ class Scheduler:
         seat, total = request.seat, len(request.tokens)
         start = int(seats.num_computed[seat])
         end = min(total, start + most, start + self._max_chunk)
-        room = int(seats.room[seat])
-        if end > room:
-            end = min(end, room + kv.num_free // len(kv.groups) * kv.block_size)
-        aligned = end // kv.block_size * kv.block_size
+        grows = end > int(seats.room[:, seat].min())
+        if grows:
+            end = kv.reach(request, end)
+        aligned = end // kv.alignment * kv.alignment
         if end < total and aligned > start:
             end = aligned  # whole blocks can be shared, and at their ends others may have gone on
-        if end > room:
+        if grows:
             new = kv.allocate(request, end)
             assert new is not None
-            build.add_table(seat, room // kv.block_size, new)
-            seats.room[seat] = room + len(new[0]) * kv.block_size
+            build.add_ends(seat, kv.table(request), new)
+            seats.room[:, seat] = kv.room(request)
         seats.num_computed[seat] = end
         kv.register(request, end)
         build.add_chunk(Chunk(request, start, end, samples=end == total and request.spec.pooling is None))
@@ -365,17 +395,18 @@ class Scheduler:
         hit, num_tokens = self.kv.find_more(request, computed, request.max_cached)
         if num_tokens == 0:
             return
-        self.kv.adopt(request, hit)
         computed += num_tokens
-        seats.num_computed[request.seat] = seats.room[request.seat] = computed
+        self.kv.adopt(request, hit, computed)
+        seats.num_computed[request.seat] = computed
+        seats.room[:, request.seat] = self.kv.room(request)
         self._state.totals.prefix_hits += num_tokens
         self._state.totals.cached_tokens += num_tokens
         if request.num_preemptions == 0:
             request.num_cached += num_tokens
         # To the worker it gives its seat back and takes it again, further on.
         self._state.releases.append(request.seat)
-        build.admits.append(request.admit(computed))
-        build.add_table(request.seat, 0, self.kv.table(request))
+        build.admits.append(request.admit(computed, with_history=self.kv.keeps_history_apart))
+        build.add_ends(request.seat, self.kv.table(request), self.kv.held(request))
 
     def _count_lookup(self, request: Request, num_cached: int) -> None:
         totals = self._state.totals

@@ -16,7 +16,6 @@ from quire.scheduling.state import Chunk, PlannedStep, State
 from quire.types.output import (
     INVALID_REQUEST,
     PROCESSOR_FAILED,
-    STEP_FAILED,
     EngineOutput,
     EngineOutputs,
     TokenLogprobs,
@@ -41,7 +40,7 @@ def settle(state: State, plan: StepPlan, result: StepResult) -> EngineOutputs:
         expected = "none" if step is None else step.plan.step
         raise QuireError(f"the result of step {result.step} came for plan {plan.step}; expected: {expected}")
     if result.error is not None:
-        return EngineOutputs(special=_fail(state, result.error))
+        raise QuireError(f"step {plan.step} failed, and has nothing to settle: {result.error}")
     sampled = result.tokens[:, 0]
     if len(sampled) != plan.num_rows or (sampled[plan.samples] < 0).any():
         raise QuireError(f"step {plan.step}: the result lacks a token of a row that samples")
@@ -70,19 +69,6 @@ def settle(state: State, plan: StepPlan, result: StepResult) -> EngineOutputs:
     return EngineOutputs(ids=ids, tokens=plain, special=outputs)
 
 
-def _fail(state: State, error: str) -> list[EngineOutput]:
-    """The oldest step failed as a whole: every request in it ends with an error."""
-    step, outputs = state.in_flight.popleft(), []
-    state.kv.reset_prefix_cache()  # what the step should have written may be in there
-    for request in (*step.decodes.requests, *(chunk.request for chunk in step.chunks)):
-        if not request.is_finished:
-            state.finish(request)
-            outputs.append(
-                EngineOutput(request_id=request.id, finish_reason="error", stop_reason=STEP_FAILED, error=error)
-            )
-    return outputs
-
-
 def _settle_decodes(
     state: State, step: PlannedStep, tokens: list[int], lines: Lines, failures: dict[int, str]
 ) -> tuple[list[str], list[int], list[EngineOutput]]:
@@ -103,8 +89,8 @@ def _settle_decodes(
     seen = seats.num_seen.take(seated) + 1
     seats.num_seen[seated] = seen
     # Rows with more to tell than their token.
-    ending = np.flatnonzero(seen >= seats.limit.take(seated))
-    special = set((ending if here is None else here[ending]).tolist()) | gone
+    due = np.flatnonzero(seen >= seats.due.take(seated))
+    special = set((due if here is None else here[due]).tolist()) | gone
     if not seats.stops.keys().isdisjoint(tokens):
         special.update(row for row, token in enumerate(tokens) if token in seats.stops)
     special.update(row for row in lines if row < len(rows))
@@ -159,12 +145,14 @@ def _tell(state: State, request: Request, lines: list[TokenLogprobs] | None) -> 
     first = num_tokens == request.num_prompt + 1
     if first:
         state.totals.prompt_tokens += request.num_prompt
-    if reason is None and request.final_only and not first:
+    if reason is None and request.final_only and not first and num_tokens < request.due:
         return None
     if reason is not None:
         state.finish(request)
     reported = request.num_reported if request.final_only else num_tokens - 1
     request.num_reported = num_tokens
+    if request.final_only and request.seat:
+        state.seats.due[request.seat] = request.due
     return EngineOutput(
         request_id=request.id,
         token_ids=request.tokens[reported:].tolist(),

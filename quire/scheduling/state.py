@@ -50,7 +50,7 @@ class Totals:
 class State:
     def __init__(self, kv: KVManager, max_seats: int) -> None:
         self.kv = kv
-        self.seats = HostSeats(max_seats)
+        self.seats = HostSeats(max_seats, len(kv.groups))
         self.queue = WaitingQueue()
         self.num_compiling = 0  # requests that wait for their grammar, and in no queue
         self.requests: dict[str, Request] = {}  # all that are not finished
@@ -65,7 +65,7 @@ class State:
         """A waiting request takes a seat and the cached blocks of its beginning."""
         request.become(Status.RUNNING)
         self.kv.admit(request, hit)
-        self.seats.take(request, num_cached)
+        self.seats.take(request, num_cached, self.kv.room(request))
         self.load.seat(request)
         self.running[request.id] = request
         self.prefilling[request.id] = request
@@ -117,10 +117,10 @@ class State:
                 seat, seats = request.seat, self.seats
                 assert seats.requests[seat] is request, f"seat {seat} belongs to two requests"
                 assert seats.num_seen[seat] == len(request.tokens), f"{request.id}: tokens and seen count differ"
-                assert seats.num_computed[seat] <= seats.room[seat], f"{request.id} outgrew its blocks"
+                assert (seats.num_computed[seat] <= seats.room[:, seat]).all(), f"{request.id} outgrew its blocks"
                 assert seats.num_computed[seat] < request.limit, f"{request.id} outran its limit"
-                room = len(self.kv.table(request)[0]) * self.kv.block_size
-                assert seats.room[seat] == room, f"{request.id}: its table holds {room} tokens"
+                room = self.kv.room(request)
+                assert seats.room[:, seat].tolist() == room, f"{request.id}: its tables hold {room} tokens"
                 drained = seats.num_computed[seat] + 1 == request.limit
                 phases = (request.id in self.prefilling, bool(seats.decoding[seat]), bool(drained))
                 assert sum(phases) == 1, f"{request.id}: prefilling, decoding, drained = {phases}"

@@ -23,6 +23,8 @@ class Admit(msgspec.Struct, frozen=True, array_like=True):
     params: SamplingParams
     stop_token_ids: list[int]
     seed: int
+    # The first num_computed tokens, for a model none of whose layers keeps every token (a group of kind "history").
+    history: np.ndarray | None = None
 
 
 class NewBlocks(msgspec.Struct, frozen=True, array_like=True):
@@ -98,7 +100,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     num_decodes: int  # rows [0, num_decodes) are decode rows
     token_ids: np.ndarray  # [tokens of the catch-up rows]
     samples: np.ndarray  # [rows] bool: the row reaches its last known token and samples the next
-    blocks: list[NewBlocks]  # one a KV group
+    blocks: list[NewBlocks]  # one a KV group; empty: nothing new
     max_seq_len: int  # upper bound of tokens any row attends to, its own included
     releases: list[int] = msgspec.field(default_factory=list)  # seats given back before this step
     attachments: list[Attachment] = msgspec.field(default_factory=list)

@@ -9,7 +9,6 @@ from functools import partial
 import numpy as np
 import torch
 
-from quire.attention.base import AttentionBackend
 from quire.attention.context import StepContext
 from quire.kernels.step.step import commit, gather_decode
 from quire.models.base import DecoderStack, GivenEmbeddings
@@ -17,6 +16,7 @@ from quire.types.plan import PromptLogprobs, StepPlan, TokenMasks
 from quire.worker.batch import Batch, BatchBuilder, round_size
 from quire.worker.graphs import DecodeGraphs, DecodeSize
 from quire.worker.kv_store import KVStore
+from quire.worker.layer_groups import LayerGroups
 from quire.worker.masked_step import MaskedStep
 from quire.worker.mixed_graphs import MAX_PROMPTS, MixedGraphs, MixedSize
 from quire.worker.padded import PaddedSteps
@@ -47,7 +47,7 @@ class Runner:
     def __init__(
         self,
         model: DecoderStack,
-        backend: AttentionBackend,
+        groups: LayerGroups,
         store: KVStore,
         seats: DeviceSeats,
         builder: BatchBuilder,
@@ -61,7 +61,7 @@ class Runner:
         padded: PaddedSteps | None,
     ) -> None:
         self.model = model
-        self._backend = backend
+        self._groups = groups
         self._store = store
         self._seats = seats
         self._builder = builder
@@ -132,7 +132,7 @@ class Runner:
             elif (
                 (graphs := self.mixed_graphs)
                 and graphs.captured
-                and not (self._backend.prompt_wave and self._builder.is_far(plan))
+                and not (self._groups.prompt_wave and self._builder.is_far(plan))
                 and (size := graphs.size_for(plan, layout is not None))
             ):
                 sample = self._padded_step(plan, layout, size, graphs)
@@ -255,10 +255,8 @@ class Runner:
     def _forward(self, batch: Batch, layers: int | None = None, given: GivenEmbeddings | None = None) -> torch.Tensor:
         context = StepContext(
             positions=batch.buffers.positions,
-            slots=batch.buffers.slots,
             caches=self._store.layers,
-            backend=self._backend,
-            plan=self._backend.plan(batch.attention),
+            groups=self._groups.contexts(batch),
         )
         return self.model.forward(batch.buffers.input_ids, context, layers, given)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from quire.types.plan import Admit, Attachment, AwaitMasks, NewBlocks, Pool, StepPlan, TokenMasks
+from quire.types.plan import Admit, Attachment, AwaitMasks, Pool, StepPlan, TokenMasks
 from quire.types.sampling import SamplingParams
 from quire.worker.masked_step import MaskedStep
 from quire.worker.runner import Runner
@@ -42,7 +42,6 @@ def prompt_chunks(
     seats: np.ndarray | None = None,
 ) -> StepPlan:
     """Chunks of the given lengths, in seats 1, 2 … unless told, whose KV all goes to the null block."""
-    nothing = np.zeros(0, dtype=np.int32)
     return StepPlan(
         step=0,
         admits=[*admits],
@@ -51,7 +50,7 @@ def prompt_chunks(
         num_decodes=0,
         token_ids=np.ones(int(counts.sum()), dtype=np.int32),
         samples=np.ones(len(counts), dtype=bool),
-        blocks=[NewBlocks(nothing, nothing, nothing)],
+        blocks=[],
         max_seq_len=int(counts.max()),
         attachments=[*attachments],
     )

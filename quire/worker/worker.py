@@ -28,6 +28,7 @@ from quire.worker.assembly import DTYPES, Assembly
 from quire.worker.batch import SIZE_STEP, round_size
 from quire.worker.masked_step import MaskedStep
 from quire.worker.memory import Memory, size_cache
+from quire.worker.pages import lay_out
 from quire.worker.pooling_runner import PoolingRunner
 from quire.worker.profiler import Profiler
 from quire.worker.readback import StepHandle
@@ -86,8 +87,9 @@ class Worker:
             torch.set_num_threads(1)
         profiling = ProfilerConfig.read(config.observe.profiler_config)
         self._profiler = None if profiling is None else Profiler(profiling, self._device)
-        spec = model.kv_spec(config.cache.block_size, DTYPES[resolved.kv_dtype])
-        assembly = Assembly(resolved, model, spec, self._device, self._streams)
+        block_size = config.cache.block_size
+        pages = lay_out(model.kv_groups(block_size, DTYPES[resolved.kv_dtype]), block_size)
+        assembly = Assembly(resolved, model, pages, self._device, self._streams)
         setup = ProcessorSetup(info.vocab_size, self._device, Path(info.path))
         processors = make_processors(config.model.logits_processors, setup)
         with self._phase("rehearse"):
@@ -105,7 +107,7 @@ class Worker:
                 rehearsal.wait()
         with self._phase("profile"):
             memory = self._measure(assembly)
-        size = size_cache(resolved, spec, memory)
+        size = size_cache(resolved, pages, memory)
         with self._phase("kv_cache"):
             self.runner = assembly.runner(size.num_blocks, size.max_model_len, processors=processors)
         with self._phase("graphs"):
@@ -120,10 +122,10 @@ class Worker:
             device=self._platform.device_name(),
             num_blocks=size.num_blocks,
             max_model_len=size.max_model_len,
-            groups=[spec],
+            groups=pages.groups,
             vocab_size=info.vocab_size,
             weight_bytes=memory.weights,
-            kv_bytes=size.num_blocks * spec.bytes_per_block,
+            kv_bytes=size.num_blocks * pages.page_bytes,
             free_bytes=self._platform.free_bytes(),
             attention_backend=assembly.backend_name,
             phases=self._phases,

@@ -3,9 +3,11 @@ model of what steps take."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import deque
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +23,7 @@ from quire.types.output import EngineOutput
 from quire.types.request import BACKGROUND
 from quire.types.result import StepResult
 from quire.types.sampling import RequestOutputKind
+from tests.effort import sampled
 from tests.scheduling.simulator import groups, make_request
 from tests.server.echo_llm import make_info
 
@@ -159,6 +162,7 @@ class Simulation:
         self.report(self.now)
 
 
+@cache
 def capacity(device: Device) -> float:
     """Requests a second of an engine that never lacks one, without a door."""
     simulation = Simulation(device, max_seconds=0)
@@ -175,8 +179,14 @@ def device(request: pytest.FixtureRequest) -> Device:
     return DEVICES[request.param]
 
 
-@pytest.mark.parametrize(("factor", "seconds"), [(1.4, 60.0), (5.0, 120.0)])
-def test_most_of_the_peak_is_answered_in_time(device: Device, factor: float, seconds: float) -> None:
+OVERLOADS = list(itertools.product(DEVICES, [(1.4, 60.0), (5.0, 120.0)]))
+
+
+@pytest.mark.parametrize(
+    ("name", "load"), sampled(OVERLOADS, lambda case: (case[1][0] > 2) == (case[0] in ("rows", "blocks")))
+)
+def test_most_of_the_peak_is_answered_in_time(name: str, load: tuple[float, float]) -> None:
+    device, (factor, seconds) = DEVICES[name], load
     peak, draw = capacity(device), random.Random(int(factor))
     simulation = Simulation(device)
     simulation.run(0.5 * peak, 10.0, draw)
