@@ -33,7 +33,7 @@ from quire.frontend.tokenization.truncation import AS_USUAL, Side, TokenizationO
 from quire.frontend.tools import read_tool_choice, read_tools
 from quire.types.metrics import Metric
 from quire.types.output import BeamSearchOutput, CompletionOutput, RequestOutput
-from quire.types.request import EngineRequest
+from quire.types.request import EngineRequest, TokenIds, token_list
 from quire.types.sampling import BeamSearchParams, RequestOutputKind, SamplingParams
 
 Params = SamplingParams | Sequence[SamplingParams]
@@ -179,7 +179,7 @@ class LLM(PoolingAPI):
         given = [read_prompt(prompt) for prompt in as_list(prompts)]
         ids = self._tokenize(given, add_special_tokens=True)
         searches = [
-            BeamSearch(tokens, params, self.info, self._tokenizer, prompt.text)
+            BeamSearch(token_list(tokens), params, self.info, self._tokenizer, prompt.text)
             for prompt, tokens in zip(given, ids, strict=True)
         ]
         with PromptProgress(params.max_tokens, use_tqdm, "Beam search steps") as progress:
@@ -272,7 +272,7 @@ class LLM(PoolingAPI):
     def _abort(self, request_states: Sequence[RequestState]) -> None:
         self.llm_engine.abort_request([request_state.request_id for request_state in request_states])
 
-    def _tokenize(self, prompts: Sequence[Prompt], *, add_special_tokens: bool) -> list[list[int]]:
+    def _tokenize(self, prompts: Sequence[Prompt], *, add_special_tokens: bool) -> list[TokenIds]:
         """The ids of all prompts; texts are tokenized in one go, on all cores."""
         texts = [prompt.text or "" for prompt in prompts if prompt.token_ids is None]
         ids: Iterator[list[int]] = iter(())
@@ -284,12 +284,12 @@ class LLM(PoolingAPI):
     def _cut_prompt(
         self,
         prompt: Prompt,
-        ids: list[int],
+        ids: TokenIds,
         params: SamplingParams,
         options: TokenizationOptions,
         *,
         add_special_tokens: bool,
-    ) -> list[int]:
+    ) -> TokenIds:
         if prompt.embeds is not None:
             raise InputError("prompt_embeds are not cut: give fewer rows", "truncate_prompt_tokens")
         wanted, side = options.truncate_prompt_tokens, options.truncation_side

@@ -19,7 +19,7 @@ from typing import Protocol
 from quire.foundation.errors import ConfigError
 from quire.kv.block_pool import Block, BlockPool
 from quire.kv.group import BlockNames, CachedGroup
-from quire.kv.hashing import RecentChains, chain_start, extend_hashes, new_root
+from quire.kv.hashing import BlockHasher, RecentChains
 from quire.kv.kinds import CACHED, make_group
 from quire.types.kv import NULL_BLOCK, KVGroupSpec, capacity
 
@@ -75,7 +75,7 @@ class KVManager:
         self.capacity = capacity(groups, num_blocks)  # tokens that one request can hold when it is alone
         self._cached = [(i, group) for i, group in enumerate(self.groups) if isinstance(group, CachedGroup)]
         self._windows = [i for i, spec in enumerate(groups) if spec.window]
-        self._root = new_root(seed)
+        self._hasher = BlockHasher(seed)
         self._recent = RecentChains(self._unit)
         self._held: dict[str, _Held] = {}
 
@@ -158,8 +158,7 @@ class KVManager:
             chain += self._recent.common(request.extra_key, request.tokens)
             self._recent.keep(request.extra_key, request.tokens, chain)
         if len(chain) < links:
-            parent = chain[-1] if chain else chain_start(self._root, request.extra_key)
-            extend_hashes(chain, request.tokens, links, self._unit, parent)
+            self._hasher.extend(chain, request.tokens, links, self._unit, request.extra_key)
 
     # --- what requests hold -------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from quire.server.http.limits import MAX_ANSWERS
 from quire.server.metrics import RequestClock
 from quire.server.service import Service
 from quire.types.output import ABORTED, RequestOutput
-from quire.types.request import BACKGROUND
+from quire.types.request import BACKGROUND, TokenIds
 from quire.types.sampling import RequestOutputKind, SamplingParams
 from quire.types.structured import Constraint
 
@@ -44,7 +44,7 @@ BIG_SCORES = 1024  # prompt positions with log-probabilities
 
 @dataclass(frozen=True, slots=True)
 class PromptIds:
-    token_ids: list[int]
+    token_ids: TokenIds
     text: str | None = None
     constraint: Constraint | None = None  # of its answers
     embeds: np.ndarray | None = None  # what it is instead of its ids
@@ -191,9 +191,7 @@ class Generation:
                 await source.aclose()
 
     def _source(self, prompt: PromptIds, request_id: str) -> AsyncGenerator[RequestOutput, None]:
-        given: inputs.PromptLike | inputs.Prompt = {"prompt_token_ids": prompt.token_ids, "prompt": prompt.text}
-        if prompt.embeds is not None:  # have been checked
-            given = inputs.Prompt(token_ids=prompt.token_ids, embeds=prompt.embeds)
+        given = inputs.Prompt(prompt.text, prompt.token_ids, embeds=prompt.embeds)  # have been read
         return self.service.running().generate(
             given,
             self.params,
@@ -217,14 +215,14 @@ class Generation:
 
 async def tokenize(
     service: Service, text: str, *, add_special_tokens: bool, cut: Truncation = NO_TRUNCATION
-) -> list[int]:
+) -> TokenIds:
     """Token ids of `text`, a prompt that is answered. Raises InputError for one that the context cannot hold."""
     return (await tokenize_all(service, [text], add_special_tokens=add_special_tokens, cut=cut))[0]
 
 
 async def tokenize_all(
     service: Service, texts: Sequence[str], *, add_special_tokens: bool, cut: Truncation = NO_TRUNCATION
-) -> list[list[int]]:
+) -> list[TokenIds]:
     """Token ids of each of `texts`, prompts that are answered. Raises InputError for what the context cannot hold."""
     most = service.running().info.max_model_len - 1
     return await service.encoder.encode(texts, cut, add_special_tokens=add_special_tokens, most=most)

@@ -12,13 +12,13 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from quire.foundation.errors import InputError
-from quire.frontend.tokenization.encoder import Ids
 from quire.frontend.tokenization.tokenizer import Tokenizer
 from quire.server.generate.chat_prompt import render_chat
 from quire.server.generate.protocol import DetokenizeBody, TokenizeBody
 from quire.server.http.body import openapi_body, read_body
 from quire.server.http.errors import ApiError
 from quire.server.service import Service
+from quire.types.request import TokenIds
 
 router = APIRouter()
 BIG_LIST = 16 * 1024  # ids; longer lists are converted on a thread, so that other streams go on
@@ -44,7 +44,7 @@ async def tokenize(request: Request) -> Response:
     return Response(reply, media_type="application/json")
 
 
-def _reply(ids: Ids, context: int, tokenizer: Tokenizer | None) -> bytes:
+def _reply(ids: TokenIds, context: int, tokenizer: Tokenizer | None) -> bytes:
     """Written in pieces, between which a thread lets others go on. tokenizer: for the text of each token."""
     pieces = [ids[start : start + BIG_LIST] for start in range(0, len(ids), BIG_LIST)]
     tokens = [_dump(piece.tolist() if isinstance(piece, np.ndarray) else piece) for piece in pieces]
