@@ -17,6 +17,7 @@ from quire.config.engine_args import EngineArgs
 from quire.config.resolve import resolve
 from quire.engine.client import EngineClient, EngineInfo, JoinedClient, ProcessClient
 from quire.engine.totals import keep_rising
+from quire.foundation.aside import LONG, aside
 from quire.foundation.errors import EngineDeadError, InputError
 from quire.foundation.log import get_logger
 from quire.frontend.beam_search import BeamSearch, alternatives
@@ -39,7 +40,6 @@ from quire.types.request import EngineRequest
 from quire.types.sampling import BeamSearchParams, SamplingParams
 from quire.types.structured import Constraint
 
-BIG_PROMPT = 16 * 1024  # characters, ids or numbers of embeddings; a longer prompt is tokenized and checked on a thread
 ADDED_A_TURN = 64  # requests handed to the engine before it does
 OUTPUTS_A_TURN = 256  # outputs turned into text before the event loop gets a turn
 _log = get_logger(__name__)
@@ -150,9 +150,8 @@ class AsyncLLM:
         Raises InputError for what cannot run, RefusedError if the engine does not take it, EngineDeadError if it stops.
         """
         task = pooling.check_task(params, self.info)
-        size = len(prompt) if isinstance(prompt, str) else BIG_PROMPT + 1
-        read = partial(pooling.read, prompt, self._tokenizer)
-        given = await asyncio.to_thread(read) if size > BIG_PROMPT else read()
+        size = len(prompt) if isinstance(prompt, str) else LONG + 1
+        given = await aside(partial(pooling.read, prompt, self._tokenizer), size)
         request = pooling.build(given, params, task, self.info, request_id=request_id, priority=priority)
         [request_state] = await self.run([request])
         yield pooling.output(request_state, task, params, self.info)
@@ -244,11 +243,8 @@ class AsyncLLM:
         size = len(given.token_ids if given.token_ids is not None else given.text or "")
         if given.embeds is not None:
             size = given.embeds.size
-        if size > BIG_PROMPT:
-            requests = await asyncio.to_thread(build, given, params, self.info, self._tokenizer, **options)
-            self._raise_if_dead()
-        else:
-            requests = build(given, params, self.info, self._tokenizer, **options)
+        requests = await aside(partial(build, given, params, self.info, self._tokenizer, **options), size)
+        self._raise_if_dead()
         request_state = self._processor.add(requests, request_id, given.text)
         try:
             for request in requests:
