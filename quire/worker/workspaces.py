@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 DEFAULT_STREAM = 0
+LEAST_WORKSPACE = 1024 * 1024  # bytes; what is smaller on our streams are counters that our kernels keep for good
 _DEFAULT_POOL = (0, 0)
 
 
@@ -40,8 +41,9 @@ def only_workspaces(segments: Sequence[Mapping[str, Any]], ours: Collection[int]
     """
     sizes: dict[tuple[int, int], int] = {}  # by device and stream
     for segment in segments:
-        held = [block for block in segment["blocks"] if block["state"] != "inactive"]
         where = segment["device"], segment["stream"]
+        least = LEAST_WORKSPACE if where[1] in ours else 0
+        held = [block for block in segment["blocks"] if block["state"] != "inactive" and block["size"] >= least]
         if not held:
             continue
         is_shared = tuple(segment.get("segment_pool_id", _DEFAULT_POOL)) == _DEFAULT_POOL

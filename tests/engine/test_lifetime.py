@@ -42,7 +42,7 @@ before, left = torch.cuda.mem_get_info()[0], []
 for _ in range(3):
     with LLM(device="cuda", gpu_memory_utilization=0.5, max_num_seqs=64, max_num_batched_tokens=512) as llm:
         llm.generate(["one", "two"], SamplingParams(max_tokens=4), use_tqdm=False)
-    assert torch.cuda.memory_reserved() == 0, torch.cuda.memory_snapshot()
+    assert torch.cuda.memory_reserved() <= 2 * 1024**2, torch.cuda.memory_snapshot()  # counters of kernels
     left.append(before - torch.cuda.mem_get_info()[0])
 print(left)
 assert left[0] < 100e6, left

@@ -28,7 +28,7 @@ from quire.server.http import body as bodies
 from quire.server.http.body import Body
 from quire.server.http.errors import explain
 from quire.server.http.field_limits import OTHERS, TEXTS, USUAL, most_bytes
-from quire.server.http.limits import MAX_LISTS, MAX_VALUES
+from quire.server.http.shape import MAX_LISTS, MAX_VALUES
 from quire.server.responses.body import ResponsesBody
 from quire.server.service import Service
 from quire.server.tokens.protocol import ChatDerenderBody

@@ -20,6 +20,7 @@ def segment(*sizes: int, stream: int = OURS, device: int = 0, pool: tuple[int, i
     [
         [segment(SIZE)],
         [segment(SIZE), segment()],
+        [segment(16 * 1024), segment(SIZE)],  # counters of our kernels
         [segment(SIZE), segment(SIZE, stream=DEFAULT_STREAM)],
         [segment(SIZE), segment(SIZE, device=1), segment(SIZE, stream=DEFAULT_STREAM, device=1)],
         [segment(SIZE), segment(stream=THEIRS), segment(pool=(0, 1))],  # what they have freed
