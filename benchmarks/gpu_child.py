@@ -28,6 +28,10 @@ class Bench:
 
         self.model = model
         folder = workloads.write_model_dir(model, Path(tempfile.mkdtemp()) / model)
+        self.flops = peers.MATMUL_FLOPS
+        if (quantization := workloads.quantization_of(model)) is not None:
+            options = {**options, "quantization": quantization}
+            self.flops *= 2  # of matrix units that take 8 bits
         self.llm = LLM(str(folder), load_format="dummy", skip_tokenizer_init=True, **options)
 
     def emit(self, test: str, case: str, metric: str, value: float, unit: str, floor: float | None = None) -> None:
@@ -37,7 +41,7 @@ class Bench:
     def floor(self, requests: list[workloads.Request], shared: int = 0) -> float:
         """Seconds."""
         sizes = [(len(ids), out) for ids, out in requests]
-        return workloads.seconds_floor(self.model, sizes, peers.COPY_BYTES_PER_S, peers.MATMUL_FLOPS, shared)
+        return workloads.seconds_floor(self.model, sizes, peers.COPY_BYTES_PER_S, self.flops, shared)
 
     def emit_rate(self, test: str, case: str, requests: list[workloads.Request], seconds: float) -> None:
         tokens = sum(out for _, out in requests)
@@ -95,7 +99,7 @@ class Bench:
         for length, count, repeats in cases:
             times = [self.generate(workloads.t3(length, count, r), 0.0) for r in range(repeats)]
             seconds = statistics.median(times)
-            floor = workloads.prefill_flops(self.model, count, length) / peers.MATMUL_FLOPS
+            floor = workloads.prefill_flops(self.model, count, length) / self.flops
             case = f"{count}x{length}"
             self.emit("T3", case, "ttft_ms", seconds * 1e3, "ms", floor * 1e3)
             self.emit("T3", case, "prefill_tok_s", count * length / seconds, "tok/s", count * length / floor)

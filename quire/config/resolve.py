@@ -14,6 +14,7 @@ from quire.config.logits_processors import processor_classes
 from quire.config.model import ModelConfig
 from quire.config.model_info import DTYPE_ALIASES, ModelInfo, check_architecture, read_model_info
 from quire.config.pooler import PoolerConfig, resolve_pooler
+from quire.config.quantization import check_quantization
 from quire.foundation.errors import ConfigError
 
 DEMO_MODEL = Path(__file__).parent.parent / "demo_model"
@@ -46,6 +47,8 @@ def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
     """
     notes: list[str] = []
     _check(config)
+    if config.model.quantization is not None:
+        check_quantization(config.model.quantization)
     info = read_model_info(locate_model(config.model), config.model.hf_overrides, config.model.generation_config)
     if info.unknown_keys:
         notes.append(f"config.json has keys that mean nothing to {info.architecture}: {', '.join(info.unknown_keys)}")

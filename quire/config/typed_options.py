@@ -34,6 +34,9 @@ class EngineOptions(TypedDict, total=False):
     dtype: Literal["auto", "bfloat16", "float16", "float32", "half", "float", "bf16", "fp16", "fp32"]
     """Number type of weights and activations. auto: the checkpoint's; float32 checkpoints run in bfloat16 on a
     GPU."""
+    quantization: str | None
+    """How weights are kept in fewer bits. fp8: 8-bit floats, made while a plain checkpoint loads. None: as they
+    are."""
     seed: int
     """Seed of everything drawn at random for requests without a seed of their own and for dummy weights."""
     max_model_len: int | None
@@ -150,6 +153,7 @@ class OptionFields:
     hf_token: str | None = None
     download_dir: str | None = None
     dtype: Literal["auto", "bfloat16", "float16", "float32", "half", "float", "bf16", "fp16", "fp32"] = "auto"
+    quantization: str | None = None
     seed: int = 0
     max_model_len: int | None = None
     max_logprobs: int = 20

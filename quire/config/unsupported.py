@@ -6,8 +6,7 @@ A name that becomes an option of ours leaves this list (`tests/cli` says so).
 from __future__ import annotations
 
 _REASONS: dict[str, str] = {
-    "weights are loaded as they are and not quantized": """
-        quantization quantization_config allow_deprecated_quantization""",
+    "quantization names a method, which has no settings": "quantization_config allow_deprecated_quantization",
     "there are no LoRA adapters": """
         enable_lora lora_modules max_loras max_lora_rank lora_dtype max_cpu_loras fully_sharded_loras
         lora_target_modules default_mm_loras specialize_active_lora enable_mixed_moe_lora_format enable_moe_shared_loras

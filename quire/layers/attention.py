@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from quire.attention.context import StepContext
-from quire.kernels.attention.qkv import qkv_rope_write
 from quire.kernels.attention.rope import QkvTarget
 from quire.layers.linear import Linear
 from quire.layers.norm import RMSNorm
@@ -52,7 +51,7 @@ class Attention(nn.Module):
         self.scale = head_dim**-0.5
         self.cos_sin = cos_sin
         self.qkv_proj = Linear.qkv(hidden, num_heads, num_kv_heads, head_dim, bias=qkv_bias)
-        self.o_proj = Linear(num_heads * head_dim, hidden, bias=out_bias)
+        self.o_proj = Linear(num_heads * head_dim, hidden, bias=out_bias, role="columns")
         self.q_norm = self.k_norm = None
         if qk_norm_eps is not None:
             self.q_norm, self.k_norm = RMSNorm(head_dim, qk_norm_eps), RMSNorm(head_dim, qk_norm_eps)
@@ -62,9 +61,9 @@ class Attention(nn.Module):
 
         Writes the tokens' keys and values to the cache.
         """
-        cache, group, proj = ctx.caches[self.index], ctx.groups[self.group], self.qkv_proj
+        cache, group = ctx.caches[self.index], ctx.groups[self.group]
         norms = (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps) if self.q_norm and self.k_norm else ()
         place = QkvTarget(self.cos_sin, ctx.positions, group.slots, cache.k, cache.v, *self.heads, *norms)
-        q = qkv_rope_write(residual, proj.weight, proj.bias, (norm.weight, norm.eps), place)
+        q = self.qkv_proj.qkv_rope_write(residual, norm, place)
         y: torch.Tensor = self.o_proj(group.backend.run(q, cache, group.plan, self.scale), residual=residual)
         return y

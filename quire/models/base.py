@@ -14,7 +14,6 @@ from quire.attention.context import StepContext
 from quire.config.reading import read, read_positive
 from quire.foundation.errors import ConfigError
 from quire.kernels.elementwise.norm import rms_norm
-from quire.kernels.gemm.linear import linear
 from quire.layers.attention import Attention, Keeps
 from quire.layers.block import DecoderLayer
 from quire.layers.embedding import Embedding
@@ -95,6 +94,10 @@ class Model(Protocol):
         """Bytes of the weights."""
         ...
 
+    def num_weights(self) -> int:
+        """Numbers that these stand for."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class GivenEmbeddings:
@@ -125,7 +128,7 @@ class DecoderStack(nn.Module):
         self.layers = nn.ModuleList(layer(index) for index in range(sizes.layers))
         self._keeps, self.layer_groups = _grouped(self.layers)
         self.norm = RMSNorm(sizes.hidden, sizes.eps)
-        self.lm_head = None if tied else Linear(sizes.hidden, sizes.vocab, bias=False)
+        self.lm_head = None if tied else Linear(sizes.hidden, sizes.vocab, bias=False, role="vocabulary")
 
     def forward(
         self,
@@ -150,13 +153,13 @@ class DecoderStack(nn.Module):
 
         The final norm belongs here: only rows whose logits are wanted go through it.
         """
-        norm = (self.norm.weight, self.norm.eps)
-        return linear(hidden, self.output_weight, norm=norm, out_dtype=torch.float32, out=out)
+        head = self.embed_tokens if self.lm_head is None else self.lm_head
+        return head.wide(hidden, self.norm, out)
 
-    @property
-    def output_weight(self) -> torch.Tensor:
-        """[vocab, hidden]: what makes logits of states."""
-        return (self.embed_tokens if self.lm_head is None else self.lm_head).weight
+    def output_row(self, token: int) -> torch.Tensor:
+        """What makes the logit of a token of a state: float32 [hidden]."""
+        head = self.embed_tokens if self.lm_head is None else self.lm_head.matrix
+        return head.dense(torch.float32, slice(token, token + 1))[0]
 
     def states(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: rows of what `forward` returned → the model's own last hidden states, which logits are made of."""
@@ -187,7 +190,23 @@ class DecoderStack(nn.Module):
         ]
 
     def num_bytes(self) -> int:
-        return sum(p.numel() * p.element_size() for p in self.parameters())
+        return num_bytes(self)
+
+    def num_weights(self) -> int:
+        return num_weights(self)
+
+
+def num_bytes(module: nn.Module) -> int:
+    """Of its parameters."""
+    return sum(p.numel() * p.element_size() for p in module.parameters())
+
+
+def num_weights(module: nn.Module) -> int:
+    """Numbers that its parameters stand for, however they are kept."""
+    return sum(
+        child.num_weights() if isinstance(child, Linear) else sum(p.numel() for p in child.parameters(recurse=False))
+        for child in module.modules()
+    )
 
 
 def _grouped(layers: nn.ModuleList) -> tuple[list[Keeps], list[int]]:

@@ -16,6 +16,7 @@ from quire.foundation.errors import ConfigError
 from quire.layers.embedding import Embedding
 from quire.layers.encoder import ACTIVATIONS, EncoderLayer
 from quire.layers.norm import LayerNorm
+from quire.models.base import num_bytes, num_weights
 from quire.types.kv import KVGroupSpec
 
 # Paths of our modules, and what they are called in checkpoints.
@@ -120,4 +121,7 @@ class EncoderStack(nn.Module):
         return [spec]
 
     def num_bytes(self) -> int:
-        return sum(p.numel() * p.element_size() for p in self.parameters())
+        return num_bytes(self)
+
+    def num_weights(self) -> int:
+        return num_weights(self)

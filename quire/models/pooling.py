@@ -12,7 +12,7 @@ from torch import nn
 from quire.config.pooler import Mode, PoolerConfig
 from quire.config.reading import read_positive
 from quire.layers.encoder import Dense
-from quire.models.base import DecoderStack
+from quire.models.base import DecoderStack, num_bytes, num_weights
 from quire.models.encoder import EncoderStack
 from quire.types.kv import KVGroupSpec
 
@@ -69,8 +69,9 @@ class PoolingModel(nn.Module):
         x = pooled.float()
         if self._label_tokens is not None and isinstance(self.trunk, DecoderStack):
             yes, no = self._label_tokens
-            weight = self.trunk.output_weight
-            row = weight[yes].float() if no is None else weight[yes].float() - weight[no].float()
+            row = self.trunk.output_row(yes)
+            if no is not None:
+                row = row - self.trunk.output_row(no)
             return (x @ row).unsqueeze(1)
         for layer in self.head:
             x = layer(x)
@@ -101,4 +102,7 @@ class PoolingModel(nn.Module):
         return self.trunk.kv_groups(block_size, dtype)
 
     def num_bytes(self) -> int:
-        return sum(p.numel() * p.element_size() for p in self.parameters())
+        return num_bytes(self)
+
+    def num_weights(self) -> int:
+        return num_weights(self)

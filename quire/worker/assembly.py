@@ -9,7 +9,7 @@ import torch
 from quire.attention.base import AttentionSpec
 from quire.attention.select import select, select_for_prompts
 from quire.config.resolve import Resolved
-from quire.models.base import DecoderStack
+from quire.models.base import DecoderStack, num_weights
 from quire.models.pooling import PoolingModel
 from quire.types.kv import PromptCost
 from quire.worker.batch import BatchBuilder, round_size
@@ -128,8 +128,7 @@ class Assembly:
         rows, tokens = resolved.max_num_seqs, resolved.max_num_batched_tokens
         eager = resolved.config.runtime.enforce_eager or not with_graphs
         wanted = [] if eager else graph_rows(rows, resolved.config.runtime.cuda_graph_sizes)
-        num_weights = model.num_bytes() // DTYPES[resolved.dtype].itemsize
-        mixed = [] if eager else mixed_sizes(rows, tokens, num_weights)
+        mixed = [] if eager else mixed_sizes(rows, tokens, model.num_weights())
         longest = max([round_size(tokens), *(size.tokens for size in mixed)])
         groups = self._layer_groups(seats, longest, max_model_len)
         self._prompt_wave = groups.prompt_wave
@@ -159,7 +158,7 @@ class Assembly:
         """By operations: a weight of the layers costs a token two, attending to one token four a head and dimension."""
         if not isinstance(self._model, DecoderStack):
             return PromptCost()
-        weights = sum(parameter.numel() for parameter in self._model.layers.parameters())
+        weights = num_weights(self._model.layers)
         full, windows = 0.0, []
         for group in self._pages.groups:
             cost = 2 * group.num_layers * self._model.num_heads * group.head_dim / weights

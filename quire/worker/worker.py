@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from quire.config.profiler import ProfilerConfig
+from quire.config.quantization import METHODS
 from quire.config.resolve import Resolved
 from quire.foundation.errors import ConfigError, InputError
 from quire.foundation.log import get_logger
@@ -22,6 +23,8 @@ from quire.models import catalog, weights
 from quire.models.base import DecoderStack
 from quire.models.pooling import PoolingModel
 from quire.platforms import select_platform
+from quire.quantization.base import QuantizationMethod
+from quire.quantization.plain import Unquantized
 from quire.types.kv import WorkerReport
 from quire.types.plan import PromptEmbeds, StepPlan, TokenMasks
 from quire.worker.assembly import DTYPES, Assembly
@@ -142,9 +145,20 @@ class Worker:
     def _build_model(self) -> DecoderStack | PoolingModel:
         resolved = self._resolved
         dtype, positions = DTYPES[resolved.dtype], resolved.max_model_len
+        method = self._quantization(dtype)
         if resolved.pooler is None:
-            return catalog.build(resolved.info, dtype, self._device, positions)
-        return catalog.build_for_pooling(resolved.info, resolved.pooler, dtype, self._device, positions)
+            return catalog.build(resolved.info, dtype, self._device, positions, method)
+        return catalog.build_for_pooling(resolved.info, resolved.pooler, dtype, self._device, positions, method)
+
+    def _quantization(self, dtype: torch.dtype) -> QuantizationMethod:
+        """Raises ConfigError if the device cannot multiply such weights."""
+        name = self._resolved.config.model.quantization
+        if name is None:
+            return Unquantized()
+        method: QuantizationMethod = METHODS.get(name)()
+        if (why := method.refuses(self._device, dtype)) is not None:
+            raise ConfigError(f"quantization={name}: {why}", "quantization")
+        return method
 
     def _rehearse(self, assembly: Assembly) -> Rehearsal | None:
         """Go through every kind of step while the weights are not there yet, so that the kernels get compiled."""
