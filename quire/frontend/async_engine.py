@@ -93,7 +93,15 @@ class AsyncLLM:
 
     @classmethod
     async def start(cls, config: EngineConfig, serving: bool = False) -> AsyncLLM:
-        """Start an engine in a process of its own. Raises ConfigError naming the option that cannot work."""
+        """Start an engine in a process of its own.
+
+        Args:
+            config: all options.
+            serving: a server's defaults for those that are not given.
+
+        Raises:
+            ConfigError: an option cannot work; it is named.
+        """
         resolved = await asyncio.to_thread(resolve, config, serving=serving)
         tokenizer = await asyncio.to_thread(load_tokenizer, resolved)
         client = await asyncio.to_thread(ProcessClient, resolved)
@@ -119,11 +127,22 @@ class AsyncLLM:
         cache_salt: str | None = None,
         constraint: Constraint | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The outputs of one request, the last of them with `finished`. Closing the generator aborts the request.
+        """Answer one prompt. Closing the generator aborts the request.
 
-        `constraint` binds each answer (`ReplyPlan.constraint`). A slow reader gets fewer and larger outputs. A request
-        that the engine refuses ends with finish_reason "error".
-        Raises InputError for what cannot run, EngineDeadError if the engine stops.
+        Args:
+            prompt: as `LLM.generate` takes it.
+            params: `output_kind` says what each output holds; a slow reader gets fewer and larger ones.
+            request_id: of a request that is not running.
+            priority: lower comes first, where the engine schedules by priority.
+            cache_salt: only requests with the same salt share cached prefixes.
+            constraint: what binds each answer (`ReplyPlan.constraint`).
+
+        Yields:
+            The outputs, the last of them with `finished`. One that the engine refuses ends with finish_reason "error".
+
+        Raises:
+            InputError: the prompt or its parameters cannot run.
+            EngineDeadError: the engine has stopped, and no other takes its place.
         """
         options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "constraint": constraint}
         request_state = await self._add(prompt, params, request_id, options)
@@ -145,9 +164,21 @@ class AsyncLLM:
     async def encode(
         self, prompt: PromptLike, params: PoolingParams, request_id: str, *, priority: int = 0
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
-        """The vector of one prompt, as the only output. Closing the generator aborts the request.
+        """Make the vector of one prompt. Closing the generator aborts the request.
 
-        Raises InputError for what cannot run, RefusedError if the engine does not take it, EngineDeadError if it stops.
+        Args:
+            prompt: as `LLM.encode` takes it.
+            params: the task, and what it may ask for itself.
+            request_id: of a request that is not running.
+            priority: as `generate` takes it.
+
+        Yields:
+            The only output.
+
+        Raises:
+            InputError: the prompt or its parameters cannot run.
+            RefusedError: the engine does not take it.
+            EngineDeadError: the engine has stopped.
         """
         task = pooling.check_task(params, self.info)
         size = len(prompt) if isinstance(prompt, str) else LONG + 1
@@ -165,9 +196,22 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The best answers of one prompt, best first, as the only output. Closing the generator aborts the search.
+        """Search the best answers of one prompt. Closing the generator aborts the search.
 
-        Raises what `generate` raises, and RefusedError if the engine does not take it.
+        Args:
+            prompt_ids: its tokens.
+            params: width and length of the search.
+            request_id: of a request that is not running.
+            priority: as `generate` takes it.
+            cache_salt: likewise.
+
+        Yields:
+            The only output, its answers best first.
+
+        Raises:
+            InputError: the prompt or the parameters cannot run.
+            RefusedError: the engine does not take it.
+            EngineDeadError: the engine has stopped.
         """
         search = BeamSearch(prompt_ids, params, self.info, self._tokenizer)
         metrics, numbers = RequestMetrics(time.time()), itertools.count()
@@ -382,7 +426,11 @@ class AsyncLLM:
         return self._formats
 
     async def check_health(self) -> None:
-        """Raises EngineDeadError if the engine has stopped."""
+        """Nothing, if the engine runs.
+
+        Raises:
+            EngineDeadError: it has stopped.
+        """
         self._raise_if_dead()
 
     @property
@@ -415,7 +463,7 @@ class AsyncLLM:
         return SamplingParams(**self.info.resolved.info.generation_defaults)
 
     async def call(self, method: str, *args: Any) -> Any:
-        """A utility of the core: "stats", "reset_prefix_cache", "check" … One that is being started again is waited for."""
+        """A utility of the core: "stats", "reset_prefix_cache", "check" … Another start is waited for."""
         await self._up.wait()
         self._raise_if_dead()
         return await self._client.call_async(method, *args)
@@ -427,9 +475,20 @@ class AsyncLLM:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """What each worker (there is one) answers to one of its methods ("memory"), plain data.
+        """Call a method of each worker (of several ranks the first answers).
 
-        Raises InputError for a function, which cannot be sent to the engine's process, and TimeoutError.
+        Args:
+            method: its name ("memory"); a function cannot be sent to the engine's process.
+            timeout: seconds to wait; None: as long as it takes.
+            args: of the call.
+            kwargs: of the call.
+
+        Returns:
+            The answers, plain data.
+
+        Raises:
+            InputError: `method` is a function.
+            TimeoutError: there was no answer in time.
         """
         if not isinstance(method, str):
             raise InputError(
@@ -442,9 +501,13 @@ class AsyncLLM:
         return [await asyncio.wait_for(self.call("worker", method, *args), timeout)]
 
     async def start_profile(self, profile_prefix: str | None = None) -> None:
-        """Record what the worker does from now on (`profiler_config`). profile_prefix: of the trace's file name.
+        """Record what the worker does from now on (`profiler_config`).
 
-        Raises InputError if profiling is off, or on already.
+        Args:
+            profile_prefix: of the trace's file name.
+
+        Raises:
+            InputError: profiling is off, or on already.
         """
         await self.call("profile", "start", profile_prefix)
 

@@ -11,9 +11,13 @@ class Platform(Protocol):
     name: str
 
     def set_up(self, num_threads: int | None) -> torch.device:
-        """Make this process ready to compute here. num_threads: CPU threads, None: as many as serve it best.
+        """Make this process ready to compute here.
 
-        Raises ConfigError if the device cannot be used.
+        Args:
+            num_threads: CPU threads; None: as many as serve it best.
+
+        Raises:
+            ConfigError: the device cannot be used.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Models whose layers have sliding windows, all or some of them: what transformers computes, however the work is cut."""
+"""Models whose layers have sliding windows, all or some: what transformers computes, however the work is cut."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_hits_of_the_prefix_cache(model: Model) -> None:
     """What windows have given back meanwhile is found again as long as nobody needed its pages."""
     with engine(model, max_prefill_chunk=48) as llm:
         check(model, llm, prompts())
-        cached = check(model, llm, [*prompts(), prompts()[2][:140] + [7, 8, 9]])
+        cached = check(model, llm, [*prompts(), [*prompts()[2][:140], 7, 8, 9]])
     # Hits end where pages of all layers end: every 32 or 80 tokens or so.
     assert min(cached[2:5]) >= 80
     assert cached[0] >= 160

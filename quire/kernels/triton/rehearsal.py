@@ -25,7 +25,7 @@ from triton.runtime.jit import JITFunction
 logger = logging.getLogger(__name__)
 
 _MAX_THREADS = 32
-# `JITFunction.run`, the hook and `preload` are Triton's inside: used with versions that the tests ran with, and no others.
+# `JITFunction.run`, the hook and `preload` are Triton's inside: used with versions that were tested only.
 TRITON_TESTED = ("3.6.", "3.9.")
 
 

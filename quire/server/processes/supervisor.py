@@ -266,7 +266,7 @@ class Supervisor:
                 self._over.set_result(EXIT_ENGINE_DEAD)
 
     async def _restart(self, engine: ProcessClient, error: EngineDeadError) -> None:
-        """Another core for the same front ends, which have kept their requests. Raises `error`, or why there is none."""
+        """Another core for the same front ends, which keep their requests. Raises `error`, or why there is none."""
         if self._over.done() or not engine.can_restart:
             raise error
         began = time.monotonic()
