@@ -162,8 +162,8 @@ class LLMEngine:
         """Wait for the engine's next step. Ctrl-C waits for the end of the step.
 
         Returns:
-            The news of the requests added here, in the order in which they came; empty if there are no requests, or none
-            has news yet.
+            The news of the requests added here, in the order in which they came; empty if there are no requests, or
+            none has news yet.
 
         Raises:
             RefusedError: the engine does not take a pooling request.

@@ -56,8 +56,8 @@ class LogitsProcessor(ABC):
     def apply(self, logits: torch.Tensor, rows: Rows) -> torch.Tensor | None:
         """Edit logits on the device, in place or by returning others.
 
-        By then allowed ids, bad words, min_tokens and logit_bias have been applied; penalties, temperature and what follows
-        it have not. Tokens that a grammar forbids stay forbidden.
+        By then allowed ids, bad words, min_tokens and logit_bias have been applied; penalties, temperature and what
+        follows it have not. Tokens that a grammar forbids stay forbidden.
 
         Args:
             logits: of the rows whose requests want this processor.
