@@ -18,6 +18,7 @@ from quire.server.generate import chat_prompt
 from tests.effort import WHOLE, some
 from tests.server.conftest import echo_server
 from tests.server.echo_llm import EchoLLM
+from tests.server.process import PATIENCE
 
 T = TypeVar("T")
 CHAT = [{"role": "user", "content": "hi"}]
@@ -303,11 +304,11 @@ def test_nobody_waits_for_templates_whose_clients_are_gone() -> None:
         kwargs: list[Any] = [{}, CHAT, None, True, False, {}, 100]
         assert await sandbox.render(Rendering("x", *kwargs)) == "x"
         slow = Rendering(ENDLESS["searching in a loop"], *kwargs)
-        tasks = [asyncio.create_task(sandbox.render(slow)) for _ in range(100)]  # 50 s of two processes
+        tasks = [asyncio.create_task(sandbox.render(slow)) for _ in range(1000)]  # 500 s of two processes
         await asyncio.sleep(0.1)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        assert await asyncio.wait_for(sandbox.render(Rendering("y", *kwargs)), 25) == "y"
+        assert await asyncio.wait_for(sandbox.render(Rendering("y", *kwargs)), PATIENCE) == "y"
 
     asyncio.run(run())

@@ -272,7 +272,8 @@ def test_who_waits_is_served_before_a_batch(tmp_path: Path) -> None:
 
 
 def test_one_directory_one_server(client: openai.OpenAI, folder: Path) -> None:
+    file = client.files.create(file=("in.jsonl", jsonl([line(1)])), purpose="batch")
     with serve(folder) as second:
         assert second.exit_code() == 2
         assert wait_until(lambda: any("in use by another server" in text for text in second.err + second.out))
-    assert client.files.list(limit=1).data
+    assert client.files.retrieve(file.id) == file

@@ -142,7 +142,11 @@ def test_completions_and_what_a_search_leaves_behind(server: ServerProcess) -> N
         refused = client.post("/v1/completions", json=body | {"n": 30}).json()["error"]
         assert (refused["code"], refused["param"]) == (400, "n")
         with pytest.raises(httpx.ReadTimeout):  # a client that goes away
-            client.post("/v1/completions", json=body | {"max_tokens": 400, "ignore_eos": True}, timeout=0.3)
+            client.post(
+                "/v1/completions",
+                json=body | {"max_tokens": 400, "ignore_eos": True},
+                timeout=httpx.Timeout(60, read=0.3),
+            )
         assert wait_until(lambda: num_running(client) == 0)
 
 

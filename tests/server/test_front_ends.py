@@ -170,7 +170,7 @@ def test_they_are_one_server(server: ServerProcess, pair: Any) -> None:
 
 def test_a_request_id_is_taken_on_both(pair: Any) -> None:
     zero, one = pair
-    options = {"model": MODEL, "prompt": "a", "max_tokens": 150, "extra_body": {"request_id": "x", "ignore_eos": True}}
+    options = {"model": MODEL, "prompt": "a", "max_tokens": 400, "extra_body": {"request_id": "x", "ignore_eos": True}}
     stream = zero.completions.create(**options, stream=True)
     next(stream)
     with pytest.raises(openai.BadRequestError, match="in use"):
