@@ -98,7 +98,7 @@ class LLM(PoolingAPI):
             prompts: text, a list of token ids, {"prompt": text}, {"prompt_token_ids": ids} or {"prompt_embeds": tensor}
                 (with `enable_prompt_embeds`), or a list of such.
             sampling_params: one for all prompts, or a list with one for each; None: the model's defaults.
-                `max_tokens` is cut to what the context leaves beside the prompt: such an answer ends with the finish_reason "length".
+                `max_tokens` is cut to what the context leaves beside the prompt; such an answer ends with "length".
             use_tqdm: show progress.
             priority: one for all, or a list; lower comes first, where the engine schedules by priority.
             truncate_prompt_tokens: longer prompts are cut to this; -1: to what the context leaves beside `max_tokens`.

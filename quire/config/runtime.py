@@ -26,8 +26,8 @@ class RuntimeConfig(Options):
     num_threads: int | None = None
     """CPU threads of the worker; None: the physical cores this process may use, one for a very small model."""
     max_engine_restarts: int = 5
-    """An engine that dies in a process of its own is started again, and its requests go on; after so many times in
-    a row in which nobody got a token it is not. 0: never."""
+    """An engine that dies in a process of its own is started again, and its requests go on; but not after so many times
+    in a row in which nobody got a token. 0: never."""
     debug: bool = False
     """Check the scheduler's seats and blocks after every step (slow)."""
 

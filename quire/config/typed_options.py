@@ -124,8 +124,8 @@ class EngineOptions(TypedDict, total=False):
     num_threads: int | None
     """CPU threads of the worker; None: the physical cores this process may use, one for a very small model."""
     max_engine_restarts: int
-    """An engine that dies in a process of its own is started again, and its requests go on; after so many times in
-    a row in which nobody got a token it is not. 0: never."""
+    """An engine that dies in a process of its own is started again, and its requests go on; but not after so many
+    times in a row in which nobody got a token. 0: never."""
     debug: bool
     """Check the scheduler's seats and blocks after every step (slow)."""
     disable_log_stats: bool

@@ -20,14 +20,20 @@ T = TypeVar("T")
 
 class EngineClient(Protocol):
     info: EngineInfo
-    death: Death | None
-    """How the engine ended; None while it lives."""
-    can_restart: bool
-    """Whether another engine may take the place of this one."""
     restart_seconds: float
     """That it will probably take; 0: nobody knows."""
     last_heard: float
     """time.monotonic() of the latest message. With requests unfinished, or a ping, and an old one, the engine hangs."""
+
+    @property
+    def death(self) -> Death | None:
+        """How the engine ended; None while it lives."""
+        ...
+
+    @property
+    def can_restart(self) -> bool:
+        """Whether another engine may take the place of this one."""
+        ...
 
     def add(self, request: EngineRequest, *, again: bool = False, suspect: bool = False) -> None:
         """Queue a request. One that can never run comes back as an output with finish_reason 'error'.

@@ -57,6 +57,7 @@ MARGIN_SHARE = 0.1  # … and of the time that the steps in flight take
 LONGEST_HOLD = 0.1  # seconds
 # Statistics travel with the outputs this often: they are the heartbeat of a busy engine, and what its door goes by.
 STATS_SECONDS = 0.2
+WORD_SECONDS = 0.005  # for a message to leave this process, which may not live long
 _log = get_logger(__name__)
 
 
@@ -109,9 +110,10 @@ class EngineCore:
         self._num_new = 0  # requests added since the last plan
         self._draining: list[int] = []  # calls that are answered when all work is done
         self._failure: EngineDeadError | None = None
-        self._suspects = Suspects([], raised=False)  # of the failure
+        self._suspects = Suspects([], was_killed=False)  # of the failure
         self._waiting_for_trial: dict[str, EngineRequest] = {}
         self._on_trial: str | None = None
+        self._trial_is_fresh = False  # nothing has been computed since it was told
         self._before = Totals(before)
         self._can_prepare = False
         self._clock = clock or PhaseClock()
@@ -169,6 +171,9 @@ class EngineCore:
         After a failure the last message is a Failure and `stopped` is set.
         """
         self._clock.lap("outbox")
+        if self._trial_is_fresh:
+            time.sleep(WORD_SECONDS)
+            self._trial_is_fresh = False
         if not self.has_work:
             self._is_busy = False
             worker = self._executor.sentinel
@@ -180,8 +185,8 @@ class EngineCore:
         messages = inbox.drain()
         replies = [reply for message in messages if (reply := self.handle(message)) is not None]
         self._take_grammars()
-        if self._waiting_for_trial or self._on_trial is not None:
-            replies += self._try_suspects()
+        if self._can_try:
+            return [*replies, self._try_suspect()]
         self._clock.lap("inbox")
         outputs = self.step() if self.has_work else self._idle(prepare=not messages)
         if outputs.tokens or outputs.special or outputs.stats is not None:
@@ -193,6 +198,8 @@ class EngineCore:
             self.stopped = True
             for request_id in self._scheduler.request_ids:
                 self._log_end(request_id, "error")
+            if self._untold:
+                replies.append(News(EngineOutputs(special=self._untold)))
             replies += [self._suspects, Failure.of(self._failure)]
         return replies
 
@@ -254,17 +261,15 @@ class EngineCore:
         for request_id in ended:
             self._log_end(request_id, reason)
 
-    def _try_suspects(self) -> list[Trial]:
-        """Requests that engines may have died of come in one by one: should it happen again, it is known of which."""
-        told = []
-        if self._on_trial is not None and self._scheduler.has_advanced(self._on_trial):
-            told.append(Trial(self._on_trial, is_over=True))
-            self._on_trial = None
-        if self._on_trial is None and self._waiting_for_trial:
-            self._on_trial = next(iter(self._waiting_for_trial))
-            told.append(Trial(self._on_trial))
-            self.add(self._waiting_for_trial.pop(self._on_trial), again=True)
-        return told
+    def _try_suspect(self) -> Trial:
+        """Requests that engines may have died of come in one by one: should it happen again, it is known of which.
+
+        To be told before anything else is done.
+        """
+        self._on_trial = next(iter(self._waiting_for_trial))
+        self.add(self._waiting_for_trial.pop(self._on_trial), again=True)
+        self._trial_is_fresh = True
+        return Trial(self._on_trial)
 
     def _log_end(self, request_id: str, reason: str) -> None:
         if self._logs_requests:
@@ -326,7 +331,7 @@ class EngineCore:
         except Exception as error:
             self._fail(error)
         except BaseException:
-            self._fail(EngineDeadError("interrupted in the middle of a step"))
+            self._fail(InterruptedError("in the middle of a step"))
             raise
         if self._logs_requests:
             for output in (*untold, *news.special):
@@ -403,15 +408,18 @@ class EngineCore:
         self._send_masks()
         return outputs
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, cause: Exception) -> None:
         """Remember why the engine ends; `turn` tells it. The first reason is the cause of the others."""
         if self._failure is None:
+            error = cause
             if not isinstance(error, EngineDeadError):
                 _log.error("the engine failed", exc_info=error)
                 error = EngineDeadError(f"the engine failed: {Failure.of(error).message}")
             self._failure = error
-            raised = isinstance(error, StepError)
-            self._suspects = Suspects(self._scheduler.ids_in(1 if raised else self.resolved.depth), raised)
+            steps = 1 if isinstance(error, StepError) else self.resolved.depth
+            self._suspects = Suspects(self._scheduler.ids_in(steps), was_killed=error.was_killed)
+            if isinstance(cause, EngineDeadError):  # and no mistake of the scheduler
+                self._untold += self._scheduler.unreported()
         self._in_flight.clear()
 
     def _idle(self, *, prepare: bool) -> EngineOutputs:

@@ -65,6 +65,7 @@ class InProcessClient(ClientBase):
             raise EngineDeadError(cause)
         self._close()
         self._lives.end(cause, served=self._served)
+        self._count_restart()
         self._resolved = with_room(self._resolved, self.info)
         while True:
             try:

@@ -15,15 +15,14 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0  # seconds before a start that follows one
 class Death:
     """What a client knows of how its engine ended.
 
-    ids: of the requests in the steps under way; None: nobody said. raised: the step of just these raised. on_trial: the
-    request that the engine had let in as the only suspect, and that had not advanced yet; acquitted: those that had.
+    ids: of the requests in the step that raised, or in those under way; None: nobody said. was_killed: by somebody
+    else. on_trial: the suspect that the engine let in last.
     """
 
     cause: str
     ids: frozenset[str] | None = None
-    raised: bool = False
+    was_killed: bool = False
     on_trial: str | None = None
-    acquitted: frozenset[str] = frozenset()
 
 
 class Lives:

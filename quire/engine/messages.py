@@ -85,17 +85,16 @@ class Aborted(msgspec.Struct, frozen=True, tag="aborted"):
 
 
 class Trial(msgspec.Struct, frozen=True, tag="trial"):
-    """A suspect is let in, and no other will be before it has advanced or ended (`is_over`)."""
+    """A suspect is let in, and no other will be before it has advanced or ended."""
 
     id: str
-    is_over: bool = False
 
 
 class Suspects(msgspec.Struct, frozen=True, tag="suspects"):
-    """The engine ends, and these were in the steps under way; raised: in the very step that raised."""
+    """The engine ends, and these were in the step that raised, or in those under way."""
 
     ids: list[str]
-    raised: bool
+    was_killed: bool  # the worker, by somebody else
 
 
 class UtilityReply(msgspec.Struct, frozen=True, tag="reply", omit_defaults=True):

@@ -60,7 +60,6 @@ class ClientBase(ABC):
         self._served = False  # somebody got something of it
         self._suspects: Suspects | None = None
         self._on_trial: str | None = None
-        self._acquitted: set[str] = set()
         self.last_heard = time.monotonic()
 
     @abstractmethod
@@ -175,10 +174,8 @@ class ClientBase(ABC):
                         answer.set_result(value)
                     else:
                         answer.set_exception(failure.error())
-                case Trial(request_id, is_over):
-                    self._on_trial = None if is_over else request_id
-                    if is_over:
-                        self._acquitted.add(request_id)
+                case Trial(request_id):
+                    self._on_trial = request_id
                 case Suspects():
                     self._suspects = message
                 case Failure():
@@ -188,6 +185,10 @@ class ClientBase(ABC):
         if death is not None:
             self._die(death)
         self._lock.notify_all()
+
+    def _count_restart(self) -> None:
+        before = self._last_stats or EngineStats()
+        self._last_stats = msgspec.structs.replace(before, num_restarts=before.num_restarts + 1)
 
     def _note(self, outputs: EngineOutputs) -> None:
         stats, before = outputs.stats, self._last_stats
@@ -204,9 +205,9 @@ class ClientBase(ABC):
         if self._dead is None:
             return None
         told = self._suspects
-        ids = None if told is None else frozenset(told.ids)
-        raised = told is not None and told.raised
-        return Death(str(self._dead), ids, raised, self._on_trial, frozenset(self._acquitted))
+        if told is None:
+            return Death(str(self._dead), None, self._dead.was_killed, self._on_trial)
+        return Death(str(self._dead), frozenset(told.ids), told.was_killed, self._on_trial)
 
     def _without_aborted(self, outputs: EngineOutputs) -> EngineOutputs:
         if not self._aborted:
@@ -229,7 +230,7 @@ class ClientBase(ABC):
 
     def _raise_if_dead(self) -> None:
         if self._dead is not None:
-            raise EngineDeadError(str(self._dead))
+            raise EngineDeadError(str(self._dead), was_killed=self._dead.was_killed)
 
 
 def _num_tokens(stats: EngineStats) -> int:

@@ -148,6 +148,7 @@ class ProcessClient(ChannelClient):
                 raise EngineDeadError(cause)
             self._child.stop(grace=0)
             self._lives.end(cause, served=self._served)
+            self._count_restart()
             # Whoever was let in must find the room that the first one had.
             self._resolved = with_room(self._resolved, self.info)
             while not self._try_to_start(cause):
@@ -227,16 +228,18 @@ class JoinedClient(ChannelClient):
         self._channel: Channel[FromCore] = Channel(folder, FromCore, parent=True)
         self._over, self._end = os.pipe()  # readable once `die` was called
         self._cause = ""
+        self._was_killed = False
         self._is_open = True
         self._next: tuple[EngineInfo, Path] | None = None
         self.can_restart = True
         self.restart_seconds = 0.0
 
-    def die(self, cause: str, *, for_good: bool = True, restart_seconds: float = 0.0) -> None:
+    def die(self, cause: str, *, was_killed: bool = False, for_good: bool = True, restart_seconds: float = 0.0) -> None:
         """The core is dead. Any thread may say so, and more than once. restart_seconds: until there is another one,
         probably."""
         with self._lock:
             self._next = None
+            self._was_killed = was_killed
             self.restart_seconds = restart_seconds
             self.can_restart = self.can_restart and not for_good
             if not self._cause:
@@ -276,7 +279,7 @@ class JoinedClient(ChannelClient):
             self._channel.wait(timeout, self._over)
             message = self._channel.receive()
         if message is None and self._cause:
-            raise EngineDeadError(self._cause)
+            raise EngineDeadError(self._cause, was_killed=self._was_killed)
         return () if message is None else (message,)
 
     def shutdown(self) -> None:

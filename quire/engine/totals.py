@@ -21,7 +21,6 @@ class Totals:
             return
         for name in COUNTERS:
             setattr(stats, name, getattr(stats, name) + getattr(before, name))
-        stats.num_restarts += 1
         stats.last_step_time = stats.last_step_time or before.last_step_time
         for phase, seconds in before.phase_seconds.items():
             stats.phase_seconds[phase] = stats.phase_seconds.get(phase, 0.0) + seconds

@@ -125,7 +125,10 @@ class Child(Generic[T]):
             return
         if self.channel.wait(_LAST_WORDS_SECONDS):
             return  # they are read before its end is reported
-        raise EngineDeadError(f"the {self.title} (pid {self.pid}) {self._how_it_ended()}")
+        raise EngineDeadError(
+            f"the {self.title} (pid {self.pid}) {self._how_it_ended()}",
+            was_killed=self._process.returncode == -signal.SIGKILL,
+        )
 
     def kill(self) -> None:
         """End it now, from any thread; who waits for its messages learns of it. `stop` is to follow."""

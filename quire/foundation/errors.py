@@ -76,4 +76,11 @@ class DoesNotFitError(ConfigError):
 
 
 class EngineDeadError(QuireError, RuntimeError):
-    """The engine (or its process) stopped. Requests in flight cannot be finished by it."""
+    """The engine (or its process) stopped. Requests in flight cannot be finished by it.
+
+    was_killed: by SIGKILL, which nobody sends to himself.
+    """
+
+    def __init__(self, message: str, *, was_killed: bool = False) -> None:
+        super().__init__(message)
+        self.was_killed = was_killed

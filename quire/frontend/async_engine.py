@@ -463,7 +463,7 @@ class AsyncLLM:
         return SamplingParams(**self.info.resolved.info.generation_defaults)
 
     async def call(self, method: str, *args: Any) -> Any:
-        """A utility of the core: "stats", "reset_prefix_cache", "check" … Another start is waited for."""
+        """A utility of the core: "stats", "reset_prefix_cache", "check" … It waits for one that is started again."""
         await self._up.wait()
         self._raise_if_dead()
         return await self._client.call_async(method, *args)

@@ -5,8 +5,8 @@ words. Nothing is done for a token.
 
 Who killed an engine is found out like this. One death proves nothing: all come back at once. A request that got no
 token between two deaths is a suspect, and the next engine lets suspects in one by one: who gets a token is none any
-more. A suspect with which the engine dies was the reason, if the worker raised in its step. If the engine only
-vanished, somebody else may have killed it, and it takes a second time.
+more. If the engine dies of itself while a suspect is on trial, that was the reason. If it was killed, by an operator or
+for want of memory, it takes a few times, and the others come first meanwhile.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from quire.types.output import STEP_FAILED, EngineOutput
 from quire.types.request import EngineRequest
 
 MAX_DEATHS = 2  # with so many engines in a row, without a token between, a request is a suspect
-MAX_TRIALS = 2  # so many deaths, while it was on trial, end it; one does if the worker raised in its step
+MAX_TRIALS = 3  # so many times an engine must have been killed, while a suspect was on trial, to end it
 SENT_AT_ONCE = 64  # requests
 
 
@@ -36,7 +36,7 @@ class Entry:
     is_sent: bool = False  # to the engine that runs now
     num_given: int = 0  # tokens that were known when it was sent
     num_deaths: int = 0  # in a row, without a token between
-    num_trials: int = 0  # deaths while it was on trial
+    num_trials: int = 0  # deaths while it was on trial, in a row as well
 
     @property
     def is_suspect(self) -> bool:
@@ -75,13 +75,8 @@ class Journal:
 
     def unsent(self) -> list[Entry]:
         """What the engine that runs now lacks, some of it: call again until nothing is left."""
-        found: list[Entry] = []
-        for entry in self._entries.values():
-            if not entry.is_sent:
-                found.append(entry)
-                if len(found) == SENT_AT_ONCE:
-                    break
-        return found
+        found = [entry for entry in self._entries.values() if not entry.is_sent]
+        return sorted(found, key=lambda entry: entry.num_trials)[:SENT_AT_ONCE]
 
     def send_again(self, client: EngineClient, entries: Iterable[Entry]) -> None:
         """Give to a new engine what of `unsent` is still open, with the answers so far.
@@ -106,17 +101,16 @@ class Journal:
     @staticmethod
     def _is_guilty(entry: Entry, death: Death) -> bool:
         request_id = entry.request.id
-        has_advanced = len(entry.token_ids) > entry.num_given or request_id in death.acquitted
+        has_advanced = len(entry.token_ids) > entry.num_given
         if has_advanced:
             entry.num_deaths = entry.num_trials = 0
-        if death.ids is None or request_id in death.ids:
-            entry.num_deaths += 1
+        if death.ids is not None and request_id not in death.ids:
+            return False
+        entry.num_deaths += 1
         if request_id != death.on_trial or has_advanced:
             return False
-        if death.raised and death.ids is not None and request_id in death.ids:
-            return True
         entry.num_trials += 1
-        return entry.num_trials >= MAX_TRIALS
+        return not death.was_killed or entry.num_trials >= MAX_TRIALS
 
 
 def _end(entry: Entry, death: Death) -> EngineOutput:

@@ -17,7 +17,7 @@ from quire.types.plan import Admit
 from quire.types.request import EngineRequest
 from quire.types.sampling import RequestOutputKind
 
-REPORT_TOKENS = 512  # of a quiet answer are told at a time: so many are lost at most if the engine dies
+REPORT_TOKENS = 256  # of a quiet answer are told at a time: so many are lost at most if the engine is killed
 Rank = tuple[int, int]  # (class: priority or BACKGROUND, order of arrival); the smaller goes first
 
 
@@ -124,6 +124,11 @@ class Request:
     def due(self) -> int:
         """Number of tokens, prompt included, at which there is more to tell than the last of them."""
         return min(self.limit, self.num_reported + REPORT_TOKENS) if self.final_only else self.limit
+
+    @property
+    def is_first(self) -> bool:
+        """Whether its last token is the first that was sampled here."""
+        return len(self.tokens) == self.num_prompt + len(self.spec.given) + 1
 
     def bind(self, constraint: ConstraintState) -> None:
         """From now on it is followed, the answer so far included."""

@@ -196,6 +196,14 @@ class Scheduler:
         request = self._state.requests.get(request_id)
         return request is None or len(request.tokens) > request.num_prompt + len(request.spec.given)
 
+    def unreported(self) -> list[EngineOutput]:
+        """The last news of an engine that ends between two steps: tokens of answers that nobody reads along."""
+        return [
+            EngineOutput(request_id=request.id, token_ids=request.tokens[request.num_reported :].tolist())
+            for request in self._state.requests.values()
+            if request.final_only and len(request.tokens) > request.num_reported
+        ]
+
     def ids_in(self, steps: int) -> list[str]:
         """The requests in the `steps` oldest plans in flight."""
         found: dict[str, None] = {}

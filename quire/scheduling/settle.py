@@ -145,7 +145,7 @@ def _tell(state: State, request: Request, lines: list[TokenLogprobs] | None) -> 
     first = num_tokens == request.num_prompt + 1
     if first:
         state.totals.prompt_tokens += request.num_prompt
-    if reason is None and request.final_only and not first and num_tokens < request.due:
+    if reason is None and request.final_only and not request.is_first and num_tokens < request.due:
         return None
     if reason is not None:
         state.finish(request)

@@ -2,13 +2,15 @@
 position before *through the block table*; the next token is that hash. So a wrong block, seat, count or token anywhere
 changes the output, and `expected` knows what it should be. It keeps seats and tables like a real worker.
 
-`hf_overrides` sets its moods: step_seconds, fail_at_step, refuse ("ConfigError", …), prepares (calls it has use for);
-call `boom`.
+`hf_overrides` sets its moods: step_seconds, fail_at_step, refuse ("ConfigError", …), refuse_if (path of a file),
+poison (a prompt token that a step fails of) and deadly (one that it dies of), prepares (calls it has use for); call
+`boom`.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -54,6 +56,8 @@ class EchoWorker:
         refusal = self.moods.get("refuse")
         if refusal:
             raise getattr(errors, refusal, RuntimeError)(f"echo refuses\nto start ({refusal})")
+        if os.path.exists(self.moods.get("refuse_if", "")):
+            raise errors.DoesNotFitError("echo has no room yet")
         self.block_size = resolved.config.cache.block_size
         self.num_blocks = resolved.config.cache.num_gpu_blocks_override or 512
         self.max_model_len = resolved.max_model_len
@@ -86,6 +90,10 @@ class EchoWorker:
         assert self.awaiting is None, "a step is overtaken that still awaits its masks"
         if plan.step == self.moods.get("fail_at_step"):
             raise RuntimeError("echo was told to fail")
+        if self.moods.get("poison") in plan.token_ids:
+            raise RuntimeError("echo was poisoned")
+        if self.moods.get("deadly") in plan.token_ids:
+            os.kill(os.getpid(), signal.SIGKILL)
         self._take_over(plan)
         hashes = np.empty(plan.num_rows, np.int64)
         decodes = plan.seats[: plan.num_decodes].astype(np.int64)

@@ -227,7 +227,7 @@ def test_a_failed_step_is_told_and_ends_the_engine(kind: tuple[str, str]) -> Non
         read_for(client, PATIENCE, outputs)
     assert not any(output.finish_reason for output in outputs)
     assert client.death is not None
-    assert (client.death.ids, client.death.raised) == ({"a"}, True)
+    assert (client.death.ids, client.death.was_killed) == ({"a"}, False)
     with pytest.raises(EngineDeadError):
         client.add(make_request("b", [1], 1))
     with pytest.raises(EngineDeadError):

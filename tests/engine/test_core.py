@@ -170,7 +170,7 @@ def test_a_failed_step_ends_the_engine_which_says_whose_it_was(depth: int) -> No
         messages += core.turn(inbox, 0)
     outputs = [o for m in messages if isinstance(m, News) for o in m.outputs.each()]
     assert not any(o.finish_reason for o in outputs)  # they can go on elsewhere
-    assert messages[-2] == Suspects(["r0", "r1"], raised=True)  # r2 was not in the step
+    assert messages[-2] == Suspects(["r0", "r1"], was_killed=False)  # r2 was not in the step
     assert isinstance(messages[-1], Failure)
     assert "step 3 failed: RuntimeError: echo was told to fail" in messages[-1].message
 

@@ -93,6 +93,7 @@ def summary(path: str, events: list[dict[str, Any]]) -> dict[str, Any]:
     assert not any("error" in event and event["error"] for event in events), events[-1]
     if path == "/v1/responses":
         final = events[-1]["response"]
+        assert final["error"] is None, final["error"]
         deltas = [event["delta"] for event in events if event["type"].endswith(".delta")]
         numbers = [event["sequence_number"] for event in events]
         assert numbers == list(range(len(events)))

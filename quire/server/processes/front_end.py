@@ -111,9 +111,11 @@ class FrontEnd:
                     self._client = JoinedClient(info, Path(folder))
                     self._attaching = asyncio.create_task(self._attach(self._client))
                     self._attaching.add_done_callback(self._on_attached)
-                case EngineDied(cause, seconds):
+                case EngineDied(cause, was_killed, seconds):
                     if self._client is not None:
-                        self._client.die(cause, for_good=seconds is None, restart_seconds=seconds or 0.0)
+                        self._client.die(
+                            cause, was_killed=was_killed, for_good=seconds is None, restart_seconds=seconds or 0.0
+                        )
                     if seconds is None:
                         self._died.set()
                 case Drain(at_once):

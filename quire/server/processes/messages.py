@@ -42,6 +42,7 @@ class EngineDied(msgspec.Struct, frozen=True, tag="engine_died"):
     """restart_seconds: until another takes its place, probably; None: none will."""
 
     cause: str
+    was_killed: bool
     restart_seconds: float | None
 
 

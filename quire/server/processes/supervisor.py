@@ -262,17 +262,17 @@ class Supervisor:
         except EngineDeadError as error:
             if not self._over.done():
                 log.error("the engine has stopped: %s; leaving with exit code %d", error, EXIT_ENGINE_DEAD)
-                self._tell_all(EngineDied(str(error), None))
+                self._tell_all(EngineDied(str(error), error.was_killed, None))
                 self._over.set_result(EXIT_ENGINE_DEAD)
 
     async def _restart(self, engine: ProcessClient, error: EngineDeadError) -> None:
-        """Another core for the same front ends, which keep their requests. Raises `error`, or why there is none."""
+        """Another core for the same front ends, which kept their requests. Raises `error`, or why there is none."""
         if self._over.done() or not engine.can_restart:
             raise error
         began = time.monotonic()
         self._engine = None
         log.error("the engine died: %s; %d answers wait for the next", error, self._counters.sum(ANSWERS))
-        self._tell_all(EngineDied(str(error), engine.restart_seconds))
+        self._tell_all(EngineDied(str(error), error.was_killed, engine.restart_seconds))
         for front_end in self._front_ends.values():
             self._detach(front_end)
         await asyncio.to_thread(engine.restart)
