@@ -16,7 +16,8 @@ import msgspec
 
 from quire.types.kv import KVGroupSpec
 
-MAX_WASTE = 0.15  # of a page, in any group: a slab may have room for a plane more than a group brings
+# Of what a group brings: slabs may have room for a plane more, in each page that it takes.
+MAX_WASTE = 1 / 6
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral: all": ("Mistral", {"sliding_window": 24}),
     "ministral: all, of one token": ("Ministral", {"head_dim": 12, "sliding_window": 1}),
 }
-TOKENS = 60
+TOKENS = 40
 
 
 class Model:
@@ -59,19 +60,14 @@ class Model:
             return self.reference(torch.tensor([ids])).logits[0].float().log_softmax(-1)
 
 
-@pytest.fixture(scope="module", params=list(MODELS))
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return Model(tmp_path_factory.mktemp("windows"), *MODELS[request.param])
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
+    return cache(lambda name: Model(tmp_path_factory.mktemp("windows"), *MODELS[name]))
 
 
 @pytest.fixture(scope="module")
-def five_to_one(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return Model(tmp_path_factory.mktemp("five_to_one"), *MODELS["qwen3: five to one"])
-
-
-@pytest.fixture(scope="module")
-def all_windows(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return Model(tmp_path_factory.mktemp("all_windows"), *MODELS["mistral: all"])
+def five_to_one(models: Callable[[str], Model]) -> Model:
+    return models("qwen3: five to one")
 
 
 def engine(model: Model, **options: Any) -> LLM:
@@ -101,6 +97,16 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "a preemption at every step": {"preempt_every_step": True, "max_num_seqs": 3, "async_scheduling": True},
 }
+FEW = {  # what runs by default of all models in all cases
+    ("qwen3: five to one", "a preemption at every step"),
+    ("qwen2: the upper layers", "plain"),
+    ("ministral: one to two", "chunks of 16, depth 2"),
+    ("mistral: all", "a preemption at every step"),
+}
+ALL = [
+    pytest.param(name, case, marks=() if (name, case) in FEW else pytest.mark.long) for name in MODELS for case in CASES
+]
+CACHED = [pytest.param(name, marks=() if "five" in name or "all" in name else pytest.mark.long) for name in MODELS]
 
 
 def check(model: Model, llm: LLM, wanted: list[list[int]], params: SamplingParams = GREEDY) -> list[int]:
@@ -119,14 +125,16 @@ def check(model: Model, llm: LLM, wanted: list[list[int]], params: SamplingParam
     return [output.num_cached_tokens for output in outputs]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_text_and_probabilities_are_those_of_transformers(model: Model, case: str) -> None:
-    with engine(model, **CASES[case]) as llm:
-        check(model, llm, prompts())
+@pytest.mark.parametrize(("name", "case"), ALL)
+def test_text_and_probabilities_are_those_of_transformers(models: Callable[[str], Model], name: str, case: str) -> None:
+    with engine(models(name), **CASES[case]) as llm:
+        check(models(name), llm, prompts())
 
 
-def test_hits_of_the_prefix_cache(model: Model) -> None:
+@pytest.mark.parametrize("name", CACHED)
+def test_hits_of_the_prefix_cache(models: Callable[[str], Model], name: str) -> None:
     """What windows have given back meanwhile is found again as long as nobody needed its pages."""
+    model = models(name)
     with engine(model, max_prefill_chunk=48) as llm:
         check(model, llm, prompts())
         cached = check(model, llm, [*prompts(), [*prompts()[2][:140], 7, 8, 9]])
@@ -135,10 +143,15 @@ def test_hits_of_the_prefix_cache(model: Model) -> None:
     assert cached[0] >= 160
 
 
-def test_a_pool_so_small_that_requests_are_preempted(model: Model) -> None:
-    with engine(model, num_gpu_blocks_override=90, async_scheduling=True, max_num_seqs=6) as llm:
-        check(model, llm, prompts(1) * 3)
-        check(model, llm, prompts(1))
+@pytest.mark.parametrize(("name", "num_blocks"), [("qwen3: five to one", 28), ("mistral: all", 20)])
+def test_a_pool_so_small_that_requests_are_preempted(
+    models: Callable[[str], Model], name: str, num_blocks: int
+) -> None:
+    rng = random.Random(5)
+    with engine(models(name), num_gpu_blocks_override=num_blocks, async_scheduling=True, max_num_seqs=7) as llm:
+        params = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True, detokenize=False, logprobs=1)
+        check(models(name), llm, [ids(rng, 4 + n) for n in range(7)], params)
+        assert msgspec.convert(llm.call("stats"), EngineStats).num_preemptions > 0
 
 
 def test_scored_prompts(five_to_one: Model) -> None:
@@ -147,10 +160,10 @@ def test_scored_prompts(five_to_one: Model) -> None:
         check(five_to_one, llm, prompts(2), params)
 
 
-@pytest.mark.parametrize("kind", ["five_to_one", "all_windows"])
-def test_penalties_and_bad_words_see_the_whole_history(kind: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("name", ["qwen3: five to one", "mistral: all"])
+def test_penalties_see_the_whole_history(models: Callable[[str], Model], name: str) -> None:
     """Also what no layer keeps any more, and what a hit of the prefix cache has skipped."""
-    model: Model = request.getfixturevalue(kind)
+    model = models(name)
     rng = random.Random(4)
     prompt = ids(rng, 180)
     banned = sorted(set(prompt))

@@ -32,7 +32,7 @@ def make_cache(
     kv_dtype: torch.dtype | None = None,
     seen_from: list[int] | None = None,
 ) -> Cache:
-    """kv_dtype: of the cache, if it is another. seen_from: of each row, its first token that a window reaches to:
+    """kv_dtype: of the cache, if it is another. seen_from: of each row, the first token that a window reaches to:
     blocks before it were given back."""
     counts = [-(-n // block_size) for n in seq_lens]
     num_blocks, max_blocks = sum(counts) + 3, max(counts) + 2
