@@ -99,12 +99,13 @@ class Worker:
         with self._phase("rehearse"):
             rehearsal = self._rehearse(assembly)
         with self._phase("weights"):
+            given, path = config.model, Path(info.path)
             weights.load(
                 model,
-                Path(info.path),
-                load_format=config.model.load_format,
-                show_progress=config.model.use_tqdm_on_load and self._rank.is_first,
-                seed=config.model.seed,
+                path,
+                load_format=given.load_format,
+                show_progress=given.use_tqdm_on_load and self._rank.is_first,
+                seed=given.seed,
             )
         with self._phase("compile"):
             if rehearsal is not None:
@@ -186,8 +187,10 @@ class Worker:
         """Go through every kind of step while the weights are not there yet, so that the kernels get compiled."""
         if self._device.type == "cpu":
             return None
-        from quire.kernels.triton.rehearsal import Rehearsal
+        from quire.kernels.triton.rehearsal import Rehearsal, is_possible
 
+        if not is_possible():
+            return None
         rows = self._resolved.max_num_seqs
         tokens = max(rows, min(self._resolved.max_num_batched_tokens, _REHEARSED_TOKENS))
         runner = assembly.runner(1, self._resolved.max_model_len)

@@ -19,6 +19,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
+from quire.foundation import aside
 from quire.foundation.async_forks import AsyncForks
 from quire.foundation.errors import ContextLengthError, InputError, OverloadedError
 from quire.foundation.fork_server import ForkServer, Limits
@@ -29,7 +30,7 @@ from quire.frontend.tokenization.tokenizer import Tokenizer
 from quire.frontend.tokenization.truncation import FIELD, NO_TRUNCATION, Side, Truncation, check_length, encode_texts
 from quire.types.request import TokenIds, token_array
 
-SHORT = 16 * 1024  # characters of all texts that are encoded in place
+SHORT = aside.LONG  # characters of all texts that are encoded in place
 LONG = 256 * 1024  # more are encoded in a fork
 PIECE = 1024 * 1024  # characters that one fork encodes, unless they are one text
 WIDTH = max(1, min(4, (os.cpu_count() or 1) // 4))  # threads at a time, and forks

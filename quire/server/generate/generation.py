@@ -15,6 +15,7 @@ import numpy as np
 from fastapi import Request
 
 from quire import __version__
+from quire.foundation.aside import MANY, aside
 from quire.foundation.errors import InputError
 from quire.foundation.log import get_logger
 from quire.frontend import inputs
@@ -39,7 +40,6 @@ FINGERPRINT = f"quire-{__version__}"
 REFUSALS = {"queue_full": 503, "draining": 503, "invalid_request": 400}  # stop_reason → HTTP status; others 500
 _ENDED = {ABORTED: "aborted", "error": "failed"}  # as the log says it
 STARTED_A_TURN = 16  # prompts of one request
-BIG_SCORES = 1024  # prompt positions with log-probabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +231,7 @@ async def tokenize_all(
 async def build_reply(outputs: Iterable[RequestOutput], build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """`build()`, on a thread if the prompts' log-probabilities are many, so that other streams go on."""
     scored = sum(len(output.prompt_logprobs or ()) for output in outputs)
-    return await asyncio.to_thread(build) if scored > BIG_SCORES else build()
+    return await aside(build, scored, MANY)
 
 
 def truncation(service: Service, body: GenerationBody, params: SamplingParams) -> Truncation:
