@@ -99,14 +99,7 @@ class Worker:
         with self._phase("rehearse"):
             rehearsal = self._rehearse(assembly)
         with self._phase("weights"):
-            given, path = config.model, Path(info.path)
-            weights.load(
-                model,
-                path,
-                load_format=given.load_format,
-                show_progress=given.use_tqdm_on_load and self._rank.is_first,
-                seed=given.seed,
-            )
+            self._load_weights()
         with self._phase("compile"):
             if rehearsal is not None:
                 rehearsal.wait()
@@ -142,6 +135,11 @@ class Worker:
             max_num_batched_tokens=assembly.max_tokens,
             notes=[size.note] if size.note else [],
         )
+
+    def _load_weights(self) -> None:
+        given, path = self._resolved.config.model, Path(self._resolved.info.path)
+        progress = given.use_tqdm_on_load and self._rank.is_first
+        weights.load(self._model, path, load_format=given.load_format, show_progress=progress, seed=given.seed)
 
     def _set_up(self) -> Streams:
         """The device, and the other ranks if there are any."""
