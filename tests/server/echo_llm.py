@@ -149,8 +149,10 @@ class EchoLLM:
         self.running.clear()
 
     async def generate(
-        self, prompt: Prompt, params: SamplingParams, request_id: str, **options: Any
+        self, prompt: Prompt | dict[str, Any], params: SamplingParams, request_id: str, **options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
+        if isinstance(prompt, dict):
+            prompt = Prompt(token_ids=prompt["prompt_token_ids"])
         ids = token_list(prompt.token_ids)
         if not ids:
             raise InputError("prompt must not be empty", "prompt")

@@ -35,7 +35,7 @@ class ScriptedLLM(EchoLLM):
 
     def _answer(self, index: int, ids: list[int], params: SamplingParams, last: bool) -> CompletionOutput:
         answer = super()._answer(index, ids, params, last)
-        prompt = self.seen[-1]["prompt"]["prompt"]
+        prompt = self.seen[-1]["prompt"].text
         if last and params.max_tokens == len(prompt.removesuffix(TURN).encode()):
             answer.finish_reason = "stop"
         return answer

@@ -241,7 +241,7 @@ def test_templates_tools_and_variables_are_the_operators_unless_trusted(plain: S
         ):
             reply = served.client.post("/v1/chat/completions", json=own | change)
             assert reply.status_code == 200, reply.text
-            assert llm.seen[-1]["prompt"]["prompt"] == prompt
+            assert llm.seen[-1]["prompt"].text == prompt
     with echo_server(ScriptedLLM(tools="hermes"), enable_auto_tool_choice=False) as served:
         assert assert_same(served, HERMES, tools=TOOLS)["content"] == HERMES
         assert len(assert_same(served, HERMES, tools=TOOLS, tool_choice="required")["calls"]) == 2

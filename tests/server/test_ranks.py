@@ -17,6 +17,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 def test_a_chat_and_the_death_of_a_rank() -> None:
     options = ["--port", "0", "--device", "cpu", "-tp", "2", "--max-model-len", "512", "--num-threads", "1"]
+    options += ["--max-engine-restarts", "0"]
     with server_process("quire.cli.main", "serve", *options) as server:
         url = server.url
         with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:

@@ -399,8 +399,8 @@ def test_sigterm_while_the_model_loads_ends_all_processes(model: Path) -> None:
         assert not psutil.wait_procs(children, timeout=PATIENCE)[1]
 
 
-def test_a_killed_engine_process_ends_the_server(model: Path) -> None:
-    with serve(model) as process:
+def test_a_killed_engine_process_ends_the_server_if_no_other_is_wanted(model: Path) -> None:
+    with serve(model, "--max-engine-restarts", "0") as process:
         url = process.url
         children = psutil.Process(process.process.pid).children(recursive=True)
         assert children, "the engine runs in a process of its own"
