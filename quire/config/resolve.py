@@ -14,6 +14,7 @@ from quire.config.logits_processors import processor_classes
 from quire.config.model import ModelConfig
 from quire.config.model_info import DTYPE_ALIASES, ModelInfo, check_architecture, read_model_info
 from quire.config.pooler import Pooler, resolve_pooler
+from quire.config.speculative import SpeculativeConfig
 from quire.foundation.errors import ConfigError
 
 DEMO_MODEL = Path(__file__).parent.parent / "demo_model"
@@ -36,6 +37,7 @@ class Resolved:
     depth: int  # plans in flight
     executor: str  # uni | mp
     pooler: Pooler | None = None  # None: the model generates
+    speculative: SpeculativeConfig | None = None  # None: nothing is drafted
     notes: tuple[str, ...] = ()
 
 
@@ -55,6 +57,9 @@ def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
         if pooler is not None:
             raise ConfigError("logits_processors are for models that generate, and this one pools", "logits_processors")
         processor_classes(config.model.logits_processors)
+    speculative = SpeculativeConfig.read(config.schedule.speculative_config)
+    if speculative is not None and pooler is not None:
+        raise ConfigError("speculative_config is for models that generate, and this one pools", "speculative_config")
     dtype = _dtype(config.model.dtype, info.dtype, device, pooler is not None, notes)
     big = device == "cuda" and _gpu_bytes() >= BIG_GPU_BYTES
     seqs = config.schedule.max_num_seqs or (64 if device == "cpu" else 1024 if big else 256)
@@ -90,6 +95,7 @@ def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
         depth=2 if overlap else 1,
         executor=executor,
         pooler=pooler,
+        speculative=speculative,
         notes=tuple(notes),
     )
 

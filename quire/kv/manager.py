@@ -140,6 +140,13 @@ class KVManager:
             table.extend(blocks)
         return new
 
+    def trim(self, request: TokenOwner, num_tokens: int) -> None:
+        """Give back the blocks behind those that `num_tokens` tokens need; none of them was registered."""
+        for group, table in zip(self.groups, self._held[request.id].tables, strict=True):
+            kept = group.num_blocks(num_tokens)
+            self.pool.free(reversed(table[kept:]))
+            del table[kept:]
+
     def allocate_one_each(self, requests: Sequence[TokenOwner]) -> list[list[Block]]:
         """One more block in every group for every request: new blocks a group, in the order of `requests`.
 

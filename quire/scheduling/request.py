@@ -84,7 +84,7 @@ class Request:
         self.seat = 0  # 0: none
         self.seated_at = 0  # steps that had been settled then
         self.num_prompt = len(self.tokens)
-        self.num_unseen = 0  # sampled but not read when it lost its seat; it may not be seated again before they are
+        self.num_unseen = 0  # steps that sample for it and were not read when it lost its seat; first they must be
         self.num_reported = self.num_prompt  # leading tokens that outputs have told (kept only if quiet)
         self.num_cached = 0
         self.num_preemptions = 0
@@ -111,6 +111,11 @@ class Request:
     def is_followed(self) -> bool:
         """Whether each of its tokens must be looked at."""
         return self.constraint is not None or self.repetition is not None
+
+    @property
+    def may_draft(self) -> bool:
+        """A constraint's masks are made for the one token that comes next."""
+        return self.constraint is None
 
     def advance(self) -> bool:
         """Take in the last token. Returns whether it may end the request."""
@@ -142,4 +147,7 @@ class Request:
     def admit(self, num_computed: int) -> Admit:
         """What the worker must know to seat it."""
         spec = self.spec
-        return Admit(self.seat, num_computed, self.num_prompt, spec.params, spec.stop_token_ids, spec.seed)
+        return Admit(
+            self.seat, num_computed, self.num_prompt, spec.params, spec.stop_token_ids, spec.seed, self.limit,
+            self.may_draft,
+        )  # fmt: skip

@@ -13,7 +13,7 @@ from quire.models.base import DecoderStack
 from quire.models.pooling import PoolingModel
 from quire.types.kv import KVGroupSpec, PromptCost
 from quire.worker.batch import BatchBuilder
-from quire.worker.graphs import decode_sizes, graph_rows
+from quire.worker.graphs import decode_sizes, drafted_sizes, graph_rows
 from quire.worker.kv_store import KVStore
 from quire.worker.mixed_graphs import MAX_PROMPTS, mixed_sizes, with_prefixes
 from quire.worker.padded import PaddedSteps
@@ -23,6 +23,7 @@ from quire.worker.runner import Runner
 from quire.worker.sampling.custom import CustomProcessors
 from quire.worker.sampling.plugins import LogitsProcessor
 from quire.worker.sampling.sampler import Sampler
+from quire.worker.seat_drafts import SeatDrafts, drafted_rows
 from quire.worker.seats import Seats
 from quire.worker.streams import Streams
 
@@ -84,6 +85,7 @@ class Assembly:
             store.token_of_slot,
             self._spec.block_size,
             self._device,
+            limited=self._resolved.speculative is not None,
         )
         if isinstance(self._model, PoolingModel):
             return self._pooling(self._model, store, seats, max_model_len)
@@ -138,6 +140,7 @@ class Assembly:
         prefixes = PrefixRows(rows, heads_per_kv_head) if backend.prefix_support else None
         if backend.prefix_support:
             mixed = with_prefixes(mixed)
+        drafts = self._drafts(seats)
         padded = PaddedSteps(seats, mixed, heads_per_kv_head, max_model_len, device) if mixed else None
         return Runner(
             model,
@@ -145,13 +148,30 @@ class Assembly:
             store,
             seats,
             BatchBuilder(seats, prefixes, rows, tokens, max_model_len, device, pads=device.type == "cuda"),
-            Sampler(rows, resolved.info.vocab_size, rows + MAX_PROMPTS, device, custom),
+            Sampler(
+                rows,
+                resolved.info.vocab_size,
+                max(rows + MAX_PROMPTS, drafts.max_tokens if drafts else 0),
+                device,
+                custom,
+            ),
             max_rows=rows,
             staging_capacity=max(_STAGED_INTS, 2 * tokens + 8 * rows),
             device=device,
             streams=self._streams,
             decode_sizes=decode_sizes(wanted, backend.prefix_support),
             padded=padded,
+            drafts=drafts,
+            drafted_sizes=drafted_sizes(drafts.max_rows, drafts.width) if drafts and wanted else (),
+        )
+
+    def _drafts(self, seats: Seats) -> SeatDrafts | None:
+        resolved = self._resolved
+        if resolved.speculative is None:
+            return None
+        rows = resolved.max_num_seqs
+        return SeatDrafts(
+            resolved.speculative, seats, rows, rows + MAX_PROMPTS, resolved.max_num_batched_tokens, self._device
         )
 
     def prompt_cost(self) -> PromptCost:
@@ -163,6 +183,8 @@ class Assembly:
         return PromptCost(2 * heads / weights, self._prompt_wave, self._model.sliding_window or 0)
 
     def _attention(self, max_tokens: int, max_model_len: int) -> AttentionSpec:
+        wanted, rows = self._resolved.speculative, self._resolved.max_num_seqs
+        width = 1 + (wanted.num_speculative_tokens if wanted else 0)
         return AttentionSpec(
             num_heads=self._model.num_heads,
             num_kv_heads=self._spec.num_kv_heads,
@@ -171,8 +193,9 @@ class Assembly:
             dtype=DTYPES[self._resolved.dtype],
             kv_dtype=DTYPES[self._resolved.kv_dtype],
             device=self._device,
-            max_rows=self._resolved.max_num_seqs,
+            max_rows=rows,
             max_tokens=max_tokens,
             max_seq_len=max_model_len,
+            drafted=(drafted_rows(rows, self._resolved.max_num_batched_tokens, width), width) if width > 1 else (0, 1),
             sliding_window=self._model.sliding_window,
         )

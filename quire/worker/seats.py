@@ -15,11 +15,19 @@ from quire.worker.staging import Span, Staging
 class Seats:
     """Arrays `[max_seats + 1]`; seat 0 is padding and stays zero.
 
-    `num_computed_np` mirrors the device's counts: the plan determines them, so the host never asks.
+    `num_computed_np` mirrors the device's counts: the plan determines them, so the host never asks. With `limited`,
+    where rows may advance by several tokens, those of requests with drafts are lower bounds once they decode.
     """
 
     def __init__(
-        self, max_seats: int, max_blocks: int, token_of_slot: torch.Tensor, block_size: int, device: torch.device
+        self,
+        max_seats: int,
+        max_blocks: int,
+        token_of_slot: torch.Tensor,
+        block_size: int,
+        device: torch.device,
+        *,
+        limited: bool = False,
     ) -> None:
         seats = max_seats + 1
         self.state = SeatState(
@@ -28,6 +36,7 @@ class Seats:
             block_table=torch.zeros(seats, max_blocks, dtype=torch.int32, device=device),
             token_of_slot=token_of_slot,
             block_size=block_size,
+            limit=torch.zeros(seats, dtype=torch.int32, device=device) if limited else None,
         )
         self.num_computed_np = np.zeros(seats, dtype=np.int32)
 
@@ -60,6 +69,11 @@ class Seats:
     def advance(self, seats: np.ndarray, num_tokens: np.ndarray) -> None:
         """Keep the host mirror in step with what `commit` does on the device."""
         self.num_computed_np[seats] += num_tokens
+
+    def look(self) -> None:
+        """Make the mirror exact, on a CPU, where that costs nothing."""
+        if self.state.limit is not None and self.state.limit.device.type == "cpu":
+            np.copyto(self.num_computed_np, self.state.num_computed.numpy())
 
 
 def _pieces(count: int, size: int) -> Iterator[slice]:

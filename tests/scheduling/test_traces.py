@@ -39,6 +39,26 @@ def test_random_traces(part: int) -> None:
     assert shared > len(seeds) / 4, "these traces hardly ever share a prefix: too easy"
 
 
+@pytest.mark.parametrize("part", range(PARTS))
+def test_random_traces_with_drafts(part: int) -> None:
+    """However many of the drafts turn out right, which only the device knows while the next step is planned."""
+    failures, drafted, accepted, preemptions = [], 0, 0, 0
+    first = random.SystemRandom().randrange(2**40)
+    seeds = range(first + part, first + NUM_TRACES // 4, PARTS)
+    for seed in seeds:
+        try:
+            life = random_life(seed, drafts=True)
+        except Exception:
+            failures.append(f"random_life({seed}, drafts=True)\n{traceback.format_exc(limit=-3)}")
+        else:
+            drafted += life.device.num_drafted_rows
+            accepted += life.device.num_accepted
+            preemptions += life.scheduler.stats().num_preemptions
+    assert not failures, f"{len(failures)} of {len(seeds)} traces failed, the first:\n{failures[0]}"
+    assert drafted > accepted > len(seeds) / 4, "these traces hardly ever draft: too easy"
+    assert preemptions > len(seeds) / 10, "these traces hardly ever preempt: too easy"
+
+
 adds = st.tuples(
     st.just("add"),
     st.lists(st.integers(0, 2), min_size=1, max_size=12),

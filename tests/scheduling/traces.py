@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from quire.scheduling.drafting import Drafting
 from quire.scheduling.prefixes import Worth
 from quire.scheduling.scheduler import Scheduler
 from quire.types.output import EngineOutput
@@ -37,6 +38,8 @@ class World:
     enable_prefix_caching: bool = True
     num_groups: int = 1
     prefix_worth: Worth = ANYTHING
+    num_drafts: int = 0
+    always_drafts: bool = True
 
 
 class Life:
@@ -58,11 +61,15 @@ class Life:
             prefix_worth=world.prefix_worth,
             vocab_size=VOCAB,
             mask_source=ToySource(),
+            drafting=Drafting(world.num_drafts, world.max_num_seqs, world.max_num_seqs, always=world.always_drafts)
+            if world.num_drafts
+            else None,
         )
         chunk = world.max_prefill_chunk or world.max_num_batched_tokens
         self.device = Device(
-            world.block_size, world.max_num_seqs, world.max_num_batched_tokens, chunk, world.num_groups
-        )
+            world.block_size, world.max_num_seqs, world.max_num_batched_tokens, chunk, world.num_groups,
+            draft_seed=world.num_drafts or None,
+        )  # fmt: skip
         self.in_flight: deque[tuple[StepPlan, StepResult | None]] = deque()  # the last may still await its masks
         self.compiling: list[str] = []  # requests whose grammar is not there yet
         self.references: dict[str, Reference] = {}
@@ -203,11 +210,13 @@ def random_world(rng: random.Random) -> World:
     )
 
 
-def random_request(rng: random.Random, number: int, max_len: int, prefixes: list[list[int]]) -> EngineRequest:
+def random_request(
+    rng: random.Random, number: int, max_len: int, prefixes: list[list[int]], longest: int = 8
+) -> EngineRequest:
     prefix = rng.choice(prefixes)
     prompt = prefix[: rng.randint(0, len(prefix))] + [rng.randrange(VOCAB) for _ in range(rng.randint(0, 3))]
     prompt = (prompt or [1])[: max_len - 1]
-    max_tokens = rng.randint(1, 8)
+    max_tokens = rng.randint(1, longest)
     options: dict[str, Any] = {}
     if rng.random() < 0.2:
         options["min_tokens"] = rng.randint(0, max_tokens)
@@ -261,17 +270,25 @@ def branching(rng: random.Random, count: int) -> list[list[int]]:
     return stems[1:]
 
 
-def random_life(seed: int) -> Life:
+def with_drafts(world: World, rng: random.Random) -> World:
+    """The same with drafts, and a budget that often has room for them."""
+    num_drafts = rng.randint(1, 5)
+    tokens = world.max_num_batched_tokens + rng.choice((0, num_drafts, num_drafts * world.max_num_seqs))
+    return replace(world, num_drafts=num_drafts, max_num_batched_tokens=tokens, always_drafts=rng.random() < 0.7)
+
+
+def random_life(seed: int, *, drafts: bool = False) -> Life:
     """Live through the trace of `seed`; any AssertionError is a bug."""
     rng = random.Random(seed)
     crowded = rng.random() < 0.1
-    life = Life(crowded_world(rng) if crowded else random_world(rng))
+    world = crowded_world(rng) if crowded else random_world(rng)
+    life = Life(with_drafts(world, rng) if drafts else world)
     prefixes = branching(rng, 6 if crowded else 2)
     to_come = rng.randint(10, 30) if crowded else rng.randint(1, 7)
     number = 0
     while number < to_come or life.scheduler.has_work:
         while number < to_come and rng.random() < 0.5:
-            life.add(random_request(rng, number, life.max_len, prefixes))
+            life.add(random_request(rng, number, life.max_len, prefixes, longest=20 if drafts else 8))
             number += 1
         if life.compiling and rng.random() < 0.3:
             life.bind(rng.choice(life.compiling))
