@@ -32,7 +32,8 @@ def settle(state: State, plan: StepPlan, result: StepResult) -> EngineOutputs:
     if result.error is not None:
         return EngineOutputs(special=_fail(state, result.error))
     sampled = result.tokens[:, 0]
-    if len(sampled) != plan.num_rows or _lacks_token(state, step, sampled):
+    is_whole = len(sampled) == plan.num_rows
+    if not is_whole or ((sampled[plan.samples] < 0).any() and not _are_over(state, step, sampled)):
         raise QuireError(f"step {plan.step}: the result lacks a token of a row that samples")
     state.in_flight.popleft()
     tokens: list[int] = sampled.tolist()
@@ -65,13 +66,11 @@ def settle(state: State, plan: StepPlan, result: StepResult) -> EngineOutputs:
     return EngineOutputs(ids=ids, tokens=plain, counts=counts, special=outputs)
 
 
-def _lacks_token(state: State, step: InFlight, sampled: np.ndarray) -> bool:
-    """Only a row whose request is over, by drafts that filled it up to its limit in the step before, may lack its."""
+def _are_over(state: State, step: InFlight, sampled: np.ndarray) -> bool:
+    """Whether rows lack their token because drafts filled them up to their limit in the step before."""
     lacking = np.flatnonzero(step.plan.samples & (sampled < 0)).tolist()
-    if not lacking or state.drafting is None:
-        return bool(lacking)
     requests = step.decodes.requests
-    return not all(row < len(requests) and requests[row].is_finished for row in lacking)
+    return state.drafting is not None and all(row < len(requests) and requests[row].is_finished for row in lacking)
 
 
 def _fail(state: State, error: str) -> list[EngineOutput]:

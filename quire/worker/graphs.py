@@ -88,7 +88,7 @@ class StepGraphs(Generic[AnySize]):
             self.tail(size, filtered=False)
         end.record()
         end.synchronize()
-        return begin.elapsed_time(end) / 1000 / _TIMED
+        return float(begin.elapsed_time(end)) / 1000 / _TIMED
 
     def forward(self, size: AnySize) -> None:
         self._forwards[size].replay()
