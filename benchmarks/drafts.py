@@ -103,7 +103,7 @@ class Bench:
     def accepted(self) -> float:
         """Share of the drafts, so far."""
         stats = self.llm.call("stats")
-        return float(stats["num_accepted_tokens"] / max(1, stats["num_draft_tokens"]))
+        return float(stats.get("num_accepted_tokens", 0) / max(1, stats.get("num_draft_tokens", 0)))
 
 
 def main() -> None:
