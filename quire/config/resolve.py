@@ -66,6 +66,12 @@ def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
     tokens = config.schedule.max_num_batched_tokens or (
         2048 if device == "cpu" else (8192 if serving else 16384) if big else 4096
     )
+    if speculative is not None and tokens <= speculative.num_speculative_tokens:
+        raise ConfigError(
+            f"speculative_config: a step of max_num_batched_tokens = {tokens} has no room for a token and "
+            f"{speculative.num_speculative_tokens} drafts",
+            "speculative_config",
+        )
     longest = config.model.max_model_len or info.max_position
     if pooler is not None and pooler.max_tokens and not config.model.max_model_len and pooler.max_tokens < longest:
         longest = pooler.max_tokens

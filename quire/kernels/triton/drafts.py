@@ -141,10 +141,10 @@ def probe(
 @triton.jit
 def _token_at(token_of_slot, table, position, last, computed, mask, BLOCK_SIZE: tl.constexpr):
     """Token `position` of a text of `computed` tokens and a last one; -1 outside of the mask."""
-    inside = mask & (position < computed)
+    inside = (position < computed) & mask
     block = tl.load(table + position // BLOCK_SIZE, mask=inside, other=0)
     token = tl.load(token_of_slot + block * BLOCK_SIZE + position % BLOCK_SIZE, mask=inside, other=-1)
-    return tl.where(mask & (position == computed), last, token)
+    return tl.where((position == computed) & mask, last, token)
 
 
 @triton.jit(do_not_specialize=["max_blocks", "longest", "shortest"], do_not_specialize_on_alignment=["seats", "keys"])
