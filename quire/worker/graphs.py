@@ -18,7 +18,7 @@ import torch
 from quire.foundation.heap import no_collection
 
 MIN_PREFIX_SIZE = 8
-_TIMED = 3  # steps whose mean is taken
+_TIMED = 2  # steps whose mean is taken
 
 
 class Size(Hashable, Protocol):

@@ -6,14 +6,17 @@ import itertools
 import random
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 
 from quire import LLM, SamplingParams
+from quire.config.speculative import DRAFTERS
 from quire.types.repetition import RepetitionDetectionParams
 from quire.types.structured import StructuredOutputsParams
+from quire.worker.drafters import DrafterSetup
 from tests.e2e.conftest import VOCAB, Reference
 from tests.e2e.processors import HERE
 from tests.sampling.rows import chi_square_limit
@@ -133,7 +136,6 @@ def test_greedy_text_is_that_of_transformers(tiny_qwen3: Path, reference: Refere
 
 
 def test_a_window_is_kept(tmp_path_factory: pytest.TempPathFactory) -> None:
-    import torch
     from transformers import MistralConfig, MistralForCausalLM
 
     torch.manual_seed(3)
@@ -201,3 +203,37 @@ def test_drafts_change_no_distribution(tiny_qwen3: Path, count: int) -> None:
     expected = both.sum(1, keepdims=True) * both.sum(0) / both.sum()
     assert both.shape[1] > 4
     assert ((both - expected) ** 2 / expected).sum() < chi_square_limit(both.shape[1] - 1)
+
+
+class Oracle:
+    """A drafter of somebody else's: the tokens that `Oracle.text` says, and now and then another."""
+
+    text: ClassVar[list[int]] = []
+
+    def __init__(self, setup: DrafterSetup) -> None:
+        self._setup = setup
+
+    def propose(self, seats: torch.Tensor) -> None:
+        state, drafts = self._setup.seats, self._setup.drafts
+        for seat in seats[seats > 0].tolist():
+            begin = int(state.num_computed[seat]) + 1
+            known = self.text[begin : begin + drafts.width - 1]
+            if begin % 7 == 0 and known:
+                known[-1] = 1
+            drafts.count[seat] = len(known)
+            drafts.tokens[seat, : len(known)] = torch.tensor(known, dtype=torch.int32)
+
+
+def test_a_drafter_is_a_name(tiny_qwen3: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DRAFTERS._targets, "oracle", Oracle)
+    prompt = [9, 4, 100, 31]
+    answer = reference.greedy(prompt, 60)
+    Oracle.text = [*prompt, *answer]
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, detokenize=False)
+    wanted = {"method": "oracle", "num_speculative_tokens": 4, "policy": "always"}
+    with LLM(str(tiny_qwen3), **OPTIONS, speculative_config=wanted) as llm:
+        (output,) = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
+        stats = llm.call("stats")
+    assert output.outputs[0].token_ids == answer
+    assert stats["num_steps"] < 20
+    assert stats["num_accepted_tokens"] < stats["num_draft_tokens"]
