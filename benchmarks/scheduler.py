@@ -5,6 +5,7 @@
 steady: all rows decode, nobody comes or goes (a block boundary every `block_size` tokens, spread over the rows).
 churn: like it, but outputs are short, so that requests end and new ones are admitted nearly every step.
 quiet: steady, for requests whose output is wanted only at the end.
+drafts: steady where requests may draft and nothing is expected of it; verify: all steps have 4 drafts, half are right.
 prefix: admission of prompts that share a long prefix, microseconds a request.
 """
 
@@ -20,6 +21,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from quire.scheduling.drafting import Drafting
 from quire.scheduling.scheduler import Scheduler
 from quire.types.kv import KVGroupSpec
 from quire.types.plan import StepPlan
@@ -30,8 +32,9 @@ from quire.types.sampling import RequestOutputKind, SamplingParams
 Make = Callable[[int], EngineRequest]
 
 
-def make_scheduler(rows: int) -> Scheduler:
+def make_scheduler(rows: int, drafting: Drafting | None = None) -> Scheduler:
     return Scheduler(
+        drafting=drafting,
         max_num_seqs=rows,
         max_num_batched_tokens=8192,
         max_model_len=8192,
@@ -48,10 +51,15 @@ def request(number: int, prompt: list[int], max_tokens: int, kind: RequestOutput
 
 
 def answer(plan: StepPlan) -> StepResult:
+    right = plan.num_drafts // 2
+    tokens = np.full((plan.num_rows, 1 + plan.num_drafts), -1, np.int32)
+    tokens[plan.samples, : 1 + right] = 7
     return StepResult(
         step=plan.step,
-        tokens=np.where(plan.samples, 7, -1).astype(np.int32)[:, None],
-        counts=plan.samples.astype(np.int32),
+        tokens=tokens,
+        counts=plan.samples.astype(np.int32) * (1 + right),
+        drafted=np.full(plan.num_rows, max(1, plan.num_drafts), np.int32),
+        matched=np.full(plan.num_rows, right, np.int32),
     )
 
 
@@ -112,12 +120,14 @@ def main() -> None:
 
     print(f"{options.rows} rows, depth {options.depth}; microseconds a step, median and worst")
     print(f"{'':10}{'plan':>17}{'settle':>17}{'both':>17}")
-    for name, make in (
-        ("steady", endless(RequestOutputKind.DELTA)),
-        ("churn", brief),
-        ("quiet", endless(RequestOutputKind.FINAL_ONLY)),
+    for name, make, drafting in (
+        ("steady", endless(RequestOutputKind.DELTA), None),
+        ("churn", brief, None),
+        ("quiet", endless(RequestOutputKind.FINAL_ONLY), None),
+        ("drafts", endless(RequestOutputKind.DELTA), Drafting(4, options.rows, options.rows)),
+        ("verify", endless(RequestOutputKind.DELTA), Drafting(4, options.rows, options.rows, always=True)),
     ):
-        scheduler = make_scheduler(options.rows)
+        scheduler = make_scheduler(options.rows, drafting)
         gc.collect()
         gc.freeze()  # as the engine core does once it is up: the pool's blocks are no garbage
         report(name, *drive(scheduler, options.rows, options.steps, options.depth, make))

@@ -30,10 +30,10 @@ def settle_drafted(
     tokens: list[int] = []
     told: list[int] = []
     outputs: list[EngineOutput] = []
-    for row, request in enumerate(rows.requests):
+    for row, (request, seat) in enumerate(zip(rows.requests, rows.seats.tolist(), strict=True)):
         if request.is_finished:
             continue
-        has_seat = int(rows.seats[row]) not in step.left
+        has_seat = seat not in step.left
         if not has_seat:
             request.num_unseen -= 1
         if row in failures:
@@ -43,7 +43,7 @@ def settle_drafted(
         count, ends = _append(state, request, new)
         state.totals.generation_tokens += count
         if has_seat:
-            seats.num_seen[request.seat] = len(request.tokens)
+            seats.num_seen[seat] = len(request.tokens)
         if has_seat and not ends and row not in lines:
             if row in loud:
                 ids.append(request.id)
