@@ -26,7 +26,7 @@ from quire.attention.context import LayerCache, StepContext
 from quire.attention.select import select
 from quire.config.hf_config import hf_config
 from quire.config.model_info import ModelInfo
-from quire.kernels import cpu_linear
+from quire.kernels.gemm import cpu_linear
 from quire.models import catalog, weights
 from quire.models.base import DecoderStack
 from quire.platforms import select_platform

@@ -101,7 +101,7 @@ class NullClient:
 def null_engine(resolved: Resolved, rate: float) -> AsyncLLM:
     """All of the front end, with nothing behind it."""
     from quire.frontend.async_engine import AsyncLLM
-    from quire.frontend.tokenizer import load_tokenizer
+    from quire.frontend.tokenization.tokenizer import load_tokenizer
     from quire.types.kv import WorkerReport
 
     report = WorkerReport(
@@ -146,7 +146,7 @@ def _serve_null_worker(rate: str) -> None:
 
     from quire.engine.client import ProcessClient
     from quire.frontend import async_engine
-    from quire.server import supervisor
+    from quire.server.processes import supervisor
 
     os.environ["QUIRE_NULL_RATE"] = rate
     client: Any = partial(ProcessClient, worker=null_worker.NAME)

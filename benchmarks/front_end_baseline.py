@@ -25,7 +25,7 @@ from quire.config.engine import EngineConfig
 from quire.config.resolve import resolve
 from quire.config.serve import ServeConfig
 from quire.frontend.async_engine import AsyncLLM
-from quire.server.listener import bind
+from quire.server.http.listener import bind
 from quire.types.sampling import RequestOutputKind, SamplingParams
 
 

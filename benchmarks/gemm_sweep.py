@@ -18,10 +18,11 @@ import torch
 
 from benchmarks import kernels, results_file, workloads
 from benchmarks.results_file import Row
-from quire.kernels import rope
-from quire.kernels.linear import linear
-from quire.kernels.triton import decode_gemm, gemm_plan
-from quire.kernels.triton.gemm_plan import Plan, Registers, Shared, Tiles, Vector
+from quire.kernels.attention import rope
+from quire.kernels.gemm.linear import linear
+from quire.kernels.gemm.triton import decode_gemm
+from quire.kernels.gemm.triton import plan as gemm_plan
+from quire.kernels.gemm.triton.plan import Plan, Registers, Shared, Tiles, Vector
 from quire.kernels.triton.rehearsal import Rehearsal
 
 

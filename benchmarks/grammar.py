@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks import grammar_models, grammar_suite, results_file
 from quire.config.resolve import DEMO_MODEL
 from quire.grammar.base import BACKENDS, Backend
-from quire.grammar.json_schema import plain
+from quire.grammar.json_schema.normalize import plain
 from quire.grammar.vocabulary import Vocabulary
 from quire.types.structured import GrammarSpec
 

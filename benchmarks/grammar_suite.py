@@ -21,7 +21,7 @@ import jsonschema
 
 from quire.foundation.errors import InputError
 from quire.grammar.base import Backend
-from quire.grammar.json_schema import plain
+from quire.grammar.json_schema.normalize import plain
 from quire.types.structured import GrammarSpec
 
 DRAFTS = {"draft2020-12": jsonschema.Draft202012Validator, "draft7": jsonschema.Draft7Validator}

@@ -24,9 +24,11 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from quire.attention.base import prefix_tile_rows, prefix_tiles
-from quire.kernels import activation, norm, paged_attention, qkv, rope
-from quire.kernels.linear import linear
-from quire.kernels.triton.gemm_plan import plan
+from quire.kernels.attention import paged as paged_attention
+from quire.kernels.attention import qkv, rope
+from quire.kernels.elementwise import activation, norm
+from quire.kernels.gemm.linear import linear
+from quire.kernels.gemm.triton.plan import plan
 
 DEVICE, DTYPE, BLOCK_SIZE = torch.device("cuda"), torch.bfloat16, 16
 PAST_L2 = 256 * 2**20  # bytes that a chain of calls must touch before it comes back to its first buffer

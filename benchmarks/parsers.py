@@ -23,7 +23,7 @@ from typing import Any
 
 import quire.demo_model
 from benchmarks.parser_answers import WRITERS, Answer, make
-from quire.frontend.parsers.base import TOOL_FORMATS, ToolFormat
+from quire.parsers.base import TOOL_FORMATS, ToolFormat
 from quire.types.reply import CallArguments, CallEnd, CallStart, Content, Piece, Reasoning, Tool
 
 PAIRS_UP_TO = 48  # characters of an answer whose pairs of cuts are all tried

@@ -14,9 +14,9 @@ import time
 from collections.abc import Iterable
 
 from benchmarks.reasoning_answers import WRITERS, Written, cuts
-from quire.frontend.parsers.base import REASONING_FORMATS
-from quire.frontend.parsers.formats import Formats
 from quire.frontend.replies import Reply, ReplyPlan, ReplyWish
+from quire.frontend.reply_formats import Formats
+from quire.parsers.base import REASONING_FORMATS
 
 WORDS = [
     f" {word}"

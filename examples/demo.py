@@ -9,7 +9,7 @@ import asyncio
 import time
 
 from quire import AsyncLLM, EngineConfig, RequestOutputKind, SamplingParams
-from quire.frontend.chat import render
+from quire.frontend.templates.chat import render
 
 QUESTION = "Tell me a short story about a brave fox."
 QUESTIONS = [

@@ -18,19 +18,19 @@ from quire.engine.client import EngineClient, EngineInfo
 from quire.foundation.errors import InputError
 from quire.foundation.heap import few_whole_collections, no_collection
 from quire.frontend.beam_search import BeamSearch, alternatives
-from quire.frontend.chat import ChatTemplate, Message, continued_text, render
 from quire.frontend.inputs import Prompt, PromptLike, as_list, build, read_prompt, tokenize
 from quire.frontend.interrupts import deferred_interrupt
 from quire.frontend.llm_engine import LLMEngine
 from quire.frontend.outputs import Conversion
-from quire.frontend.parsers.formats import Formats, find_formats
-from quire.frontend.pooling_api import PoolingAPI
+from quire.frontend.pooling.api import PoolingAPI
 from quire.frontend.progress import ProgressFactory, PromptProgress
 from quire.frontend.replies import Reply, ReplyPlan, ReplyWish
+from quire.frontend.reply_formats import Formats, find_formats
 from quire.frontend.structured import grammar_of
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.templates.chat import ChatTemplate, Message, continued_text, render
+from quire.frontend.tokenization.tokenizer import Tokenizer
+from quire.frontend.tokenization.truncation import AS_USUAL, Side, TokenizationOptions, Truncation, encode_texts
 from quire.frontend.tools import read_tool_choice, read_tools
-from quire.frontend.truncation import AS_USUAL, Side, TokenizationOptions, Truncation, encode_texts
 from quire.types.metrics import Metric
 from quire.types.output import BeamSearchOutput, CompletionOutput, RequestOutput
 from quire.types.request import EngineRequest

@@ -13,7 +13,7 @@ import pytest
 
 import quire
 from quire.foundation.errors import ConfigError, EngineDeadError, InputError
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.tokenization.tokenizer import Tokenizer
 from quire.llm import LLM
 from quire.types.sampling import BeamSearchParams, RequestOutputKind, SamplingParams
 from tests.frontend.conftest import CHATML

@@ -9,7 +9,7 @@ import torch
 
 from quire.attention.base import AttentionSpec
 from quire.attention.triton import TritonAttention
-from quire.kernels import prompt_attention
+from quire.kernels.attention import prompt as prompt_attention
 
 
 @dataclass(frozen=True, slots=True)

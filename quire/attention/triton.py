@@ -8,7 +8,7 @@ import torch
 
 from quire.attention.base import AttentionSpec
 from quire.attention.context import AttentionInputs, LayerCache
-from quire.kernels import paged_attention
+from quire.kernels.attention import paged as paged_attention
 
 MAX_HEAD_DIM = 256
 MAX_GROUP = 64

@@ -22,6 +22,6 @@ def run(arguments: Sequence[str]) -> int:
         given,
         (RunBatchConfig, *options.ENGINE_SECTIONS),
     )
-    from quire.server.run_batch import run_batch
+    from quire.server.batches.run_batch import run_batch
 
     return run_batch(options.engine_config(values), ServeConfig(), options.section_of(RunBatchConfig, values))

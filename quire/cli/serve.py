@@ -18,6 +18,6 @@ def run(arguments: Sequence[str]) -> int:
         positional=("model",),
     )
     config = options.engine_config(values)
-    from quire.server.run import run_server
+    from quire.server.processes.run import run_server
 
     return run_server(config, options.section_of(ServeConfig, values))

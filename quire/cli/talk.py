@@ -120,7 +120,7 @@ class Local:
             raise InputError("to talk one needs a tokenizer: leave skip_tokenizer_init out", "skip_tokenizer_init")
         if isinstance(prompt, str):
             return tokenizer.encode(prompt, True)
-        from quire.frontend.chat import render
+        from quire.frontend.templates.chat import render
 
         return tokenizer.encode(render(prompt, template=self._engine.chat_template), False)
 

@@ -16,13 +16,13 @@ from quire.config.engine_args import EngineArgs
 from quire.config.resolve import resolve
 from quire.engine.client import EngineClient, EngineInfo, ProcessClient
 from quire.foundation.errors import EngineDeadError, InputError
-from quire.frontend import pooling
 from quire.frontend.beam_search import BeamSearch, alternatives
-from quire.frontend.chat import ChatTemplate
 from quire.frontend.inputs import Prompt, PromptLike, build, main_eos, read_prompt
 from quire.frontend.outputs import Conversion, OutputProcessor
-from quire.frontend.parsers.formats import Formats, find_formats
-from quire.frontend.tokenizer import Tokenizer, load_tokenizer
+from quire.frontend.pooling import requests as pooling
+from quire.frontend.reply_formats import Formats, find_formats
+from quire.frontend.templates.chat import ChatTemplate
+from quire.frontend.tokenization.tokenizer import Tokenizer, load_tokenizer
 from quire.types.output import (
     BeamSearchSequence,
     CompletionOutput,

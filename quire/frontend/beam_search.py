@@ -12,8 +12,8 @@ from quire.engine.client import EngineInfo
 from quire.foundation.errors import InputError
 from quire.frontend.inputs import main_eos
 from quire.frontend.outputs import Conversion
-from quire.frontend.pooling import RefusedError
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.pooling.requests import RefusedError
+from quire.frontend.tokenization.tokenizer import Tokenizer
 from quire.types.output import BeamSearchOutput, BeamSearchSequence, Logprob
 from quire.types.sampling import BeamSearchParams, RequestOutputKind, SamplingParams
 

@@ -20,8 +20,8 @@ from quire.frontend import prompt_embeds
 from quire.frontend.extra_args import check_extra_args
 from quire.frontend.structured import constraint_of
 from quire.frontend.text import check_text
-from quire.frontend.tokenizer import Tokenizer
-from quire.frontend.truncation import check_length
+from quire.frontend.tokenization.tokenizer import Tokenizer
+from quire.frontend.tokenization.truncation import check_length
 from quire.types.request import BACKGROUND, EngineRequest
 from quire.types.sampling import SamplingParams
 from quire.types.structured import Constraint

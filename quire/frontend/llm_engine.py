@@ -15,11 +15,11 @@ from quire.config.resolve import resolve
 from quire.config.typed_options import EngineOptions
 from quire.engine.client import EngineClient, EngineInfo, InProcessClient, ProcessClient
 from quire.foundation.errors import EngineDeadError, InputError
-from quire.frontend import pooling
 from quire.frontend.inputs import PromptLike, build, read_prompt
 from quire.frontend.interrupts import INTERRUPT_SECONDS, deferred_interrupt
 from quire.frontend.outputs import Conversion, OutputProcessor
-from quire.frontend.tokenizer import Tokenizer, load_tokenizer
+from quire.frontend.pooling import requests as pooling
+from quire.frontend.tokenization.tokenizer import Tokenizer, load_tokenizer
 from quire.observe.engine_metrics import metrics_of
 from quire.types.metrics import Metric
 from quire.types.output import EngineStats, RequestOutput

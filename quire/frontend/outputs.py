@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.foundation.errors import InputError
-from quire.frontend.detokenizer import Detokenizer, can_wait
-from quire.frontend.stops import StopAutomaton, stop_automaton
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.tokenization.detokenizer import Detokenizer, can_wait
+from quire.frontend.tokenization.stops import StopAutomaton, stop_automaton
+from quire.frontend.tokenization.tokenizer import Tokenizer
 from quire.types.output import (
     CompletionOutput,
     EngineOutput,

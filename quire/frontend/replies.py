@@ -14,10 +14,10 @@ from typing import Any
 
 from quire.foundation.errors import InputError
 from quire.foundation.marker import Marker
-from quire.frontend.parsers.base import Parser
-from quire.frontend.parsers.call_list import CALL_LIST
-from quire.frontend.parsers.either import content_or_calls
-from quire.frontend.parsers.formats import Formats
+from quire.frontend.reply_formats import Formats
+from quire.parsers.base import Parser
+from quire.parsers.call_list import CALL_LIST
+from quire.parsers.either import content_or_calls
 from quire.types.reply import (
     CallArguments,
     CallStart,

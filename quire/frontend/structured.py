@@ -9,7 +9,8 @@ from typing import Any
 from quire.foundation.errors import InputError
 from quire.foundation.shown import shown
 from quire.frontend.text import check_text
-from quire.grammar import json_schema, tags
+from quire.grammar import tags
+from quire.grammar.json_schema import normalize as json_schema
 from quire.types.json_text import JsonText
 from quire.types.structured import FIELD, RULES, Constraint, GrammarKind, GrammarSpec, StructuredOutputsParams
 

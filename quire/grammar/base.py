@@ -11,13 +11,16 @@ import numpy as np
 
 from quire.foundation.errors import QuireError
 from quire.foundation.registry import Registry
-from quire.grammar.hints import Hints
+from quire.grammar.ending.hints import Hints
 from quire.grammar.vocabulary import Vocabulary
 from quire.types.structured import GrammarSpec
 
 BACKENDS = Registry(
     "grammar backend",
-    {"llguidance": "quire.grammar.llguidance:LLGuidance", "xgrammar": "quire.grammar.xgrammar:XGrammar"},
+    {
+        "llguidance": "quire.grammar.llguidance.backend:LLGuidance",
+        "xgrammar": "quire.grammar.xgrammar.backend:XGrammar",
+    },
 )
 
 

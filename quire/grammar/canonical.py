@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from quire.grammar import json_schema, tags
+from quire.grammar import tags
+from quire.grammar.json_schema import normalize as json_schema
 from quire.types.structured import FIELD, GrammarSpec
 
 

@@ -16,7 +16,7 @@ import msgspec
 from quire.foundation.errors import InputError
 from quire.foundation.fork_server import ForkClient, ForkServer, Limits
 from quire.grammar.base import BACKENDS, Backend, Recipe
-from quire.grammar.rehearsal import rehearse
+from quire.grammar.trial import rehearse
 from quire.grammar.vocabulary import Vocabulary
 from quire.types.structured import GrammarSpec
 

@@ -19,7 +19,7 @@ import numpy as np
 from quire.foundation.errors import ConfigError, InputError
 from quire.foundation.log import get_logger
 from quire.grammar.base import CompiledGrammar, GrammarError, Matcher
-from quire.grammar.bench import Bench, Job, pipe
+from quire.grammar.compiler_worker import Bench, Job, pipe
 from quire.grammar.sandbox import Open
 from quire.grammar.vocabulary import Vocabulary
 from quire.types.structured import GrammarSpec

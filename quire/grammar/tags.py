@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from quire.foundation.errors import InputError
-from quire.grammar import json_schema
-from quire.grammar.json_text import json_text
+from quire.grammar.json_schema import normalize as json_schema
+from quire.grammar.json_schema.json_text import json_text
 
 MAX_BYTES = 1024 * 1024
 MAX_DEPTH = 64

@@ -15,7 +15,7 @@ import torch
 
 from quire.kernels.dispatch import on_triton
 from quire.kernels.draft_state import DraftBuffers, DraftState
-from quire.kernels.step_state import SeatState, StepBuffers
+from quire.kernels.step.state import SeatState, StepBuffers
 
 __all__ = ["DraftBuffers", "DraftState", "commit_drafted", "gather_drafted", "probe", "propose_ngram"]
 

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from quire.attention.context import StepContext
-from quire.kernels.qkv import qkv_rope_write
-from quire.kernels.rope import Place
+from quire.kernels.attention.qkv import qkv_rope_write
+from quire.kernels.attention.rope import Place
 from quire.layers.linear import Linear
 from quire.layers.norm import RMSNorm
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from quire.attention.context import EncoderContext
 from quire.foundation.errors import ConfigError
-from quire.kernels.linear import linear
+from quire.kernels.gemm.linear import linear
 from quire.layers.linear import Linear
 from quire.layers.norm import LayerNorm
 

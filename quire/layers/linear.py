@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from quire.kernels.linear import linear
+from quire.kernels.gemm.linear import linear
 from quire.layers.norm import RMSNorm
 
 

@@ -13,8 +13,8 @@ from torch import nn
 from quire.attention.context import StepContext
 from quire.config.reading import read, read_positive
 from quire.foundation.errors import ConfigError
-from quire.kernels.linear import linear
-from quire.kernels.norm import rms_norm
+from quire.kernels.elementwise.norm import rms_norm
+from quire.kernels.gemm.linear import linear
 from quire.layers.block import DecoderLayer
 from quire.layers.embedding import Embedding
 from quire.layers.linear import Linear

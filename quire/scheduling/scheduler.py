@@ -19,14 +19,14 @@ import numpy as np
 
 from quire.foundation.errors import ConfigError, InputError
 from quire.kv.manager import KVManager
+from quire.scheduling.admission import Room, rank
 from quire.scheduling.build import PlanBuilder
 from quire.scheduling.constraint import ConstraintState, MakeMatcher
 from quire.scheduling.drafting import Drafting
 from quire.scheduling.masks import MaskSource, make_masks
-from quire.scheduling.pace import Pace
+from quire.scheduling.prefill_budget import Pace
 from quire.scheduling.prefixes import WORTH, SharedPrefixFinder, Worth
 from quire.scheduling.request import Request, Status
-from quire.scheduling.room import Room, rank
 from quire.scheduling.seats import DecodeRows
 from quire.scheduling.settle import settle
 from quire.scheduling.state import Chunk, InFlight, State

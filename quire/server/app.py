@@ -10,38 +10,31 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import quire
-from quire.server import (
-    anthropic,
-    classification,
-    cohere_embed,
-    development,
-    errors,
-    front_page,
-    generative_scoring,
-    invocations,
-    openai_batches,
-    openai_chat,
-    openai_completions,
-    openai_embeddings,
-    openai_files,
-    openai_models,
-    openai_responses,
-    openai_responses_compact,
-    ops,
-    profiling,
-    rendering,
-    scoring,
-    token_generate,
-    tokenization,
-)
-from quire.server.auth import ApiKeyMiddleware
-from quire.server.batch_queue import BatchQueue
-from quire.server.entry import enter
-from quire.server.http_metrics import CountingMiddleware, HttpMetrics
-from quire.server.limits import BodyLimitMiddleware
-from quire.server.openai_responses_store import ResponseStore
-from quire.server.openapi_document import openapi_document
+from quire.server import invocations
+from quire.server.anthropic import endpoints as anthropic
+from quire.server.batches import endpoints as openai_batches
+from quire.server.batches import files as openai_files
+from quire.server.batches.queue import BatchQueue
+from quire.server.http import errors
+from quire.server.http.auth import ApiKeyMiddleware
+from quire.server.http.entry import enter
+from quire.server.http.limits import BodyLimitMiddleware
+from quire.server.http.metrics import CountingMiddleware, HttpMetrics
+from quire.server.http.openapi_document import openapi_document
+from quire.server.openai import chat as openai_chat
+from quire.server.openai import completions as openai_completions
+from quire.server.openai import models as openai_models
+from quire.server.operations import development, front_page, profiling
+from quire.server.operations import probes as ops
+from quire.server.pooling import classification, scoring
+from quire.server.pooling import cohere as cohere_embed
+from quire.server.pooling import embeddings as openai_embeddings
+from quire.server.responses import compact as openai_responses_compact
+from quire.server.responses import endpoints as openai_responses
+from quire.server.responses.store import ResponseStore
 from quire.server.service import Service
+from quire.server.tokens import generate as token_generate
+from quire.server.tokens import generative_scoring, rendering, tokenization
 
 ROUTERS = (
     ops.router,

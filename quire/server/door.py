@@ -20,9 +20,9 @@ from collections import deque
 from collections.abc import Callable
 
 from quire.scheduling.load import predict_wait
-from quire.server.board import UNSEEN
-from quire.server.errors import ApiError
+from quire.server.http.errors import ApiError
 from quire.server.metrics import Metrics
+from quire.server.processes.shared_counters import UNSEEN
 from quire.types.output import QueueStats
 from quire.types.request import BACKGROUND
 

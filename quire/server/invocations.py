@@ -5,13 +5,13 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from quire.foundation.errors import InputError
-from quire.server.body import Body, read_body
-from quire.server.classification import classify
-from quire.server.openai_chat import chat_completions
-from quire.server.openai_completions import completions
-from quire.server.openai_embeddings import embeddings
-from quire.server.openai_responses import responses
-from quire.server.scoring import rerank, score
+from quire.server.http.body import Body, read_body
+from quire.server.openai.chat import chat_completions
+from quire.server.openai.completions import completions
+from quire.server.pooling.classification import classify
+from quire.server.pooling.embeddings import embeddings
+from quire.server.pooling.scoring import rerank, score
+from quire.server.responses.endpoints import responses
 from quire.server.service import Service
 
 router = APIRouter()

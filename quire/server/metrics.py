@@ -1,8 +1,8 @@
 """Prometheus metrics of a server, under the names that dashboards of open engines know (`vllm:*`).
 
 Two sources: the counters of the engine core (EngineStats, read when /metrics is asked) and what the front ends see of
-each request, summed over all of them (`board.py`). Observing costs a bisection, no locks: everything runs on the event
-loop.
+each request, summed over all of them (`shared_counters.py`). Observing costs a bisection, no locks: everything runs on
+the event loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from quire.observe.engine_metrics import ACCEPTED_PER_POS, GAUGES, counters_of
-from quire.server.board import LOST, PID, Board
+from quire.server.processes.shared_counters import LOST, PID, Board
 from quire.types.output import ABORTED, EngineStats, RequestMetrics, RequestOutput
 from quire.types.sampling import RequestOutputKind, SamplingParams
 

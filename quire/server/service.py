@@ -9,20 +9,20 @@ from quire.config.engine import EngineConfig
 from quire.config.serve import ServeConfig
 from quire.foundation.errors import InputError
 from quire.foundation.shown import clipped
-from quire.frontend.encoder import TextEncoder
-from quire.frontend.template_sandbox import TemplateSandbox
-from quire.server.board import Board
+from quire.frontend.templates.sandbox import TemplateSandbox
+from quire.frontend.tokenization.encoder import TextEncoder
 from quire.server.door import Door
-from quire.server.errors import ApiError
-from quire.server.http_metrics import HttpMetrics
-from quire.server.limits import InFlight
+from quire.server.http.errors import ApiError
+from quire.server.http.limits import InFlight
+from quire.server.http.metrics import HttpMetrics
 from quire.server.metrics import Metrics
-from quire.server.pulse import Pings
+from quire.server.processes.pulse import Pings
+from quire.server.processes.shared_counters import Board
 from quire.types.output import EngineStats
 
 if TYPE_CHECKING:
     from quire.frontend.async_engine import AsyncLLM
-    from quire.frontend.tokenizer import Tokenizer
+    from quire.frontend.tokenization.tokenizer import Tokenizer
 
 
 class Progress:

@@ -71,7 +71,7 @@ class GrammarSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     text: str  # JSON text of a schema, a list of choices or a structural tag; else the regex or EBNF itself
     backend: GrammarBackend = "auto"
     whitespace: Literal["bounded", "none"] | str = "bounded"  # between JSON tokens; else a regex
-    is_plain: bool = False  # a schema or tag is checked and in plain form (`grammar.json_schema`, `grammar.tags`)
+    is_plain: bool = False  # a schema or tag is checked and in plain form (`json_schema.normalize`, `grammar.tags`)
 
 
 class Thinking(msgspec.Struct, frozen=True, omit_defaults=True):

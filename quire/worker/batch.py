@@ -10,7 +10,7 @@ import torch
 
 from quire.attention.base import FAR, SharedPrefix, prefix_tiles
 from quire.attention.context import AttentionInputs
-from quire.kernels.step import StepBuffers, gather
+from quire.kernels.step.step import StepBuffers, gather
 from quire.types.plan import StepPlan
 from quire.worker.prefixes import PrefixLayout, PrefixRows
 from quire.worker.seats import Seats

@@ -9,7 +9,7 @@ import torch
 
 from quire.config.speculative import SpeculativeConfig
 from quire.kernels.drafts import DraftState, propose_ngram
-from quire.kernels.step import SeatState
+from quire.kernels.step.step import SeatState
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,7 +170,7 @@ def decode_sizes(rows: list[int], prefix_support: bool) -> list[DecodeSize]:
 def graph_rows(max_rows: int, wanted: list[int]) -> list[int]:
     """Numbers of decode rows to capture, rising.
 
-    Up to 128 these are the heights of tiles that products have kernels for (`kernels/triton/gemm_plan.py`): numbers
+    Up to 128 these are the heights of tiles that products have kernels for (`kernels/gemm/triton/plan.py`): numbers
     between two of them take as long as the next, or longer. From there on they are numbers that the library has good
     kernels for, and padding wastes at most a third.
     """

@@ -9,7 +9,7 @@ import torch
 
 from quire.attention.base import SharedPrefix, prefix_tiles
 from quire.attention.context import AttentionInputs
-from quire.kernels.step import StepBuffers, gather
+from quire.kernels.step.step import StepBuffers, gather
 from quire.types.plan import StepPlan
 from quire.worker.batch import Batch
 from quire.worker.mixed_graphs import MixedSize
@@ -46,7 +46,7 @@ class PaddedSteps:
     """Owns the memory that mixed graphs read, and fills it: one copy from the host, one on the device.
 
     Rows of a size: padding decode rows (seat 0), the plan's rows, empty rows (seat 0, no tokens). So plan row i is
-    row `first + i`. Tokens behind the last prompt chunk are padding too, see `kernels/step.py`.
+    row `first + i`. Tokens behind the last prompt chunk are padding too, see `kernels/step/step.py`.
     """
 
     def __init__(

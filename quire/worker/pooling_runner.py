@@ -11,7 +11,7 @@ import torch
 
 from quire.attention.base import AttentionBackend, PromptAttention
 from quire.attention.context import EncoderContext, StepContext
-from quire.kernels.step import commit
+from quire.kernels.step.step import commit
 from quire.models.pooling import PoolingModel
 from quire.types.plan import Pool, StepPlan
 from quire.types.result import PooledRows, StepResult

@@ -11,7 +11,7 @@ import torch
 
 from quire.attention.base import AttentionBackend
 from quire.attention.context import StepContext
-from quire.kernels.step import commit, gather_decode
+from quire.kernels.step.step import commit, gather_decode
 from quire.models.base import DecoderStack, GivenEmbeddings
 from quire.types.kv import DraftCost
 from quire.types.plan import PromptLogprobs, StepPlan, TokenMasks

@@ -9,7 +9,7 @@ import torch
 
 from quire.config.speculative import DRAFTERS, SpeculativeConfig
 from quire.kernels.drafts import DraftBuffers, DraftState, commit_drafted, gather_drafted, probe
-from quire.kernels.step import StepBuffers, scatter
+from quire.kernels.step.step import StepBuffers, scatter
 from quire.types.plan import Admit
 from quire.worker.drafters import Drafter, DrafterSetup
 from quire.worker.seats import Seats

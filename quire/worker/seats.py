@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from quire.kernels.step import SeatState, scatter
+from quire.kernels.step.step import SeatState, scatter
 from quire.types.plan import StepPlan
 from quire.worker.staging import Span, Staging
 

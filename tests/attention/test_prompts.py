@@ -10,8 +10,8 @@ from quire.attention.base import AttentionSpec, PromptAttention
 from quire.attention.prompt_torch import TorchPromptAttention
 from quire.attention.select import select_for_prompts
 from quire.foundation.errors import ConfigError
+from quire.kernels.attention.prompt import attend_reference
 from quire.kernels.dispatch import INTERPRETED
-from quire.kernels.prompt_attention import attend_reference
 
 ROWS = [[1], [5, 5, 5], [7, 3, 40, 40, 1, 129, 64, 33, 3, 7], [300, 2]]
 HEADS = [(4, 4, 32), (6, 2, 16), (3, 3, 12), (2, 1, 80)]

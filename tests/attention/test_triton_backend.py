@@ -8,7 +8,7 @@ import torch
 from quire.attention.base import AttentionSpec, SharedPrefix, prefix_tile_rows, prefix_tiles
 from quire.attention.context import AttentionInputs, LayerCache
 from quire.attention.triton import TritonAttention
-from quire.kernels import paged_attention
+from quire.kernels.attention import paged as paged_attention
 
 HEADS, KV_HEADS, DIM, BLOCK_SIZE = 4, 2, 64, 16
 
@@ -85,7 +85,7 @@ def test_shared_prefixes_change_nothing(window: int | None, device: str) -> None
 
 def test_tiles_of_prefixes_never_outnumber_the_room_for_them() -> None:
     pytest.importorskip("triton")
-    from quire.kernels.triton import decode_prefix
+    from quire.kernels.attention.triton import decode_prefix
 
     for group in (1, 2, 4, 7, 16, 43, 64):
         for rows in range(2, 200):

@@ -14,7 +14,7 @@ import torch
 
 from quire import LLM, SamplingParams
 from quire.attention.base import AttentionInputs, LayerCache
-from quire.kernels import paged_attention
+from quire.kernels.attention import paged as paged_attention
 from quire.types.plan import StepPlan
 from quire.worker import assembly as assembly_module
 from quire.worker.assembly import Assembly

@@ -13,7 +13,7 @@ import torch
 from quire import LLM, SamplingParams
 from quire.attention.base import AttentionInputs, AttentionSpec, LayerCache
 from quire.engine import core
-from quire.kernels.paged_attention import attention_reference
+from quire.kernels.attention.paged import attention_reference
 from quire.scheduling.prefixes import Worth
 from quire.scheduling.scheduler import Scheduler
 from quire.types.plan import StepPlan

@@ -15,7 +15,7 @@ from quire.config.engine import EngineConfig
 from quire.config.resolve import resolve
 from quire.engine.client import EngineClient, InProcessClient, ProcessClient
 from quire.frontend.structured import grammar_of
-from quire.frontend.tokenizer import Tokenizer, load_tokenizer
+from quire.frontend.tokenization.tokenizer import Tokenizer, load_tokenizer
 from quire.types.output import INVALID_REQUEST, EngineOutput
 from quire.types.request import EngineRequest
 from quire.types.sampling import RequestOutputKind, SamplingParams

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.tokenization.tokenizer import Tokenizer
 from tests.frontend.tokenizers_for_tests import byte_fallback, byte_level, save_folder
 
 CHATML = (

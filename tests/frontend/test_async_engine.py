@@ -12,7 +12,7 @@ import pytest
 from quire.foundation.errors import EngineDeadError, InputError
 from quire.frontend import async_engine
 from quire.frontend.async_engine import AsyncLLM
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.tokenization.tokenizer import Tokenizer
 from quire.types.output import RequestOutput
 from quire.types.sampling import RequestOutputKind, SamplingParams
 from tests.frontend.echo_engine import EchoClient, make_info, says

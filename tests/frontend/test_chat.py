@@ -10,10 +10,10 @@ import pytest
 import transformers
 
 from quire.foundation.errors import ConfigError, InputError
-from quire.frontend import template_limits
-from quire.frontend.chat import ChatTemplate, normalize, render
-from quire.frontend.template import Template
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.templates import limits as template_limits
+from quire.frontend.templates.chat import ChatTemplate, normalize, render
+from quire.frontend.templates.template import Template
+from quire.frontend.tokenization.tokenizer import Tokenizer
 from tests.frontend.tokenizers_for_tests import byte_level, save_folder
 
 # Written for these tests in the manner of well-known families.

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders
 
-from quire.frontend.decoding import REPLACEMENT, Decoding
-from quire.frontend.detokenizer import Detokenizer, can_wait
-from quire.frontend.stops import StopAutomaton
+from quire.frontend.tokenization.decoding import REPLACEMENT, Decoding
+from quire.frontend.tokenization.detokenizer import Detokenizer, can_wait
+from quire.frontend.tokenization.stops import StopAutomaton
 from quire.types.sampling import RequestOutputKind, SamplingParams
 from tests.frontend.tokenizers_for_tests import byte_fallback, byte_level, word_level
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from quire.foundation.errors import ContextLengthError, InputError, OverloadedError
-from quire.frontend import encoder
-from quire.frontend.encoder import LONG, TextEncoder
 from quire.frontend.text import most_chars
-from quire.frontend.tokenizer import Tokenizer
-from quire.frontend.truncation import Truncation, encode_texts
+from quire.frontend.tokenization import encoder
+from quire.frontend.tokenization.encoder import LONG, TextEncoder
+from quire.frontend.tokenization.tokenizer import Tokenizer
+from quire.frontend.tokenization.truncation import Truncation, encode_texts
 
 CONTEXT = 4096
 WORDS = "The quick brown fox, Größe and 世界 👋🏽. "
@@ -125,7 +125,7 @@ def test_a_fork_ends_with_its_text_and_when_nobody_waits(tokenizer: Tokenizer, m
     async def ask(encoder: TextEncoder) -> None:
         await encoder.count(text_of(LONG + 1), add_special_tokens=True)
         assert forks(encoder.pid) == []  # and its memory with it
-        monkeypatch.setattr("quire.frontend.encoder.MAX_WAITING", 3)
+        monkeypatch.setattr("quire.frontend.tokenization.encoder.MAX_WAITING", 3)
         waiting = [asyncio.create_task(encoder.count(text, add_special_tokens=True)) for _ in range(3)]
         while not forks(encoder.pid):
             await asyncio.sleep(0.001)

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import pytest
 
 from quire.foundation.errors import InputError
-from quire.frontend.chat import render
-from quire.frontend.template_sandbox import Rendering, TemplateSandbox
-from quire.server import chat_prompt
+from quire.frontend.templates.chat import render
+from quire.frontend.templates.sandbox import Rendering, TemplateSandbox
+from quire.server.generate import chat_prompt
 from tests.server.conftest import echo_server
 from tests.server.echo_llm import EchoLLM
 

@@ -9,7 +9,7 @@ import pytest
 
 from quire.foundation.errors import InputError
 from quire.frontend.inputs import build
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.tokenization.tokenizer import Tokenizer
 from quire.types.request import EngineRequest
 from quire.types.sampling import SamplingParams
 from tests.frontend.echo_engine import make_info

@@ -14,7 +14,7 @@ import quire
 from quire.config.engine import SECTIONS
 from quire.foundation.errors import ConfigError, EngineDeadError, InputError
 from quire.frontend.llm_engine import LLMEngine
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.tokenization.tokenizer import Tokenizer
 from quire.llm import LLM
 from quire.types.sampling import RequestOutputKind, SamplingParams
 from tests.frontend.echo_engine import EchoClient, make_info

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from quire.foundation.errors import InputError
 from quire.frontend.inputs import build
 from quire.frontend.outputs import Conversion, OutputProcessor
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.tokenization.tokenizer import Tokenizer
 from quire.types.output import EngineOutput, EngineOutputs, RequestOutput
 from quire.types.sampling import RequestOutputKind, SamplingParams
 from tests.frontend.echo_engine import EchoClient, Script, log_softmax, make_info, says

@@ -11,10 +11,10 @@ import pytest
 from quire.config.engine import EngineConfig
 from quire.config.resolve import DEMO_MODEL, resolve
 from quire.foundation.errors import ConfigError, InputError
-from quire.frontend.parsers.base import REASONING_FORMATS, TOOL_FORMATS
-from quire.frontend.parsers.formats import Formats, find_formats
 from quire.frontend.replies import Reply, ReplyPlan, ReplyWish
-from quire.frontend.tokenizer import load_tokenizer
+from quire.frontend.reply_formats import Formats, find_formats
+from quire.frontend.tokenization.tokenizer import load_tokenizer
+from quire.parsers.base import REASONING_FORMATS, TOOL_FORMATS
 from quire.scheduling.constraint import ConstraintState, Phase
 from quire.types.reply import NamedTool, Tool, ToolCall
 from quire.types.sampling import SamplingParams
@@ -226,7 +226,7 @@ def test_a_plugin_file_registers_formats_once(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setattr(registry, "_targets", dict.fromkeys(registry) | registry._targets)
     file = tmp_path / "mine.py"
     file.write_text(
-        "from quire.frontend.parsers.base import REASONING_FORMATS, TOOL_FORMATS\n"
+        "from quire.parsers.base import REASONING_FORMATS, TOOL_FORMATS\n"
         "TOOL_FORMATS.register('mine', TOOL_FORMATS.get('hermes'))\n"
         "REASONING_FORMATS.register('mine', REASONING_FORMATS.get('granite'))\n"
     )
@@ -241,6 +241,6 @@ def test_a_plugin_file_registers_formats_once(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(ConfigError, match="not a Python file"):
         found_with(reasoning_parser_plugin=str(tmp_path / "nowhere.py"))
     taken = tmp_path / "taken.py"
-    taken.write_text("from quire.frontend.parsers.base import TOOL_FORMATS\nTOOL_FORMATS.register('hermes', None)\n")
+    taken.write_text("from quire.parsers.base import TOOL_FORMATS\nTOOL_FORMATS.register('hermes', None)\n")
     with pytest.raises(ConfigError, match="'hermes' is registered already"):
         found_with(tool_parser_plugin=str(taken))

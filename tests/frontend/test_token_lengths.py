@@ -9,7 +9,7 @@ import pytest
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as RawTokenizer
 
-from quire.frontend.token_lengths import most_characters
+from quire.frontend.tokenization.token_lengths import most_characters
 from tests.frontend import tokenizers_for_tests
 
 PIECES = [

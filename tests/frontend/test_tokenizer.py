@@ -9,7 +9,7 @@ import pytest
 import transformers
 
 from quire.foundation.errors import ConfigError, InputError
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.tokenization.tokenizer import Tokenizer
 from tests.frontend.tokenizers_for_tests import CORPUS, byte_fallback, byte_level, save_folder
 
 TEXTS = [*CORPUS[:5], "", " ", "<|end|>x<|start|>", "<tool call>日本語", "a\x00b", "<s>the</s>"]

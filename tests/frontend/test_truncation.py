@@ -8,8 +8,8 @@ import pytest
 import transformers
 
 from quire.foundation.errors import InputError
-from quire.frontend.tokenizer import Tokenizer
-from quire.frontend.truncation import TokenizationOptions, Truncation, encode_texts
+from quire.frontend.tokenization.tokenizer import Tokenizer
+from quire.frontend.tokenization.truncation import TokenizationOptions, Truncation, encode_texts
 from quire.llm import LLM
 from quire.types.sampling import SamplingParams
 from tests.frontend.echo_engine import EchoClient, make_info

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from quire.grammar.endless import endless
-from quire.grammar.json_schema import plain
-from quire.grammar.places import Places
+from quire.grammar.json_schema.endless import endless
+from quire.grammar.json_schema.normalize import plain
+from quire.grammar.json_schema.references import Places
 
 
 def made_up(rng: random.Random, count: int) -> dict[str, Any]:

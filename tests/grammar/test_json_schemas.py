@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from quire.foundation.errors import InputError
-from quire.grammar.json_schema import plain
+from quire.grammar.json_schema.normalize import plain
 from quire.types.structured import GrammarSpec
 from tests.grammar.schemas import make_schema
 from tests.grammar.walk import answer, demo

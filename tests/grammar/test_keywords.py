@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from quire.foundation.errors import InputError
-from quire.grammar.json_schema import MAX_OPTIONAL, plain
+from quire.grammar.json_schema.normalize import MAX_OPTIONAL, plain
 from quire.types.structured import GrammarSpec
 from tests.grammar.walk import demo, takes
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.grammar.mask_cache import MaskCache, PlaceMasks
-from quire.grammar.regex_states import RegexStates
+from quire.grammar.llguidance.mask_cache import MaskCache, PlaceMasks
+from quire.grammar.llguidance.regex_states import RegexStates
 
 ALPHABET = "abx09 _-é日\n"
 _ATOMS = st.sampled_from(

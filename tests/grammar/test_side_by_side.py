@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLParserLimits
 
-from quire.grammar import llguidance
-from quire.grammar.json_schema import plain
-from quire.grammar.llguidance import LLGrammar, LLGuidance, LLGuidanceMatcher
-from quire.grammar.numbers import DigitLimit, DigitTable
+from quire.grammar.finite_numbers import DigitLimit, DigitTable
+from quire.grammar.json_schema.normalize import plain
+from quire.grammar.llguidance import backend as llguidance
+from quire.grammar.llguidance.backend import LLGrammar, LLGuidance, LLGuidanceMatcher
 from quire.types.structured import GrammarSpec
 from tests.grammar.schemas import make_schema
 from tests.grammar.walk import demo

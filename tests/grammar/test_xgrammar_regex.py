@@ -10,7 +10,7 @@ import re
 import pytest
 
 from quire.foundation.errors import InputError
-from quire.grammar.xgrammar_regex import rewritten
+from quire.grammar.xgrammar.regex import rewritten
 from quire.types.structured import GrammarSpec
 from tests.grammar.walk import demo, takes
 

@@ -14,7 +14,7 @@ FLOORS: list[list[str]] = [
     ["foundation"],
     ["types"],
     ["config", "grammar", "observe", "kv", "scheduling"],
-    ["distributed", "platforms"],
+    ["distributed", "platforms", "parsers"],
     ["kernels"],
     ["attention", "quantization"],
     ["layers"],
@@ -35,6 +35,7 @@ BRAIN = [
     "observe",
     "kv",
     "scheduling",
+    "parsers",
     "executor",
     "engine",
     "frontend",
@@ -44,7 +45,7 @@ BRAIN = [
 # The executor reaches the worker by name; the worker's own process is where the muscle is imported.
 HEAVY = {"torch", "triton", "transformers", "safetensors"}
 # Libraries that bring torch along: each in one file, which is imported by name once somebody chooses it.
-BRINGS_TORCH = {"xgrammar": "grammar/xgrammar.py"}
+BRINGS_TORCH = {"xgrammar": "grammar/xgrammar/backend.py"}
 
 
 @cache

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels.activation import silu_and_mul
+from quire.kernels.elementwise.activation import silu_and_mul
 from tests.kernels.compare import assert_near
 
 

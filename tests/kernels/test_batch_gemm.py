@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from quire.kernels.dispatch import INTERPRETED, on_triton
-from quire.kernels.triton.gemm_plan import Tiles
+from quire.kernels.gemm.triton.plan import Tiles
 from tests.kernels.compare import NARROW, assert_near
 
 pytest.importorskip("triton")
-from quire.kernels.triton import batch_gemm
+from quire.kernels.gemm.triton import batch_gemm
 
 EPS = 1e-5
 SMALL = [

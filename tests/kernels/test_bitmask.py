@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire.kernels.bitmask import apply_bitmask
+from quire.kernels.sampling.bitmask import apply_bitmask
 
 
 def masks(lines: int, vocab: int, density: float, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

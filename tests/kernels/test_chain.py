@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels import paged_attention, rope
-from quire.kernels.linear import linear
+from quire.kernels.attention import paged as paged_attention
+from quire.kernels.attention import rope
+from quire.kernels.gemm.linear import linear
 
 
 @pytest.mark.gpu

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from quire.kernels import drafts as kernels
-from quire.kernels import step
 from quire.kernels.draft_state import DraftBuffers, DraftState
-from quire.kernels.step_state import SeatState, StepBuffers
+from quire.kernels.step import step
+from quire.kernels.step.state import SeatState, StepBuffers
 
 SEATS, SIZE, TABLE, DRAFTS = 8, 4, 20, 3
 WIDTH = 1 + DRAFTS

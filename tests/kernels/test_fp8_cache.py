@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels import paged_attention
-from quire.kernels.rope import qk_norm_rope_write, qk_norm_rope_write_reference
+from quire.kernels.attention import paged as paged_attention
+from quire.kernels.attention.rope import qk_norm_rope_write, qk_norm_rope_write_reference
 from tests.kernels.compare import NARROW, assert_near
 from tests.kernels.test_paged_attention import attend, make_cache, share
 

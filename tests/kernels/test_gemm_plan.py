@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from quire.kernels import decode_gemm
-from quire.kernels.linear import linear, linear_reference
-from quire.kernels.triton.gemm_plan import MAX_ROWS, Plan, Registers, Shared, Tiles, Vector, plan
+from quire.kernels.gemm import decode_gemm
+from quire.kernels.gemm.linear import linear, linear_reference
+from quire.kernels.gemm.triton.plan import MAX_ROWS, Plan, Registers, Shared, Tiles, Vector, plan
 from tests.kernels.compare import assert_near
 
 ROWS = [1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 100, 128]

@@ -21,7 +21,7 @@ NOT_INTERPRETED = {"_register_kernel", "_gated_sm90_kernel", "_qkv_sm90_kernel",
 def launched_kernels() -> set[str]:
     """Names of all functions that are launched over a grid somewhere in the kernels' room."""
     found = set()
-    for file in (ROOT / "quire" / "kernels" / "triton").glob("*.py"):
+    for file in (ROOT / "quire" / "kernels").rglob("triton/*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
                 name = node.func.value

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels.cpu_linear import MAX_LEFT_ROWS
 from quire.kernels.dispatch import INTERPRETED
-from quire.kernels.linear import linear, linear_reference
+from quire.kernels.gemm.cpu_linear import MAX_LEFT_ROWS
+from quire.kernels.gemm.linear import linear, linear_reference
 from tests.kernels.compare import LIMITS, assert_near
 
 ROWS = [0, 1, 2, 3, 7, 8, 9, 16, 17, MAX_LEFT_ROWS, MAX_LEFT_ROWS + 1, 300]

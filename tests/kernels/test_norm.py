@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels import norm
+from quire.kernels.elementwise import norm
 from tests.kernels.compare import assert_near
 
 SHAPES = [(1025, 200), (1, 1024), (7, 4096), (3, 5, 128), (2, 2880), (33, 96), (0, 64), (1030, 1024)]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quire.attention.base import prefix_tile_rows
-from quire.kernels import paged_attention
+from quire.kernels.attention import paged as paged_attention
 from quire.kernels.dispatch import INTERPRETED
 from tests.kernels.compare import NARROW, assert_near
 

@@ -7,7 +7,7 @@ import torch
 
 from quire.kernels.dispatch import INTERPRETED
 
-prefill_schedule = pytest.importorskip("quire.kernels.triton.prefill_schedule")
+prefill_schedule = pytest.importorskip("quire.kernels.attention.triton.prefill_schedule")
 
 
 def expected(seats: list[int], queries: list[int], seq_lens: list[int], tokens: int) -> list[list[int]]:

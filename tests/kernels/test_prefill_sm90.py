@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire.kernels.paged_attention import attention_reference
+from quire.kernels.attention.paged import attention_reference
 from tests.kernels.compare import assert_near
 from tests.kernels.test_paged_attention import make_cache
 
 pytest.importorskip("triton")
 
-from quire.kernels.triton import prefill_schedule
+from quire.kernels.attention.triton import prefill_schedule
 from tests.kernels.gluon import ON_DEVICE, TESTED, assert_assembles_well
 
 
@@ -26,7 +26,7 @@ def test_compiles_to_overlapping_matrix_products(
 ) -> None:
     from triton.experimental.gluon import language as gl
 
-    from quire.kernels.triton import prefill_sm90
+    from quire.kernels.attention.triton import prefill_sm90
 
     desc = f"tensordesc<{dtype}[1, 1, 16, 64],{gl.NVMMASharedLayout(128, 16, 4)!r}>"
     block_n, stages = prefill_sm90.shape(max_query_len)
@@ -56,7 +56,7 @@ def check(
     queries, seq_lens = [q for q, _ in rows], [n for _, n in rows]
     cache = make_cache(seq_lens, kv_heads, dim, 16, dtype, device)
     q = torch.randn(sum(queries), heads, dim, device=device, dtype=dtype) * spread
-    from quire.kernels.triton import prefill_sm90 as sm90
+    from quire.kernels.attention.triton import prefill_sm90 as sm90
 
     assert sm90.takes(dtype, heads, kv_heads, dim, 16)
     starts = torch.tensor([5, *queries]).cumsum(0).int().to(device)
@@ -77,7 +77,7 @@ class TestOnDevice:
         check([(100, 20_000), (1, 16_385), (17, 17)], heads=8, kv_heads=2, dim=128)
 
     def test_it_runs_for_few_tokens_only_if_they_are_far(self) -> None:
-        from quire.kernels.paged_attention import prefill_schedule, prefill_wave
+        from quire.kernels.attention.paged import prefill_schedule, prefill_wave
 
         ints = [torch.tensor(values, dtype=torch.int32, device="cuda") for values in ([1], [0, 100], [20_000])]
         shape = (100, 100, 32, 8, 128, 16, torch.bfloat16)

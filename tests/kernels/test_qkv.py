@@ -8,9 +8,9 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from quire.kernels.norm import rms_norm
-from quire.kernels.qkv import _in_one, qkv_rope_write
-from quire.kernels.rope import Place
+from quire.kernels.attention.qkv import _in_one, qkv_rope_write
+from quire.kernels.attention.rope import Place
+from quire.kernels.elementwise.norm import rms_norm
 from tests.kernels.compare import assert_near
 from tests.kernels.test_rope import MAX_POSITION, cos_sin_table, rotate
 
@@ -128,8 +128,8 @@ def test_whichever_path(
 def test_it_assembles_well(
     dtype: str, kv_dtype: str, heads: int, kv_heads: int, dim: int, bias: bool, normed: bool, tmp_path: Path
 ) -> None:
-    from quire.kernels.triton import gemm_pipeline_sm90 as pipeline
-    from quire.kernels.triton.qkv_sm90 import _qkv_sm90_kernel
+    from quire.kernels.attention.triton.qkv_sm90 import _qkv_sm90_kernel
+    from quire.kernels.gemm.triton import pipeline_sm90 as pipeline
 
     pointers = ("bias_ptr", "q_weight_ptr", "k_weight_ptr", "q_ptr")
     strides = ("k_block_stride", "k_head_stride", "v_block_stride", "v_head_stride")
@@ -188,7 +188,7 @@ class TestOnDevice:
         check(q, normed, case)
 
     def run(self, case: Case) -> None:
-        from quire.kernels.triton import qkv_sm90
+        from quire.kernels.attention.triton import qkv_sm90
 
         place = case.place
         poison = torch.full((len(case.x), place.num_heads, place.head_dim), float("nan"), device="cuda").to(case.x)

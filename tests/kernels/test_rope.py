@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels.rope import qk_norm_rope_write
+from quire.kernels.attention.rope import qk_norm_rope_write
 from tests.kernels.compare import assert_near
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_POSITION = 16, 24, 512

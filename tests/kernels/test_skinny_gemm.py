@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from quire.kernels.dispatch import INTERPRETED
-from quire.kernels.linear import linear_reference
-from quire.kernels.triton.gemm_plan import Plan, Registers, Shared, Vector
+from quire.kernels.gemm.linear import linear_reference
+from quire.kernels.gemm.triton.plan import Plan, Registers, Shared, Vector
 from tests.kernels.compare import NARROW, assert_near
 
 PLANS = [
@@ -27,7 +27,7 @@ def test_kernels(device: torch.device, m: int, n: int, k: int, biased: bool, how
         pytest.skip("the kernels need a GPU, or an interpreter")
     if isinstance(how, Vector) and m > 1:
         pytest.skip("one row")
-    from quire.kernels.triton import decode_gemm as kernels
+    from quire.kernels.gemm.triton import decode_gemm as kernels
 
     x, weight = torch.randn(m, k, device=device).to(NARROW), torch.randn(n, k, device=device).to(NARROW)
     bias = torch.randn(n, device=device).to(NARROW) if biased else None
@@ -48,7 +48,7 @@ def test_norm_and_gate(device: torch.device, m: int, n: int, k: int, biased: boo
         pytest.skip("the kernels need a GPU, or an interpreter")
     if isinstance(how, Vector) and m > 1:
         pytest.skip("one row")
-    from quire.kernels.triton import decode_gemm as kernels
+    from quire.kernels.gemm.triton import decode_gemm as kernels
 
     lines = 2 * n if gated else n
     x = 3.0 * torch.randn(m, k, device=device).to(NARROW)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire.kernels.linear import linear, linear_reference
+from quire.kernels.gemm.linear import linear, linear_reference
 from tests.kernels.compare import LIMITS
 
 pytest.importorskip("triton")
@@ -20,9 +20,9 @@ from tests.kernels.gluon import ON_DEVICE, TESTED, assert_assembles_well
 def test_it_assembles_well(dtype: str, tmp_path: Path) -> None:
     from triton.experimental.gluon import language as gl
 
-    from quire.kernels.triton import gemm_pipeline_sm90 as pipeline
-    from quire.kernels.triton.decode import LOG2_E
-    from quire.kernels.triton.wide_gemm_sm90 import _gated_sm90_kernel
+    from quire.kernels.attention.triton.decode import LOG2_E
+    from quire.kernels.gemm.triton import pipeline_sm90 as pipeline
+    from quire.kernels.gemm.triton.wide_gemm_sm90 import _gated_sm90_kernel
 
     def desc(rows: int, columns: int) -> str:
         return f"tensordesc<{dtype}[{rows}, {columns}],{gl.NVMMASharedLayout(128, 16, 2)!r}>"
@@ -44,7 +44,7 @@ class TestOnDevice:
     @pytest.mark.parametrize(("m", "n", "k"), [(1, 128, 64), (129, 344, 1000), (3000, 3072, 1024), (777, 8, 8)])
     def test_edges(self, m: int, n: int, k: int, dtype: torch.dtype) -> None:
         """One tile and several a block; tiles, steps and weights that are cut off; rows that lie apart."""
-        from quire.kernels.triton import wide_gemm_sm90
+        from quire.kernels.gemm.triton import wide_gemm_sm90
 
         torch.manual_seed(m)
         x = torch.randn(m, k + 16, device="cuda").to(dtype)[:, :k]

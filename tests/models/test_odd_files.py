@@ -16,7 +16,7 @@ from quire.config.engine import EngineConfig
 from quire.config.model_info import read_model_info
 from quire.config.resolve import resolve
 from quire.foundation.errors import ConfigError, WeightsError
-from quire.frontend.tokenizer import Tokenizer, load_tokenizer
+from quire.frontend.tokenization.tokenizer import Tokenizer, load_tokenizer
 from quire.models import catalog, weights
 from tests.models import checkpoints as decoders
 from tests.models.paged import PagedRows

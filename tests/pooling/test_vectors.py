@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire.server.vectors import to_bytes
+from quire.server.pooling.vectors import to_bytes
 
 DTYPES: dict[Any, torch.dtype] = {
     "float16": torch.float16,

@@ -14,8 +14,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from quire.kernels import sampling
-from quire.kernels.sampling import History, Scratch
+from quire.kernels.sampling import sampling
+from quire.kernels.sampling.sampling import History, Scratch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
 BACKENDS = ["torch", "interpreter", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -23,7 +23,7 @@ BACKENDS = ["torch", "interpreter", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 @dataclass(frozen=True)
 class Backend:
-    """`kernels.sampling` with the implementation chosen by hand."""
+    """`kernels.sampling.sampling` with the implementation chosen by hand."""
 
     name: str
     device: torch.device
@@ -93,7 +93,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 
 def _triton() -> tuple[ModuleType, ModuleType]:
-    from quire.kernels.triton import penalties
-    from quire.kernels.triton import sampling as kernels
+    from quire.kernels.sampling.triton import penalties
+    from quire.kernels.sampling.triton import sampling as kernels
 
     return kernels, penalties

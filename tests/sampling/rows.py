@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from quire.kernels.sampling import Column, History, seed_key
+from quire.kernels.sampling.sampling import Column, History, seed_key
 
 
 def columns(rows: list[dict[str, float]]) -> torch.Tensor:

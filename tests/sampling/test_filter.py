@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from quire.kernels import sampling
-from quire.kernels.sampling_state import CHUNK, SHORTLIST
+from quire.kernels.sampling import sampling
+from quire.kernels.sampling.state import CHUNK, SHORTLIST
 from tests.sampling.conftest import Backend
 from tests.sampling.rows import chi_square_limit, columns, filtered_softmax
 

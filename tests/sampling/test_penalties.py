@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from quire.kernels.sampling_state import CHUNK
+from quire.kernels.sampling.state import CHUNK
 from tests.sampling.conftest import Backend
 from tests.sampling.rows import columns, history
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.kernels.sampling import seed_key, uniform
-from quire.kernels.sampling_state import CHUNK
+from quire.kernels.sampling.sampling import seed_key, uniform
+from quire.kernels.sampling.state import CHUNK
 from tests.sampling.conftest import Backend
 from tests.sampling.rows import chi_square_limit, columns, softmax
 
@@ -108,7 +108,7 @@ def test_a_seed_gives_the_same_token_in_any_row_of_any_batch(backend: Backend) -
 
 def test_all_backends_agree_with_plain_torch(backend: Backend) -> None:
     """One definition: rounding may move a draw at the border of two tokens, which happens once in a million."""
-    from quire.kernels import sampling
+    from quire.kernels.sampling import sampling
 
     rows = 64 if backend.fast else 12
     logits = torch.randn(rows, 3 * CHUNK + 123) * 3

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.scheduling.pace import LEAST, LEAST_STEPS, LONGEST, MIN_TOKENS, SHORT, Pace
+from quire.scheduling.prefill_budget import LEAST, LEAST_STEPS, LONGEST, MIN_TOKENS, SHORT, Pace
 from quire.scheduling.scheduler import Scheduler
 from quire.types.kv import PromptCost
 from quire.types.result import StepResult

@@ -12,9 +12,9 @@ import pytest
 
 from quire.config.serve import ServeConfig
 from quire.server.app import build_app, protect
-from quire.server.http_protocol import HttpConfig
-from quire.server.http_server import HttpServer
-from quire.server.listener import bind
+from quire.server.http.listener import bind
+from quire.server.http.protocol import HttpConfig
+from quire.server.http.server import HttpServer
 from quire.server.service import Service
 from tests.server.echo_llm import EchoLLM
 from tests.server.process import PATIENCE, ServerProcess, server_process, wait_until

@@ -21,8 +21,8 @@ from quire.config.model_info import ModelInfo
 from quire.config.resolve import Resolved
 from quire.engine.client import EngineInfo
 from quire.foundation.errors import EngineDeadError, InputError
-from quire.frontend.parsers.formats import Formats
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.reply_formats import Formats
+from quire.frontend.tokenization.tokenizer import Tokenizer
 from quire.types.kv import WorkerReport
 from quire.types.output import CompletionOutput, EngineStats, Logprob, RequestMetrics, RequestOutput
 from quire.types.sampling import RequestOutputKind, SamplingParams

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quire.frontend.parsers.base import REASONING_FORMATS, TOOL_FORMATS
-from quire.frontend.parsers.formats import Formats
+from quire.frontend.reply_formats import Formats
+from quire.parsers.base import REASONING_FORMATS, TOOL_FORMATS
 from quire.types.output import CompletionOutput
 from quire.types.sampling import SamplingParams
 from tests.server.echo_llm import EchoLLM

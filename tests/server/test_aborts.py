@@ -20,8 +20,8 @@ from quire.config.serve import ServeConfig
 from quire.engine.in_process import InProcessClient
 from quire.engine.messages import ToCore
 from quire.frontend.async_engine import AsyncLLM
-from quire.frontend.tokenizer import Tokenizer
-from quire.server.generation import Generation, Prompt
+from quire.frontend.tokenization.tokenizer import Tokenizer
+from quire.server.generate.generation import Generation, Prompt
 from quire.server.service import Service
 from quire.types.output import EngineOutputs
 from quire.types.sampling import RequestOutputKind, SamplingParams
@@ -158,7 +158,7 @@ def test_gauges_come_to_rest_and_what_came_has_ended(
         assert len(came) > 20
         assert told(log, "request ended") == came
         # The front end counts answers: those it has asked for, and how each of them ended.
-        lines = [r.getMessage() for r in log.records if r.name == "quire.server.generation"]
+        lines = [r.getMessage() for r in log.records if r.name == "quire.server.generate.generation"]
         asked = {line.split()[1]: int(line.rpartition("n=")[2]) for line in lines if "prompt tokens" in line}
         ended = Counter(line.split()[1] for line in lines if "prompt tokens" not in line)
         assert ended == Counter(dict.fromkeys(asked, 1))

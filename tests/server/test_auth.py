@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 from quire.config.serve import ServeConfig
 from quire.foundation.errors import ConfigError
 from quire.server.app import ROUTERS
-from quire.server.auth import OPEN_PATHS, load_keys
+from quire.server.http.auth import OPEN_PATHS, load_keys
 from tests.server.conftest import Served, echo_server
 
 KEYS = ("key-one", "key-two")

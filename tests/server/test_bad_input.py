@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from quire.server.http_protocol import MAX_HEADER_BYTES
-from quire.server.limits import MAX_JSON_DEPTH
+from quire.server.http.limits import MAX_JSON_DEPTH
+from quire.server.http.protocol import MAX_HEADER_BYTES
 from tests.server.conftest import Served, echo_server
 
 HUGE = 10**40

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import quire.demo_model
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.tokenization.tokenizer import Tokenizer
 from quire.llm import LLM
 from quire.types.sampling import BeamSearchParams
 from tests.server.process import ServerProcess, wait_until

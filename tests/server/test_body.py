@@ -10,8 +10,8 @@ import orjson
 import pytest
 
 from quire.foundation.errors import InputError
-from quire.server import limits
-from quire.server.body import BIG_BODY, SCHEMAS, parse
+from quire.server.http import limits
+from quire.server.http.body import BIG_BODY, SCHEMAS, parse
 from quire.types.json_text import JsonText
 
 LONG = {"type": "object", "description": 'é"\\ \u2028' * BIG_BODY, "properties": {"a": {"enum": [1.5, None, "]}"]}}}

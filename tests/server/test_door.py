@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from fastapi.routing import APIRoute
 
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.tokenization.tokenizer import Tokenizer
 from quire.server.app import ROUTERS
-from quire.server.board import UNSEEN
-from quire.server.entry import ENGINE_ROUTES
+from quire.server.http.entry import ENGINE_ROUTES
+from quire.server.processes.shared_counters import UNSEEN
 from quire.types.output import QueueClass, QueueStats
 from tests.server.conftest import Served, echo_server
 from tests.server.echo_llm import EchoLLM

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from quire.server.board import Board
 from quire.server.metrics import Metrics
+from quire.server.processes.shared_counters import Board
 from quire.types.output import EngineStats
 from tests.server.test_overload import INFO
 

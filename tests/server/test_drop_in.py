@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from quire.config.cache import CacheConfig
 from quire.server.app import ROUTERS
-from quire.server.http_metrics import NOT_COUNTED
+from quire.server.http.metrics import NOT_COUNTED
 from tests.server.conftest import Served, echo_server
 from tests.server.echo_llm import EchoLLM
 from tests.server.process import ServerProcess, server_process

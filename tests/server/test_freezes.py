@@ -17,15 +17,15 @@ from pydantic import ValidationError
 from quire.config.serve import ServeConfig
 from quire.foundation.errors import InputError
 from quire.foundation.shown import shown
-from quire.frontend.tokenizer import Tokenizer
-from quire.frontend.truncation import encode_texts
-from quire.server import body as bodies
+from quire.frontend.tokenization.tokenizer import Tokenizer
+from quire.frontend.tokenization.truncation import encode_texts
 from quire.server.app import build_app
-from quire.server.batch_lines import post
-from quire.server.body import Body
-from quire.server.errors import explain
-from quire.server.field_limits import OTHERS, TEXTS, USUAL, most_bytes
-from quire.server.limits import MAX_LISTS, MAX_VALUES
+from quire.server.batches.lines import post
+from quire.server.http import body as bodies
+from quire.server.http.body import Body
+from quire.server.http.errors import explain
+from quire.server.http.field_limits import OTHERS, TEXTS, USUAL, most_bytes
+from quire.server.http.limits import MAX_LISTS, MAX_VALUES
 from quire.server.service import Service
 from tests.server.echo_llm import EchoLLM
 
@@ -266,7 +266,7 @@ def test_a_text_that_is_too_long_is_refused_unread(
     def ask(*_args: Any) -> bytes:
         raise AssertionError("was encoded elsewhere")
 
-    monkeypatch.setattr("quire.frontend.encoder.encode_texts", encode)
+    monkeypatch.setattr("quire.frontend.tokenization.encoder.encode_texts", encode)
     monkeypatch.setattr("quire.foundation.async_forks.AsyncForks.ask", ask)
     raw = orjson.dumps(GENERATING[path] | LONG_TEXTS[path] | ({"truncate_prompt_tokens": 5} if is_cut else {}))
     status, reply = asyncio.run(post(app, path, raw.replace(b"TEXT", b"a" * 2_000_000), "x"))
@@ -282,7 +282,7 @@ def test_what_a_template_of_a_request_writes_is_encoded_aside(
     def encode(*_args: Any, **_kwargs: Any) -> list[list[int]]:
         raise AssertionError("was encoded in this process")
 
-    monkeypatch.setattr("quire.frontend.encoder.encode_texts", encode)
+    monkeypatch.setattr("quire.frontend.tokenization.encoder.encode_texts", encode)
     turns = Turns(monkeypatch)
     fields = {"messages": MESSAGES, "chat_template": "{{ 'ab ' * 333333 }}", "truncate_prompt_tokens": 5}
     status, reply = asyncio.run(post(app, path, orjson.dumps(fields | {"max_tokens": 1}), "x"))

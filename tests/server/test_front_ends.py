@@ -20,7 +20,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from quire.server.openai_responses_store import number_of
+from quire.server.responses.store import number_of
 from tests.server.process import PATIENCE, ServerProcess, send_raw, server_process, status_of, wait_until
 
 MODEL = "quire-demo"
@@ -330,7 +330,7 @@ def front_ends(server: ServerProcess) -> list[psutil.Process]:
     with contextlib.suppress(psutil.NoSuchProcess):
         for child in psutil.Process(server.process.pid).children():
             with contextlib.suppress(psutil.NoSuchProcess):  # or a zombie
-                if "quire.server.front_end" in child.cmdline():
+                if "quire.server.processes.front_end" in child.cmdline():
                     found.append(child)
     return found
 

@@ -15,7 +15,7 @@ import pytest
 from tests.server.process import ServerProcess, server_process, status_of, wait_until
 
 SECONDS = 30  # for a machine that is busy
-CORE, WORKER, FRONT_END = "quire.engine.process", "quire.executor.worker_process", "quire.server.front_end"
+CORE, WORKER, FRONT_END = "quire.engine.process", "quire.executor.worker_process", "quire.server.processes.front_end"
 
 
 @pytest.fixture(scope="module")

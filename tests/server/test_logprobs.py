@@ -10,11 +10,11 @@ import pytest
 from tokenizers import decoders
 
 from quire.frontend.outputs import Answer
-from quire.frontend.parsers.formats import Formats
 from quire.frontend.replies import ReplyPlan, ReplyWish
-from quire.frontend.tokenizer import Tokenizer
-from quire.server.answer import ContentLogprobs
-from quire.server.logprobs import LogprobWriter
+from quire.frontend.reply_formats import Formats
+from quire.frontend.tokenization.tokenizer import Tokenizer
+from quire.server.generate.answer import ContentLogprobs
+from quire.server.generate.logprobs import LogprobWriter
 from quire.types.output import CompletionOutput, EngineOutput, TokenLogprobs
 from quire.types.sampling import RequestOutputKind, SamplingParams
 from tests.frontend.tokenizers_for_tests import CORPUS, byte_fallback, byte_level, save_folder, word_level, word_piece

@@ -13,10 +13,10 @@ import pytest
 
 from quire.engine.core import STATS_SECONDS
 from quire.scheduling.scheduler import Scheduler
-from quire.server.board import Board
 from quire.server.door import LONG_WAIT, Door
-from quire.server.errors import ApiError
+from quire.server.http.errors import ApiError
 from quire.server.metrics import Metrics
+from quire.server.processes.shared_counters import Board
 from quire.types.output import EngineOutput
 from quire.types.request import BACKGROUND
 from quire.types.result import StepResult

@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from quire.server.sse import TEXT, ChunkWriter
+from quire.server.http.sse import TEXT, ChunkWriter
 
 
 @pytest.mark.parametrize("include_usage", [False, True])

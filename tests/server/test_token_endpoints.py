@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import quire.demo_model
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.tokenization.tokenizer import Tokenizer
 from tests.server.conftest import echo_server
 from tests.server.process import ServerProcess
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from quire.kernels import step
-from quire.kernels.step_state import SeatState, StepBuffers
+from quire.kernels.step import step
+from quire.kernels.step.state import SeatState, StepBuffers
 
 SEATS, BLOCKS, SIZE, TABLE = 9, 60, 16, 6
 

@@ -10,7 +10,7 @@ import triton.language as tl
 
 if TYPE_CHECKING:
     from quire.kernels.draft_state import DraftBuffers, DraftState
-    from quire.kernels.step_state import SeatState, StepBuffers
+    from quire.kernels.step.state import SeatState, StepBuffers
 
 _ROWS = 128  # rows, or tokens of them, a program
 _TOKENS = 1024  # of a text that a program looks at together

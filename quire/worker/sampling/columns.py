@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from quire.kernels.sampling import Column, seed_key
-from quire.kernels.step import scatter
+from quire.kernels.sampling.sampling import Column, seed_key
+from quire.kernels.step.step import scatter
 from quire.types.plan import Admit
 from quire.types.sampling import SamplingParams
 from quire.worker.sampling.processors import TokenLists

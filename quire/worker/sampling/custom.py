@@ -10,7 +10,7 @@ import torch
 from quire.config.logits_processors import processor_classes
 from quire.foundation.errors import ConfigError
 from quire.foundation.log import get_logger
-from quire.kernels.sampling import History
+from quire.kernels.sampling.sampling import History
 from quire.types.plan import Admit
 from quire.worker.sampling.plugins import LogitsProcessor, ProcessorSetup, Row, Rows
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from quire.kernels.bitmask import apply_bitmask
+from quire.kernels.sampling.bitmask import apply_bitmask
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from quire.kernels.sampling import History
+from quire.kernels.sampling.sampling import History
 from quire.types.sampling import SamplingParams
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from quire.kernels.sampling import Column, History
+from quire.kernels.sampling.sampling import Column, History
 from quire.types.sampling import SamplingParams
 
 Upload = Callable[[np.ndarray], torch.Tensor]

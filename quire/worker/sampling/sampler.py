@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from quire.kernels import sampling as kernels
-from quire.kernels.sampling import History, Scratch
+from quire.kernels.sampling import sampling as kernels
+from quire.kernels.sampling.sampling import History, Scratch
 from quire.types.kv import PAD_SEAT
 from quire.types.plan import Admit, TokenMasks
 from quire.worker.sampling.columns import Columns, Features

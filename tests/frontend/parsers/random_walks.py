@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.grammar.base import CompiledGrammar
-from quire.grammar.llguidance import LLGuidance
+from quire.grammar.llguidance.backend import LLGuidance
 from quire.types.structured import GrammarSpec
 
 _WORDS = [" the", "name", "arg", "foo", "Ünï", "日本", '": ', "true", "12", "\n  "]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from quire.frontend.parsers.base import TOOL_FORMATS
-from quire.frontend.parsers.detect import _TOOLS, detect_reasoning_format, detect_tool_format
+from quire.parsers.base import TOOL_FORMATS
+from quire.parsers.detect import _TOOLS, detect_reasoning_format, detect_tool_format
 
 HERMES = "{% for call in message.tool_calls %}<tool_call>\n{{ call.function | tojson }}\n</tool_call>{% endfor %}"
 TAGS = "<tool_call>\n<function={{ c.name }}>{% for k, v in c.args | items %}<parameter={{ k }}>\n{{ v }}\n</parameter>"

@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.reasoning import parsed, plan_of, sweep
 from benchmarks.reasoning_answers import WRITERS, Written
-from quire.frontend.parsers.base import REASONING_FORMATS
 from quire.frontend.replies import Reply
+from quire.parsers.base import REASONING_FORMATS
 
 ANSWERS, CUTS = 60, 12  # of each format; `python -m benchmarks.reasoning` does all cuts of many more
 

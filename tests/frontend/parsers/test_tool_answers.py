@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.parser_answers import WRITERS, make
 from benchmarks.parsers import check_answer, check_broken, join, read
-from quire.frontend.parsers.base import TOOL_FORMATS
-from quire.frontend.parsers.reasoning.channels import HARMONY
+from quire.parsers.base import TOOL_FORMATS
+from quire.parsers.reasoning.channels import HARMONY
 from quire.types.reply import Tool
 
 ANSWERS = 3

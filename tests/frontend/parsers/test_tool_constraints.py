@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.parsers import join, read
 from quire.foundation.errors import InputError
-from quire.frontend.parsers.base import TOOL_FORMATS
+from quire.parsers.base import TOOL_FORMATS
 from quire.types.reply import Tool
 from quire.types.structured import GrammarSpec
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.parsers import join, read
 from quire.foundation.registry import Registry
-from quire.frontend.parsers import base
+from quire.parsers import base
 from quire.types.reply import Tool
 
 PAGE = (Path(__file__).parents[3] / "docs" / "tool_formats.md").read_text(encoding="utf-8")

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from quire.foundation.errors import ContextLengthError
-from quire.frontend.parsers.base import REASONING_FORMATS, TOOL_FORMATS
-from quire.frontend.parsers.formats import Formats
+from quire.frontend.reply_formats import Formats
+from quire.parsers.base import REASONING_FORMATS, TOOL_FORMATS
 from quire.types.output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from quire.types.sampling import RequestOutputKind, SamplingParams
 from tests.server.echo_llm import CONTEXT, EchoLLM

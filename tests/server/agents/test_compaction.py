@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from quire.server.sealed import unseal
+from quire.server.generate.sealed import unseal
 from tests.server.agents.conftest import MODEL
 from tests.server.agents.dictated_llm import DictatedLLM, say
 from tests.server.agents.scripts import THOUGHT

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from quire.server.anthropic_body import MessagesBody
-from quire.server.openai_responses_body import SHARED as SHARED_WITH_RESPONSES
-from quire.server.openai_responses_body import ResponsesBody
-from quire.server.protocol import ChatBatchBody, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from quire.server.anthropic.body import MessagesBody
+from quire.server.generate.protocol import ChatBatchBody, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from quire.server.responses.body import SHARED as SHARED_WITH_RESPONSES
+from quire.server.responses.body import ResponsesBody
 from quire.types.sampling import SamplingParams
 from tests.server.agents.field_tables import (
     BASE,

@@ -20,11 +20,11 @@ from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import input_token_count_params, response_compact_params, response_create_params
 from openai.types.responses import response_text_config_param as text_params
 
-from quire.server.anthropic_body import CountTokensBody, MessagesBody, OutputOptions, ThinkingOptions, ToolChoiceOptions
-from quire.server.body import Body
-from quire.server.openai_responses_body import SHARED, CountBody, ReasoningOptions, ResponsesBody, TextOptions
-from quire.server.pooling_protocol import EmbeddingBody
-from quire.server.protocol import ChatBody, CompletionBody
+from quire.server.anthropic.body import CountTokensBody, MessagesBody, OutputOptions, ThinkingOptions, ToolChoiceOptions
+from quire.server.generate.protocol import ChatBody, CompletionBody
+from quire.server.http.body import Body
+from quire.server.pooling.protocol import EmbeddingBody
+from quire.server.responses.body import SHARED, CountBody, ReasoningOptions, ResponsesBody, TextOptions
 from tests.server.agents.conftest import MODEL
 from tests.server.agents.dictated_llm import DictatedLLM, say
 from tests.server.agents.field_tables import BASE, CHAT, COMPLETIONS, COUNTING, MESSAGES, RESPONSES

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from quire.server.openai_responses_store import ResponseStore, Stored
+from quire.server.responses.store import ResponseStore, Stored
 from tests.server.agents.conftest import MODEL
 from tests.server.agents.dictated_llm import DictatedLLM, say
 from tests.server.agents.scripts import LOOK, SUM

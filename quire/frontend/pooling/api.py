@@ -1,0 +1,230 @@
+"""The pooling half of the offline class: encode, embed, classify, score."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from quire.engine.client import EngineInfo
+from quire.foundation.errors import InputError
+from quire.frontend.inputs import PromptLike, as_list, read_prompt
+from quire.frontend.outputs import Conversion
+from quire.frontend.pooling import requests as pooling
+from quire.frontend.pooling.prompts import PairEncoder, pair_template
+from quire.frontend.pooling.requests import PoolingPrompt, pooler_of
+from quire.frontend.progress import ProgressFactory
+from quire.frontend.templates.chat import ChatTemplate
+from quire.frontend.tokenization.tokenizer import Tokenizer
+from quire.frontend.tokenization.truncation import Side, TokenizationOptions, Truncation, encode_texts
+from quire.types.pooling import (
+    CLASSIFY,
+    EMBED,
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingParams,
+    PoolingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
+from quire.types.request import EngineRequest
+
+Prompts = PromptLike | Sequence[PromptLike]
+Params = PoolingParams | Sequence[PoolingParams]
+T = TypeVar("T")
+
+
+class PoolingAPI:
+    """For a class that runs requests. All raise InputError for what cannot run, before anything runs.
+
+    truncate_prompt_tokens: cut longer prompts, -1 to the context; truncation_side: where, right unless it is given.
+    tokenization_kwargs: the same two, and add_special_tokens, under the name that other engines have for them.
+    """
+
+    @property
+    @abstractmethod
+    def info(self) -> EngineInfo: ...
+
+    @abstractmethod
+    def get_tokenizer(self) -> Tokenizer: ...
+
+    @abstractmethod
+    def _run_requests(
+        self, requests: Mapping[str, list[EngineRequest]], texts: Sequence[str | None], use_tqdm: bool | ProgressFactory
+    ) -> list[Conversion]: ...
+
+    @abstractmethod
+    def _new_number(self) -> str: ...
+
+    def encode(
+        self,
+        prompts: Prompts,
+        pooling_params: Params | None = None,
+        *,
+        pooling_task: str | None = None,
+        use_tqdm: bool | ProgressFactory = True,
+        truncate_prompt_tokens: int | None = None,
+        truncation_side: Side | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """The vector of each prompt (of tasks by token: the vectors of its tokens), in the order of the prompts."""
+        given = [read_prompt(prompt) for prompt in as_list(prompts)]
+        options = TokenizationOptions.of(tokenization_kwargs, truncate_prompt_tokens, truncation_side)
+        cut = self._cut(options)
+        texts = [prompt.text or "" for prompt in given if prompt.token_ids is None]
+        special = options.special(True)
+        encoded = iter(encode_texts(self.get_tokenizer(), texts, cut, add_special_tokens=special) if texts else ())
+        ready = [
+            PoolingPrompt(cut.cut(p.token_ids) if p.token_ids is not None else next(encoded), None, p.cache_salt)
+            for p in given
+        ]
+        return self._pool(ready, pooling_params, pooling_task, use_tqdm)
+
+    def embed(
+        self,
+        prompts: Prompts,
+        *,
+        pooling_params: Params | None = None,
+        use_tqdm: bool | ProgressFactory = True,
+        truncate_prompt_tokens: int | None = None,
+        truncation_side: Side | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        outputs = self.encode(
+            prompts,
+            pooling_params,
+            pooling_task=EMBED,
+            use_tqdm=use_tqdm,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            truncation_side=truncation_side,
+            tokenization_kwargs=tokenization_kwargs,
+        )
+        return [_with(output, EmbeddingOutput(output.outputs.data.tolist())) for output in outputs]
+
+    def classify(
+        self,
+        prompts: Prompts,
+        *,
+        pooling_params: Params | None = None,
+        use_tqdm: bool | ProgressFactory = True,
+        truncate_prompt_tokens: int | None = None,
+        truncation_side: Side | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[ClassificationRequestOutput]:
+        outputs = self.encode(
+            prompts,
+            pooling_params,
+            pooling_task=CLASSIFY,
+            use_tqdm=use_tqdm,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            truncation_side=truncation_side,
+            tokenization_kwargs=tokenization_kwargs,
+        )
+        return [_with(output, ClassificationOutput(output.outputs.data.tolist())) for output in outputs]
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        /,
+        *,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool | ProgressFactory = True,
+        truncate_prompt_tokens: int | None = None,
+        truncation_side: Side | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """How well each text of `data_2` fits the text of `data_1` in its place, or the only one there is.
+
+        A cross-encoder (a classifier with one class) reads both together; of embeddings it is the cosine.
+        """
+        pairs = pair_up(data_1, data_2)
+        options = TokenizationOptions.of(tokenization_kwargs, truncate_prompt_tokens, truncation_side)
+        if options.add_special_tokens is False:
+            raise InputError("scores need the special tokens that stand around a pair", "add_special_tokens")
+        cut = self._cut(options)
+        params = pooling_params or PoolingParams()
+        if pooler_of(self.info).kind == EMBED:
+            texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+            ids = encode_texts(self.get_tokenizer(), texts, cut)
+            vectors = self._pool([PoolingPrompt(i) for i in ids], params, EMBED, use_tqdm)
+            by_text = dict(zip(texts, vectors, strict=True))
+            halves = [tuple(by_text[text] for text in pair) for pair in pairs]
+            scores = pooling.cosines([a.outputs.data for a, _ in halves], [b.outputs.data for _, b in halves])
+            return [
+                _with(b, ScoringOutput(score), a.prompt_token_ids + b.prompt_token_ids)
+                for (a, b), score in zip(halves, scores, strict=True)
+            ]
+        check_cross_encoder(self.info)
+        tokenizer = self.get_tokenizer()
+        template = pair_template(tokenizer, self.info)
+        if chat_template is not None:
+            template = ChatTemplate(chat_template, tokenizer.special_tokens)
+        prompts = PairEncoder(tokenizer, cut, template=template).encode(pairs)
+        outputs = self._pool(prompts, params, CLASSIFY, use_tqdm)
+        return [_with(output, ScoringOutput(float(output.outputs.data[0]))) for output in outputs]
+
+    def _cut(self, options: TokenizationOptions) -> Truncation:
+        return Truncation.of(options.truncate_prompt_tokens, options.truncation_side, self.info)
+
+    def _pool(
+        self,
+        prompts: Sequence[PoolingPrompt],
+        params: Params | None,
+        task: str | None,
+        use_tqdm: bool | ProgressFactory,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        chosen: Sequence[PoolingParams] = (
+            params if isinstance(params, Sequence) else [params or PoolingParams()] * len(prompts)
+        )
+        if len(chosen) != len(prompts):
+            raise InputError(f"pooling_params has {len(chosen)} entries for {len(prompts)} prompts", "pooling_params")
+        for one in chosen:
+            if not isinstance(one, PoolingParams):
+                raise InputError(f"pooling_params must be PoolingParams, got {type(one).__name__}", "pooling_params")
+            if task is not None and one.task not in (None, task):
+                raise InputError(f"pooling_params.task is {one.task!r}, and {task!r} is asked for", "pooling_params")
+        tasks = [pooling.check_task(one, self.info, task) for one in chosen]
+        requests = {}
+        for prompt, one, its_task in zip(prompts, chosen, tasks, strict=True):
+            number = self._new_number()
+            requests[number] = [pooling.build(prompt, one, its_task, self.info, request_id=number)]
+        conversions = self._run_requests(requests, [None] * len(requests), use_tqdm)
+        return [
+            pooling.output(conversion, its_task, one, self.info)
+            for conversion, its_task, one in zip(conversions, tasks, chosen, strict=True)
+        ]
+
+
+def pair_up(first: str | Sequence[str], second: str | Sequence[str]) -> list[tuple[str, str]]:
+    """1 and N texts or N and N → pairs. Raises InputError for other numbers, or what is no text."""
+    one, many = ([x] if isinstance(x, str) else list(x) for x in (first, second))
+    for texts in (one, many):
+        if not texts or not all(isinstance(text, str) for text in texts):
+            raise InputError("a score needs texts: strings or non-empty lists of strings", "data")
+    if len(one) == 1:
+        one = one * len(many)
+    if len(one) != len(many):
+        raise InputError(f"a score needs 1 text and N texts, or N and N, got {len(one)} and {len(many)}", "data")
+    return list(zip(one, many, strict=True))
+
+
+def check_cross_encoder(info: EngineInfo) -> None:
+    """Raises InputError if the model's classes are no single score."""
+    pooler = pooler_of(info)
+    if pooler.size != 1 or pooler.only_by_token:
+        raise InputError(
+            f"a score needs an embedding model or a classifier with one class, and {info.resolved.info.architecture} "
+            f"has {pooler.size} classes",
+            "model",
+        )
+
+
+def _with(output: PoolingRequestOutput[Any], outputs: T, ids: list[int] | None = None) -> PoolingRequestOutput[T]:
+    return PoolingRequestOutput(
+        output.request_id, outputs, output.prompt_token_ids if ids is None else ids, output.num_cached_tokens
+    )

@@ -1,0 +1,100 @@
+"""Between the qkv projection and attention: split, per-head norm, rotary embedding, write to the paged cache."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from quire.kernels.dispatch import on_triton
+from quire.kernels.elementwise import cpu as cpu_elementwise
+from quire.kernels.elementwise.norm import rms_norm_reference
+
+
+class Place(NamedTuple):
+    """What becomes of q, k and v: arguments of `qk_norm_rope_write`, in its order."""
+
+    cos_sin: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    q_weight: torch.Tensor | None = None
+    k_weight: torch.Tensor | None = None
+    eps: float = 1e-6
+
+
+def qk_norm_rope_write(
+    qkv: torch.Tensor,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    q_weight: torch.Tensor | None = None,
+    k_weight: torch.Tensor | None = None,
+    eps: float = 1e-6,
+) -> torch.Tensor:
+    """Returns rotated q [tokens, num_heads, head_dim]; k and v go to their slots in the cache.
+
+    qkv [tokens, (num_heads + 2 * num_kv_heads) * head_dim]; cos_sin float32 [max_position, rotary_dim], first half
+    cos, second half sin; positions, slots int32 [tokens] with slot = block * block_size + offset, or -1 for a padding
+    token, which is written nowhere; caches [num_blocks, num_kv_heads, block_size, head_dim], last two dims contiguous.
+    q_weight and k_weight [head_dim] turn on the per-head RMS norm: give both or neither. Rotation pairs column i
+    with i + rotary_dim / 2 (Su et al., 2021, in the half-split form of GPT-NeoX); columns ≥ rotary_dim pass through.
+    The caches may be of an 8-bit float type; values beyond its range become its largest.
+    positions and slots must not be written by the kernel launched just before: they are read ahead of its end.
+    """
+    arguments = (qkv, cos_sin, positions, slots, k_cache, v_cache, num_heads, num_kv_heads, head_dim)
+    if on_triton(qkv):
+        from quire.kernels.attention.triton import rope
+
+        return rope.qk_norm_rope_write(*arguments, q_weight, k_weight, eps)
+    return cpu_elementwise.qk_norm_rope_write(*arguments, q_weight, k_weight, eps)
+
+
+def qk_norm_rope_write_reference(
+    qkv: torch.Tensor,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    q_weight: torch.Tensor | None = None,
+    k_weight: torch.Tensor | None = None,
+    eps: float = 1e-6,
+) -> torch.Tensor:
+    heads = qkv.view(-1, num_heads + 2 * num_kv_heads, head_dim)
+    q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    q, k = q.float(), k.float()  # float32 from here to the end: the norm's result is not rounded on its way
+    if q_weight is not None and k_weight is not None:
+        q, k = rms_norm_reference(q, q_weight, eps), rms_norm_reference(k, k_weight, eps)
+    cos, sin = cos_sin[positions.long()].unsqueeze(1).chunk(2, dim=-1)  # [tokens, 1, rotary_dim / 2]
+    real = slots >= 0
+    blocks, offsets = slots[real].long() // k_cache.shape[2], slots[real].long() % k_cache.shape[2]
+    k_cache[blocks, :, offsets] = _narrowed(_rotate(k, cos, sin), k_cache.dtype)[real]
+    v_cache[blocks, :, offsets] = _narrowed(v, v_cache.dtype)[real]
+    return _rotate(q, cos, sin).to(qkv.dtype)
+
+
+def _narrowed(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """As the hardware converts: what an 8-bit type cannot hold becomes its largest value."""
+    if dtype.itemsize == 1:
+        largest = torch.finfo(dtype).max
+        x = x.float().clamp(-largest, largest)
+    return x.to(dtype)
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    half = cos.shape[-1]
+    first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)

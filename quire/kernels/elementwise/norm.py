@@ -1,0 +1,23 @@
+"""RMS norm (Zhang and Sennrich, 2019): x / sqrt(mean(x²) + eps) · weight, computed in float32."""
+
+from __future__ import annotations
+
+import torch
+
+from quire.kernels.dispatch import on_triton
+from quire.kernels.elementwise import cpu as cpu_elementwise
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Normalize the last dimension of x [..., hidden] by its root mean square; weight [hidden]. Keeps x's dtype."""
+    if on_triton(x):
+        from quire.kernels.elementwise.triton import norm
+
+        return norm.rms_norm(x, weight, eps)
+    return cpu_elementwise.rms_norm(x, weight, eps)
+
+
+def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    wide = x.float()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * scale * weight.float()).to(x.dtype)

@@ -1,0 +1,72 @@
+"""RMS norm: whole rows in registers, one a program; several where there are many, so that more is read at a time."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from quire.kernels.triton.launch import has_pdl, next_power_of_2
+
+MANY = 1024  # rows, from which on a program takes ROWS of them, if they are no longer than MAX_BLOCK
+ROWS, MAX_BLOCK = 4, 4096
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x_ptr, weight_ptr, out_ptr, x_stride, size, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < size
+    weight = tl.load(weight_ptr + columns, mask, 0.0).to(tl.float32)  # written long ago: read ahead of the wait
+    if PDL:
+        if EARLY:
+            tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+        if not EARLY:
+            tl.extra.cuda.gdc_launch_dependents()
+    x = tl.load(x_ptr + row * x_stride + columns, mask, 0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, axis=0) / size + eps)
+    tl.store(out_ptr + row * size + columns, (x * scale * weight).to(out_ptr.dtype.element_ty), mask)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _rms_norm_many_kernel(
+    x_ptr, weight_ptr, out_ptr, num_rows, x_stride, size, eps,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < size
+    there = (row < num_rows)[:, None] & mask[None, :]
+    weight = tl.load(weight_ptr + columns, mask, 0.0).to(tl.float32)  # written long ago: read ahead of the wait
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    x = tl.load(x_ptr + (row * x_stride)[:, None] + columns[None, :], there, 0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, axis=1) / size + eps)
+    y = x * scale[:, None] * weight[None, :]
+    tl.store(out_ptr + (row * size)[:, None] + columns[None, :], y.to(out_ptr.dtype.element_ty), there)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, early: bool = False) -> torch.Tensor:
+    """See `quire.kernels.elementwise.norm`; early: the next kernel may start before this one waits (`launch`)."""
+    size = x.shape[-1]
+    rows = x if x.dim() == 2 else x.reshape(-1, size)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if not rows.shape[0]:
+        return out
+    block = next_power_of_2(size)
+    pdl = has_pdl(x.device)
+    if len(rows) >= MANY and block <= MAX_BLOCK:
+        _rms_norm_many_kernel[(-(-len(rows) // ROWS),)](
+            rows, weight, out, len(rows), rows.stride(0), size, eps, ROWS=ROWS, BLOCK=block, PDL=pdl, num_warps=4,
+            launch_pdl=pdl,
+        )  # fmt: skip
+        return out
+    _rms_norm_kernel[(rows.shape[0],)](
+        rows, weight, out, rows.stride(0), size, eps, BLOCK=block, EARLY=early, PDL=pdl,
+        num_warps=min(max(block // 256, 1), 16), launch_pdl=pdl,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,75 @@
+"""x @ weight.T for the rows of a decode batch, with norm, gate and residual sum: where the library's kernels leave
+memory bandwidth unused, and launches count."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+
+from quire.kernels.dispatch import INTERPRETED
+
+if TYPE_CHECKING:
+    from quire.kernels.gemm.triton.plan import Plan
+
+logger = logging.getLogger(__name__)
+
+
+@cache
+def _gluon(device: torch.device) -> bool:
+    """Whether kernels in Gluon, which Triton calls experimental, run on `device`."""
+    if INTERPRETED or torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] < 8:
+        return False
+    try:
+        from quire.kernels.gemm.triton import skinny_registers  # noqa: F401
+    except (ImportError, AttributeError) as error:
+        logger.warning("small batches have more kernels than they need: %s", error)
+        return False
+    return True
+
+
+@cache
+def _bulk_copies(device: torch.device) -> bool:
+    """Whether tiles come through the bulk copy engine, in the way of compute capability 9.0."""
+    return not INTERPRETED and device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
+def plan(x: torch.Tensor, weight: torch.Tensor, *, gated: bool, residual: bool) -> Plan | None:
+    """How to multiply x [m, k] by weight ([n, k], or [2n, k] if gated), with norm, gate and residual sum if asked for;
+    None: not here."""
+    m, k = x.shape
+    if not (x.is_cuda and m and k >= 64 and x.dtype in (torch.bfloat16, torch.float16)):
+        return None
+    from quire.kernels.gemm.triton.plan import Registers, Shared, Vector
+    from quire.kernels.gemm.triton.plan import plan as plan_of
+
+    n = weight.shape[0] // (2 if gated else 1)
+    aligned = k % 8 == x.stride(0) % 8 == weight.stride(0) % 8 == 0  # eight elements at once
+    how = plan_of(m, n, k, gated=gated, residual=residual, bulk=aligned and _bulk_copies(x.device))
+    if isinstance(how, Registers) and not (aligned and _gluon(x.device)):
+        return Vector(4, 512, 4) if m == 1 else Shared(16, 64, 4, 4)
+    return how
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    norm: tuple[torch.Tensor, float] | None,
+    gated: bool,
+    residual: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    out: torch.Tensor | None,
+    plan: Plan,
+) -> torch.Tensor:
+    """See `quire.kernels.gemm.linear`. Sums are rounded once, to the result's dtype."""
+    from quire.kernels.gemm.triton import decode_gemm
+
+    if residual is not None:
+        return decode_gemm.linear(x, weight, bias, norm, gated, True, residual, plan)
+    if out is None:
+        n = weight.shape[0] // (2 if gated else 1)
+        out = torch.empty((x.shape[0], n), dtype=out_dtype or x.dtype, device=x.device)
+    return decode_gemm.linear(x, weight, bias, norm, gated, False, out, plan)

@@ -1,0 +1,163 @@
+"""From the bytes of a request body to a checked model."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+import orjson
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
+from pydantic_core import CoreSchema
+
+from quire.foundation.errors import InputError
+from quire.foundation.log import get_logger
+from quire.foundation.shown import shown
+from quire.server.http.errors import ClientGoneError
+from quire.server.http.field_limits import most_bytes
+from quire.server.http.limits import check_shape
+from quire.types.json_text import JsonText
+
+log = get_logger(__name__)
+BIG_BODY = 16 * 1024  # bytes
+T = TypeVar("T")
+is_gone: ContextVar[Callable[[], bool]] = ContextVar("is_gone", default=lambda: False)  # the client of this request
+_TEXT = "text"
+SCHEMAS = {  # the fields that hold them
+    "response_format": {"json_schema": {"schema": _TEXT}},
+    "structured_outputs": {"json": _TEXT, "structural_tag": _TEXT},
+    "guided_json": _TEXT,
+    "output_config": {"format": {"schema": _TEXT}},
+    "output_format": {"schema": _TEXT},
+}
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def _fail_fast(schema: Any) -> None:
+    """One item of a list that is wrong is enough to say so: no error is made for each of a million."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "list":
+            schema["fail_fast"] = True
+        for part in schema.values():
+            _fail_fast(part)
+    elif isinstance(schema, list | tuple):
+        for part in schema:
+            _fail_fast(part)
+
+
+class Body(BaseModel):
+    """Base of all request bodies: exact types, `null` means "not given", unknown fields are ignored.
+
+    What the official clients know is a field, or it is `unsupported`, or it is `without_effect`, as docs/api.md says.
+    """
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, protected_namespaces=())
+    unsupported: ClassVar[tuple[str, ...]] = ()  # fields that would change the answer: not to be dropped silently
+    without_effect: ClassVar[tuple[str, ...]] = ()  # fields that change nothing here
+    within: ClassVar[str] = ""  # the field that holds this
+    also_read: ClassVar[tuple[str, ...]] = ()  # fields that are handed on to another body
+    max_bytes: ClassVar[Mapping[str, int]] = {}  # of fields whose limit differs from that of others by their name
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        _fail_fast(schema)
+        return schema
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_given(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        for name in cls.unsupported:
+            if data.get(name):
+                path = f"{cls.within}.{name}" if cls.within else name
+                raise InputError(f"{path} is not supported by this version", cls.within or name)
+        return {key: value for key, value in data.items() if value is not None}
+
+
+AnyBody = TypeVar("AnyBody", bound=Body)
+
+
+async def read_body(request: Request, model: type[AnyBody]) -> AnyBody:
+    """Raises InputError for anything that is not a JSON object and ValidationError for one that does not fit."""
+    content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if content_type != "application/json":
+        raise InputError(f"the content type must be application/json, got {shown(content_type)}")
+    raw = await request.body()
+    return await look_into(request, lambda: _read(raw, model, request.url.path))
+
+
+async def look_into(request: Request, call: Callable[[], T]) -> T:
+    """`call()`, which works out what a body asks for: on a thread if that is long, so that other streams go on."""
+    return await on_thread(call) if len(await request.body()) > BIG_BODY else call()
+
+
+async def on_thread(call: Callable[[], T]) -> T:
+    """`call()` on a thread. Threads are few: raises ClientGoneError if nobody waits any more when one is free."""
+    gone = is_gone.get()
+
+    def run() -> T:
+        if gone():
+            raise ClientGoneError
+        return call()
+
+    return await asyncio.to_thread(run)
+
+
+def _read(raw: bytes, model: type[AnyBody], path: str) -> AnyBody:
+    check_shape(raw)
+    try:
+        data = _fields(raw.strip(), model) if len(raw) > BIG_BODY else parse(raw.strip(), SCHEMAS)
+    except (orjson.JSONDecodeError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"the request body is not valid JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise InputError(f"the request body must be a JSON object, got {type(data).__name__}")
+    if log.isEnabledFor(logging.DEBUG) and (unknown := data.keys() - model.model_fields.keys()):
+        log.debug("ignored unknown fields of %s: %s", path, ", ".join(sorted(unknown)))
+    return model.model_validate(data)
+
+
+def _fields(raw: bytes | msgspec.Raw, model: type[Body]) -> Any:
+    """The fields of a long body, none of them longer than it may be. Raises InputError.
+
+    What nobody reads is left out, with something true in its place.
+    """
+    if bytes(memoryview(raw)[:1]) != b"{":
+        return parse(raw, SCHEMAS)
+    found: dict[str, Any] = {}
+    for name, value in _FIELDS.decode(raw).items():
+        size, most = memoryview(value).nbytes, model.max_bytes.get(name, most_bytes(name))
+        is_known = name in model.model_fields or name in model.also_read
+        if most is not None and size > most and is_known:
+            raise InputError(f"{name} takes {size} bytes of JSON, and may take {most}", name)
+        inner = model.model_fields[name].annotation if name in model.model_fields else None
+        if not is_known and size > BIG_BODY:
+            found[name] = True
+        elif isinstance(inner, type) and issubclass(inner, Body) and size > BIG_BODY:
+            found[name] = _fields(value, inner)
+        else:
+            found[name] = parse(value, SCHEMAS.get(name))
+    return found
+
+
+def parse(raw: bytes | msgspec.Raw, schemas: Any) -> Any:
+    """Long schemas stay text: making objects of one holds up everybody's streams, and here nobody looks into it.
+
+    schemas: where they are: _TEXT, or by key.
+    """
+    size = memoryview(raw).nbytes
+    if size > BIG_BODY and schemas and bytes(memoryview(raw)[:1]) == b"{":
+        if schemas is _TEXT:
+            return JsonText(bytes(raw), "utf-8")
+        return {name: parse(value, schemas.get(name)) for name, value in _FIELDS.decode(raw).items()}
+    return orjson.loads(memoryview(raw))
+
+
+def openapi_body(model: type[Body]) -> dict[str, Any]:
+    """The `openapi_extra` of a route that reads its body with `read_body`."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": model.model_json_schema()}}}}

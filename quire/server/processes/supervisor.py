@@ -1,0 +1,304 @@
+"""The process that a server of several front ends begins with: it starts the core and the front ends, watches them,
+starts front ends again that die, and ends them all. No request and no token goes through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import time
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quire.config.engine import EngineConfig
+from quire.config.resolve import Resolved, resolve
+from quire.config.serve import ServeConfig
+from quire.engine.client import ProcessClient
+from quire.foundation.child import Child, Failure, socket_folder
+from quire.foundation.errors import EngineDeadError, QuireError
+from quire.foundation.log import get_logger
+from quire.server.http.auth import load_keys
+from quire.server.http.listener import bind
+from quire.server.http.protocol import ABORT_SECONDS
+from quire.server.processes.banner import ready_lines
+from quire.server.processes.messages import Attach, Begin, Drain, EngineDied, FromFrontEnd, Prepare, Serves, ToFrontEnd
+from quire.server.processes.peer_servers import OWNER
+from quire.server.processes.pulse import beat_seconds
+from quire.server.processes.shared_counters import BEATS, Board
+from quire.server.service import Service
+
+if TYPE_CHECKING:
+    from quire.engine.client import EngineInfo
+
+EXIT_OK, EXIT_ENGINE_DEAD = 0, 4
+MAX_FRONT_ENDS = 64
+MAX_RESTARTS, RESTART_WINDOW = 5, 60.0  # so many within so many seconds; one more ends the server
+START_SECONDS = 120.0  # without a sign of life for a front end that has not served yet; loading holds up its event loop
+CLOSE_SECONDS = 2 * ABORT_SECONDS + 4  # for a front end to end after its drain
+log = get_logger(__name__)
+
+
+class FrontEndHandle:
+    """A front end process as its supervisor sees it. `client`: its number with the core; None before it has joined.
+
+    beats: how many signs of life it had given when one was last new, at `seen` (time.monotonic()).
+    """
+
+    def __init__(self, number: int, listener: socket.socket) -> None:
+        self.number = number
+        self.client: int | None = None
+        self.serves = False
+        self.beats = 0.0
+        self.seen = time.monotonic()
+        title = f"front end {number}"
+        self.child: Child[FromFrontEnd] = Child(
+            "quire.server.processes.front_end", FromFrontEnd, title, inherited=[listener.fileno()]
+        )
+
+    def send(self, message: ToFrontEnd) -> None:
+        self.child.channel.send(message)
+
+
+class Supervisor:
+    def __init__(self, config: EngineConfig, serve: ServeConfig) -> None:
+        self.config = config
+        self.serve = serve
+        self._count = serve.api_server_count
+        self._created = int(time.time())
+        self._resolved: Resolved | None = None
+        self._core: ProcessClient | None = None  # that has been started
+        self._engine: ProcessClient | None = None  # the same once it is ready
+        self._front_ends: dict[int, FrontEndHandle] = {}  # that live
+        self._num_clients = 0
+        self._restarts: deque[float] = deque()
+        self._first_tokens: list[float] = []
+        self._is_ready = asyncio.Event()  # all of them have served
+        self._stop = asyncio.Event()
+        self._changed = asyncio.Event()  # a front end is gone
+
+    async def main(self) -> int:
+        started = time.perf_counter()
+        self._keys = load_keys(self.serve)
+        self._listener = bind(self.serve)
+        self._folder = socket_folder()
+        self._board = Board(self._folder, self._count)
+        self._loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[int] = self._loop.create_future()  # the exit code, or why the server cannot go on
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(signal_number, self._on_signal, signal_number)
+        tasks: list[asyncio.Task[Any]] = []
+        self._period = beat_seconds(self.serve.hang_timeout)
+        self._watch_front_ends(time.monotonic())
+        try:
+            for number in range(self._count):
+                self._board.vacate(number)
+                self._start(number)
+            starting = asyncio.create_task(self._start_all(started))
+            stopped = asyncio.create_task(self._stop.wait())
+            tasks += [starting, stopped]
+            await _first_of(starting, stopped, self._over)
+            if not starting.done():
+                await self._give_up(starting)
+            if self._over.done():
+                return self._over.result()
+            if stopped.done():
+                return EXIT_OK
+            starting.result()
+            await _first_of(stopped, self._over)
+            if not self._over.done():
+                await self._drain()
+                return EXIT_OK
+            await self._all_gone(CLOSE_SECONDS)  # they have been told
+            return self._over.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            self._close()
+
+    # -- the front ends ------------------------------------------------------------------------------------------
+
+    def _start(self, number: int) -> None:
+        front_end = self._front_ends[number] = FrontEndHandle(number, self._listener)
+        front_end.send(
+            Begin(
+                number=number,
+                count=self._count,
+                config=self.config,
+                serve=self.serve,
+                keys=self._keys,
+                folder=str(self._folder),
+                listener=self._listener.fileno(),
+                answers_early=number == OWNER and not self._is_ready.is_set(),
+                created=self._created,
+            )
+        )
+        if self._resolved is not None:
+            front_end.send(Prepare(self._resolved))
+        if self._engine is not None:
+            self._attach(front_end)
+        for fd in (front_end.child.channel.fileno(), front_end.child.lifeline):
+            self._loop.add_reader(fd, self._read, front_end)
+        self._read(front_end)  # what came before gives no sign
+
+    def _attach(self, front_end: FrontEndHandle) -> None:
+        """Make the process a client of the core. One that is started again is a new client, with new sockets."""
+        assert self._engine is not None
+        front_end.client = self._num_clients
+        self._num_clients += 1
+        folder = self._folder / f"client-{front_end.client}"
+        folder.mkdir()
+        self._engine.join(front_end.client, folder)
+        front_end.send(Attach(self._engine.info, str(folder)))
+
+    def _read(self, front_end: FrontEndHandle) -> None:
+        try:
+            while (message := front_end.child.receive(0)) is not None:
+                if isinstance(message, Failure):
+                    self._end_with(message.error())
+                elif isinstance(message, Serves):
+                    self._on_serving(front_end, message.first_token)
+        except EngineDeadError as error:
+            self._on_death(front_end, str(error))
+
+    def _watch_front_ends(self, expected: float) -> None:
+        """Once a period: kill those that hang, which is a death like any other. expected: when this look was due."""
+        now = time.monotonic()
+        was_stopped = now - expected > self._period  # we were, and perhaps they were too
+        self._timer = self._loop.call_later(self._period, self._watch_front_ends, now + self._period)
+        for front_end in list(self._front_ends.values()):
+            beats = self._board.pages[front_end.number][BEATS]
+            if beats != front_end.beats or was_stopped:
+                front_end.beats, front_end.seen = beats, now
+            silence = now - front_end.seen
+            if silence > (self.serve.hang_timeout if front_end.serves else START_SECONDS):
+                log.error(
+                    "%s (pid %d) hangs: no sign of life for %.0f s; it is killed",
+                    front_end.child.title, front_end.child.pid, silence,
+                )  # fmt: skip
+                front_end.seen = now
+                front_end.child.kill()
+
+    def _on_serving(self, front_end: FrontEndHandle, first_token: float) -> None:
+        front_end.serves = True
+        self._first_tokens.append(first_token)
+        if len(self._first_tokens) >= self._count:
+            self._is_ready.set()
+
+    def _on_death(self, front_end: FrontEndHandle, how: str) -> None:
+        self._forget(front_end)
+        if self._stop.is_set() or self._over.done():
+            return
+        now = time.monotonic()
+        self._restarts.append(now)
+        while self._restarts[0] < now - RESTART_WINDOW:
+            self._restarts.popleft()
+        if not self._is_ready.is_set():
+            self._end_with(QuireError(f"{how} before the server was ready"))
+        elif len(self._restarts) > MAX_RESTARTS:
+            self._end_with(QuireError(f"{how}, the {len(self._restarts)}th death in {RESTART_WINDOW:.0f} s"))
+        else:
+            log.error("%s; its requests are lost, and it is started again", how)
+            self._start(front_end.number)
+
+    def _forget(self, front_end: FrontEndHandle) -> None:
+        """The process is gone, or must go: what it asked of the core is aborted."""
+        for fd in (front_end.child.channel.fileno(), front_end.child.lifeline):
+            self._loop.remove_reader(fd)
+        del self._front_ends[front_end.number]
+        self._board.vacate(front_end.number)
+        if front_end.client is not None and self._engine is not None:
+            self._engine.leave(front_end.client)
+            shutil.rmtree(self._folder / f"client-{front_end.client}", ignore_errors=True)
+        front_end.child.stop(grace=0)
+        self._changed.set()
+
+    def _tell_all(self, message: ToFrontEnd) -> None:
+        for front_end in self._front_ends.values():
+            front_end.send(message)
+
+    # -- the start -----------------------------------------------------------------------------------------------
+
+    async def _start_all(self, started: float) -> None:
+        self._resolved = await asyncio.to_thread(resolve, self.config, serving=True)
+        self._tell_all(Prepare(self._resolved))
+        if self._over.done() or self._stop.is_set():
+            return
+        self._core = ProcessClient(self._resolved, wait=False)
+        await asyncio.to_thread(self._core.wait_until_ready)
+        self._engine = self._core
+        self._watching = asyncio.create_task(self._watch_engine(self._engine))
+        for front_end in self._front_ends.values():
+            self._attach(front_end)
+        await self._is_ready.wait()
+        self._print(self._engine.info, time.perf_counter() - started)
+
+    def _print(self, info: EngineInfo, seconds: float) -> None:
+        service = Service(self.config, self.serve, self._created, self._board)
+        first_token = max(self._first_tokens)
+        print(*ready_lines(service, info, self._listener, bool(self._keys), first_token, seconds), sep="\n", flush=True)
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    async def _watch_engine(self, engine: ProcessClient) -> None:
+        try:
+            async for _ in engine.outputs():
+                pass
+        except EngineDeadError as error:
+            if not self._over.done():
+                log.error("the engine has stopped: %s; leaving with exit code %d", error, EXIT_ENGINE_DEAD)
+                self._tell_all(EngineDied(str(error)))
+                self._over.set_result(EXIT_ENGINE_DEAD)
+
+    def _end_with(self, error: QuireError) -> None:
+        if not self._over.done():
+            self._tell_all(Drain(at_once=True))
+            self._over.set_exception(error)
+
+    def _on_signal(self, number: int) -> None:
+        log.info("%s came", signal.Signals(number).name)
+        self._tell_all(Drain(at_once=number == signal.SIGINT))
+        self._stop.set()
+
+    async def _drain(self) -> None:
+        """The front ends let what runs finish, each for itself."""
+        await self._all_gone(self.serve.shutdown_grace + self.serve.shutdown_timeout + CLOSE_SECONDS)
+
+    async def _all_gone(self, seconds: float) -> None:
+        """Wait until all front ends have ended."""
+        try:
+            async with asyncio.timeout(seconds):
+                while self._front_ends:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            log.error("%d front ends do not end and are killed", len(self._front_ends))
+
+    async def _give_up(self, starting: asyncio.Task[None]) -> None:
+        """Do not wait for a core that nobody needs any more."""
+        if self._core is None and self._stop.is_set():
+            self._close()
+            os._exit(EXIT_OK)  # the thread that reads or fetches the model's files cannot be stopped
+        if self._core is not None and self._engine is None:
+            self._core.kill()
+            await asyncio.wait({starting})
+
+    def _close(self) -> None:
+        self._stop.set()
+        self._timer.cancel()
+        for front_end in list(self._front_ends.values()):
+            self._forget(front_end)
+        if self._engine is not None:
+            self._watching.cancel()
+            self._engine.shutdown()
+        self._listener.close()
+        if self.serve.uds is not None:
+            Path(self.serve.uds).unlink(missing_ok=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+async def _first_of(*futures: asyncio.Future[Any]) -> None:
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
