@@ -93,7 +93,7 @@ def sweep(model: kernels.Model, rows: int) -> Iterator[Row]:
     gain = kernels.random(model.dim) if model.qk_norm else None
     table = kernels.random(256, model.dim, dtype=torch.float32)
     cache = attention.cache
-    place = rope.Place(
+    place = rope.QkvTarget(
         table, positions, positions, cache.k, cache.v, model.heads, model.kv_heads, model.dim, gain, gain
     )
     residual = kernels.random(rows, model.hidden)

@@ -320,11 +320,11 @@ def bench_qkv(model: Model) -> Iterator[Line]:
         slots = torch.randperm(m // BLOCK_SIZE, device=DEVICE).repeat_interleave(BLOCK_SIZE).int() * BLOCK_SIZE
         slots += torch.arange(m, device=DEVICE, dtype=torch.int32) % BLOCK_SIZE
         k_cache, v_cache = random(2, m // BLOCK_SIZE, model.kv_heads, BLOCK_SIZE, model.dim)
-        place = rope.Place(
+        place = rope.QkvTarget(
             table, positions, slots, k_cache, v_cache, model.heads, model.kv_heads, model.dim, head_weight, head_weight
         )
 
-        def apart(x: torch.Tensor, weight: torch.Tensor, place: rope.Place = place) -> torch.Tensor:
+        def apart(x: torch.Tensor, weight: torch.Tensor, place: rope.QkvTarget = place) -> torch.Tensor:
             return rope.qk_norm_rope_write(F.linear(norm.rms_norm(x, *gain), weight), *place)
 
         us = microseconds([
@@ -351,7 +351,7 @@ class Layer:
 
     def __call__(self) -> None:
         m, cache, (qkv_weight, o, gate_up, down) = self.model, self.attention.cache, self.weights
-        place = rope.Place(
+        place = rope.QkvTarget(
             self.table,
             self.positions,
             self.positions,

@@ -80,7 +80,7 @@ class Model:
         if not self.late or not 0 < len(self.in_flight) < DEPTH or not self.scheduler.can_be_late:
             return
         step = self.in_flight[0]
-        ends = max(step.submitted, self.last) + self.scheduler.pace.predict(step.work)
+        ends = max(step.submitted, self.last) + self.scheduler.prefill_budget.predict(step.work)
         self.now = max(self.now, ends - PLAN_MARGIN - self.planning)
 
     def _submit(self) -> None:
@@ -113,7 +113,7 @@ class Model:
         step = self.in_flight.popleft()
         self.now = max(self.now, step.ends)
         if self.paced:
-            self.scheduler.pace.observe(step.work, self.now - max(step.submitted, self.last))
+            self.scheduler.prefill_budget.observe(step.work, self.now - max(step.submitted, self.last))
         self.last = self.now
         tokens = np.where(step.plan.samples, 7, -1).astype(np.int32)
         news = self.scheduler.settle(step.plan, StepResult(step=step.plan.step, tokens=tokens[:, None], counts=tokens))

@@ -21,7 +21,7 @@ from quire.frontend.beam_search import BeamSearch, alternatives
 from quire.frontend.inputs import Prompt, PromptLike, as_list, build, read_prompt, tokenize
 from quire.frontend.interrupts import deferred_interrupt
 from quire.frontend.llm_engine import LLMEngine
-from quire.frontend.outputs import Conversion
+from quire.frontend.outputs import RequestState
 from quire.frontend.pooling.api import PoolingAPI
 from quire.frontend.progress import ProgressFactory, PromptProgress
 from quire.frontend.replies import Reply, ReplyPlan, ReplyWish
@@ -208,26 +208,26 @@ class LLM(PoolingAPI):
             special = options.special(add_special_tokens)
             requests = self._build(prompts, params, priority, options, add_special_tokens=special)
         with few_whole_collections():
-            conversions = self._run_requests(requests, [prompt.text for prompt in prompts], use_tqdm)
-            return [conversion.take() for conversion in conversions]
+            request_states = self._run_requests(requests, [prompt.text for prompt in prompts], use_tqdm)
+            return [request_state.take() for request_state in request_states]
 
     def _run_requests(
         self, requests: Mapping[str, list[EngineRequest]], texts: Sequence[str | None], use_tqdm: bool | ProgressFactory
-    ) -> list[Conversion]:
+    ) -> list[RequestState]:
         """requests: those of each prompt by the prompt's number, texts: of the prompts. All have finished then."""
         with PromptProgress(len(requests), use_tqdm) as progress, deferred_interrupt() as interrupted:
-            conversions = [
+            request_states = [
                 self._processor.add(children, number, text)
                 for (number, children), text in zip(requests.items(), texts, strict=True)
             ]
             try:
                 for request in itertools.chain.from_iterable(requests.values()):
                     self._client.add(request)
-                self._finish_all(conversions, progress, interrupted)
+                self._finish_all(request_states, progress, interrupted)
             except BaseException:
-                self._abort(conversions)
+                self._abort(request_states)
                 raise
-        return conversions
+        return request_states
 
     def _new_number(self) -> str:
         return str(next(self._request_numbers))
@@ -258,19 +258,19 @@ class LLM(PoolingAPI):
         return requests
 
     def _finish_all(
-        self, conversions: Sequence[Conversion], progress: PromptProgress, interrupted: Callable[[], bool]
+        self, request_states: Sequence[RequestState], progress: PromptProgress, interrupted: Callable[[], bool]
     ) -> None:
-        left = {conversion.request_id for conversion in conversions}
+        left = {request_state.request_id for request_state in request_states}
         while left:
-            for conversion in self.llm_engine.turn():
-                if conversion.finished and conversion.request_id in left:
-                    left.remove(conversion.request_id)
-                    progress.done(conversion.num_prompt_tokens, conversion.num_output_tokens)
+            for request_state in self.llm_engine.turn():
+                if request_state.finished and request_state.request_id in left:
+                    left.remove(request_state.request_id)
+                    progress.done(request_state.num_prompt_tokens, request_state.num_output_tokens)
             if interrupted():
                 raise KeyboardInterrupt
 
-    def _abort(self, conversions: Sequence[Conversion]) -> None:
-        self.llm_engine.abort_request([conversion.request_id for conversion in conversions])
+    def _abort(self, request_states: Sequence[RequestState]) -> None:
+        self.llm_engine.abort_request([request_state.request_id for request_state in request_states])
 
     def _tokenize(self, prompts: Sequence[Prompt], *, add_special_tokens: bool) -> list[list[int]]:
         """The ids of all prompts; texts are tokenized in one go, on all cores."""

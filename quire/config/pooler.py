@@ -52,7 +52,7 @@ class DenseLayer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pooler:
+class PoolerConfig:
     kind: Kind
     mode: Mode | None  # None: as the family does it (encoders: the first token, decoders: the last)
     activation: Activation  # of one vector; by default, requests may do without
@@ -77,7 +77,7 @@ class Pooler:
         return (by_token,) if self.only_by_token else (self.kind, by_token)
 
 
-def resolve_pooler(model: ModelConfig, info: ModelInfo) -> Pooler | None:
+def resolve_pooler(model: ModelConfig, info: ModelInfo) -> PoolerConfig | None:
     """What `runner` and `convert` mean for this model; None: it generates.
 
     Raises ConfigError for pooling that is not known.
@@ -112,7 +112,7 @@ def resolve_pooler(model: ModelConfig, info: ModelInfo) -> Pooler | None:
         activation = "identity"
     elif options.get("use_activation") and activation == "identity":
         activation = "normalize" if kind == "embed" else _usual_activation(len(labels))
-    return Pooler(
+    return PoolerConfig(
         kind=kind,
         mode=mode,
         activation=activation,

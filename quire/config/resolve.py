@@ -13,7 +13,7 @@ from quire.config.engine import EngineConfig
 from quire.config.logits_processors import processor_classes
 from quire.config.model import ModelConfig
 from quire.config.model_info import DTYPE_ALIASES, ModelInfo, check_architecture, read_model_info
-from quire.config.pooler import Pooler, resolve_pooler
+from quire.config.pooler import PoolerConfig, resolve_pooler
 from quire.config.speculative import SpeculativeConfig
 from quire.foundation.errors import ConfigError
 
@@ -36,7 +36,7 @@ class Resolved:
     max_num_batched_tokens: int
     depth: int  # plans in flight
     executor: str  # uni | mp
-    pooler: Pooler | None = None  # None: the model generates
+    pooler: PoolerConfig | None = None  # None: the model generates
     speculative: SpeculativeConfig | None = None  # None: nothing is drafted
     notes: tuple[str, ...] = ()
 

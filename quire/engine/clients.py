@@ -22,17 +22,17 @@ from quire.engine.messages import (
     Abort,
     Aborted,
     Add,
-    Call,
     FromCore,
     FromParent,
     Join,
     Leave,
     News,
     Ready,
-    Reply,
-    Start,
-    Stop,
+    StartCore,
+    StopCore,
     ToCore,
+    UtilityCall,
+    UtilityReply,
 )
 from quire.foundation.child import Failure, Parent
 from quire.foundation.log import get_logger
@@ -106,7 +106,7 @@ class Clients:
                 return ()
             case Leave(number):
                 return self._leave(number)
-            case Start():
+            case StartCore():
                 return ()
             case Add(request) if client != PARENT:
                 if request.id in self._owners:
@@ -116,11 +116,11 @@ class Clients:
             case Abort(ids, reason):
                 self._aborts.append((client, ids))
                 return (Abort([i for i in ids if self._owners.get(i, PARENT) == client], reason),)
-            case Call(number, method, args):
+            case UtilityCall(number, method, args):
                 self._num_calls += 1
                 self._calls[self._num_calls] = client, number
-                return (Call(self._num_calls, method, args),)
-            case Stop():
+                return (UtilityCall(self._num_calls, method, args),)
+            case StopCore():
                 self.stop_came = True
         return (message,)
 
@@ -158,9 +158,9 @@ class Clients:
                     for request_id in known:
                         self._owners.pop(request_id, None)
                     self._send(client, Aborted(ids))
-                case Reply(number, value, failure):
+                case UtilityReply(number, value, failure):
                     client, number = self._calls.pop(number)
-                    self._send(client, Reply(number, value, failure))
+                    self._send(client, UtilityReply(number, value, failure))
                 case Ready():
                     self._send(PARENT, message)
                 case Failure():

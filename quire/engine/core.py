@@ -15,7 +15,18 @@ import msgspec
 
 from quire.config.resolve import Resolved
 from quire.engine.grammars import Grammars
-from quire.engine.messages import Abort, Aborted, Add, Call, EngineInfo, FromCore, News, Reply, Stop, ToCore
+from quire.engine.messages import (
+    Abort,
+    Aborted,
+    Add,
+    EngineInfo,
+    FromCore,
+    News,
+    StopCore,
+    ToCore,
+    UtilityCall,
+    UtilityReply,
+)
 from quire.executor.base import Executor, StepFuture, failed_step
 from quire.foundation.child import Failure
 from quire.foundation.errors import EngineDeadError, InputError, QuireError
@@ -60,11 +71,11 @@ class Inbox(Protocol):
         ...
 
 
-class InFlight(NamedTuple):
+class SubmittedStep(NamedTuple):
     plan: StepPlan
     future: StepFuture
     prompt_tokens: int
-    work: float  # see Pace
+    work: float  # see PrefillBudget
     submitted: float  # time.perf_counter() just before
 
 
@@ -76,7 +87,7 @@ class EngineCore:
         self.stopped = False
         self._executor = executor
         self._grammars = Grammars(resolved)
-        self._in_flight: deque[InFlight] = deque()
+        self._in_flight: deque[SubmittedStep] = deque()
         self._last_result = 0.0  # time.perf_counter() when the latest step was done
         self._is_busy = False  # there has been work ever since
         self._drained_at = 0.0  # time.monotonic() when the inbox was last emptied
@@ -150,7 +161,7 @@ class EngineCore:
         if outputs.tokens or outputs.special or outputs.stats is not None:
             replies.append(News(outputs))
         if self._draining and not self.has_work and not self._scheduler.num_compiling:
-            replies.extend(Reply(number) for number in self._draining)
+            replies.extend(UtilityReply(number) for number in self._draining)
             self._draining.clear()
         if self._failure is not None:
             self.stopped = True
@@ -167,11 +178,11 @@ class EngineCore:
             case Abort(ids, reason):
                 self.abort(ids, reason)
                 return Aborted(ids)
-            case Call(number, "drain", _):
+            case UtilityCall(number, "drain", _):
                 self._draining.append(number)
-            case Call(number, method, args):
+            case UtilityCall(number, method, args):
                 return self._call(number, method, args)
-            case Stop():
+            case StopCore():
                 self.abort(self._scheduler.request_ids)
                 self._failure = EngineDeadError("the engine was shut down")
         return None
@@ -241,18 +252,18 @@ class EngineCore:
         )
         self._untold.append(output)
 
-    def _call(self, number: int, method: str, args: list[Any]) -> Reply:
+    def _call(self, number: int, method: str, args: list[Any]) -> UtilityReply:
         try:
             if method not in self._utilities:
                 raise InputError(f"the engine has no utility {method!r} (it has: {', '.join(self._utilities)}, drain)")
-            return Reply(number, msgspec.to_builtins(self._utilities[method](*args)))
+            return UtilityReply(number, msgspec.to_builtins(self._utilities[method](*args)))
         except EngineDeadError as error:
             self._fail(error)
-            return Reply(number, failure=Failure.of(error))
+            return UtilityReply(number, failure=Failure.of(error))
         except Exception as error:
             if not isinstance(error, QuireError):
                 _log.exception("call %s failed", method)
-            return Reply(number, failure=Failure.of(error))
+            return UtilityReply(number, failure=Failure.of(error))
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -290,7 +301,7 @@ class EngineCore:
             return
         ends = self._in_flight[0].submitted
         for step in self._in_flight:
-            ends = max(ends, self._last_result, step.submitted) + self._scheduler.pace.predict(step.work)
+            ends = max(ends, self._last_result, step.submitted) + self._scheduler.prefill_budget.predict(step.work)
         now = time.perf_counter()
         pause = ends - now - max(PLAN_MARGIN, MARGIN_SHARE * (ends - self._in_flight[0].submitted))
         pause = min(pause - self._planning_seconds, LONGEST_HOLD)
@@ -309,7 +320,7 @@ class EngineCore:
             submitted = time.perf_counter()
             prompt_tokens = int(plan.num_tokens.sum()) - plan.num_decodes
             future = self._executor.submit(plan)
-            self._in_flight.append(InFlight(plan, future, prompt_tokens, self._scheduler.planned_work, submitted))
+            self._in_flight.append(SubmittedStep(plan, future, prompt_tokens, self._scheduler.planned_work, submitted))
             self._planning_seconds = time.perf_counter() - began
             self._clock.lap("submit")
             self._send_masks()

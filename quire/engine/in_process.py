@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from quire.config.resolve import Resolved
 from quire.engine.core import EngineCore
-from quire.engine.messages import FromCore, Stop, ToCore
+from quire.engine.messages import FromCore, StopCore, ToCore
 from quire.engine.reader import ClientBase
 from quire.executor.base import WORKER, make_executor
 from quire.observe.profiling import PhaseClock
@@ -72,7 +72,7 @@ class InProcessClient(ClientBase):
         if self._inbox.closed:
             return
         if self._dead is None:
-            self._send(Stop())
+            self._send(StopCore())
             self._read_until(lambda: False, None)  # until it is dead
         if self._thread is not None:
             self._thread.shutdown()

@@ -26,7 +26,7 @@ class EngineInfo:
         return self.report.max_model_len
 
 
-class Start(msgspec.Struct, frozen=True, tag="start"):
+class StartCore(msgspec.Struct, frozen=True, tag="start"):
     resolved: Resolved
     worker: str  # dotted name of the worker class
 
@@ -40,13 +40,13 @@ class Abort(msgspec.Struct, frozen=True, tag="abort", omit_defaults=True):
     reason: str = ABORTED  # what these requests have ended with, for the log
 
 
-class Call(msgspec.Struct, frozen=True, tag="call"):
+class UtilityCall(msgspec.Struct, frozen=True, tag="call"):
     number: int
     method: str
     args: list[Any]
 
 
-class Stop(msgspec.Struct, frozen=True, tag="stop"):
+class StopCore(msgspec.Struct, frozen=True, tag="stop"):
     pass
 
 
@@ -79,7 +79,7 @@ class Aborted(msgspec.Struct, frozen=True, tag="aborted"):
     ids: list[str]
 
 
-class Reply(msgspec.Struct, frozen=True, tag="reply", omit_defaults=True):
+class UtilityReply(msgspec.Struct, frozen=True, tag="reply", omit_defaults=True):
     """Of a call. Plain data only, also within one process."""
 
     number: int
@@ -87,6 +87,6 @@ class Reply(msgspec.Struct, frozen=True, tag="reply", omit_defaults=True):
     failure: Failure | None = None
 
 
-ToCore = Add | Abort | Call | Stop  # of any client
-FromParent = Start | Join | Leave | ToCore  # of the process that started the core
-FromCore = Ready | News | Aborted | Reply | Failure  # Failure: the core has ended, or could not start
+ToCore = Add | Abort | UtilityCall | StopCore  # of any client
+FromParent = StartCore | Join | Leave | ToCore  # of the process that started the core
+FromCore = Ready | News | Aborted | UtilityReply | Failure  # Failure: the core has ended, or could not start

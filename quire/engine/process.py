@@ -6,7 +6,7 @@ import sys
 
 from quire.engine.clients import Clients
 from quire.engine.core import EngineCore
-from quire.engine.messages import FromParent, Ready, Start
+from quire.engine.messages import FromParent, Ready, StartCore
 from quire.executor.base import make_executor
 from quire.foundation.bytecode import keep_bytecode
 from quire.foundation.child import Failure, Parent
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
 def _run(parent: Parent[FromParent], clients: Clients) -> int:
     while (start := parent.receive()) is None:
         pass
-    assert isinstance(start, Start)
+    assert isinstance(start, StartCore)
     setup(start.resolved.config.observe.log_level)
     core = EngineCore(start.resolved, make_executor(start.resolved, start.worker))
     try:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from quire.engine.messages import Abort, Aborted, Add, Call, EngineInfo, FromCore, News, Reply, ToCore
+from quire.engine.messages import Abort, Aborted, Add, EngineInfo, FromCore, News, ToCore, UtilityCall, UtilityReply
 from quire.foundation.child import Failure
 from quire.foundation.errors import EngineDeadError
 from quire.types.output import ABORTED, EngineOutputs, EngineStats
@@ -100,7 +100,7 @@ class ClientBase(ABC):
             self._num_calls += 1
             number = self._num_calls
             self._calls[number] = answer
-        self._send(Call(number, method, list(args)))
+        self._send(UtilityCall(number, method, list(args)))
         return answer
 
     # -- reading -------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class ClientBase(ABC):
                     self._waiting_outputs.append(self._without_aborted(outputs))
                 case Aborted(ids):
                     self._aborted -= Counter(ids)
-                case Reply(number, value, failure):
+                case UtilityReply(number, value, failure):
                     answer = self._calls.pop(number, None)
                     if answer is None or not answer.set_running_or_notify_cancel():
                         continue

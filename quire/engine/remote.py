@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from quire.config.resolve import Resolved
-from quire.engine.messages import EngineInfo, FromCore, Join, Leave, Ready, Start, Stop, ToCore
+from quire.engine.messages import EngineInfo, FromCore, Join, Leave, Ready, StartCore, StopCore, ToCore
 from quire.engine.reader import ClientBase
 from quire.executor.base import WORKER
 from quire.foundation.child import Child, Failure
@@ -105,7 +105,7 @@ class ProcessClient(ChannelClient):
         """Starts the engine. Raises ConfigError if the model cannot run here. Without `wait`: see wait_until_ready."""
         super().__init__()
         self._child: Child[FromCore] = Child("quire.engine.process", FromCore, "engine core process")
-        self._child.channel.send(Start(resolved, worker))
+        self._child.channel.send(StartCore(resolved, worker))
         if wait:
             self.wait_until_ready()
 
@@ -152,7 +152,7 @@ class ProcessClient(ChannelClient):
         if not self._child.is_open:
             return
         if self._dead is None:
-            self._send(Stop())
+            self._send(StopCore())
         if self._detach is not None:
             self._detach()
         self._read_until(lambda: False, _GRACE)  # until it is dead; another thread may be reading

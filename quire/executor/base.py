@@ -66,7 +66,7 @@ class Executor(Protocol):
     def shutdown(self) -> None: ...
 
 
-class Worker(Protocol):
+class WorkerInterface(Protocol):
     """What an executor drives; `quire.worker.worker.Worker` is the real one. Constructed with `Resolved`."""
 
     def start(self) -> WorkerReport: ...
@@ -84,11 +84,11 @@ class Worker(Protocol):
     def shutdown(self) -> None: ...
 
 
-def load_worker(resolved: Resolved, name: str) -> Worker:
+def load_worker(resolved: Resolved, name: str) -> WorkerInterface:
     """The worker that `name` names, not started. Its import loads torch; meanwhile the GPU's driver comes up."""
     if resolved.device == "cuda":
         wake_gpu()
-    worker: Worker = load(name)(resolved)
+    worker: WorkerInterface = load(name)(resolved)
     return worker
 
 

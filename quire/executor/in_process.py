@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.config.resolve import Resolved
-from quire.executor.base import WORKER, FailedLaunch, StepFuture, Worker, load_worker
+from quire.executor.base import WORKER, FailedLaunch, StepFuture, WorkerInterface, load_worker
 from quire.types.kv import WorkerReport
 from quire.types.plan import StepPlan, TokenMasks
 
@@ -17,7 +17,7 @@ class InProcessExecutor:
     def __init__(self, resolved: Resolved, worker: str = WORKER) -> None:
         self._resolved = resolved
         self._worker_class = worker
-        self._worker: Worker | None = None
+        self._worker: WorkerInterface | None = None
 
     def start(self) -> WorkerReport:
         self._worker = load_worker(self._resolved, self._worker_class)

@@ -15,12 +15,12 @@ from quire.types.result import StepResult
 PING = "ping"  # a call that the worker's process answers by itself
 
 
-class Start(msgspec.Struct, frozen=True, tag="start"):
+class StartWorker(msgspec.Struct, frozen=True, tag="start"):
     resolved: Resolved
     worker: str  # dotted name of the class
 
 
-class Run(msgspec.Struct, frozen=True, tag="run"):
+class RunStep(msgspec.Struct, frozen=True, tag="run"):
     plan: StepPlan
 
 
@@ -30,12 +30,12 @@ class Mask(msgspec.Struct, frozen=True, tag="mask"):
     masks: TokenMasks
 
 
-class Call(msgspec.Struct, frozen=True, tag="call"):
+class WorkerCall(msgspec.Struct, frozen=True, tag="call"):
     method: str
     args: list[Any]
 
 
-class Stop(msgspec.Struct, frozen=True, tag="stop"):
+class StopWorker(msgspec.Struct, frozen=True, tag="stop"):
     pass
 
 
@@ -47,10 +47,10 @@ class Ran(msgspec.Struct, frozen=True, tag="ran"):
     result: StepResult
 
 
-class Answer(msgspec.Struct, frozen=True, tag="answer"):
+class WorkerReply(msgspec.Struct, frozen=True, tag="answer"):
     value: Any = None
     failure: Failure | None = None
 
 
-ToWorker = Start | Run | Mask | Call | Stop
-FromWorker = Started | Ran | Answer | Failure
+ToWorker = StartWorker | RunStep | Mask | WorkerCall | StopWorker
+FromWorker = Started | Ran | WorkerReply | Failure

@@ -8,7 +8,18 @@ from typing import Any
 
 from quire.config.resolve import Resolved
 from quire.executor.base import WORKER
-from quire.executor.messages import PING, Answer, Call, FromWorker, Mask, Ran, Run, Start, Started, Stop
+from quire.executor.messages import (
+    PING,
+    FromWorker,
+    Mask,
+    Ran,
+    RunStep,
+    Started,
+    StartWorker,
+    StopWorker,
+    WorkerCall,
+    WorkerReply,
+)
 from quire.foundation.child import Child, Failure
 from quire.foundation.errors import EngineDeadError, InputError
 from quire.types.kv import WorkerReport
@@ -21,9 +32,9 @@ class MultiprocExecutor:
 
     def __init__(self, resolved: Resolved, worker: str = WORKER) -> None:
         self._child: Child[FromWorker] = Child("quire.executor.worker_process", FromWorker, "worker process")
-        self._child.channel.send(Start(resolved, worker))
+        self._child.channel.send(StartWorker(resolved, worker))
         self._waiting: deque[RemoteStep] = deque()
-        self._answers: deque[Answer] = deque()
+        self._answers: deque[WorkerReply] = deque()
 
     @property
     def sentinel(self) -> int:
@@ -48,7 +59,7 @@ class MultiprocExecutor:
 
     def submit(self, plan: StepPlan) -> RemoteStep:
         step = RemoteStep(self, plan.step)
-        self._child.channel.send(Run(plan))
+        self._child.channel.send(RunStep(plan))
         self._waiting.append(step)
         return step
 
@@ -62,7 +73,7 @@ class MultiprocExecutor:
                 "the worker in this process (distributed_executor_backend=uni)",
                 "method",
             )
-        self._child.channel.send(Call(method, list(args)))
+        self._child.channel.send(WorkerCall(method, list(args)))
         while not self._answers:
             self.receive(None)
         answer = self._answers.popleft()
@@ -78,7 +89,7 @@ class MultiprocExecutor:
 
     def shutdown(self) -> None:
         if self._child.is_open:
-            self._child.channel.send(Stop())
+            self._child.channel.send(StopWorker())
             self._child.stop()
 
     def receive(self, timeout: float | None) -> None:
@@ -86,7 +97,7 @@ class MultiprocExecutor:
         message = self._child.receive(timeout)
         if isinstance(message, Ran):
             self._waiting.popleft().finish(message.result)
-        elif isinstance(message, Answer):
+        elif isinstance(message, WorkerReply):
             self._answers.append(message)
         elif message is not None:
             raise message.error() if isinstance(message, Failure) else _unexpected(message)

@@ -6,8 +6,19 @@ import sys
 import threading
 from queue import SimpleQueue
 
-from quire.executor.base import FailedLaunch, StepFuture, Worker, failed_step, load_worker
-from quire.executor.messages import PING, Answer, Call, Mask, Ran, Run, Start, Started, Stop, ToWorker
+from quire.executor.base import FailedLaunch, StepFuture, WorkerInterface, failed_step, load_worker
+from quire.executor.messages import (
+    PING,
+    Mask,
+    Ran,
+    RunStep,
+    Started,
+    StartWorker,
+    StopWorker,
+    ToWorker,
+    WorkerCall,
+    WorkerReply,
+)
 from quire.foundation.bytecode import keep_bytecode
 from quire.foundation.child import Failure, Parent
 from quire.foundation.errors import QuireError
@@ -34,9 +45,9 @@ def main(arguments: list[str]) -> int:
         parent.channel.close(_LINGER)
 
 
-def _start(parent: Parent[ToWorker]) -> Worker | None:
+def _start(parent: Parent[ToWorker]) -> WorkerInterface | None:
     start = _next(parent)
-    assert isinstance(start, Start)
+    assert isinstance(start, StartWorker)
     setup(start.resolved.config.observe.log_level)
     try:
         worker = load_worker(start.resolved, start.worker)
@@ -51,14 +62,14 @@ def _start(parent: Parent[ToWorker]) -> Worker | None:
     return worker
 
 
-def _serve(parent: Parent[ToWorker], worker: Worker) -> None:
+def _serve(parent: Parent[ToWorker], worker: WorkerInterface) -> None:
     launched: SimpleQueue[tuple[int, StepFuture] | None] = SimpleQueue()
     sender = threading.Thread(target=_send_results, args=(parent.channel, launched), name="results")
     sender.start()
     awaiting: tuple[int, StepFuture] | None = None  # the step that samples when its masks are here
     while True:
         message = _next(parent)
-        if isinstance(message, Run):
+        if isinstance(message, RunStep):
             step = message.plan.step, _launch(worker, message.plan)
             if message.plan.awaits_masks:
                 awaiting = step
@@ -67,9 +78,9 @@ def _serve(parent: Parent[ToWorker], worker: Worker) -> None:
         elif isinstance(message, Mask):
             worker.mask(message.masks)
             launched.put(awaiting)
-        elif isinstance(message, Call):
+        elif isinstance(message, WorkerCall):
             parent.channel.send(_call(worker, message))
-        elif isinstance(message, Stop):
+        elif isinstance(message, StopWorker):
             break
     launched.put(None)
     sender.join()
@@ -81,7 +92,7 @@ def _next(parent: Parent[ToWorker]) -> ToWorker:
     return message
 
 
-def _launch(worker: Worker, plan: StepPlan) -> StepFuture:
+def _launch(worker: WorkerInterface, plan: StepPlan) -> StepFuture:
     try:
         return worker.execute(plan)
     except Exception as error:
@@ -99,13 +110,13 @@ def _send_results(channel: Channel[ToWorker], launched: SimpleQueue[tuple[int, S
         channel.send(Ran(result))
 
 
-def _call(worker: Worker, message: Call) -> Answer:
+def _call(worker: WorkerInterface, message: WorkerCall) -> WorkerReply:
     if message.method == PING:
-        return Answer()
+        return WorkerReply()
     try:
-        return Answer(worker.call(message.method, *message.args))
+        return WorkerReply(worker.call(message.method, *message.args))
     except Exception as error:
-        return Answer(failure=Failure.of(error))
+        return WorkerReply(failure=Failure.of(error))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from quire.engine.client import EngineClient, EngineInfo, ProcessClient
 from quire.foundation.errors import EngineDeadError, InputError
 from quire.frontend.beam_search import BeamSearch, alternatives
 from quire.frontend.inputs import Prompt, PromptLike, build, main_eos, read_prompt
-from quire.frontend.outputs import Conversion, OutputProcessor
+from quire.frontend.outputs import OutputProcessor, RequestState
 from quire.frontend.pooling import requests as pooling
 from quire.frontend.reply_formats import Formats, find_formats
 from quire.frontend.templates.chat import ChatTemplate
@@ -92,20 +92,20 @@ class AsyncLLM:
         Raises InputError for what cannot run, EngineDeadError if the engine stops.
         """
         options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "constraint": constraint}
-        conversion = await self._add(prompt, params, request_id, options)
+        request_state = await self._add(prompt, params, request_id, options)
         loop, interval = asyncio.get_running_loop(), self._interval
         try:
             finished = False
             while not finished:
-                while not conversion.has_news(interval):
+                while not request_state.has_news(interval):
                     self._raise_if_dead()
-                    conversion.waiter = waiter = loop.create_future()
+                    request_state.waiter = waiter = loop.create_future()
                     await waiter
-                output = conversion.take()
+                output = request_state.take()
                 finished = output.finished
                 yield output
         finally:
-            if not conversion.finished:
+            if not request_state.finished:
                 self._abort(request_id)
 
     async def encode(
@@ -120,8 +120,8 @@ class AsyncLLM:
         read = partial(pooling.read, prompt, self._tokenizer)
         given = await asyncio.to_thread(read) if size > BIG_PROMPT else read()
         request = pooling.build(given, params, task, self.info, request_id=request_id, priority=priority)
-        [conversion] = await self.run([request])
-        yield pooling.output(conversion, task, params, self.info)
+        [request_state] = await self.run([request])
+        yield pooling.output(request_state, task, params, self.info)
 
     async def beam_search(
         self,
@@ -145,12 +145,12 @@ class AsyncLLM:
             for beam in search.running:
                 given, name = Prompt(token_ids=beam.tokens), f"{request_id}/{next(numbers)}"
                 requests += build(given, search.ask, self.info, self._tokenizer, request_id=name, **options)
-            conversions = await self.run(requests)
+            request_states = await self.run(requests)
             if metrics.first_token_time is None:
-                num_cached = conversions[0].num_cached_tokens
-                metrics.first_scheduled_time = conversions[0].metrics.first_scheduled_time
+                num_cached = request_states[0].num_cached_tokens
+                metrics.first_scheduled_time = request_states[0].metrics.first_scheduled_time
                 metrics.first_token_time = time.time()
-            search.take([alternatives(conversion, search.ask.logprobs or 1) for conversion in conversions])
+            search.take([alternatives(request_state, search.ask.logprobs or 1) for request_state in request_states])
         metrics.finished_time = time.time()
         found = search.result(None).sequences
         answers = [self._answer(index, beam, len(prompt_ids), params) for index, beam in enumerate(found)]
@@ -171,30 +171,30 @@ class AsyncLLM:
             stop_reason=None if beam.stop_reason == main_eos(self.info, tokenizer) else beam.stop_reason,
         )
 
-    async def run(self, requests: Sequence[EngineRequest]) -> list[Conversion]:
+    async def run(self, requests: Sequence[EngineRequest]) -> list[RequestState]:
         """Requests without a reader, all at once; their conversions when all have finished.
 
         Being cancelled aborts them.
         """
-        conversions: list[Conversion] = []
+        request_states: list[RequestState] = []
         loop = asyncio.get_running_loop()
         try:
             for number, request in enumerate(requests, 1):
                 self._raise_if_dead()
-                conversions.append(self._processor.add([request], request.id, None))
+                request_states.append(self._processor.add([request], request.id, None))
                 self._client.add(request)
                 if number % ADDED_A_TURN == 0:
                     await asyncio.sleep(0)
-            for conversion in conversions:
-                while not conversion.finished:
+            for request_state in request_states:
+                while not request_state.finished:
                     self._raise_if_dead()
-                    conversion.waiter = waiter = loop.create_future()
+                    request_state.waiter = waiter = loop.create_future()
                     await waiter
         finally:
-            for conversion in conversions:
-                if not conversion.finished:
-                    self._abort(conversion.request_id)
-        return conversions
+            for request_state in request_states:
+                if not request_state.finished:
+                    self._abort(request_state.request_id)
+        return request_states
 
     async def abort(self, request_id: str | Sequence[str]) -> None:
         """End requests; their readers get a last output with finish_reason "abort". Unknown ids are ignored."""
@@ -203,7 +203,7 @@ class AsyncLLM:
 
     async def _add(
         self, prompt: PromptLike | Prompt, params: SamplingParams, request_id: str, options: dict[str, Any]
-    ) -> Conversion:
+    ) -> RequestState:
         self._raise_if_dead()
         given = read_prompt(prompt, takes_embeds=True)
         options["request_id"] = request_id
@@ -215,21 +215,21 @@ class AsyncLLM:
             self._raise_if_dead()
         else:
             requests = build(given, params, self.info, self._tokenizer, **options)
-        conversion = self._processor.add(requests, request_id, given.text)
+        request_state = self._processor.add(requests, request_id, given.text)
         try:
             for request in requests:
                 self._client.add(request)
         except BaseException:
             self._abort(request_id)
             raise
-        return conversion
+        return request_state
 
     def _abort(self, request_id: str) -> None:
-        conversion, running = self._processor.abort(request_id)
+        request_state, running = self._processor.abort(request_id)
         if running and self._dead_error is None:
             self._client.abort(running)
-        if conversion is not None:
-            _wake(conversion)
+        if request_state is not None:
+            _wake(request_state)
 
     # Reading
 
@@ -262,19 +262,19 @@ class AsyncLLM:
             end = start + OUTPUTS_A_TURN
             self._tell(*push(ids[start:end], column[start:end]))
 
-    def _tell(self, changed: Sequence[Conversion], aborts: Sequence[str]) -> None:
+    def _tell(self, changed: Sequence[RequestState], aborts: Sequence[str]) -> None:
         """Wake the readers of what changed, and let the engine stop what has ended here."""
         if aborts:
             self._client.abort(aborts, "stop")
-        for conversion in changed:
-            if conversion.waiter is not None and conversion.has_news(self._interval):
-                _wake(conversion)
+        for request_state in changed:
+            if request_state.waiter is not None and request_state.has_news(self._interval):
+                _wake(request_state)
 
     def _die(self, error: BaseException) -> None:
         if self._dead_error is None:
             self._dead_error = error
-        for conversion in self._processor.running():
-            _wake(conversion)
+        for request_state in self._processor.running():
+            _wake(request_state)
 
     def _raise_if_dead(self) -> None:
         if self._dead_error is not None:
@@ -387,8 +387,8 @@ class AsyncLLM:
         self._client.shutdown()
 
 
-def _wake(conversion: Conversion) -> None:
+def _wake(request_state: RequestState) -> None:
     """Let the reader of this request go on, if it waits."""
-    waiter, conversion.waiter = conversion.waiter, None
+    waiter, request_state.waiter = request_state.waiter, None
     if waiter is not None and not waiter.done():
         waiter.set_result(None)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from quire.engine.client import EngineInfo
 from quire.foundation.errors import InputError
 from quire.frontend.inputs import main_eos
-from quire.frontend.outputs import Conversion
+from quire.frontend.outputs import RequestState
 from quire.frontend.pooling.requests import RefusedError
 from quire.frontend.tokenization.tokenizer import Tokenizer
 from quire.types.output import BeamSearchOutput, BeamSearchSequence, Logprob
@@ -123,11 +123,11 @@ class BeamSearch:
         return float(cum_logprob / length**self._params.length_penalty)
 
 
-def alternatives(conversion: Conversion, count: int) -> Alternatives:
+def alternatives(request_state: RequestState, count: int) -> Alternatives:
     """The `count` likeliest next tokens of a request that has finished. Raises RefusedError if it has none."""
-    answer = conversion.take().outputs[0]
-    if conversion.error is not None or not answer.logprobs:
-        reason = conversion.error or f"the request ended: {answer.finish_reason}"
+    answer = request_state.take().outputs[0]
+    if request_state.error is not None or not answer.logprobs:
+        reason = request_state.error or f"the request ended: {answer.finish_reason}"
         raise RefusedError(f"beam search cannot go on: {reason}", str(answer.stop_reason))
     return {token: entry for token, entry in answer.logprobs[0].items() if (entry.rank or 0) <= count}
 

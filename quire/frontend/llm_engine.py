@@ -17,7 +17,7 @@ from quire.engine.client import EngineClient, EngineInfo, InProcessClient, Proce
 from quire.foundation.errors import EngineDeadError, InputError
 from quire.frontend.inputs import PromptLike, build, read_prompt
 from quire.frontend.interrupts import INTERRUPT_SECONDS, deferred_interrupt
-from quire.frontend.outputs import Conversion, OutputProcessor
+from quire.frontend.outputs import OutputProcessor, RequestState
 from quire.frontend.pooling import requests as pooling
 from quire.frontend.tokenization.tokenizer import Tokenizer, load_tokenizer
 from quire.observe.engine_metrics import metrics_of
@@ -33,7 +33,7 @@ Output = RequestOutput | PoolingRequestOutput[PoolingOutput]
 class Added(NamedTuple):
     """A request of `add_request`."""
 
-    conversion: Conversion
+    request_state: RequestState
     pooling: tuple[str, PoolingParams] | None  # task and params
 
 
@@ -148,22 +148,22 @@ class LLMEngine:
                 del self._added[request_id]
         return outputs
 
-    def turn(self) -> list[Conversion]:
+    def turn(self) -> list[RequestState]:
         """Wait for outputs, a while; the requests, of whomever, that they are about."""
         changed, aborts = self.processor.process(self.client.poll(INTERRUPT_SECONDS))
         if aborts:
             self.client.abort(aborts, "stop")
-        for conversion in changed:
-            added = self._added.get(conversion.request_id)
-            if added is not None and (conversion.finished or (added.pooling is None and conversion.has_news())):
-                self._news[conversion.request_id] = added
+        for request_state in changed:
+            added = self._added.get(request_state.request_id)
+            if added is not None and (request_state.finished or (added.pooling is None and request_state.has_news())):
+                self._news[request_state.request_id] = added
         return changed
 
     def _take(self, added: Added) -> Output:
         if added.pooling is None:
-            return added.conversion.take()
+            return added.request_state.take()
         task, params = added.pooling
-        return pooling.output(added.conversion, task, params, self.info)
+        return pooling.output(added.request_state, task, params, self.info)
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has something to wait for or to tell."""

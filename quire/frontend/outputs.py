@@ -136,7 +136,7 @@ class Answer:
         self.finish_reason, self.stop_reason = reason, stop_reason
 
 
-class Conversion:
+class RequestState:
     """One request of the user on its way: its answers, its prompt, its times."""
 
     def __init__(
@@ -258,102 +258,102 @@ class OutputProcessor:
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        self._by_engine_id: dict[str, tuple[Conversion, Answer]] = {}
-        self._by_id: dict[str, Conversion] = {}
+        self._by_engine_id: dict[str, tuple[RequestState, Answer]] = {}
+        self._by_id: dict[str, RequestState] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def running(self) -> list[Conversion]:
+    def running(self) -> list[RequestState]:
         return list(self._by_id.values())
 
-    def add(self, requests: Sequence[EngineRequest], request_id: str, prompt_text: str | None) -> Conversion:
+    def add(self, requests: Sequence[EngineRequest], request_id: str, prompt_text: str | None) -> RequestState:
         """Expect outputs for `requests`. Raises InputError if the id is in use."""
         if request_id in self._by_id or any(r.id in self._by_engine_id for r in requests):
             raise InputError(f"request_id {request_id!r} is in use by a request that has not finished", "request_id")
-        conversion = Conversion(requests, request_id, prompt_text, self._tokenizer)
-        self._by_id[request_id] = conversion
-        for answer in conversion.answers:
-            self._by_engine_id[answer.request_id] = (conversion, answer)
-        return conversion
+        request_state = RequestState(requests, request_id, prompt_text, self._tokenizer)
+        self._by_id[request_id] = request_state
+        for answer in request_state.answers:
+            self._by_engine_id[answer.request_id] = (request_state, answer)
+        return request_state
 
-    def process(self, outputs: EngineOutputs) -> tuple[list[Conversion], list[str]]:
+    def process(self, outputs: EngineOutputs) -> tuple[list[RequestState], list[str]]:
         """Take in the news of a step: the requests it concerns, and the engine ids to abort (stop strings found)."""
         push = self.push if outputs.counts is None else self.push_parts
         changed, aborts = push(outputs.ids or (), outputs.column)
         more, late = self.add_special(outputs.special)
         return list(dict.fromkeys(changed + more)), aborts + late
 
-    def push(self, ids: Sequence[str], tokens: Sequence[int]) -> tuple[list[Conversion], list[str]]:
+    def push(self, ids: Sequence[str], tokens: Sequence[int]) -> tuple[list[RequestState], list[str]]:
         """One token for each of the engine ids."""
-        changed: list[Conversion] = []
+        changed: list[RequestState] = []
         aborts: list[str] = []
         find = self._by_engine_id.get
         for engine_id, token in zip(ids, tokens, strict=True):
             entry = find(engine_id)
             if entry is None:
                 continue  # aborted meanwhile
-            conversion, answer = entry
+            request_state, answer = entry
             answer.push(token)
-            changed.append(conversion)
+            changed.append(request_state)
             if answer.finish_reason is not None:
                 aborts.append(engine_id)
-                conversion.note_end(time.time())
-                self._forget(engine_id, conversion)
+                request_state.note_end(time.time())
+                self._forget(engine_id, request_state)
         return changed, aborts
 
-    def push_parts(self, ids: Sequence[str], parts: Sequence[Sequence[int]]) -> tuple[list[Conversion], list[str]]:
+    def push_parts(self, ids: Sequence[str], parts: Sequence[Sequence[int]]) -> tuple[list[RequestState], list[str]]:
         """Some tokens for each of the engine ids; those behind the end of an answer are dropped."""
-        changed: list[Conversion] = []
+        changed: list[RequestState] = []
         aborts: list[str] = []
         for engine_id, part in zip(ids, parts, strict=True):
             entry = self._by_engine_id.get(engine_id)
             if entry is None:
                 continue  # aborted meanwhile
-            conversion, answer = entry
-            changed.append(conversion)
+            request_state, answer = entry
+            changed.append(request_state)
             for token in part:
                 answer.push(token)
                 if answer.finish_reason is not None:
                     aborts.append(engine_id)
-                    conversion.note_end(time.time())
-                    self._forget(engine_id, conversion)
+                    request_state.note_end(time.time())
+                    self._forget(engine_id, request_state)
                     break
         return changed, aborts
 
-    def add_special(self, outputs: Sequence[EngineOutput]) -> tuple[list[Conversion], list[str]]:
+    def add_special(self, outputs: Sequence[EngineOutput]) -> tuple[list[RequestState], list[str]]:
         now = time.time()
-        changed: list[Conversion] = []
+        changed: list[RequestState] = []
         aborts: list[str] = []
         for output in outputs:
             entry = self._by_engine_id.get(output.request_id)
             if entry is None:
                 continue  # aborted meanwhile
-            conversion, answer = entry
-            conversion.add(answer, output, now)
-            changed.append(conversion)
+            request_state, answer = entry
+            request_state.add(answer, output, now)
+            changed.append(request_state)
             if answer.finish_reason is not None:
                 if output.finish_reason is None:
                     aborts.append(output.request_id)
-                self._forget(output.request_id, conversion)
+                self._forget(output.request_id, request_state)
         return changed, aborts
 
-    def _forget(self, engine_id: str, conversion: Conversion) -> None:
+    def _forget(self, engine_id: str, request_state: RequestState) -> None:
         """An answer has ended."""
         del self._by_engine_id[engine_id]
-        if conversion.finished:
-            del self._by_id[conversion.request_id]
+        if request_state.finished:
+            del self._by_id[request_state.request_id]
 
-    def abort(self, request_id: str) -> tuple[Conversion | None, list[str]]:
+    def abort(self, request_id: str) -> tuple[RequestState | None, list[str]]:
         """End a request: itself (None if it is unknown or has finished) and the engine ids to abort."""
-        conversion = self._by_id.pop(request_id, None)
-        if conversion is None:
+        request_state = self._by_id.pop(request_id, None)
+        if request_state is None:
             return None, []
-        running = conversion.running_ids
+        running = request_state.running_ids
         for engine_id in running:
             del self._by_engine_id[engine_id]
-        conversion.abort(time.time())
-        return conversion, running
+        request_state.abort(time.time())
+        return request_state, running
 
 
 def logprobs_dict(entry: TokenLogprobs, tokenizer: Tokenizer | None, *, ranked: bool = True) -> dict[int, Logprob]:

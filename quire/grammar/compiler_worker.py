@@ -37,11 +37,11 @@ class Job:
     num_tries: int = 0
 
 
-class Bench:
+class CompilerWorker:
     """Used by one thread, beside its own.
 
     vocabulary: makes it, or has it; raises ConfigError, and then every grammar is refused.
-    finish: is told how a job ended, on this bench's thread: a grammar, or what is wrong with it.
+    finish: is told how a job ended, on this worker's thread: a grammar, or what is wrong with it.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Compiled grammars for the engine's loop, which never waits for one: ask, sleep on `fileno`, poll.
 
-Grammars asked for at the same time are compiled once, and the latest are kept. Each backend works at a bench of its
+Grammars asked for at the same time are compiled once, and the latest are kept. Each backend has a worker of its
 own, which is there from the first grammar that needs it; the usual one from the beginning.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 from quire.foundation.errors import ConfigError, InputError
 from quire.foundation.log import get_logger
 from quire.grammar.base import CompiledGrammar, GrammarError, Matcher
-from quire.grammar.compiler_worker import Bench, Job, pipe
+from quire.grammar.compiler_worker import CompilerWorker, Job, pipe
 from quire.grammar.sandbox import Open
 from quire.grammar.vocabulary import Vocabulary
 from quire.types.structured import GrammarSpec
@@ -63,8 +63,8 @@ class GrammarService:
         self._answers: deque[Compiled] = deque()
         self._is_closed = False
         self._news, self._new_answer = pipe()
-        self._benches: dict[str, Bench] = {}  # by backend
-        self._bench(usual)
+        self._workers: dict[str, CompilerWorker] = {}  # by backend
+        self._worker(usual)
 
     def ask(self, spec: GrammarSpec) -> int:
         """A ticket; its answer comes from `poll` sooner or later. Never waits."""
@@ -81,7 +81,7 @@ class GrammarService:
                 self._jobs[spec].tickets.append(ticket)
             else:
                 job = self._jobs[spec] = Job(ticket, spec, [ticket])
-                self._bench(spec.backend).ask(job)
+                self._worker(spec.backend).ask(job)
         return ticket
 
     def poll(self) -> list[Compiled]:
@@ -107,18 +107,18 @@ class GrammarService:
         if len(matchers) == 1:
             self._fill_one(matchers[0], rows[0])
         elif len(names) == 1:
-            self._benches[names.pop()].backend.fill(matchers, rows)
+            self._workers[names.pop()].backend.fill(matchers, rows)
         else:
             for name in names:
                 lines = [line for line, matcher in enumerate(matchers) if matcher.backend == name]
                 own = np.empty((len(lines), rows.shape[1]), np.int32)
-                self._benches[name].backend.fill([matchers[line] for line in lines], own)
+                self._workers[name].backend.fill([matchers[line] for line in lines], own)
                 rows[lines] = own
 
     def close_soon(self, matcher: Matcher, budget: int, row: np.ndarray) -> None:
         """Like `matcher.fill`, but only what leaves the answer closable within `budget` tokens, the next included."""
         try:
-            self._benches[matcher.backend].backend.close_soon(matcher, budget, row)
+            self._workers[matcher.backend].backend.close_soon(matcher, budget, row)
         except GrammarError as error:
             _log.warning("%s", error)
             row.fill(0)
@@ -128,8 +128,8 @@ class GrammarService:
         if self._is_closed:
             return
         self._is_closed = True
-        for bench in self._benches.values():
-            bench.close()
+        for worker in self._workers.values():
+            worker.close()
         for fd in (self._news, self._new_answer):
             os.close(fd)
 
@@ -145,13 +145,13 @@ class GrammarService:
             os.write(self._new_answer, b"x")
         self._answers.append(answer)
 
-    def _bench(self, name: str) -> Bench:
-        if name not in self._benches:
+    def _worker(self, name: str) -> CompilerWorker:
+        if name not in self._workers:
             opening = Open(name, str(self._folder), self._vocab_size, self._stop_ids)
-            self._benches[name] = Bench(opening, self._read_vocabulary, self._finish)
-        return self._benches[name]
+            self._workers[name] = CompilerWorker(opening, self._read_vocabulary, self._finish)
+        return self._workers[name]
 
-    # On a bench's thread
+    # On a worker's thread
 
     def _read_vocabulary(self) -> Vocabulary:
         """The one of all benches. Raises ConfigError if its tokens cannot be spelled."""

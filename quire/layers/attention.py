@@ -7,7 +7,7 @@ from torch import nn
 
 from quire.attention.context import StepContext
 from quire.kernels.attention.qkv import qkv_rope_write
-from quire.kernels.attention.rope import Place
+from quire.kernels.attention.rope import QkvTarget
 from quire.layers.linear import Linear
 from quire.layers.norm import RMSNorm
 
@@ -50,7 +50,7 @@ class Attention(nn.Module):
         """
         cache, proj = ctx.caches[self.index], self.qkv_proj
         norms = (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps) if self.q_norm and self.k_norm else ()
-        place = Place(self.cos_sin, ctx.positions, ctx.slots, cache.k, cache.v, *self.heads, *norms)
+        place = QkvTarget(self.cos_sin, ctx.positions, ctx.slots, cache.k, cache.v, *self.heads, *norms)
         q = qkv_rope_write(residual, proj.weight, proj.bias, (norm.weight, norm.eps), place)
         y: torch.Tensor = self.o_proj(ctx.backend.run(q, cache, ctx.plan, self.scale), residual=residual)
         return y

@@ -13,7 +13,7 @@ import torch
 from quire.config import own_families
 from quire.config.families import family_of
 from quire.config.model_info import ModelInfo
-from quire.config.pooler import Pooler
+from quire.config.pooler import PoolerConfig
 from quire.foundation.errors import ConfigError
 from quire.models.base import DecoderStack
 from quire.models.pooling import PoolingModel, make_head
@@ -35,7 +35,7 @@ def build(info: ModelInfo, dtype: torch.dtype, device: torch.device, max_positio
 
 
 def build_for_pooling(
-    info: ModelInfo, pooler: Pooler, dtype: torch.dtype, device: torch.device, max_positions: int
+    info: ModelInfo, pooler: PoolerConfig, dtype: torch.dtype, device: torch.device, max_positions: int
 ) -> PoolingModel:
     """The same for a model that makes vectors."""
     family = _family(info)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quire.config.pooler import Mode, Pooler
+from quire.config.pooler import Mode, PoolerConfig
 from quire.config.reading import read_positive
 from quire.layers.encoder import Dense
 from quire.models.base import DecoderStack
@@ -20,7 +20,7 @@ Classifier = Callable[[Mapping[str, Any], str, int], list[Dense]]  # (config, ar
 
 
 def make_head(
-    pooler: Pooler, architecture: str, config: Mapping[str, Any], classifier: Classifier | None
+    pooler: PoolerConfig, architecture: str, config: Mapping[str, Any], classifier: Classifier | None
 ) -> list[Dense]:
     """The layers behind the pooling. classifier: the family's own; None: one layer called `score`."""
     if pooler.kind == "embed":
@@ -41,7 +41,7 @@ class PoolingModel(nn.Module):
     """unused: tensors that checkpoints of the family may hold besides, as a pattern of their names' beginnings."""
 
     def __init__(
-        self, trunk: DecoderStack | EncoderStack, head: list[Dense], pooler: Pooler, unused: str | None
+        self, trunk: DecoderStack | EncoderStack, head: list[Dense], pooler: PoolerConfig, unused: str | None
     ) -> None:
         super().__init__()
         self.trunk = trunk

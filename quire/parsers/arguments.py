@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from quire.parsers.calls import Pieces
+from quire.parsers.calls import PieceBuilder
 from quire.parsers.json_text import dumps, escape
 from quire.parsers.scanner import Markers, Scanner, Step
 from quire.parsers.typed import NULLABLE_STRING, STRING, is_choice, is_null_so_far, json_of, properties_of, types_of
@@ -14,7 +14,7 @@ from quire.types.reply import Tool
 class ArgumentWriter:
     """Of a call that begins now. `tools` type what is written as bare text."""
 
-    def __init__(self, pieces: Pieces, tools: Sequence[Tool], name: str, call_id: str | None = None) -> None:
+    def __init__(self, pieces: PieceBuilder, tools: Sequence[Tool], name: str, call_id: str | None = None) -> None:
         self._pieces = pieces
         self.root, self._properties = properties_of(tools, name)
         self._is_empty = True

@@ -12,7 +12,7 @@ def new_call_id() -> str:
     return f"chatcmpl-tool-{secrets.token_hex(8)}"
 
 
-class Pieces:
+class PieceBuilder:
     """Collects pieces. With `parallel` False all calls but the first are read and dropped."""
 
     __slots__ = ("_count", "_ids", "_muted", "_new_id", "_parallel", "_pieces", "has_content")

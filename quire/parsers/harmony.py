@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from quire.parsers.calls import Pieces
+from quire.parsers.calls import PieceBuilder
 from quire.parsers.json_text import pass_value
 from quire.parsers.layout import ContentReader, LayoutParser
 from quire.parsers.scanner import Markers, Scanner, Step
@@ -29,7 +29,7 @@ class HarmonyParser(LayoutParser):
     """
 
     def __init__(self, prompt: str = "", *, parallel: bool = True, raw_calls: bool = False) -> None:
-        self._pieces = Pieces(parallel)
+        self._pieces = PieceBuilder(parallel)
         self._raw_calls = raw_calls
         super().__init__(self._read, self._pieces)
         _, is_open, head = prompt.rpartition(START)

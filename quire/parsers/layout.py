@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from quire.parsers.calls import Pieces
+from quire.parsers.calls import PieceBuilder
 from quire.parsers.scanner import SPACE, Markers, Scanner, Step
 from quire.types.reply import Content, Piece
 
@@ -12,7 +12,7 @@ from quire.types.reply import Content, Piece
 class LayoutParser:
     """Of one answer, once."""
 
-    def __init__(self, layout: Callable[[Scanner], Step[None]], pieces: Pieces) -> None:
+    def __init__(self, layout: Callable[[Scanner], Step[None]], pieces: PieceBuilder) -> None:
         self._scanner = Scanner()
         self._pieces = pieces
         self._run = layout(self._scanner)
@@ -40,7 +40,7 @@ class ContentReader:
     Space that touches a call is dropped, but for the first of it where text stands on both sides: that stays between.
     """
 
-    def __init__(self, scanner: Scanner, pieces: Pieces) -> None:
+    def __init__(self, scanner: Scanner, pieces: PieceBuilder) -> None:
         self._scanner = scanner
         self._pieces = pieces
         self._trim = ""  # behind a call: what is no content before the next text

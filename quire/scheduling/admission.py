@@ -1,4 +1,4 @@
-"""Room: who fits into seats and blocks, and who yields to whom."""
+"""Admission: who fits into seats and blocks, and who yields to whom."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quire.scheduling.request import Rank, Request
 from quire.scheduling.state import Chunk, State
 
 
-class Room:
+class Admission:
     """Decides over the seats and blocks of `state`; to yield is to be preempted."""
 
     def __init__(self, state: State) -> None:

@@ -32,7 +32,7 @@ class PlanBuilder:
 
     def __init__(self, num_groups: int, budget: int) -> None:
         self.budget = budget
-        self.allowance: float | None = None  # work on prompts that may still be added, see Pace; None: any
+        self.allowance: float | None = None  # work on prompts that may still be added, see PrefillBudget; None: any
         self.decodes = NO_ROWS
         self.chunks: list[Chunk] = []
         self.admits: list[Admit] = []

@@ -20,7 +20,7 @@ from quire.foundation.marker import Marker
 from quire.types.structured import Constraint, Thinking
 
 
-class Matcher(Protocol):
+class TokenMatcher(Protocol):
     """How far one answer has come in its grammar."""
 
     def accept(self, token: int) -> bool:
@@ -33,7 +33,7 @@ class Matcher(Protocol):
         ...
 
 
-MakeMatcher = Callable[[], Matcher]
+MakeMatcher = Callable[[], TokenMatcher]
 
 
 class Phase(IntEnum):
@@ -77,7 +77,7 @@ class ConstraintState:
         self.close_at_limit = constraint.close_at_limit
         self.is_refused = False  # a token came that the grammar does not allow
         self.outlives_stop = False  # the last token came inside a thinking, and a grammar waits
-        self.matcher: Matcher | None = None  # the one that binds the next token
+        self.matcher: TokenMatcher | None = None  # the one that binds the next token
         self.max_thought = None if thinking is None else thinking.max_tokens
         self._make_matcher = make_matcher
         self._stops = stops

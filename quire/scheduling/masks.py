@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from quire.scheduling.constraint import Matcher
+from quire.scheduling.constraint import TokenMatcher
 from quire.scheduling.request import Request
 from quire.types.plan import TokenMasks
 
@@ -38,7 +38,7 @@ def make_masks(
     ]
     bits = np.empty((len(bound), -(-vocab_size // 32)), np.int32)
     lines: list[int] = []
-    matchers: list[Matcher] = []
+    matchers: list[TokenMatcher] = []
     for line, (_, request, state) in enumerate(bound):
         if state.matcher is None:
             bits[line] = 0

@@ -1,4 +1,4 @@
-"""Pace: what steps take, and how many prompt tokens one may bring while others watch their tokens come.
+"""PrefillBudget: what steps take, and how many prompt tokens one may bring while others watch their tokens come.
 
 A prompt that is computed in one go holds up every decoding request for as long as it takes. So a step with readers
 waiting for its tokens has a time to keep: that of a decode step and a bit, more the longer prompts have waited, and
@@ -31,7 +31,7 @@ _NUM_DECODES = 16  # latest steps without prompt tokens whose shortest counts: w
 _NUM_MIXED = 32  # latest steps with prompt tokens that count: one that something delayed is forgotten soon
 
 
-class Pace:
+class PrefillBudget:
     """Times in seconds, work in prompt tokens of short context. `observe` is told every step; what nothing is known of
     yet is not bounded.
 

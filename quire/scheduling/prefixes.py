@@ -18,7 +18,7 @@ from quire.types.plan import SharedPrefixes
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
+class SharingThresholds:
     """What it takes to read prefixes once; in tokens of one layer's KV. A group of m rows saves (m - 1) * shared.
 
     On an H200 a token saved is about half a nanosecond a layer (rows find the prefix in the L2 cache), the second
@@ -30,7 +30,7 @@ class Worth:
     saved_in_all: int = 8192  # by all groups, to begin with; they are given up below half of it
 
 
-WORTH = Worth()
+SHARING_THRESHOLDS = SharingThresholds()
 _NONE = -1
 _NO_GROUPS = np.zeros(0, np.int32)
 
@@ -38,12 +38,12 @@ _NO_GROUPS = np.zeros(0, np.int32)
 class SharedPrefixFinder:
     """max_seats: seats are 1 … max_seats."""
 
-    def __init__(self, kv: KVManager, max_seats: int, worth: Worth) -> None:
+    def __init__(self, kv: KVManager, max_seats: int, thresholds: SharingThresholds) -> None:
         self._kv = kv
-        self._worth = worth
+        self._thresholds = thresholds
         # Tables of several kinds of layers share different prefixes; rows without a prefix cache share none.
         self._possible = kv.enable_prefix_caching and len(kv.groups) == 1
-        self._tree = PrefixTree(max(1, -(-worth.shared // kv.block_size)))
+        self._tree = PrefixTree(max(1, -(-thresholds.shared // kv.block_size)))
         self._in_tree = np.zeros(max_seats + 1, np.bool_)
         self._rows: DecodeRows | None = None  # those of the step before
         # The groups as they were told, less the seats that left.
@@ -90,11 +90,11 @@ class SharedPrefixFinder:
     def _serve(self, saved: int) -> bool:
         """saved: blocks that groups save in all."""
         begun = len(self._num_seats) > 0
-        return saved * self._kv.block_size * (2 if begun else 1) >= self._worth.saved_in_all
+        return saved * self._kv.block_size * (2 if begun else 1) >= self._thresholds.saved_in_all
 
     def _best(self) -> list[PrefixGroup]:
-        size, worth = self._kv.block_size, self._worth
-        groups = [group for group in self._tree.groups() if group.saved * size >= worth.saved]
+        size, thresholds = self._kv.block_size, self._thresholds
+        groups = [group for group in self._tree.groups() if group.saved * size >= thresholds.saved]
         return groups if self._serve(sum(group.saved for group in groups)) else []
 
     def _tell(self, groups: list[PrefixGroup]) -> SharedPrefixes | None:

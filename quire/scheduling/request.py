@@ -48,6 +48,7 @@ class Request:
         "added",
         "constraint",
         "extra_key",
+        "final_only",
         "first_scheduled",
         "hashes",
         "id",
@@ -59,7 +60,6 @@ class Request:
         "num_unseen",
         "pooled",
         "prompt_logprobs",
-        "quiet",
         "rank",
         "repeats",
         "repetition",
@@ -85,7 +85,7 @@ class Request:
         self.seated_at = 0  # steps that had been settled then
         self.num_prompt = len(self.tokens)
         self.num_unseen = 0  # steps that sample for it and were not read when it lost its seat; first they must be
-        self.num_reported = self.num_prompt  # leading tokens that outputs have told (kept only if quiet)
+        self.num_reported = self.num_prompt  # leading tokens that outputs have reported (kept only if final_only)
         self.num_cached = 0
         self.num_preemptions = 0
         self.added = added
@@ -101,7 +101,9 @@ class Request:
         self.pooled: list[np.ndarray] = []  # vectors of its chunks so far
         params = spec.params
         # Nobody looks at the tokens before the end: they are told at the end, in one output.
-        self.quiet = params.output_kind is RequestOutputKind.FINAL_ONLY and not params.stop and params.logprobs is None
+        self.final_only = (
+            params.output_kind is RequestOutputKind.FINAL_ONLY and not params.stop and params.logprobs is None
+        )
 
     @property
     def is_finished(self) -> bool:

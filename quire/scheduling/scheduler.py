@@ -19,17 +19,17 @@ import numpy as np
 
 from quire.foundation.errors import ConfigError, InputError
 from quire.kv.manager import KVManager
-from quire.scheduling.admission import Room, rank
+from quire.scheduling.admission import Admission, rank
 from quire.scheduling.build import PlanBuilder
 from quire.scheduling.constraint import ConstraintState, MakeMatcher
 from quire.scheduling.drafting import Drafting
 from quire.scheduling.masks import MaskSource, make_masks
-from quire.scheduling.prefill_budget import Pace
-from quire.scheduling.prefixes import WORTH, SharedPrefixFinder, Worth
+from quire.scheduling.prefill_budget import PrefillBudget
+from quire.scheduling.prefixes import SHARING_THRESHOLDS, SharedPrefixFinder, SharingThresholds
 from quire.scheduling.request import Request, Status
 from quire.scheduling.seats import DecodeRows
 from quire.scheduling.settle import settle
-from quire.scheduling.state import Chunk, InFlight, State
+from quire.scheduling.state import Chunk, PlannedStep, State
 from quire.types.kv import KVGroupSpec, PromptCost
 from quire.types.output import EngineOutput, EngineOutputs, EngineStats, QueueStats
 from quire.types.plan import StepPlan, TokenMasks
@@ -61,7 +61,7 @@ class Scheduler:
         mixed_sizes: Sequence[tuple[int, int]] = (),
         prompt_cost: PromptCost | None = None,
         clock: Callable[[], float] = time.monotonic,
-        prefix_worth: Worth = WORTH,
+        sharing_thresholds: SharingThresholds = SHARING_THRESHOLDS,
         vocab_size: int = 0,
         mask_source: MaskSource | None = None,
         drafting: Drafting | None = None,
@@ -96,15 +96,15 @@ class Scheduler:
         self._preempt_every_step = preempt_every_step
         self._drafting = drafting
         self._state = State(self.kv, max_num_seqs, drafting)
-        self._room = Room(self._state)
-        self.pace = Pace(mixed_sizes, prompt_cost)  # whoever measures the steps tells it
+        self._admission = Admission(self._state)
+        self.prefill_budget = PrefillBudget(mixed_sizes, prompt_cost)  # whoever measures the steps tells it
         self._clock = clock
-        self._prefixes = SharedPrefixFinder(self.kv, max_num_seqs, prefix_worth)
+        self._prefixes = SharedPrefixFinder(self.kv, max_num_seqs, sharing_thresholds)
         self._vocab_size = vocab_size
         self._mask_source = mask_source
         self._arrivals = itertools.count()
         self._step = 0
-        self.planned_work = 0.0  # on prompts, in the plan made last; see Pace
+        self.planned_work = 0.0  # on prompts, in the plan made last; see PrefillBudget
 
     # --- requests come and go -----------------------------------------------------------------------------------
 
@@ -212,9 +212,9 @@ class Scheduler:
             return None
         build = PlanBuilder(len(self.kv.groups), self._budget)
         if self._preempt_every_step:
-            self._room.preempt_one()
+            self._admission.preempt_one()
         if self._has_classes:
-            self._room.make_for_urgent()
+            self._admission.make_for_urgent()
         if self._drafting is None:
             self._decode(build)
         else:
@@ -228,8 +228,10 @@ class Scheduler:
             return None
         plan = build.finish(self._step, state.releases, self._prefixes.update(build.decodes))
         state.releases = []
-        self.planned_work = sum(self.pace.work(chunk.end - chunk.start, chunk.start) for chunk in build.chunks)
-        state.in_flight.append(InFlight(plan, build.decodes, build.chunks, build.bound, self._is_full(build)))
+        self.planned_work = sum(
+            self.prefill_budget.work(chunk.end - chunk.start, chunk.start) for chunk in build.chunks
+        )
+        state.in_flight.append(PlannedStep(plan, build.decodes, build.chunks, build.bound, self._is_full(build)))
         self._step += 1
         return plan
 
@@ -262,7 +264,7 @@ class Scheduler:
             num_full = int(full.sum())
             if num_full * len(kv.groups) <= kv.num_free:
                 break
-            self._state.preempt(self._room.victim())
+            self._state.preempt(self._admission.victim())
         if num_full:
             growing = rows.seats[full]
             new = kv.allocate_one_each(seats.requests.take(growing).tolist())
@@ -290,7 +292,7 @@ class Scheduler:
             if int(missing.sum()) * len(kv.groups) <= kv.num_free:
                 break
             if not self._give_back(rows):
-                self._state.preempt(self._room.victim())
+                self._state.preempt(self._admission.victim())
         while (growing := np.flatnonzero(missing)).size:
             seated = rows.seats[growing]
             new = kv.allocate_one_each(seats.requests.take(seated).tolist())
@@ -347,7 +349,7 @@ class Scheduler:
                 (self._clock() - request.added for request in behind if not _in_background(request)), default=0.0
             )
             longest = max(len(request.tokens) for request in behind)
-            build.allowance = self.pace.allowance(waited, len(build.decodes), longest)
+            build.allowance = self.prefill_budget.allowance(waited, len(build.decodes), longest)
 
     def _catch_up(self, build: PlanBuilder, *, in_background: bool) -> None:
         """Chunks of the running requests that are further behind, best rank first."""
@@ -360,7 +362,7 @@ class Scheduler:
             if request.status is Status.RUNNING:  # else it has just made room for a better one
                 self._skip_cached(request, build)
                 most = self._most_tokens(int(state.seats.num_computed[request.seat]), build)
-                if most and self._room.for_one_more(request, build.chunks):
+                if most and self._admission.for_one_more(request, build.chunks):
                     self._add_chunk(request, build, most)
 
     def _admit(self, build: PlanBuilder, *, in_background: bool) -> None:
@@ -372,7 +374,7 @@ class Scheduler:
                 return
             if _in_background(request) is not in_background:
                 return
-            fit = self._room.find_fit(request)
+            fit = self._admission.find_fit(request)
             if fit is None:
                 return
             hit, num_cached = fit
@@ -392,10 +394,10 @@ class Scheduler:
             self._add_chunk(request, build, most)
 
     def _most_tokens(self, context: int, build: PlanBuilder) -> int:
-        """That budget and pace have left for a chunk behind `context` tokens."""
+        """What the budgets have left for a chunk behind `context` tokens."""
         if build.allowance is None:
             return build.budget
-        return min(build.budget, self.pace.tokens(build.allowance, context, is_first=not build.chunks))
+        return min(build.budget, self.prefill_budget.tokens(build.allowance, context, is_first=not build.chunks))
 
     def _add_chunk(self, request: Request, build: PlanBuilder, most: int) -> None:
         """As many of the request's next tokens, up to `most`, as chunk limit and blocks allow (at least one fits)."""
@@ -418,7 +420,7 @@ class Scheduler:
         kv.register(request, end)
         build.add_chunk(Chunk(request, start, end, samples=end == total and request.spec.pooling is None))
         if build.allowance is not None:
-            build.allowance -= self.pace.work(end - start, start)
+            build.allowance -= self.prefill_budget.work(end - start, start)
         if end == total:
             del state.prefilling[request.id]
             seats.end_catching_up(seat)
@@ -461,14 +463,14 @@ class Scheduler:
         """That waiting requests could take: none if the best of them lacks blocks."""
         free = self._state.seats.num_free
         first = self._state.queue.peek()
-        return free if first is None or (free and self._room.find_fit(first) is not None) else 0
+        return free if first is None or (free and self._admission.find_fit(first) is not None) else 0
 
     # --- outcome ------------------------------------------------------------------------------------------------
 
     def observe(self, work: float, prompt_tokens: int, seconds: float, between: float) -> None:
-        """The oldest step in flight is done and took the device `seconds`, for `work` as `pace` counts it; `between`:
-        seconds since the one before, if the engine has been at work since then."""
-        self.pace.observe(work, seconds)
+        """The oldest step in flight is done and took the device `seconds`, for `work` as `prefill_budget` counts it;
+        `between`: seconds since the one before, if the engine has been at work since then."""
+        self.prefill_budget.observe(work, seconds)
         step = self._state.in_flight[0]
         if self._drafting is not None and not step.chunks:
             self._drafting.observe(len(step.decodes), step.plan.num_drafts, seconds)

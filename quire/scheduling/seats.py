@@ -25,8 +25,8 @@ class DecodeRows:
     requests: list[Request]
     ids: list[str]
     appends: list[Callable[[int], None]]  # of the requests' tokens
-    loud: list[int] | None  # rows whose every token is told at once; None: all
-    loud_ids: list[str]
+    streamed: list[int] | None  # rows whose every token is reported at once; None: all
+    streamed_ids: list[str]
     followed: list[int]  # rows each of whose tokens is looked at
 
     def __len__(self) -> int:
@@ -34,10 +34,10 @@ class DecodeRows:
 
     @property
     def has_readers(self) -> bool:
-        return bool(self.loud_ids)
+        return bool(self.streamed_ids)
 
 
-class Seats:
+class HostSeats:
     """Columns over seats 0 … max_seats; seat 0 is padding and stays empty. Counts are tokens.
 
     Where nothing is drafted `num_computed` is exact. A decode row with drafts advances by as many tokens as turn out
@@ -55,7 +55,7 @@ class Seats:
         self.limit = np.zeros(size, np.int32)
         self.room = np.zeros(size, np.int32)  # that its blocks can hold
         self.decoding = np.zeros(size, np.bool_)  # it takes part in the next step with the token sampled last
-        self.quiet = np.zeros(size, np.bool_)
+        self.final_only = np.zeros(size, np.bool_)
         self.followed = np.zeros(size, np.bool_)
         self.requests = np.full(size, None, object)
         self._ids = np.full(size, None, object)
@@ -79,7 +79,7 @@ class Seats:
         self.num_computed[seat] = self.room[seat] = num_computed
         self.num_seen[seat] = len(request.tokens)
         self.limit[seat] = request.limit
-        self.quiet[seat] = request.quiet
+        self.final_only[seat] = request.final_only
         self.followed[seat] = request.is_followed
         self.may_draft[seat] = request.may_draft
         self.requests[seat] = request
@@ -117,16 +117,16 @@ class Seats:
         """All that decode. As long as these stay the same requests the very same object comes back."""
         if self._rows is None:
             seats = np.flatnonzero(self.decoding).astype(np.int32)
-            quiet = self.quiet.take(seats)
-            loud = np.flatnonzero(~quiet).tolist() if quiet.any() else None
+            final_only = self.final_only.take(seats)
+            streamed = np.flatnonzero(~final_only).tolist() if final_only.any() else None
             ids = self._ids.take(seats).tolist()
             self._rows = DecodeRows(
                 seats,
                 self.requests.take(seats).tolist(),
                 ids,
                 self._appends.take(seats).tolist(),
-                loud,
-                ids if loud is None else [ids[row] for row in loud],
+                streamed,
+                ids if streamed is None else [ids[row] for row in streamed],
                 np.flatnonzero(self.followed.take(seats)).tolist(),
             )
         return self._rows

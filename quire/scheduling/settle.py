@@ -13,7 +13,7 @@ from quire.scheduling.logprobs import lines_by_row
 from quire.scheduling.request import Request
 from quire.scheduling.seats import DecodeRows
 from quire.scheduling.settle_drafts import Lines, learn, settle_drafted
-from quire.scheduling.state import Chunk, InFlight, State
+from quire.scheduling.state import Chunk, PlannedStep, State
 from quire.scheduling.telling import end_failed, seconds_queued, tell
 from quire.types.output import STEP_FAILED, EngineOutput, EngineOutputs, TokenLogprobs
 from quire.types.plan import StepPlan
@@ -66,7 +66,7 @@ def settle(state: State, plan: StepPlan, result: StepResult) -> EngineOutputs:
     return EngineOutputs(ids=ids, tokens=plain, counts=counts, special=outputs)
 
 
-def _are_over(state: State, step: InFlight, sampled: np.ndarray) -> bool:
+def _are_over(state: State, step: PlannedStep, sampled: np.ndarray) -> bool:
     """Whether rows lack their token because drafts filled them up to their limit in the step before."""
     lacking = np.flatnonzero(step.plan.samples & (sampled < 0)).tolist()
     requests = step.decodes.requests
@@ -87,7 +87,7 @@ def _fail(state: State, error: str) -> list[EngineOutput]:
 
 
 def _settle_decodes(
-    state: State, step: InFlight, tokens: list[int], lines: Lines, failures: dict[int, str]
+    state: State, step: PlannedStep, tokens: list[int], lines: Lines, failures: dict[int, str]
 ) -> tuple[list[str], list[int], list[EngineOutput]]:
     """The requests with just a token to tell, their tokens, and the news of the others."""
     rows, seats = step.decodes, state.seats
@@ -133,16 +133,16 @@ def _settle_decodes(
 
 
 def _plain(rows: DecodeRows, tokens: list[int], special: set[int]) -> tuple[list[str], list[int]]:
-    """Ids and tokens of all loud rows but the special ones. As long as these stay the same, so does the list of ids."""
-    loud = rows.loud
+    """Ids and tokens of streamed rows but the special ones. As long as these stay the same, so does the list of ids."""
+    streamed = rows.streamed
     if not special:
-        return rows.loud_ids, tokens if loud is None else [tokens[row] for row in loud]
-    kept = [row for row in (range(len(rows)) if loud is None else loud) if row not in special]
+        return rows.streamed_ids, tokens if streamed is None else [tokens[row] for row in streamed]
+    kept = [row for row in (range(len(rows)) if streamed is None else streamed) if row not in special]
     return [rows.ids[row] for row in kept], [tokens[row] for row in kept]
 
 
 def _settle_one(
-    state: State, step: InFlight, seat: int, request: Request, token: int, lines: list[TokenLogprobs] | None
+    state: State, step: PlannedStep, seat: int, request: Request, token: int, lines: list[TokenLogprobs] | None
 ) -> EngineOutput | None:
     """seat: that it had when the step was planned."""
     request.tokens.append(token)

@@ -10,7 +10,7 @@ import numpy as np
 
 from quire.scheduling.drafting import Drafting
 from quire.scheduling.request import Request
-from quire.scheduling.state import InFlight, State
+from quire.scheduling.state import PlannedStep, State
 from quire.scheduling.telling import end, end_failed, tell
 from quire.types.output import EngineOutput, TokenLogprobs
 from quire.types.result import StepResult
@@ -19,13 +19,13 @@ Lines = dict[int, list[TokenLogprobs]]  # by plan row
 
 
 def settle_drafted(
-    state: State, step: InFlight, result: StepResult, lines: Lines, failures: dict[int, str]
+    state: State, step: PlannedStep, result: StepResult, lines: Lines, failures: dict[int, str]
 ) -> tuple[list[str], list[int], list[int], list[EngineOutput]]:
     """The requests with just tokens to tell, their tokens one behind the other, how many each, and other news."""
     rows, seats = step.decodes, state.seats
     sampled, counts = result.tokens.tolist(), result.counts.tolist()
     _learn_lengths(state, step, result.counts)
-    loud = set(range(len(rows)) if rows.loud is None else rows.loud)
+    streamed = set(range(len(rows)) if rows.streamed is None else rows.streamed)
     ids: list[str] = []
     tokens: list[int] = []
     told: list[int] = []
@@ -45,14 +45,14 @@ def settle_drafted(
         if has_seat:
             seats.num_seen[seat] = len(request.tokens)
         if has_seat and not ends and row not in lines:
-            if row in loud:
+            if row in streamed:
                 ids.append(request.id)
                 tokens += new
                 told.append(count)
         elif (output := tell(state, request, lines.get(row), count)) is not None:
             outputs.append(output)
-    if len(ids) == len(rows.loud_ids):
-        ids = rows.loud_ids  # the very same list as long as the batch stays
+    if len(ids) == len(rows.streamed_ids):
+        ids = rows.streamed_ids  # the very same list as long as the batch stays
     return ids, tokens, told, outputs
 
 
@@ -71,7 +71,7 @@ def _append(state: State, request: Request, new: list[int]) -> tuple[int, bool]:
     return len(new), False
 
 
-def _learn_lengths(state: State, step: InFlight, counts: np.ndarray) -> None:
+def _learn_lengths(state: State, step: PlannedStep, counts: np.ndarray) -> None:
     """Rows that still have their seat: how far they have really come."""
     rows, seats = step.decodes, state.seats
     here = ~np.isin(rows.seats, [*step.left]) if step.left else np.ones(len(rows), np.bool_)
@@ -86,7 +86,7 @@ def _learn_lengths(state: State, step: InFlight, counts: np.ndarray) -> None:
         seats.stop_decoding(drained)
 
 
-def learn(state: State, drafting: Drafting, step: InFlight, result: StepResult) -> None:
+def learn(state: State, drafting: Drafting, step: PlannedStep, result: StepResult) -> None:
     """What became of the drafts, or would have, of the rows that still have their seat."""
     rows = step.decodes
     if result.drafted is None or result.matched is None or not len(rows):

@@ -11,7 +11,7 @@ from quire.scheduling.drafting import Drafting
 from quire.scheduling.load import Load
 from quire.scheduling.queue import WaitingQueue
 from quire.scheduling.request import Request, Status
-from quire.scheduling.seats import DecodeRows, Seats
+from quire.scheduling.seats import DecodeRows, HostSeats
 from quire.types.plan import StepPlan
 
 
@@ -25,7 +25,7 @@ class Chunk(NamedTuple):
 
 
 @dataclass(slots=True)
-class InFlight:
+class PlannedStep:
     """A plan whose result is awaited, with what settling it takes."""
 
     plan: StepPlan
@@ -60,13 +60,13 @@ class State:
     def __init__(self, kv: KVManager, max_seats: int, drafting: Drafting | None = None) -> None:
         self.kv = kv
         self.drafting = drafting  # None: nobody drafts
-        self.seats = Seats(max_seats)
+        self.seats = HostSeats(max_seats)
         self.queue = WaitingQueue()
         self.num_compiling = 0  # requests that wait for their grammar, and in no queue
         self.requests: dict[str, Request] = {}  # all that are not finished
         self.running: dict[str, Request] = {}  # those with a seat
         self.prefilling: dict[str, Request] = {}  # those of them that still catch up
-        self.in_flight: deque[InFlight] = deque()  # oldest first
+        self.in_flight: deque[PlannedStep] = deque()  # oldest first
         self.releases: list[int] = []  # seats given back since the last plan
         self.totals = Totals()
         self.load = Load()

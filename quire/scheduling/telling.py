@@ -20,11 +20,11 @@ def tell(state: State, request: Request, lines: list[TokenLogprobs] | None, coun
     first = num_tokens == request.num_prompt + 1
     if first:
         state.totals.prompt_tokens += request.num_prompt
-    if reason is None and request.quiet and not first:
+    if reason is None and request.final_only and not first:
         return None
     if reason is not None:
         state.finish(request)
-    told = request.num_reported if request.quiet else num_tokens - count
+    told = request.num_reported if request.final_only else num_tokens - count
     request.num_reported = num_tokens
     return EngineOutput(
         request_id=request.id,
@@ -44,7 +44,7 @@ def tell(state: State, request: Request, lines: list[TokenLogprobs] | None, coun
 def end_failed(state: State, request: Request, error: str) -> EngineOutput:
     """A logits processor raised for it: what it sampled means nothing."""
     state.finish(request)
-    told = request.num_reported if request.quiet else len(request.tokens)
+    told = request.num_reported if request.final_only else len(request.tokens)
     return EngineOutput(
         request_id=request.id,
         token_ids=request.tokens[told:].tolist(),

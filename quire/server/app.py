@@ -82,8 +82,8 @@ def build_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     app.state.batches = BatchQueue(service, app)
-    app.state.responses = ResponseStore(service.serve.response_store_bytes // len(service.board.pages))
-    app.state.siblings = None
+    app.state.responses = ResponseStore(service.serve.response_store_bytes // len(service.counters.pages))
+    app.state.peers = None
     errors.install(app)
     app.openapi = openapi_document(app)  # type: ignore[method-assign]
     for router in routers_of(service):
@@ -141,5 +141,5 @@ def protect(app: ASGIApp, service: Service, keys: Iterable[str]) -> ASGIApp:
             allow_methods=serve.allowed_methods,
             allow_headers=serve.allowed_headers,
         )
-    service.http_metrics = HttpMetrics(service.board, routers_of(service))
+    service.http_metrics = HttpMetrics(service.counters, routers_of(service))
     return CountingMiddleware(outer, service.http_metrics, serve.root_path)

@@ -75,7 +75,7 @@ class Door:
     def __init__(self, max_seconds: float, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_seconds = max_seconds
         self._metrics = metrics
-        self._board = metrics.board
+        self._counters = metrics.counters
         self._clock = clock
         self._queue = QueueStats()
         self._num_preparing = 0  # let in, and not handed to the engine yet
@@ -91,7 +91,7 @@ class Door:
 
     def wait(self, priority: int = 0) -> float:
         """Seconds that a request which comes now will probably wait for its turn."""
-        return predict_wait(self._queue, priority, int(self._board.sum(UNSEEN)))
+        return predict_wait(self._queue, priority, int(self._counters.sum(UNSEEN)))
 
     def retry_after(self, priority: int = 0) -> int:
         """Seconds, as told to who is refused: until all that waits now has had its turn."""
@@ -113,7 +113,7 @@ class Door:
 
     def _bound(self) -> float:
         """Seconds that a request may wait."""
-        waiting, running = int(self._board.sum(UNSEEN)), 0
+        waiting, running = int(self._counters.sum(UNSEEN)), 0
         for each in self._queue.classes:
             if each.priority != BACKGROUND:
                 waiting, running = waiting + each.waiting, running + each.running
@@ -141,4 +141,4 @@ class Door:
         self._note()
 
     def _note(self) -> None:
-        self._board.mine[UNSEEN] = self._num_preparing + len(self._handed)
+        self._counters.mine[UNSEEN] = self._num_preparing + len(self._handed)

@@ -19,7 +19,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from quire.observe.engine_metrics import ACCEPTED_PER_POS, GAUGES, counters_of
-from quire.server.processes.shared_counters import LOST, PID, Board
+from quire.server.processes.shared_counters import LOST, PID, SharedCounters
 from quire.types.output import ABORTED, EngineStats, RequestMetrics, RequestOutput
 from quire.types.sampling import RequestOutputKind, SamplingParams
 
@@ -47,10 +47,10 @@ def one_two_five(limit: int) -> list[int]:
 
 
 class Histogram:
-    def __init__(self, board: Board, name: str, text: str, bounds: Sequence[float]) -> None:
+    def __init__(self, counters: SharedCounters, name: str, text: str, bounds: Sequence[float]) -> None:
         self.name, self.text, self.bounds = name, text, bounds
-        self._board, self._mine = board, board.mine
-        self._counts = board.take(len(bounds) + 2)  # one a bucket, then the sum of the values
+        self._counters, self._mine = counters, counters.mine
+        self._counts = counters.take(len(bounds) + 2)  # one a bucket, then the sum of the values
         self._total = self._counts + len(bounds) + 1
 
     def observe(self, value: float, times: int = 1) -> None:
@@ -66,32 +66,32 @@ class Histogram:
         """As one of several with different labels."""
         seen, buckets = 0.0, []
         for slot, bound in enumerate([*map(str, map(float, self.bounds)), "+Inf"], self._counts):
-            seen += self._board.sum(slot)
+            seen += self._counters.sum(slot)
             buckets.append((bound, seen))
-        family.add_metric(labels, buckets, self._board.sum(self._total))
+        family.add_metric(labels, buckets, self._counters.sum(self._total))
 
 
 class Counts:
     """How often this process has seen each of a few things: `counts[name] += 1`."""
 
-    def __init__(self, board: Board, names: Sequence[str]) -> None:
+    def __init__(self, counters: SharedCounters, names: Sequence[str]) -> None:
         self.names = names
-        self._board = board
-        self._slots = {name: board.take(1) for name in names}
+        self._counters = counters
+        self._slots = {name: counters.take(1) for name in names}
 
     def __getitem__(self, name: str) -> int:
-        return int(self._board.mine[self._slots[name]])
+        return int(self._counters.mine[self._slots[name]])
 
     def __setitem__(self, name: str, count: int) -> None:
-        self._board.mine[self._slots[name]] = count
+        self._counters.mine[self._slots[name]] = count
 
     def total(self, name: str) -> int:
         """Of all processes."""
-        return int(self._board.sum(self._slots[name]))
+        return int(self._counters.sum(self._slots[name]))
 
     def each(self) -> list[int]:
         """Of each process, all names together."""
-        return [int(sum(page[slot] for slot in self._slots.values())) for page in self._board.pages]
+        return [int(sum(page[slot] for slot in self._slots.values())) for page in self._counters.pages]
 
 
 def cache_labels(info: EngineInfo) -> dict[str, str]:
@@ -123,15 +123,15 @@ class RequestClock:
 
 
 class Metrics(Collector):
-    def __init__(self, model_name: str, info: EngineInfo, board: Board) -> None:
+    def __init__(self, model_name: str, info: EngineInfo, counters: SharedCounters) -> None:
         tokens = one_two_five(info.max_model_len)
         self._cache_labels = cache_labels(info)
         self._names, self._labels = ["model_name", "engine"], [model_name, "0"]
-        self.finished = Counts(board, FINISH_REASONS)
-        self._refusals = Counts(board, ["rejected"])
+        self.finished = Counts(counters, FINISH_REASONS)
+        self._refusals = Counts(counters, ["rejected"])
 
         def histogram(name: str, text: str, bounds: Sequence[float]) -> Histogram:
-            return Histogram(board, name, text, bounds)
+            return Histogram(counters, name, text, bounds)
 
         self.first_token = histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN)
         self.token_gap = histogram("vllm:inter_token_latency_seconds", "Gap between outputs of a request.", TOKEN_GAP)
@@ -156,8 +156,8 @@ class Metrics(Collector):
         self.wait: Callable[[], float] = lambda: 0.0
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        self.board = board
-        if len(board.pages) == 1:
+        self.counters = counters
+        if len(counters.pages) == 1:
             ProcessCollector(registry=self._registry)
 
     @property
@@ -258,7 +258,7 @@ class Metrics(Collector):
             "vllm:request_success", "Finished requests.", labels=[*self._names, "finished_reason"]
         )
         for reason in self.finished.names:
-            lost = self.board.sum(LOST) if reason == ABORTED else 0
+            lost = self.counters.sum(LOST) if reason == ABORTED else 0
             success.add_metric([*self._labels, reason], self.finished.total(reason) + lost)
         yield success
         phases = CounterMetricFamily("quire:core_seconds", "What the core's loop did.", labels=[*self._names, "phase"])
@@ -267,7 +267,7 @@ class Metrics(Collector):
         yield phases
         for histogram in self._histograms:
             yield histogram.family(self._names, self._labels)
-        if len(self.board.pages) > 1:
+        if len(self.counters.pages) > 1:
             yield from self._front_ends()
 
     def _front_ends(self) -> Iterator[Metric]:
@@ -277,7 +277,7 @@ class Metrics(Collector):
             answers.add_metric([str(number)], count)
         yield answers
         families: dict[str, Metric] = {}
-        for number, page in enumerate(self.board.pages):
+        for number, page in enumerate(self.counters.pages):
             if pid := int(page[PID]):
                 for metric in ProcessCollector(pid=lambda pid=pid: pid, registry=None).collect():  # type: ignore[misc]
                     family = families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))

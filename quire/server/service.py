@@ -13,11 +13,11 @@ from quire.frontend.templates.sandbox import TemplateSandbox
 from quire.frontend.tokenization.encoder import TextEncoder
 from quire.server.door import Door
 from quire.server.http.errors import ApiError
-from quire.server.http.limits import InFlight
+from quire.server.http.limits import OpenAnswers
 from quire.server.http.metrics import HttpMetrics
 from quire.server.metrics import Metrics
 from quire.server.processes.pulse import Pings
-from quire.server.processes.shared_counters import Board
+from quire.server.processes.shared_counters import SharedCounters
 from quire.types.output import EngineStats
 
 if TYPE_CHECKING:
@@ -61,18 +61,22 @@ class Service:
     """
 
     def __init__(
-        self, config: EngineConfig, serve: ServeConfig, created: int | None = None, board: Board | None = None
+        self,
+        config: EngineConfig,
+        serve: ServeConfig,
+        created: int | None = None,
+        counters: SharedCounters | None = None,
     ) -> None:
         self.config = config
         self.serve = serve
-        self.board = Board() if board is None else board
+        self.counters = SharedCounters() if counters is None else counters
         self.names = config.model.names
         self.created = int(time.time()) if created is None else created
         self.engine: AsyncLLM | None = None
         self.metrics: Metrics | None = None
         self.http_metrics: HttpMetrics | None = None  # of an app that is shown to the world
         self.door: Door | None = None
-        self.in_flight = InFlight(self.board, serve.keepalive_interval)
+        self.in_flight = OpenAnswers(self.counters, serve.keepalive_interval)
         self.templates = TemplateSandbox()
         self._encoder: TextEncoder | None = None
         self.draining = False  # /readyz says so; requests are still taken during the grace
@@ -83,7 +87,7 @@ class Service:
 
     def attach(self, engine: AsyncLLM) -> None:
         """The engine is up and has made its first token."""
-        self.metrics = Metrics(self.names[0], engine.info, self.board)
+        self.metrics = Metrics(self.names[0], engine.info, self.counters)
         self.door = Door(self.config.schedule.max_queue_seconds or 0.0, self.metrics)
         self.metrics.wait = self.door.wait
         self.engine = engine

@@ -24,7 +24,7 @@ from quire.worker.sampling.custom import CustomProcessors
 from quire.worker.sampling.plugins import LogitsProcessor
 from quire.worker.sampling.sampler import Sampler
 from quire.worker.seat_drafts import SeatDrafts, drafted_rows
-from quire.worker.seats import Seats
+from quire.worker.seats import DeviceSeats
 from quire.worker.streams import Streams
 
 DTYPES = {
@@ -79,7 +79,7 @@ class Assembly:
     ) -> Runner | PoolingRunner:
         """A runner on a cache of so many blocks; its graphs are still to be captured."""
         store = KVStore(self._spec, num_blocks, DTYPES[self._resolved.kv_dtype], self._device)
-        seats = Seats(
+        seats = DeviceSeats(
             self._resolved.max_num_seqs,
             -(-max_model_len // self._spec.block_size),
             store.token_of_slot,
@@ -92,7 +92,7 @@ class Assembly:
         custom = CustomProcessors(processors, seats.num_computed_np) if processors else None
         return self._generating(self._model, store, seats, max_model_len, custom, with_graphs=with_graphs)
 
-    def _pooling(self, model: PoolingModel, store: KVStore, seats: Seats, max_model_len: int) -> PoolingRunner:
+    def _pooling(self, model: PoolingModel, store: KVStore, seats: DeviceSeats, max_model_len: int) -> PoolingRunner:
         rows, tokens = self._resolved.max_num_seqs, self.max_tokens
         spec, name = self._attention(tokens, max_model_len), self._resolved.config.runtime.attention_backend
         if model.is_causal:
@@ -116,7 +116,7 @@ class Assembly:
         self,
         model: DecoderStack,
         store: KVStore,
-        seats: Seats,
+        seats: DeviceSeats,
         max_model_len: int,
         custom: CustomProcessors | None,
         *,
@@ -165,7 +165,7 @@ class Assembly:
             drafted_sizes=drafted_sizes(drafts.max_rows, drafts.width) if drafts and wanted else (),
         )
 
-    def _drafts(self, seats: Seats) -> SeatDrafts | None:
+    def _drafts(self, seats: DeviceSeats) -> SeatDrafts | None:
         resolved = self._resolved
         if resolved.speculative is None:
             return None

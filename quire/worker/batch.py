@@ -13,7 +13,7 @@ from quire.attention.context import AttentionInputs
 from quire.kernels.step.step import StepBuffers, gather
 from quire.types.plan import StepPlan
 from quire.worker.prefixes import PrefixLayout, PrefixRows
-from quire.worker.seats import Seats
+from quire.worker.seats import DeviceSeats
 from quire.worker.staging import ALIGNED, Span, Staging
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class BatchBuilder:
 
     def __init__(
         self,
-        seats: Seats,
+        seats: DeviceSeats,
         prefixes: PrefixRows | None,
         max_rows: int,
         max_tokens: int,

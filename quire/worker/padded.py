@@ -14,7 +14,7 @@ from quire.types.plan import StepPlan
 from quire.worker.batch import Batch
 from quire.worker.mixed_graphs import MixedSize
 from quire.worker.prefixes import PrefixLayout
-from quire.worker.seats import Seats
+from quire.worker.seats import DeviceSeats
 from quire.worker.staging import ALIGNED, Staging
 
 
@@ -50,7 +50,7 @@ class PaddedSteps:
     """
 
     def __init__(
-        self, seats: Seats, sizes: list[MixedSize], query_group: int, max_seq_len: int, device: torch.device
+        self, seats: DeviceSeats, sizes: list[MixedSize], query_group: int, max_seq_len: int, device: torch.device
     ) -> None:
         """query_group: query heads a KV head."""
         rows, tokens = max(size.rows for size in sizes), max(size.tokens for size in sizes)

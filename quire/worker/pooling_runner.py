@@ -19,7 +19,7 @@ from quire.worker.batch import Batch, BatchBuilder
 from quire.worker.kv_store import KVStore
 from quire.worker.pooler import PooledTensors, Pooler
 from quire.worker.readback import PendingStep, ReadyStep, StepHandle
-from quire.worker.seats import Seats
+from quire.worker.seats import DeviceSeats
 from quire.worker.staging import Staging
 
 MakeContext = Callable[[StepPlan, Pool, Batch], StepContext | EncoderContext]
@@ -66,7 +66,7 @@ class PoolingRunner:
         self,
         model: PoolingModel,
         make_context: MakeContext,
-        seats: Seats,
+        seats: DeviceSeats,
         builder: BatchBuilder,
         *,
         max_rows: int,

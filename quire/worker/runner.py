@@ -29,7 +29,7 @@ from quire.worker.sampling.logprobs import LogprobTensors
 from quire.worker.sampling.masks import Masks
 from quire.worker.sampling.sampler import Features, History, Sampler
 from quire.worker.seat_drafts import SeatDrafts
-from quire.worker.seats import Seats
+from quire.worker.seats import DeviceSeats
 from quire.worker.staging import Staging
 from quire.worker.streams import Streams
 
@@ -51,7 +51,7 @@ class Runner:
         model: DecoderStack,
         backend: AttentionBackend,
         store: KVStore,
-        seats: Seats,
+        seats: DeviceSeats,
         builder: BatchBuilder,
         sampler: Sampler,
         *,

@@ -12,7 +12,7 @@ from quire.kernels.drafts import DraftBuffers, DraftState, commit_drafted, gathe
 from quire.kernels.step.step import StepBuffers, scatter
 from quire.types.plan import Admit
 from quire.worker.drafters import Drafter, DrafterSetup
-from quire.worker.seats import Seats
+from quire.worker.seats import DeviceSeats
 from quire.worker.staging import ALIGNED, Staging
 
 MAX_TOKENS = 1024  # of a step with drafts: their logits are kept all at once
@@ -29,7 +29,7 @@ class SeatDrafts:
     def __init__(
         self,
         config: SpeculativeConfig,
-        seats: Seats,
+        seats: DeviceSeats,
         max_seats: int,
         max_rows: int,
         max_tokens: int,

@@ -12,7 +12,7 @@ from quire.types.plan import StepPlan
 from quire.worker.staging import Span, Staging
 
 
-class Seats:
+class DeviceSeats:
     """Arrays `[max_seats + 1]`; seat 0 is padding and stays zero.
 
     `num_computed_np` mirrors the device's counts: the plan determines them, so the host never asks. With `limited`,

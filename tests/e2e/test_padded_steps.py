@@ -14,7 +14,7 @@ from quire import LLM, SamplingParams
 from quire.attention.base import AttentionInputs, AttentionSpec, LayerCache
 from quire.engine import core
 from quire.kernels.attention.paged import attention_reference
-from quire.scheduling.prefixes import Worth
+from quire.scheduling.prefixes import SharingThresholds
 from quire.scheduling.scheduler import Scheduler
 from quire.types.plan import StepPlan
 from quire.worker import assembly as assembly_module
@@ -123,7 +123,7 @@ def test_rows_that_begin_alike(
     steps: list[tuple[StepPlan, MixedSize | None]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(core, "Scheduler", partial(Scheduler, prefix_worth=Worth(1, 1, 1)))
+    monkeypatch.setattr(core, "Scheduler", partial(Scheduler, sharing_thresholds=SharingThresholds(1, 1, 1)))
     wanted = family(5, stems=3, count=24)
     expected = [reference.greedy(p, TOKENS) for p in wanted]
     options = {"max_num_seqs": 10, "max_num_batched_tokens": 128, "max_prefill_chunk": 16, "async_scheduling": True}

@@ -20,7 +20,7 @@ from quire.config.resolve import resolve
 from quire.engine import core
 from quire.engine.client import InProcessClient
 from quire.frontend.async_engine import AsyncLLM
-from quire.scheduling.prefixes import Worth
+from quire.scheduling.prefixes import SharingThresholds
 from quire.scheduling.scheduler import Scheduler
 from quire.types.plan import StepPlan
 from quire.types.sampling import RequestOutputKind
@@ -48,7 +48,7 @@ def reference_backend(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def anything_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core, "Scheduler", partial(Scheduler, prefix_worth=Worth(1, 1, 1)))
+    monkeypatch.setattr(core, "Scheduler", partial(Scheduler, sharing_thresholds=SharingThresholds(1, 1, 1)))
 
 
 def ids(rng: random.Random, count: int) -> list[int]:

@@ -11,7 +11,7 @@ import pytest
 
 from quire.engine.client import InProcessClient
 from quire.engine.core import EngineCore
-from quire.engine.messages import Abort, Add, Call, FromCore, News, Reply
+from quire.engine.messages import Abort, Add, FromCore, News, UtilityCall, UtilityReply
 from quire.executor.in_process import InProcessExecutor
 from quire.foundation.child import Failure
 from quire.foundation.errors import ConfigError, EngineDeadError, InputError
@@ -202,8 +202,8 @@ def test_utilities_answer_and_their_errors_stay_theirs() -> None:
     core = make_core()
     calls = [("ping", []), ("stats", []), ("check", []), ("reset_prefix_cache", []), ("worker", ["hello", 1]),
              ("worker", ["boom"]), ("nothing", [])]  # fmt: skip
-    inbox = ListInbox(*(Call(i, method, args) for i, (method, args) in enumerate(calls)))
-    replies = [m for m in core.turn(inbox, 0) if isinstance(m, Reply)]
+    inbox = ListInbox(*(UtilityCall(i, method, args) for i, (method, args) in enumerate(calls)))
+    replies = [m for m in core.turn(inbox, 0) if isinstance(m, UtilityReply)]
     assert [r.number for r in replies] == list(range(len(calls)))
     assert replies[0].value == "pong"
     assert replies[4].value["args"] == [1]
@@ -216,15 +216,15 @@ def test_utilities_answer_and_their_errors_stay_theirs() -> None:
 
 def test_drain_answers_when_all_is_done_and_refuses_what_is_new() -> None:
     core = make_core()
-    inbox = ListInbox(Add(make_request("a", [1], 5)), Call(1, "drain", []), Add(make_request("b", [1], 5)))
+    inbox = ListInbox(Add(make_request("a", [1], 5)), UtilityCall(1, "drain", []), Add(make_request("b", [1], 5)))
     messages: list[FromCore] = []
-    while not any(isinstance(m, Reply) for m in messages):
+    while not any(isinstance(m, UtilityReply) for m in messages):
         messages += core.turn(inbox, 0)
     outputs = [o for m in messages if isinstance(m, News) for o in m.outputs.each()]
     assert [o.stop_reason for o in outputs if o.request_id == "b"] == [DRAINING]
     assert outputs[-1].request_id == "a"
     assert outputs[-1].finish_reason == "length"
-    assert isinstance(messages[-1], Reply)
+    assert isinstance(messages[-1], UtilityReply)
 
 
 def test_statistics_count_steps_tokens_and_where_the_time_goes() -> None:

@@ -15,7 +15,7 @@ from quire.engine import grammars
 from quire.engine.client import InProcessClient
 from quire.engine.core import EngineCore
 from quire.engine.in_process import LocalInbox
-from quire.engine.messages import Add, Call, News, Reply
+from quire.engine.messages import Add, News, UtilityCall, UtilityReply
 from quire.executor.base import make_executor
 from quire.foundation.errors import ConfigError, EngineDeadError
 from quire.types.output import INVALID_REQUEST, QUEUE_FULL, EngineOutput
@@ -214,11 +214,11 @@ def test_a_token_that_the_grammar_refuses_ends_its_request_alone(monkeypatch: py
 
 def test_drain_waits_for_grammars_too() -> None:
     core = make_core()
-    inbox = ListInbox(Add(bound("a", "slow 5")), Call(1, "drain", []))
+    inbox = ListInbox(Add(bound("a", "slow 5")), UtilityCall(1, "drain", []))
     messages = [message for _ in range(3) for message in core.turn(inbox, 0)]
-    assert not any(isinstance(m, Reply) for m in messages)
+    assert not any(isinstance(m, UtilityReply) for m in messages)
     ToyService.made[0].let_go()
-    while not any(isinstance(m, Reply) for m in messages):
+    while not any(isinstance(m, UtilityReply) for m in messages):
         messages += core.turn(inbox, 0)
     assert any(o.finish_reason == "stop" for m in messages if isinstance(m, News) for o in m.outputs.each())
     core.shutdown()

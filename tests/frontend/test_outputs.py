@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from quire.foundation.errors import InputError
 from quire.frontend.inputs import build
-from quire.frontend.outputs import Conversion, OutputProcessor
+from quire.frontend.outputs import OutputProcessor, RequestState
 from quire.frontend.tokenization.tokenizer import Tokenizer
 from quire.types.output import EngineOutput, EngineOutputs, RequestOutput
 from quire.types.sampling import RequestOutputKind, SamplingParams
@@ -35,7 +35,7 @@ def run(
     client = EchoClient(INFO, script, tokens_a_poll)
     processor = OutputProcessor(tokenizer)
     requests = build(prompt, params, INFO, tokenizer, request_id="r")
-    conversion = processor.add(requests, "r", None)
+    request_state = processor.add(requests, "r", None)
     for request in requests:
         client.add(request)
     outputs: list[RequestOutput] = []
@@ -44,8 +44,8 @@ def run(
         _, aborts = processor.process(client.poll())
         client.abort(aborts)
         steps += 1
-        if (steps % read_every == 0 or conversion.finished) and conversion.has_news():
-            outputs.append(conversion.take())
+        if (steps % read_every == 0 or request_state.finished) and request_state.has_news():
+            outputs.append(request_state.take())
         assert steps < 500
     assert len(processor) == 0
     return outputs, client
@@ -218,30 +218,30 @@ def test_metrics_and_cached_tokens(tokenizer: Tokenizer) -> None:
 def test_a_refused_request_ends_with_its_message(tokenizer: Tokenizer) -> None:
     processor = OutputProcessor(tokenizer)
     requests = build([1], SamplingParams(n=2), INFO, tokenizer, request_id="r")
-    conversion = processor.add(requests, "r", None)
+    request_state = processor.add(requests, "r", None)
     refusals = [EngineOutput(request_id=r.id, finish_reason="error", error="queue full") for r in requests]
     processor.process(EngineOutputs(special=refusals))
-    output = conversion.take()
+    output = request_state.take()
     assert (output.finished, output.error) == (True, "queue full")
     assert [a.finish_reason for a in output.outputs] == ["error", "error"]
 
 
-def two_running(tokenizer: Tokenizer) -> tuple[OutputProcessor, Conversion]:
+def two_running(tokenizer: Tokenizer) -> tuple[OutputProcessor, RequestState]:
     processor = OutputProcessor(tokenizer)
     requests = build([1], SamplingParams(n=2), INFO, tokenizer, request_id="r")
-    conversion = processor.add(requests, "r", None)
-    return processor, conversion
+    request_state = processor.add(requests, "r", None)
+    return processor, request_state
 
 
 def test_abort_ends_what_is_running(tokenizer: Tokenizer) -> None:
-    processor, conversion = two_running(tokenizer)
+    processor, request_state = two_running(tokenizer)
     (token,) = tokenizer.encode("a")
     processor.process(
         EngineOutputs(special=[EngineOutput(request_id="r#0", token_ids=[token], finish_reason="length")])
     )
-    assert processor.abort("r") == (conversion, ["r#1"])
+    assert processor.abort("r") == (request_state, ["r#1"])
     assert processor.abort("r") == (None, [])
-    output = conversion.take()
+    output = request_state.take()
     assert [a.finish_reason for a in output.outputs] == ["length", "abort"]
     assert output.finished
     assert processor.process(EngineOutputs(ids=["r#1"], tokens=[token])) == ([], [])
@@ -266,7 +266,7 @@ def test_an_answer_that_its_grammar_ends_keeps_its_last_token(
     ids = tokenizer.encode("[1, 2]")
     processor = OutputProcessor(tokenizer)
     requests = build((5, 6), SamplingParams(max_tokens=20, output_kind=kind), INFO, tokenizer, request_id="r")
-    conversion = processor.add(requests, "r", None)
+    request_state = processor.add(requests, "r", None)
     last = EngineOutput(
         request_id=requests[0].id,
         token_ids=ids if lacks_stop_token else [*ids, 0],
@@ -274,7 +274,7 @@ def test_an_answer_that_its_grammar_ends_keeps_its_last_token(
         lacks_stop_token=lacks_stop_token,
     )
     processor.process(EngineOutputs(special=[last]))
-    output = conversion.take()
+    output = request_state.take()
     assert (output.finished, output.outputs[0].text) == (True, "[1, 2]")
     assert output.outputs[0].finish_reason == "stop"
 
@@ -288,9 +288,9 @@ def test_a_step_may_bring_several_tokens_of_each(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("Hel"), tokenizer.encode("Hello, hello")
     news = EngineOutputs(ids=["a", "gone", "b"], tokens=[*ids[0], 9, 9, *ids[1]], counts=[len(ids[0]), 2, len(ids[1])])
     changed, aborts = processor.process(news)
-    assert [conversion.request_id for conversion in changed] == ["a", "b"]
+    assert [request_state.request_id for request_state in changed] == ["a", "b"]
     assert aborts == ["b"]
-    a, b = (conversion.take().outputs[0] for conversion in changed)
+    a, b = (request_state.take().outputs[0] for request_state in changed)
     assert (b.text, b.finish_reason, b.stop_reason) == ("Hel", "stop", "lo")
     assert len(b.token_ids) < len(ids[1])
     assert (a.token_ids, a.finish_reason) == (ids[0], None)

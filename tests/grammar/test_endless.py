@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.grammar.json_schema.endless import endless
 from quire.grammar.json_schema.normalize import plain
-from quire.grammar.json_schema.references import Places
+from quire.grammar.json_schema.references import References
 
 
 def made_up(rng: random.Random, count: int) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def test_endless_definitions_are_those_of_the_plain_reading() -> None:
 
         def target(reference: str, schema: Any = schema, looks: list[str] = looks) -> Any:
             looks.append(reference)
-            return Places(schema).find(reference)
+            return References(schema).find(reference)
 
         found = endless(schema, target)
         assert len(looks) == len(set(looks)), "each definition is looked at once"

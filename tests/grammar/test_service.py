@@ -107,7 +107,7 @@ def follow(matcher: Matcher, service: GrammarService) -> None:
 
 def test_asking_never_waits(service: GrammarService) -> None:
     wait(service, service.ask(HARMLESS))
-    sandbox = service._benches["llguidance"]._sandbox
+    sandbox = service._workers["llguidance"]._sandbox
     assert sandbox is not None
     os.kill(sandbox.pid, signal.SIGSTOP)
     try:  # nobody answers now, and nobody waits
@@ -121,28 +121,28 @@ def test_asking_never_waits(service: GrammarService) -> None:
 
 def test_limits_end_a_fork_alone(service: GrammarService) -> None:
     wait(service, service.ask(HARMLESS))
-    sandbox = service._benches["llguidance"]._sandbox
+    sandbox = service._workers["llguidance"]._sandbox
     big = GrammarSpec("choice", json.dumps([f"{i} {random.Random(i).random()}" for i in range(300_000)]))
     (answer,) = wait(service, service.ask(big))
     assert answer.error is not None
     assert "too complex" in answer.error.message
     (answer,) = wait(service, service.ask(GrammarSpec("regex", "after(wards)?")))
     assert answer.grammar is not None
-    assert service._benches["llguidance"]._sandbox is sandbox, "the sandbox itself has survived"
+    assert service._workers["llguidance"]._sandbox is sandbox, "the sandbox itself has survived"
 
 
 def test_a_sandbox_that_is_killed_is_noticed_and_started_again(service: GrammarService) -> None:
     """What is asked at the moment of its death is asked again."""
     wait(service, service.ask(HARMLESS))
     for number in range(6):
-        assert service._benches["llguidance"]._sandbox is not None
-        killed = service._benches["llguidance"]._sandbox.pid
+        assert service._workers["llguidance"]._sandbox is not None
+        killed = service._workers["llguidance"]._sandbox.pid
         os.kill(killed, signal.SIGKILL)
         if number % 2:
             time.sleep(0.002 * number)
         answers = wait(service, *(service.ask(GrammarSpec("regex", f"after kill {number}{i}")) for i in range(3)))
         assert all(answer.grammar is not None for answer in answers)
-        assert service._benches["llguidance"]._sandbox.pid != killed
+        assert service._workers["llguidance"]._sandbox.pid != killed
 
 
 def test_the_latest_grammars_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,8 +193,8 @@ def test_without_a_tokenizer_every_grammar_is_refused(folder: Path | None) -> No
 def test_closing_ends_the_process() -> None:
     service = GrammarService(DEMO_MODEL, 4096, [2])
     wait(service, service.ask(HARMLESS))
-    assert service._benches["llguidance"]._sandbox is not None
-    pid = service._benches["llguidance"]._sandbox.pid
+    assert service._workers["llguidance"]._sandbox is not None
+    pid = service._workers["llguidance"]._sandbox.pid
     service.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)

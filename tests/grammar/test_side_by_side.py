@@ -70,7 +70,7 @@ def fill(backend: LLGuidance, matchers: Sequence[LLGuidanceMatcher]) -> np.ndarr
 
 
 def wait_for_roots(grammar: LLGrammar, count: int) -> None:
-    while len(grammar.roots) < count:
+    while len(grammar.copies) < count:
         time.sleep(0.001)
 
 
@@ -110,18 +110,18 @@ def test_masks_made_together_are_those_made_alone(backend: LLGuidance, part: int
 
 def test_answers_spread_over_roots_and_leave_them(backend: LLGuidance) -> None:
     grammar = backend.compile(GrammarSpec("regex", "[ab]+"))
-    assert len(grammar.roots) == 1
+    assert len(grammar.copies) == 1
     matchers = [grammar.matcher() for _ in range(9)]
     wait_for_roots(grammar, 3)
     a = backend.vocabulary.tokens.index(b"a")
     assert all(matcher.accept(a) for matcher in matchers)
-    used = [matcher.root for matcher in matchers]
-    assert all(used.count(root) == 3 for root in used)
-    free = matchers[0].root
-    matchers = [matcher for matcher in matchers if matcher.root is not free]
+    used = [matcher.shared for matcher in matchers]
+    assert all(used.count(shared) == 3 for shared in used)
+    free = matchers[0].shared
+    matchers = [matcher for matcher in matchers if matcher.shared is not free]
     late = [grammar.matcher() for _ in range(3)]
     assert all(matcher.accept(a) for matcher in late)
-    assert all(matcher.root is free for matcher in late)
+    assert all(matcher.shared is free for matcher in late)
 
 
 def test_one_answer_needs_no_threads() -> None:
@@ -131,13 +131,13 @@ def test_one_answer_needs_no_threads() -> None:
     rng = random.Random(0)
     for _ in range(5):
         assert matcher.accept(draw(rng, fill(backend, [matcher])[0]))
-    assert len(grammar.roots) == 1
+    assert len(grammar.copies) == 1
     assert backend._executor is None
     assert not backend._builder._threads
 
 
 def test_what_is_large_is_built_once(backend: LLGuidance, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llguidance, "MAX_ROOT_SECONDS", 0.0)
+    monkeypatch.setattr(llguidance, "MAX_COPY_SECONDS", 0.0)
     grammar = backend.compile(GrammarSpec("regex", "[ab]+"))
     matchers = [grammar.matcher() for _ in range(9)]
     rng = random.Random(0)
@@ -146,7 +146,7 @@ def test_what_is_large_is_built_once(backend: LLGuidance, monkeypatch: pytest.Mo
             matcher.accept(draw(rng, row)) for matcher, row in zip(matchers, fill(backend, matchers), strict=True)
         )
         matchers = [matcher for matcher in matchers if not matcher.is_done]
-    assert len(grammar.roots) == 1
+    assert len(grammar.copies) == 1
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
@@ -172,7 +172,7 @@ def test_who_fails_fails_alone(monkeypatch: pytest.MonkeyPatch, num_threads: int
             elif not matcher.is_done:
                 assert matcher.accept(draw(rng, row))
     assert failed
-    while any(root.has_failed for root in poor.roots._roots):
+    while any(shared.has_failed for shared in poor.copies._copies):
         time.sleep(0.001)
     late = poor.matcher()  # what failed does not make others fail that begin now
     token = draw(rng, fill(backend, [late])[0])

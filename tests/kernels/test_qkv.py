@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from quire.kernels.attention.qkv import _in_one, qkv_rope_write
-from quire.kernels.attention.rope import Place
+from quire.kernels.attention.rope import QkvTarget
 from quire.kernels.elementwise.norm import rms_norm
 from tests.kernels.compare import assert_near
 from tests.kernels.test_rope import MAX_POSITION, cos_sin_table, rotate
@@ -27,7 +27,7 @@ class Case(NamedTuple):
     weight: torch.Tensor
     bias: torch.Tensor | None
     norm: tuple[torch.Tensor, float]
-    place: Place
+    place: QkvTarget
 
 
 def make(
@@ -56,7 +56,7 @@ def make(
         (torch.randn(lines, hidden, device=device) * 2 / hidden**0.5).to(dtype),
         torch.randn(lines, device=device).to(dtype) if bias else None,
         (torch.rand(hidden, device=device).to(dtype) + 0.5, 1e-5),
-        Place(
+        QkvTarget(
             cos_sin_table(dim, device), torch.randint(0, MAX_POSITION, (tokens,), device=device).int(), slots, pool[0],
             pool[1], heads, kv_heads, dim, *gains,
         ),

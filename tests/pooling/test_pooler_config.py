@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quire.config.engine import EngineConfig
-from quire.config.pooler import Pooler
+from quire.config.pooler import PoolerConfig
 from quire.config.resolve import resolve
 from quire.foundation.errors import ConfigError, InputError
 from quire.types.pooling import PoolingParams
@@ -18,7 +18,9 @@ from tests.pooling.checkpoints import sentence_transformers
 SIZES = {"vocab_size": 100, "hidden_size": 32, "max_position_embeddings": 128}
 
 
-def pooler(folder: Path, architecture: str, options: dict[str, Any] | None = None, **config: Any) -> Pooler | None:
+def pooler(
+    folder: Path, architecture: str, options: dict[str, Any] | None = None, **config: Any
+) -> PoolerConfig | None:
     (folder / "config.json").write_text(json.dumps({"architectures": [architecture], **SIZES, **config}))
     return resolve(EngineConfig.from_flat(model=str(folder), device="cpu", **(options or {}))).pooler
 

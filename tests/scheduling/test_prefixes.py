@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quire.scheduling.prefixes import Worth
+from quire.scheduling.prefixes import SharingThresholds
 from quire.types.plan import StepPlan
 from tests.scheduling.simulator import make_request
 from tests.scheduling.traces import Life, World
@@ -14,9 +14,9 @@ from tests.scheduling.traces import Life, World
 Groups = dict[frozenset[int], int]  # seats: shared tokens
 
 
-def begin(*worth: int, **world: Any) -> Life:
+def begin(*thresholds: int, **world: Any) -> Life:
     options = {"num_blocks": 200, "max_num_seqs": 16, "max_num_batched_tokens": 512, "max_model_len": 128, "depth": 1}
-    return Life(World(**{**options, **world}, prefix_worth=Worth(*worth)))
+    return Life(World(**{**options, **world}, sharing_thresholds=SharingThresholds(*thresholds)))
 
 
 def add(life: Life, prompts: list[list[int]], max_tokens: int = 40, **options: Any) -> None:
@@ -118,7 +118,7 @@ def test_one_that_has_little_in_common_does_not_cost_the_others_what_they_have()
 
 
 @pytest.mark.parametrize(
-    ("worth", "expected"),
+    ("thresholds", "expected"),
     [
         ((8, 16, 16), {frozenset({1, 2, 3}): 8}),
         ((12, 16, 16), None),  # the prefix is too short
@@ -126,8 +126,8 @@ def test_one_that_has_little_in_common_does_not_cost_the_others_what_they_have()
         ((8, 16, 20), None),  # all groups together do
     ],
 )
-def test_what_is_not_worth_it_is_not_told(worth: tuple[int, int, int], expected: Groups | None) -> None:
-    life = begin(*worth)
+def test_what_is_not_worth_it_is_not_told(thresholds: tuple[int, int, int], expected: Groups | None) -> None:
+    life = begin(*thresholds)
     add(life, tails(stem(10), 3))
     step(life)
     assert step(life) == expected

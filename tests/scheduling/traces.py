@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from quire.scheduling.drafting import Drafting
-from quire.scheduling.prefixes import Worth
+from quire.scheduling.prefixes import SharingThresholds
 from quire.scheduling.scheduler import Scheduler
 from quire.types.output import EngineOutput
 from quire.types.plan import StepPlan
@@ -19,7 +19,7 @@ from quire.types.sampling import RequestOutputKind
 from tests.scheduling.simulator import VOCAB, Device, Reference, groups, make_request
 from tests.scheduling.toy_grammar import ToyGrammar, ToyMatcher, ToySource, random_constraint
 
-ANYTHING = Worth(1, 1, 1)
+ANYTHING = SharingThresholds(1, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class World:
     preempt_every_step: bool = False
     enable_prefix_caching: bool = True
     num_groups: int = 1
-    prefix_worth: Worth = ANYTHING
+    sharing_thresholds: SharingThresholds = ANYTHING
     num_drafts: int = 0
     always_drafts: bool = True
 
@@ -58,7 +58,7 @@ class Life:
             preempt_every_step=world.preempt_every_step,
             enable_prefix_caching=world.enable_prefix_caching,
             hash_seed=b"test",
-            prefix_worth=world.prefix_worth,
+            sharing_thresholds=world.sharing_thresholds,
             vocab_size=VOCAB,
             mask_source=ToySource(),
             drafting=Drafting(world.num_drafts, world.max_num_seqs, world.max_num_seqs, always=world.always_drafts)
@@ -206,7 +206,7 @@ def random_world(rng: random.Random) -> World:
         preempt_every_step=rng.random() < 0.15,
         enable_prefix_caching=rng.random() < 0.8,
         num_groups=num_groups,
-        prefix_worth=rng.choice((ANYTHING, Worth(4, 1, 1), Worth(2, 4, 8))),
+        sharing_thresholds=rng.choice((ANYTHING, SharingThresholds(4, 1, 1), SharingThresholds(2, 4, 8))),
     )
 
 
@@ -256,7 +256,7 @@ def crowded_world(rng: random.Random) -> World:
         depth=rng.randint(1, 3),
         policy=rng.choice(("fcfs", "priority")),
         preempt_every_step=rng.random() < 0.1,
-        prefix_worth=rng.choice((ANYTHING, Worth(4, 4, 8), Worth(2, 4, 16))),
+        sharing_thresholds=rng.choice((ANYTHING, SharingThresholds(4, 4, 8), SharingThresholds(2, 4, 16))),
     )
 
 

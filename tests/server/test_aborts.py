@@ -21,7 +21,7 @@ from quire.engine.in_process import InProcessClient
 from quire.engine.messages import ToCore
 from quire.frontend.async_engine import AsyncLLM
 from quire.frontend.tokenization.tokenizer import Tokenizer
-from quire.server.generate.generation import Generation, Prompt
+from quire.server.generate.generation import Generation, PromptIds
 from quire.server.service import Service
 from quire.types.output import EngineOutputs
 from quire.types.sampling import RequestOutputKind, SamplingParams
@@ -87,7 +87,7 @@ class Simulation:
             stop=draw.choice([[], ["e"], ["zz"]]),
             output_kind=draw.choice([RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY]),
         )
-        prompts = [Prompt([draw.randrange(400) for _ in range(size)]) for _ in range(draw.choice([1, 1, 2]))]
+        prompts = [PromptIds([draw.randrange(400) for _ in range(size)]) for _ in range(draw.choice([1, 1, 2]))]
         name = f"r{number}"
         job = Generation(self.service, name, "echo", prompts, params, 0, None, name)
         self.readers[name] = asyncio.create_task(self.read(job))
@@ -107,7 +107,7 @@ class Simulation:
         self.readers.pop(name).cancel()
 
     def abort(self, _number: int) -> None:
-        running = [conversion.request_id for conversion in self.engine._processor.running()]
+        running = [request_state.request_id for request_state in self.engine._processor.running()]
         for request_id in self.random.sample(running, min(2, len(running))):
             self.engine._abort(request_id)
 
@@ -175,7 +175,7 @@ def test_an_end_is_counted_and_logged_by_its_reason(log: pytest.LogCaptureFixtur
         simulation = Simulation(0, 2, folder)
         stop = ["e", "a", "t", "o"] if how == "stop string" else []
         params = SamplingParams(max_tokens=200, stop=stop, output_kind=RequestOutputKind.DELTA)
-        job = Generation(simulation.service, "r", "echo", [Prompt([5, 6])], params, 0, None, "r")
+        job = Generation(simulation.service, "r", "echo", [PromptIds([5, 6])], params, 0, None, "r")
         reader = asyncio.create_task(simulation.read(job))
         while simulation.engine.stats().num_steps < 3 and not reader.done():
             await asyncio.sleep(0)

@@ -62,7 +62,7 @@ def test_a_wait_that_is_too_long_is_503_before_the_body_is_looked_into(served: S
     assert served.service.metrics.total_rejected == 1
     tell(served, queue(10))
     assert served.client.post(path, content=b"no JSON").status_code == 400
-    assert served.service.board.sum(UNSEEN) == 0  # a request that fails before the engine leaves no trace
+    assert served.service.counters.sum(UNSEEN) == 0  # a request that fails before the engine leaves no trace
 
 
 def test_what_was_let_in_counts_until_the_engine_has_told_of_it(served: Served) -> None:

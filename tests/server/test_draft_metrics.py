@@ -5,13 +5,13 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire.server.metrics import Metrics
-from quire.server.processes.shared_counters import Board
+from quire.server.processes.shared_counters import SharedCounters
 from quire.types.output import EngineStats
 from tests.server.test_overload import INFO
 
 
 def samples(stats: EngineStats) -> dict[tuple[str, str | None], float]:
-    text = Metrics("m", INFO, Board()).render(stats).decode()
+    text = Metrics("m", INFO, SharedCounters()).render(stats).decode()
     found = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     return {(s.name, s.labels.get("position")): s.value for s in found if "spec_decode" in s.name}
 

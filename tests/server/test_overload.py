@@ -16,7 +16,7 @@ from quire.scheduling.scheduler import Scheduler
 from quire.server.door import LONG_WAIT, Door
 from quire.server.http.errors import ApiError
 from quire.server.metrics import Metrics
-from quire.server.processes.shared_counters import Board
+from quire.server.processes.shared_counters import SharedCounters
 from quire.types.output import EngineOutput
 from quire.types.request import BACKGROUND
 from quire.types.result import StepResult
@@ -80,7 +80,7 @@ class Simulation:
             max_num_seqs=device.seats, max_num_batched_tokens=4096, max_model_len=4096, num_blocks=device.blocks,
             groups=groups(16), clock=lambda: self.now, policy=policy,
         )  # fmt: skip
-        self.door = Door(max_seconds, Metrics("m", INFO, Board()), clock=lambda: self.now)
+        self.door = Door(max_seconds, Metrics("m", INFO, SharedCounters()), clock=lambda: self.now)
         self.seen = Seen()
         self.on_the_way: deque[tuple[float, str, int]] = deque()
         self.reported = 0.0

@@ -10,13 +10,13 @@ from quire.attention.base import FAR
 from quire.types.plan import Admit
 from quire.types.sampling import SamplingParams
 from quire.worker.batch import BatchBuilder
-from quire.worker.seats import Seats
+from quire.worker.seats import DeviceSeats
 from quire.worker.trial_steps import prompt_chunks
 
 
 def test_a_chunk_is_far_by_what_its_seat_holds_now() -> None:
     device = torch.device("cpu")
-    seats = Seats(4, 8, torch.zeros(64, dtype=torch.int32), 16, device)
+    seats = DeviceSeats(4, 8, torch.zeros(64, dtype=torch.int32), 16, device)
     builder = BatchBuilder(seats, None, 4, 64, 128, device)
 
     def is_far(*chunks: int, admits: tuple[tuple[int, int], ...] = (), num_decodes: int = 0) -> bool:

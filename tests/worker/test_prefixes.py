@@ -14,7 +14,7 @@ from quire.worker import prefixes
 from quire.worker.batch import Batch, BatchBuilder
 from quire.worker.graphs import decode_sizes, graph_rows
 from quire.worker.prefixes import PrefixLayout, PrefixRows
-from quire.worker.seats import Seats
+from quire.worker.seats import DeviceSeats
 from quire.worker.staging import Staging
 
 CPU = torch.device("cpu")
@@ -174,7 +174,7 @@ class Bench:
     """A builder whose steps come with any size."""
 
     def __init__(self, group: int = 4) -> None:
-        seats = Seats(MAX_ROWS, 8, torch.zeros(64, dtype=torch.int32), 16, CPU)
+        seats = DeviceSeats(MAX_ROWS, 8, torch.zeros(64, dtype=torch.int32), 16, CPU)
         self.builder = BatchBuilder(seats, PrefixRows(MAX_ROWS, group), MAX_ROWS, 256, 128, CPU)
         self.staging = Counted()
 
@@ -247,7 +247,7 @@ def test_graphs_see_what_the_steps_have_put_there() -> None:
 
 
 def test_an_attention_that_does_not_know_prefixes_gets_none() -> None:
-    seats = Seats(MAX_ROWS, 8, torch.zeros(64, dtype=torch.int32), 16, CPU)
+    seats = DeviceSeats(MAX_ROWS, 8, torch.zeros(64, dtype=torch.int32), 16, CPU)
     builder = BatchBuilder(seats, None, MAX_ROWS, 256, 128, CPU)
     step = plan([1, 2, 3], [(16, [1, 3])])
     assert builder.layout(step) is None

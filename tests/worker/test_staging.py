@@ -9,7 +9,7 @@ import torch
 from quire.types.plan import Admit, NewBlocks, StepPlan
 from quire.types.sampling import SamplingParams
 from quire.worker.graphs import graph_rows
-from quire.worker.seats import Seats
+from quire.worker.seats import DeviceSeats
 from quire.worker.staging import Staging
 
 CPU = torch.device("cpu")
@@ -34,7 +34,7 @@ def test_a_full_buffer_is_an_error() -> None:
 
 def test_more_blocks_than_one_copy_holds() -> None:
     blocks = np.arange(1, 501, dtype=np.int32)
-    seats = Seats(4, 500, torch.zeros(16, dtype=torch.int32), 16, CPU)
+    seats = DeviceSeats(4, 500, torch.zeros(16, dtype=torch.int32), 16, CPU)
     staging = Staging(200, CPU)
     plan = StepPlan(
         step=1,

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from quire.engine.client import EngineInfo
 from quire.foundation.errors import InputError
 from quire.frontend.inputs import PromptLike, as_list, read_prompt
-from quire.frontend.outputs import Conversion
+from quire.frontend.outputs import RequestState
 from quire.frontend.pooling import requests as pooling
 from quire.frontend.pooling.prompts import PairEncoder, pair_template
 from quire.frontend.pooling.requests import PoolingPrompt, pooler_of
@@ -54,7 +54,7 @@ class PoolingAPI:
     @abstractmethod
     def _run_requests(
         self, requests: Mapping[str, list[EngineRequest]], texts: Sequence[str | None], use_tqdm: bool | ProgressFactory
-    ) -> list[Conversion]: ...
+    ) -> list[RequestState]: ...
 
     @abstractmethod
     def _new_number(self) -> str: ...
@@ -193,10 +193,10 @@ class PoolingAPI:
         for prompt, one, its_task in zip(prompts, chosen, tasks, strict=True):
             number = self._new_number()
             requests[number] = [pooling.build(prompt, one, its_task, self.info, request_id=number)]
-        conversions = self._run_requests(requests, [None] * len(requests), use_tqdm)
+        request_states = self._run_requests(requests, [None] * len(requests), use_tqdm)
         return [
-            pooling.output(conversion, its_task, one, self.info)
-            for conversion, its_task, one in zip(conversions, tasks, chosen, strict=True)
+            pooling.output(request_state, its_task, one, self.info)
+            for request_state, its_task, one in zip(request_states, tasks, chosen, strict=True)
         ]
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quire.config.pooler import Pooler
+from quire.config.pooler import PoolerConfig
 from quire.engine.client import EngineInfo
 from quire.foundation.errors import InputError, QuireError
 from quire.frontend.inputs import PromptLike, check_ids, check_labels, read_prompt, tokenize
-from quire.frontend.outputs import Conversion
+from quire.frontend.outputs import RequestState
 from quire.frontend.tokenization.tokenizer import Tokenizer
 from quire.types.pooling import (
     EMBED,
@@ -65,7 +65,7 @@ def check_task(params: PoolingParams, info: EngineInfo, default: str | None = No
     return task
 
 
-def pooler_of(info: EngineInfo) -> Pooler:
+def pooler_of(info: EngineInfo) -> PoolerConfig:
     """Raises InputError if the model generates."""
     if info.resolved.pooler is None:
         raise InputError(
@@ -119,22 +119,22 @@ def build(
 
 
 def output(
-    conversion: Conversion, task: str, params: PoolingParams, info: EngineInfo
+    request_state: RequestState, task: str, params: PoolingParams, info: EngineInfo
 ) -> PoolingRequestOutput[PoolingOutput]:
     """The result of a conversion that has finished. Raises RefusedError if it has no vectors."""
-    if conversion.vectors is None:
-        answer = conversion.answers[0]
-        raise RefusedError(conversion.error or f"the request ended: {answer.finish_reason}", str(answer.stop_reason))
-    data = finish(conversion.vectors, params, pooler_of(info))
+    if request_state.vectors is None:
+        answer = request_state.answers[0]
+        raise RefusedError(request_state.error or f"the request ended: {answer.finish_reason}", str(answer.stop_reason))
+    data = finish(request_state.vectors, params, pooler_of(info))
     return PoolingRequestOutput(
-        request_id=conversion.request_id,
+        request_id=request_state.request_id,
         outputs=PoolingOutput(data if task in _BY_TOKEN else data[0]),
-        prompt_token_ids=conversion.prompt_token_ids,
-        num_cached_tokens=conversion.num_cached_tokens,
+        prompt_token_ids=request_state.prompt_token_ids,
+        num_cached_tokens=request_state.num_cached_tokens,
     )
 
 
-def finish(vectors: np.ndarray, params: PoolingParams, pooler: Pooler) -> np.ndarray:
+def finish(vectors: np.ndarray, params: PoolingParams, pooler: PoolerConfig) -> np.ndarray:
     """vectors float32 [n, size] as they left the last layer → cut to the dimensions asked, normalised or activated."""
     if params.dimensions is not None:
         vectors = np.ascontiguousarray(vectors[:, : params.dimensions])
@@ -162,7 +162,7 @@ def cosines(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> list[f
     return scores
 
 
-def _check_dimensions(wanted: int, task: str, pooler: Pooler) -> None:
+def _check_dimensions(wanted: int, task: str, pooler: PoolerConfig) -> None:
     if task not in (EMBED, TOKEN_EMBED):
         raise InputError(f"dimensions is for embeddings, not for task {task!r}", "dimensions")
     if not pooler.is_matryoshka:

@@ -31,7 +31,7 @@ _ORDER = {
 
 
 @dataclass(slots=True)
-class Closing:
+class EndingState:
     """Of one answer."""
 
     way: list[int] | None = None  # to the end, if it is known from where the answer is now
@@ -55,7 +55,7 @@ class _Look:
         return token is not None and bool(self.row[token // 32] >> token % 32 & 1)
 
 
-class Closer:
+class EndForcer:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         tokens = vocabulary.tokens
@@ -69,7 +69,7 @@ class Closer:
         self._longest_text = np.array([len(t) if t.isascii() and t.isalnum() else 0 for t in tokens], np.int32)
 
     def fill(
-        self, hints: Hints, matcher: Matcher, state: Closing, num_tokens: int, budget: int, row: np.ndarray
+        self, hints: Hints, matcher: Matcher, state: EndingState, num_tokens: int, budget: int, row: np.ndarray
     ) -> None:
         """What may come next, so that at most `budget` tokens end the answer, that one included, wherever they can.
 
@@ -97,7 +97,9 @@ class Closer:
         row.fill(0)
         row.view(np.uint32)[way[0] // 32] |= np.uint32(1 << way[0] % 32)
 
-    def _way(self, matcher: Matcher, hints: Hints, state: Closing, num_tokens: int, budget: int) -> list[int] | None:
+    def _way(
+        self, matcher: Matcher, hints: Hints, state: EndingState, num_tokens: int, budget: int
+    ) -> list[int] | None:
         known, gone = state.way, num_tokens - state.place
         if known is not None and state.free == 0 and 0 <= gone <= len(known):
             return known[gone:]  # it was the only way, so it was taken

@@ -7,7 +7,7 @@ from itertools import islice
 
 import msgspec
 
-from quire.grammar.ending import shortest_texts as smallest
+from quire.grammar.ending import shortest_texts as shortest_texts
 from quire.grammar.vocabulary import Vocabulary
 from quire.types.structured import GrammarSpec
 
@@ -29,13 +29,13 @@ class Hints(msgspec.Struct, frozen=True):
 def hints_of(spec: GrammarSpec, vocabulary: Vocabulary) -> Hints:
     """spec: canonical. Some milliseconds for a large schema."""
     if spec.kind == "json_schema":
-        texts = smallest.values(json.loads(spec.text))
+        texts = shortest_texts.values(json.loads(spec.text))
     elif spec.kind == "structural_tag":
-        texts = smallest.parts(json.loads(spec.text))
+        texts = shortest_texts.parts(json.loads(spec.text))
     elif spec.kind == "choice":
         texts = iter(json.loads(spec.text))
     else:
-        texts = iter([smallest.match_of(spec.text) or ""] if spec.kind == "regex" else [])
+        texts = iter([shortest_texts.match_of(spec.text) or ""] if spec.kind == "regex" else [])
     known = list(dict.fromkeys(text for text in islice(texts, MAX_VALUES) if text))
     largest = max((len(vocabulary.encode(text)) or len(text) for text in known), default=MARGIN)
     # A key that is not needed, and the rest of what only the branch of a union that has this key needs.

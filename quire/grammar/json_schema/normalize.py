@@ -17,7 +17,7 @@ from quire.foundation.errors import InputError
 from quire.grammar.json_schema.ecma import spelled_out
 from quire.grammar.json_schema.endless import endless
 from quire.grammar.json_schema.json_text import json_text
-from quire.grammar.json_schema.references import NOTHING, Places, pointer
+from quire.grammar.json_schema.references import NOTHING, References, pointer
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 64  # of nested schemas
@@ -97,19 +97,19 @@ class _Reader:
         self._lenient = lenient
         self._num_schemas = 0
         self._root: Any = None
-        self._places = Places(None)
+        self._references = References(None)
         self._moved: dict[str, str] = {}  # references to places that are no keywords: the definitions they become
         self._names = (f"at{number}" for number in count())
         self._pending: list[str] = []  # of these, what is yet to be read
 
     def read(self, schema: str | dict[str, Any] | bool) -> dict[str, Any]:
         self._root = root = self._parsed(schema)
-        self._places = Places(root)
+        self._references = References(root)
         if root is False:
             raise self._refusal("is false, which no value satisfies", "$")
         found: dict[str, Any] = {} if root is True else self._schema(root, "$", 0)
         self._add_targets(found)
-        name = endless(found, Places(found).find)
+        name = endless(found, References(found).find)
         if name is not None:
             raise self._refusal("needs itself, so that no finite value satisfies it", name)
         return found
@@ -270,7 +270,7 @@ class _Reader:
         return f"#/$defs/{self._moved[reference]}"
 
     def _target(self, reference: str, where: str) -> Any:
-        found = self._places.find(reference)
+        found = self._references.find(reference)
         if found is NOTHING:
             raise self._refusal(f"refers to {reference!r}, which does not exist", where)
         return found

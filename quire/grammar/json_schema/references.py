@@ -10,7 +10,7 @@ from urllib.parse import unquote
 NOTHING = object()
 
 
-class Places:
+class References:
     def __init__(self, root: Any) -> None:
         self._root = root
 

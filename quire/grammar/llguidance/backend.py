@@ -20,17 +20,17 @@ from llguidance.gbnf_to_lark import any_to_lark
 from quire.foundation.errors import InputError
 from quire.grammar.base import GrammarError, Matcher, Recipe
 from quire.grammar.canonical import canonical
-from quire.grammar.ending.force_end import MAX_WALK, Closer, Closing
+from quire.grammar.ending.force_end import MAX_WALK, EndForcer, EndingState
 from quire.grammar.ending.hints import Hints, hints_of
 from quire.grammar.finite_numbers import DigitLimit, DigitTable
 from quire.grammar.llguidance import lark_tags as tags_lark
-from quire.grammar.llguidance.copies import Root, Roots, usable_threads
+from quire.grammar.llguidance.copies import MatcherCopies, MatcherCopy, usable_threads
 from quire.grammar.llguidance.mask_cache import MaskCache, PlaceMasks
-from quire.grammar.llguidance.regex_states import Place
+from quire.grammar.llguidance.regex_states import RegexState
 from quire.grammar.vocabulary import Vocabulary
 from quire.types.structured import FIELD, GrammarSpec
 
-MAX_ROOT_SECONDS = 0.05  # what takes longer to build is not built twice: it is large as well
+MAX_COPY_SECONDS = 0.05  # what takes longer to build is not built twice: it is large as well
 JSON_SPACE = r"[ \n\r\t]{1,8}"
 ESCAPES = 'nrbtf\\"'  # in strings; not \u, by which a further key could pass for one that the schema names
 _CONTROLS = re.compile(r"(?<!\\)(?:\\\\)*\\u00[01]")
@@ -82,10 +82,10 @@ class LLGuidance:
         self._tokenizer = LLTokenizer(table, n_vocab=vocabulary.size, eos_token=vocabulary.stop_ids)
         table.greedy = self._tokenizer
         self._digits = DigitTable(vocabulary.tokens)
-        self._closer = Closer(vocabulary)
+        self._end_forcer = EndForcer(vocabulary)
         self._masks = MaskCache()
         self._executor: LLExecutor | None = None
-        self._builder = ThreadPoolExecutor(1, thread_name_prefix="grammar-roots")
+        self._builder = ThreadPoolExecutor(1, thread_name_prefix="grammar-copies")
 
     def compile(self, spec: GrammarSpec) -> LLGrammar:
         """Raises InputError."""
@@ -109,7 +109,7 @@ class LLGuidance:
         row = np.zeros(-(-self.vocabulary.size // 32), np.int32)
         began = time.thread_time()
         first = make(row)
-        is_small = time.thread_time() - began < MAX_ROOT_SECONDS
+        is_small = time.thread_time() - began < MAX_COPY_SECONDS
         if first.is_error():
             raise InputError(f"the {spec.kind} cannot be enforced: {_refusal(first)}", FIELD)
         digits = DigitLimit(self._digits) if spec.kind in ("json_schema", "json_object") else None
@@ -118,9 +118,9 @@ class LLGuidance:
         if not row.any():
             raise InputError(f"the {spec.kind} cannot be enforced: no answer satisfies it", FIELD)
         again = (lambda: make(np.empty_like(row))) if is_small else None
-        roots = Roots(first, again, self.num_threads, self._builder)
+        copies = MatcherCopies(first, again, self.num_threads, self._builder)
         kept = PlaceMasks(spec.text, self.vocabulary.tokens, self._masks) if spec.kind == "regex" else None
-        return LLGrammar(spec, roots, row, digits, kept, frozenset(self.vocabulary.stop_ids), recipe.hints)
+        return LLGrammar(spec, copies, row, digits, kept, frozenset(self.vocabulary.stop_ids), recipe.hints)
 
     def fill(self, matchers: Sequence[Matcher], rows: np.ndarray) -> None:
         """Rows of matchers that failed are left empty."""
@@ -128,7 +128,7 @@ class LLGuidance:
         assert rows.flags.c_contiguous
         left: list[tuple[LLGuidanceMatcher, int]] = []
         same: list[tuple[LLGuidanceMatcher, int, int]] = []  # and the place in `left` of one who is where it is
-        seen: dict[tuple[LLGrammar, Place], int] = {}
+        seen: dict[tuple[LLGrammar, RegexState], int] = {}
         for line, matcher in enumerate(matchers):
             assert isinstance(matcher, LLGuidanceMatcher)
             if matcher.fill_at_once(rows[line]):
@@ -150,16 +150,16 @@ class LLGuidance:
                 matcher.finish(rows[line])
 
     def _compute(self, left: list[tuple[LLGuidanceMatcher, int]], rows: np.ndarray) -> None:
-        """Let the library fill these lines of `rows`, those of different roots at the same time."""
+        """Let the library fill these lines of `rows`, those of different copies at the same time."""
         address, stride = rows.ctypes.data, rows.strides[0]
-        if len({id(matcher.root) for matcher, _ in left}) <= 1 or self.num_threads == 1:
+        if len({id(matcher.shared) for matcher, _ in left}) <= 1 or self.num_threads == 1:
             for matcher, line in left:
                 matcher.inner.unsafe_compute_mask_ptr(address + line * stride, stride)
             return
         if self._executor is None:
             self._executor = LLExecutor(self.num_threads)
-        # Threads get pieces of the list, and should not meet at one root.
-        work = [(matcher.inner, line) for matcher, line in sorted(left, key=lambda each: id(each[0].root))]
+        # Threads get pieces of the list, and should not meet at one copy.
+        work = [(matcher.inner, line) for matcher, line in sorted(left, key=lambda each: id(each[0].shared))]
         self._executor.unsafe_compute_mask_ptr(work, address, stride, len(rows))
 
     def _source(self, spec: GrammarSpec) -> str:
@@ -181,12 +181,12 @@ class LLGuidance:
     def way_to_end(self, matcher: Matcher) -> list[int] | None:
         """Tokens that complete the answer, not many; None if none are found."""
         assert isinstance(matcher, LLGuidanceMatcher)
-        return self._closer.way(matcher, matcher.hints, MAX_WALK)
+        return self._end_forcer.way(matcher, matcher.hints, MAX_WALK)
 
     def close_soon(self, matcher: Matcher, budget: int, row: np.ndarray) -> None:
         """See `GrammarService.close_soon`. Raises GrammarError."""
         assert isinstance(matcher, LLGuidanceMatcher)
-        self._closer.fill(matcher.hints, matcher, matcher.closing, matcher.num_tokens, budget, row)
+        self._end_forcer.fill(matcher.hints, matcher, matcher.ending_state, matcher.num_tokens, budget, row)
 
 
 class LLGrammar:
@@ -196,7 +196,7 @@ class LLGrammar:
     def __init__(
         self,
         spec: GrammarSpec,
-        roots: Roots,
+        copies: MatcherCopies,
         first_row: np.ndarray,
         digits: DigitLimit | None,
         kept: PlaceMasks | None,
@@ -205,7 +205,7 @@ class LLGrammar:
     ) -> None:
         self.spec = spec
         self.kept = kept
-        self.roots = roots
+        self.copies = copies
         self.first_row = first_row
         self.stop_ids = stop_ids
         self.hints = hints
@@ -213,22 +213,34 @@ class LLGrammar:
 
     def matcher(self) -> LLGuidanceMatcher:
         matcher = LLGuidanceMatcher(self, None, self._digits and self._digits.fork())
-        self.roots.expect(matcher)
+        self.copies.expect(matcher)
         return matcher
 
 
 class LLGuidanceMatcher:
-    """root: where it began, None before its first token; then `inner` is its own. place: where it is in its regex, if
-    that is known."""
+    """shared: the copy where it began, None before its first token; then `inner` is its own.
+
+    place: where it is in its regex, if that is known.
+    """
 
     backend = "llguidance"
-    __slots__ = ("__weakref__", "_digits", "closing", "grammar", "has_ended", "inner", "num_tokens", "place", "root")
+    __slots__ = (
+        "__weakref__",
+        "_digits",
+        "ending_state",
+        "grammar",
+        "has_ended",
+        "inner",
+        "num_tokens",
+        "place",
+        "shared",
+    )
 
-    def __init__(self, grammar: LLGrammar, root: Root | None, digits: DigitLimit | None) -> None:
-        self.root = root
-        self.inner = grammar.roots.first
+    def __init__(self, grammar: LLGrammar, shared: MatcherCopy | None, digits: DigitLimit | None) -> None:
+        self.shared = shared
+        self.inner = grammar.copies.first
         self.num_tokens = 0  # accepted, stop tokens aside
-        self.closing = Closing()
+        self.ending_state = EndingState()
         self.has_ended = False  # by a stop token
         self.place = None if grammar.kept is None else grammar.kept.start
         self.grammar = grammar
@@ -244,9 +256,9 @@ class LLGuidanceMatcher:
         if token in self.grammar.stop_ids:
             self.has_ended = self.may_end
             return self.has_ended
-        if self.root is None:
-            self.root = self.grammar.roots.take(self)
-            self.inner = self.root.matcher.deep_copy()
+        if self.shared is None:
+            self.shared = self.grammar.copies.take(self)
+            self.inner = self.shared.matcher.deep_copy()
         if self.inner.try_consume_tokens([token]) != 1:
             return False
         self.num_tokens += 1
@@ -271,7 +283,7 @@ class LLGuidanceMatcher:
             row.fill(0)
             for token in self.grammar.stop_ids:
                 row.view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
-        elif self.root is None:
+        elif self.shared is None:
             row[:] = self.grammar.first_row
         elif (known := self._known_row()) is not None:
             row[:] = known
@@ -287,8 +299,8 @@ class LLGuidanceMatcher:
         """What is to be done once the library has filled a row."""
         if self.inner.is_error():
             row.fill(0)
-            if self.root is not None:
-                self.grammar.roots.replace(self.root)
+            if self.shared is not None:
+                self.grammar.copies.replace(self.shared)
         elif self._digits is not None:
             self._digits.cut(row)
         elif self.place is not None and self.grammar.kept is not None:
@@ -309,16 +321,16 @@ class LLGuidanceMatcher:
         if num_tokens:
             self.inner.rollback(num_tokens)
             self.num_tokens -= num_tokens
-            self.closing = Closing()
+            self.ending_state = EndingState()
             self.place = None
             if self._digits is not None:
                 self._digits.rollback(num_tokens)
 
     def fork(self) -> LLGuidanceMatcher:
-        other = LLGuidanceMatcher(self.grammar, self.root, self._digits and self._digits.fork())
-        if self.root is not None:
+        other = LLGuidanceMatcher(self.grammar, self.shared, self._digits and self._digits.fork())
+        if self.shared is not None:
             other.inner = self.inner.deep_copy()
-            self.root.answers.add(other)
+            self.shared.answers.add(other)
         other.num_tokens = self.num_tokens
         other.place = self.place
         other.has_ended = self.has_ended

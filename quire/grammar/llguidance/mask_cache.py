@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.grammar.llguidance.regex_states import Place, RegexStates
+from quire.grammar.llguidance.regex_states import RegexState, RegexStates
 
 MAX_BYTES = 64 * 1024**2  # of all regexes together
 _LEAST_WORDS = 64  # of a row that are not 0: what has fewer is found as fast as it is kept
@@ -45,16 +45,16 @@ class PlaceMasks:
         self._number = next(self._numbers)
 
     @property
-    def start(self) -> Place | None:
+    def start(self) -> RegexState | None:
         return self._states.start
 
-    def after(self, place: Place, token: int) -> Place | None:
+    def after(self, place: RegexState, token: int) -> RegexState | None:
         return self._states.after(place, self._tokens[token])
 
-    def get(self, place: Place) -> np.ndarray | None:
+    def get(self, place: RegexState) -> np.ndarray | None:
         return None if self._states.start is None else self._cache.get((self._number, place))
 
-    def put(self, place: Place, row: np.ndarray, matcher: Any) -> None:
+    def put(self, place: RegexState, row: np.ndarray, matcher: Any) -> None:
         """Keep what the library's matcher allows at this place, if it is much and depends on the place alone.
 
         Where the next bytes are certain, it also depends on the tokens before, for it allows their usual tokens.

@@ -44,7 +44,7 @@ class Term:
         self.nullable = nullable  # it matches the empty text
 
 
-class Place(NamedTuple):
+class RegexState(NamedTuple):
     """After a text. rest: the first bytes of a character whose others are to come."""
 
     term: Term
@@ -62,7 +62,7 @@ class RegexStates:
         self._steps_now = _MAX_NEW_STEPS  # that the token at hand may take
         self._none = self._term("none", (), nullable=False)
         self._empty = self._term("empty", (), nullable=True)
-        self.start: Place | None = None
+        self.start: RegexState | None = None
         try:
             if len(pattern) > _MAX_PATTERN:
                 return
@@ -74,9 +74,9 @@ class RegexStates:
             if other.kind == "set":
                 bounds.update(bound for low, high in other.parts for bound in (low, high + 1))
         self._bounds = sorted(bounds)
-        self.start = Place(term, b"")
+        self.start = RegexState(term, b"")
 
-    def after(self, place: Place, text: bytes) -> Place | None:
+    def after(self, place: RegexState, text: bytes) -> RegexState | None:
         """The place that `text` leads to; None if that is not known."""
         data = place.rest + text
         try:
@@ -94,7 +94,7 @@ class RegexStates:
         except (_UnknownError, RecursionError):
             self._steps_left = 0
             return None
-        return None if term is self._none else Place(term, data[num_read:])
+        return None if term is self._none else RegexState(term, data[num_read:])
 
     def _spend(self, steps: int) -> None:
         """Raises _UnknownError."""

@@ -20,7 +20,7 @@ import xgrammar
 from quire.foundation.errors import InputError
 from quire.grammar.base import GrammarError, Matcher, Recipe
 from quire.grammar.canonical import canonical
-from quire.grammar.ending.force_end import MAX_WALK, Closer, Closing
+from quire.grammar.ending.force_end import MAX_WALK, EndForcer, EndingState
 from quire.grammar.ending.hints import Hints, hints_of
 from quire.grammar.finite_numbers import DigitLimit, DigitTable
 from quire.grammar.vocabulary import Vocabulary
@@ -47,7 +47,7 @@ class XGrammar:
         )
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
         self._digits = DigitTable(vocabulary.tokens)
-        self._closer = Closer(vocabulary)
+        self._end_forcer = EndForcer(vocabulary)
         self._num_threads = min(MAX_THREADS, max(1, (os.cpu_count() or 1) // 2))
         self._batch: Any = None
 
@@ -96,12 +96,12 @@ class XGrammar:
     def way_to_end(self, matcher: Matcher) -> list[int] | None:
         """Tokens that complete the answer, not many; None if none are found."""
         assert isinstance(matcher, XGrammarMatcher)
-        return self._closer.way(matcher, matcher.hints, MAX_WALK)
+        return self._end_forcer.way(matcher, matcher.hints, MAX_WALK)
 
     def close_soon(self, matcher: Matcher, budget: int, row: np.ndarray) -> None:
         """See `GrammarService.close_soon`. Raises GrammarError."""
         assert isinstance(matcher, XGrammarMatcher)
-        self._closer.fill(matcher.hints, matcher, matcher.closing, matcher.num_tokens, budget, row)
+        self._end_forcer.fill(matcher.hints, matcher, matcher.ending_state, matcher.num_tokens, budget, row)
 
     def _source(self, spec: GrammarSpec) -> str:
         """What the library compiles, checked to hold nothing that it would leave out. Raises InputError."""
@@ -143,7 +143,7 @@ class XGrammarGrammar:
 class XGrammarMatcher:
     __slots__ = (
         *("_digits", "_has_failed", "_is_done", "_stop_ids", "_width"),
-        *("closing", "has_ended", "hints", "inner", "num_tokens"),
+        *("ending_state", "has_ended", "hints", "inner", "num_tokens"),
     )
     backend = "xgrammar"
 
@@ -151,7 +151,7 @@ class XGrammarMatcher:
         self.inner = inner
         self.hints = hints
         self.num_tokens = 0  # accepted, stop tokens aside
-        self.closing = Closing()
+        self.ending_state = EndingState()
         self.has_ended = False  # by a stop token
         self._has_failed = False
         self._is_done: bool | None = False  # None: not known yet
@@ -229,7 +229,7 @@ class XGrammarMatcher:
             self.inner.rollback(num_tokens)
             self._is_done = None
             self.num_tokens -= num_tokens
-            self.closing = Closing()
+            self.ending_state = EndingState()
             if self._digits is not None:
                 self._digits.rollback(num_tokens)
 

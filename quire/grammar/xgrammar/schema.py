@@ -13,7 +13,7 @@ import math
 from typing import Any
 
 from quire.foundation.errors import InputError
-from quire.grammar.json_schema.references import NOTHING, Places
+from quire.grammar.json_schema.references import NOTHING, References
 from quire.grammar.xgrammar.regex import rewritten
 from quire.types.structured import FIELD
 
@@ -49,7 +49,7 @@ def narrowed(schema: Schema) -> Schema:
 class _Narrower:
     def __init__(self, root: Schema) -> None:
         self._root = root
-        self._places = Places(root)
+        self._references = References(root)
         self._names: dict[str, str] = {}  # of what is referred to
         self._left: list[str] = []
 
@@ -58,7 +58,7 @@ class _Narrower:
         definitions: Schema = {}
         while self._left:
             reference = self._left.pop()
-            target = self._places.find(reference)
+            target = self._references.find(reference)
             if target is NOTHING:
                 raise self._refusal(f"refers to {reference!r}, which does not exist", "$")
             definitions[self._names[reference]] = self._schema(target, reference)
@@ -225,7 +225,7 @@ class _Narrower:
         for _ in range(8):
             if not isinstance(schema, dict) or "$ref" not in schema:
                 break
-            schema = self._places.find(schema["$ref"])
+            schema = self._references.find(schema["$ref"])
         return schema
 
     def _refusal(self, what: str, path: str) -> InputError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from quire.kernels.attention.rope import Place, qk_norm_rope_write
+from quire.kernels.attention.rope import QkvTarget, qk_norm_rope_write
 from quire.kernels.dispatch import INTERPRETED
 from quire.kernels.elementwise.norm import rms_norm
 from quire.kernels.gemm.linear import linear
@@ -18,7 +18,7 @@ BUSY = 0.8  # share of the last round of tiles' processors, and of the tiles' ro
 
 
 def qkv_rope_write(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, norm: tuple[torch.Tensor, float], place: Place
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, norm: tuple[torch.Tensor, float], place: QkvTarget
 ) -> torch.Tensor:
     """x [tokens, hidden] → rotated q [tokens, num_heads, head_dim]; k and v go to their slots in the cache.
 
@@ -33,7 +33,7 @@ def qkv_rope_write(
     return qk_norm_rope_write(linear(x, weight, bias, norm=norm), *place)
 
 
-def _in_one(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, place: Place) -> bool:
+def _in_one(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, place: QkvTarget) -> bool:
     """Whether there is a kernel for all of it that beats two."""
     if not x.is_cuda or not len(x) or x.dtype not in (torch.bfloat16, torch.float16) or INTERPRETED:
         return False

@@ -11,7 +11,7 @@ from quire.kernels.elementwise import cpu as cpu_elementwise
 from quire.kernels.elementwise.norm import rms_norm_reference
 
 
-class Place(NamedTuple):
+class QkvTarget(NamedTuple):
     """What becomes of q, k and v: arguments of `qk_norm_rope_write`, in its order."""
 
     cos_sin: torch.Tensor

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from quire.parsers.calls import Pieces
+from quire.parsers.calls import PieceBuilder
 from quire.parsers.layouts.json_calls import Ending, pass_arguments
 from quire.parsers.layouts.marked import MarkedFormat, Section
 from quire.parsers.layouts.structural import Part, TextAndCalls, json_value, literal, schema_of, sequence, tag
@@ -33,7 +33,9 @@ class HeadedJson(MarkedFormat):
         """How the head is written: its fixed beginning, and what follows."""
         return name, []
 
-    def read_section(self, scanner: Scanner, pieces: Pieces, opening: str, tools: Sequence[Tool]) -> Step[Section]:
+    def read_section(
+        self, scanner: Scanner, pieces: PieceBuilder, opening: str, tools: Sequence[Tool]
+    ) -> Step[Section]:
         del tools  # JSON has its own types
         calls = 0
         begun = opening == self.call_begin
@@ -54,7 +56,7 @@ class HeadedJson(MarkedFormat):
             yield from self._read_call_end(scanner)
             begun = False
 
-    def _read_call(self, scanner: Scanner, pieces: Pieces) -> Step[Ending]:
+    def _read_call(self, scanner: Scanner, pieces: PieceBuilder) -> Step[Ending]:
         head = yield from scanner.head(LINE, self._head_ends)
         if head is None or head[1] != self.arguments_begin:
             return Ending.NONE

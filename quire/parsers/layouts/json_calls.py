@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
-from quire.parsers.calls import Pieces
+from quire.parsers.calls import PieceBuilder
 from quire.parsers.json_text import dumps, is_object, pass_value, read_string, read_value, without_surrogates
 from quire.parsers.layouts.marked import NOT_A_CALL, MarkedFormat, Section
 from quire.parsers.layouts.structural import TextAndCalls, json_value, literal, regex, schema_of, sequence, tag
@@ -49,7 +49,9 @@ class JsonCalls(MarkedFormat):
     end: str = ""  # behind an object, or the list
     joint: str = ", "  # between the calls of a list, and of objects that have no section of their own
 
-    def read_section(self, scanner: Scanner, pieces: Pieces, opening: str, tools: Sequence[Tool]) -> Step[Section]:
+    def read_section(
+        self, scanner: Scanner, pieces: PieceBuilder, opening: str, tools: Sequence[Tool]
+    ) -> Step[Section]:
         del tools  # JSON has its own types
         is_bare = opening in BARE
         if is_bare:
@@ -59,7 +61,7 @@ class JsonCalls(MarkedFormat):
             yield from scanner.marker(self._prefixes)
         return (yield from self.read_calls(scanner, pieces, needs_arguments=is_bare))
 
-    def read_calls(self, scanner: Scanner, pieces: Pieces, *, needs_arguments: bool) -> Step[Section]:
+    def read_calls(self, scanner: Scanner, pieces: PieceBuilder, *, needs_arguments: bool) -> Step[Section]:
         """Objects and lists of them, up to the closing marker or to what is none of these."""
         calls = 0
         in_list = False
@@ -92,7 +94,7 @@ class JsonCalls(MarkedFormat):
         closed = bool(self._ends.all) and (yield from scanner.marker(self._ends)) is not None
         return Section(calls, closed)
 
-    def _read_object(self, scanner: Scanner, pieces: Pieces, needs_arguments: bool) -> Step[Ending]:
+    def _read_object(self, scanner: Scanner, pieces: PieceBuilder, needs_arguments: bool) -> Step[Ending]:
         """At a brace."""
         scanner.pos += 1
         name: str | None = None
@@ -187,7 +189,7 @@ class JsonCalls(MarkedFormat):
         return Markers(self.prefixes)
 
 
-def _call_without_arguments(pieces: Pieces, name: str) -> Ending:
+def _call_without_arguments(pieces: PieceBuilder, name: str) -> Ending:
     pieces.start(name)
     pieces.arguments("{}")
     pieces.end()
@@ -203,7 +205,7 @@ def _read_colon(scanner: Scanner) -> Step[bool]:
     return True
 
 
-def pass_arguments(scanner: Scanner, pieces: Pieces, name: str, call_id: str | None = None) -> Step[Ending]:
+def pass_arguments(scanner: Scanner, pieces: PieceBuilder, name: str, call_id: str | None = None) -> Step[Ending]:
     """The arguments of a call whose name is known, as they come. Models also write them as a string, or null."""
     if (yield from scanner.char()) == "{":
         pieces.start(name, call_id)

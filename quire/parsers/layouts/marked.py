@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from quire.parsers.base import Parser
-from quire.parsers.calls import Pieces, new_call_id
+from quire.parsers.calls import PieceBuilder, new_call_id
 from quire.parsers.layout import ContentReader, LayoutParser
 from quire.parsers.layouts.structural import TextAndCalls
 from quire.parsers.scanner import SPACE, Markers, Scanner, Step
@@ -32,7 +32,9 @@ class MarkedFormat(ABC):
     new_id: Callable[[], str] = new_call_id
 
     @abstractmethod
-    def read_section(self, scanner: Scanner, pieces: Pieces, opening: str, tools: Sequence[Tool]) -> Step[Section]:
+    def read_section(
+        self, scanner: Scanner, pieces: PieceBuilder, opening: str, tools: Sequence[Tool]
+    ) -> Step[Section]:
         """Reads on from behind `opening`: calls, up to the closing marker or to where there is none.
 
         The scanner keeps what is read from the opening on; a layout that has read a call begins anew behind it.
@@ -43,7 +45,7 @@ class MarkedFormat(ABC):
         """The calls as the model is trained to write them; None if the format or a tool's schema has no grammar."""
 
     def parser(self, tools: Sequence[Tool], *, parallel: bool) -> Parser:
-        pieces = Pieces(parallel, self.new_id)
+        pieces = PieceBuilder(parallel, self.new_id)
         return LayoutParser(lambda scanner: _read_answer(self, scanner, pieces, tools), pieces)
 
     def constraint(self, tools: Sequence[Tool], *, required: bool, parallel: bool) -> GrammarSpec | None:
@@ -74,7 +76,7 @@ class Section:
 NOT_A_CALL = Section()
 
 
-def _read_answer(form: MarkedFormat, scanner: Scanner, pieces: Pieces, tools: Sequence[Tool]) -> Step[None]:
+def _read_answer(form: MarkedFormat, scanner: Scanner, pieces: PieceBuilder, tools: Sequence[Tool]) -> Step[None]:
     content = ContentReader(scanner, pieces)
     markers = form.in_content
     while True:

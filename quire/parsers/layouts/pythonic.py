@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from quire.parsers.arguments import ArgumentWriter
-from quire.parsers.calls import Pieces
+from quire.parsers.calls import PieceBuilder
 from quire.parsers.layouts.bare_values import arguments_of, separated, with_definitions
 from quire.parsers.layouts.json_calls import Ending
 from quire.parsers.layouts.marked import NOT_A_CALL, MarkedFormat, Section
@@ -30,7 +30,9 @@ class PythonicCalls(MarkedFormat):
     joint: str = ", "
     separators: str = SPACE + ",;]"
 
-    def read_section(self, scanner: Scanner, pieces: Pieces, opening: str, tools: Sequence[Tool]) -> Step[Section]:
+    def read_section(
+        self, scanner: Scanner, pieces: PieceBuilder, opening: str, tools: Sequence[Tool]
+    ) -> Step[Section]:
         calls = 0
         in_list = opening == "["
         while True:
@@ -59,7 +61,9 @@ class PythonicCalls(MarkedFormat):
         closed = bool(self.closings) and (yield from scanner.marker(self._closings)) is not None
         return Section(calls, closed)
 
-    def _read_call(self, scanner: Scanner, pieces: Pieces, tools: Sequence[Tool], *, is_bare: bool) -> Step[Ending]:
+    def _read_call(
+        self, scanner: Scanner, pieces: PieceBuilder, tools: Sequence[Tool], *, is_bare: bool
+    ) -> Step[Ending]:
         """is_bare: no marker says that calls come, so that [name()] may be text: then it must be one of `tools`."""
         name = yield from scanner.word(_NAME)
         if (yield from scanner.char()) != "(":

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from quire.parsers.arguments import ArgumentWriter, ValueEnd
-from quire.parsers.calls import Pieces
+from quire.parsers.calls import PieceBuilder
 from quire.parsers.layouts.bare_values import ArgumentTags, argument_list
 from quire.parsers.layouts.marked import MarkedFormat, Section
 from quire.parsers.layouts.structural import TextAndCalls, tag
@@ -42,7 +42,9 @@ class TaggedCalls(MarkedFormat):
     line: str = ""  # behind each tag
     joint: str = ""  # between calls
 
-    def read_section(self, scanner: Scanner, pieces: Pieces, opening: str, tools: Sequence[Tool]) -> Step[Section]:
+    def read_section(
+        self, scanner: Scanner, pieces: PieceBuilder, opening: str, tools: Sequence[Tool]
+    ) -> Step[Section]:
         calls = 0
         begun = opening == self.call
         while True:

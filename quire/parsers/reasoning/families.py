@@ -7,39 +7,39 @@ from typing import Any
 
 from quire.parsers.base import Parser
 from quire.parsers.reasoning.marked import MarkedReasoning, SuffixedReasoning
-from quire.parsers.reasoning.splitter import Markers
+from quire.parsers.reasoning.splitter import ReasoningMarkers
 from quire.types.reply import Content, Piece
 
 _START, _END = "<think>", "</think>"
-_THINK = Markers((_START,), (_END,))
+_THINK = ReasoningMarkers((_START,), (_END,))
 
 # Without a word in the prompt, text before the end marker is reasoning even if nothing begins it.
 DEEPSEEK_R1 = HOLO2 = STEP3 = MINIMAX_M2 = MarkedReasoning(_THINK, silent="open")
 DEEPSEEK_V3 = MarkedReasoning(_THINK, silent="open", thinks=False)
 DEEPSEEK_V4 = MarkedReasoning(
-    Markers((_START,), (_END,), call_starts=("<｜DSML｜tool_calls>",)), silent="open", thinks=False
+    ReasoningMarkers((_START,), (_END,), call_starts=("<｜DSML｜tool_calls>",)), silent="open", thinks=False
 )
 QWEN3 = GLM = NEMOTRON_V3 = OLMO3 = STEP3P5 = MarkedReasoning(_THINK)
 POOLSIDE = MarkedReasoning(_THINK, thinks=False)
 KIMI_K2 = MarkedReasoning(
-    Markers((_START,), (_END,), call_starts=("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>"))
+    ReasoningMarkers((_START,), (_END,), call_starts=("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>"))
 )
-MINIMAX_M3 = MarkedReasoning(Markers(("<mm:think>",), ("</mm:think>",)))
-SEED_OSS = MarkedReasoning(Markers(("<seed:think>",), ("</seed:think>",)))
+MINIMAX_M3 = MarkedReasoning(ReasoningMarkers(("<mm:think>",), ("</mm:think>",)))
+SEED_OSS = MarkedReasoning(ReasoningMarkers(("<seed:think>",), ("</seed:think>",)))
 HY_V3 = SuffixedReasoning(_THINK)
-ERNIE45 = MarkedReasoning(Markers((_START,), (_END,), tags=("<response>", "</response>")))
-HUNYUAN_A13B = MarkedReasoning(Markers((_START,), (_END,), tags=("<answer>", "</answer>")))
+ERNIE45 = MarkedReasoning(ReasoningMarkers((_START,), (_END,), tags=("<response>", "</response>")))
+HUNYUAN_A13B = MarkedReasoning(ReasoningMarkers((_START,), (_END,), tags=("<answer>", "</answer>")))
 GRANITE = MarkedReasoning(
-    Markers(
+    ReasoningMarkers(
         ("Here is my thought process:", "Here's my thought process:"),
         ("Here is my response:", "Here's my response:"),
         trimmed=" \n",
     )
 )
-MISTRAL = MarkedReasoning(Markers(("[THINK]",), ("[/THINK]",)))
-GEMMA4 = MarkedReasoning(Markers(("<|channel>thought",), ("<channel|>",)))
+MISTRAL = MarkedReasoning(ReasoningMarkers(("[THINK]",), ("[/THINK]",)))
+GEMMA4 = MarkedReasoning(ReasoningMarkers(("<|channel>thought",), ("<channel|>",)))
 COHERE_COMMAND3 = MarkedReasoning(
-    Markers(
+    ReasoningMarkers(
         ("<|START_THINKING|>",),
         ("<|END_THINKING|>",),
         call_starts=("<|START_ACTION|>",),
@@ -47,7 +47,7 @@ COHERE_COMMAND3 = MarkedReasoning(
     )
 )
 COHERE_COMMAND4 = MarkedReasoning(
-    Markers(
+    ReasoningMarkers(
         ("<|START_THINKING|>",),
         ("<|END_THINKING|>",),
         call_starts=("<|START_ACTION|>",),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from quire.parsers.base import Parser
-from quire.parsers.reasoning.splitter import Markers, Splitter
+from quire.parsers.reasoning.splitter import ReasoningMarkers, Splitter
 
 Opening = Literal["open", "maybe"]
 _TAIL = 128  # characters of the prompt's end that are looked at
@@ -24,7 +24,7 @@ class MarkedReasoning:
     has kept it from thinking.
     """
 
-    markers: Markers
+    markers: ReasoningMarkers
     silent: Opening = "maybe"  # how an answer begins when the model thinks and the prompt does not say so
     thinks: bool = True  # if no variable of the template says otherwise
 

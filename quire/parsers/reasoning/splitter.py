@@ -14,7 +14,7 @@ MAX_TRIMMED = 8  # characters trimmed in front of a marker; more have been passe
 
 
 @dataclass(frozen=True)
-class Markers:
+class ReasoningMarkers:
     """How a family of models marks its reasoning. The first of `starts` and `ends` is the usual one."""
 
     starts: tuple[str, ...]  # may be missing, as the prompt often ends with it
@@ -44,7 +44,7 @@ class Splitter:
     bound: a grammar binds what follows the reasoning; nothing of it is trimmed or dropped.
     """
 
-    def __init__(self, markers: Markers, opening: str, *, bound: bool = False) -> None:
+    def __init__(self, markers: ReasoningMarkers, opening: str, *, bound: bool = False) -> None:
         self._markers = markers
         self._is_open = opening == "open"
         self._bound = bound

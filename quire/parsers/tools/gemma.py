@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from quire.parsers.arguments import ArgumentWriter
-from quire.parsers.calls import Pieces
+from quire.parsers.calls import PieceBuilder
 from quire.parsers.json_text import dumps
 from quire.parsers.layouts.bare_values import LIST_TIES, fields_of, separated, string_part
 from quire.parsers.layouts.marked import NOT_A_CALL, MarkedFormat, Section
@@ -42,7 +42,9 @@ Schema = Mapping[str, Any]
 class _Gemma(MarkedFormat):
     quote: str  # before and behind a string
 
-    def read_section(self, scanner: Scanner, pieces: Pieces, opening: str, tools: Sequence[Tool]) -> Step[Section]:
+    def read_section(
+        self, scanner: Scanner, pieces: PieceBuilder, opening: str, tools: Sequence[Tool]
+    ) -> Step[Section]:
         del opening
         yield from scanner.skip_space()
         if (yield from scanner.marker(_CALL)) is None:

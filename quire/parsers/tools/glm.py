@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.parsers.arguments import ArgumentWriter, ValueEnd
-from quire.parsers.calls import Pieces
+from quire.parsers.calls import PieceBuilder
 from quire.parsers.layouts.bare_values import ArgumentTags, argument_list
 from quire.parsers.layouts.json_calls import Ending
 from quire.parsers.layouts.marked import NOT_A_CALL, MarkedFormat, Section
@@ -39,7 +39,7 @@ class _Tags:
 _PLAIN = _Tags()
 
 
-def _read_call(scanner: Scanner, pieces: Pieces, tags: _Tags, tools: Sequence[Tool]) -> Step[Ending]:
+def _read_call(scanner: Scanner, pieces: PieceBuilder, tags: _Tags, tools: Sequence[Tool]) -> Step[Ending]:
     """From behind the tag that opens a call to behind the one that ends it."""
     yield from scanner.skip_space()
     head = yield from scanner.head(LINE, tags.name_ends)
@@ -87,7 +87,9 @@ class _Glm(MarkedFormat):
 
     line: str  # behind each tag, as the model writes it
 
-    def read_section(self, scanner: Scanner, pieces: Pieces, opening: str, tools: Sequence[Tool]) -> Step[Section]:
+    def read_section(
+        self, scanner: Scanner, pieces: PieceBuilder, opening: str, tools: Sequence[Tool]
+    ) -> Step[Section]:
         del opening
         ending = yield from _read_call(scanner, pieces, _PLAIN, tools)
         return NOT_A_CALL if ending is Ending.NONE else Section(1, closed=ending is Ending.WHOLE)
@@ -103,7 +105,9 @@ class _Glm(MarkedFormat):
 class _HyV3(MarkedFormat):
     """Calls in a section, whose opening tag says the suffix of all tags in it."""
 
-    def read_section(self, scanner: Scanner, pieces: Pieces, opening: str, tools: Sequence[Tool]) -> Step[Section]:
+    def read_section(
+        self, scanner: Scanner, pieces: PieceBuilder, opening: str, tools: Sequence[Tool]
+    ) -> Step[Section]:
         del opening
         head = yield from scanner.head(_SUFFIX, _TAG_END)
         if head is None:

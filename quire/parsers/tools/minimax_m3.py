@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.parsers.arguments import ArgumentWriter
-from quire.parsers.calls import Pieces
+from quire.parsers.calls import PieceBuilder
 from quire.parsers.json_text import MAX_DEPTH, dumps, escape
 from quire.parsers.layouts.bare_values import LIST_TIES, fields_of, string_part
 from quire.parsers.layouts.json_calls import Ending
@@ -44,7 +44,9 @@ Schema = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class _MiniMaxM3(MarkedFormat):
-    def read_section(self, scanner: Scanner, pieces: Pieces, opening: str, tools: Sequence[Tool]) -> Step[Section]:
+    def read_section(
+        self, scanner: Scanner, pieces: PieceBuilder, opening: str, tools: Sequence[Tool]
+    ) -> Step[Section]:
         del opening
         calls = 0
         while True:
@@ -126,7 +128,7 @@ class _Elements:
         return repeat(item, schema.get("minItems", 0), schema.get("maxItems"))
 
 
-def _read_call(scanner: Scanner, pieces: Pieces, tools: Sequence[Tool]) -> Step[Ending]:
+def _read_call(scanner: Scanner, pieces: PieceBuilder, tools: Sequence[Tool]) -> Step[Ending]:
     head = yield from scanner.head(_NAME, _NAME_END)
     if head is None or not head[0]:
         return Ending.NONE

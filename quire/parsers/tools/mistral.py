@@ -8,7 +8,7 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.parsers.calls import Pieces
+from quire.parsers.calls import PieceBuilder
 from quire.parsers.layouts.json_calls import Ending, JsonCalls, pass_arguments
 from quire.parsers.layouts.marked import NOT_A_CALL, MarkedFormat, Section
 from quire.parsers.layouts.structural import TextAndCalls, json_value, schema_of, tag
@@ -32,7 +32,9 @@ class _Mistral(MarkedFormat):
 
     calls: JsonCalls
 
-    def read_section(self, scanner: Scanner, pieces: Pieces, opening: str, tools: Sequence[Tool]) -> Step[Section]:
+    def read_section(
+        self, scanner: Scanner, pieces: PieceBuilder, opening: str, tools: Sequence[Tool]
+    ) -> Step[Section]:
         del opening, tools
         yield from scanner.skip_space()
         if (yield from scanner.char()) in ("[", "{"):

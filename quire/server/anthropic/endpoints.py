@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from quire.server.anthropic.body import NAMES, CountTokensBody, MessagesBody
 from quire.server.anthropic.events import PING, MessageWriter
 from quire.server.anthropic.input import add_messages, add_system, functions
-from quire.server.generate.answer import Answer
+from quire.server.generate.answer import AnswerStream
 from quire.server.generate.chat_job import chat_body, count_tokens, start_chat
 from quire.server.generate.conversation import Conversation, takes_late_system
 from quire.server.generate.protocol import ChatBody
@@ -34,7 +34,9 @@ async def messages(request: Request) -> Response:
     message_id = f"msg_{number}"
     chat = await look_into(request, lambda: chat_request(service, body))
     job, plan = await start_chat(request, chat, model, NAMES, job_id=message_id, clamp=True)
-    writer = MessageWriter(Answer(job, plan), message_id, model, body.max_tokens, omits_thinking=body.omits_thinking)
+    writer = MessageWriter(
+        AnswerStream(job, plan), message_id, model, body.max_tokens, omits_thinking=body.omits_thinking
+    )
     headers = [(b"request-id", f"req_{number}".encode())]
     if body.stream:
         return EventStream(service.in_flight, 1, writer.frames, headers, end=b"", failed=writer.failed, alive=PING)

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 from pydantic_core import from_json
 
-from quire.server.generate.answer import Answer, AnswerWriter
+from quire.server.generate.answer import AnswerStream, AnswerWriter
 from quire.server.generate.sealed import seal, signature
 from quire.server.http.errors import anthropic_error, explain
 from quire.server.http.sse import event
@@ -22,7 +22,7 @@ Event = dict[str, Any]
 PING = event({"type": "ping"})
 
 
-class Block(ABC):
+class ContentBlock(ABC):
     """One content block: `block` is what the message holds, complete when it is closed."""
 
     def __init__(self, index: int, block: dict[str, Any]) -> None:
@@ -48,7 +48,7 @@ class Block(ABC):
         return "".join(self._texts)
 
 
-class TextBlock(Block):
+class TextBlock(ContentBlock):
     def __init__(self, index: int) -> None:
         super().__init__(index, {"type": "text", "text": ""})
         self.before_delta = event(self._delta("")).removesuffix(b'""}}\n\n')
@@ -65,7 +65,7 @@ class TextBlock(Block):
         return {"type": "content_block_delta", "index": self.index, "delta": {"type": "text_delta", "text": text}}
 
 
-class ThinkingBlock(Block):
+class ThinkingBlock(ContentBlock):
     def __init__(self, index: int, *, omitted: bool) -> None:
         """omitted: the text is not shown; the signature holds it for the next turn."""
         super().__init__(index, {"type": "thinking", "thinking": "", "signature": ""})
@@ -91,7 +91,7 @@ class ThinkingBlock(Block):
         return {"type": "content_block_delta", "index": self.index, "delta": delta}
 
 
-class ToolUseBlock(Block):
+class ToolUseBlock(ContentBlock):
     def __init__(self, index: int, call_id: str, name: str) -> None:
         super().__init__(index, {"type": "tool_use", "id": call_id, "name": name, "input": {}})
 
@@ -105,7 +105,9 @@ class ToolUseBlock(Block):
 
 
 class MessageWriter(AnswerWriter):
-    def __init__(self, answer: Answer, message_id: str, model: str, max_tokens: int, *, omits_thinking: bool) -> None:
+    def __init__(
+        self, answer: AnswerStream, message_id: str, model: str, max_tokens: int, *, omits_thinking: bool
+    ) -> None:
         super().__init__(answer)
         self.reply = {
             "id": message_id,
@@ -120,8 +122,8 @@ class MessageWriter(AnswerWriter):
         }
         self._max_tokens = max_tokens
         self._omits_thinking = omits_thinking
-        self._blocks: list[Block] = []
-        self._open: Block | None = None
+        self._blocks: list[ContentBlock] = []
+        self._open: ContentBlock | None = None
 
     def failed(self, error: Exception) -> bytes:
         """The last event of a message that cannot be finished."""
@@ -174,7 +176,7 @@ class MessageWriter(AnswerWriter):
         calls = any(isinstance(block, ToolUseBlock) for block in self._blocks)
         return ("tool_use" if calls else "end_turn"), None
 
-    def _replace(self, block: Block) -> Iterable[Event]:
+    def _replace(self, block: ContentBlock) -> Iterable[Event]:
         yield from self._close()
         self._open = block
         self._blocks.append(block)

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from quire.foundation.errors import InputError
-from quire.server.batches.store import Counts
+from quire.server.batches.store import LineCounts
 
 
 class Journal:
@@ -23,7 +23,7 @@ class Journal:
 
     def __init__(self, answers: Path, failures: Path) -> None:
         self.done: set[str] = set()
-        self.counts = Counts()
+        self.counts = LineCounts()
         for path in {answers, failures}:
             self._read(path)
         self._files = {

@@ -7,11 +7,11 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from quire.server.batches.store import Batch, File
+from quire.server.batches.store import BatchJob, File
 from quire.server.http.errors import ApiError
 
 
-def page(records: Sequence[File | Batch], after: str | None, limit: int, order: str = "desc") -> dict[str, Any]:
+def page(records: Sequence[File | BatchJob], after: str | None, limit: int, order: str = "desc") -> dict[str, Any]:
     """By time of creation; `after`: the id of the record before the page. Raises ApiError 404 if it is not there."""
     ordered = sorted(records, key=lambda r: (r.created_at, r.id), reverse=order == "desc")
     if after is not None:

@@ -12,7 +12,7 @@ from quire.foundation.errors import ConfigError, EngineDeadError, InputError
 from quire.foundation.log import get_logger
 from quire.server.batches.journal import Journal
 from quire.server.batches.lines import LineRunner, ServerGoneError, count_lines
-from quire.server.batches.store import Batch, BatchStore, Counts, default_folder, now
+from quire.server.batches.store import BatchJob, BatchStore, LineCounts, default_folder, now
 from quire.server.http.errors import ApiError
 from quire.server.service import Service
 
@@ -30,9 +30,9 @@ class BatchQueue:
         self._service = service
         self._app = app
         self._store: BatchStore | None = None
-        self._waiting: list[Batch] = []
+        self._waiting: list[BatchJob] = []
         self._task: asyncio.Task[None] | None = None
-        self._current: tuple[Batch, Journal, asyncio.Task[None]] | None = None
+        self._current: tuple[BatchJob, Journal, asyncio.Task[None]] | None = None
         self._is_stopped = False
 
     def resume(self) -> None:
@@ -55,7 +55,7 @@ class BatchQueue:
 
     async def create(
         self, endpoint: str, input_file_id: str, completion_window: str, metadata: dict[str, str] | None
-    ) -> Batch:
+    ) -> BatchJob:
         """Raises InputError for an input file that is none, or too long."""
         store = self.store()
         file = store.files.get(input_file_id)
@@ -68,21 +68,21 @@ class BatchQueue:
                 f"the input file must hold 1 to {most} requests, one a line (option max_batch_lines); it holds {total}",
                 "input_file_id",
             )
-        batch = Batch(
+        batch = BatchJob(
             id=f"batch_{secrets.token_hex(12)}",
             endpoint=endpoint,
             model=self._service.names[0],
             input_file_id=file.id,
             completion_window=completion_window,
             created_at=now(),
-            request_counts=Counts(total),
+            request_counts=LineCounts(total),
             metadata=metadata,
         )
         store.save(batch)
         self._enqueue(batch)
         return batch
 
-    def get(self, batch_id: str) -> Batch:
+    def get(self, batch_id: str) -> BatchJob:
         """With the counts of this moment. Raises ApiError 404."""
         batch = self.store().batches.get(batch_id)
         if batch is None:
@@ -91,7 +91,7 @@ class BatchQueue:
             self._count(batch, self._current[1])
         return batch
 
-    def cancel(self, batch: Batch) -> None:
+    def cancel(self, batch: BatchJob) -> None:
         """Requests that run are aborted; answers that are there stay. Raises InputError if it is over already."""
         if batch.is_final or batch.status == "finalizing":
             raise InputError(f"the batch is {batch.status} and cannot be cancelled", "batch_id")
@@ -130,7 +130,7 @@ class BatchQueue:
                     log.warning("%s waits for a server of the model %s", batch.id, batch.model)
         return self._store
 
-    def _enqueue(self, batch: Batch) -> None:
+    def _enqueue(self, batch: BatchJob) -> None:
         self._waiting.append(batch)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._work(), name="quire-batches")
@@ -147,7 +147,7 @@ class BatchQueue:
                 self._fail(batch, error)
             self._waiting.remove(batch)
 
-    async def _run(self, batch: Batch) -> None:
+    async def _run(self, batch: BatchJob) -> None:
         """From where it stands to its end, or until the server stops."""
         store = self.store()
         answers, failures = map(store.data, batch.result_ids)
@@ -183,7 +183,7 @@ class BatchQueue:
             "%s is %s: %d answers, %d failures", batch.id, batch.status, journal.counts.completed, journal.counts.failed
         )
 
-    def _publish(self, batch: Batch) -> None:
+    def _publish(self, batch: BatchJob) -> None:
         """Turn the results into files. Nothing happens the second time."""
         store = self.store()
         for name, file_id in zip(("output", "error"), batch.result_ids, strict=True):
@@ -195,7 +195,7 @@ class BatchQueue:
             else:
                 path.unlink(missing_ok=True)
 
-    def _fail(self, batch: Batch, error: Exception) -> None:
+    def _fail(self, batch: BatchJob, error: Exception) -> None:
         """What is there stays there."""
         problem = {"code": type(error).__name__, "message": str(error), "param": None, "line": None}
         batch.errors = {"object": "list", "data": [problem]}
@@ -207,6 +207,6 @@ class BatchQueue:
             log.error("%s cannot be saved: %s", batch.id, worse)
 
     @staticmethod
-    def _count(batch: Batch, journal: Journal) -> None:
+    def _count(batch: BatchJob, journal: Journal) -> None:
         counts = journal.counts
-        batch.request_counts = Counts(batch.request_counts.total, counts.completed, counts.failed)
+        batch.request_counts = LineCounts(batch.request_counts.total, counts.completed, counts.failed)

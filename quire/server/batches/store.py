@@ -41,13 +41,13 @@ class File(msgspec.Struct, kw_only=True):
     status: str = "processed"
 
 
-class Counts(msgspec.Struct):
+class LineCounts(msgspec.Struct):
     total: int = 0
     completed: int = 0
     failed: int = 0
 
 
-class Batch(msgspec.Struct, kw_only=True):
+class BatchJob(msgspec.Struct, kw_only=True):
     """As the API shows it. `model`: whose server made it, and which its lines ask."""
 
     id: str
@@ -69,7 +69,7 @@ class Batch(msgspec.Struct, kw_only=True):
     expired_at: int | None = None
     cancelling_at: int | None = None
     cancelled_at: int | None = None
-    request_counts: Counts = msgspec.field(default_factory=Counts)
+    request_counts: LineCounts = msgspec.field(default_factory=LineCounts)
     metadata: dict[str, str] | None = None
 
     def become(self, status: str) -> None:
@@ -107,7 +107,7 @@ class BatchStore:
                 "batch_dir",
             ) from None
         self.files = {file.id: file for file in _read_all(self._files, File)}
-        self.batches = {batch.id: batch for batch in _read_all(self._batches, Batch)}
+        self.batches = {batch.id: batch for batch in _read_all(self._batches, BatchJob)}
         self._forget_remains()
 
     def close(self) -> None:
@@ -147,12 +147,12 @@ class BatchStore:
         self.data(file_id).unlink(missing_ok=True)
         self.files.pop(file_id, None)
 
-    def save(self, batch: Batch) -> None:
+    def save(self, batch: BatchJob) -> None:
         """A new batch, or what became of it."""
         _replace(self._batches / f"{batch.id}.json", batch)
         self.batches[batch.id] = batch
 
-    def unfinished(self) -> list[Batch]:
+    def unfinished(self) -> list[BatchJob]:
         """The oldest first."""
         return sorted((b for b in self.batches.values() if not b.is_final), key=lambda b: b.created_at)
 
@@ -172,7 +172,7 @@ def default_folder() -> Path:
     return cache_folder() / "batches"
 
 
-Record = TypeVar("Record", File, Batch)
+Record = TypeVar("Record", File, BatchJob)
 
 
 def _read_all(folder: Path, kind: type[Record]) -> list[Record]:
@@ -185,7 +185,7 @@ def _read_all(folder: Path, kind: type[Record]) -> list[Record]:
     return found
 
 
-def _replace(path: Path, record: File | Batch) -> None:
+def _replace(path: Path, record: File | BatchJob) -> None:
     """The old one or the new one is there, also after a power cut."""
     fresh = path.with_suffix(".new")
     with open(fresh, "wb") as target:

@@ -18,7 +18,7 @@ from quire.types.sampling import RequestOutputKind
 Event = dict[str, Any]
 
 
-class Answer:
+class AnswerStream:
     """The only answer of a job while it is made: its pieces, and its numbers."""
 
     def __init__(self, job: Generation, plan: ReplyPlan, top_logprobs: int | None = None) -> None:
@@ -75,7 +75,7 @@ class Answer:
 class AnswerWriter(ABC):
     """Writes an answer as events that add up to `reply`; a reply that is not streamed is what they leave behind."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: AnswerStream) -> None:
         self.reply: dict[str, Any] = {}
         self._answer = answer
         self._is_begun = False

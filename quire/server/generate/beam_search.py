@@ -12,7 +12,7 @@ from fastapi import Request
 from quire.foundation.errors import InputError
 from quire.frontend.pooling.requests import RefusedError
 from quire.server.generate import generation
-from quire.server.generate.generation import REFUSALS, Generation, Prompt
+from quire.server.generate.generation import REFUSALS, Generation, PromptIds
 from quire.server.generate.params import NAMES, field_names
 from quire.server.generate.protocol import GenerationBody
 from quire.server.http.entry import retry_seconds
@@ -27,7 +27,7 @@ class BeamGeneration(Generation):
 
     beams: BeamSearchParams | None = None
 
-    async def _source(self, prompt: Prompt, request_id: str) -> AsyncGenerator[RequestOutput, None]:
+    async def _source(self, prompt: PromptIds, request_id: str) -> AsyncGenerator[RequestOutput, None]:
         assert self.beams is not None
         if prompt.constraint is not None:
             raise InputError("use_beam_search cannot bind its answers to a grammar or a budget", "use_beam_search")
@@ -50,7 +50,7 @@ class BeamGeneration(Generation):
 
 
 def start(
-    request: Request, body: GenerationBody, model: str, prompts: list[Prompt], params: SamplingParams, id_prefix: str
+    request: Request, body: GenerationBody, model: str, prompts: list[PromptIds], params: SamplingParams, id_prefix: str
 ) -> Generation:
     """As `generation.start`. Raises InputError naming the field that is out of range."""
     context = request.app.state.service.running().info.max_model_len

@@ -17,7 +17,7 @@ from quire.frontend.tools import read_tool_choice, read_tools
 from quire.server.generate import generation
 from quire.server.generate.chat_prompt import render_chat
 from quire.server.generate.conversation import count_turns, shortened
-from quire.server.generate.generation import Generation, Prompt
+from quire.server.generate.generation import Generation, PromptIds
 from quire.server.generate.params import NAMES, field_names, sampling_params
 from quire.server.generate.protocol import ChatBody, ChatFields
 from quire.server.http.body import look_into
@@ -50,21 +50,21 @@ class ChatJob:
             self.wish = self._wish()
         self.template_kwargs = self._template_kwargs()
 
-    async def plan(self, messages: Messages) -> tuple[Prompt, ReplyPlan]:
+    async def plan(self, messages: Messages) -> tuple[PromptIds, ReplyPlan]:
         """The prompt of a conversation, and what its answers are made of."""
         prompt = await self.prompt(messages)
         text = prompt.text
         assert text is not None
         continued = continued_text(messages) if self.body.continue_final_message else None
 
-        def make() -> tuple[Prompt, ReplyPlan]:
+        def make() -> tuple[PromptIds, ReplyPlan]:
             plan = ReplyPlan(self.engine.formats, self.wish, text, self.template_kwargs, continued=continued)
             return dataclasses.replace(prompt, constraint=plan.constraint), plan
 
         with field_names(self.names):
             return await look_into(self.request, make)
 
-    async def prompt(self, messages: Messages) -> Prompt:
+    async def prompt(self, messages: Messages) -> PromptIds:
         """Of one that the context cannot hold it says so where the answer would begin: agents look for it there."""
         with field_names(self.names):
             cut = generation.truncation(self.service, self.body, self.params)
@@ -73,8 +73,8 @@ class ChatJob:
             text = await render_chat(self.service, self.body, self.template_kwargs, messages=messages)
             ids = await generation.tokenize(self.service, text, add_special_tokens=special, cut=cut)
         except ContextLengthError as error:
-            return Prompt([], text, refusal=error)
-        return Prompt(ids, text)
+            return PromptIds([], text, refusal=error)
+        return PromptIds(ids, text)
 
     async def count(self, messages: Messages) -> int:
         """Tokens of the prompt, however many they are."""

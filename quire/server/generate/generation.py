@@ -43,7 +43,7 @@ BIG_SCORES = 1024  # prompt positions with log-probabilities
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class PromptIds:
     token_ids: list[int]
     text: str | None = None
     constraint: Constraint | None = None  # of its answers
@@ -58,7 +58,7 @@ class Generation:
     service: Service
     id: str
     model: str
-    prompts: list[Prompt]
+    prompts: list[PromptIds]
     params: SamplingParams
     priority: int
     cache_salt: str | None
@@ -190,7 +190,7 @@ class Generation:
                     progress.done()
                 await source.aclose()
 
-    def _source(self, prompt: Prompt, request_id: str) -> AsyncGenerator[RequestOutput, None]:
+    def _source(self, prompt: PromptIds, request_id: str) -> AsyncGenerator[RequestOutput, None]:
         given: inputs.PromptLike | inputs.Prompt = {"prompt_token_ids": prompt.token_ids, "prompt": prompt.text}
         if prompt.embeds is not None:  # have been checked
             given = inputs.Prompt(token_ids=prompt.token_ids, embeds=prompt.embeds)
@@ -246,7 +246,7 @@ def start(
     request: Request,
     body: LabelledBody,
     model: str,
-    prompts: list[Prompt],
+    prompts: list[PromptIds],
     params: SamplingParams,
     id_prefix: str,
     make: Callable[..., Generation] = Generation,
@@ -281,7 +281,7 @@ def start(
     )
 
 
-def _check_room(service: Service, body: LabelledBody, prompts: Iterable[Prompt]) -> None:
+def _check_room(service: Service, body: LabelledBody, prompts: Iterable[PromptIds]) -> None:
     """Raises InputError for a limit that the context does not hold beside a prompt.
 
     A prompt that leaves nothing at all is refused as such, later.

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.foundation.errors import InputError
 from quire.foundation.shown import clipped
 from quire.server.http.errors import ApiError, error_response
-from quire.server.processes.shared_counters import ANSWERS, Board
+from quire.server.processes.shared_counters import ANSWERS, SharedCounters
 
 MAX_JSON_DEPTH = 64
 MAX_VALUES = 1024 * 1024  # of a body's JSON
@@ -117,26 +117,26 @@ def _refuse_shape(body: bytes) -> NoReturn:
     )
 
 
-class InFlight:
+class OpenAnswers:
     """The requests being answered: how many answers that makes, and their tasks, so that a shutdown can end them.
 
     keepalive_interval: seconds of silence after which streams say that they live; 0: never. board: where it counts.
     """
 
-    def __init__(self, board: Board, keepalive_interval: float) -> None:
+    def __init__(self, counters: SharedCounters, keepalive_interval: float) -> None:
         self.keepalive_interval = keepalive_interval
         self.tasks: set[asyncio.Task[None]] = set()
-        self._board = board
+        self._counters = counters
 
     @property
     def num_answers(self) -> int:
         """Of this process."""
-        return int(self._board.mine[ANSWERS])
+        return int(self._counters.mine[ANSWERS])
 
     @num_answers.setter
     def num_answers(self, count: int) -> None:
-        self._board.mine[ANSWERS] = count
+        self._counters.mine[ANSWERS] = count
 
     def total(self) -> int:
         """Of all processes of the server."""
-        return int(self._board.sum(ANSWERS))
+        return int(self._counters.sum(ANSWERS))

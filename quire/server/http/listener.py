@@ -22,7 +22,7 @@ from quire.config.serve import ServeConfig
 from quire.foundation.errors import ConfigError
 from quire.foundation.log import get_logger
 from quire.server.http.protocol import BoundedHttpProtocol
-from quire.server.processes.shared_counters import CONNECTIONS, Board
+from quire.server.processes.shared_counters import CONNECTIONS, SharedCounters
 
 BACKLOG = 2048
 STEP_BACK_SECONDS = 0.005  # for a process with fewer connections to come first
@@ -91,24 +91,24 @@ class Acceptor:
     def __init__(
         self,
         listener: socket.socket,
-        board: Board,
+        counters: SharedCounters,
         make_protocol: Callable[[], SharedHttpProtocol],
         tls: ssl.SSLContext | None,
     ) -> None:
         self._listener = listener
-        self._board = board
+        self._counters = counters
         self._make_protocol = make_protocol
         self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._pause: asyncio.TimerHandle | None = None
         self._greeting: set[asyncio.Task[None]] = set()  # connections whose handshake is not over
         listener.setblocking(False)
-        board.mine[CONNECTIONS] = 0
+        counters.mine[CONNECTIONS] = 0
         self._listen()
 
     def close(self) -> None:
         """Leave the socket to the others."""
-        self._board.mine[CONNECTIONS] = float("inf")
+        self._counters.mine[CONNECTIONS] = float("inf")
         self._loop.remove_reader(self._listener)
         if self._pause is not None:
             self._pause.cancel()
@@ -120,7 +120,7 @@ class Acceptor:
         self._loop.add_reader(self._listener, self._on_connection)
 
     def _on_connection(self) -> None:
-        if self._board.mine[CONNECTIONS] > min(page[CONNECTIONS] for page in self._board.pages):
+        if self._counters.mine[CONNECTIONS] > min(page[CONNECTIONS] for page in self._counters.pages):
             self._rest(STEP_BACK_SECONDS, self._accept_anyway)
         else:
             self._accept()
@@ -145,7 +145,7 @@ class Acceptor:
             log.error("no room for a connection: %s", error.strerror)
             self._rest(FULL_SECONDS, self._listen)
             return
-        self._board.mine[CONNECTIONS] += 1
+        self._counters.mine[CONNECTIONS] += 1
         task = self._loop.create_task(self._greet(connection))
         self._greeting.add(task)
         task.add_done_callback(self._greeting.discard)
@@ -161,4 +161,4 @@ class Acceptor:
             self._lost()
 
     def _lost(self) -> None:
-        self._board.mine[CONNECTIONS] -= 1
+        self._counters.mine[CONNECTIONS] -= 1

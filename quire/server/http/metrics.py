@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.server.metrics import Histogram, bounds
-from quire.server.processes.shared_counters import Board
+from quire.server.processes.shared_counters import SharedCounters
 
 # Probes and their like would drown what clients do.
 NOT_COUNTED = frozenset(
@@ -32,15 +32,15 @@ _MANY_BOUNDS = bounds("0.01 0.025 0.05 0.075 0.1 0.25 0.5 0.75 1 1.5 2 2.5 3 3.5
 
 
 class Handler:
-    """What is counted of one path; the same slots of the board in all processes."""
+    """What is counted of one path; the same slots of the counters in all processes."""
 
-    def __init__(self, board: Board, name: str, methods: Iterable[str]) -> None:
+    def __init__(self, counters: SharedCounters, name: str, methods: Iterable[str]) -> None:
         self.name = name
         self.methods = [*dict.fromkeys([*sorted(methods), *_EVERYWHERE])]
-        self._statuses = {method: board.take(len(_STATUSES)) for method in self.methods}
-        self._seconds = {method: Histogram(board, "", "", _FEW_BOUNDS) for method in self.methods}
-        self._requests, self._bytes_in, self._bytes_out = (board.take(1) for _ in range(3))
-        self._board, self._mine = board, board.mine
+        self._statuses = {method: counters.take(len(_STATUSES)) for method in self.methods}
+        self._seconds = {method: Histogram(counters, "", "", _FEW_BOUNDS) for method in self.methods}
+        self._requests, self._bytes_in, self._bytes_out = (counters.take(1) for _ in range(3))
+        self._counters, self._mine = counters, counters.mine
 
     def count(self, method: str, status: int, seconds: float, bytes_in: int, bytes_out: int) -> None:
         method = method if method in self._statuses else "OTHER"
@@ -55,28 +55,28 @@ class Handler:
     ) -> None:
         """What has been seen at least once."""
         for method in self.methods:
-            counts = [self._board.sum(self._statuses[method] + i) for i in range(len(_STATUSES))]
+            counts = [self._counters.sum(self._statuses[method] + i) for i in range(len(_STATUSES))]
             for status, count in zip(_STATUSES, counts, strict=True):
                 if count:
                     requests.add_metric([self.name, status, method], count)
             if any(counts):
                 self._seconds[method].add_to(seconds, [self.name, method])
-        if seen := self._board.sum(self._requests):
+        if seen := self._counters.sum(self._requests):
             for family, slot in zip(sizes, (self._bytes_in, self._bytes_out), strict=True):
-                family.add_metric([self.name], int(seen), self._board.sum(slot))
+                family.add_metric([self.name], int(seen), self._counters.sum(slot))
 
 
 class HttpMetrics(Collector):
-    def __init__(self, board: Board, routers: Iterable[APIRouter]) -> None:
+    def __init__(self, counters: SharedCounters, routers: Iterable[APIRouter]) -> None:
         routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
         methods: dict[str, set[str]] = {}
         for route in routes:
             if route.path not in NOT_COUNTED:
                 methods.setdefault(route.path, set()).update(route.methods or ())
-        self._unknown = Handler(board, UNKNOWN, ("GET", "POST", "PUT", "PATCH", "DELETE"))
-        self._handlers = {path: Handler(board, path, names) for path, names in methods.items()}
+        self._unknown = Handler(counters, UNKNOWN, ("GET", "POST", "PUT", "PATCH", "DELETE"))
+        self._handlers = {path: Handler(counters, path, names) for path, names in methods.items()}
         self._patterns = [(r.path_regex, self._handlers[r.path]) for r in routes if "{" in r.path]
-        self._all_seconds = Histogram(board, "http_request_duration_highr_seconds", "Of all requests.", _MANY_BOUNDS)
+        self._all_seconds = Histogram(counters, "http_request_duration_highr_seconds", "Of all requests.", _MANY_BOUNDS)
         self._registry = CollectorRegistry()
         self._registry.register(self)
 

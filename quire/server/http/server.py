@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from quire.server.http.listener import Acceptor, SharedHttpProtocol
-from quire.server.processes.shared_counters import Board
+from quire.server.processes.shared_counters import SharedCounters
 
 
 class HttpServer(uvicorn.Server):
@@ -20,7 +20,7 @@ class HttpServer(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, shared: tuple[socket.socket, Board] | None = None, *, waits: bool = False
+        self, config: uvicorn.Config, shared: tuple[socket.socket, SharedCounters] | None = None, *, waits: bool = False
     ) -> None:
         super().__init__(config)
         self._shared = shared

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from quire.foundation.log import get_logger
 from quire.server.http.errors import ApiError, error_body, explain
-from quire.server.http.limits import InFlight
+from quire.server.http.limits import OpenAnswers
 
 log = get_logger(__name__)
 
@@ -56,7 +56,7 @@ class LiveReply(Response, ABC):
     reply (the app's handlers); `produce` must handle those that come later.
     """
 
-    def __init__(self, in_flight: InFlight, answers: int, headers: list[tuple[bytes, bytes]]) -> None:
+    def __init__(self, in_flight: OpenAnswers, answers: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.in_flight = in_flight
         self.answers = answers
         self.extra_headers = headers
@@ -112,7 +112,7 @@ class EventStream(LiveReply):
 
     def __init__(
         self,
-        in_flight: InFlight,
+        in_flight: OpenAnswers,
         answers: int,
         frames: Callable[[], AsyncGenerator[bytes, None]],
         headers: list[tuple[bytes, bytes]],
@@ -188,7 +188,7 @@ class JsonReply(LiveReply):
 
     def __init__(
         self,
-        in_flight: InFlight,
+        in_flight: OpenAnswers,
         answers: int,
         make: Callable[[], Awaitable[dict[str, Any]]],
         headers: list[tuple[bytes, bytes]],

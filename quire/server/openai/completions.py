@@ -14,7 +14,7 @@ from quire.foundation.shown import shown
 from quire.frontend import prompt_embeds
 from quire.frontend.structured import constraint_of
 from quire.server.generate import beam_search, generation
-from quire.server.generate.generation import Generation, Prompt
+from quire.server.generate.generation import Generation, PromptIds
 from quire.server.generate.logprobs import LogprobWriter, prompt_logprobs
 from quire.server.generate.params import field_names, sampling_params
 from quire.server.generate.protocol import CompletionBody
@@ -45,7 +45,7 @@ async def completions(request: Request) -> Response:
     return JsonReply(service.in_flight, job.num_answers, reply.whole, [])
 
 
-async def read_completion(request: Request, body: CompletionBody) -> tuple[list[Prompt], SamplingParams]:
+async def read_completion(request: Request, body: CompletionBody) -> tuple[list[PromptIds], SamplingParams]:
     """The prompts, cut and bound as the body asks, and how to sample. Raises InputError naming the field."""
     service: Service = request.app.state.service
     info = service.running().info
@@ -59,7 +59,7 @@ async def read_completion(request: Request, body: CompletionBody) -> tuple[list[
     with field_names(_names(body)):
         constraint = await look_into(request, lambda: constraint_of(params.structured_outputs))
     cut = generation.truncation(service, body, params)
-    prompts = [Prompt([0] * len(embeds), None, constraint, embeds) for embeds in await _embeds(service, body)]
+    prompts = [PromptIds([0] * len(embeds), None, constraint, embeds) for embeds in await _embeds(service, body)]
     if prompts and cut.limit is not None:
         raise InputError("prompt_embeds are not cut: send fewer rows", "truncate_prompt_tokens")
     if prompts:
@@ -68,10 +68,10 @@ async def read_completion(request: Request, body: CompletionBody) -> tuple[list[
     texts, special = [prompt for prompt in given if isinstance(prompt, str)], body.add_special_tokens
     encoded = await generation.tokenize_all(service, texts, add_special_tokens=special, cut=cut) if texts else []
     if not texts:
-        return [Prompt(cut.cut(ids), None, constraint) for ids in given if isinstance(ids, list)], params
+        return [PromptIds(cut.cut(ids), None, constraint) for ids in given if isinstance(ids, list)], params
     for text, ids in zip(texts, encoded, strict=True):
         # The text of one that may have been cut is made of its ids.
-        prompts.append(Prompt(ids, text if cut.limit is None or len(ids) < cut.limit else None, constraint))
+        prompts.append(PromptIds(ids, text if cut.limit is None or len(ids) < cut.limit else None, constraint))
     return prompts, params
 
 

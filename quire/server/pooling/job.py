@@ -67,7 +67,7 @@ class PoolingJob:
         self.num_prompt_tokens += sum(len(prompt.token_ids) for prompt in prompts)
         progress.wait()
         try:
-            conversions = await engine.run(requests)
+            request_states = await engine.run(requests)
         except BaseException as error:
             if metrics is not None:
                 metrics.finished["error" if isinstance(error, Exception) else ABORTED] += len(requests)
@@ -76,7 +76,7 @@ class PoolingJob:
             progress.done()
         progress.seen()
         try:
-            outputs = [pooling.output(conversion, self.task, self.params, info) for conversion in conversions]
+            outputs = [pooling.output(request_state, self.task, self.params, info) for request_state in request_states]
         except RefusedError as error:
             status = REFUSALS.get(error.reason, 500)
             if metrics is not None:
@@ -84,8 +84,8 @@ class PoolingJob:
                 metrics.rejected += status == 503
             raise ApiError(status, str(error), retry_after=retry_seconds(self.service)) from None
         if metrics is not None:
-            for conversion in conversions:
-                metrics.pooled(conversion.num_prompt_tokens, conversion.metrics)
+            for request_state in request_states:
+                metrics.pooled(request_state.num_prompt_tokens, request_state.metrics)
         return outputs
 
     def usage(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 from starlette.types import Send
 
-from quire.server.http.limits import InFlight
+from quire.server.http.limits import OpenAnswers
 from quire.server.http.sse import LiveReply
 from quire.server.pooling.protocol import EmbedDtype, Endianness
 
@@ -56,7 +56,7 @@ class BytesReply(LiveReply):
 
     def __init__(
         self,
-        in_flight: InFlight,
+        in_flight: OpenAnswers,
         answers: int,
         make: Callable[[], Awaitable[tuple[bytes, dict[str, Any] | None]]],
         headers: list[tuple[bytes, bytes]],

@@ -18,9 +18,9 @@ from quire.server.http.listener import bind_unix
 from quire.server.http.protocol import ABORT_SECONDS, HttpConfig
 from quire.server.http.server import HttpServer
 from quire.server.processes.messages import Attach, Begin, Drain, EngineDied, Prepare, Serves, ToFrontEnd
-from quire.server.processes.peer_servers import OWNER, Siblings, private_socket
+from quire.server.processes.peer_servers import OWNER, PeerServers, private_socket
 from quire.server.processes.serving import Serving, loop_factory, setup_logs
-from quire.server.processes.shared_counters import PID, Board
+from quire.server.processes.shared_counters import PID, SharedCounters
 from quire.server.service import Service
 
 if TYPE_CHECKING:
@@ -54,19 +54,19 @@ class FrontEnd:
     def __init__(self, parent: Parent[ToFrontEnd], begin: Begin) -> None:
         folder = Path(begin.folder)
         parent.clean_up(folder)
-        board = Board(folder, begin.count, begin.number)
-        board.vacate(begin.number)
-        board.mine[PID] = os.getpid()
+        counters = SharedCounters(folder, begin.count, begin.number)
+        counters.vacate(begin.number)
+        counters.mine[PID] = os.getpid()
         self._parent = parent
         self._begin = begin
-        self._service = Service(begin.config, begin.serve, begin.created, board)
+        self._service = Service(begin.config, begin.serve, begin.created, counters)
         app = build_app(self._service)
-        siblings = Siblings(folder, begin.count, begin.number, self._service.in_flight)
-        siblings.install(app)
-        public = protect(siblings.with_owner(app, begin.serve.root_path), self._service, begin.keys)
-        config = HttpConfig(siblings.with_door(public, app), begin.serve)
+        peers = PeerServers(folder, begin.count, begin.number, self._service.in_flight)
+        peers.install(app)
+        public = protect(peers.with_owner(app, begin.serve.root_path), self._service, begin.keys)
+        config = HttpConfig(peers.with_door(public, app), begin.serve)
         listener = socket.socket(fileno=begin.listener)
-        self._http = HttpServer(config, shared=(listener, board), waits=not begin.answers_early)
+        self._http = HttpServer(config, shared=(listener, counters), waits=not begin.answers_early)
         self._private = bind_unix(str(private_socket(folder, begin.number)))
         self._serving = Serving(self._service, app)
         self._client: JoinedClient | None = None

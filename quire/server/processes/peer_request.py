@@ -16,7 +16,7 @@ _HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"t
 _READ_BYTES = 64 * 1024
 
 
-class SiblingGoneError(Exception):
+class PeerGoneError(Exception):
     """It did not finish its answer."""
 
 
@@ -26,7 +26,7 @@ class Head:
     headers: Headers
 
 
-class SiblingRequest:
+class PeerRequest:
     """`ask`, then `body`; `close` in any case, which aborts what is not finished. Raises OSError if nobody is there."""
 
     def __init__(self, path: Path) -> None:
@@ -38,7 +38,7 @@ class SiblingRequest:
         self._has_head = self._is_complete = False
 
     async def ask(self, method: bytes, target: bytes, headers: Headers, body: bytes | AsyncIterator[bytes]) -> Head:
-        """Send a request, and wait for the head of the answer. Raises SiblingGoneError if none comes.
+        """Send a request, and wait for the head of the answer. Raises PeerGoneError if none comes.
 
         headers: of the request as it came; they tell how long a body is that comes in pieces.
         """
@@ -65,7 +65,7 @@ class SiblingRequest:
         return Head(self._parser.get_status_code(), self._headers)
 
     async def body(self) -> AsyncIterator[bytes]:
-        """The pieces of the answer as they come. Raises SiblingGoneError if it breaks off."""
+        """The pieces of the answer as they come. Raises PeerGoneError if it breaks off."""
         while True:
             pieces, self._pieces = self._pieces, []
             for piece in pieces:
@@ -84,9 +84,9 @@ class SiblingRequest:
             if data:
                 self._parser.feed_data(data)
         except (ConnectionError, httptools.HttpParserError) as error:
-            raise SiblingGoneError(str(error)) from None
+            raise PeerGoneError(str(error)) from None
         if not data:
-            raise SiblingGoneError("the connection was closed")
+            raise PeerGoneError("the connection was closed")
 
     # What the parser calls.
 

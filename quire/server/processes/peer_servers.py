@@ -19,15 +19,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.foundation.log import get_logger
 from quire.server.http.entry import IN_BACKGROUND
 from quire.server.http.errors import ApiError, NotStoredError, error_response, explain
-from quire.server.http.limits import InFlight
+from quire.server.http.limits import OpenAnswers
 from quire.server.http.sse import LiveReply
-from quire.server.processes.peer_request import Head, SiblingGoneError, SiblingRequest
+from quire.server.processes.peer_request import Head, PeerGoneError, PeerRequest
 from quire.server.responses.store import Item, ResponseStore, number_of
 
 OWNER = 0  # of files and batches
 _OWNED = ("/v1/files", "/v1/batches")
-_FROM_SIBLING = "quire.from_sibling"  # in the scope of a request that another front end has sent on
-_ITEMS_PATH = b"/items"  # between siblings only
+_FROM_PEER = "quire.from_sibling"  # in the scope of a request that another front end has sent on
+_ITEMS_PATH = b"/items"  # between peers only
 _BACKGROUND_HEADER = b"x-quire-in-background"  # of such a request: IN_BACKGROUND
 _NOT_STORED_HEADER = b"x-quire-not-stored"  # of its answer: what it names is not here either
 log = get_logger(__name__)
@@ -37,10 +37,10 @@ def private_socket(folder: Path, number: int) -> Path:
     return folder / f"http-{number}"
 
 
-class Siblings:
+class PeerServers:
     """The other front ends of this server."""
 
-    def __init__(self, folder: Path, count: int, number: int, in_flight: InFlight) -> None:
+    def __init__(self, folder: Path, count: int, number: int, in_flight: OpenAnswers) -> None:
         self.number = number
         self._paths = [private_socket(folder, i) for i in range(count)]
         self._in_flight = in_flight
@@ -53,7 +53,7 @@ class Siblings:
 
         async def elsewhere(request: Request, error: Exception) -> Response:
             assert isinstance(error, NotStoredError)
-            if request.scope.get(_FROM_SIBLING):
+            if request.scope.get(_FROM_PEER):
                 headers = {_NOT_STORED_HEADER.decode(): "1"}
                 return error_response(*explain(error), headers=headers, path=request.url.path)
             nowhere = ApiError(error.status, error.message, error.param)
@@ -61,7 +61,7 @@ class Siblings:
             return Relay(self._in_flight, answer)
 
         app.add_exception_handler(NotStoredError, elsewhere)
-        app.state.siblings = self
+        app.state.peers = self
         self._store = app.state.responses
 
     def with_owner(self, app: ASGIApp, root_path: str) -> ASGIApp:
@@ -84,7 +84,7 @@ class Siblings:
         return owned
 
     def with_door(self, public: ASGIApp, app: ASGIApp) -> ASGIApp:
-        """`public` for all but the siblings, who come to `app` itself."""
+        """`public` for all but the peers, who come to `app` itself."""
         address = (str(self._paths[self.number]), None)
 
         async def door(scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,7 +94,7 @@ class Siblings:
                 await self._tell_items(scope, receive, send)
             else:
                 in_background = any(name == _BACKGROUND_HEADER for name, _ in scope["headers"])
-                await app({**scope, _FROM_SIBLING: True, IN_BACKGROUND: in_background}, receive, send)
+                await app({**scope, _FROM_PEER: True, IN_BACKGROUND: in_background}, receive, send)
 
         return door
 
@@ -102,7 +102,7 @@ class Siblings:
 
     async def has_response(self, scope: Scope, response_id: str) -> bool:
         """Whether one of the others keeps such a response."""
-        if scope.get(_FROM_SIBLING):
+        if scope.get(_FROM_PEER):
             return False
         look = {**scope, "method": "GET", "raw_path": b"/v1/responses/" + response_id.encode(), "query_string": b""}
         nowhere = ApiError(404, "")
@@ -118,7 +118,7 @@ class Siblings:
         found: dict[str, Item] = {}
         look = {**scope, "method": "POST", "raw_path": _ITEMS_PATH, "query_string": b""}
         for number in self._holders(""):
-            with contextlib.suppress(ApiError, SiblingGoneError):
+            with contextlib.suppress(ApiError, PeerGoneError):
                 answer = self._ask(look, orjson.dumps(ids), [number], ApiError(404, ""))
                 async with aclosing(answer):
                     found |= orjson.loads(b"".join([part async for part in answer if isinstance(part, bytes)]))
@@ -139,18 +139,18 @@ class Siblings:
     ) -> AsyncGenerator[Head | bytes, None]:
         """The first answer of those who have what is asked for: its head, then its body. `refusal` if nobody has it.
 
-        A body that is not read yet can be sent to one only. Raises SiblingGoneError if the answer breaks off.
+        A body that is not read yet can be sent to one only. Raises PeerGoneError if the answer breaks off.
         """
         headers = list(scope["headers"])
         if scope.get(IN_BACKGROUND):
             headers.append((_BACKGROUND_HEADER, b"1"))
         target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
         for number in numbers:
-            request = SiblingRequest(self._paths[number])
+            request = PeerRequest(self._paths[number])
             try:
                 try:
                     head = await request.ask(scope["method"].encode(), target, headers, body)
-                except (OSError, SiblingGoneError) as error:  # it is starting again, and what it kept is lost
+                except (OSError, PeerGoneError) as error:  # it is starting again, and what it kept is lost
                     log.warning("front end %d does not answer: %s", number, error)
                     continue
                 if not any(name == _NOT_STORED_HEADER for name, _ in head.headers):
@@ -166,7 +166,7 @@ class Siblings:
 class Relay(LiveReply):
     """Passes an answer on while the client listens."""
 
-    def __init__(self, in_flight: InFlight, answer: AsyncGenerator[Head | bytes, None]) -> None:
+    def __init__(self, in_flight: OpenAnswers, answer: AsyncGenerator[Head | bytes, None]) -> None:
         super().__init__(in_flight, 0, [])  # it counts where it is made
         self._answer = answer
 
@@ -189,7 +189,7 @@ async def _pass_on(answer: AsyncGenerator[Head | bytes, None], send: Send) -> No
                     await send({"type": "http.response.start", "status": part.status, "headers": part.headers})
                 else:
                     await send({"type": "http.response.body", "body": part, "more_body": True})
-        except SiblingGoneError as error:
+        except PeerGoneError as error:
             assert has_begun
             log.warning("the answer of another front end broke off: %s", error)
             return
@@ -197,11 +197,11 @@ async def _pass_on(answer: AsyncGenerator[Head | bytes, None], send: Send) -> No
 
 
 async def _body(receive: Receive) -> AsyncIterator[bytes]:
-    """The pieces of a request's body. Raises SiblingGoneError if the client leaves meanwhile."""
+    """The pieces of a request's body. Raises PeerGoneError if the client leaves meanwhile."""
     more = True
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise SiblingGoneError("the client has left")
+            raise PeerGoneError("the client has left")
         yield message.get("body", b"")
         more = message.get("more_body", False)

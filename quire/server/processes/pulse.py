@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from quire.foundation.errors import EngineDeadError
 from quire.foundation.log import get_logger
-from quire.server.processes.shared_counters import BEATS, HANGS, Board
+from quire.server.processes.shared_counters import BEATS, HANGS, SharedCounters
 
 if TYPE_CHECKING:
     from quire.frontend.async_engine import AsyncLLM
@@ -59,9 +59,9 @@ class Pulse:
     """
 
     def __init__(
-        self, board: Board, seconds: float, look: Callable[[], None], problem: Callable[[], str | None]
+        self, counters: SharedCounters, seconds: float, look: Callable[[], None], problem: Callable[[], str | None]
     ) -> None:
-        self._board = board
+        self._counters = counters
         self._seconds = seconds
         self._look = look
         self._problem = problem
@@ -78,7 +78,7 @@ class Pulse:
 
     def _beat(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._seconds, self._beat)
-        self._board.mine[BEATS] += 1
+        self._counters.mine[BEATS] += 1
         try:
             self._look()
         except EngineDeadError:
@@ -89,11 +89,11 @@ class Pulse:
         problem = self._problem()
         if problem is not None and self._began is None:
             self._began = time.monotonic()
-            if not self._board.sum(HANGS):
+            if not self._counters.sum(HANGS):
                 log.error("%s; /health and /readyz say 503 until it goes on", problem)
-            self._board.mine[HANGS] = 1
+            self._counters.mine[HANGS] = 1
         elif problem is None and self._began is not None:
-            self._board.mine[HANGS] = 0
-            if not self._board.sum(HANGS):
+            self._counters.mine[HANGS] = 0
+            if not self._counters.sum(HANGS):
                 log.warning("the engine goes on, %.1f s after it was found to hang", time.monotonic() - self._began)
             self._began = None

@@ -37,7 +37,7 @@ class Serving:
         self.stop = asyncio.Event()  # asked to end
         self.abort = asyncio.Event()  # without waiting for anyone
         seconds = beat_seconds(service.serve.hang_timeout, service.serve.ping_interval)
-        self._pulse = Pulse(service.board, seconds, service.look_after_engine, service.hung)
+        self._pulse = Pulse(service.counters, seconds, service.look_after_engine, service.hung)
 
     def start(self, http: HttpServer, listener: socket.socket) -> asyncio.Task[None]:
         """Answer from now on; the task ends when the server does."""
@@ -50,7 +50,7 @@ class Serving:
         """Serve with this engine, once it has made its first token. Returns the seconds which that took."""
         try:
             before = time.perf_counter()
-            await _warm_up(engine, f"first-{self.service.board.number}")
+            await _warm_up(engine, f"first-{self.service.counters.number}")
             seconds = time.perf_counter() - before
             settle_heap()
             switch_soon()
@@ -73,7 +73,7 @@ class Serving:
         Batches stop where they stand; the next server goes on with them.
         """
         grace, limit = self.service.serve.shutdown_grace, self.service.serve.shutdown_timeout
-        who = f"front end {self.service.board.number} " if len(self.service.board.pages) > 1 else ""
+        who = f"front end {self.service.counters.number} " if len(self.service.counters.pages) > 1 else ""
         began = time.monotonic()
         running = len(self.service.in_flight.tasks)
         log.info("%sdrain begins: %d requests run (grace %g s, limit %g s)", who, running, grace, limit)

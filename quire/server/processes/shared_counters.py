@@ -17,7 +17,7 @@ PID, CONNECTIONS, ANSWERS, BEATS, HANGS, LOST, UNSEEN = range(7)
 _FIRST_FREE = 8
 
 
-class Board:
+class SharedCounters:
     """The pages of `count` processes as seen by number `mine`; by default that of a process which is alone."""
 
     def __init__(self, folder: Path | None = None, count: int = 1, mine: int = 0) -> None:

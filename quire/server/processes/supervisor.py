@@ -28,7 +28,7 @@ from quire.server.processes.banner import ready_lines
 from quire.server.processes.messages import Attach, Begin, Drain, EngineDied, FromFrontEnd, Prepare, Serves, ToFrontEnd
 from quire.server.processes.peer_servers import OWNER
 from quire.server.processes.pulse import beat_seconds
-from quire.server.processes.shared_counters import BEATS, Board
+from quire.server.processes.shared_counters import BEATS, SharedCounters
 from quire.server.service import Service
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Supervisor:
         self._keys = load_keys(self.serve)
         self._listener = bind(self.serve)
         self._folder = socket_folder()
-        self._board = Board(self._folder, self._count)
+        self._counters = SharedCounters(self._folder, self._count)
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[int] = self._loop.create_future()  # the exit code, or why the server cannot go on
         for signal_number in (signal.SIGTERM, signal.SIGINT):
@@ -95,7 +95,7 @@ class Supervisor:
         self._watch_front_ends(time.monotonic())
         try:
             for number in range(self._count):
-                self._board.vacate(number)
+                self._counters.vacate(number)
                 self._start(number)
             starting = asyncio.create_task(self._start_all(started))
             stopped = asyncio.create_task(self._stop.wait())
@@ -170,7 +170,7 @@ class Supervisor:
         was_stopped = now - expected > self._period  # we were, and perhaps they were too
         self._timer = self._loop.call_later(self._period, self._watch_front_ends, now + self._period)
         for front_end in list(self._front_ends.values()):
-            beats = self._board.pages[front_end.number][BEATS]
+            beats = self._counters.pages[front_end.number][BEATS]
             if beats != front_end.beats or was_stopped:
                 front_end.beats, front_end.seen = beats, now
             silence = now - front_end.seen
@@ -209,7 +209,7 @@ class Supervisor:
         for fd in (front_end.child.channel.fileno(), front_end.child.lifeline):
             self._loop.remove_reader(fd)
         del self._front_ends[front_end.number]
-        self._board.vacate(front_end.number)
+        self._counters.vacate(front_end.number)
         if front_end.client is not None and self._engine is not None:
             self._engine.leave(front_end.client)
             shutil.rmtree(self._folder / f"client-{front_end.client}", ignore_errors=True)
@@ -237,7 +237,7 @@ class Supervisor:
         self._print(self._engine.info, time.perf_counter() - started)
 
     def _print(self, info: EngineInfo, seconds: float) -> None:
-        service = Service(self.config, self.serve, self._created, self._board)
+        service = Service(self.config, self.serve, self._created, self._counters)
         first_token = max(self._first_tokens)
         print(*ready_lines(service, info, self._listener, bool(self._keys), first_token, seconds), sep="\n", flush=True)
 

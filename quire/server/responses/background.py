@@ -16,7 +16,7 @@ log = get_logger(__name__)
 FINAL = ("completed", "incomplete", "failed", "cancelled")
 
 
-class Run:
+class BackgroundRun:
     """`on_done` is called once, when the response is final."""
 
     def __init__(self, job: Generation, writer: ResponseWriter, on_done: Callable[[], None]) -> None:

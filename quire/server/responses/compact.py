@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from quire.server.generate.answer import Answer
+from quire.server.generate.answer import AnswerStream
 from quire.server.generate.chat_job import start_chat
 from quire.server.generate.sealed import seal
 from quire.server.http.body import look_into, openapi_body, read_body
@@ -47,7 +47,7 @@ async def compact(request: Request) -> Response:
     kept = [item for item in said if item["type"] == "message" and item.get("role") == "user"]
 
     async def make() -> dict[str, Any]:
-        answer = Answer(job, plan)
+        answer = AnswerStream(job, plan)
         pieces = []
         async with aclosing(job.outputs()) as outputs:
             async for _, output in outputs:

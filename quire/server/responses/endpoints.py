@@ -9,15 +9,15 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from quire.foundation.errors import InputError
-from quire.server.generate.answer import Answer
+from quire.server.generate.answer import AnswerStream
 from quire.server.generate.chat_job import chat_body, count_tokens, start_chat
 from quire.server.generate.conversation import Conversation, takes_late_system
 from quire.server.generate.protocol import ChatBody
 from quire.server.http.body import look_into, openapi_body, read_body
 from quire.server.http.errors import ApiError
 from quire.server.http.sse import EventStream, JsonReply
-from quire.server.processes.peer_servers import Siblings
-from quire.server.responses.background import Run
+from quire.server.processes.peer_servers import PeerServers
+from quire.server.responses.background import BackgroundRun
 from quire.server.responses.body import CountBody, ResponsesBody
 from quire.server.responses.events import ResponseWriter
 from quire.server.responses.input import Tools, add_items, choice, resolve, with_ids
@@ -35,8 +35,8 @@ def store_of(request: Request) -> ResponseStore:
 
 async def is_kept_elsewhere(request: Request, response_id: str) -> bool:
     """By another front end of this server."""
-    siblings: Siblings | None = request.app.state.siblings
-    return siblings is not None and await siblings.has_response(request.scope, response_id)
+    peers: PeerServers | None = request.app.state.peers
+    return peers is not None and await peers.has_response(request.scope, response_id)
 
 
 @router.post("/v1/responses", openapi_extra=openapi_body(ResponsesBody))
@@ -49,7 +49,7 @@ async def responses(request: Request) -> Response:
     keeps = body.store and store.max_bytes > 0
     if body.background and not keeps:
         raise InputError("background needs a server that keeps responses (option response_store_bytes)", "background")
-    response_id = body.request_id or new_response_id(service.board.number)
+    response_id = body.request_id or new_response_id(service.counters.number)
     if body.request_id and (response_id in store or await is_kept_elsewhere(request, response_id)):
         raise InputError(f"request_id {response_id!r} is in use by a stored response", "request_id")
     elsewhere = await items_elsewhere(request, body)
@@ -58,7 +58,7 @@ async def responses(request: Request) -> Response:
     job, plan = await start_chat(
         request, chat, model, body.names, job_id=response_id, shorten=body.truncation == "auto"
     )
-    answer = Answer(job, plan, body.top_logprobs if body.wants_logprobs else None)
+    answer = AnswerStream(job, plan, body.top_logprobs if body.wants_logprobs else None)
     response = body.response(response_id, model, job.params.temperature, job.params.top_p)
     stored = Stored(response, items, before)
 
@@ -76,7 +76,7 @@ async def responses(request: Request) -> Response:
     )
     if body.background:
         store.open(stored)
-        stored.run = Run(job, writer, lambda: store.settle(stored))
+        stored.run = BackgroundRun(job, writer, lambda: store.settle(stored))
         if not body.stream:
             return JSONResponse(response)
         return EventStream(service.in_flight, 0, stored.run.follow, [], end=b"")
@@ -159,13 +159,13 @@ async def input_items(
 
 async def items_elsewhere(request: Request, body: CountBody) -> dict[str, Item]:
     """Items that the request refers to and that other front ends of this server keep."""
-    siblings: Siblings | None = request.app.state.siblings
-    if siblings is None or isinstance(body.input, str):
+    peers: PeerServers | None = request.app.state.peers
+    if peers is None or isinstance(body.input, str):
         return {}
     items = await look_into(request, lambda: with_ids(body.input))
     references = [str(item.get("id")) for item in items if item["type"] == "item_reference"]
     missing = [item_id for item_id in references if store_of(request).item(item_id) is None]
-    return await siblings.items(request.scope, missing) if missing else {}
+    return await peers.items(request.scope, missing) if missing else {}
 
 
 def read_input(body: CountBody, store: ResponseStore, elsewhere: Mapping[str, Item]) -> tuple[list[Item], Turn | None]:

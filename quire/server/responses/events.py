@@ -13,10 +13,10 @@ from typing import Any
 import orjson
 
 from quire.foundation.errors import ContextLengthError
-from quire.server.generate.answer import Answer, AnswerWriter
+from quire.server.generate.answer import AnswerStream, AnswerWriter
 from quire.server.http.errors import explain
 from quire.server.http.sse import event
-from quire.server.responses.items import Call, CallName, CustomCall, Event, Item, Message, Reasoning
+from quire.server.responses.items import CallName, CustomCall, Event, FunctionCall, Item, Message, ReasoningItem
 from quire.types import reply
 from quire.types.reply import CallArguments, CallEnd, CallStart, Content, Piece
 
@@ -29,7 +29,7 @@ class ResponseWriter(AnswerWriter):
 
     def __init__(
         self,
-        answer: Answer,
+        answer: AnswerStream,
         response: dict[str, Any],
         names: Mapping[str, CallName],
         *,
@@ -101,12 +101,12 @@ class ResponseWriter(AnswerWriter):
                     yield from self._replace(Message(len(self._items), self._drain))
                 yield from self._grow(text)
             case reply.Reasoning(text):
-                if not isinstance(self._open, Reasoning):
-                    yield from self._replace(Reasoning(len(self._items), sealed=self._seals))
+                if not isinstance(self._open, ReasoningItem):
+                    yield from self._replace(ReasoningItem(len(self._items), sealed=self._seals))
                 yield from self._grow(text)
             case CallStart(_, call_id, name):
                 known = self._names.get(name) or CallName(name)
-                kind = CustomCall if known.is_custom else Call
+                kind = CustomCall if known.is_custom else FunctionCall
                 yield from self._replace(kind(len(self._items), call_id, known))
             case CallArguments(_, text):
                 yield from self._grow(text)
@@ -116,7 +116,7 @@ class ResponseWriter(AnswerWriter):
     def _end(self) -> Iterator[Event]:
         answer = self._answer
         is_cut = answer.finish_reason == "length"
-        if not is_cut and not any(isinstance(item, Message | Call | CustomCall) for item in self._items):
+        if not is_cut and not any(isinstance(item, Message | FunctionCall | CustomCall) for item in self._items):
             yield from self._replace(Message(len(self._items), self._drain))
         yield from self._close("incomplete" if is_cut else "completed")
         self.reply |= {"output": self.output, "usage": usage_of(self._answer)}
@@ -141,7 +141,7 @@ class ResponseWriter(AnswerWriter):
         item, self._open = self._open, None
         if item is None:
             return ()
-        return item.close("incomplete" if isinstance(item, Call | CustomCall) and not is_called else status)
+        return item.close("incomplete" if isinstance(item, FunctionCall | CustomCall) and not is_called else status)
 
     def _drain(self) -> list[dict[str, Any]]:
         logprobs = self._answer.logprobs
@@ -164,7 +164,7 @@ class ResponseWriter(AnswerWriter):
         return message.before_delta + orjson.dumps(text) + b',"sequence_number":%d}\n\n' % number
 
 
-def usage_of(answer: Answer) -> dict[str, Any]:
+def usage_of(answer: AnswerStream) -> dict[str, Any]:
     """The tokens of a finished answer."""
     num_output = len(answer.token_ids)
     return {

@@ -100,7 +100,7 @@ class Message(Text):
         return {"logprobs": self._logprobs}
 
 
-class Reasoning(Text):
+class ReasoningItem(Text):
     kind = "reasoning_text"
 
     def __init__(self, index: int, *, sealed: bool) -> None:
@@ -127,7 +127,7 @@ class CallName:
         return {"name": self.name} if self.namespace is None else {"name": self.name, "namespace": self.namespace}
 
 
-class Call(Item):
+class FunctionCall(Item):
     def __init__(self, index: int, call_id: str, name: CallName) -> None:
         item = {"id": new_id("fc"), "type": "function_call", "call_id": call_id, **name.fields, "arguments": ""}
         super().__init__(index, item)

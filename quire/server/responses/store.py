@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from quire.server.http.errors import NotStoredError
-from quire.server.responses.background import Run
+from quire.server.responses.background import BackgroundRun
 
 Item = dict[str, Any]
 
@@ -52,7 +52,7 @@ class Stored:
     response: dict[str, Any]
     input: list[Item]
     before: Turn | None = None
-    run: Run | None = None  # if it is made in the background
+    run: BackgroundRun | None = None  # if it is made in the background
     turn: Turn = field(init=False)
 
     def __post_init__(self) -> None:

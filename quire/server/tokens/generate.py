@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from quire.foundation.errors import InputError
 from quire.foundation.shown import shown
 from quire.server.generate import generation
-from quire.server.generate.generation import Generation, Prompt
+from quire.server.generate.generation import Generation, PromptIds
 from quire.server.generate.logprobs import LogprobWriter, prompt_logprobs
 from quire.server.http.body import openapi_body, read_body
 from quire.server.http.sse import ChunkWriter, EventStream, JsonReply
@@ -33,7 +33,7 @@ async def generate(request: Request) -> Response:
         raise InputError("prompt_logprobs cannot be streamed; use stream=false", "sampling_params")
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
     params = asked.clone(output_kind=kind, detokenize=bool(asked.stop))
-    job = generation.start(request, body, model, [Prompt(body.token_ids)], params, "gen")
+    job = generation.start(request, body, model, [PromptIds(body.token_ids)], params, "gen")
     job.names = {"prompt": "token_ids"}
     if body.request_id is not None:
         job.id = body.request_id

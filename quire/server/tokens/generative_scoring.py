@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from quire.foundation.errors import ContextLengthError, InputError
 from quire.server.generate import generation
-from quire.server.generate.generation import Prompt
+from quire.server.generate.generation import PromptIds
 from quire.server.generate.params import field_names
 from quire.server.http.body import openapi_body, read_body
 from quire.server.http.limits import MAX_PROMPTS
@@ -60,7 +60,7 @@ async def generative_scoring(request: Request) -> Response:
     return JsonReply(service.in_flight, len(prompts), make, [])
 
 
-async def _prompts(service: Service, body: GenerativeScoringBody) -> list[Prompt]:
+async def _prompts(service: Service, body: GenerativeScoringBody) -> list[PromptIds]:
     """Query and item, or item and query, as token ids; special tokens stand in front of the first of the two."""
     if len(body.items) > MAX_PROMPTS:
         raise InputError(f"items may hold at most {MAX_PROMPTS}, got {len(body.items)}", "items")
@@ -72,7 +72,7 @@ async def _prompts(service: Service, body: GenerativeScoringBody) -> list[Prompt
         raise ContextLengthError.of(longest, 1, context)
     if (total := len(query) * len(items)) > MAX_QUERY_TOKENS:
         raise InputError(f"tokens of the query x items must be <= {MAX_QUERY_TOKENS}, got {total}", "items")
-    return [Prompt(item + query if body.item_first else query + item) for item in items]
+    return [PromptIds(item + query if body.item_first else query + item) for item in items]
 
 
 async def _ids(service: Service, given: Sequence[str | list[int]], add_special_tokens: bool) -> list[list[int]]:

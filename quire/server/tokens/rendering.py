@@ -21,7 +21,7 @@ from quire.frontend.templates.chat import continued_text
 from quire.frontend.tokenization.stops import stop_automaton
 from quire.server.generate import generation
 from quire.server.generate.chat_job import ChatJob
-from quire.server.generate.generation import Generation, Prompt
+from quire.server.generate.generation import Generation, PromptIds
 from quire.server.generate.protocol import ChatBody, CompletionBody, GenerationBody
 from quire.server.http.body import openapi_body, read_body
 from quire.server.openai.chat_reply import ChatReply
@@ -129,7 +129,7 @@ def _requests(job: Generation, body: GenerationBody) -> list[dict[str, Any]]:
     ]
 
 
-def _output(service: Service, prompt: Prompt, response: TokenResponse, params: SamplingParams) -> RequestOutput:
+def _output(service: Service, prompt: PromptIds, response: TokenResponse, params: SamplingParams) -> RequestOutput:
     """The output that the engine's tokens would have become. Raises InputError for what is no such response."""
     if len(response.choices) != params.n:
         raise InputError(

@@ -286,7 +286,7 @@ def schedule(
     sliding_window: int = 0,
     prefix: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
     cut: Shape | None = None,
-    wide: decode_prefix.Shape | None = None,
+    wide: decode_prefix.PrefixShape | None = None,
     drafted: tuple[int, torch.Tensor] | None = None,
 ) -> Schedule:
     """See `quire.kernels.attention.paged`; `cut` and `wide` are for measuring."""
@@ -325,7 +325,7 @@ def decode(
     sliding_window: int = 0,
     out: torch.Tensor | None = None,
     cut: Shape | None = None,
-    wide: decode_prefix.Shape | None = None,
+    wide: decode_prefix.PrefixShape | None = None,
 ) -> torch.Tensor:
     """See `quire.kernels.attention.paged`; `cut` and `wide` are for measuring."""
     num_queries, num_heads, dim = q.shape

@@ -107,7 +107,7 @@ def _prefix_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class PrefixShape:
     """How the kernel is cut for a head's width, as measured on an H200."""
 
     lines: int
@@ -123,13 +123,13 @@ def lines(group: int) -> int:
     return 64 if group <= 16 else 128
 
 
-def shape(head_dim: int, element_size: int, group: int) -> Shape:
+def shape(head_dim: int, element_size: int, group: int) -> PrefixShape:
     wide = lines(group)
     if element_size == 4:
-        return Shape(wide, 32, wide // 8, 1, 1, 8)
+        return PrefixShape(wide, 32, wide // 8, 1, 1, 8)
     if next_power_of_2(head_dim) > 128:
-        return Shape(wide, 32, wide // 16, 2, 1, 8)
-    return Shape(wide, 64, 4, 3, 2, 4) if wide == 64 else Shape(wide, 64, 8, 3, 1, 4)
+        return PrefixShape(wide, 32, wide // 16, 2, 1, 8)
+    return PrefixShape(wide, 64, 4, 3, 2, 4) if wide == 64 else PrefixShape(wide, 64, 8, 3, 1, 4)
 
 
 def programs(num_kv_heads: int, processors: int, per_processor: int) -> int:
@@ -154,7 +154,7 @@ def attend(
     partial: torch.Tensor,
     lse: torch.Tensor,
     programs: int,
-    cut: Shape,
+    cut: PrefixShape,
 ) -> None:
     """q [rows, heads, dim] over the shares of prefixes in `items` (see `decode_schedule.prefixes`).
 

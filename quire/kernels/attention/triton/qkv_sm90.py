@@ -19,7 +19,7 @@ from quire.kernels.gemm.triton.pipeline_sm90 import allocate, finish, follow, ha
 from quire.kernels.triton.launch import has_pdl
 
 if TYPE_CHECKING:
-    from quire.kernels.attention.rope import Place
+    from quire.kernels.attention.rope import QkvTarget
 
 _built: set[tuple[object, ...]] = set()  # what kernels were compiled for
 
@@ -167,7 +167,7 @@ def takes(head_dim: int, rotary_dim: int, block_size: int) -> bool:
     return head_dim in (64, 128) and rotary_dim == head_dim and block_size & (block_size - 1) == 0
 
 
-def compile_once(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, place: Place) -> None:
+def compile_once(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, place: QkvTarget) -> None:
     """All that any number of rows of such a model will need: nothing is compiled in mid-service."""
     model = (x.device, x.dtype, place.k_cache.dtype, place.k_cache.shape[2], place.num_heads, place.num_kv_heads,
              place.head_dim, bias is None, place.q_weight is None)  # fmt: skip
@@ -176,13 +176,13 @@ def compile_once(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
         _built.add(model)
 
 
-def qkv_rope_write(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, place: Place) -> torch.Tensor:
+def qkv_rope_write(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, place: QkvTarget) -> torch.Tensor:
     """See `quire.kernels.attention.qkv`, for what this module `takes`; x is normed."""
     return _launch(x, weight, bias, place)
 
 
 def _launch(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, place: Place, *, compile_only: bool = False
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, place: QkvTarget, *, compile_only: bool = False
 ) -> torch.Tensor:
     m, k = x.shape
     q = torch.empty((m, place.num_heads, place.head_dim), dtype=x.dtype, device=x.device)

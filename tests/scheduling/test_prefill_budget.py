@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.scheduling.prefill_budget import LEAST, LEAST_STEPS, LONGEST, MIN_TOKENS, SHORT, Pace
+from quire.scheduling.prefill_budget import LEAST, LEAST_STEPS, LONGEST, MIN_TOKENS, SHORT, PrefillBudget
 from quire.scheduling.scheduler import Scheduler
 from quire.types.kv import PromptCost
 from quire.types.result import StepResult
@@ -19,42 +19,42 @@ from tests.scheduling.simulator import groups, make_request
 DECODE, TOKEN = 0.005, 25e-6  # seconds of a decode step and of a prompt token
 
 
-def taught(decode: float = DECODE, token: float = TOKEN) -> Pace:
-    pace = Pace()
+def taught(decode: float = DECODE, token: float = TOKEN) -> PrefillBudget:
+    prefill_budget = PrefillBudget()
     rng = random.Random(0)
     for _ in range(20):
-        pace.observe(0, decode)
+        prefill_budget.observe(0, decode)
         count = rng.randint(1, 4000)
-        pace.observe(count, decode + token * count)
-    return pace
+        prefill_budget.observe(count, decode + token * count)
+    return prefill_budget
 
 
 def test_it_learns_what_a_decode_step_and_a_prompt_token_cost() -> None:
-    pace = taught()
-    assert pace.predict(0) == pytest.approx(DECODE)
-    assert pace.predict(1000) == pytest.approx(DECODE + 1000 * TOKEN)
+    prefill_budget = taught()
+    assert prefill_budget.predict(0) == pytest.approx(DECODE)
+    assert prefill_budget.predict(1000) == pytest.approx(DECODE + 1000 * TOKEN)
 
 
 def test_nothing_is_bounded_before_anything_is_known() -> None:
-    pace = Pace()
-    pace.observe(0, DECODE)
-    assert pace.allowance(0.0, 1) is None
+    prefill_budget = PrefillBudget()
+    prefill_budget.observe(0, DECODE)
+    assert prefill_budget.allowance(0.0, 1) is None
 
 
 def test_one_step_that_something_delayed_is_forgotten() -> None:
-    pace = taught()
-    usual = pace.allowance(10.0, 1)
-    pace.observe(8000, 5.0)
-    slow = pace.allowance(10.0, 1)
+    prefill_budget = taught()
+    usual = prefill_budget.allowance(10.0, 1)
+    prefill_budget.observe(8000, 5.0)
+    slow = prefill_budget.allowance(10.0, 1)
     for _ in range(32):
-        pace.observe(200, DECODE + 200 * TOKEN)
+        prefill_budget.observe(200, DECODE + 200 * TOKEN)
     assert usual is not None
     assert slow is not None
     assert slow < usual / 4
-    assert pace.allowance(10.0, 1) == pytest.approx(usual, rel=1e-3)
-    assert pace.token_seconds == pytest.approx(TOKEN)
-    pace.observe(0, 1.0)  # a decode step too
-    assert pace.decode_seconds == DECODE
+    assert prefill_budget.allowance(10.0, 1) == pytest.approx(usual, rel=1e-3)
+    assert prefill_budget.token_seconds == pytest.approx(TOKEN)
+    prefill_budget.observe(0, 1.0)  # a decode step too
+    assert prefill_budget.decode_seconds == DECODE
 
 
 @given(
@@ -63,8 +63,8 @@ def test_one_step_that_something_delayed_is_forgotten() -> None:
     waits=st.lists(st.floats(0, 1e4), min_size=2, max_size=2).map(sorted),
 )
 def test_a_step_keeps_its_time_and_prompts_that_wait_get_more(decode: float, token: float, waits: list[float]) -> None:
-    pace = taught(decode, token)
-    less, more = (pace.allowance(waited, 1) for waited in waits)
+    prefill_budget = taught(decode, token)
+    less, more = (prefill_budget.allowance(waited, 1) for waited in waits)
     assert less is not None
     assert more is not None
     assert MIN_TOKENS <= less <= more
@@ -74,18 +74,18 @@ def test_a_step_keeps_its_time_and_prompts_that_wait_get_more(decode: float, tok
 
 
 def test_steps_that_are_padded_anyway_are_filled_up() -> None:
-    pace = Pace([(0, 256), (16, 256), (16, 384), (16, 512), (64, 128), (64, 256)])
-    pace.observe(0, DECODE)
-    pace.observe(1000, DECODE + 1000 * TOKEN)  # LEAST_STEPS x DECODE is worth 300 tokens
-    assert pace.allowance(0.0, 3) == 384 - 16
-    assert pace.allowance(0.0, 16) == 384 - 16
-    assert pace.allowance(0.0, 17) == 300  # more than steps with so many rows hold
-    assert pace.allowance(0.0, 65) == 300
-    assert pace.allowance(10.0, 3) == 3800
-    pace = Pace([(64, 128), (64, 256), (64, 512)])
-    pace.observe(0, DECODE)
-    pace.observe(1000, DECODE + 1000 * TOKEN)
-    assert pace.allowance(0.0, 17) == 512 - 64
+    prefill_budget = PrefillBudget([(0, 256), (16, 256), (16, 384), (16, 512), (64, 128), (64, 256)])
+    prefill_budget.observe(0, DECODE)
+    prefill_budget.observe(1000, DECODE + 1000 * TOKEN)  # LEAST_STEPS x DECODE is worth 300 tokens
+    assert prefill_budget.allowance(0.0, 3) == 384 - 16
+    assert prefill_budget.allowance(0.0, 16) == 384 - 16
+    assert prefill_budget.allowance(0.0, 17) == 300  # more than steps with so many rows hold
+    assert prefill_budget.allowance(0.0, 65) == 300
+    assert prefill_budget.allowance(10.0, 3) == 3800
+    prefill_budget = PrefillBudget([(64, 128), (64, 256), (64, 512)])
+    prefill_budget.observe(0, DECODE)
+    prefill_budget.observe(1000, DECODE + 1000 * TOKEN)
+    assert prefill_budget.allowance(0.0, 17) == 512 - 64
 
 
 class Clocked:
@@ -122,7 +122,7 @@ class Clocked:
                 seconds += self.seen * attending * (self.context[seat] + tokens / 2)
             self.context[seat] += tokens
         self.now += seconds
-        self.scheduler.pace.observe(self.scheduler.planned_work, seconds)
+        self.scheduler.prefill_budget.observe(self.scheduler.planned_work, seconds)
         sampled = np.where(plan.samples, 7, -1).astype(np.int32)
         self.scheduler.settle(plan, StepResult(step=plan.step, tokens=sampled[:, None], counts=sampled))
         return count, seconds
@@ -169,17 +169,19 @@ def test_a_long_prompt_leaves_readers_their_pace_however_far_it_is(wave: int, wr
 
 
 def test_a_chunk_that_is_far_takes_a_whole_wave() -> None:
-    pace = Pace(cost=PromptCost(attention=1e-4, wave=512))
-    assert pace.work(512, 0) == 512
-    assert pace.work(100, 100_000) == pytest.approx(100 + 512 * 1e-4 * (100_050 - SHORT))
-    assert pace.tokens(3000, 0, is_first=True) == 3000
-    assert pace.tokens(3000, 100_000, is_first=True) == 512  # what is less takes nearly as long
-    assert pace.tokens(3000, 100_000, is_first=False) == 0  # but not at the end of somebody else's step
-    one, two = pace.work(512, 100_000), pace.work(1024, 100_000)
-    assert pace.tokens((one + two) / 2, 100_000, is_first=False) == 512
-    assert pace.tokens(two - 1, 100_000, is_first=True) == 512  # a second wave for some tokens is not worth it
-    assert pace.tokens(two, 100_000, is_first=True) == 1024
-    assert Pace(cost=PromptCost(attention=1e-4, window=4096)).work(100, 100_000) == 100
+    prefill_budget = PrefillBudget(cost=PromptCost(attention=1e-4, wave=512))
+    assert prefill_budget.work(512, 0) == 512
+    assert prefill_budget.work(100, 100_000) == pytest.approx(100 + 512 * 1e-4 * (100_050 - SHORT))
+    assert prefill_budget.tokens(3000, 0, is_first=True) == 3000
+    assert prefill_budget.tokens(3000, 100_000, is_first=True) == 512  # what is less takes nearly as long
+    assert prefill_budget.tokens(3000, 100_000, is_first=False) == 0  # but not at the end of somebody else's step
+    one, two = prefill_budget.work(512, 100_000), prefill_budget.work(1024, 100_000)
+    assert prefill_budget.tokens((one + two) / 2, 100_000, is_first=False) == 512
+    assert (
+        prefill_budget.tokens(two - 1, 100_000, is_first=True) == 512
+    )  # a second wave for some tokens is not worth it
+    assert prefill_budget.tokens(two, 100_000, is_first=True) == 1024
+    assert PrefillBudget(cost=PromptCost(attention=1e-4, window=4096)).work(100, 100_000) == 100
 
 
 def test_a_short_prompt_before_a_long_one_does_not_pay_for_it() -> None:
