@@ -8,6 +8,7 @@ WORKERS := $(shell $(PYTHON) -c "import os; print(min(len(os.sched_getaffinity(0
 LITELLM_VERSION := 1.106.2
 AGENTS := @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0
 .DELETE_ON_ERROR:
+unexport PYTHONDONTWRITEBYTECODE  # some hundred processes start below; each would compile all it imports
 .PHONY: demo test test-long test-gateways test-gpu bench-gpu bench-serve bench-cpu docs lint clean
 
 # A Python that already has a torch keeps it (system site packages): nothing may replace a CUDA build.
@@ -18,10 +19,11 @@ $(VENV)/.ready: pyproject.toml
 		test -x $(BIN)/python || $(PYTHON) -m venv --system-site-packages $(VENV); \
 	else \
 		test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); \
-		$(BIN)/python -c 'import torch' 2>/dev/null || { echo "installing $(TORCH)"; $(BIN)/python -m pip install -q --disable-pip-version-check "$(TORCH)"; }; \
+		$(BIN)/python -c 'import torch' 2>/dev/null || { echo "installing $(TORCH)"; $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile "$(TORCH)"; }; \
 	fi
 	@echo "installing Quire"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[server,test]'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -e '.[server,test]'
+	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true
 	@touch $@
 
 demo: $(VENV)/.ready
@@ -37,7 +39,7 @@ test: $(VENV)/.embedder
 
 # The whole of what `make test` samples.
 test-long: $(VENV)/.embedder
-	@QUIRE_TRACES=100000 $(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) --dist loadfile tests
+	@QUIRE_TRACES=100000 QUIRE_WHOLE_SWEEPS=1 $(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) --dist loadfile tests
 
 # LiteLLM's pins clash with everybody's: it gets an environment of its own (0.8 GB, a minute or two). So do the coding
 # agents (0.6 GB), where npm is.

@@ -22,7 +22,7 @@ import torch
 from benchmarks import results_file
 from benchmarks.workloads import MODELS
 from quire.attention.base import AttentionInputs, AttentionSpec
-from quire.attention.context import LayerCache, StepContext
+from quire.attention.context import GroupContext, LayerCache, StepContext
 from quire.attention.select import select
 from quire.config.hf_config import hf_config
 from quire.config.model_info import ModelInfo
@@ -70,7 +70,7 @@ def build(name: str) -> DecoderStack:
 
 def step(model: DecoderStack, rows: int, queries: int, context: int) -> Callable[[], torch.Tensor]:
     """One step of `rows` requests that bring `queries` tokens each on top of `context` tokens; logits of the last."""
-    spec = model.kv_spec(BLOCK_SIZE)
+    (spec,) = model.kv_groups(BLOCK_SIZE)
     blocks = -(-(context + queries) // BLOCK_SIZE)
     shape = (rows * blocks + 1, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
     caches = [LayerCache(*(torch.randn(shape).bfloat16() for _ in "kv")) for _ in range(spec.num_layers)]
@@ -114,7 +114,8 @@ def step(model: DecoderStack, rows: int, queries: int, context: int) -> Callable
     last = torch.tensor(starts[1:]) - 1
 
     def run() -> torch.Tensor:
-        ctx = StepContext(positions.int(), slots.int(), caches, backend, backend.plan(inputs))
+        group = GroupContext(slots.int(), backend, backend.plan(inputs))
+        ctx = StepContext(positions.int(), caches, [group])
         return model.logits(model(ids, ctx).index_select(0, last))
 
     return run

@@ -1,7 +1,10 @@
-"""T1 … T4 and T6 on one GPU, each model in processes of its own, written to benchmarks/results/.
+"""T1 … T4 and T6 on one GPU, or on several that share a model, written to benchmarks/results/; each model in
+processes of its own.
 
-    python -m benchmarks.gpu [--models qwen3-0.6b llama-3.1-8b] [--tests T1 T1b T2 T3 T4 T6] [--out FOLDER]
+    python -m benchmarks.gpu [--models qwen3-0.6b llama-3.1-8b] [--tests T1 T1b T2 T3 T4 T6] [--quantization fp8]
+                             [--options '{"tensor_parallel_size": 2}'] [--out FOLDER]
 
+A quantized model is a model of its own: "llama-3.1-8b+fp8", which --models takes too.
 The first process of a model starts with empty kernel caches: its first token is T6 "cold"; a second process gives
 T6 "warm". How each test is clocked is said in `gpu_child.py`.
 """
@@ -53,6 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["qwen3-0.6b", "llama-3.1-8b"])
     parser.add_argument("--tests", nargs="+", default=TESTS, choices=TESTS)
+    parser.add_argument("--quantization", help="of all models: see the option of that name")
     parser.add_argument("--out", type=Path, default=results_file.FOLDER)
     parser.add_argument("--options", default="{}", help="engine options as a JSON object")
     parser.add_argument("--timeout", type=float, default=240, help="seconds a process may take")
@@ -60,7 +64,8 @@ def main() -> None:
     rows: list[Row] = []
     settings: dict[str, object] = {"options": json.loads(args.options)}
     device = "gpu"
-    for model in args.models:
+    suffix = f"+{args.quantization}" if args.quantization else ""
+    for model in [f"{name}{suffix}" for name in args.models]:
         with tempfile.TemporaryDirectory() as cache:
             tests = [t for t in args.tests if t != "T6"]
             first = ["T6=cold"] if "T6" in args.tests else []

@@ -4,6 +4,7 @@ T1, T1b, T4 clock one `generate` call, requests handed over included, at tempera
 T2 is (a run of 256 tokens less a run of 1 token on other prompts) / 255, median of three.
 "steps=1,2,…" is the same for these batches with 64-token prompts and 128 or 48 tokens each, the better of two runs.
 T3 is the median of five calls (three for the large one). All requests ignore the end token.
+With the option tensor_parallel_size=N above 1 a row's case begins with "tp=N,", and floors are those of N GPUs.
 """
 
 from __future__ import annotations
@@ -27,17 +28,25 @@ class Bench:
         from quire import LLM
 
         self.model = model
+        self.ranks = int(options.get("tensor_parallel_size", 1))  # type: ignore[call-overload]
         folder = workloads.write_model_dir(model, Path(tempfile.mkdtemp()) / model)
+        self.flops = peers.MATMUL_FLOPS
+        if (quantization := workloads.quantization_of(model)) is not None:
+            options = {**options, "quantization": quantization}
+            self.flops *= 2  # of matrix units that take 8 bits
         self.llm = LLM(str(folder), load_format="dummy", skip_tokenizer_init=True, **options)
 
     def emit(self, test: str, case: str, metric: str, value: float, unit: str, floor: float | None = None) -> None:
+        if self.ranks > 1:  # ranks share bytes and operations
+            case = f"tp={self.ranks},{case}"
+            floor = floor and (floor / self.ranks if metric.endswith(("ms", "seconds")) else floor * self.ranks)
         row = Row(test, self.model, case, metric, round(value, 4), unit, floor and round(floor, 4))
         print("ROW " + json.dumps(row.__dict__), flush=True)
 
     def floor(self, requests: list[workloads.Request], shared: int = 0) -> float:
         """Seconds."""
         sizes = [(len(ids), out) for ids, out in requests]
-        return workloads.seconds_floor(self.model, sizes, peers.COPY_BYTES_PER_S, peers.MATMUL_FLOPS, shared)
+        return workloads.seconds_floor(self.model, sizes, peers.COPY_BYTES_PER_S, self.flops, shared)
 
     def emit_rate(self, test: str, case: str, requests: list[workloads.Request], seconds: float) -> None:
         tokens = sum(out for _, out in requests)
@@ -95,7 +104,7 @@ class Bench:
         for length, count, repeats in cases:
             times = [self.generate(workloads.t3(length, count, r), 0.0) for r in range(repeats)]
             seconds = statistics.median(times)
-            floor = workloads.prefill_flops(self.model, count, length) / peers.MATMUL_FLOPS
+            floor = workloads.prefill_flops(self.model, count, length) / self.flops
             case = f"{count}x{length}"
             self.emit("T3", case, "ttft_ms", seconds * 1e3, "ms", floor * 1e3)
             self.emit("T3", case, "prefill_tok_s", count * length / seconds, "tok/s", count * length / floor)

@@ -27,8 +27,10 @@ from quire.attention.base import prefix_tile_rows, prefix_tiles
 from quire.kernels.attention import paged as paged_attention
 from quire.kernels.attention import qkv, rope
 from quire.kernels.elementwise import activation, norm
+from quire.kernels.gemm import fp8_linear
 from quire.kernels.gemm.linear import linear
 from quire.kernels.gemm.triton.plan import plan
+from quire.quantization.fp8 import Fp8Channel
 
 DEVICE, DTYPE, BLOCK_SIZE = torch.device("cuda"), torch.bfloat16, 16
 PAST_L2 = 256 * 2**20  # bytes that a chain of calls must touch before it comes back to its first buffer
@@ -370,6 +372,26 @@ class Layer:
         linear(h, down, residual=self.residual)
 
 
+def bench_fp8(model: Model) -> Iterator[Line]:
+    """Each product of a layer with a weight of 8-bit floats and what is fused around it, beside a plain weight's."""
+    hidden, gain = model.hidden, (random(model.hidden), 1e-6)
+    shapes = [("qkv", hidden, model.qkv), ("o", model.heads * model.dim, hidden), ("gate_up", hidden, 2 * model.inner),
+              ("down", model.inner, hidden)]  # fmt: skip
+    for name, k, n in shapes:
+        plain = [random(n, k) for _ in range(copies(n * k, least=4, most=16))]
+        packed = [Fp8Channel().pack(weight) for weight in plain]
+        for m in (1, 4, 8, 16, 24, 32, 64, 128, 256, 1024, 8192):
+            x, y = random(m, k), random(m, n)
+            around: dict[str, Any] = {
+                "qkv": {"norm": gain}, "o": {"residual": y}, "gate_up": {"norm": gain, "gated": True},
+                "down": {"residual": y},
+            }[name]  # fmt: skip
+            us = microseconds([partial(fp8_linear.linear, x, w["weight"], w["weight_scale"], **around) for w in packed])
+            beside = microseconds([partial(linear, x, w, **around) for w in plain])
+            yield Line(f"fp8 {name}", model.name, f"{m}x{k}->{n}", us, n * k / us / 1e3, "GB/s", beside)
+        del plain, packed
+
+
 def bench_layer(model: Model) -> Iterator[Line]:
     shapes = [(model.qkv, model.hidden), (model.hidden, model.heads * model.dim), (2 * model.inner, model.hidden),
               (model.hidden, model.inner)]  # fmt: skip
@@ -389,7 +411,8 @@ def bench_layer(model: Model) -> Iterator[Line]:
 
 
 BENCHES = {"small": bench_small, "decode": bench_decode, "prefill": bench_prefill, "linear": bench_linear,
-           "batch": bench_batch, "wide": bench_wide, "qkv": bench_qkv, "layer": bench_layer}  # fmt: skip
+           "batch": bench_batch, "wide": bench_wide, "qkv": bench_qkv, "layer": bench_layer,
+           "fp8": bench_fp8}  # fmt: skip
 
 
 def show(line: Line) -> None:

@@ -38,11 +38,11 @@ def write_checkpoint(model: str, folder: Path) -> int:
     """Returns the bytes written."""
     workloads.write_model_dir(model, folder)
     meta = catalog.build(read_model_info(folder, {}), torch.bfloat16, torch.device("meta"), 1024)
-    shapes = weights.parameter_targets(meta)
+    targets = weights.parameter_targets(meta)
     shards: list[dict[str, torch.Tensor]] = [{}]
     filled = total = 0
-    for name, shape in shapes.items():
-        tensor = torch.zeros(shape.shape, dtype=torch.bfloat16)
+    for target in targets:
+        name, tensor = target.source, torch.zeros(target.shape, dtype=torch.bfloat16)
         size = tensor.numel() * tensor.element_size()
         if filled + size > SHARD_BYTES and shards[-1]:
             shards.append({})

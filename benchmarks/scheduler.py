@@ -1,6 +1,8 @@
 """What planning costs: microseconds of `plan` and of `settle` a step, without any model.
 
-    python -m benchmarks.scheduler [--rows 1024] [--steps 400] [--depth 2]
+    python -m benchmarks.scheduler [--rows 1024] [--steps 400] [--depth 2] [--window 1024]
+
+window: five of six layers see so many tokens, and so there are two groups of layers.
 
 steady: all rows decode, nobody comes or goes (a block boundary every `block_size` tokens, spread over the rows).
 churn: like it, but outputs are short, so that requests end and new ones are admitted nearly every step.
@@ -32,14 +34,17 @@ from quire.types.sampling import RequestOutputKind, SamplingParams
 Make = Callable[[int], EngineRequest]
 
 
-def make_scheduler(rows: int, drafting: Drafting | None = None) -> Scheduler:
+def make_scheduler(rows: int, window: int, drafting: Drafting | None = None) -> Scheduler:
+    groups = [KVGroupSpec("full", 16, 28, 8, 128, 2)]
+    if window:
+        groups = [KVGroupSpec("full", 80, 6, 8, 128, 2), KVGroupSpec("window", 16, 30, 8, 128, 2, window=window)]
     return Scheduler(
         drafting=drafting,
         max_num_seqs=rows,
         max_num_batched_tokens=8192,
         max_model_len=8192,
         num_blocks=65_536,
-        groups=[KVGroupSpec("full", 16, 28, 8, 128, 2)],
+        groups=groups,
     )
 
 
@@ -108,6 +113,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--depth", type=int, default=2)
+    parser.add_argument("--window", type=int, default=0, help="0: all layers see everything")
     options = parser.parse_args()
     rng = random.Random(0)
     prompts = [[rng.randrange(2, 1000) for _ in range(rng.randint(16, 240))] for _ in range(options.rows)]
@@ -127,12 +133,12 @@ def main() -> None:
         ("drafts", endless(RequestOutputKind.DELTA), Drafting(4, options.rows, options.rows)),
         ("verify", endless(RequestOutputKind.DELTA), Drafting(4, options.rows, options.rows, always=True)),
     ):
-        scheduler = make_scheduler(options.rows, drafting)
+        scheduler = make_scheduler(options.rows, options.window, drafting)
         gc.collect()
         gc.freeze()  # as the engine core does once it is up: the pool's blocks are no garbage
         report(name, *drive(scheduler, options.rows, options.steps, options.depth, make))
 
-    scheduler = make_scheduler(options.rows)
+    scheduler = make_scheduler(options.rows, options.window)
     shared = [rng.randrange(2, 1000) for _ in range(4096)]
     count = min(256, options.rows)
     for i in range(count):

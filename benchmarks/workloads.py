@@ -127,15 +127,24 @@ MODELS["tiny-qwen3"] = {
 }
 
 
+def config_of(model: str) -> dict[str, Any]:
+    """Of a model's name, which may say how it is quantized: "llama-3.1-8b+fp8"."""
+    return MODELS[model.partition("+")[0]]
+
+
+def quantization_of(model: str) -> str | None:
+    return model.partition("+")[2] or None
+
+
 def write_model_dir(model: str, path: Path, *, tokenizer: bool = False) -> Path:
     """A folder with nothing but config.json: enough for `load_format="dummy"` and token-id prompts.
 
     tokenizer: also one in which every id of the model has a text, so that answers can be text.
     """
     path.mkdir(parents=True, exist_ok=True)
-    (path / "config.json").write_text(json.dumps(MODELS[model], indent=1))
+    (path / "config.json").write_text(json.dumps(config_of(model), indent=1))
     if tokenizer:
-        made = _made_up_tokenizer(MODELS[model]["vocab_size"])
+        made = _made_up_tokenizer(config_of(model)["vocab_size"])
         (path / "tokenizer.json").write_text(json.dumps(made, ensure_ascii=False), encoding="utf-8")
         (path / "tokenizer_config.json").write_text("{}")
     return path
@@ -236,16 +245,17 @@ def _lognormal(rng: random.Random, mean: float, low: int, high: int, sigma: floa
 
 def decode_bytes(model: str, batch: int, context: int) -> tuple[int, int]:
     """(weight bytes, KV bytes) one decode step must read: every weight once, the head but not the embedding."""
-    c = MODELS[model]
+    c = config_of(model)
     hidden, dim, layers = c["hidden_size"], c["head_dim"], c["num_hidden_layers"]
     q, kv = c["num_attention_heads"] * dim, c["num_key_value_heads"] * dim
     layer = 2 * hidden * q + 2 * hidden * kv + 3 * hidden * c["intermediate_size"]
-    return 2 * (layers * layer + c["vocab_size"] * hidden), batch * context * 4 * kv * layers
+    weight = 1 if quantization_of(model) == "fp8" else 2
+    return weight * layers * layer + 2 * c["vocab_size"] * hidden, batch * context * 4 * kv * layers
 
 
 def prefill_flops(model: str, count: int, length: int) -> float:
     """Matrix and causal-attention operations of `count` prompts; the head once a prompt."""
-    c = MODELS[model]
+    c = config_of(model)
     hidden, dim, layers = c["hidden_size"], c["head_dim"], c["num_hidden_layers"]
     q, kv = c["num_attention_heads"] * dim, c["num_key_value_heads"] * dim
     layer = 2 * hidden * q + 2 * hidden * kv + 3 * hidden * c["intermediate_size"]
@@ -261,8 +271,9 @@ def seconds_floor(
     Prompts at the matrix rate; then each step at the memory's rate (weights once, every row's KV) or the matrix rate,
     whichever takes longer. shared: leading tokens that all prompts have in common: computed once, read once a step.
     """
-    c = MODELS[model]
+    c = config_of(model)
     weights, kv_token = decode_bytes(model, 1, 1)
+    plain, _ = decode_bytes(model.partition("+")[0], 1, 1)
     q = c["num_attention_heads"] * c["head_dim"] * c["num_hidden_layers"]
     own, outputs = np.array([prompt - shared for prompt, _ in requests]), np.array([output for _, output in requests])
     operations = sum(prefill_flops(model, 1, int(n)) + 4 * q * int(n) * shared for n in own)
@@ -272,6 +283,6 @@ def seconds_floor(
         going = outputs > step
         rows, contexts = int(going.sum()), int((own[going] + step).sum())
         moved = weights + kv_token * (contexts + shared)
-        operations = weights * rows + 4 * q * (contexts + rows * shared)  # a weight has two bytes and two operations
+        operations = plain * rows + 4 * q * (contexts + rows * shared)  # a plain weight: two bytes, two operations
         seconds += max(moved / bytes_per_s, operations / flops_per_s)
     return float(seconds)

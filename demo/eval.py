@@ -1,6 +1,6 @@
 """Score a demo model on held-out prompts, skill by skill, with greedy decoding.
 
-python -m demo.eval --model quire/demo_model --engine quire
+python -m demo.eval --model quire/demo_model --engine quire [--quantization fp8]
 """
 
 from __future__ import annotations
@@ -96,11 +96,11 @@ def transformers_generate(folder: Path, device: str, batch_size: int = 256) -> G
     return generate
 
 
-def quire_generate(folder: Path) -> Generate:
+def quire_generate(folder: Path, quantization: str | None = None) -> Generate:
     """The same through Quire."""
     from quire import LLM, SamplingParams
 
-    llm = LLM(model=str(folder))
+    llm = LLM(model=str(folder), quantization=quantization)
 
     def generate(prompts: list[list[int]]) -> list[list[int]]:
         params = SamplingParams(temperature=0, max_tokens=MAX_NEW_TOKENS)
@@ -118,12 +118,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--skills", nargs="+", choices=tuple(corpus.SKILLS), default=list(corpus.SKILLS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu", help="for transformers: cpu or cuda")
+    parser.add_argument("--quantization", help="for quire: see the option of that name")
     parser.add_argument("--show", type=int, default=0, help="print this many failures per skill")
     parser.add_argument("--json", type=Path, help="also write scores and failures to this file")
     options = parser.parse_args(arguments)
 
     quire = options.engine == "quire"
-    generate = quire_generate(options.model) if quire else transformers_generate(options.model, options.device)
+    if quire:
+        generate = quire_generate(options.model, options.quantization)
+    else:
+        generate = transformers_generate(options.model, options.device)
     tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
     began = time.monotonic()
     scores = evaluate(generate, tokenizer, options.per_skill, options.seed, options.skills)

@@ -222,7 +222,7 @@ class LLM(PoolingAPI):
             ]
             try:
                 for request in itertools.chain.from_iterable(requests.values()):
-                    self._client.add(request)
+                    self.llm_engine.submit(request)
                 self._finish_all(request_states, progress, interrupted)
             except BaseException:
                 self._abort(request_states)

@@ -25,6 +25,7 @@ class AttentionSpec:
     max_seq_len: int
     drafted: tuple[int, int] = (0, 1)  # decode rows of the largest step with several queries a row, and how many
     sliding_window: int | None = None  # counts the current token
+    planes: int = 1  # of which a cache is every so many'th block
 
 
 def prefix_tile_rows(group: int) -> int:
@@ -84,7 +85,10 @@ class AttentionInputs:
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """KV of one layer, paged: [num_blocks, kv_heads, block_size, head_dim] each."""
+    """KV of one layer, paged: [num_blocks, kv_heads, block_size, head_dim] each, of the same strides.
+
+    A block is contiguous. The next one follows it, or lies `AttentionSpec.planes` blocks further.
+    """
 
     k: torch.Tensor
     v: torch.Tensor

@@ -9,16 +9,23 @@ import torch
 
 from quire.attention.base import AttentionBackend, AttentionInputs, LayerCache, PromptAttention
 
-__all__ = ["AttentionInputs", "EncoderContext", "LayerCache", "StepContext"]
+__all__ = ["AttentionInputs", "EncoderContext", "GroupContext", "LayerCache", "StepContext"]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupContext:
+    """For layers that keep the same kind of thing, and so share a block table."""
+
+    slots: torch.Tensor  # int32 [tokens]: block * block_size + offset where the token's KV goes
+    backend: AttentionBackend
+    plan: Any  # what `backend.plan` returned for this step
 
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
     positions: torch.Tensor  # int32 [tokens]
-    slots: torch.Tensor  # int32 [tokens]: block * block_size + offset where the token's KV goes
     caches: list[LayerCache]  # one a layer
-    backend: AttentionBackend
-    plan: Any  # what `backend.plan` returned for this step
+    groups: list[GroupContext]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,11 @@ QUERY_STEP, TOKEN_STEP = 32, 128
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """The blocks of some rows as rows of a cache seen as [num_blocks * kv_heads, block_size * head_dim]."""
+    """The blocks of some rows as lines of a cache seen as [lines, block_size * head_dim], a head's block each."""
 
     index: torch.Tensor  # int64 [rows * kv_heads * blocks]
     rows: int
-    start: int  # first token gathered
+    start: int  # first token gathered, of all rows or, for decode rows, 0: each counts from its own first
     num_tokens: int  # of each row, whole blocks
 
     def slice(self, seen: range) -> slice:
@@ -36,9 +36,11 @@ class Gather:
 
     def __call__(self, cache: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
         """→ [rows, kv_heads, num_tokens, head_dim], in scratch memory."""
-        _, kv_heads, block_size, head_dim = cache.shape
-        piece = scratch[: len(self.index) * block_size * head_dim].view(len(self.index), block_size * head_dim)
-        torch.index_select(cache.view(-1, block_size * head_dim), 0, self.index, out=piece)
+        blocks, kv_heads, block_size, head_dim = cache.shape
+        width = block_size * head_dim
+        lines = (blocks - 1) * cache.stride(0) // width + kv_heads
+        piece = scratch[: len(self.index) * width].view(len(self.index), width)
+        torch.index_select(cache.as_strided((lines, width), (width, 1)), 0, self.index, out=piece)
         return piece.view(self.rows, kv_heads, self.num_tokens, head_dim)
 
 
@@ -111,10 +113,13 @@ class TorchCPUAttention:
         if starts is None or lengths is None:
             raise ValueError("a step on a CPU must come with host copies of its rows")
         plan: CPUPlan = []
-        for rows in self._alike(lengths[: inputs.num_decodes]):
-            ends = [lengths[row] for row in rows]
-            gather = self._gather(inputs, rows, range(min(map(self._first_seen, ends)), max(ends)))
-            plan.append((gather, [self._decodes(rows, ends, inputs.num_decodes, gather)]))
+        size = self._spec.block_size
+        # Each row's tokens count from the first block that it sees any of.
+        firsts = [self._first_seen(length) // size for length in lengths[: inputs.num_decodes]]
+        ends = [length - first * size for length, first in zip(lengths, firsts, strict=False)]
+        for rows in self._alike(ends):
+            gather = self._gather_decodes(inputs, rows, firsts, max(ends[row] for row in rows))
+            plan.append((gather, [self._decodes(rows, [ends[row] for row in rows], inputs.num_decodes, gather)]))
         for row in range(inputs.num_decodes, inputs.num_rows):
             before = lengths[row] - (starts[row + 1] - starts[row])
             seen = range(self._first_seen(before + 1), _round_up(lengths[row], TOKEN_STEP))
@@ -157,6 +162,18 @@ class TorchCPUAttention:
                 limit = tokens * MAX_PADDING + PADDING_TOKENS
         return [sorted(group) for group in groups]
 
+    def _gather_decodes(self, inputs: AttentionInputs, rows: list[int], firsts: list[int], end: int) -> Gather:
+        """Up to token `end` of each row, counted from block `firsts[row]`, all 0 without a window. With one, nothing is
+        read that the row does not hold, such as blocks that it has given back."""
+        if not self._spec.sliding_window:
+            return self._gather(inputs, rows, range(end))
+        assert inputs.seq_lens_host is not None
+        size, seats = self._spec.block_size, inputs.seats[rows].long()
+        lasts = torch.tensor([(inputs.seq_lens_host[row] - 1) // size for row in rows])
+        blocks = torch.tensor([firsts[row] for row in rows])[:, None] + torch.arange(-(-end // size))
+        table = inputs.block_table[seats[:, None], blocks.minimum(lasts[:, None])].long()
+        return self._gathered(table, 0)
+
     def _gather(self, inputs: AttentionInputs, rows: list[int], seen: range) -> Gather:
         """seen: the tokens that any query of the rows sees; what lies beyond a row's end is read, and masked."""
         size = self._spec.block_size
@@ -164,8 +181,13 @@ class TorchCPUAttention:
         table = inputs.block_table[inputs.seats[rows].long(), first:end].long()
         if table.shape[1] < end - first:  # past the table's end: the null block
             table = torch.nn.functional.pad(table, (0, end - first - table.shape[1]))
-        index = table[:, None, :] * self._spec.num_kv_heads + self._kv_heads[:, None]
-        return Gather(index.flatten(), len(rows), first * size, (end - first) * size)
+        return self._gathered(table, first * size)
+
+    def _gathered(self, table: torch.Tensor, start: int) -> Gather:
+        spec = self._spec
+        index = table[:, None, :] * (spec.num_kv_heads * spec.planes) + self._kv_heads[:, None]
+        rows, blocks = table.shape
+        return Gather(index.flatten(), rows, start, blocks * spec.block_size)
 
     def _first_seen(self, length: int) -> int:
         """The first token that the last of `length` tokens sees."""

@@ -2,7 +2,7 @@
 
 `architectures`: the names it serves. `defaults`: the keys of config.json that it reads, with what they are if the file
 does not say (transformers' own defaults). `fixed`: keys that would change the maths, with the values under which the
-family's layers are right.
+family's layers are right. `shared`: keys that count what ranks share out; a family without is for one rank.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Family:
     architectures: tuple[str, ...]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    shared: tuple[str, ...] = ()
     is_own: bool = False  # a user's: which keys it reads is not known
 
 
@@ -70,7 +71,7 @@ def family_of(architecture: str) -> Family:
 
 
 def _declared(source: str) -> dict[str, Any]:
-    wanted = {"architectures", "defaults", "fixed"}
+    wanted = {"architectures", "defaults", "fixed", "shared"}
     return {
         node.targets[0].id: ast.literal_eval(node.value)
         for node in ast.parse(source).body

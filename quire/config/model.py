@@ -32,6 +32,8 @@ class ModelConfig(Options):
     """Where downloads are kept (the hub's own cache if not given)."""
     dtype: DType = "auto"
     """Number type of weights and activations. auto: the checkpoint's; float32 checkpoints run in bfloat16 on a GPU."""
+    quantization: str | None = None
+    """How weights are kept in fewer bits. fp8: 8-bit floats, made while a plain checkpoint loads. None: as they are."""
     seed: int = 0
     """Seed of everything drawn at random for requests without a seed of their own and for dummy weights."""
     max_model_len: int | None = None

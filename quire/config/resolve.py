@@ -14,6 +14,8 @@ from quire.config.logits_processors import processor_classes
 from quire.config.model import ModelConfig
 from quire.config.model_info import DTYPE_ALIASES, ModelInfo, check_architecture, read_model_info
 from quire.config.pooler import PoolerConfig, resolve_pooler
+from quire.config.quantization import check_quantization
+from quire.config.ranks import check_ranks
 from quire.config.speculative import SpeculativeConfig
 from quire.foundation.errors import ConfigError
 
@@ -48,10 +50,13 @@ def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
     """
     notes: list[str] = []
     _check(config)
+    if config.model.quantization is not None:
+        check_quantization(config.model.quantization)
     info = read_model_info(locate_model(config.model), config.model.hf_overrides, config.model.generation_config)
     if info.unknown_keys:
         notes.append(f"config.json has keys that mean nothing to {info.architecture}: {', '.join(info.unknown_keys)}")
     device = _device(config.runtime.device, notes)
+    check_ranks(config.runtime.tensor_parallel_size, info, device)
     pooler = resolve_pooler(config.model, info)
     if config.model.logits_processors:
         if pooler is not None:
@@ -60,6 +65,12 @@ def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
     speculative = SpeculativeConfig.read(config.schedule.speculative_config)
     if speculative is not None and pooler is not None:
         raise ConfigError("speculative_config is for models that generate, and this one pools", "speculative_config")
+    if speculative is not None and config.runtime.tensor_parallel_size > 1:
+        raise ConfigError(
+            f"speculative_config: ranks do not draft; tensor_parallel_size must be 1, got "
+            f"{config.runtime.tensor_parallel_size}",
+            "speculative_config",
+        )
     dtype = _dtype(config.model.dtype, info.dtype, device, pooler is not None, notes)
     big = device == "cuda" and _gpu_bytes() >= BIG_GPU_BYTES
     seqs = config.schedule.max_num_seqs or (64 if device == "cpu" else 1024 if big else 256)
@@ -82,9 +93,7 @@ def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
         raise ConfigError(
             f"max_model_len={longest} is more than the model's {info.max_position} positions", "max_model_len"
         )
-    executor = (
-        "uni" if config.runtime.distributed_executor_backend == "auto" else config.runtime.distributed_executor_backend
-    )
+    executor = _executor(config.runtime.distributed_executor_backend, config.runtime.tensor_parallel_size)
     overlap = config.schedule.async_scheduling
     if overlap is None:
         overlap = device == "cuda" or executor == "mp"
@@ -184,14 +193,23 @@ def _check(config: EngineConfig) -> None:
         value = getattr(section, name)
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be >= 1, got {value}", name)
+    if config.runtime.max_engine_restarts < 0:
+        raise ConfigError(
+            f"max_engine_restarts must be >= 0, got {config.runtime.max_engine_restarts}", "max_engine_restarts"
+        )
     seconds = config.schedule.max_queue_seconds
     if seconds is not None and not 0 <= seconds < math.inf:
         raise ConfigError(f"max_queue_seconds must be >= 0 and finite, got {seconds}", "max_queue_seconds")
-    if config.runtime.tensor_parallel_size != 1:
+
+
+def _executor(wanted: str, ranks: int) -> str:
+    if wanted == "uni" and ranks > 1:
         raise ConfigError(
-            f"tensor_parallel_size must be 1 in this version, got {config.runtime.tensor_parallel_size}",
-            "tensor_parallel_size",
+            f"distributed_executor_backend=uni has one worker, and tensor_parallel_size={ranks} needs a process each: "
+            "use mp",
+            "distributed_executor_backend",
         )
+    return ("mp" if ranks > 1 else "uni") if wanted == "auto" else wanted
 
 
 def _device(wanted: str, notes: list[str]) -> str:

@@ -14,9 +14,9 @@ class RuntimeConfig(Options):
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """Where the model runs; auto: a GPU if there is one."""
     tensor_parallel_size: int = 1
-    """GPUs one model is spread over (1 in this version)."""
+    """Ranks that share every layer of the model: as many GPUs, or processes on a CPU."""
     distributed_executor_backend: Literal["auto", "uni", "mp"] = "auto"
-    """uni: the worker shares the engine's process; mp: a process of its own. auto: uni for one device."""
+    """uni: the worker shares the engine's process; mp: a process of its own, one a rank. auto: uni for one rank."""
     attention_backend: str = "auto"
     """Attention implementation by name; auto: the first in the platform's order that supports the model."""
     enforce_eager: bool = False
@@ -25,6 +25,9 @@ class RuntimeConfig(Options):
     """Batch sizes to capture. None given: 1, 2, 4, 8 and on in growing steps up to max_num_seqs (at most 512)."""
     num_threads: int | None = None
     """CPU threads of the worker; None: the physical cores this process may use, one for a very small model."""
+    max_engine_restarts: int = 5
+    """An engine that dies in a process of its own is started again, and its requests go on; but not after so many times
+    in a row in which nobody got a token. 0: never."""
     debug: bool = False
     """Check the scheduler's seats and blocks after every step (slow)."""
 

@@ -34,6 +34,9 @@ class EngineOptions(TypedDict, total=False):
     dtype: Literal["auto", "bfloat16", "float16", "float32", "half", "float", "bf16", "fp16", "fp32"]
     """Number type of weights and activations. auto: the checkpoint's; float32 checkpoints run in bfloat16 on a
     GPU."""
+    quantization: str | None
+    """How weights are kept in fewer bits. fp8: 8-bit floats, made while a plain checkpoint loads. None: as they
+    are."""
     seed: int
     """Seed of everything drawn at random for requests without a seed of their own and for dummy weights."""
     max_model_len: int | None
@@ -113,9 +116,9 @@ class EngineOptions(TypedDict, total=False):
     device: Literal["auto", "cuda", "cpu"]
     """Where the model runs; auto: a GPU if there is one."""
     tensor_parallel_size: int
-    """GPUs one model is spread over (1 in this version)."""
+    """Ranks that share every layer of the model: as many GPUs, or processes on a CPU."""
     distributed_executor_backend: Literal["auto", "uni", "mp"]
-    """uni: the worker shares the engine's process; mp: a process of its own. auto: uni for one device."""
+    """uni: the worker shares the engine's process; mp: a process of its own, one a rank. auto: uni for one rank."""
     attention_backend: str
     """Attention implementation by name; auto: the first in the platform's order that supports the model."""
     enforce_eager: bool
@@ -124,6 +127,9 @@ class EngineOptions(TypedDict, total=False):
     """Batch sizes to capture. None given: 1, 2, 4, 8 and on in growing steps up to max_num_seqs (at most 512)."""
     num_threads: int | None
     """CPU threads of the worker; None: the physical cores this process may use, one for a very small model."""
+    max_engine_restarts: int
+    """An engine that dies in a process of its own is started again, and its requests go on; but not after so many
+    times in a row in which nobody got a token. 0: never."""
     debug: bool
     """Check the scheduler's seats and blocks after every step (slow)."""
     disable_log_stats: bool
@@ -151,6 +157,7 @@ class OptionFields:
     hf_token: str | None = None
     download_dir: str | None = None
     dtype: Literal["auto", "bfloat16", "float16", "float32", "half", "float", "bf16", "fp16", "fp32"] = "auto"
+    quantization: str | None = None
     seed: int = 0
     max_model_len: int | None = None
     max_logprobs: int = 20
@@ -192,6 +199,7 @@ class OptionFields:
     enforce_eager: bool = False
     cuda_graph_sizes: list[int] = field(default_factory=list)
     num_threads: int | None = None
+    max_engine_restarts: int = 5
     debug: bool = False
     disable_log_stats: bool = False
     enable_log_requests: bool = False

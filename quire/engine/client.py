@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from quire.engine.in_process import InProcessClient
+from quire.engine.lives import Death
 from quire.engine.messages import EngineInfo
 from quire.engine.remote import JoinedClient, ProcessClient
 from quire.types.output import ABORTED, EngineOutputs
@@ -19,11 +20,34 @@ T = TypeVar("T")
 
 class EngineClient(Protocol):
     info: EngineInfo
+    restart_seconds: float
+    """That it will probably take; 0: nobody knows."""
     last_heard: float
     """time.monotonic() of the latest message. With requests unfinished, or a ping, and an old one, the engine hangs."""
 
-    def add(self, request: EngineRequest) -> None:
-        """Queue a request. One that can never run comes back as an output with finish_reason 'error'."""
+    @property
+    def death(self) -> Death | None:
+        """How the engine ended; None while it lives."""
+        ...
+
+    @property
+    def can_restart(self) -> bool:
+        """Whether another engine may take the place of this one."""
+        ...
+
+    def add(self, request: EngineRequest, *, again: bool = False, suspect: bool = False) -> None:
+        """Queue a request. One that can never run comes back as an output with finish_reason 'error'.
+
+        again: an engine that died had it; it is not refused for want of room. suspect: several died with it; such
+        requests are let in one by one.
+        """
+        ...
+
+    def restart(self) -> None:
+        """Wait for another engine in the place of the dead one, of whose requests it knows nothing.
+
+        For one thread, when all outputs of the dead one have been read. Raises EngineDeadError if there will be none.
+        """
         ...
 
     def abort(self, request_ids: Sequence[str], reason: str = ABORTED) -> None:

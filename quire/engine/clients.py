@@ -30,7 +30,9 @@ from quire.engine.messages import (
     Ready,
     StartCore,
     StopCore,
+    Suspects,
     ToCore,
+    Trial,
     UtilityCall,
     UtilityReply,
 )
@@ -163,7 +165,9 @@ class Clients:
                     self._send(client, UtilityReply(number, value, failure))
                 case Ready():
                     self._send(PARENT, message)
-                case Failure():
+                case Trial(request_id):
+                    self._send(self._owners.get(request_id, PARENT), message)
+                case Suspects() | Failure():
                     for link in self._links.values():
                         link.send(message)
 
@@ -192,12 +196,11 @@ class Clients:
                 self._owners.pop(output.request_id, None)
 
     def _add_stats(self, shares: dict[int, EngineOutputs], stats: EngineStats) -> None:
-        """All of them hear of all; only the first of those who joined hears of the steps, which must count once."""
-        for client in self._links:
-            if client != PARENT:
-                share = shares.get(client, EngineOutputs())
-                shares[client] = msgspec.structs.replace(share, stats=stats)
-                stats = msgspec.structs.replace(stats, step_tokens=[])
+        """All of them hear of all; only the first, before the parent, hears of the steps, which must count once."""
+        for client in sorted(self._links, key=lambda client: client == PARENT):
+            share = shares.get(client, EngineOutputs())
+            shares[client] = msgspec.structs.replace(share, stats=stats)
+            stats = msgspec.structs.replace(stats, step_tokens=[])
 
 
 class Shares:

@@ -23,10 +23,13 @@ from quire.engine.messages import (
     FromCore,
     News,
     StopCore,
+    Suspects,
     ToCore,
+    Trial,
     UtilityCall,
     UtilityReply,
 )
+from quire.engine.totals import Totals
 from quire.executor.base import Executor, StepFuture, failed_step
 from quire.foundation.child import Failure
 from quire.foundation.errors import EngineDeadError, InputError, QuireError
@@ -55,6 +58,7 @@ MARGIN_SHARE = 0.1  # … and of the time that the steps in flight take
 LONGEST_HOLD = 0.1  # seconds
 # Statistics travel with the outputs this often: they are the heartbeat of a busy engine, and what its door goes by.
 STATS_SECONDS = 0.2
+WORD_SECONDS = 0.005  # for a message to leave this process, which may not live long
 _log = get_logger(__name__)
 
 
@@ -71,6 +75,10 @@ class Inbox(Protocol):
         ...
 
 
+class StepError(EngineDeadError):
+    """A step failed as a whole, and so does the engine: what the device holds cannot be trusted any more."""
+
+
 class SubmittedStep(NamedTuple):
     plan: StepPlan
     future: StepFuture
@@ -82,7 +90,14 @@ class SubmittedStep(NamedTuple):
 class EngineCore:
     """Owns the scheduler and drives the executor. Everything here runs in the one thread that calls `turn`."""
 
-    def __init__(self, resolved: Resolved, executor: Executor, clock: PhaseClock | None = None) -> None:
+    def __init__(
+        self,
+        resolved: Resolved,
+        executor: Executor,
+        clock: PhaseClock | None = None,
+        before: EngineStats | None = None,
+    ) -> None:
+        """before: the last report of the engine whose place this one takes; what it counted is counted on."""
         self.resolved = resolved
         self.stopped = False
         self._executor = executor
@@ -96,6 +111,11 @@ class EngineCore:
         self._num_new = 0  # requests added since the last plan
         self._draining: list[int] = []  # calls that are answered when all work is done
         self._failure: EngineDeadError | None = None
+        self._suspects = Suspects([], was_killed=False)  # of the failure
+        self._waiting_for_trial: dict[str, EngineRequest] = {}
+        self._on_trial: str | None = None
+        self._trial_is_fresh = False  # nothing has been computed since it was told
+        self._before = Totals(before)
         self._can_prepare = False
         self._clock = clock or PhaseClock()
         self._logs_requests = resolved.config.observe.enable_log_requests
@@ -109,6 +129,7 @@ class EngineCore:
             "ping": self._ping,
             "stats": self.stats,
             "worker": executor.call,
+            "workers": executor.call_each,
             "profile": lambda *args: executor.call("profile", *args),
         }
 
@@ -134,7 +155,14 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether there is something to do; requests that wait for their grammar alone are nothing to do."""
-        return bool(self._in_flight or self._untold or self._scheduler.has_work)
+        return bool(self._in_flight or self._untold or self._scheduler.has_work or self._can_try)
+
+    @property
+    def _can_try(self) -> bool:
+        """Whether the next suspect may come in."""
+        if not self._waiting_for_trial:
+            return False
+        return self._on_trial is None or self._scheduler.has_advanced(self._on_trial)
 
     # -- messages ------------------------------------------------------------------------------------------------
 
@@ -145,10 +173,12 @@ class EngineCore:
         After a failure the last message is a Failure and `stopped` is set.
         """
         self._clock.lap("outbox")
+        if self._trial_is_fresh:
+            time.sleep(WORD_SECONDS)
+            self._trial_is_fresh = False
         if not self.has_work:
             self._is_busy = False
-            worker = self._executor.sentinel
-            sentinels = (*self._grammars.sentinels, *(() if worker is None else (worker,)))
+            sentinels = (*self._grammars.sentinels, *self._executor.sentinels)
             inbox.wait(0.0 if self._can_prepare or self._grammars.can_prepare else timeout, *sentinels)
             self._clock.lap("idle")
         self._hold()
@@ -156,6 +186,8 @@ class EngineCore:
         messages = inbox.drain()
         replies = [reply for message in messages if (reply := self.handle(message)) is not None]
         self._take_grammars()
+        if self._can_try:
+            return [*replies, self._try_suspect()]
         self._clock.lap("inbox")
         outputs = self.step() if self.has_work else self._idle(prepare=not messages)
         if outputs.tokens or outputs.special or outputs.stats is not None:
@@ -167,14 +199,18 @@ class EngineCore:
             self.stopped = True
             for request_id in self._scheduler.request_ids:
                 self._log_end(request_id, "error")
-            replies.append(Failure.of(self._failure))
+            if self._untold:
+                replies.append(News(EngineOutputs(special=self._untold)))
+            replies += [self._suspects, Failure.of(self._failure)]
         return replies
 
     def handle(self, message: ToCore) -> FromCore | None:
         """Do what one message asks; returns what must be answered at once."""
         match message:
-            case Add(request):
-                self.add(request)
+            case Add(request, _, suspect) if suspect:
+                self._waiting_for_trial[request.id] = request
+            case Add(request, again):
+                self.add(request, again=again)
             case Abort(ids, reason):
                 self.abort(ids, reason)
                 return Aborted(ids)
@@ -187,16 +223,19 @@ class EngineCore:
                 self._failure = EngineDeadError("the engine was shut down")
         return None
 
-    def add(self, request: EngineRequest) -> None:
-        """Queue a request; one that is refused gets an error output from the next step."""
+    def add(self, request: EngineRequest, *, again: bool = False) -> None:
+        """Queue a request; one that is refused gets an error output from the next step.
+
+        again: it was let in before, and is not refused for want of room.
+        """
         self._stats_are_old = True
         if self._logs_requests:
             extra = {"request_id": request.id, "prompt": len(request.token_ids), "max_tokens": request.max_tokens}
             _log.info("request came", extra=extra)
         limit = self.resolved.config.schedule.max_num_queued_reqs
-        if self._draining:
+        if self._draining and not again:
             self._refuse(request.id, DRAINING, "the engine is finishing its work and takes no new requests")
-        elif limit is not None and self._is_queue_full(limit):
+        elif limit is not None and not again and self._is_queue_full(limit):
             self._refuse(request.id, QUEUE_FULL, f"the queue is full: max_num_queued_reqs is {limit}")
         else:
             try:
@@ -215,10 +254,23 @@ class EngineCore:
         ended = self._scheduler.abort(ids)
         self._grammars.forget(ids)
         gone = set(ids)
+        for request_id in self._waiting_for_trial.keys() & gone:
+            del self._waiting_for_trial[request_id]
+            ended.append(request_id)
         ended += [output.request_id for output in self._untold if output.request_id in gone]
         self._untold = [output for output in self._untold if output.request_id not in gone]
         for request_id in ended:
             self._log_end(request_id, reason)
+
+    def _try_suspect(self) -> Trial:
+        """Requests that engines may have died of come in one by one: should it happen again, it is known of which.
+
+        To be told before anything else is done.
+        """
+        self._on_trial = next(iter(self._waiting_for_trial))
+        self.add(self._waiting_for_trial.pop(self._on_trial), again=True)
+        self._trial_is_fresh = True
+        return Trial(self._on_trial)
 
     def _log_end(self, request_id: str, reason: str) -> None:
         if self._logs_requests:
@@ -280,7 +332,7 @@ class EngineCore:
         except Exception as error:
             self._fail(error)
         except BaseException:
-            self._fail(EngineDeadError("interrupted in the middle of a step"))
+            self._fail(InterruptedError("in the middle of a step"))
             raise
         if self._logs_requests:
             for output in (*untold, *news.special):
@@ -346,11 +398,12 @@ class EngineCore:
             _log.exception("step %d failed", plan.step)
             result = failed_step(plan.step, error)
         self._clock.lap("wait")
+        if result.error is not None:
+            raise StepError(f"step {plan.step} failed: {result.error}")
         now = time.perf_counter()
-        if result.error is None:
-            seconds = now - max(submitted, self._last_result)
-            between = now - self._last_result if self._is_busy else seconds
-            self._scheduler.observe(work, prompt_tokens, seconds, between)
+        seconds = now - max(submitted, self._last_result)
+        between = now - self._last_result if self._is_busy else seconds
+        self._scheduler.observe(work, prompt_tokens, seconds, between)
         self._last_result, self._is_busy = now, True
         outputs = self._scheduler.settle(plan, result)
         self._num_steps += 1
@@ -359,19 +412,21 @@ class EngineCore:
         self._clock.lap("settle")
         if self.resolved.config.runtime.debug:
             self._scheduler.check()
-        if result.error is not None:
-            self._fail(EngineDeadError(f"step {plan.step} failed: {result.error}"))
-        else:
-            self._send_masks()
+        self._send_masks()
         return outputs
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, cause: Exception) -> None:
         """Remember why the engine ends; `turn` tells it. The first reason is the cause of the others."""
         if self._failure is None:
+            error = cause
             if not isinstance(error, EngineDeadError):
                 _log.error("the engine failed", exc_info=error)
                 error = EngineDeadError(f"the engine failed: {Failure.of(error).message}")
             self._failure = error
+            steps = 1 if isinstance(error, StepError) else self.resolved.depth
+            self._suspects = Suspects(self._scheduler.ids_in(steps), was_killed=error.was_killed)
+            if isinstance(cause, EngineDeadError):  # and no mistake of the scheduler
+                self._untold += self._scheduler.unreported()
         self._in_flight.clear()
 
     def _idle(self, *, prepare: bool) -> EngineOutputs:
@@ -404,6 +459,8 @@ class EngineCore:
         stats.last_step_time = self._last_step_time
         stats.phase_seconds = dict(self._clock.seconds)
         stats.queue = msgspec.structs.replace(self._scheduler.queue_stats(), as_of=self._drained_at)
+        stats.num_waiting += len(self._waiting_for_trial)
+        self._before.add_to(stats)
         return stats
 
     def _due_stats(self) -> EngineStats | None:

@@ -7,6 +7,7 @@ import gc
 import os
 import select
 import sys
+import time
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -15,9 +16,11 @@ from typing import Any, TypeVar
 
 from quire.config.resolve import Resolved
 from quire.engine.core import EngineCore
+from quire.engine.lives import Lives, with_room
 from quire.engine.messages import FromCore, StopCore, ToCore
 from quire.engine.reader import ClientBase
 from quire.executor.base import WORKER, make_executor
+from quire.foundation.errors import EngineDeadError, QuireError
 from quire.observe.profiling import PhaseClock
 from quire.types.output import EngineOutputs
 
@@ -30,9 +33,16 @@ class InProcessClient(ClientBase):
     def __init__(self, resolved: Resolved, worker: str = WORKER, clock: PhaseClock | None = None) -> None:
         """Starts the engine. Raises ConfigError if the model cannot run here."""
         super().__init__()
-        self._inbox = LocalInbox()
+        self._resolved, self._worker, self._clock = resolved, worker, clock
+        self._lives = Lives(resolved.config.runtime.max_engine_restarts)
         self._thread: ThreadPoolExecutor | None = None
-        self._core = EngineCore(resolved, make_executor(resolved, worker), clock)
+        self.restart_seconds = 0.0
+        self._start()
+
+    def _start(self) -> None:
+        self._inbox = LocalInbox()
+        executor = make_executor(self._resolved, self._worker)
+        self._core = EngineCore(self._resolved, executor, self._clock, self._last_stats)
         self._close = weakref.finalize(self, _close, self._core, self._inbox)  # also for who forgets `shutdown`
         self._close.atexit = False  # the process gives all back by itself
         is_first = "torch" not in sys.modules
@@ -43,6 +53,28 @@ class InProcessClient(ClientBase):
             raise
         if is_first:
             gc.collect()  # importing torch leaves rings of frames behind, which hold all that this stack of calls holds
+
+    @property
+    def can_restart(self) -> bool:
+        """Only where the worker is another process: what it leaves of the device in this one cannot be trusted."""
+        return self._resolved.executor != "uni" and not self._inbox.closed and not self._lives.is_over
+
+    def restart(self) -> None:
+        cause = str(self._dead)
+        if not self.can_restart:
+            raise EngineDeadError(cause)
+        self._close()
+        self._lives.end(cause, served=self._served)
+        self._count_restart()
+        self._resolved = with_room(self._resolved, self.info)
+        while True:
+            try:
+                self._start()
+                break
+            except QuireError as error:
+                time.sleep(self._lives.end_at_start(str(error)))
+        with self._lock:
+            self._begin()
 
     def _send(self, message: ToCore) -> None:
         self._inbox.put(message)

@@ -10,7 +10,7 @@ import msgspec
 from quire.config.resolve import Resolved
 from quire.foundation.child import Failure
 from quire.types.kv import WorkerReport
-from quire.types.output import ABORTED, EngineOutputs
+from quire.types.output import ABORTED, EngineOutputs, EngineStats
 from quire.types.request import EngineRequest
 
 
@@ -29,10 +29,15 @@ class EngineInfo:
 class StartCore(msgspec.Struct, frozen=True, tag="start"):
     resolved: Resolved
     worker: str  # dotted name of the worker class
+    before: EngineStats | None = None  # the last report of the engine whose place it takes
 
 
-class Add(msgspec.Struct, frozen=True, tag="add"):
+class Add(msgspec.Struct, frozen=True, tag="add", omit_defaults=True):
+    """again: it was let in before, by an engine that is no more. suspect: several such ended while they had it."""
+
     request: EngineRequest
+    again: bool = False
+    suspect: bool = False
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort", omit_defaults=True):
@@ -79,6 +84,19 @@ class Aborted(msgspec.Struct, frozen=True, tag="aborted"):
     ids: list[str]
 
 
+class Trial(msgspec.Struct, frozen=True, tag="trial"):
+    """A suspect is let in, and no other will be before it has advanced or ended."""
+
+    id: str
+
+
+class Suspects(msgspec.Struct, frozen=True, tag="suspects"):
+    """The engine ends, and these were in the step that raised, or in those under way."""
+
+    ids: list[str]
+    was_killed: bool  # the worker, by somebody else
+
+
 class UtilityReply(msgspec.Struct, frozen=True, tag="reply", omit_defaults=True):
     """Of a call. Plain data only, also within one process."""
 
@@ -89,4 +107,6 @@ class UtilityReply(msgspec.Struct, frozen=True, tag="reply", omit_defaults=True)
 
 ToCore = Add | Abort | UtilityCall | StopCore  # of any client
 FromParent = StartCore | Join | Leave | ToCore  # of the process that started the core
-FromCore = Ready | News | Aborted | UtilityReply | Failure  # Failure: the core has ended, or could not start
+FromCore = (
+    Ready | News | Aborted | UtilityReply | Trial | Suspects | Failure
+)  # Failure: the core has ended, or could not start

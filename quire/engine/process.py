@@ -38,7 +38,7 @@ def _run(parent: Parent[FromParent], clients: Clients) -> int:
         pass
     assert isinstance(start, StartCore)
     setup(start.resolved.config.observe.log_level)
-    core = EngineCore(start.resolved, make_executor(start.resolved, start.worker))
+    core = EngineCore(start.resolved, make_executor(start.resolved, start.worker), before=start.before)
     try:
         clients.send([Ready(core.start())])
         settle_heap()

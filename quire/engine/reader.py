@@ -13,7 +13,20 @@ from typing import Any
 
 import msgspec
 
-from quire.engine.messages import Abort, Aborted, Add, EngineInfo, FromCore, News, ToCore, UtilityCall, UtilityReply
+from quire.engine.lives import Death
+from quire.engine.messages import (
+    Abort,
+    Aborted,
+    Add,
+    EngineInfo,
+    FromCore,
+    News,
+    Suspects,
+    ToCore,
+    Trial,
+    UtilityCall,
+    UtilityReply,
+)
 from quire.foundation.child import Failure
 from quire.foundation.errors import EngineDeadError
 from quire.types.output import ABORTED, EngineOutputs, EngineStats
@@ -30,16 +43,24 @@ class ClientBase(ABC):
     info: EngineInfo
 
     def __init__(self) -> None:
-        self.last_heard = time.monotonic()
         self._lock = threading.Condition()
         self._reading = False
-        self._waiting_outputs: deque[EngineOutputs] = deque()
-        self._ids: list[str] = []  # of the latest message that had any
         self._calls: dict[int, Future[Any]] = {}
         self._num_calls = 0
+        self._last_stats: EngineStats | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """A core begins, of which nothing has been heard."""
+        self._waiting_outputs: deque[EngineOutputs] = deque()
+        self._ids: list[str] = []  # of the latest message that had any
         # Aborts that the core has not confirmed: outputs it sent before it knew are dropped.
         self._aborted: Counter[str] = Counter()
         self._dead: EngineDeadError | None = None
+        self._served = False  # somebody got something of it
+        self._suspects: Suspects | None = None
+        self._on_trial: str | None = None
+        self.last_heard = time.monotonic()
 
     @abstractmethod
     def _send(self, message: ToCore) -> None: ...
@@ -50,9 +71,9 @@ class ClientBase(ABC):
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def add(self, request: EngineRequest) -> None:
+    def add(self, request: EngineRequest, *, again: bool = False, suspect: bool = False) -> None:
         self._raise_if_dead()
-        self._send(Add(request))
+        self._send(Add(request, again, suspect))
 
     def abort(self, request_ids: Sequence[str], reason: str = ABORTED) -> None:
         ids = list(request_ids)
@@ -137,6 +158,7 @@ class ClientBase(ABC):
         for message in messages:
             match message:
                 case News(outputs):
+                    self._note(outputs)
                     if outputs.ids is None:
                         outputs = msgspec.structs.replace(outputs, ids=self._ids)
                     elif outputs.ids:
@@ -152,6 +174,10 @@ class ClientBase(ABC):
                         answer.set_result(value)
                     else:
                         answer.set_exception(failure.error())
+                case Trial(request_id):
+                    self._on_trial = request_id
+                case Suspects():
+                    self._suspects = message
                 case Failure():
                     death = EngineDeadError(message.message)
         if messages:
@@ -159,6 +185,29 @@ class ClientBase(ABC):
         if death is not None:
             self._die(death)
         self._lock.notify_all()
+
+    def _count_restart(self) -> None:
+        before = self._last_stats or EngineStats()
+        self._last_stats = msgspec.structs.replace(before, num_restarts=before.num_restarts + 1)
+
+    def _note(self, outputs: EngineOutputs) -> None:
+        stats, before = outputs.stats, self._last_stats
+        if outputs.tokens or outputs.special:
+            self._served = True
+        if stats is not None:
+            self._last_stats = stats
+            if before is None or _num_tokens(stats) > _num_tokens(before):
+                self._served = True  # others, perhaps
+
+    @property
+    def death(self) -> Death | None:
+        """What is known of how the engine ended; None while it lives."""
+        if self._dead is None:
+            return None
+        told = self._suspects
+        if told is None:
+            return Death(str(self._dead), None, self._dead.was_killed, self._on_trial)
+        return Death(str(self._dead), frozenset(told.ids), told.was_killed, self._on_trial)
 
     def _without_aborted(self, outputs: EngineOutputs) -> EngineOutputs:
         if not self._aborted:
@@ -186,4 +235,8 @@ class ClientBase(ABC):
 
     def _raise_if_dead(self) -> None:
         if self._dead is not None:
-            raise EngineDeadError(str(self._dead))
+            raise EngineDeadError(str(self._dead), was_killed=self._dead.was_killed)
+
+
+def _num_tokens(stats: EngineStats) -> int:
+    return stats.prompt_tokens + stats.generation_tokens

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
+import time
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from quire.config.resolve import Resolved
+from quire.engine.lives import Lives, with_room
 from quire.engine.messages import EngineInfo, FromCore, Join, Leave, Ready, StartCore, StopCore, ToCore
 from quire.engine.reader import ClientBase
 from quire.executor.base import WORKER
 from quire.foundation.child import Child, Failure
-from quire.foundation.errors import EngineDeadError, InputError
+from quire.foundation.errors import EngineDeadError, InputError, QuireError
+from quire.foundation.log import get_logger
 from quire.foundation.wire import Channel
 from quire.types.output import EngineOutputs
 
 T = TypeVar("T")
 _GRACE = 5.0  # seconds for a core to end by itself
+_log = get_logger(__name__)
 
 
 class ChannelClient(ClientBase):
@@ -104,10 +109,19 @@ class ProcessClient(ChannelClient):
     def __init__(self, resolved: Resolved, worker: str = WORKER, *, wait: bool = True) -> None:
         """Starts the engine. Raises ConfigError if the model cannot run here. Without `wait`: see wait_until_ready."""
         super().__init__()
-        self._child: Child[FromCore] = Child("quire.engine.process", FromCore, "engine core process")
-        self._child.channel.send(StartCore(resolved, worker))
+        self._resolved, self._worker = resolved, worker
+        self._lives = Lives(resolved.config.runtime.max_engine_restarts)
+        self._restarting = threading.Lock()
+        self._ending = threading.Event()
+        self.restart_seconds = 0.0
+        self._start()
         if wait:
             self.wait_until_ready()
+
+    def _start(self) -> None:
+        self._began = time.monotonic()
+        self._child: Child[FromCore] = Child("quire.engine.process", FromCore, "engine core process")
+        self._child.channel.send(StartCore(self._resolved, self._worker, self._last_stats))
 
     def wait_until_ready(self) -> None:
         """Only then can it be used. Raises ConfigError if the model cannot run here."""
@@ -121,6 +135,41 @@ class ProcessClient(ChannelClient):
             self._child.stop()
             raise message.error() if isinstance(message, Failure) else EngineDeadError(f"unexpected {message!r}")
         self.info = message.info
+        self.restart_seconds = time.monotonic() - self._began
+
+    @property
+    def can_restart(self) -> bool:
+        return not self._lives.is_over and not self._ending.is_set()
+
+    def restart(self) -> None:
+        with self._restarting:
+            cause = str(self._dead)
+            if self._ending.is_set():
+                raise EngineDeadError(cause)
+            self._child.stop(grace=0)
+            self._lives.end(cause, served=self._served)
+            self._count_restart()
+            # Whoever was let in must find the room that the first one had.
+            self._resolved = with_room(self._resolved, self.info)
+            while not self._try_to_start(cause):
+                pass
+            with self._lock:
+                self._begin()
+
+    def _try_to_start(self, cause: str) -> bool:
+        self._start()
+        if self._ending.is_set():  # `shutdown` has killed the one before
+            self._child.kill()
+        try:
+            self.wait_until_ready()
+        except QuireError as error:
+            if self._ending.is_set():
+                raise EngineDeadError(cause) from None
+            pause = self._lives.end_at_start(str(error))
+            _log.error("the engine cannot be started again; the next try is in %g s: %s", pause, error)
+            self._ending.wait(pause)
+            return False
+        return True
 
     @property
     def pid(self) -> int:
@@ -149,6 +198,13 @@ class ProcessClient(ChannelClient):
         return () if message is None else (message,)
 
     def shutdown(self) -> None:
+        self._ending.set()
+        if self._restarting.locked():
+            self._child.kill()  # who waits for it gives up
+        with self._restarting:
+            self._shut_down()
+
+    def _shut_down(self) -> None:
         if not self._child.is_open:
             return
         if self._dead is None:
@@ -163,7 +219,8 @@ class ProcessClient(ChannelClient):
 
 
 class JoinedClient(ChannelClient):
-    """A core that another process has started. Who started it must say here when the core is dead (`die`)."""
+    """A core that another process has started. Who started it must say here when the core is dead (`die`), and whether
+    another one has taken its place (`rejoin`)."""
 
     def __init__(self, info: EngineInfo, folder: Path) -> None:
         super().__init__()
@@ -171,13 +228,44 @@ class JoinedClient(ChannelClient):
         self._channel: Channel[FromCore] = Channel(folder, FromCore, parent=True)
         self._over, self._end = os.pipe()  # readable once `die` was called
         self._cause = ""
+        self._was_killed = False
         self._is_open = True
+        self._next: tuple[EngineInfo, Path] | None = None
+        self.can_restart = True
+        self.restart_seconds = 0.0
 
-    def die(self, cause: str) -> None:
-        """The core is dead. Any thread may say so, and more than once."""
-        if not self._cause:
-            self._cause = cause
-            os.write(self._end, b"!")
+    def die(self, cause: str, *, was_killed: bool = False, for_good: bool = True, restart_seconds: float = 0.0) -> None:
+        """The core is dead. Any thread may say so, and more than once. restart_seconds: until there is another one,
+        probably."""
+        with self._lock:
+            self._next = None
+            self._was_killed = was_killed
+            self.restart_seconds = restart_seconds
+            self.can_restart = self.can_restart and not for_good
+            if not self._cause:
+                os.write(self._end, b"!")
+            if not self._cause or for_good:
+                self._cause = cause
+            self._lock.notify_all()
+
+    def rejoin(self, info: EngineInfo, folder: Path) -> None:
+        """Another core is there, which this process may join over the sockets in `folder`."""
+        with self._lock:
+            self._next = info, folder
+            self._lock.notify_all()
+
+    def restart(self) -> None:
+        with self._lock:
+            self._lock.wait_for(lambda: self._next is not None or not self.can_restart)
+            if self._next is None or not self._is_open:
+                raise EngineDeadError(self._cause)
+            self.info, folder = self._next
+            if self._cause:
+                os.read(self._over, 1)
+            self._next, self._cause = None, ""
+            self._channel.close()
+            self._channel = Channel(folder, FromCore, parent=True)
+            self._begin()
 
     def _sockets(self) -> Sequence[int]:
         return self._channel.fileno(), self._over
@@ -191,7 +279,7 @@ class JoinedClient(ChannelClient):
             self._channel.wait(timeout, self._over)
             message = self._channel.receive()
         if message is None and self._cause:
-            raise EngineDeadError(self._cause)
+            raise EngineDeadError(self._cause, was_killed=self._was_killed)
         return () if message is None else (message,)
 
     def shutdown(self) -> None:
@@ -199,6 +287,7 @@ class JoinedClient(ChannelClient):
         if not self._is_open:
             return
         self._is_open = False
+        self.can_restart = False
         if self._detach is not None:
             self._detach()
         self.die("the engine was shut down")

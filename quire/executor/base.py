@@ -13,6 +13,7 @@ from quire.foundation.registry import Registry, load
 from quire.foundation.wake_gpu import wake_gpu
 from quire.types.kv import WorkerReport
 from quire.types.plan import StepPlan, TokenMasks
+from quire.types.ranks import ALONE, Rank
 from quire.types.result import StepResult
 
 # Named, not imported: a core whose worker is another process never loads torch.
@@ -32,8 +33,10 @@ class StepFuture(Protocol):
 class Executor(Protocol):
     """Runs plans in order. Plans may be submitted before earlier ones have finished."""
 
-    sentinel: int | None
-    """File descriptor that becomes readable when the worker is gone; None if it cannot go without us."""
+    @property
+    def sentinels(self) -> tuple[int, ...]:
+        """File descriptors of which one becomes readable when a worker is gone; none if it cannot go without us."""
+        ...
 
     def start(self) -> WorkerReport:
         """Bring the device up, load, measure, allocate, capture. Raises ConfigError if the model cannot run here."""
@@ -51,8 +54,13 @@ class Executor(Protocol):
     def call(self, method: str | Callable[..., Any], *args: Any) -> Any:
         """A utility call outside the steps (profile, memory …); waits for its answer.
 
-        A function gets the worker, if that is in this process; else InputError is raised.
+        A function gets the worker, if that is in this process; else InputError is raised. Of several ranks all are
+        asked, and the first one answers.
         """
+        ...
+
+    def call_each(self, method: str | Callable[..., Any], *args: Any) -> list[Any]:
+        """The same with the answers of all ranks."""
         ...
 
     def ping(self) -> None:
@@ -67,7 +75,10 @@ class Executor(Protocol):
 
 
 class WorkerInterface(Protocol):
-    """What an executor drives; `quire.worker.worker.Worker` is the real one. Constructed with `Resolved`."""
+    """What an executor drives; `quire.worker.worker.Worker` is the real one.
+
+    Constructed with `Resolved`, and with its `Rank` if it is one of several.
+    """
 
     def start(self) -> WorkerReport: ...
 
@@ -84,11 +95,12 @@ class WorkerInterface(Protocol):
     def shutdown(self) -> None: ...
 
 
-def load_worker(resolved: Resolved, name: str) -> WorkerInterface:
+def load_worker(resolved: Resolved, name: str, rank: Rank = ALONE) -> WorkerInterface:
     """The worker that `name` names, not started. Its import loads torch; meanwhile the GPU's driver comes up."""
     if resolved.device == "cuda":
-        wake_gpu()
-    worker: WorkerInterface = load(name)(resolved)
+        wake_gpu(rank.index)
+    make = load(name)
+    worker: WorkerInterface = make(resolved) if rank.size == 1 else make(resolved, rank)
     return worker
 
 

@@ -12,7 +12,7 @@ from quire.types.plan import StepPlan, TokenMasks
 
 
 class InProcessExecutor:
-    sentinel = None
+    sentinels = ()
 
     def __init__(self, resolved: Resolved, worker: str = WORKER) -> None:
         self._resolved = resolved
@@ -37,6 +37,9 @@ class InProcessExecutor:
     def call(self, method: str | Callable[..., Any], *args: Any) -> Any:
         assert self._worker is not None, "start() comes first"
         return self._worker.call(method, *args)
+
+    def call_each(self, method: str | Callable[..., Any], *args: Any) -> list[Any]:
+        return [self.call(method, *args)]
 
     def ping(self) -> None:
         """Its process is ours."""

@@ -10,6 +10,7 @@ from quire.config.resolve import Resolved
 from quire.foundation.child import Failure
 from quire.types.kv import WorkerReport
 from quire.types.plan import StepPlan, TokenMasks
+from quire.types.ranks import ALONE, Rank
 from quire.types.result import StepResult
 
 PING = "ping"  # a call that the worker's process answers by itself
@@ -18,6 +19,7 @@ PING = "ping"  # a call that the worker's process answers by itself
 class StartWorker(msgspec.Struct, frozen=True, tag="start"):
     resolved: Resolved
     worker: str  # dotted name of the class
+    rank: Rank = ALONE
 
 
 class RunStep(msgspec.Struct, frozen=True, tag="run"):

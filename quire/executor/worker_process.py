@@ -26,6 +26,7 @@ from quire.foundation.heap import settle_heap
 from quire.foundation.log import get_logger, setup
 from quire.foundation.wire import Channel
 from quire.types.plan import StepPlan
+from quire.types.ranks import Rank
 
 _LINGER = 2.0  # seconds for the last messages to leave
 _log = get_logger(__name__)
@@ -35,22 +36,22 @@ def main(arguments: list[str]) -> int:
     parent: Parent[ToWorker] = Parent(arguments, ToWorker)
     keep_bytecode("torch")
     try:
-        worker = _start(parent)
+        start = _next(parent)
+        assert isinstance(start, StartWorker)
+        worker = _start(parent, start)
         if worker is None:
             return 2
-        _serve(parent, worker)
+        _serve(parent, worker, start.rank)
         worker.shutdown()
         return 0
     finally:
         parent.channel.close(_LINGER)
 
 
-def _start(parent: Parent[ToWorker]) -> WorkerInterface | None:
-    start = _next(parent)
-    assert isinstance(start, StartWorker)
+def _start(parent: Parent[ToWorker], start: StartWorker) -> WorkerInterface | None:
     setup(start.resolved.config.observe.log_level)
     try:
-        worker = load_worker(start.resolved, start.worker)
+        worker = load_worker(start.resolved, start.worker, start.rank)
         report = worker.start()
     except Exception as error:
         if not isinstance(error, QuireError):
@@ -62,16 +63,16 @@ def _start(parent: Parent[ToWorker]) -> WorkerInterface | None:
     return worker
 
 
-def _serve(parent: Parent[ToWorker], worker: WorkerInterface) -> None:
+def _serve(parent: Parent[ToWorker], worker: WorkerInterface, rank: Rank) -> None:
     launched: SimpleQueue[tuple[int, StepFuture] | None] = SimpleQueue()
-    sender = threading.Thread(target=_send_results, args=(parent.channel, launched), name="results")
+    sender = threading.Thread(target=_send_results, args=(parent.channel, launched, rank), name="results")
     sender.start()
     awaiting: tuple[int, StepFuture] | None = None  # the step that samples when its masks are here
     while True:
         message = _next(parent)
         if isinstance(message, RunStep):
             step = message.plan.step, _launch(worker, message.plan)
-            if message.plan.awaits_masks:
+            if message.plan.awaits_masks and rank.is_first:
                 awaiting = step
             else:
                 launched.put(step)
@@ -99,7 +100,8 @@ def _launch(worker: WorkerInterface, plan: StepPlan) -> StepFuture:
         return FailedLaunch(error)
 
 
-def _send_results(channel: Channel[ToWorker], launched: SimpleQueue[tuple[int, StepFuture] | None]) -> None:
+def _send_results(channel: Channel[ToWorker], launched: SimpleQueue[tuple[int, StepFuture] | None], rank: Rank) -> None:
+    """Of the first rank; the others have only failures to tell."""
     while (item := launched.get()) is not None:
         step, future = item
         try:
@@ -107,7 +109,8 @@ def _send_results(channel: Channel[ToWorker], launched: SimpleQueue[tuple[int, S
         except Exception as error:
             _log.exception("step %d failed", step)
             result = failed_step(step, error)
-        channel.send(Ran(result))
+        if rank.is_first or result.error is not None:
+            channel.send(Ran(result))
 
 
 def _call(worker: WorkerInterface, message: WorkerCall) -> WorkerReply:

@@ -95,6 +95,11 @@ class Child(Generic[T]):
         return self._process.pid
 
     @property
+    def folder(self) -> Path:
+        """That only this user can enter, and that is gone after the child, or with us."""
+        return self._folder
+
+    @property
     def lifeline(self) -> int:
         """File descriptor that becomes readable when the child is gone."""
         return self._lifeline.fileno()
@@ -125,7 +130,10 @@ class Child(Generic[T]):
             return
         if self.channel.wait(_LAST_WORDS_SECONDS):
             return  # they are read before its end is reported
-        raise EngineDeadError(f"the {self.title} (pid {self.pid}) {self._how_it_ended()}")
+        raise EngineDeadError(
+            f"the {self.title} (pid {self.pid}) {self._how_it_ended()}",
+            was_killed=self._process.returncode == -signal.SIGKILL,
+        )
 
     def kill(self) -> None:
         """End it now, from any thread; who waits for its messages learns of it. `stop` is to follow."""

@@ -33,12 +33,15 @@ class ContextLengthError(InputError):
         )
 
     @classmethod
-    def of_chars(cls, num_chars: int, most: int, context: int | None = None) -> ContextLengthError:
-        """Of a text that is longer than a server reads; most: characters."""
+    def of_chars(
+        cls, num_chars: int, most: int, context: int | None = None, *, is_more: bool = False
+    ) -> ContextLengthError:
+        """Of a text that is longer than a server reads; most: characters. is_more: it was not counted to its end."""
+        least = "at least " if is_more else ""
         length = f" of {context} tokens (max_model_len)" if context else ""
         return cls(
-            f"the prompt is too long: {num_chars} characters > {most} maximum, with this model's maximum context "
-            f"length{length}",
+            f"the prompt is too long: {least}{num_chars} characters > {most} maximum, with this model's maximum "
+            f"context length{length}",
             "prompt",
         )
 
@@ -73,4 +76,11 @@ class DoesNotFitError(ConfigError):
 
 
 class EngineDeadError(QuireError, RuntimeError):
-    """The engine (or its process) stopped. Requests in flight cannot be finished by it."""
+    """The engine (or its process) stopped. Requests in flight cannot be finished by it.
+
+    was_killed: by SIGKILL, which nobody sends to himself.
+    """
+
+    def __init__(self, message: str, *, was_killed: bool = False) -> None:
+        super().__init__(message)
+        self.was_killed = was_killed

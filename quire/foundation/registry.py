@@ -50,12 +50,17 @@ class Registry:
     def __contains__(self, name: object) -> bool:
         return name in self._targets or name in list(self)
 
-    def get(self, name: str) -> Any:
-        """The object registered as `name`. Raises ConfigError naming the known ones."""
+    def check(self, name: str, option: str | None = None) -> None:
+        """Raises ConfigError naming the known ones if `name` is none of them; nothing is imported for that."""
         if name not in self:
             near = difflib.get_close_matches(name, self._targets, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"unknown {self.kind} {name!r}{hint} (known: {', '.join(self._targets) or 'none'})")
+            known = ", ".join(self._targets) or "none"
+            raise ConfigError(f"unknown {self.kind} {name!r}{hint} (known: {known})", option)
+
+    def get(self, name: str) -> Any:
+        """The object registered as `name`. Raises ConfigError naming the known ones."""
+        self.check(name)
         target = self._targets[name]
         return load(target) if isinstance(target, str) else target
 

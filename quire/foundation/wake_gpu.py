@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from functools import partial
 
 from quire.foundation.errors import ConfigError
 from quire.foundation.registry import load
@@ -11,24 +12,25 @@ from quire.foundation.registry import load
 _FINGERPRINT = "triton.runtime.cache:triton_key"  # named, not imported: only who computes loads it
 
 
-def wake_gpu() -> list[threading.Thread]:
-    """Start threads that create the first GPU's primary context and take the Triton compiler's fingerprint.
+def wake_gpu(index: int = 0) -> list[threading.Thread]:
+    """Start threads that create a GPU's primary context and take the Triton compiler's fingerprint.
 
     torch and Triton find both done. Errors are left to them, who meet and report them again.
     """
-    threads = [threading.Thread(target=work, name=work.__name__, daemon=True) for work in (_context, _fingerprint)]
+    works = (partial(_context, index), _fingerprint)
+    threads = [threading.Thread(target=work, name="wake_gpu", daemon=True) for work in works]
     for thread in threads:
         thread.start()
     return threads
 
 
-def _context() -> None:
+def _context(index: int) -> None:
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return
     device, context = ctypes.c_int(), ctypes.c_void_p()
-    if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
+    if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), index) == 0:
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)  # for as long as the process lives
 
 

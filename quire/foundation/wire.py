@@ -131,11 +131,22 @@ class Channel(Generic[T]):
     def send(self, message: Any) -> None:
         """Queue a message; never waits for the other side. Raises WireError if it cannot be written."""
         with self._send_lock:
-            frames = self._encoder.encode(message)
-            if len(frames) == 1:
-                self._out.send(frames[0])
-            else:
-                self._out.send_multipart(frames, copy=False)
+            self._send(self._encoder.encode(message))
+
+    @staticmethod
+    def send_all(channels: Sequence[Channel[Any]], message: Any) -> None:
+        """`send` to several what is written once."""
+        with channels[0]._send_lock:
+            frames = channels[0]._encoder.encode(message)
+        for channel in channels:
+            with channel._send_lock:
+                channel._send(frames)
+
+    def _send(self, frames: list[Frame]) -> None:
+        if len(frames) == 1:
+            self._out.send(frames[0])
+        else:
+            self._out.send_multipart(frames, copy=False)
 
     def receive(self) -> T | None:
         """The next message if it has arrived. Raises WireError if it cannot be read."""

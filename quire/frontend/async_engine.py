@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,8 +15,10 @@ import msgspec
 from quire.config.engine import EngineConfig
 from quire.config.engine_args import EngineArgs
 from quire.config.resolve import resolve
-from quire.engine.client import EngineClient, EngineInfo, ProcessClient
+from quire.engine.client import EngineClient, EngineInfo, JoinedClient, ProcessClient
+from quire.engine.totals import keep_rising
 from quire.foundation.errors import EngineDeadError, InputError
+from quire.foundation.log import get_logger
 from quire.frontend.beam_search import BeamSearch, alternatives
 from quire.frontend.inputs import Prompt, PromptLike, build, main_eos, read_prompt
 from quire.frontend.outputs import OutputProcessor, RequestState
@@ -39,6 +42,32 @@ from quire.types.structured import Constraint
 BIG_PROMPT = 16 * 1024  # characters, ids or numbers of embeddings; a longer prompt is tokenized and checked on a thread
 ADDED_A_TURN = 64  # requests handed to the engine before it does
 OUTPUTS_A_TURN = 256  # outputs turned into text before the event loop gets a turn
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """The engine is dead, and another is being started.
+
+    began: time.monotonic(); expected: seconds that it will probably take (0: nobody knows).
+    """
+
+    cause: str
+    began: float
+    expected: float
+
+    @property
+    def seconds(self) -> float:
+        """So far."""
+        return time.monotonic() - self.began
+
+    @property
+    def seconds_left(self) -> float:
+        """Probably."""
+        return max(1.0, self.expected - self.seconds)
+
+    def __str__(self) -> str:
+        return f"the engine died and is being started again, for {self.seconds:.0f} s so far: {self.cause}"
 
 
 class AsyncLLM:
@@ -54,6 +83,11 @@ class AsyncLLM:
         self.on_stats: Callable[[EngineStats], None] | None = None  # called with each report of the core
         self._interval = client.info.resolved.config.schedule.stream_interval
         self._dead_error: BaseException | None = None
+        self.outage: Outage | None = None
+        self._up = asyncio.Event()  # no outage, or no engine any more
+        self._up.set()
+        # Who has not started the engine need not tell of its deaths.
+        self._tells = not isinstance(client, JoinedClient)
         self._is_shut_down = False
         self._reader = asyncio.get_running_loop().create_task(self._read(), name="quire-outputs")
 
@@ -182,7 +216,7 @@ class AsyncLLM:
             for number, request in enumerate(requests, 1):
                 self._raise_if_dead()
                 request_states.append(self._processor.add([request], request.id, None))
-                self._client.add(request)
+                self._submit(request)
                 if number % ADDED_A_TURN == 0:
                     await asyncio.sleep(0)
             for request_state in request_states:
@@ -218,11 +252,15 @@ class AsyncLLM:
         request_state = self._processor.add(requests, request_id, given.text)
         try:
             for request in requests:
-                self._client.add(request)
+                self._submit(request)
         except BaseException:
             self._abort(request_id)
             raise
         return request_state
+
+    def _submit(self, request: EngineRequest) -> None:
+        if self.outage is None:  # else it has its turn behind those that came before
+            self._processor.journal.send(self._client, request)
 
     def _abort(self, request_id: str) -> None:
         request_state, running = self._processor.abort(request_id)
@@ -236,9 +274,13 @@ class AsyncLLM:
     async def _read(self) -> None:
         """The only reader of the engine's outputs."""
         try:
-            async for outputs in self._client.outputs():
-                await self._take(outputs)
-            raise EngineDeadError("the engine's outputs have ended")
+            while True:
+                try:
+                    async for outputs in self._client.outputs():
+                        await self._take(outputs)
+                    raise EngineDeadError("the engine's outputs have ended")
+                except EngineDeadError as error:
+                    await self._outlive(error)
         except asyncio.CancelledError:
             self._die(EngineDeadError("the engine was shut down"))
             raise
@@ -248,8 +290,46 @@ class AsyncLLM:
             self._die(EngineDeadError(f"the front end failed: {type(error).__name__}: {error}"))
             raise
 
+    async def _outlive(self, error: EngineDeadError) -> None:
+        """The engine is dead: wait for the next and give it what is open. Raises `error`, or why there will be none."""
+        client, journal = self._client, self._processor.journal
+        if (death := client.death) is None or not client.can_restart:
+            raise error
+        began = time.monotonic() if self.outage is None else self.outage.began
+        self.outage = Outage(death.cause, began, client.restart_seconds)
+        self._up.clear()
+        self._note_outage()
+        self._tell(*self._processor.add_special(journal.bury(death)))
+        if self._tells:
+            _log.error("the engine died: %s; %d requests wait for the next", death.cause, len(journal))
+        await asyncio.to_thread(client.restart)
+        try:
+            while entries := journal.unsent():
+                journal.send_again(client, entries)
+                await asyncio.sleep(0)
+        except EngineDeadError:
+            return  # `outputs` says so again
+        if self._tells:
+            _log.warning("the engine is back after %.1f s; %d requests go on", self.outage.seconds, len(journal))
+        self.outage = None
+        self._up.set()
+
+    def _note_outage(self) -> None:
+        """Nothing runs; who ran waits."""
+        stats = self._stats
+        self._stats = msgspec.structs.replace(
+            stats,
+            num_running=0,
+            num_waiting=stats.num_running + stats.num_waiting,
+            num_seats_used=0,
+            num_free_blocks=stats.num_blocks,
+            kv_usage=0.0,
+            step_tokens=[],
+        )
+
     async def _take(self, outputs: EngineOutputs) -> None:
         if outputs.stats is not None:
+            keep_rising(outputs.stats, self._stats)
             self._stats = outputs.stats
             if self.on_stats is not None:
                 self.on_stats(outputs.stats)
@@ -273,6 +353,7 @@ class AsyncLLM:
     def _die(self, error: BaseException) -> None:
         if self._dead_error is None:
             self._dead_error = error
+        self._up.set()
         for request_state in self._processor.running():
             _wake(request_state)
 
@@ -317,7 +398,8 @@ class AsyncLLM:
     def ping(self) -> None:
         """Ask the engine for a sign of life, without waiting: the answer moves `last_heard` on."""
         self._raise_if_dead()
-        self._client.ping()
+        if self.outage is None:
+            self._client.ping()
 
     def stats(self) -> EngineStats:
         """The core's counters and gauges as of its last report."""
@@ -325,7 +407,9 @@ class AsyncLLM:
 
     async def refresh_stats(self) -> None:
         """Ask the core for its counters, instead of waiting for its next report."""
-        self._stats = msgspec.convert(await self.call("stats"), EngineStats)
+        stats = msgspec.convert(await self.call("stats"), EngineStats)
+        keep_rising(stats, self._stats)
+        self._stats = stats
 
     def get_tokenizer(self) -> Tokenizer | None:
         """None if the engine works on token ids only."""
@@ -336,7 +420,8 @@ class AsyncLLM:
         return SamplingParams(**self.info.resolved.info.generation_defaults)
 
     async def call(self, method: str, *args: Any) -> Any:
-        """A utility of the core: "stats", "reset_prefix_cache", "check" …"""
+        """A utility of the core: "stats", "reset_prefix_cache", "check" … It waits for one that is started again."""
+        await self._up.wait()
         self._raise_if_dead()
         return await self._client.call_async(method, *args)
 
@@ -347,7 +432,7 @@ class AsyncLLM:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """What each worker (there is one) answers to one of its methods ("memory"), plain data.
+        """What each worker (one a rank) answers to one of its methods ("memory"), plain data.
 
         Raises InputError for a function, which cannot be sent to the engine's process, and TimeoutError.
         """
@@ -359,7 +444,8 @@ class AsyncLLM:
             )
         if kwargs:
             raise InputError("methods by their names take args, and no kwargs", "kwargs")
-        return [await asyncio.wait_for(self.call("worker", method, *args), timeout)]
+        answers: list[Any] = await asyncio.wait_for(self.call("workers", method, *args), timeout)
+        return answers
 
     async def start_profile(self, profile_prefix: str | None = None) -> None:
         """Record what the worker does from now on (`profiler_config`). profile_prefix: of the trace's file name.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, Unpack
 
@@ -15,6 +16,7 @@ from quire.config.resolve import resolve
 from quire.config.typed_options import EngineOptions
 from quire.engine.client import EngineClient, EngineInfo, InProcessClient, ProcessClient
 from quire.foundation.errors import EngineDeadError, InputError
+from quire.foundation.log import get_logger
 from quire.frontend.inputs import PromptLike, build, read_prompt
 from quire.frontend.interrupts import INTERRUPT_SECONDS, deferred_interrupt
 from quire.frontend.outputs import OutputProcessor, RequestState
@@ -24,8 +26,10 @@ from quire.observe.engine_metrics import metrics_of
 from quire.types.metrics import Metric
 from quire.types.output import EngineStats, RequestOutput
 from quire.types.pooling import PoolingOutput, PoolingParams, PoolingRequestOutput
+from quire.types.request import EngineRequest
 from quire.types.sampling import SamplingParams
 
+_log = get_logger(__name__)
 T = TypeVar("T")
 Output = RequestOutput | PoolingRequestOutput[PoolingOutput]
 
@@ -105,11 +109,15 @@ class LLMEngine:
         self._added[request_id] = Added(self.processor.add(requests, request_id, text), task)
         try:
             for request in requests:
-                self.client.add(request)
+                self.submit(request)
         except BaseException:
             self.abort_request(request_id)
             raise
         return request_id
+
+    def submit(self, request: EngineRequest) -> None:
+        """Give the engine one whose outputs `processor` expects. Raises EngineDeadError if there is no engine."""
+        self.processor.journal.send(self.client, request)
 
     def abort_request(self, request_ids: str | Sequence[str]) -> None:
         """End requests: nothing more comes of them. Unknown ids are ignored."""
@@ -149,8 +157,14 @@ class LLMEngine:
         return outputs
 
     def turn(self) -> list[RequestState]:
-        """Wait for outputs, a while; the requests, of whomever, that they are about."""
-        changed, aborts = self.processor.process(self.client.poll(INTERRUPT_SECONDS))
+        """Wait for outputs, a while; the requests, of whomever, that they are about.
+
+        An engine whose worker is another process, or that is one itself, may die: its requests go on in the next.
+        """
+        try:
+            changed, aborts = self.processor.process(self.client.poll(INTERRUPT_SECONDS))
+        except EngineDeadError as error:
+            changed, aborts = self._outlive(error)
         if aborts:
             self.client.abort(aborts, "stop")
         for request_state in changed:
@@ -158,6 +172,24 @@ class LLMEngine:
             if added is not None and (request_state.finished or (added.pooling is None and request_state.has_news())):
                 self._news[request_state.request_id] = added
         return changed
+
+    def _outlive(self, error: EngineDeadError) -> tuple[list[RequestState], list[str]]:
+        """The engine is dead: wait for the next and give it what is open. Raises `error`, or why there will be none."""
+        death = self.client.death
+        if death is None or not self.client.can_restart:
+            raise error
+        began, journal = time.monotonic(), self.processor.journal
+        ends = journal.bury(death)
+        _log.error("the engine died: %s; %d requests wait for the next", death.cause, len(journal) - len(ends))
+        self.client.restart()
+        ended = self.processor.add_special(ends)
+        try:
+            while entries := journal.unsent():
+                journal.send_again(self.client, entries)
+        except EngineDeadError:
+            return ended  # `poll` says so again
+        _log.warning("the engine is back after %.1f s; %d requests go on", time.monotonic() - began, len(journal))
+        return ended
 
     def _take(self, added: Added) -> Output:
         if added.pooling is None:
@@ -199,7 +231,7 @@ class LLMEngine:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """What each worker (there is one) answers to a method by its name, or to a function of it.
+        """What each worker (one a rank) answers to a method by its name, or to a function of it.
 
         A function gets the worker and the arguments, and may return anything; it cannot be sent to another process,
         where InputError is raised instead. A name is one of those the worker has ("memory"); its answer is plain data.
@@ -210,7 +242,8 @@ class LLMEngine:
             return [self.client.run_in_worker(lambda worker: function(worker, *args, **named))]
         if kwargs:
             raise InputError("methods by their names take args, and kwargs are for functions", "kwargs")
-        return [self.client.call("worker", method, *args, timeout=timeout)]
+        answers: list[Any] = self.client.call("workers", method, *args, timeout=timeout)
+        return answers
 
     def apply_model(self, func: Callable[[Any], T]) -> list[T]:
         """What `func` makes of the model, a torch module, in each worker (there is one). Raises InputError like

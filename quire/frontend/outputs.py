@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.foundation.errors import InputError
+from quire.frontend.journal import Journal
 from quire.frontend.tokenization.detokenizer import Detokenizer, can_wait
 from quire.frontend.tokenization.stops import StopAutomaton, stop_automaton
 from quire.frontend.tokenization.tokenizer import Tokenizer
@@ -260,6 +261,7 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._by_engine_id: dict[str, tuple[RequestState, Answer]] = {}
         self._by_id: dict[str, RequestState] = {}
+        self.journal = Journal()  # of the requests whose outputs are expected
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -273,8 +275,9 @@ class OutputProcessor:
             raise InputError(f"request_id {request_id!r} is in use by a request that has not finished", "request_id")
         request_state = RequestState(requests, request_id, prompt_text, self._tokenizer)
         self._by_id[request_id] = request_state
-        for answer in request_state.answers:
+        for request, answer in zip(requests, request_state.answers, strict=True):
             self._by_engine_id[answer.request_id] = (request_state, answer)
+            self.journal.open(request, answer.token_ids)
         return request_state
 
     def process(self, outputs: EngineOutputs) -> tuple[list[RequestState], list[str]]:
@@ -341,6 +344,7 @@ class OutputProcessor:
     def _forget(self, engine_id: str, request_state: RequestState) -> None:
         """An answer has ended."""
         del self._by_engine_id[engine_id]
+        self.journal.close(engine_id)
         if request_state.finished:
             del self._by_id[request_state.request_id]
 
@@ -352,6 +356,7 @@ class OutputProcessor:
         running = request_state.running_ids
         for engine_id in running:
             del self._by_engine_id[engine_id]
+            self.journal.close(engine_id)
         request_state.abort(time.time())
         return request_state, running
 

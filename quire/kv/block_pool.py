@@ -40,6 +40,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.num_free = 0
         self._blocks = [Block(i) for i in range(num_blocks)]
+        self.null = self._blocks[NULL_BLOCK]  # stands in tables for what is not held
         self._cached: dict[bytes, Block] = {}
         # A ring around one sentinel: its `next` is the block to hand out first, its `prev` the last.
         self._ring = Block(-1)

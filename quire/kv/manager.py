@@ -4,21 +4,26 @@ A full block of known tokens is registered as soon as the step that fills it is 
 one stream, and within a step every layer writes the KV of the whole batch before it reads any. So a request may hit
 blocks that a neighbour in the very same plan computes. Blocks of sampled tokens are registered when their request
 ends or is preempted: nobody knows these tokens sooner, and hashing many blocks at once is cheaper.
+
+A model's layers may be several groups, each with a table of its own a request; all take their blocks from one pool. A
+hit is the longest beginning that every group can serve, and ends where blocks of all of them end.
 """
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence
 from typing import Protocol
 
 from quire.foundation.errors import ConfigError
 from quire.kv.block_pool import Block, BlockPool
-from quire.kv.group import make_group
+from quire.kv.group import BlockNames, CachedGroup
 from quire.kv.hashing import RecentChains, chain_start, extend_hashes, new_root
-from quire.types.kv import KVGroupSpec
+from quire.kv.kinds import CACHED, make_group
+from quire.types.kv import NULL_BLOCK, KVGroupSpec, capacity
 
-Hit = list[list[Block]]  # cached blocks, one list a group
+Hit = list[list[Block]]  # table entries, one list a group
 
 
 class TokenOwner(Protocol):
@@ -26,20 +31,25 @@ class TokenOwner(Protocol):
 
     id: str
     tokens: array[int]  # int32, known ones only
-    hashes: list[bytes]  # of its full blocks, grown here
+    hashes: list[bytes]  # its chain, grown here
     extra_key: bytes  # what besides tokens names its KV
 
 
 class _Held:
-    __slots__ = ("num_registered", "tables")
+    __slots__ = ("firsts", "num_registered", "tables")
 
-    def __init__(self, tables: list[list[Block]]) -> None:
+    def __init__(self, tables: Hit) -> None:
         self.tables = tables  # one a group
-        self.num_registered = len(tables[0])  # leading blocks that were offered to the cache
+        self.firsts = [_first_held(table) for table in tables]  # entries before these are the null block
+        self.num_registered = [len(table) for table in tables]  # leading entries that were offered to the cache
+
+    @property
+    def num_blocks(self) -> int:
+        return sum(map(len, self.tables)) - sum(self.firsts)
 
 
 class KVManager:
-    """num_blocks: blocks of the pool that all groups share, the null block included.
+    """num_blocks: pages of the pool that all groups share, the null block included.
 
     Raises ConfigError for groups it cannot serve.
     """
@@ -52,21 +62,22 @@ class KVManager:
         enable_prefix_caching: bool = True,
         seed: bytes | None = None,
     ) -> None:
-        sizes = {spec.block_size for spec in groups}
-        if len(sizes) != 1:
-            raise ConfigError(f"KV groups must have one block size, got {sorted(sizes) or 'no group'}", "block_size")
-        self.block_size = sizes.pop()
-        self.enable_prefix_caching = enable_prefix_caching
+        if not groups:
+            raise ConfigError("a model must have a KV group, if only one that keeps nothing")
         self.pool = BlockPool(num_blocks)
-        self.groups = [make_group(spec, i, self.pool) for i, spec in enumerate(groups)]
+        cached = [spec.block_size for spec in groups if spec.kind in CACHED] or [groups[0].block_size]
+        self._unit = math.gcd(*cached)  # tokens that a link of a chain stands for
+        self.alignment = math.lcm(*cached)  # tokens: where blocks of all groups end
+        self._names = [BlockNames(self.pool, i, spec.block_size, self._unit) for i, spec in enumerate(groups)]
+        self.groups = [make_group(spec, names) for spec, names in zip(groups, self._names, strict=True)]
+        self.enable_prefix_caching = enable_prefix_caching and any(spec.kind in CACHED for spec in groups)
+        self.block_sizes = [spec.block_size for spec in groups]
+        self.capacity = capacity(groups, num_blocks)  # tokens that one request can hold when it is alone
+        self._cached = [(i, group) for i, group in enumerate(self.groups) if isinstance(group, CachedGroup)]
+        self._windows = [i for i, spec in enumerate(groups) if spec.window]
         self._root = new_root(seed)
-        self._recent = RecentChains(self.block_size)
+        self._recent = RecentChains(self._unit)
         self._held: dict[str, _Held] = {}
-
-    @property
-    def capacity(self) -> int:
-        """Tokens that one request can hold when it is alone."""
-        return self.pool.num_usable // len(self.groups) * self.block_size
 
     @property
     def num_free(self) -> int:
@@ -77,61 +88,142 @@ class KVManager:
         """Share of the blocks that requests hold, 0 … 1."""
         return 1.0 - self.pool.num_free / self.pool.num_usable
 
+    @property
+    def keeps_history_apart(self) -> bool:
+        """Whether the ids of tokens that are found in the cache must be told to the worker."""
+        return any(group.spec.kind == "history" for group in self.groups)
+
+    @property
+    def shareable(self) -> int | None:
+        """The group whose tables show which requests begin alike and read all of that; None: there is none."""
+        full = [i for i, group in enumerate(self.groups) if group.spec.kind == "full"]
+        return full[0] if full else None
+
+    # --- the prefix cache ---------------------------------------------------------------------------------------
+
     def find_cached(self, request: TokenOwner, max_tokens: int) -> tuple[Hit, int]:
         """The cached beginning of `request`: its blocks and how many tokens they cover, at most `max_tokens`."""
         return self._find(request, 0, max_tokens)
 
     def find_more(self, request: TokenOwner, num_computed: int, max_tokens: int) -> tuple[Hit, int]:
-        """Cached blocks that continue the table of a running request which stands at a block's end."""
-        if num_computed % self.block_size:
+        """Cached blocks that continue the tables of a running request which stands at the end of blocks."""
+        if num_computed % self.alignment:
             return [[] for _ in self.groups], 0
-        return self._find(request, num_computed // self.block_size, max_tokens)
+        return self._find(request, num_computed, max_tokens)
 
     def _find(self, request: TokenOwner, first: int, max_tokens: int) -> tuple[Hit, int]:
-        last = max_tokens // self.block_size if self.enable_prefix_caching else 0
-        if last <= first:
-            return [[] for _ in self.groups], 0
-        self._extend_hashes(request, last)
-        hit = [group.find_cached(request.hashes, first, last) for group in self.groups]
-        shortest = min(len(blocks) for blocks in hit)
-        return [blocks[:shortest] for blocks in hit], shortest * self.block_size
+        """first: tokens whose blocks the request holds."""
+        hit: Hit = [[] for _ in self.groups]
+        most = max_tokens // self.alignment * self.alignment if self.enable_prefix_caching else 0
+        if most <= first:
+            return hit, 0
+        self._extend_chain(request, most)
+        asked = list(self._cached)
+        while asked:
+            number, group = asked.pop(0)
+            hit[number] = group.find(request.hashes, first, most, self.alignment)
+            end = first + len(hit[number]) * group.spec.block_size
+            if end < most:  # the others have promised more
+                most = end
+                asked += [
+                    (i, other)
+                    for i, other in self._cached
+                    if i != number and not other.serves_less and (i, other) not in asked
+                ]
+        blocks = [blocks[: (most - first) // size] for blocks, size in zip(hit, self.block_sizes, strict=True)]
+        return blocks, most - first
+
+    def register(self, request: TokenOwner, num_tokens: int) -> None:
+        """Offer to the cache all full blocks among the first `num_tokens` tokens (all known, KV planned)."""
+        if not self.enable_prefix_caching:
+            return
+        held = self._held[request.id]
+        for number, _ in self._cached:
+            full, known = num_tokens // self.block_sizes[number], held.num_registered[number]
+            if full <= known:
+                continue
+            self._extend_chain(request, full * self.block_sizes[number])
+            names, table = self._names[number], held.tables[number]
+            for i in range(max(known, held.firsts[number]), full):
+                names.register(table[i], request.hashes, i)
+            held.num_registered[number] = full
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached content. Running requests go on undisturbed."""
+        self.pool.forget_all()
+
+    def _extend_chain(self, request: TokenOwner, num_tokens: int) -> None:
+        chain, links = request.hashes, num_tokens // self._unit
+        if not chain and links:
+            chain += self._recent.common(request.extra_key, request.tokens)
+            self._recent.keep(request.extra_key, request.tokens, chain)
+        if len(chain) < links:
+            parent = chain[-1] if chain else chain_start(self._root, request.extra_key)
+            extend_hashes(chain, request.tokens, links, self._unit, parent)
+
+    # --- what requests hold -------------------------------------------------------------------------------------
 
     def num_needed(self, num_tokens: int, hit: Hit) -> int:
-        """Free blocks that a new table for `num_tokens` tokens takes, those of `hit` that are free now included."""
+        """Free blocks that new tables for `num_tokens` tokens take, those of `hit` that are free now included."""
         needed = 0
         for group, blocks in zip(self.groups, hit, strict=True):
-            needed += group.num_blocks(num_tokens) - len(blocks) + sum(block.refs == 0 for block in blocks)
+            held = [block for block in blocks if block.id != NULL_BLOCK] if group.spec.window else blocks
+            needed += group.spec.most_blocks(num_tokens) - len(held) + sum(block.refs == 0 for block in held)
         return needed
 
     def num_missing(self, request: TokenOwner, num_tokens: int) -> int:
-        """Blocks that the table of a running request lacks for `num_tokens` tokens."""
-        tables = self._held[request.id].tables
+        """Blocks that a running request on its way to `num_tokens` tokens may still lack."""
+        held = self._held[request.id]
         return sum(
-            max(0, group.num_blocks(num_tokens) - len(table)) for group, table in zip(self.groups, tables, strict=True)
+            max(0, group.spec.most_blocks(num_tokens) - len(table) + first)
+            for group, table, first in zip(self.groups, held.tables, held.firsts, strict=True)
         )
 
     def num_held(self, request: TokenOwner) -> int:
-        return sum(len(table) for table in self._held[request.id].tables)
+        return self._held[request.id].num_blocks
 
     def admit(self, request: TokenOwner, hit: Hit) -> None:
-        """Open the table of a request with the blocks found by `find_cached`."""
-        for blocks in hit:
-            self.pool.touch(blocks)
-        self._held[request.id] = _Held([list(blocks) for blocks in hit])
+        """Open the tables of a request with what `find_cached` found."""
+        held = self._held[request.id] = _Held([list(blocks) for blocks in hit])
+        for table, first in zip(held.tables, held.firsts, strict=True):
+            self.pool.touch(table[first:] if first else table)
 
-    def adopt(self, request: TokenOwner, hit: Hit) -> None:
-        """Append the blocks found by `find_more`."""
+    def adopt(self, request: TokenOwner, hit: Hit, num_computed: int) -> None:
+        """Append what `find_more` found, which makes `num_computed` tokens in all."""
         held = self._held[request.id]
-        for table, blocks in zip(held.tables, hit, strict=True):
-            self.pool.touch(blocks)
-            table.extend(blocks)
-        held.num_registered = len(held.tables[0])
+        for blocks in hit:
+            self.pool.touch(block for block in blocks if block.id != NULL_BLOCK)
+        for number, blocks in enumerate(hit):
+            held.tables[number].extend(blocks)
+            if blocks:
+                held.num_registered[number] = len(held.tables[number])
+        self.free_behind(request, num_computed)
 
-    def allocate(self, request: TokenOwner, num_tokens: int) -> list[list[Block]] | None:
-        """Grow the table to hold `num_tokens` tokens. Returns the new blocks a group, None if too few are free."""
+    def num_short(self, request: TokenOwner, num_tokens: int) -> int:
+        """Blocks that the tables lack to hold `num_tokens` tokens."""
+        tables = self._held[request.id].tables
+        return sum(
+            max(0, -(-num_tokens // size) - len(table)) for size, table in zip(self.block_sizes, tables, strict=True)
+        )
+
+    def reach(self, request: TokenOwner, num_tokens: int) -> int:
+        """How many tokens, up to `num_tokens`, the tables can hold with all blocks that are free."""
+        if self.num_short(request, num_tokens) <= self.num_free:
+            return num_tokens
+        least, most = 0, num_tokens - 1
+        while least < most:
+            middle = (least + most + 1) // 2
+            if self.num_short(request, middle) <= self.num_free:
+                least = middle
+            else:
+                most = middle - 1
+        return least
+
+    def allocate(self, request: TokenOwner, num_tokens: int) -> Hit | None:
+        """Grow the tables to hold `num_tokens` tokens. Returns the new blocks a group, None if too few are free."""
         tables = self._held[request.id].tables
         counts = [
-            max(0, group.num_blocks(num_tokens) - len(table)) for group, table in zip(self.groups, tables, strict=True)
+            max(0, -(-num_tokens // size) - len(table)) for size, table in zip(self.block_sizes, tables, strict=True)
         ]
         if sum(counts) > self.pool.num_free:
             return None
@@ -142,68 +234,75 @@ class KVManager:
 
     def trim(self, request: TokenOwner, num_tokens: int) -> None:
         """Give back the blocks behind those that `num_tokens` tokens need; none of them was registered."""
-        for group, table in zip(self.groups, self._held[request.id].tables, strict=True):
-            kept = group.num_blocks(num_tokens)
+        for size, table in zip(self.block_sizes, self._held[request.id].tables, strict=True):
+            kept = -(-num_tokens // size)
             self.pool.free(reversed(table[kept:]))
             del table[kept:]
 
-    def allocate_one_each(self, requests: Sequence[TokenOwner]) -> list[list[Block]]:
-        """One more block in every group for every request: new blocks a group, in the order of `requests`.
+    def allocate_one_each(self, group: int, requests: Sequence[TokenOwner]) -> list[Block]:
+        """One more block in this group for every request: new blocks in the order of `requests`.
 
         Raises ValueError if too few are free.
         """
-        new = []
-        for index in range(len(self.groups)):
-            blocks = self.pool.allocate(len(requests))
-            for request, block in zip(requests, blocks, strict=True):
-                self._held[request.id].tables[index].append(block)
-            new.append(blocks)
-        return new
+        blocks = self.pool.allocate(len(requests))
+        for request, block in zip(requests, blocks, strict=True):
+            self._held[request.id].tables[group].append(block)
+        return blocks
 
-    def table(self, request: TokenOwner) -> list[list[Block]]:
+    @property
+    def frees_behind(self) -> bool:
+        """Whether requests give blocks back while they run."""
+        return bool(self._windows)
+
+    def free_behind(self, request: TokenOwner, num_computed: int) -> None:
+        """Give back what no token from `num_computed` on reads. The plan being made must not compute any before it:
+        others may write to these blocks in the very same step."""
+        held = self._held[request.id]
+        for number in self._windows:
+            first, needed = held.firsts[number], self.groups[number].first_needed(num_computed)
+            if needed > first:
+                table = held.tables[number]
+                self.pool.free(block for block in table[first:needed] if block.id != NULL_BLOCK)
+                table[first:needed] = [self.pool.null] * (needed - first)
+                held.firsts[number] = needed
+
+    def table(self, request: TokenOwner) -> Hit:
         """The blocks of a request, a list a group. Not to be changed."""
         return self._held[request.id].tables
 
-    def register(self, request: TokenOwner, num_tokens: int) -> None:
-        """Offer to the cache all full blocks among the first `num_tokens` tokens (all known, KV planned)."""
+    def held(self, request: TokenOwner) -> Hit:
+        """The ends of its tables that hold something."""
         held = self._held[request.id]
-        full = num_tokens // self.block_size
-        if full <= held.num_registered or not self.enable_prefix_caching:
-            return
-        self._extend_hashes(request, full)
-        for group, table in zip(self.groups, held.tables, strict=True):
-            for i in range(held.num_registered, full):
-                group.register(table[i], request.hashes[i])
-        held.num_registered = full
+        return [table[first:] for table, first in zip(held.tables, held.firsts, strict=True)]
+
+    def room(self, request: TokenOwner) -> list[int]:
+        """Tokens that its table of each group can hold."""
+        tables = self._held[request.id].tables
+        return [len(table) * size for table, size in zip(tables, self.block_sizes, strict=True)]
 
     def free(self, request: TokenOwner) -> None:
-        """Close the table of a request."""
-        for table in self._held.pop(request.id).tables:
+        """Close the tables of a request."""
+        held = self._held.pop(request.id)
+        for table, first in zip(held.tables, held.firsts, strict=True):
             # The end of a sequence is the least likely to be shared: it is reused first.
-            self.pool.free(reversed(table))
-
-    def reset_prefix_cache(self) -> None:
-        """Forget all cached content. Running requests go on undisturbed."""
-        self.pool.forget_all()
+            self.pool.free(reversed(table[first:] if first else table))
 
     def check(self) -> None:
         """Raise AssertionError if blocks and tables do not add up."""
         self.pool.check()
         refs: dict[int, int] = {}
         for held in self._held.values():
-            for table in held.tables:
-                for block in table:
+            for number, table in enumerate(held.tables):
+                first = held.firsts[number]
+                assert all(block.id == NULL_BLOCK for block in table[:first]), "a block is held that was given back"
+                for block in table[first:]:
                     refs[block.id] = refs.get(block.id, 0) + 1
+                    assert block.id != NULL_BLOCK, "the null block stands where a block is needed"
                     assert block.refs > 0, f"{block} is in a table and free"
         held_blocks = self.pool.num_usable - self.pool.num_free
         assert len(refs) == held_blocks, f"{held_blocks} blocks are taken, {len(refs)} are in a table"
         self.pool.check_refs(refs)
 
-    def _extend_hashes(self, request: TokenOwner, num_blocks: int) -> None:
-        hashes = request.hashes
-        if not hashes and num_blocks:
-            hashes += self._recent.common(request.extra_key, request.tokens)
-            self._recent.keep(request.extra_key, request.tokens, hashes)
-        if len(hashes) < num_blocks:
-            parent = hashes[-1] if hashes else chain_start(self._root, request.extra_key)
-            extend_hashes(hashes, request.tokens, num_blocks, self.block_size, parent)
+
+def _first_held(table: list[Block]) -> int:
+    return next((i for i, block in enumerate(table) if block.id != NULL_BLOCK), len(table))

@@ -5,12 +5,36 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from quire.distributed.topology import ALONE, Share, Topology
+from quire.kernels.gemm.linear import linear
+from quire.layers.norm import RMSNorm
+from quire.quantization.base import ALL_ROWS
+
 
 class Embedding(nn.Module):
+    """Plain in every model, and whole on every rank: a share would save little memory and cost a sum a step. But as a
+    head, which is a product, ranks share it by rows of the vocabulary."""
+
     def __init__(self, vocab_size: int, hidden: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab_size, hidden), requires_grad=False)
+        self.share_with(ALONE)
+
+    def share_with(self, topology: Topology) -> None:
+        """Make logits of this rank's share of the vocabulary alone."""
+        self.share: Share = topology.padded(len(self.weight))
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """input_ids int32 [tokens] → [tokens, hidden]."""
         return nn.functional.embedding(input_ids, self.weight)
+
+    def wide(self, x: torch.Tensor, norm: RMSNorm, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits of a model that ties its head to its embeddings: norm(x [m, hidden]) @ weight.T in float32. Of this
+        rank's share, as wide as any rank's."""
+        begin, end, room = self.share
+        weight = self.weight[begin:end]
+        y = linear(x, weight, norm=(norm.weight, norm.eps), out_dtype=torch.float32, out=out)
+        return y if end - begin == room else nn.functional.pad(y, (0, room - (end - begin)))
+
+    def dense(self, dtype: torch.dtype, rows: slice = ALL_ROWS) -> torch.Tensor:
+        return self.weight[rows].to(dtype)

@@ -42,11 +42,12 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.scale = (hidden // heads) ** -0.5
         self.act = activation(act)
-        self.qkv = Linear(hidden, 3 * hidden, bias=True, parts=dict.fromkeys(("query", "key", "value"), hidden))
-        self.attention_out = Linear(hidden, hidden, bias=True)
+        parts = dict.fromkeys(("query", "key", "value"), hidden)
+        self.qkv = Linear(hidden, 3 * hidden, bias=True, parts=parts, role="rows")
+        self.attention_out = Linear(hidden, hidden, bias=True, role="columns")
         self.attention_norm = LayerNorm(hidden, eps)
-        self.up = Linear(hidden, intermediate, bias=True)
-        self.down = Linear(intermediate, hidden, bias=True)
+        self.up = Linear(hidden, intermediate, bias=True, role="rows")
+        self.down = Linear(intermediate, hidden, bias=True, role="columns")
         self.norm = LayerNorm(hidden, eps)
 
     def forward(self, x: torch.Tensor, ctx: EncoderContext) -> torch.Tensor:

@@ -15,9 +15,10 @@ class GatedMLP(nn.Module):
     def __init__(self, hidden: int, intermediate: int, *, bias: bool = False) -> None:
         super().__init__()
         self.gate_up_proj = Linear.gate_up(hidden, intermediate, bias=bias)
-        self.down_proj = Linear(intermediate, hidden, bias=bias)
+        self.down_proj = Linear(intermediate, hidden, bias=bias, role="columns")
 
     def forward(self, residual: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
         """`residual += mlp(norm(residual))` in place, [tokens, hidden]; returns it."""
-        y: torch.Tensor = self.down_proj(self.gate_up_proj(residual, norm), residual=residual)
+        inner = self.gate_up_proj(residual, norm, reader=self.down_proj)
+        y: torch.Tensor = self.down_proj(inner, residual=residual)
         return y

@@ -12,9 +12,11 @@ from torch import nn
 
 from quire.attention.context import StepContext
 from quire.config.reading import read, read_positive
+from quire.distributed.group import Group
 from quire.foundation.errors import ConfigError
+from quire.kernels.across_ranks import gather_columns
 from quire.kernels.elementwise.norm import rms_norm
-from quire.kernels.gemm.linear import linear
+from quire.layers.attention import Attention, Keeps
 from quire.layers.block import DecoderLayer
 from quire.layers.embedding import Embedding
 from quire.layers.linear import Linear
@@ -63,7 +65,9 @@ class Model(Protocol):
     def num_heads(self) -> int: ...
 
     @property
-    def sliding_window(self) -> int | None: ...
+    def layer_groups(self) -> list[int]:
+        """The number of each layer's group; empty for a model that keeps nothing."""
+        ...
 
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]: ...
 
@@ -83,10 +87,17 @@ class Model(Protocol):
         """Tensors of checkpoints that must equal another of the model's, if they are there at all, and which."""
         ...
 
-    def kv_spec(self, block_size: int, dtype: torch.dtype | None = None) -> KVGroupSpec: ...
+    def kv_groups(self, block_size: int, dtype: torch.dtype | None = None) -> list[KVGroupSpec]:
+        """Layers that keep the same kind of thing, the ones that keep all of it first. dtype: of the cache; by default
+        the weights'."""
+        ...
 
     def num_bytes(self) -> int:
         """Bytes of the weights."""
+        ...
+
+    def num_weights(self) -> int:
+        """Numbers that these stand for."""
         ...
 
 
@@ -100,7 +111,7 @@ class DecoderStack(nn.Module):
     """A decoder-only language model, as the worker sees it.
 
     layer: makes the decoder layer of a given number. tied: logits come from the embedding matrix.
-    sliding_window: tokens a query sees, itself included; None: all. Submodules are named as in checkpoints.
+    Submodules are named as in checkpoints.
     """
 
     is_causal = True
@@ -111,16 +122,26 @@ class DecoderStack(nn.Module):
         layer: Callable[[int], DecoderLayer],
         *,
         tied: bool,
-        sliding_window: int | None = None,
     ) -> None:
         super().__init__()
         self.sizes = sizes
         self.hidden, self.num_heads = sizes.hidden, sizes.heads
-        self.sliding_window = sliding_window
+        self.group: Group | None = None
         self.embed_tokens = Embedding(sizes.vocab, sizes.hidden)
         self.layers = nn.ModuleList(layer(index) for index in range(sizes.layers))
+        self._keeps, self.layer_groups = _grouped(self.layers)
         self.norm = RMSNorm(sizes.hidden, sizes.eps)
-        self.lm_head = None if tied else Linear(sizes.hidden, sizes.vocab, bias=False)
+        self.lm_head = None if tied else Linear(sizes.hidden, sizes.vocab, bias=False, role="vocabulary")
+
+    def join(self, group: Group) -> None:
+        """Be the share of one of several ranks. Raises ConfigError if they cannot share it."""
+        topology = group.topology
+        self.num_heads = topology.share(self.num_heads, "num_attention_heads")
+        self._keeps = [
+            keeps._replace(num_kv_heads=topology.heads(keeps.num_kv_heads, "num_key_value_heads"))
+            for keeps in self._keeps
+        ]
+        self.group = group
 
     def forward(
         self,
@@ -143,15 +164,28 @@ class DecoderStack(nn.Module):
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """hidden: rows of what `forward` returned, [rows, hidden] → float32 [rows, vocab], written to `out` if given.
 
-        The final norm belongs here: only rows whose logits are wanted go through it.
+        The final norm belongs here: only rows whose logits are wanted go through it. Of ranks the first has them.
         """
-        norm = (self.norm.weight, self.norm.eps)
-        return linear(hidden, self.output_weight, norm=norm, out_dtype=torch.float32, out=out)
+        head = self.embed_tokens if self.lm_head is None else self.lm_head
+        if self.group is None:
+            return head.wide(hidden, self.norm, out)
+        part = head.wide(hidden, self.norm)
+        if out is None:
+            out = torch.empty((len(hidden), self.sizes.vocab), dtype=torch.float32, device=hidden.device)
+        return gather_columns(part, out, self.group)
 
-    @property
-    def output_weight(self) -> torch.Tensor:
-        """[vocab, hidden]: what makes logits of states."""
-        return (self.embed_tokens if self.lm_head is None else self.lm_head).weight
+    def output_row(self, token: int) -> torch.Tensor:
+        """What makes the logit of a token of a state: float32 [hidden]."""
+        if self.lm_head is None:
+            return self.embed_tokens.dense(torch.float32, slice(token, token + 1))[0]
+        (share,) = self.lm_head.shares
+        place = token - share.begin
+        if self.group is None:
+            return self.lm_head.matrix.dense(torch.float32, slice(place, place + 1))[0]
+        row = torch.zeros(self.hidden, dtype=torch.float32, device=self.norm.weight.device)
+        if share.begin <= token < share.end:
+            row.copy_(self.lm_head.matrix.dense(torch.float32, slice(place, place + 1))[0])
+        return self.group.sum(row)
 
     def states(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: rows of what `forward` returned → the model's own last hidden states, which logits are made of."""
@@ -167,16 +201,44 @@ class DecoderStack(nn.Module):
     def checkpoint_name(self, path: str) -> str:
         return path if path.startswith("lm_head.") else f"model.{path}"
 
-    def kv_spec(self, block_size: int, dtype: torch.dtype | None = None) -> KVGroupSpec:
-        """dtype: of the cache; by default the weights'."""
-        return KVGroupSpec(
-            kind="full",
-            block_size=block_size,
-            num_layers=self.sizes.layers,
-            num_kv_heads=self.sizes.kv_heads,
-            head_dim=self.sizes.head_dim,
-            dtype_bytes=(dtype or self.embed_tokens.weight.dtype).itemsize,
-        )
+    def kv_groups(self, block_size: int, dtype: torch.dtype | None = None) -> list[KVGroupSpec]:
+        return [
+            KVGroupSpec(
+                kind=keeps.kind,
+                block_size=block_size,
+                num_layers=self.layer_groups.count(number),
+                num_kv_heads=keeps.num_kv_heads,
+                head_dim=keeps.head_dim,
+                dtype_bytes=(dtype or self.embed_tokens.weight.dtype).itemsize,
+                window=keeps.window,
+            )
+            for number, keeps in enumerate(self._keeps)
+        ]
 
     def num_bytes(self) -> int:
-        return sum(p.numel() * p.element_size() for p in self.parameters())
+        return num_bytes(self)
+
+    def num_weights(self) -> int:
+        return num_weights(self)
+
+
+def num_bytes(module: nn.Module) -> int:
+    """Of its parameters."""
+    return sum(p.numel() * p.element_size() for p in module.parameters())
+
+
+def num_weights(module: nn.Module) -> int:
+    """Numbers that its parameters stand for, however they are kept."""
+    return sum(
+        child.num_weights() if isinstance(child, Linear) else sum(p.numel() for p in child.parameters(recurse=False))
+        for child in module.modules()
+    )
+
+
+def _grouped(layers: nn.ModuleList) -> tuple[list[Keeps], list[int]]:
+    """What each group keeps, and the number of each layer's group, which the layers are told."""
+    attentions = sorted((m for m in layers.modules() if isinstance(m, Attention)), key=lambda m: m.index)
+    keeps = sorted({attention.keeps for attention in attentions})  # "full" stands before "window"
+    for attention in attentions:
+        attention.group = keeps.index(attention.keeps)
+    return keeps, [attention.group for attention in attentions]

@@ -14,28 +14,51 @@ from quire.config import own_families
 from quire.config.families import family_of
 from quire.config.model_info import ModelInfo
 from quire.config.pooler import PoolerConfig
+from quire.distributed.group import Group
+from quire.distributed.topology import ALONE
 from quire.foundation.errors import ConfigError
-from quire.models.base import DecoderStack
+from quire.layers.attention import Attention
+from quire.layers.embedding import Embedding
+from quire.layers.linear import Linear
+from quire.models.base import DecoderStack, Model
 from quire.models.pooling import PoolingModel, make_head
+from quire.quantization.base import QuantizationMethod
+from quire.quantization.plain import Unquantized
 
 _TOO_LARGE = re.compile("allocate|overflow")
 
 
-def build(info: ModelInfo, dtype: torch.dtype, device: torch.device, max_positions: int) -> DecoderStack:
-    """The model with its parameters allocated on `device`, their values not set.
+def build(
+    info: ModelInfo,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_positions: int,
+    method: QuantizationMethod | None = None,
+    group: Group | None = None,
+) -> DecoderStack:
+    """The model with its parameters allocated on `device`, their values not set. method: None, everything plain.
+    group: of the ranks that share it, each of which gets its own part; None: there is one.
 
     Raises ConfigError for an architecture without a family file, a quantized checkpoint or a config that cannot be.
     """
     with _allocating(dtype, device):
         family = _family(info)
         model = family.build(_config(info, family), max_positions)
+        if isinstance(model, DecoderStack):
+            allocate(model, method or Unquantized(), group)
     if not isinstance(model, DecoderStack):
         raise ConfigError(f"{info.architecture} does not generate: set runner to auto or pooling", "runner")
     return model.eval()
 
 
 def build_for_pooling(
-    info: ModelInfo, pooler: PoolerConfig, dtype: torch.dtype, device: torch.device, max_positions: int
+    info: ModelInfo,
+    pooler: PoolerConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_positions: int,
+    method: QuantizationMethod | None = None,
+    group: Group | None = None,
 ) -> PoolingModel:
     """The same for a model that makes vectors."""
     family = _family(info)
@@ -45,7 +68,27 @@ def build_for_pooling(
     with _allocating(dtype, device):
         trunk = family.build(config, max_positions)
         head = make_head(pooler, info.architecture, config, getattr(family, "classifier", None))
-        return PoolingModel(trunk, head, pooler, getattr(family, "unused", None)).eval()
+        model = PoolingModel(trunk, head, pooler, getattr(family, "unused", None))
+        allocate(model, method or Unquantized(), group)
+    return model.eval()
+
+
+def allocate(model: Model, method: QuantizationMethod, group: Group | None = None) -> None:
+    """Give every linear layer the tensors of its format, now that its place and so its name is known.
+
+    group: every layer becomes the share of one of its ranks.
+    """
+    topology = ALONE if group is None else group.topology
+    for path, module in model.named_modules():
+        if isinstance(module, Attention | Embedding):
+            module.share_with(topology)
+        elif isinstance(module, DecoderStack) and group is not None:
+            module.join(group)
+        if isinstance(module, Linear):
+            parent = path.rpartition(".")[0]
+            paths = [f"{parent}.{part}" if part else path for part in module.parts]
+            names = (model.checkpoint_name(f"{path}.weight").removesuffix(".weight") for path in paths)
+            module.allocate(method, tuple(names), topology, group)
 
 
 def _config(info: ModelInfo, family: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from quire.foundation.errors import ConfigError
 from quire.layers.embedding import Embedding
 from quire.layers.encoder import ACTIVATIONS, EncoderLayer
 from quire.layers.norm import LayerNorm
+from quire.models.base import num_bytes, num_weights
 from quire.types.kv import KVGroupSpec
 
 # Paths of our modules, and what they are called in checkpoints.
@@ -44,7 +45,6 @@ class EncoderStack(nn.Module):
     """
 
     is_causal = False
-    sliding_window = None
 
     def __init__(self, config: Mapping[str, Any], max_tokens: int, *, prefix: str, first_position: int = 0) -> None:
         super().__init__()
@@ -105,8 +105,12 @@ class EncoderStack(nn.Module):
     def twins(self) -> dict[str, str]:
         return {}
 
-    def kv_spec(self, block_size: int, dtype: torch.dtype | None = None) -> KVGroupSpec:  # noqa: ARG002 (holds nothing)
-        return KVGroupSpec(
+    @property
+    def layer_groups(self) -> list[int]:
+        return []
+
+    def kv_groups(self, block_size: int, dtype: torch.dtype | None = None) -> list[KVGroupSpec]:  # noqa: ARG002
+        spec = KVGroupSpec(
             kind="none",
             block_size=1 << (self.max_tokens - 1).bit_length(),
             num_layers=0,
@@ -114,6 +118,10 @@ class EncoderStack(nn.Module):
             head_dim=self.hidden // self.num_heads,
             dtype_bytes=self.word_embeddings.weight.element_size(),
         )
+        return [spec]
 
     def num_bytes(self) -> int:
-        return sum(p.numel() * p.element_size() for p in self.parameters())
+        return num_bytes(self)
+
+    def num_weights(self) -> int:
+        return num_weights(self)

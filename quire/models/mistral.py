@@ -1,4 +1,4 @@
-"""Mistral 7B and later dense ones: Llama's layers, with or without a sliding window."""
+"""Mistral 7B and later dense ones, Ministral 8B: Llama's layers, with sliding windows in all, some or none."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from quire.layers.block import DecoderLayer
 from quire.layers.mlp import GatedMLP
 from quire.layers.rotary import rotary_table
 from quire.models.base import DecoderStack, Sizes
-from quire.models.window import uniform_window
+from quire.models.window import layer_windows
 
-architectures = ("MistralForCausalLM",)
+architectures = ("MistralForCausalLM", "MinistralForCausalLM")
 defaults = {  # as transformers has them
     "vocab_size": 32000,
     "hidden_size": 4096,
@@ -35,19 +35,18 @@ fixed = {
     "is_causal": (True, None),
     "is_encoder_decoder": (False, None),
 }
+shared = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 
 
 def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
     sizes = Sizes.read(config)
     cos_sin = rotary_table(config, sizes.head_dim, max_positions)
+    windows = layer_windows(config, sizes.layers, max_positions)
 
     def layer(index: int) -> DecoderLayer:
-        attention = Attention(index, sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head_dim, cos_sin)
+        attention = Attention(
+            index, sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head_dim, cos_sin, window=windows[index]
+        )
         return DecoderLayer(attention, GatedMLP(sizes.hidden, sizes.intermediate), sizes.hidden, sizes.eps)
 
-    return DecoderStack(
-        sizes,
-        layer,
-        tied=read(bool, config, "tie_word_embeddings"),
-        sliding_window=uniform_window(config, sizes.layers, max_positions),
-    )
+    return DecoderStack(sizes, layer, tied=read(bool, config, "tie_word_embeddings"))

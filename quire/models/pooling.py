@@ -12,7 +12,7 @@ from torch import nn
 from quire.config.pooler import Mode, PoolerConfig
 from quire.config.reading import read_positive
 from quire.layers.encoder import Dense
-from quire.models.base import DecoderStack
+from quire.models.base import DecoderStack, num_bytes, num_weights
 from quire.models.encoder import EncoderStack
 from quire.types.kv import KVGroupSpec
 
@@ -48,12 +48,16 @@ class PoolingModel(nn.Module):
         self.head = nn.ModuleList(head)
         self.mode: Mode = pooler.mode or ("last" if trunk.is_causal else "cls")
         self.is_causal = trunk.is_causal
-        self.num_heads, self.sliding_window = trunk.num_heads, trunk.sliding_window
+        self.layer_groups = trunk.layer_groups
         self.hidden = trunk.hidden
         self._label_tokens = pooler.label_tokens
         self._sources = {layer.source for layer in head}
         # A trunk may be taken from a checkpoint that goes on behind it.
         self._unused = re.compile("|".join(filter(None, [unused, r"lm_head\.|score\.|classifier\."])))
+
+    @property
+    def num_heads(self) -> int:
+        return self.trunk.num_heads
 
     def forward(self, input_ids: torch.Tensor, ctx: Any, layers: int | None = None) -> torch.Tensor:
         """ctx: a StepContext if the model is causal, else an EncoderContext. See the trunks' own."""
@@ -69,8 +73,9 @@ class PoolingModel(nn.Module):
         x = pooled.float()
         if self._label_tokens is not None and isinstance(self.trunk, DecoderStack):
             yes, no = self._label_tokens
-            weight = self.trunk.output_weight
-            row = weight[yes].float() if no is None else weight[yes].float() - weight[no].float()
+            row = self.trunk.output_row(yes)
+            if no is not None:
+                row = row - self.trunk.output_row(no)
             return (x @ row).unsqueeze(1)
         for layer in self.head:
             x = layer(x)
@@ -97,8 +102,11 @@ class PoolingModel(nn.Module):
             return {}
         return {name.removeprefix("model."): of.removeprefix("model.") for name, of in self.trunk.twins.items()}
 
-    def kv_spec(self, block_size: int, dtype: torch.dtype | None = None) -> KVGroupSpec:
-        return self.trunk.kv_spec(block_size, dtype)
+    def kv_groups(self, block_size: int, dtype: torch.dtype | None = None) -> list[KVGroupSpec]:
+        return self.trunk.kv_groups(block_size, dtype)
 
     def num_bytes(self) -> int:
-        return sum(p.numel() * p.element_size() for p in self.parameters())
+        return num_bytes(self)
+
+    def num_weights(self) -> int:
+        return num_weights(self)

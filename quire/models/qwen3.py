@@ -11,7 +11,7 @@ from quire.layers.block import DecoderLayer
 from quire.layers.mlp import GatedMLP
 from quire.layers.rotary import rotary_table
 from quire.models.base import DecoderStack, Sizes
-from quire.models.window import optional_window
+from quire.models.window import switched_windows
 
 architectures = ("Qwen3ForCausalLM",)
 defaults = {  # as transformers has them
@@ -38,11 +38,13 @@ fixed = {
     "is_causal": (True, None),
     "is_encoder_decoder": (False, None),
 }
+shared = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 
 
 def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
     sizes = Sizes.read(config)
     cos_sin = rotary_table(config, sizes.head_dim, max_positions)
+    windows = switched_windows(config, sizes.layers, max_positions)
     bias = read(bool, config, "attention_bias")
 
     def layer(index: int) -> DecoderLayer:
@@ -53,15 +55,11 @@ def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
             sizes.kv_heads,
             sizes.head_dim,
             cos_sin,
+            window=windows[index],
             qkv_bias=bias,
             out_bias=bias,
             qk_norm_eps=sizes.eps,
         )
         return DecoderLayer(attention, GatedMLP(sizes.hidden, sizes.intermediate), sizes.hidden, sizes.eps)
 
-    return DecoderStack(
-        sizes,
-        layer,
-        tied=read(bool, config, "tie_word_embeddings"),
-        sliding_window=optional_window(config, sizes.layers, max_positions),
-    )
+    return DecoderStack(sizes, layer, tied=read(bool, config, "tie_word_embeddings"))

@@ -1,6 +1,6 @@
 """Weights into a built model: from a checkpoint, checked as a whole before a byte is read, or random ones.
 
-The model's modules say where each parameter comes from (`Linear.parts`); nothing else knows a checkpoint's layout.
+The model's layers say what of a checkpoint goes where (`layers/targets.py`); nothing else knows its layout.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +19,14 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
 
 from quire.foundation.errors import WeightsError
+from quire.layers.linear import Linear
+from quire.layers.targets import HasTargets, Target
 from quire.models.base import Model
 from quire.models.safetensors_file import Entry, MalformedFileError, SafetensorsFile
-from quire.models.transfer import NotFiniteError, transfer
+from quire.models.transfer import NotFiniteError, Read, transfer
+from quire.quantization.base import FLOATS
 
 INDEX = "model.safetensors.index.json"
-FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _NOT_PARAMETERS = re.compile(r"\.rotary_emb\.inv_freq$")  # tables that old checkpoints carry; we compute them
 _SHOWN = 20  # lines of one kind in an error
 
@@ -42,9 +44,9 @@ def load(model: Model, folder: Path, load_format: str, show_progress: bool = Fal
         return
     targets = parameter_targets(model)
     with ExitStack() as stack:
-        checkpoint = _Checkpoint(folder, model, targets, stack)
-        twins = {name: of for name, of in model.twins.items() if name in checkpoint.tensors}
-        targets |= {name: torch.empty_like(targets[of]) for name, of in twins.items()}
+        checkpoint = _Checkpoint(folder, model, [target.source for target in targets], stack)
+        twins = _twins(model, targets, checkpoint.tensors.keys())
+        targets += twins
         checkpoint.check(targets)
         try:
             _read(checkpoint, targets, stack, show_progress)
@@ -52,44 +54,71 @@ def load(model: Model, folder: Path, load_format: str, show_progress: bool = Fal
             raise WeightsError(f"the weights in {folder} could not be read: {error}", "model") from error
         except NotFiniteError as error:
             name = next(name for name, (_, entry) in checkpoint.tensors.items() if entry is error.entry)
+            dtype = next(target.memory().dtype for target in targets if target.source == name)
             raise WeightsError(
-                f"the weights in {folder} are broken: {name} holds NaN or infinity as {targets[name].dtype}", "model"
+                f"the weights in {folder} are broken: {name} holds NaN or infinity as {dtype}", "model"
             ) from None
-        for name, of in twins.items():
-            if not torch.equal(targets[name], targets[of]):
+        by_name = {target.source: target for target in targets}
+        for twin in twins:
+            of = model.twins[twin.source]
+            if not torch.equal(twin.memory(), by_name[of].memory()):
                 raise WeightsError(
-                    f"{folder}: config.json says tie_word_embeddings, but {name} is stored and differs from {of}; "
-                    'hf_overrides={"tie_word_embeddings": false} uses what is stored',
+                    f"{folder}: config.json says tie_word_embeddings, but {twin.source} is stored and differs from "
+                    f'{of}; hf_overrides={{"tie_word_embeddings": false}} uses what is stored',
                     "model",
                 )
 
 
+def _twins(model: Model, targets: list[Target], present: Container[str]) -> list[Target]:
+    """Places for tensors that are stored although they must equal another one."""
+    by_name = {target.source: target for target in targets}
+    return [
+        Target(name, by_name[of].shape, torch.empty_like(by_name[of].memory()))
+        for name, of in model.twins.items()
+        if name in present
+    ]
+
+
 def fill_randomly(model: Model, seed: int) -> None:
-    """Uniform values that keep activations near unit size through any depth; norms are 1. Same seed, same weights."""
-    generator: torch.Generator | None = None
-    for name, parameter in model.named_parameters():
-        if generator is None:
-            generator = torch.Generator(parameter.device).manual_seed(seed)
-        if parameter.dim() >= 2:
-            bound = (3 / parameter.shape[-1]) ** 0.5
-            parameter.data.uniform_(-bound, bound, generator=generator)
-        elif name.endswith("bias"):
-            parameter.data.uniform_(-0.02, 0.02, generator=generator)
-        else:
-            parameter.data.fill_(1)
+    """Uniform values that keep activations near unit size through any depth; norms are 1.
 
-
-def parameter_targets(model: Model) -> dict[str, torch.Tensor]:
-    """Checkpoint tensor → the memory it fills: a parameter, or the rows of one that several tensors share."""
-    targets: dict[str, torch.Tensor] = {}
-    for path, module in model.named_modules():
-        parent = path.rpartition(".")[0]
+    Same seed, same weights; a quantized model is made of those that it would have in floating point, and ranks cut
+    theirs out of those that one would have.
+    """
+    device = next(parameter.device for _, parameter in model.named_parameters())
+    generator = torch.Generator(device).manual_seed(seed)
+    for _, module in model.named_modules():
+        matrix = isinstance(module, Linear)
+        if isinstance(module, Linear):
+            dense = torch.empty(module.out_features, module.in_features, dtype=module.dtype, device=device)
+            module.set_dense(module.cut(_draw(dense, generator)))
         for name, parameter in module.named_parameters(recurse=False):
-            start = 0
-            for part, rows in (getattr(module, "parts", None) or {"": len(parameter)}).items():
-                source = f"{parent}.{part}" if part else path
-                targets[model.checkpoint_name(f"{source}.{name}")] = parameter.data[start : start + rows]
-                start += rows
+            if matrix and name != "bias":
+                continue
+            if parameter.dim() >= 2:
+                _draw(parameter.data, generator)
+            elif name == "bias":
+                whole = parameter.data if not isinstance(module, Linear) else parameter.new_empty(module.out_features)
+                whole.uniform_(-0.02, 0.02, generator=generator)
+                parameter.data.copy_(module.cut(whole) if isinstance(module, Linear) else whole)
+            else:
+                parameter.data.fill_(1)
+
+
+def _draw(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    bound = (3 / tensor.shape[-1]) ** 0.5
+    return tensor.uniform_(-bound, bound, generator=generator)
+
+
+def parameter_targets(model: Model) -> list[Target]:
+    """All that the model wants of a checkpoint, by the checkpoint's names."""
+    targets: list[Target] = []
+    for path, module in model.named_modules():
+        if isinstance(module, HasTargets):
+            targets += module.targets()
+            continue
+        for name, parameter in module.named_parameters(recurse=False):
+            targets.append(Target(model.checkpoint_name(f"{path}.{name}"), tuple(parameter.shape), parameter.data))
     return targets
 
 
@@ -162,23 +191,25 @@ class _Checkpoint:
             raise WeightsError(f"{self._folder} holds no .safetensors file{hint}", "model")
         return names
 
-    def check(self, targets: dict[str, torch.Tensor]) -> None:
-        """Raises WeightsError unless the tensors are exactly those that `targets` names, in its shapes."""
+    def check(self, targets: Iterable[Target]) -> None:
+        """Raises WeightsError unless the tensors are exactly those that `targets` name, in their shapes and types."""
         lines = self._problems.lines
+        wanted = {target.source: target for target in targets}
         present = self.tensors.keys()
         if not lines:  # what an unreadable file would have held is not missing besides
-            for name in targets.keys() - present:
-                lines["missing tensors"].append(f"{name} {list(targets[name].shape)}")
-        for name in present - targets.keys():
+            for name in wanted.keys() - present:
+                lines["missing tensors"].append(f"{name} {list(wanted[name].shape)}")
+        for name in present - wanted.keys():
             lines["tensors that the model has no place for"].append(f"{name} {list(self.tensors[name][1].shape)}")
-        for name in present & targets.keys():
-            entry, target = self.tensors[name][1], targets[name]
-            if entry.shape != tuple(target.shape):
+        for name in present & wanted.keys():
+            entry, target = self.tensors[name][1], wanted[name]
+            if entry.shape != target.shape:
                 lines["tensors of another shape"].append(
                     f"{name} is {list(entry.shape)}, the model needs {list(target.shape)}"
                 )
-            elif entry.dtype not in FLOATS:
-                lines["tensors of another type"].append(f"{name} is {entry.dtype}, the model needs floating point")
+            elif entry.dtype not in target.dtypes:
+                needs = "floating point" if target.dtypes == FLOATS else " or ".join(map(str, target.dtypes))
+                lines["tensors of another type"].append(f"{name} is {entry.dtype}, the model needs {needs}")
         self._problems.raise_if_any(self._folder)
 
 
@@ -196,12 +227,23 @@ def _indexed_files(index: Path) -> list[str]:
 # -- reading ----------------------------------------------------------------------------------------------------
 
 
-def _read(checkpoint: _Checkpoint, targets: dict[str, torch.Tensor], stack: ExitStack, show_progress: bool) -> None:
-    plan = [(*checkpoint.tensors[name], target) for name, target in targets.items()]
-    plan.sort(key=lambda item: (id(item[0]), item[1].start))  # as it lies on disk
-    total = sum(entry.num_bytes for _, entry, _ in plan)
-    for _ in _with_progress(transfer(plan, next(iter(targets.values())).device), total, show_progress, stack):
+def _read(checkpoint: _Checkpoint, targets: list[Target], stack: ExitStack, show_progress: bool) -> None:
+    """As it lies on disk; but what is packed together is read together, since it is staged until then."""
+    plan = [Read(*checkpoint.tensors[target.source], target) for target in targets]
+    plan.sort(key=_place)
+    groups: dict[int, list[Read]] = defaultdict(list)
+    for read in plan:
+        into = read.target.into
+        groups[id(read if isinstance(into, torch.Tensor) else into.staging)].append(read)
+    ordered = [read for group in groups.values() for read in group]
+    total = sum(read.num_bytes() for read in ordered)
+    device = next(target.memory().device for target in targets if isinstance(target.into, torch.Tensor))
+    for _ in _with_progress(transfer(ordered, device), total, show_progress, stack):
         pass
+
+
+def _place(read: Read) -> tuple[int, int]:
+    return id(read.file), read.entry.start
 
 
 def _with_progress(counts: Iterator[int], total: int, show: bool, stack: ExitStack) -> Iterator[int]:

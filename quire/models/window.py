@@ -1,4 +1,4 @@
-"""Sliding windows as config.json declares them: one for all layers, or none."""
+"""Sliding windows as config.json declares them, layer by layer."""
 
 from __future__ import annotations
 
@@ -12,43 +12,37 @@ from quire.foundation.json_file import shown
 _KINDS = ("full_attention", "sliding_attention")
 
 
-def uniform_window(
+def layer_windows(
     config: Mapping[str, Any], num_layers: int, max_positions: int, *, first_layer: int = 0
-) -> int | None:
-    """Tokens that a query of any layer sees; None: all, which is also what a window of `max_positions` or more is.
+) -> list[int | None]:
+    """Tokens that a query of each layer sees; None: all, which is also what a window of `max_positions` or more is.
 
     first_layer: with a window, unless `layer_types` says which have one.
-    Raises ConfigError if only some layers have one: their KV would need a second group of blocks.
+    Raises ConfigError for what cannot be.
     """
     window = None if config["sliding_window"] is None else read_positive(config, "sliding_window")
     kinds = config["layer_types"]
     if kinds is None:
-        sliding = max(num_layers - first_layer, 0) if window is not None else 0
+        slides = [window is not None and layer >= first_layer for layer in range(num_layers)]
     else:
-        sliding = _check_kinds(kinds, num_layers).count("sliding_attention")
-    if sliding and window is None:
+        slides = [kind == "sliding_attention" for kind in _check_kinds(kinds, num_layers)]
+    if any(slides) and window is None:
         raise ConfigError(
             "config.json: layer_types has sliding_attention, but there is no sliding_window (or use_sliding_window is "
             "off)",
             "layer_types",
         )
-    if window is None or not sliding or window >= max_positions:
-        return None
-    if sliding < num_layers:
-        raise ConfigError(
-            f"config.json: a sliding_window of {window} in {sliding} of {num_layers} layers is not supported: all must "
-            f"have one, or none; with max_model_len <= {window} it has no effect",
-            "sliding_window",
-        )
-    return window
+    if window is not None and window >= max_positions:
+        window = None
+    return [window if sliding else None for sliding in slides]
 
 
-def optional_window(config: Mapping[str, Any], num_layers: int, max_positions: int) -> int | None:
+def switched_windows(config: Mapping[str, Any], num_layers: int, max_positions: int) -> list[int | None]:
     """The same for families with a switch, whose first layers see everything."""
     on = read(bool, config, "use_sliding_window")
     first = read_count(config, "max_window_layers")
     used = config if on else {**config, "sliding_window": None}
-    return uniform_window(used, num_layers, max_positions, first_layer=first)
+    return layer_windows(used, num_layers, max_positions, first_layer=first)
 
 
 def _check_kinds(kinds: Any, num_layers: int) -> list[str]:

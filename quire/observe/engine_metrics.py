@@ -22,6 +22,7 @@ COUNTERS = {
     "cached_tokens": ("vllm:prompt_tokens_cached", "Prompt tokens whose KV was reused."),
     "generation_tokens": ("vllm:generation_tokens", "Generated tokens."),
     "num_steps": ("quire:steps", "Engine steps."),
+    "num_restarts": ("quire:engine_restarts", "Engines that took the place of one that had died."),
 }
 DRAFT_COUNTERS = {  # of an engine that drafts
     "num_drafts": ("vllm:spec_decode_num_drafts", "Drafts verified."),

@@ -6,12 +6,15 @@ from typing import Protocol
 
 import torch
 
+from quire.types.ranks import ALONE, Rank
+
 
 class Platform(Protocol):
     name: str
 
-    def set_up(self, num_threads: int | None) -> torch.device:
+    def set_up(self, num_threads: int | None, rank: Rank = ALONE) -> torch.device:
         """Make this process ready to compute here. num_threads: CPU threads, None: as many as serve it best.
+        rank: which of several processes that share this machine it is.
 
         Raises ConfigError if the device cannot be used.
         """

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from quire.types.ranks import ALONE, Rank
+
 _CGROUP = Path("/sys/fs/cgroup")
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 
@@ -14,9 +16,10 @@ _TOPOLOGY = Path("/sys/devices/system/cpu")
 class CPUPlatform:
     name = "cpu"
 
-    def set_up(self, num_threads: int | None) -> torch.device:
+    def set_up(self, num_threads: int | None, rank: Rank = ALONE) -> torch.device:
         # OMP_NUM_THREADS, where it is set, is what torch's own default says: never more than that.
-        torch.set_num_threads(num_threads or min(usable_cores(), torch.get_num_threads()))
+        share = max(usable_cores() // rank.size, 1)
+        torch.set_num_threads(num_threads or min(share, torch.get_num_threads()))
         return torch.device("cpu")
 
     def device_name(self) -> str:

@@ -5,19 +5,28 @@ from __future__ import annotations
 import torch
 
 from quire.foundation.errors import ConfigError
+from quire.types.ranks import ALONE, Rank
 
 
 class CUDAPlatform:
     name = "cuda"
 
-    def set_up(self, num_threads: int | None) -> torch.device:
-        """Raises ConfigError if torch was built without CUDA or the driver does not answer."""
+    def set_up(self, num_threads: int | None, rank: Rank = ALONE) -> torch.device:
+        """Raises ConfigError if torch was built without CUDA, the driver does not answer, or there is no GPU for this
+        rank."""
         if torch.version.cuda is None:
             raise ConfigError(f"device=cuda, but torch {torch.__version__} was built without CUDA", "device")
         if not torch.cuda.is_available():
             raise ConfigError("device=cuda, but the NVIDIA driver offers no usable GPU", "device")
         torch.set_num_threads(num_threads or 1)  # the CPU only plans and launches here
-        self._device = torch.device("cuda", torch.cuda.current_device())
+        if rank.index >= torch.cuda.device_count():
+            raise ConfigError(
+                f"tensor_parallel_size={rank.size} needs as many GPUs, and this process may use "
+                f"{torch.cuda.device_count()}",
+                "tensor_parallel_size",
+            )
+        index = torch.cuda.current_device() if rank.size == 1 else rank.index
+        self._device = torch.device("cuda", index)
         torch.cuda.set_device(self._device)
         torch.empty(1, device=self._device)  # creates the context, whose memory is then not counted as free
         return self._device

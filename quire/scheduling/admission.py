@@ -35,7 +35,7 @@ class Admission:
     def for_one_more(self, request: Request, planned: Sequence[Chunk]) -> bool:
         """Whether `request` can compute one more token; catch-ups of worse rank that are not planned yet yield."""
         state, seats, kv = self._state, self._state.seats, self._kv
-        while seats.num_computed[request.seat] == seats.room[request.seat] and kv.num_free < len(kv.groups):
+        while kv.num_short(request, int(seats.num_computed[request.seat]) + 1) > kv.num_free:
             ids = {chunk.request.id for chunk in planned}
             others = [r for r in state.prefilling.values() if r.rank > request.rank and r.id not in ids]
             if not others:

@@ -66,17 +66,16 @@ class PlanBuilder:
         if request.constraint is not None and request.constraint.may_bind(num_unseen):
             self.bound.append((row, request))
 
-    def add_table(self, seat: int, first: int, new: list[list[Block]]) -> None:
-        """Table entries first, first + 1, … of one seat, a list a group."""
-        for entries, blocks in zip(self._blocks, new, strict=True):
+    def add_ends(self, seat: int, tables: list[list[Block]], ends: list[list[Block]]) -> None:
+        """The last entries of the tables of one seat, a list a group."""
+        for entries, table, blocks in zip(self._blocks, tables, ends, strict=True):
             if blocks:
-                index = np.arange(first, first + len(blocks), dtype=np.int32)
+                index = np.arange(len(table) - len(blocks), len(table), dtype=np.int32)
                 entries.append((np.full(len(blocks), seat, np.int32), index, _ids(blocks)))
 
-    def add_column(self, seats: np.ndarray, index: np.ndarray, new: list[list[Block]]) -> None:
+    def add_column(self, group: int, seats: np.ndarray, index: np.ndarray, blocks: list[Block]) -> None:
         """One table entry of each of many seats."""
-        for entries, blocks in zip(self._blocks, new, strict=True):
-            entries.append((seats, index, _ids(blocks)))
+        self._blocks[group].append((seats, index, _ids(blocks)))
 
     def finish(self, step: int, releases: list[int], prefixes: SharedPrefixes | None) -> StepPlan:
         decodes, chunks = self.decodes, self.chunks

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from quire.scheduling.request import Request
 from quire.types.output import QueueClass, QueueStats
+from quire.types.request import BACKGROUND
 
 _NUM_STEPS = 16  # latest steps whose mean time counts
 _NUM_FULL = 32  # latest steps full of prompts that count
@@ -33,7 +34,10 @@ class Mean:
 
 
 class Load:
-    """Told of every step, and of every request that is seated, leaves its seat or begins."""
+    """Told of every step, and of every request that is seated, leaves its seat or begins.
+
+    What it learns of requests, it learns of those that somebody waits for.
+    """
 
     def __init__(self) -> None:
         self.num_begun = 0  # requests that have had a seat, those in the background not counted
@@ -55,11 +59,14 @@ class Load:
         request.seated_at = self._num_steps
 
     def unseat(self, request: Request) -> None:
-        self._seat_steps.add(max(1, self._num_steps - request.seated_at))
+        if request.rank[0] != BACKGROUND:  # which leaves as soon as others come
+            self._seat_steps.add(max(1, self._num_steps - request.seated_at))
 
     def begin(self, request: Request, *, in_background: bool) -> None:
-        """Its first seat."""
-        self.num_begun += not in_background
+        """Its first seat. The background is not what others are like: its prompts say nothing of theirs."""
+        if in_background:
+            return
+        self.num_begun += 1
         self._prompt.add(request.num_prompt)
         self._computed.add(request.num_prompt - request.num_cached)
 

@@ -66,10 +66,11 @@ class PrefillBudget:
     def work(self, tokens: int, context: int) -> float:
         """Of a chunk of so many tokens behind `context` others."""
         cost, seen = self._cost, context + tokens / 2
-        if cost.window:
-            seen = min(seen, cost.window)
         attending = -(-tokens // cost.wave) * cost.wave if cost.wave else tokens
-        return tokens + cost.attention * attending * max(0.0, seen - SHORT)
+        far = cost.attention * max(0.0, seen - SHORT)
+        for window, attention in cost.windows:
+            far += attention * max(0.0, min(seen, window) - SHORT)
+        return tokens + attending * far
 
     def allowance(self, waited: float, num_decodes: int, longest: int = 0) -> int | None:
         """Most work on prompts for a step with so many decode rows, some of them read, when the oldest prompt has

@@ -41,9 +41,11 @@ class SharedPrefixFinder:
     def __init__(self, kv: KVManager, max_seats: int, thresholds: SharingThresholds) -> None:
         self._kv = kv
         self._thresholds = thresholds
-        # Tables of several kinds of layers share different prefixes; rows without a prefix cache share none.
-        self._possible = kv.enable_prefix_caching and len(kv.groups) == 1
-        self._tree = PrefixTree(max(1, -(-thresholds.shared // kv.block_size)))
+        # Layers that see everything read a prefix once; a window may begin within it. Without a prefix cache rows share
+        # nothing.
+        self._group = kv.shareable if kv.enable_prefix_caching else None
+        self._block_size = kv.block_sizes[self._group or 0]
+        self._tree = PrefixTree(max(1, -(-thresholds.shared // self._block_size)))
         self._in_tree = np.zeros(max_seats + 1, np.bool_)
         self._rows: DecodeRows | None = None  # those of the step before
         # The groups as they were told, less the seats that left.
@@ -56,7 +58,7 @@ class SharedPrefixFinder:
         To be asked for every plan, once it has its rows and their blocks: a seat that changes hands catches up in
         one plan at least, and so is seen to have left.
         """
-        if rows is self._rows or not self._possible:
+        if rows is self._rows or self._group is None:
             return None
         self._rows = rows
         here = np.zeros_like(self._in_tree)
@@ -68,7 +70,7 @@ class SharedPrefixFinder:
             self._leave(left)
         shares = False
         for row in come:
-            shares |= self._tree.insert(int(rows.seats[row]), self._kv.table(rows.requests[row])[0])
+            shares |= self._tree.insert(int(rows.seats[row]), self._kv.table(rows.requests[row])[self._group])
         if not shares and self._still_serve():
             return None
         return self._tell(self._best())
@@ -90,10 +92,10 @@ class SharedPrefixFinder:
     def _serve(self, saved: int) -> bool:
         """saved: blocks that groups save in all."""
         begun = len(self._num_seats) > 0
-        return saved * self._kv.block_size * (2 if begun else 1) >= self._thresholds.saved_in_all
+        return saved * self._block_size * (2 if begun else 1) >= self._thresholds.saved_in_all
 
     def _best(self) -> list[PrefixGroup]:
-        size, thresholds = self._kv.block_size, self._thresholds
+        size, thresholds = self._block_size, self._thresholds
         groups = [group for group in self._tree.groups() if group.saved * size >= thresholds.saved]
         return groups if self._serve(sum(group.saved for group in groups)) else []
 
@@ -107,7 +109,7 @@ class SharedPrefixFinder:
         self._group_of[seats] = np.repeat(np.arange(len(groups), dtype=np.int32), self._num_seats)
         starts = np.zeros(len(groups) + 1, np.int32)
         np.cumsum(self._num_seats, out=starts[1:])
-        return SharedPrefixes(seats, starts, self._num_blocks * np.int32(self._kv.block_size))
+        return SharedPrefixes(seats, starts, self._num_blocks * np.int32(self._block_size))
 
     def _is_told(self, groups: list[PrefixGroup]) -> bool:
         """Whether these are the groups told before, in any order."""

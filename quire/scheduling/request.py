@@ -17,6 +17,7 @@ from quire.types.plan import Admit
 from quire.types.request import EngineRequest
 from quire.types.sampling import RequestOutputKind
 
+REPORT_TOKENS = 256  # of a quiet answer are told at a time: so many are lost at most if the engine is killed
 Rank = tuple[int, int]  # (class: priority or BACKGROUND, order of arrival); the smaller goes first
 
 
@@ -74,8 +75,10 @@ class Request:
     def __init__(self, spec: EngineRequest, rank: Rank, limit: int, added: float = 0.0) -> None:
         try:  # known tokens: the prompt, then the output as it is read
             self.tokens = array("i", struct.pack(f"{len(spec.token_ids)}i", *spec.token_ids))
+            given = array("i", struct.pack(f"{len(spec.given)}i", *spec.given))
         except struct.error:
-            raise InputError(f"request {spec.id!r}: prompt token ids must be int32 integers", "prompt") from None
+            raise InputError(f"request {spec.id!r}: token ids must be int32 integers", "prompt") from None
+        self.num_prompt = len(self.tokens)
         self.spec = spec
         self.id = spec.id
         self.rank = rank
@@ -83,9 +86,9 @@ class Request:
         self.status = Status.WAITING
         self.seat = 0  # 0: none
         self.seated_at = 0  # steps that had been settled then
-        self.num_prompt = len(self.tokens)
         self.num_unseen = 0  # steps that sample for it and were not read when it lost its seat; first they must be
-        self.num_reported = self.num_prompt  # leading tokens that outputs have reported (kept only if final_only)
+        # Leading tokens that outputs have reported (kept only if final_only).
+        self.num_reported = self.num_prompt + len(spec.given)
         self.num_cached = 0
         self.num_preemptions = 0
         self.added = added
@@ -97,10 +100,17 @@ class Request:
         repetition = spec.params.repetition_detection
         self.repetition = RepetitionDetector(repetition) if repetition and repetition.max_pattern_size else None
         self.repeats = False  # the last token completed a repetition that is to be ended
+        if self.repetition is None:
+            self.tokens.extend(given)
+        else:
+            for token in given:
+                self.tokens.append(token)
+                self.repetition.advance(self.tokens, self.num_prompt)
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.pooled: list[np.ndarray] = []  # vectors of its chunks so far
         params = spec.params
-        # Nobody looks at the tokens before the end: they are told at the end, in one output.
+        # Nobody looks at the tokens before the end: they are told in few outputs, for the end and for whoever has to go
+        # on with the answer should this engine die.
         self.final_only = (
             params.output_kind is RequestOutputKind.FINAL_ONLY and not params.stop and params.logprobs is None
         )
@@ -108,6 +118,22 @@ class Request:
     @property
     def is_finished(self) -> bool:
         return self.status is Status.FINISHED
+
+    @property
+    def due(self) -> int:
+        """Number of tokens, prompt included, at which there is more to tell than the last of them."""
+        return min(self.limit, self.num_reported + REPORT_TOKENS) if self.final_only else self.limit
+
+    @property
+    def is_first(self) -> bool:
+        """Whether its last token is the first that was sampled here."""
+        return len(self.tokens) == self.num_prompt + len(self.spec.given) + 1
+
+    def bind(self, constraint: ConstraintState) -> None:
+        """From now on it is followed, the answer so far included."""
+        for token in self.spec.given:
+            constraint.advance(token)
+        self.constraint = constraint
 
     @property
     def is_followed(self) -> bool:
@@ -129,7 +155,7 @@ class Request:
 
     @property
     def lacks_prompt_logprobs(self) -> bool:
-        wanted = self.spec.params.prompt_logprobs is not None
+        wanted = self.spec.params.prompt_logprobs is not None and not self.spec.given  # else they were told
         return wanted and len(self.prompt_logprobs) < self.num_prompt - 1
 
     @property
@@ -146,10 +172,12 @@ class Request:
             raise RuntimeError(f"request {self.id!r} cannot go from {self.status.name} to {status.name}")
         self.status = status
 
-    def admit(self, num_computed: int) -> Admit:
-        """What the worker must know to seat it."""
-        spec = self.spec
+    def admit(self, num_computed: int, *, with_history: bool = False) -> Admit:
+        """What the worker must know to seat it. with_history: the tokens computed too, for no cache holds them."""
+        spec, history = self.spec, None
+        if with_history and num_computed:
+            history = np.array(self.tokens[:num_computed], np.int32)
         return Admit(
-            self.seat, num_computed, self.num_prompt, spec.params, spec.stop_token_ids, spec.seed, self.limit,
+            self.seat, num_computed, self.num_prompt, spec.params, spec.stop_token_ids, spec.seed, history, self.limit,
             self.may_draft,
         )  # fmt: skip

@@ -95,6 +95,7 @@ class Scheduler:
         self._by_priority = self._has_classes = policy == "priority"
         self._preempt_every_step = preempt_every_step
         self._drafting = drafting
+        self._sizes = np.array(self.kv.block_sizes, np.int32)[:, None]  # tokens a block of each group
         self._state = State(self.kv, max_num_seqs, drafting)
         self._admission = Admission(self._state)
         self.prefill_budget = PrefillBudget(mixed_sizes, prompt_cost)  # whoever measures the steps tells it
@@ -118,13 +119,15 @@ class Scheduler:
         # A pooling request ends one token short of its limit, as one does whose last token is under way.
         limit = min(num_prompt + spec.max_tokens, self.max_tokens) if spec.pooling is None else num_prompt + 1
         request = Request(spec, order, limit, self._clock())
+        if spec.given and len(request.tokens) >= limit:
+            raise InputError(f"request {spec.id!r}: {len(spec.given)} tokens are given, and no more fit", "max_tokens")
         constraint = spec.constraint
         if constraint is not None and constraint.grammar is not None:
             request.status = Status.COMPILING
             self._state.num_compiling += 1
         else:
             if constraint is not None:
-                request.constraint = ConstraintState(constraint, None, self._vocab_size, request.stops)
+                request.bind(ConstraintState(constraint, None, self._vocab_size, request.stops))
             self._state.queue.push(request)
         self._state.requests[spec.id] = request
 
@@ -164,11 +167,12 @@ class Scheduler:
         assert request.spec.constraint is not None
         try:
             constraint = request.spec.constraint
-            request.constraint = ConstraintState(constraint, make_matcher, self._vocab_size, request.stops)
+            followed = ConstraintState(constraint, make_matcher, self._vocab_size, request.stops)
         except InputError:
             state.finish(request)
             raise
-        if request.constraint.is_done:
+        request.bind(followed)
+        if followed.is_done:
             state.finish(request)
             return EngineOutput(request_id=request_id, finish_reason="stop", lacks_stop_token=True)
         request.become(Status.WAITING)
@@ -191,6 +195,26 @@ class Scheduler:
         """Of all that have not ended."""
         return list(self._state.requests)
 
+    def has_advanced(self, request_id: str) -> bool:
+        """Whether a token of it was sampled here, or it is over."""
+        request = self._state.requests.get(request_id)
+        return request is None or len(request.tokens) > request.num_prompt + len(request.spec.given)
+
+    def unreported(self) -> list[EngineOutput]:
+        """The last news of an engine that ends between two steps: tokens of answers that nobody reads along."""
+        return [
+            EngineOutput(request_id=request.id, token_ids=request.tokens[request.num_reported :].tolist())
+            for request in self._state.requests.values()
+            if request.final_only and len(request.tokens) > request.num_reported
+        ]
+
+    def ids_in(self, steps: int) -> list[str]:
+        """The requests in the `steps` oldest plans in flight."""
+        found: dict[str, None] = {}
+        for step in itertools.islice(self._state.in_flight, steps):
+            found.update(dict.fromkeys([*step.decodes.ids, *(chunk.request.id for chunk in step.chunks)]))
+        return list(found)
+
     @property
     def has_work(self) -> bool:
         """Whether there are requests that need not wait for their grammar."""
@@ -211,6 +235,9 @@ class Scheduler:
         if not self.has_work or (state.in_flight and state.in_flight[-1].bound):
             return None
         build = PlanBuilder(len(self.kv.groups), self._budget)
+        if self.kv.frees_behind:
+            for request in state.prefilling.values():
+                self.kv.free_behind(request, int(state.seats.num_computed[request.seat]))
         if self._preempt_every_step:
             self._admission.preempt_one()
         if self._has_classes:
@@ -260,22 +287,31 @@ class Scheduler:
             if not rows:
                 return
             computed = seats.num_computed.take(rows.seats)
-            full = computed >= seats.room.take(rows.seats)
-            num_full = int(full.sum())
-            if num_full * len(kv.groups) <= kv.num_free:
+            full = [np.flatnonzero(computed >= room.take(rows.seats)) for room in seats.room]
+            if kv.frees_behind:
+                self._free_behind(rows, computed, full)
+            if sum(map(len, full)) <= kv.num_free:
                 break
             self._state.preempt(self._admission.victim())
-        if num_full:
-            growing = rows.seats[full]
-            new = kv.allocate_one_each(seats.requests.take(growing).tolist())
-            build.add_column(growing, computed[full] // kv.block_size, new)
-            seats.room[growing] += kv.block_size
+        for group, at in enumerate(full):
+            if len(at):
+                growing, size = rows.seats[at], kv.block_sizes[group]
+                new = kv.allocate_one_each(group, seats.requests.take(growing).tolist())
+                build.add_column(group, growing, computed[at] // size, new)
+                seats.room[group, growing] += size
         computed += 1
         seats.num_computed[rows.seats] = computed
         build.add_decodes(rows, computed)
         drained = computed + 1 >= seats.limit.take(rows.seats)
         if drained.any():  # the samples under way reach the limit: no further row for these
             seats.stop_decoding(rows.seats[drained])
+
+    def _free_behind(self, rows: DecodeRows, computed: np.ndarray, full: list[np.ndarray]) -> None:
+        """Of rows that need another block anyway: by then windows have passed one."""
+        for group, at in enumerate(full):
+            if len(at) and self.kv.groups[group].spec.window:
+                for row in at.tolist():
+                    self.kv.free_behind(rows.requests[row], int(computed[row]))
 
     def _decode_drafted(self, build: PlanBuilder, drafting: Drafting) -> None:
         """The same where rows may bring drafts: blocks for as many tokens as may turn out right."""
@@ -286,19 +322,17 @@ class Scheduler:
                 return
             num_drafts = self._num_drafts(rows, drafting)
             most, computed, missing = self._reach(rows, num_drafts)
-            if num_drafts and int(missing.sum()) * len(kv.groups) > kv.num_free:
+            if kv.frees_behind:  # windows follow what is computed for certain
+                full = [np.flatnonzero(lacking) for lacking in missing]
+                self._free_behind(rows, seats.least.take(rows.seats), full)
+            if num_drafts and int(missing.sum()) > kv.num_free:
                 num_drafts = 0
                 most, computed, missing = self._reach(rows, 0)
-            if int(missing.sum()) * len(kv.groups) <= kv.num_free:
+            if int(missing.sum()) <= kv.num_free:
                 break
             if not self._give_back(rows):
                 self._state.preempt(self._admission.victim())
-        while (growing := np.flatnonzero(missing)).size:
-            seated = rows.seats[growing]
-            new = kv.allocate_one_each(seats.requests.take(seated).tolist())
-            build.add_column(seated, seats.room.take(seated) // kv.block_size, new)
-            seats.room[seated] += kv.block_size
-            missing[growing] -= 1
+        self._grow(build, rows, missing)
         seats.least[rows.seats] += 1
         seats.most[rows.seats] = most
         seats.num_computed[rows.seats] = computed
@@ -307,15 +341,28 @@ class Scheduler:
         if drained.any():
             seats.stop_decoding(rows.seats[drained])
 
+    def _grow(self, build: PlanBuilder, rows: DecodeRows, missing: np.ndarray) -> None:
+        """missing: blocks that each row gets in each group [groups, rows]; set to 0."""
+        seats = self._state.seats
+        for group, lacking in enumerate(missing):
+            size, room = self.kv.block_sizes[group], seats.room[group]
+            while (growing := np.flatnonzero(lacking)).size:
+                seated = rows.seats[growing]
+                new = self.kv.allocate_one_each(group, seats.requests.take(seated).tolist())
+                build.add_column(group, seated, room.take(seated) // size, new)
+                room[seated] += size
+                lacking[growing] -= 1
+
     def _give_back(self, rows: DecodeRows) -> bool:
         """Blocks that were for drafts which turned out wrong. Returns whether there were any."""
-        seats, size = self._state.seats, np.int32(self.kv.block_size)
-        spare = np.flatnonzero(seats.room.take(rows.seats) - seats.num_computed.take(rows.seats) >= size).tolist()
-        for row in spare:
+        seats, kv = self._state.seats, self.kv
+        spare = seats.room[:, rows.seats] - seats.num_computed.take(rows.seats)
+        found = np.flatnonzero((spare >= self._sizes).any(axis=0)).tolist()
+        for row in found:
             request = rows.requests[row]
-            self.kv.trim(request, int(seats.num_computed[request.seat]))
-            seats.room[request.seat] = len(self.kv.table(request)[0]) * self.kv.block_size
-        return bool(spare)
+            kv.trim(request, int(seats.num_computed[request.seat]))
+            seats.room[:, request.seat] = kv.room(request)
+        return bool(found)
 
     def _num_drafts(self, rows: DecodeRows, drafting: Drafting) -> int:
         """Most that each of the rows brings to the next step; none if there are prompts to compute."""
@@ -327,13 +374,14 @@ class Scheduler:
         return drafting.wanted(rows.seats, state.seats.may_draft.take(rows.seats))
 
     def _reach(self, rows: DecodeRows, num_drafts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """After a step with so many drafts a row: most tokens computed, the same within the limits, blocks lacking."""
-        seats, size = self._state.seats, np.int32(self.kv.block_size)
+        """After a step with so many drafts a row: most tokens computed, the same within the limits, and the blocks
+        lacking [groups, rows]."""
+        seats = self._state.seats
         most = seats.most.take(rows.seats) + 1
         if num_drafts:
             most += np.int32(num_drafts) * seats.may_draft.take(rows.seats)
         computed = np.minimum(most, seats.limit.take(rows.seats) - 1)
-        return most, computed, np.maximum(-((seats.room.take(rows.seats) - computed) // size), 0)
+        return most, computed, np.maximum(-((seats.room[:, rows.seats] - computed) // self._sizes), 0)
 
     def _keep_pace(self, build: PlanBuilder) -> None:
         """Bound the prompt tokens of a step whose decode rows have readers."""
@@ -389,8 +437,8 @@ class Scheduler:
                 request.num_cached = num_cached
                 state.load.begin(request, in_background=in_background)
             self._count_lookup(request, num_cached)
-            build.admits.append(request.admit(num_cached))
-            build.add_table(request.seat, 0, hit)
+            build.admits.append(request.admit(num_cached, with_history=self.kv.keeps_history_apart))
+            build.add_ends(request.seat, self.kv.table(request), self.kv.held(request))
             self._add_chunk(request, build, most)
 
     def _most_tokens(self, context: int, build: PlanBuilder) -> int:
@@ -405,17 +453,17 @@ class Scheduler:
         seat, total = request.seat, len(request.tokens)
         start = int(seats.num_computed[seat])
         end = min(total, start + most, start + self._max_chunk)
-        room = int(seats.room[seat])
-        if end > room:
-            end = min(end, room + kv.num_free // len(kv.groups) * kv.block_size)
-        aligned = end // kv.block_size * kv.block_size
+        grows = end > int(seats.room[:, seat].min())
+        if grows:
+            end = kv.reach(request, end)
+        aligned = end // kv.alignment * kv.alignment
         if end < total and aligned > start:
             end = aligned  # whole blocks can be shared, and at their ends others may have gone on
-        if end > room:
+        if grows:
             new = kv.allocate(request, end)
             assert new is not None
-            build.add_table(seat, room // kv.block_size, new)
-            seats.room[seat] = room + len(new[0]) * kv.block_size
+            build.add_ends(seat, kv.table(request), new)
+            seats.room[:, seat] = kv.room(request)
         seats.num_computed[seat] = end
         kv.register(request, end)
         build.add_chunk(Chunk(request, start, end, samples=end == total and request.spec.pooling is None))
@@ -434,17 +482,18 @@ class Scheduler:
         hit, num_tokens = self.kv.find_more(request, computed, request.max_cached)
         if num_tokens == 0:
             return
-        self.kv.adopt(request, hit)
         computed += num_tokens
-        seats.num_computed[request.seat] = seats.room[request.seat] = computed
+        self.kv.adopt(request, hit, computed)
+        seats.num_computed[request.seat] = computed
+        seats.room[:, request.seat] = self.kv.room(request)
         self._state.totals.prefix_hits += num_tokens
         self._state.totals.cached_tokens += num_tokens
         if request.num_preemptions == 0:
             request.num_cached += num_tokens
         # To the worker it gives its seat back and takes it again, further on.
         self._state.releases.append(request.seat)
-        build.admits.append(request.admit(computed))
-        build.add_table(request.seat, 0, self.kv.table(request))
+        build.admits.append(request.admit(computed, with_history=self.kv.keeps_history_apart))
+        build.add_ends(request.seat, self.kv.table(request), self.kv.held(request))
 
     def _count_lookup(self, request: Request, num_cached: int) -> None:
         totals = self._state.totals

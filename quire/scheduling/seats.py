@@ -44,7 +44,7 @@ class HostSeats:
     right, which only the device knows before the step is settled: then it is what the steps in flight make at most.
     """
 
-    def __init__(self, max_seats: int) -> None:
+    def __init__(self, max_seats: int, num_groups: int) -> None:
         size = max_seats + 1
         self.num_computed = np.zeros(size, np.int32)  # KV is there or planned
         # Of seats that decode, where there are drafts: the same at least, and at most if there were no limit.
@@ -53,7 +53,8 @@ class HostSeats:
         self.may_draft = np.zeros(size, np.bool_)
         self.num_seen = np.zeros(size, np.int32)  # tokens whose ids are known
         self.limit = np.zeros(size, np.int32)
-        self.room = np.zeros(size, np.int32)  # that its blocks can hold
+        self.due = np.zeros(size, np.int32)  # when there is more to tell than a token, see Request
+        self.room = np.zeros((num_groups, size), np.int32)  # that its blocks of each group can hold
         self.decoding = np.zeros(size, np.bool_)  # it takes part in the next step with the token sampled last
         self.final_only = np.zeros(size, np.bool_)
         self.followed = np.zeros(size, np.bool_)
@@ -73,12 +74,14 @@ class HostSeats:
     def num_used(self) -> int:
         return self._max_seats - len(self._free)
 
-    def take(self, request: Request, num_computed: int) -> None:
+    def take(self, request: Request, num_computed: int, room: list[int]) -> None:
         """Give `request` a free seat. It catches up first."""
         seat = request.seat = self._free.pop()
-        self.num_computed[seat] = self.room[seat] = num_computed
+        self.num_computed[seat] = num_computed
+        self.room[:, seat] = room
         self.num_seen[seat] = len(request.tokens)
         self.limit[seat] = request.limit
+        self.due[seat] = request.due
         self.final_only[seat] = request.final_only
         self.followed[seat] = request.is_followed
         self.may_draft[seat] = request.may_draft

@@ -15,7 +15,7 @@ from quire.scheduling.seats import DecodeRows
 from quire.scheduling.settle_drafts import Lines, learn, settle_drafted
 from quire.scheduling.state import Chunk, PlannedStep, State
 from quire.scheduling.telling import end_failed, seconds_queued, tell
-from quire.types.output import STEP_FAILED, EngineOutput, EngineOutputs, TokenLogprobs
+from quire.types.output import EngineOutput, EngineOutputs, TokenLogprobs
 from quire.types.plan import StepPlan
 from quire.types.result import PooledRows, StepResult
 
@@ -30,7 +30,7 @@ def settle(state: State, plan: StepPlan, result: StepResult) -> EngineOutputs:
         expected = "none" if step is None else step.plan.step
         raise QuireError(f"the result of step {result.step} came for plan {plan.step}; expected: {expected}")
     if result.error is not None:
-        return EngineOutputs(special=_fail(state, result.error))
+        raise QuireError(f"step {plan.step} failed, and has nothing to settle: {result.error}")
     sampled = result.tokens[:, 0]
     is_whole = len(sampled) == plan.num_rows
     if not is_whole or ((sampled[plan.samples] < 0).any() and not _are_over(state, step, sampled)):
@@ -73,19 +73,6 @@ def _are_over(state: State, step: PlannedStep, sampled: np.ndarray) -> bool:
     return state.drafting is not None and all(row < len(requests) and requests[row].is_finished for row in lacking)
 
 
-def _fail(state: State, error: str) -> list[EngineOutput]:
-    """The oldest step failed as a whole: every request in it ends with an error."""
-    step, outputs = state.in_flight.popleft(), []
-    state.kv.reset_prefix_cache()  # what the step should have written may be in there
-    for request in (*step.decodes.requests, *(chunk.request for chunk in step.chunks)):
-        if not request.is_finished:
-            state.finish(request)
-            outputs.append(
-                EngineOutput(request_id=request.id, finish_reason="error", stop_reason=STEP_FAILED, error=error)
-            )
-    return outputs
-
-
 def _settle_decodes(
     state: State, step: PlannedStep, tokens: list[int], lines: Lines, failures: dict[int, str]
 ) -> tuple[list[str], list[int], list[EngineOutput]]:
@@ -106,8 +93,8 @@ def _settle_decodes(
     seen = seats.num_seen.take(seated) + 1
     seats.num_seen[seated] = seen
     # Rows with more to tell than their token.
-    ending = np.flatnonzero(seen >= seats.limit.take(seated))
-    special = set((ending if here is None else here[ending]).tolist()) | gone
+    due = np.flatnonzero(seen >= seats.due.take(seated))
+    special = set((due if here is None else here[due]).tolist()) | gone
     if not seats.stops.keys().isdisjoint(tokens):
         special.update(row for row, token in enumerate(tokens) if token in seats.stops)
     special.update(row for row in lines if row < len(rows))

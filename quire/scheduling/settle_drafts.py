@@ -44,7 +44,7 @@ def settle_drafted(
         state.totals.generation_tokens += count
         if has_seat:
             seats.num_seen[seat] = len(request.tokens)
-        if has_seat and not ends and row not in lines:
+        if has_seat and not ends and row not in lines and len(request.tokens) < request.due:
             if row in streamed:
                 ids.append(request.id)
                 tokens += new

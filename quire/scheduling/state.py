@@ -60,7 +60,7 @@ class State:
     def __init__(self, kv: KVManager, max_seats: int, drafting: Drafting | None = None) -> None:
         self.kv = kv
         self.drafting = drafting  # None: nobody drafts
-        self.seats = HostSeats(max_seats)
+        self.seats = HostSeats(max_seats, len(kv.groups))
         self.queue = WaitingQueue()
         self.num_compiling = 0  # requests that wait for their grammar, and in no queue
         self.requests: dict[str, Request] = {}  # all that are not finished
@@ -75,7 +75,7 @@ class State:
         """A waiting request takes a seat and the cached blocks of its beginning."""
         request.become(Status.RUNNING)
         self.kv.admit(request, hit)
-        self.seats.take(request, num_cached)
+        self.seats.take(request, num_cached, self.kv.room(request))
         self.load.seat(request)
         if self.drafting is not None:
             self.drafting.forget(request.seat)
@@ -128,10 +128,10 @@ class State:
                 seat, seats = request.seat, self.seats
                 assert seats.requests[seat] is request, f"seat {seat} belongs to two requests"
                 assert seats.num_seen[seat] == len(request.tokens), f"{request.id}: tokens and seen count differ"
-                assert seats.num_computed[seat] <= seats.room[seat], f"{request.id} outgrew its blocks"
+                assert (seats.num_computed[seat] <= seats.room[:, seat]).all(), f"{request.id} outgrew its blocks"
                 assert seats.num_computed[seat] < request.limit, f"{request.id} outran its limit"
-                room = len(self.kv.table(request)[0]) * self.kv.block_size
-                assert seats.room[seat] == room, f"{request.id}: its table holds {room} tokens"
+                room = self.kv.room(request)
+                assert seats.room[:, seat].tolist() == room, f"{request.id}: its tables hold {room} tokens"
                 least = seats.num_computed[seat] if self.drafting is None else seats.least[seat]
                 drained = request.id not in self.prefilling and least + 1 >= request.limit
                 phases = (request.id in self.prefilling, bool(seats.decoding[seat]), bool(drained))

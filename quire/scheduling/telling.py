@@ -20,15 +20,17 @@ def tell(state: State, request: Request, lines: list[TokenLogprobs] | None, coun
     first = num_tokens == request.num_prompt + 1
     if first:
         state.totals.prompt_tokens += request.num_prompt
-    if reason is None and request.final_only and not first:
+    if reason is None and request.final_only and not request.is_first and num_tokens < request.due:
         return None
     if reason is not None:
         state.finish(request)
-    told = request.num_reported if request.final_only else num_tokens - count
+    reported = request.num_reported if request.final_only else num_tokens - count
     request.num_reported = num_tokens
+    if request.final_only and request.seat:
+        state.seats.due[request.seat] = request.due
     return EngineOutput(
         request_id=request.id,
-        token_ids=request.tokens[told:].tolist(),
+        token_ids=request.tokens[reported:].tolist(),
         logprobs=lines[:count] if lines else None,
         prompt_logprobs=request.prompt_logprobs or None if first else None,
         finish_reason=reason,
@@ -44,10 +46,10 @@ def tell(state: State, request: Request, lines: list[TokenLogprobs] | None, coun
 def end_failed(state: State, request: Request, error: str) -> EngineOutput:
     """A logits processor raised for it: what it sampled means nothing."""
     state.finish(request)
-    told = request.num_reported if request.final_only else len(request.tokens)
+    reported = request.num_reported if request.final_only else len(request.tokens)
     return EngineOutput(
         request_id=request.id,
-        token_ids=request.tokens[told:].tolist(),
+        token_ids=request.tokens[reported:].tolist(),
         finish_reason="error",
         stop_reason=PROCESSOR_FAILED,
         error=error,

@@ -9,6 +9,8 @@ queue is kept short. It is over once nobody has had to be refused for a while.
 Who keeps a fixed number of requests open, however many, sends no more than is answered: such a queue stands, but it
 does not grow, and it is no overload.
 
+While an engine that died is started again, who comes waits for it, unless that will take too long or too many do.
+
 What is let in is never refused later. With several front ends each decides by what all of them have let in.
 """
 
@@ -18,6 +20,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
 
 from quire.scheduling.load import predict_wait
 from quire.server.http.errors import ApiError
@@ -25,6 +28,9 @@ from quire.server.metrics import Metrics
 from quire.server.processes.shared_counters import UNSEEN
 from quire.types.output import QueueStats
 from quire.types.request import BACKGROUND
+
+if TYPE_CHECKING:
+    from quire.frontend.async_engine import Outage
 
 LONG_WAIT = 2.0  # seconds; the queue is not kept shorter than this, nor …
 SHORT_QUEUE = 4  # … than so many requests
@@ -55,6 +61,9 @@ class Overload:
             self._start, self._begun, self._refused = now, begun, refused
             self._mosts.append(self._most)
             self._most, self._shortest = 0, math.inf
+        if not wait:  # nobody has come for long, or nobody waits any more: a burst that begins now is none of it
+            self.is_on = False
+            self._growing.clear()
         self._most = max(self._most, present)
         self._shortest = min(self._shortest, wait)
 
@@ -70,9 +79,19 @@ class Overload:
 
 
 class Door:
-    """max_seconds: see SchedulerConfig.max_queue_seconds; 0: nobody is refused here. metrics: where it counts."""
+    """max_seconds: see SchedulerConfig.max_queue_seconds; 0: nobody is refused here. metrics: where it counts.
 
-    def __init__(self, max_seconds: float, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
+    max_queued: requests that may wait while there is no engine to count them; None: any number.
+    """
+
+    def __init__(
+        self,
+        max_seconds: float,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        max_queued: int | None = None,
+    ) -> None:
         self._max_seconds = max_seconds
         self._metrics = metrics
         self._counters = metrics.counters
@@ -81,6 +100,8 @@ class Door:
         self._num_preparing = 0  # let in, and not handed to the engine yet
         self._handed: deque[float] = deque()  # when requests were of which the engine has not told yet
         self._overload = Overload()
+        self._max_queued = max_queued
+        self.outage: Callable[[], Outage | None] = lambda: None
 
     def report(self, queue: QueueStats) -> None:
         """The engine's latest."""
@@ -91,7 +112,9 @@ class Door:
 
     def wait(self, priority: int = 0) -> float:
         """Seconds that a request which comes now will probably wait for its turn."""
-        return predict_wait(self._queue, priority, int(self._counters.sum(UNSEEN)))
+        outage = self.outage()
+        wait = predict_wait(self._queue, priority, int(self._counters.sum(UNSEEN)))
+        return wait if outage is None else wait + outage.seconds_left
 
     def retry_after(self, priority: int = 0) -> int:
         """Seconds, as told to who is refused: until all that waits now has had its turn."""
@@ -99,17 +122,22 @@ class Door:
 
     def enter(self, priority: int = 0) -> None:
         """Let a request in: `hand_over` or `give_up` must follow. Raises ApiError 503 if it would wait too long."""
-        if self._max_seconds:
-            wait = self.wait(priority)
-            if wait > self._bound():
-                self._metrics.rejected += 1
-                raise ApiError(
-                    503,
-                    f"the server is overloaded: a request would wait for about {wait:.0f} s",
-                    retry_after=self.retry_after(priority),
-                )
+        outage, wait = self.outage(), self.wait(priority)
+        if outage is None:
+            if self._max_seconds and wait > self._bound():
+                self._refuse(f"the server is overloaded: a request would wait for about {wait:.0f} s", priority)
+        elif 0 < self._max_seconds < wait or (self._max_queued is not None and self._num_waiting >= self._max_queued):
+            self._refuse(f"{outage}; a request would wait for about {wait:.0f} s", priority)
         self._num_preparing += 1
         self._note()
+
+    def _refuse(self, message: str, priority: int) -> NoReturn:
+        self._metrics.rejected += 1
+        raise ApiError(503, message, retry_after=self.retry_after(priority))
+
+    @property
+    def _num_waiting(self) -> int:
+        return int(self._counters.sum(UNSEEN)) + sum(each.waiting for each in self._queue.classes)
 
     def _bound(self) -> float:
         """Seconds that a request may wait."""

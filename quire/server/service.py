@@ -88,7 +88,9 @@ class Service:
     def attach(self, engine: AsyncLLM) -> None:
         """The engine is up and has made its first token."""
         self.metrics = Metrics(self.names[0], engine.info, self.counters)
-        self.door = Door(self.config.schedule.max_queue_seconds or 0.0, self.metrics)
+        schedule = self.config.schedule
+        self.door = Door(schedule.max_queue_seconds or 0.0, self.metrics, max_queued=schedule.max_num_queued_reqs)
+        self.door.outage = lambda: engine.outage
         self.metrics.wait = self.door.wait
         self.engine = engine
         engine.on_stats = self.on_stats
@@ -151,8 +153,16 @@ class Service:
             return f"the engine has stopped: {self.engine.dead_error}"
         return None
 
+    def outage(self) -> str | None:
+        """Said while an engine that died is started again."""
+        outage = None if self.engine is None else self.engine.outage
+        return None if outage is None else str(outage)
+
     def hung(self) -> str | None:
         """Said when for `hang_timeout` seconds work is queued and no step has finished, or a ping has no answer."""
+        if self.outage() is not None:
+            self.progress.seen()
+            return None
         stalled = self.progress.stalled_for()
         if stalled > self.serve.hang_timeout:
             return (
@@ -170,10 +180,10 @@ class Service:
             self.pings.look(self.engine)
 
     def unhealthy(self) -> str | None:
-        """Why requests are not answered, if the engine is the reason: it loads, is dead or hangs."""
+        """Why requests are not answered, if the engine is the reason: it loads, is dead, starts again or hangs."""
         if self.engine is None:
             return "the model is still loading"
-        return self.dead() or self.hung()
+        return self.dead() or self.outage() or self.hung()
 
     def not_ready(self) -> str | None:
         """Why a load balancer should send nothing here; None if it should."""

@@ -2,35 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 NULL_BLOCK = 0  # never allocated: padding rows read and write here
 PAD_SEAT = 0  # never handed out: padding rows of a graph use it
+MAX_TOKENS = 2**31 - 1  # where nothing else bounds what a request can hold
 
 
 class KVGroupSpec(msgspec.Struct, frozen=True):
-    """Layers that share one block table: same kind of attention, same bytes a token."""
+    """Layers that keep the same kind of thing, and so share one block table a request.
 
-    # "full", or "none": nothing is kept, so that a prompt must be computed in one step, and the one block that each
-    # request holds is but a number (window, mamba: later kinds register in kv/)
+    A layer keeps `planes` rows a token, each of `num_kv_heads * head_dim` numbers: keys and values are two. All groups
+    take their blocks from one pool of equally large pages; how many tokens one holds follows from the bytes.
+    """
+
+    # "full", "window", "history" (ids of the tokens, where no layer keeps them all), or "none": nothing is kept, so
+    # that a prompt must be computed in one step, and the one block that each request holds is but a number
     kind: str
     block_size: int  # tokens a block
     num_layers: int
     num_kv_heads: int
     head_dim: int
     dtype_bytes: int
+    window: int = 0  # tokens that a query sees, its own included; 0: all
+    planes: int = 2
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.planes * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype_bytes
 
     @property
     def bytes_per_block(self) -> int:
-        return 2 * self.block_size * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype_bytes
+        """That hold something: a page may be larger."""
+        return self.block_size * self.bytes_per_token
+
+    def num_blocks(self, num_tokens: int) -> int:
+        """Length of the block table of a request whose first `num_tokens` tokens have KV."""
+        return -(-num_tokens // self.block_size)
+
+    def most_blocks(self, num_tokens: int) -> int:
+        """Blocks that a request on its way to so many tokens must be able to hold at once. A window's are those that
+        one token sees; a chunk of a prompt takes more if there are."""
+        blocks = self.num_blocks(num_tokens)
+        return min(blocks, -(-(self.window - 1) // self.block_size) + 1) if self.window else blocks
+
+
+def capacity(groups: Sequence[KVGroupSpec], num_blocks: int) -> int:
+    """Tokens that one request can hold when it has all blocks but the null block to itself."""
+    least, most = 0, MAX_TOKENS
+    while least < most:
+        middle = (least + most + 1) // 2
+        if sum(group.most_blocks(middle) for group in groups) <= num_blocks - 1:
+            least = middle
+        else:
+            most = middle - 1
+    return least
 
 
 class PromptCost(msgspec.Struct, frozen=True):
     """What prompt tokens cost beside each other: attention against all the rest."""
 
-    attention: float = 0.0  # attending to one token, in what else a prompt token costs
+    attention: float = 0.0  # attending to one token, in what else a prompt token costs, in layers that see all …
     wave: int = 0  # tokens of a chunk that fill the device once: attention of fewer takes as long; 0: it does not
-    window: int = 0  # tokens that a token attends to at most; 0: all
+    windows: list[tuple[int, float]] = []  # … and in those that see so many at most
 
 
 class DraftCost(msgspec.Struct, frozen=True, array_like=True):
@@ -45,7 +81,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker says once it is ready: how much fits, and where the start-up time went."""
 
     device: str  # "NVIDIA H200", "cpu (2 threads)"
-    num_blocks: int  # KV blocks, the null block included
+    num_blocks: int  # pages of the KV cache, the null block included
     max_model_len: int  # tokens; lowered when the model's own does not fit
     groups: list[KVGroupSpec]
     vocab_size: int

@@ -16,7 +16,7 @@ ABORTED = "abort"  # the finish_reason of a request that nobody wants any more
 INVALID_REQUEST = "invalid_request"  # can never run here
 QUEUE_FULL = "queue_full"  # max_num_queued_reqs; later it may
 DRAINING = "draining"  # the engine finishes what it has and takes nothing new
-STEP_FAILED = "step_failed"  # was part of a step that failed; the engine ends
+STEP_FAILED = "step_failed"  # engines die of it
 PROCESSOR_FAILED = "processor_failed"  # a logits processor raised for it
 
 
@@ -69,7 +69,7 @@ class QueueStats(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """Counters of the core since its start and gauges of now; merged into /metrics by the server."""
+    """Counters of the core, and of those whose place it took, and gauges of now; merged into /metrics by the server."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -88,6 +88,7 @@ class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
     num_draft_tokens: int = 0  # that were
     num_accepted_tokens: int = 0  # of them
     num_accepted_per_pos: list[int] = msgspec.field(default_factory=list)  # by their place in the draft
+    num_restarts: int = 0  # engines that took the place of one that had died
     last_step_time: float = 0.0  # time.time() of the last settled step
     queue: QueueStats | None = None
     step_tokens: list[int] = msgspec.field(default_factory=list)  # tokens of the steps since the last report

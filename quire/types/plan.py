@@ -25,6 +25,8 @@ class Admit(msgspec.Struct, frozen=True, array_like=True):
     params: SamplingParams
     stop_token_ids: list[int]
     seed: int
+    # The first num_computed tokens, for a model none of whose layers keeps every token (a group of kind "history").
+    history: np.ndarray | None = None
     limit: int = 0  # tokens, prompt included, at which it ends by length; only looked at where there are drafts
     may_draft: bool = False
 
@@ -102,7 +104,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     num_decodes: int  # rows [0, num_decodes) are decode rows
     token_ids: np.ndarray  # [tokens of the catch-up rows]
     samples: np.ndarray  # [rows] bool: the row reaches its last known token and samples the next
-    blocks: list[NewBlocks]  # one a KV group
+    blocks: list[NewBlocks]  # one a KV group; empty: nothing new
     max_seq_len: int  # upper bound of tokens any row attends to, its own included
     num_drafts: int = 0  # most drafts that a decode row brings; 0 where there are catch-up rows
     releases: list[int] = msgspec.field(default_factory=list)  # seats given back before this step

@@ -19,6 +19,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     token_ids: list[int]
     params: SamplingParams
     max_tokens: int  # resolved: never None, never past the context
+    # The answer so far, of an engine that is no more: output in every respect, and not told again. It has not ended.
+    given: list[int] = msgspec.field(default_factory=list)
     stop_token_ids: list[int] = msgspec.field(default_factory=list)  # EOS (unless ignored) and the user's own
     eos_token_id: int | None = None  # the one that finishes with stop_reason None
     seed: int = 0  # resolved: the user's, or drawn at random

@@ -9,18 +9,23 @@ import torch
 from quire.attention.base import AttentionSpec
 from quire.attention.select import select, select_for_prompts
 from quire.config.resolve import Resolved
-from quire.models.base import DecoderStack
+from quire.distributed.group import Group
+from quire.distributed.peer_memory import Layout
+from quire.models.base import DecoderStack, num_weights
 from quire.models.pooling import PoolingModel
-from quire.types.kv import KVGroupSpec, PromptCost
-from quire.worker.batch import BatchBuilder
+from quire.types.kv import PromptCost
+from quire.worker.batch import BatchBuilder, round_size
 from quire.worker.graphs import decode_sizes, drafted_sizes, graph_rows
 from quire.worker.kv_store import KVStore
+from quire.worker.layer_groups import LayerGroups
 from quire.worker.mixed_graphs import MAX_PROMPTS, mixed_sizes, with_prefixes
 from quire.worker.padded import PaddedSteps
+from quire.worker.pages import Pages
 from quire.worker.pooling_runner import PoolingRunner, decoder_contexts, encoder_contexts
 from quire.worker.prefixes import PrefixRows
 from quire.worker.runner import Runner
 from quire.worker.sampling.custom import CustomProcessors
+from quire.worker.sampling.follower import Follower
 from quire.worker.sampling.plugins import LogitsProcessor
 from quire.worker.sampling.sampler import Sampler
 from quire.worker.seat_drafts import SeatDrafts, drafted_rows
@@ -44,13 +49,15 @@ class Assembly:
         self,
         resolved: Resolved,
         model: DecoderStack | PoolingModel,
-        spec: KVGroupSpec,
+        pages: Pages,
         device: torch.device,
         streams: Streams,
+        group: Group | None = None,
     ) -> None:
         self._resolved = resolved
+        self._group = group
         self._model = model
-        self._spec = spec
+        self._pages = pages
         self._device = device
         self._streams = streams
         self.backend_name = ""  # of the runner made last
@@ -59,7 +66,7 @@ class Assembly:
     @property
     def whole_prompts(self) -> bool:
         """Whether nothing is kept between steps, so that one must hold the longest prompt."""
-        return self._spec.kind == "none"
+        return self._pages.whole_prompts
 
     @property
     def max_tokens(self) -> int:
@@ -78,15 +85,18 @@ class Assembly:
         processors: Sequence[LogitsProcessor] = (),
     ) -> Runner | PoolingRunner:
         """A runner on a cache of so many blocks; its graphs are still to be captured."""
-        store = KVStore(self._spec, num_blocks, DTYPES[self._resolved.kv_dtype], self._device)
+        pages = self._pages
+        keeper, dtype = pages.groups[pages.keeper], DTYPES[self._resolved.kv_dtype]
+        store = KVStore(pages, self._model.layer_groups, num_blocks, dtype, self._device)
         seats = DeviceSeats(
             self._resolved.max_num_seqs,
-            -(-max_model_len // self._spec.block_size),
+            keeper.num_blocks(max_model_len) * pages.splits[pages.keeper],
             store.token_of_slot,
-            self._spec.block_size,
+            pages.kernel_block(pages.keeper),
             self._device,
             limited=self._resolved.speculative is not None,
         )
+        seats.add_groups(pages, max_model_len)
         if isinstance(self._model, PoolingModel):
             return self._pooling(self._model, store, seats, max_model_len)
         custom = CustomProcessors(processors, seats.num_computed_np) if processors else None
@@ -94,12 +104,11 @@ class Assembly:
 
     def _pooling(self, model: PoolingModel, store: KVStore, seats: DeviceSeats, max_model_len: int) -> PoolingRunner:
         rows, tokens = self._resolved.max_num_seqs, self.max_tokens
-        spec, name = self._attention(tokens, max_model_len), self._resolved.config.runtime.attention_backend
         if model.is_causal:
-            backend = select(name, spec)
-            self.backend_name, contexts = backend.name, decoder_contexts(backend, store)
+            contexts = decoder_contexts(self._layer_groups(seats, tokens, max_model_len), store)
         else:
-            prompts = select_for_prompts(name, spec)
+            name = self._resolved.config.runtime.attention_backend
+            prompts = select_for_prompts(name, self._attention(0, tokens, max_model_len))
             self.backend_name, contexts = prompts.name, encoder_contexts(prompts)
         return PoolingRunner(
             model,
@@ -126,43 +135,34 @@ class Assembly:
         rows, tokens = resolved.max_num_seqs, resolved.max_num_batched_tokens
         eager = resolved.config.runtime.enforce_eager or not with_graphs
         wanted = [] if eager else graph_rows(rows, resolved.config.runtime.cuda_graph_sizes)
-        num_weights = model.num_bytes() // DTYPES[resolved.dtype].itemsize
-        mixed = [] if eager else mixed_sizes(rows, tokens, num_weights)
-        backend = select(
-            resolved.config.runtime.attention_backend,
-            self._attention(max([tokens, *(size.tokens for size in mixed)]), max_model_len),
-        )
-        self.backend_name = backend.name
-        self._prompt_wave = backend.prompt_wave
-        if not backend.graph_support:
+        mixed = [] if eager else mixed_sizes(rows, tokens, model.num_weights())
+        longest = max([round_size(tokens), *(size.tokens for size in mixed)])
+        groups = self._layer_groups(seats, longest, max_model_len)
+        self._prompt_wave = groups.prompt_wave
+        if not groups.graph_support:
             wanted, mixed = [], []
-        heads_per_kv_head = model.num_heads // self._spec.num_kv_heads
-        prefixes = PrefixRows(rows, heads_per_kv_head) if backend.prefix_support else None
-        if backend.prefix_support:
+        heads_per_kv_head = model.num_heads // self._pages.groups[0].num_kv_heads
+        prefixes = PrefixRows(rows, heads_per_kv_head) if groups.prefix_support else None
+        if groups.prefix_support:
             mixed = with_prefixes(mixed)
         drafts = self._drafts(seats)
         padded = PaddedSteps(seats, mixed, heads_per_kv_head, max_model_len, device) if mixed else None
         return Runner(
             model,
-            backend,
+            groups,
             store,
             seats,
             BatchBuilder(seats, prefixes, rows, tokens, max_model_len, device, pads=device.type == "cuda"),
-            Sampler(
-                rows,
-                resolved.info.vocab_size,
-                max(rows + MAX_PROMPTS, drafts.max_tokens if drafts else 0),
-                device,
-                custom,
-            ),
+            self._sampler(rows, drafts, custom),
             max_rows=rows,
             staging_capacity=max(_STAGED_INTS, 2 * tokens + 8 * rows),
             device=device,
             streams=self._streams,
-            decode_sizes=decode_sizes(wanted, backend.prefix_support),
+            decode_sizes=decode_sizes(wanted, groups.prefix_support),
             padded=padded,
             drafts=drafts,
             drafted_sizes=drafted_sizes(drafts.max_rows, drafts.width) if drafts and wanted else (),
+            group=self._group,
         )
 
     def _drafts(self, seats: DeviceSeats) -> SeatDrafts | None:
@@ -174,22 +174,64 @@ class Assembly:
             resolved.speculative, seats, rows, rows + MAX_PROMPTS, resolved.max_num_batched_tokens, self._device
         )
 
+    def _sampler(self, rows: int, drafts: SeatDrafts | None, custom: CustomProcessors | None) -> Sampler | Follower:
+        vocab_size = self._resolved.info.vocab_size
+        if self._group is not None and self._group.topology.rank > 0:
+            return Follower(vocab_size)
+        most = max(rows + MAX_PROMPTS, drafts.max_tokens if drafts else 0)
+        return Sampler(rows, vocab_size, most, self._device, custom)
+
+    def share_memory(self) -> None:
+        """Let ranks write what they tell each other into each other's memory, where they can."""
+        if self._group is None:
+            return
+        generates, rows = isinstance(self._model, DecoderStack), self._resolved.max_num_seqs
+        self._group.share_memory(
+            Layout(
+                size=self._group.topology.size,
+                hidden=self._model.hidden,
+                itemsize=DTYPES[self._resolved.dtype].itemsize,
+                max_rows=2 * self.max_tokens,
+                vocab=self._resolved.info.vocab_size if generates else 0,
+                logit_rows=max(round_size(rows), rows + MAX_PROMPTS) if generates else 0,
+            )
+        )
+
     def prompt_cost(self) -> PromptCost:
         """By operations: a weight of the layers costs a token two, attending to one token four a head and dimension."""
         if not isinstance(self._model, DecoderStack):
             return PromptCost()
-        weights = sum(parameter.numel() for parameter in self._model.layers.parameters())
-        heads = self._spec.num_layers * self._model.num_heads * self._spec.head_dim
-        return PromptCost(2 * heads / weights, self._prompt_wave, self._model.sliding_window or 0)
+        weights = num_weights(self._model.layers)
+        full, windows = 0.0, []
+        for group in self._pages.groups:
+            cost = 2 * group.num_layers * self._model.num_heads * group.head_dim / weights
+            if group.kind == "window":
+                windows.append((group.window, cost))
+            elif group.kind == "full":
+                full += cost
+        return PromptCost(full, self._prompt_wave, windows)
 
-    def _attention(self, max_tokens: int, max_model_len: int) -> AttentionSpec:
+    def _layer_groups(self, seats: DeviceSeats, max_tokens: int, max_model_len: int) -> LayerGroups:
+        """max_tokens: of a step, padding included."""
+        name, pages = self._resolved.config.runtime.attention_backend, self._pages
+        backends = [
+            select(name, self._attention(number, max_tokens, max_model_len))
+            for number, group in enumerate(pages.groups)
+            if group.kind != "history"
+        ]
+        self.backend_name = backends[0].name
+        return LayerGroups(pages, backends, seats, max_tokens, self._device)
+
+    def _attention(self, number: int, max_tokens: int, max_model_len: int) -> AttentionSpec:
         wanted, rows = self._resolved.speculative, self._resolved.max_num_seqs
         width = 1 + (wanted.num_speculative_tokens if wanted else 0)
+        group = self._pages.groups[number]
         return AttentionSpec(
             num_heads=self._model.num_heads,
-            num_kv_heads=self._spec.num_kv_heads,
-            head_dim=self._spec.head_dim,
-            block_size=self._spec.block_size,
+            num_kv_heads=group.num_kv_heads,
+            head_dim=group.head_dim,
+            block_size=self._pages.kernel_block(number),
+            planes=self._pages.planes_a_slab(number) if group.num_layers else 1,
             dtype=DTYPES[self._resolved.dtype],
             kv_dtype=DTYPES[self._resolved.kv_dtype],
             device=self._device,
@@ -197,5 +239,5 @@ class Assembly:
             max_tokens=max_tokens,
             max_seq_len=max_model_len,
             drafted=(drafted_rows(rows, self._resolved.max_num_batched_tokens, width), width) if width > 1 else (0, 1),
-            sliding_window=self._model.sliding_window,
+            sliding_window=group.window or None,
         )

@@ -1,27 +1,50 @@
-"""The KV cache itself: one tensor for all layers, and the ids of the tokens whose KV it holds."""
+"""The KV cache itself: the pages of all layers, and the ids of the tokens whose KV they hold."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
 
 import torch
 
 from quire.attention.context import LayerCache
-from quire.types.kv import KVGroupSpec
+from quire.worker.pages import Pages
 
 
 class KVStore:
-    """Paged keys and values, [layers, 2, blocks, kv_heads, block_size, head_dim].
+    """Paged keys and values, bytes [slabs, pages, bytes of a slice]; `layers` are views of it.
 
-    `token_of_slot` [blocks * block_size] int32 is the device's own history of every request, addressed through
-    the block tables: penalties and bad words read it, and it is shared and evicted together with the KV.
+    With one group of layers that is [layers, 2, pages, kv_heads, block_size, head_dim]. `token_of_slot`
+    [pages * block size of the keeper] int32 is the device's own history of every request, addressed through the
+    keeper's block table: penalties and bad words read it, and it is shared and evicted together with the KV.
+
+    layer_groups: the group of each layer.
     """
 
-    def __init__(self, spec: KVGroupSpec, num_blocks: int, dtype: torch.dtype, device: torch.device) -> None:
-        shape = (spec.num_layers, 2, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
+    def __init__(
+        self, pages: Pages, layer_groups: Sequence[int], num_blocks: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         # Zeros, not garbage: the null block is read by padding rows, and NaN there would spread through a mask.
-        self.data = torch.zeros(shape, dtype=dtype, device=device)
-        self.layers = [LayerCache(k=layer[0], v=layer[1]) for layer in self.data]
-        self.token_of_slot = torch.zeros(num_blocks * spec.block_size, dtype=torch.int32, device=device)
+        self.data = torch.zeros(pages.slabs, num_blocks, pages.slab_bytes, dtype=torch.uint8, device=device)
+        places = [count() for _ in pages.groups]
+        self.layers = [self._layer(pages, group, next(places[group]), dtype) for group in layer_groups]
+        keeper = pages.groups[pages.keeper]
+        if keeper.kind == "history":
+            self.token_of_slot = self.data[0].view(torch.int32).view(-1)
+        else:
+            self.token_of_slot = torch.zeros(num_blocks * keeper.block_size, dtype=torch.int32, device=device)
+
+    def _layer(self, pages: Pages, group: int, place: int, dtype: torch.dtype) -> LayerCache:
+        """place: of the layer in its group."""
+        spec, planes_a_slab = pages.groups[group], pages.planes_a_slab(group)
+        shape = (-1, planes_a_slab, spec.num_kv_heads, pages.kernel_block(group), spec.head_dim)
+
+        def plane(number: int) -> torch.Tensor:
+            slab = self.data[number // planes_a_slab].view(dtype)
+            return slab.view(shape)[:, number % planes_a_slab]
+
+        return LayerCache(k=plane(spec.planes * place), v=plane(spec.planes * place + 1))
 
     @property
     def num_bytes(self) -> int:
-        return self.data.numel() * self.data.element_size()
+        return self.data.numel()

@@ -7,7 +7,8 @@ from typing import NamedTuple
 from quire.config.cache import CacheConfig
 from quire.config.resolve import Resolved
 from quire.foundation.errors import DoesNotFitError
-from quire.types.kv import KVGroupSpec
+from quire.types.kv import MAX_TOKENS, capacity
+from quire.worker.pages import Pages
 
 _GIB = 1024**3
 _SPARE_BYTES = 3 * _GIB // 8  # for what graphs and late kernels take, which no measurement before them can see
@@ -24,29 +25,37 @@ class Memory(NamedTuple):
 
 
 class CacheSize(NamedTuple):
-    num_blocks: int
+    num_blocks: int  # pages, the null block included
     max_model_len: int  # tokens of context that the blocks can hold
     note: str  # what was lowered, for the log
 
+    def at_most(self, num_blocks: int, max_model_len: int) -> CacheSize:
+        """The size that all ranks can hold."""
+        if max_model_len >= self.max_model_len:
+            return self._replace(num_blocks=num_blocks)
+        note = f"max_model_len={max_model_len}: another rank cannot hold more"
+        return CacheSize(num_blocks, max_model_len, note)
 
-def size_cache(resolved: Resolved, spec: KVGroupSpec, memory: Memory) -> CacheSize:
-    """Blocks of the KV cache and the context length it can hold.
+
+def size_cache(resolved: Resolved, pages: Pages, memory: Memory) -> CacheSize:
+    """Pages of the KV cache and the context length it can hold.
 
     Raises DoesNotFitError, with the bytes short and the option to change, if one request cannot fit.
     """
     cache = resolved.config.cache
-    if spec.kind == "none":  # a block a seat, and the null block
+    if pages.whole_prompts:  # a block a seat, and the null block
         return CacheSize(resolved.max_num_seqs + 1, resolved.max_model_len, "")
-    block_size, block_bytes = spec.block_size, spec.bytes_per_block
+    groups, longest = pages.groups, resolved.max_model_len
     budget, why = _budget(cache, memory)
-    longest = -(-resolved.max_model_len // block_size)
-    useful = resolved.max_num_seqs * longest + 1  # more blocks than all seats can ever hold serve nobody
-    num_blocks = cache.num_gpu_blocks_override or min(int(budget // block_bytes), useful)
-    fits = (num_blocks - 1) * block_size
-    if fits >= resolved.max_model_len:
-        return CacheSize(num_blocks, resolved.max_model_len, "")
-    needed = (longest + 1) * block_bytes
-    if resolved.max_model_len_is_explicit or fits < block_size:
+    # More blocks than all seats can ever fill serve nobody; slots are int32.
+    useful = resolved.max_num_seqs * sum(group.num_blocks(longest) for group in groups) + 1
+    useful = min(useful, *(MAX_TOKENS // group.block_size for group in groups))
+    num_blocks = cache.num_gpu_blocks_override or min(int(budget // pages.page_bytes), useful)
+    fits = capacity(groups, num_blocks)
+    if fits >= longest:
+        return CacheSize(num_blocks, longest, "")
+    needed = (sum(group.most_blocks(longest) for group in groups) + 1) * pages.page_bytes
+    if resolved.max_model_len_is_explicit or fits < 2:
         raise DoesNotFitError(
             f"the KV cache may take {budget / _GIB:.2f} GiB ({why}), which holds {max(fits, 0)} tokens; "
             f"max_model_len={resolved.max_model_len} needs {needed / _GIB:.2f} GiB, "

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from quire.attention.base import AttentionBackend, PromptAttention
+from quire.attention.base import PromptAttention
 from quire.attention.context import EncoderContext, StepContext
 from quire.kernels.step.step import commit
 from quire.models.pooling import PoolingModel
@@ -17,6 +17,7 @@ from quire.types.plan import Pool, StepPlan
 from quire.types.result import PooledRows, StepResult
 from quire.worker.batch import Batch, BatchBuilder
 from quire.worker.kv_store import KVStore
+from quire.worker.layer_groups import LayerGroups
 from quire.worker.pooler import PooledTensors, Pooler
 from quire.worker.readback import PendingStep, ReadyStep, StepHandle
 from quire.worker.seats import DeviceSeats
@@ -25,15 +26,9 @@ from quire.worker.staging import Staging
 MakeContext = Callable[[StepPlan, Pool, Batch], StepContext | EncoderContext]
 
 
-def decoder_contexts(backend: AttentionBackend, store: KVStore) -> MakeContext:
+def decoder_contexts(groups: LayerGroups, store: KVStore) -> MakeContext:
     def make(_plan: StepPlan, _wanted: Pool, batch: Batch) -> StepContext:
-        return StepContext(
-            positions=batch.buffers.positions,
-            slots=batch.buffers.slots,
-            caches=store.layers,
-            backend=backend,
-            plan=backend.plan(batch.attention),
-        )
+        return StepContext(batch.buffers.positions, store.layers, groups.contexts(batch))
 
     return make
 

@@ -15,13 +15,16 @@ from quire.foundation.errors import ConfigError, InputError
 class Profiler:
     """Begun and ended by the thread that runs the steps: only what it launches is recorded."""
 
-    def __init__(self, config: ProfilerConfig, device: torch.device) -> None:
-        """Raises ConfigError if there is nothing to record here, or no folder to write to."""
+    def __init__(self, config: ProfilerConfig, device: torch.device, mark: str = "") -> None:
+        """mark: of this process, in the names of files.
+
+        Raises ConfigError if there is nothing to record here, or no folder to write to.
+        """
         self._config = config
         self._is_cuda = device.type == "cuda"
         self._running: torch.profiler.profile | None = None
         self._has_begun = False
-        self._prefix = ""
+        self._prefix, self._mark = "", mark
         if config.profiler == "cuda" and not self._is_cuda:
             raise ConfigError(f"{OPTION}: profiler=cuda needs a GPU; on a CPU use torch", OPTION)
         if config.profiler == "torch":
@@ -60,7 +63,7 @@ class Profiler:
             return None
         self._running.stop()
         ending = "json.gz" if self._config.torch_profiler_use_gzip else "json"
-        path = self._folder / f"{self._prefix}-{os.getpid()}-{time.time_ns()}.pt.trace.{ending}"
+        path = self._folder / f"{self._prefix}{self._mark}-{os.getpid()}-{time.time_ns()}.pt.trace.{ending}"
         self._running.export_chrome_trace(str(path))
         self._running = None
         return str(path)

@@ -9,8 +9,9 @@ from functools import partial
 import numpy as np
 import torch
 
-from quire.attention.base import AttentionBackend
 from quire.attention.context import StepContext
+from quire.distributed.group import Group
+from quire.kernels.across_ranks import from_first
 from quire.kernels.step.step import commit, gather_decode
 from quire.models.base import DecoderStack, GivenEmbeddings
 from quire.types.kv import DraftCost
@@ -18,6 +19,7 @@ from quire.types.plan import PromptLogprobs, StepPlan, TokenMasks
 from quire.worker.batch import Batch, BatchBuilder, round_size
 from quire.worker.graphs import DecodeGraphs, DecodeSize, DraftedGraphs, DraftedSize
 from quire.worker.kv_store import KVStore
+from quire.worker.layer_groups import LayerGroups
 from quire.worker.masked_step import MaskedStep
 from quire.worker.mixed_graphs import MAX_PROMPTS, MixedGraphs, MixedSize
 from quire.worker.padded import PaddedSteps
@@ -25,6 +27,7 @@ from quire.worker.prefixes import PrefixLayout
 from quire.worker.prompt_embeds import given_embeddings
 from quire.worker.prompt_logprobs import PromptScorer
 from quire.worker.readback import Readback, StepHandle
+from quire.worker.sampling.follower import Follower
 from quire.worker.sampling.logprobs import LogprobTensors
 from quire.worker.sampling.masks import Masks
 from quire.worker.sampling.sampler import Features, History, Sampler
@@ -49,11 +52,11 @@ class Runner:
     def __init__(
         self,
         model: DecoderStack,
-        backend: AttentionBackend,
+        groups: LayerGroups,
         store: KVStore,
         seats: DeviceSeats,
         builder: BatchBuilder,
-        sampler: Sampler,
+        sampler: Sampler | Follower,
         *,
         max_rows: int,
         staging_capacity: int,
@@ -63,9 +66,10 @@ class Runner:
         padded: PaddedSteps | None,
         drafts: SeatDrafts | None = None,
         drafted_sizes: Sequence[DraftedSize] = (),
+        group: Group | None = None,
     ) -> None:
         self.model = model
-        self._backend = backend
+        self._groups = groups
         self._store = store
         self._seats = seats
         self._builder = builder
@@ -82,7 +86,13 @@ class Runner:
         self._sampled = torch.zeros(most, dtype=torch.int32, device=device)
         self._tokens = torch.zeros(max_rows + MAX_PROMPTS, dtype=torch.int32, device=device)
         rows = [round_size(max_rows), drafted_tokens, *(size.rows for size in (padded.sizes if padded else ()))]
-        self._logits = torch.empty(max(rows), sampler.vocab_size, dtype=torch.float32, device=device)
+        self._group = group
+        shared = group.peers.logits if group and group.peers else None
+        self._logits = (
+            torch.empty(max(rows), sampler.vocab_size, dtype=torch.float32, device=device)
+            if shared is None
+            else shared[: max(rows)]
+        )
         self.graphs = self.mixed_graphs = self.drafted_graphs = None
         if self._stream:  # weights and buffers are being written on the stream that is current here
             self._stream.wait_stream(torch.cuda.current_stream(device))
@@ -168,14 +178,14 @@ class Runner:
             elif (
                 (graphs := self.mixed_graphs)
                 and graphs.captured
-                and not (self._backend.prompt_wave and self._builder.is_far(plan))
+                and not (self._groups.prompt_wave and self._builder.is_far(plan))
                 and (size := graphs.size_for(plan, layout is not None))
             ):
                 sample = self._padded_step(plan, layout, size, graphs)
             else:
                 sample = self._mixed(plan, layout)
             self._seats.advance(plan.seats, plan.num_tokens)
-            if plan.awaits_masks:
+            if plan.awaits_masks and not isinstance(self._sampler, Follower):
                 return MaskedStep(plan.step, partial(self._sample_later, sample))
             return sample(None)
 
@@ -222,7 +232,7 @@ class Runner:
         self._sampler.sample_plain(
             self._logits[: size.rows], batch.seats, batch.buffers.seq_lens, sampled, filtered=filtered
         )
-        tokens = self._tokens[: size.rows]
+        sampled, tokens = self._agreed(sampled), self._tokens[: size.rows]
         commit(self._seats.state, tokens, batch.seats, batch.buffers.seq_lens, sampled, None)
         if self._drafts:
             self._drafts.follow(batch.seats, tokens, size.rows)
@@ -344,6 +354,7 @@ class Runner:
         lengths = batch.buffers.seq_lens.index_select(0, batch.sample_rows)
         sampled = self._sampled[: size.rows]
         self._sampler.sample_plain(self._logits[: size.rows], seats, lengths, sampled, filtered=filtered)
+        sampled = self._agreed(sampled)
         tokens = self._tokens[: size.rows]
         commit(self._seats.state, tokens, batch.seats, batch.buffers.seq_lens, sampled, batch.sample_index)
         if self._drafts:
@@ -354,10 +365,8 @@ class Runner:
     def _forward(self, batch: Batch, layers: int | None = None, given: GivenEmbeddings | None = None) -> torch.Tensor:
         context = StepContext(
             positions=batch.buffers.positions,
-            slots=batch.buffers.slots,
             caches=self._store.layers,
-            backend=self._backend,
-            plan=self._backend.plan(batch.attention),
+            groups=self._groups.contexts(batch),
         )
         return self.model.forward(batch.buffers.input_ids, context, layers, given)
 
@@ -402,9 +411,20 @@ class Runner:
     def _commit(self, batch: Batch, sampled: torch.Tensor) -> None:
         self._readback.before_commit()
         tokens = self._tokens[: batch.num_rows]
+        sampled = self._agreed(sampled)
         commit(self._seats.state, tokens, batch.seats, batch.buffers.seq_lens, sampled, batch.sample_index)
         if self._drafts:
             self._drafts.follow(batch.seats, tokens, batch.attention.num_decodes)
+
+    def _agreed(self, sampled: torch.Tensor) -> torch.Tensor:
+        """The same tokens on every rank: the first one's. Ranks may pad differently, so as many as there can be."""
+        if self._group is None or not len(sampled):
+            return sampled
+        ours = self._sampled[: len(sampled)]
+        if ours.data_ptr() != sampled.data_ptr():
+            ours.copy_(sampled)
+        from_first(self._sampled, self._group)
+        return ours
 
     def _read_back(
         self,

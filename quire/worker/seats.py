@@ -7,14 +7,18 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from quire.kernels.step.step import SeatState, scatter
-from quire.types.plan import StepPlan
+from quire.kernels.step.step import GroupTable, SeatState, scatter
+from quire.types.plan import NewBlocks, StepPlan
+from quire.worker.pages import Pages
 from quire.worker.staging import Span, Staging
+
+_LEAST_PIECE = 16  # of what is sent; for less the next copy is begun
 
 
 class DeviceSeats:
     """Arrays `[max_seats + 1]`; seat 0 is padding and stays zero.
 
+    `state` has the table of the group that keeps every token (the keeper), `tables` those of all groups.
     `num_computed_np` mirrors the device's counts: the plan determines them, so the host never asks. With `limited`,
     where rows may advance by several tokens, those of requests with drafts are lower bounds once they decode.
     """
@@ -29,6 +33,7 @@ class DeviceSeats:
         *,
         limited: bool = False,
     ) -> None:
+        """max_blocks, block_size: of the keeper, the only group unless `add_groups` is called."""
         seats = max_seats + 1
         self.state = SeatState(
             last_token=torch.zeros(seats, dtype=torch.int32, device=device),
@@ -38,7 +43,18 @@ class DeviceSeats:
             block_size=block_size,
             limit=torch.zeros(seats, dtype=torch.int32, device=device) if limited else None,
         )
+        self.tables = [GroupTable(self.state.block_table, block_size)]
+        self.keeper, self._splits = 0, [1]
         self.num_computed_np = np.zeros(seats, dtype=np.int32)
+
+    def add_groups(self, pages: Pages, max_model_len: int) -> None:
+        """All groups, in the order of plans; the keeper's is there already."""
+        shared, self.keeper, self._splits = self.tables[0], pages.keeper, pages.splits
+        seats = len(self.num_computed_np)
+        self.tables = []
+        for number, (spec, split) in enumerate(zip(pages.groups, pages.splits, strict=True)):
+            blocks = shared.blocks.new_zeros(seats, spec.num_blocks(max_model_len) * split)
+            self.tables.append(shared if number == pages.keeper else GroupTable(blocks, pages.kernel_block(number)))
 
     def stage(self, plan: StepPlan, staging: Staging) -> list[tuple[torch.Tensor, Span, Span]]:
         """Put what the plan changes of the seats into the staging buffer; hand the answer to `apply` after its `send`.
@@ -51,16 +67,43 @@ class DeviceSeats:
             computed = np.array([a.num_computed for a in plan.admits], dtype=np.int32)
             self.num_computed_np[seats] = computed
             writes.append((self.state.num_computed, staging.put(seats), staging.put(computed)))
-        blocks = plan.blocks[0]
-        flat = blocks.seats.astype(np.int64) * self.state.block_table.shape[1] + blocks.index
-        pieces = list(_pieces(len(flat), staging.room // 2 - len(plan.token_ids) - 6 * plan.num_rows - 32))
-        for number, part in enumerate(pieces, start=1):
-            writes.append((self.state.block_table, staging.put(flat[part]), staging.put(blocks.blocks[part])))
-            if number < len(pieces):
-                staging.send()
-                self.apply(writes, staging)
-                writes = []
+        reserved = len(plan.token_ids) + 6 * plan.num_rows + 32
+        for target, index, values in self._changes(plan):
+            begin = 0
+            while begin < len(index):
+                room = staging.room // 2 - reserved
+                if writes and room < min(len(index) - begin, _LEAST_PIECE):
+                    staging.send()
+                    self.apply(writes, staging)
+                    writes = []
+                    continue
+                part = slice(begin, begin + max(room, 1))
+                writes.append((target, staging.put(index[part]), staging.put(values[part])))
+                begin = part.stop
         return writes
+
+    def _changes(self, plan: StepPlan) -> Iterator[tuple[torch.Tensor, np.ndarray, np.ndarray]]:
+        """(array, places in it, values) of what the plan says of tables and histories."""
+        for table, split, new in zip(self.tables, self._splits, plan.blocks, strict=False):
+            if not len(new.seats):
+                continue
+            first, blocks = new.seats.astype(np.int64) * table.blocks.shape[1] + new.index * split, new.blocks
+            if split > 1:  # as many blocks of kernels, one behind the other
+                each = np.arange(split)
+                first, blocks = (first[:, None] + each).reshape(-1), (blocks[:, None] * split + each).reshape(-1)
+            yield table.blocks, first, blocks
+        for admit in plan.admits:
+            if admit.history is not None:
+                slots = self._slots(plan.blocks[self.keeper], admit.seat, len(admit.history))
+                yield self.state.token_of_slot, slots, admit.history
+
+    def _slots(self, new: NewBlocks, seat: int, num_tokens: int) -> np.ndarray:
+        """Of the first tokens of a seat that has just got its blocks in the keeper's group."""
+        size, own = self.state.block_size, new.seats == seat
+        blocks = np.zeros(-(-num_tokens // size), dtype=np.int64)
+        there = new.index[own] < len(blocks)
+        blocks[new.index[own][there]] = new.blocks[own][there]
+        return (blocks[:, None] * size + np.arange(size))[: len(blocks)].reshape(-1)[:num_tokens]
 
     def apply(self, writes: list[tuple[torch.Tensor, Span, Span]], staging: Staging) -> None:
         for target, index, values in writes:
@@ -74,7 +117,3 @@ class DeviceSeats:
         """Make the mirror exact, on a CPU, where that costs nothing."""
         if self.state.limit is not None and self.state.limit.device.type == "cpu":
             np.copyto(self.num_computed_np, self.state.num_computed.numpy())
-
-
-def _pieces(count: int, size: int) -> Iterator[slice]:
-    return (slice(i, min(i + size, count)) for i in range(0, count, size))

@@ -1,7 +1,8 @@
 """The streams of an engine, handed on to the next one of the process.
 
 The library keeps a workspace of tens of megabytes for every stream that it has ever multiplied on, for as long as the
-process lives, and graphs hold its address: nobody can free it. So streams are few, and are used again.
+process lives, and graphs hold its address: while there may be any, nobody can free it. So streams are few, and are used
+again (`workspaces.py`: what is freed all the same).
 """
 
 from __future__ import annotations
@@ -11,6 +12,11 @@ from collections import defaultdict
 import torch
 
 _idle: defaultdict[torch.device, list[torch.cuda.Stream]] = defaultdict(list)
+
+
+def idle_streams() -> list[torch.cuda.Stream]:
+    """Of engines that are gone, on all devices."""
+    return [stream for streams in _idle.values() for stream in streams]
 
 
 class Streams:

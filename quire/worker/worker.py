@@ -15,27 +15,34 @@ import numpy as np
 import torch
 
 from quire.config.profiler import ProfilerConfig
+from quire.config.quantization import METHODS
 from quire.config.resolve import Resolved
+from quire.distributed.group import Group
 from quire.foundation.errors import ConfigError, InputError
 from quire.foundation.log import get_logger
 from quire.models import catalog, weights
 from quire.models.base import DecoderStack
 from quire.models.pooling import PoolingModel
 from quire.platforms import select_platform
+from quire.quantization.base import QuantizationMethod
+from quire.quantization.plain import Unquantized
 from quire.types.kv import WorkerReport
 from quire.types.plan import PromptEmbeds, StepPlan, TokenMasks
+from quire.types.ranks import ALONE, Rank
 from quire.worker.assembly import DTYPES, Assembly
 from quire.worker.batch import SIZE_STEP, round_size
 from quire.worker.masked_step import MaskedStep
 from quire.worker.memory import Memory, size_cache
+from quire.worker.pages import lay_out
 from quire.worker.pooling_runner import PoolingRunner
 from quire.worker.profiler import Profiler
 from quire.worker.readback import StepHandle
 from quire.worker.runner import Runner
 from quire.worker.sampling.custom import make_processors
 from quire.worker.sampling.plugins import ProcessorSetup
-from quire.worker.streams import Streams
+from quire.worker.streams import Streams, idle_streams
 from quire.worker.trial_steps import ALL_FEATURES, prompt_chunks, prompts_to_pool, run_picky, spread
+from quire.worker.workspaces import clear_workspaces
 
 if TYPE_CHECKING:
     from quire.kernels.triton.rehearsal import Rehearsal
@@ -51,8 +58,10 @@ _kept: defaultdict[torch.device, int] = defaultdict(int)  # bytes; see Memory
 class Worker:
     """One device's muscle. Knows plans and arrays, nothing of requests, text or time."""
 
-    def __init__(self, resolved: Resolved) -> None:
+    def __init__(self, resolved: Resolved, rank: Rank = ALONE) -> None:
         self._resolved = resolved
+        self._rank = rank
+        self._group: Group | None = None  # None: this is the only one
         self._phases: dict[str, float] = {}
         self.runner: Runner | PoolingRunner | None = None
         self._unprepared: list[int] = []  # sizes of steps whose products the library has not loaded yet, falling
@@ -68,27 +77,25 @@ class Worker:
             return self._start()
         except BaseException as error:
             _forget_frames(error)
+            self._group = None  # taking leave would wait for the others
             self.shutdown()
             raise
 
     def _start(self) -> WorkerReport:
         resolved, config, info = self._resolved, self._resolved.config, self._resolved.info
-        with self._phase("device"):
-            self._platform = select_platform(resolved.device)
-            self._threads_before = torch.get_num_threads()
-            self._device = self._platform.set_up(config.runtime.num_threads)
-            self._streams = Streams(self._device)
-            self._free_at_start = self._platform.free_bytes()
+        self._streams = self._set_up()
         with self._phase("build"):
             self._model = model = self._build_model()
         if self._device.type == "cpu" and not config.runtime.num_threads and model.num_bytes() < _SMALL_MODEL:
             torch.set_num_threads(1)
         profiling = ProfilerConfig.read(config.observe.profiler_config)
-        self._profiler = None if profiling is None else Profiler(profiling, self._device)
-        spec = model.kv_spec(config.cache.block_size, DTYPES[resolved.kv_dtype])
-        assembly = Assembly(resolved, model, spec, self._device, self._streams)
+        self._profiler = None if profiling is None else Profiler(profiling, self._device, self._mark)
+        block_size = config.cache.block_size
+        pages = lay_out(model.kv_groups(block_size, DTYPES[resolved.kv_dtype]), block_size)
+        assembly = Assembly(resolved, model, pages, self._device, self._streams, self._group)
+        assembly.share_memory()
         setup = ProcessorSetup(info.vocab_size, self._device, Path(info.path))
-        processors = make_processors(config.model.logits_processors, setup)
+        processors = make_processors(config.model.logits_processors if self._rank.is_first else [], setup)
         with self._phase("rehearse"):
             rehearsal = self._rehearse(assembly)
         with self._phase("weights"):
@@ -96,7 +103,7 @@ class Worker:
                 model,
                 Path(info.path),
                 load_format=config.model.load_format,
-                show_progress=config.model.use_tqdm_on_load,
+                show_progress=config.model.use_tqdm_on_load and self._rank.is_first,
                 seed=config.model.seed,
             )
         with self._phase("compile"):
@@ -104,7 +111,9 @@ class Worker:
                 rehearsal.wait()
         with self._phase("profile"):
             memory = self._measure(assembly)
-        size = size_cache(resolved, spec, memory)
+        size = size_cache(resolved, pages, memory)
+        if self._group is not None:
+            size = size.at_most(*self._group.smallest(size.num_blocks, size.max_model_len))
         with self._phase("kv_cache"):
             self.runner = assembly.runner(size.num_blocks, size.max_model_len, processors=processors)
         with self._phase("graphs"):
@@ -119,10 +128,10 @@ class Worker:
             device=self._platform.device_name(),
             num_blocks=size.num_blocks,
             max_model_len=size.max_model_len,
-            groups=[spec],
+            groups=pages.groups,
             vocab_size=info.vocab_size,
             weight_bytes=memory.weights,
-            kv_bytes=size.num_blocks * spec.bytes_per_block,
+            kv_bytes=size.num_blocks * pages.page_bytes,
             free_bytes=self._platform.free_bytes(),
             attention_backend=assembly.backend_name,
             phases=self._phases,
@@ -135,18 +144,45 @@ class Worker:
             notes=[size.note] if size.note else [],
         )
 
+    def _set_up(self) -> Streams:
+        """The device, and the other ranks if there are any."""
+        with self._phase("device"):
+            self._platform = select_platform(self._resolved.device)
+            self._threads_before = torch.get_num_threads()
+            self._device = self._platform.set_up(self._resolved.config.runtime.num_threads, self._rank)
+            streams = Streams(self._device)
+            self._free_at_start = self._platform.free_bytes()
+        with self._phase("ranks"):
+            self._group = Group(self._rank, self._device) if self._rank.size > 1 else None
+        return streams
+
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
         began = time.perf_counter()
         yield
         self._phases[name] = time.perf_counter() - began
 
+    @property
+    def _mark(self) -> str:
+        return f"-rank{self._rank.index}" if self._rank.size > 1 else ""
+
     def _build_model(self) -> DecoderStack | PoolingModel:
-        resolved = self._resolved
+        resolved, group = self._resolved, self._group
         dtype, positions = DTYPES[resolved.dtype], resolved.max_model_len
+        method = self._quantization(dtype)
         if resolved.pooler is None:
-            return catalog.build(resolved.info, dtype, self._device, positions)
-        return catalog.build_for_pooling(resolved.info, resolved.pooler, dtype, self._device, positions)
+            return catalog.build(resolved.info, dtype, self._device, positions, method, group)
+        return catalog.build_for_pooling(resolved.info, resolved.pooler, dtype, self._device, positions, method, group)
+
+    def _quantization(self, dtype: torch.dtype) -> QuantizationMethod:
+        """Raises ConfigError if the device cannot multiply such weights."""
+        name = self._resolved.config.model.quantization
+        if name is None:
+            return Unquantized()
+        method: QuantizationMethod = METHODS.get(name)()
+        if (why := method.refuses(self._device, dtype)) is not None:
+            raise ConfigError(f"quantization={name}: {why}", "quantization")
+        return method
 
     def _rehearse(self, assembly: Assembly) -> Rehearsal | None:
         """Go through every kind of step while the weights are not there yet, so that the kernels get compiled."""
@@ -197,7 +233,7 @@ class Worker:
             torch.cuda.empty_cache()
         return Memory(
             is_cpu=self._device.type == "cpu",
-            free=self._platform.free_bytes(),
+            free=self._platform.free_bytes() // (self._rank.size if self._device.type == "cpu" else 1),
             weights=self._model.num_bytes(),
             activations=activations,
             kept=_kept[self._device],
@@ -285,10 +321,14 @@ class Worker:
             torch.cuda.synchronize()
         self.runner = self._awaiting = None
         self.__dict__.pop("_model", None)
+        if self._group is not None:
+            self._group.close()
+            self._group = None
         if self._streams is not None:
             self._streams.give_back()
             self._streams = None
         if torch.cuda.is_initialized():
+            clear_workspaces(idle_streams())
             torch.cuda.empty_cache()
         if self._threads_before is not None:
             torch.set_num_threads(self._threads_before)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.server.models_for_tests import make_model
+from tests.server.process import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,7 +37,7 @@ def run(command: str, model: Path, *options: str, stdin: str = "") -> subprocess
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
 
@@ -73,7 +74,7 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self.file, text.encode())
 
-    def read_until(self, wanted: str, seconds: float = 60) -> str:
+    def read_until(self, wanted: str, seconds: float = PATIENCE) -> str:
         """What came up to the end of `wanted`."""
         deadline = time.monotonic() + seconds
         while wanted not in self.seen:
@@ -81,7 +82,7 @@ class Terminal:
         before, _, self.seen = self.seen.partition(wanted)
         return before + wanted
 
-    def read_some(self, seconds: float = 60) -> None:
+    def read_some(self, seconds: float = PATIENCE) -> None:
         ready, _, _ = select.select([self.file], [], [], max(0.0, seconds))
         assert ready, self.seen
         piece = b""
@@ -124,7 +125,7 @@ def test_ctrl_c_ends_an_answer_and_not_the_conversation(model: Path, tmp_path: P
     fixed = ["--dtype", "float32", "--device", "cpu", "--temperature", "0", "--num-gpu-blocks-override", "1400"]
     terminal = Terminal("chat", str(without_end(model, tmp_path / "endless")), *fixed, *long)
     try:
-        terminal.read_until("> ", 120)
+        terminal.read_until("> ")
         for number in range(5):
             terminal.type(f"hi {number}\n")
             terminal.read_until(f"hi {number}\r\n")

@@ -15,6 +15,7 @@ import quire
 from quire.cli.main import COMMANDS
 from tests.server.conftest import Served, echo_server
 from tests.server.echo_llm import EchoLLM
+from tests.server.process import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "fastapi", "numpy")
@@ -28,7 +29,7 @@ def run(*arguments: str, stdin: str = "", **environment: str) -> subprocess.Comp
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
 
@@ -61,7 +62,12 @@ def test_help_and_mistakes_import_nothing_heavy(line: str) -> None:
         f"print('HEAVY', [name for name in {HEAVY!r} if name in sys.modules])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, *line.split()], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code, *line.split()],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
     )
     assert done.stdout.rstrip().endswith("HEAVY []"), done.stdout[-300:] + done.stderr
 
@@ -84,7 +90,7 @@ def test_a_missing_model_is_one_line() -> None:
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:
     command = f"{sys.executable} -m quire.cli.main serve --help | head -1"
-    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.stderr == ""
 
 
@@ -103,7 +109,7 @@ def test_doctor_works_without_torch(tmp_path: Path) -> None:
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 1, done.stderr

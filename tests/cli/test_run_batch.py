@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.process import ROOT, wait_until
+from tests.server.process import PATIENCE, ROOT, wait_until
 
 COMMAND = [sys.executable, "-m", "quire.cli.main", "run-batch"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -28,7 +28,8 @@ def request(number: int) -> dict[str, Any]:
 
 
 def start(source: Path, target: Path, *options: str) -> subprocess.Popen[str]:
-    arguments = [*COMMAND, "-i", str(source), "-o", str(target), "--device", "cpu", "--dtype", "float32", *options]
+    arguments = [*COMMAND, "-i", str(source), "-o", str(target), "--device", "cpu", "--dtype", "float32"]
+    arguments += ["--num-gpu-blocks-override", "600", *options]
     return subprocess.Popen(
         arguments, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -44,7 +45,7 @@ def test_it_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     first.communicate()
     assert target.read_bytes().count(b"\n") < NUM_LINES
     second = start(source, target)
-    out, err = second.communicate(timeout=120)
+    out, err = second.communicate(timeout=PATIENCE)
     assert second.returncode == 0, err
     assert f"{NUM_LINES + 1} requests: {NUM_LINES} answered, 1 failed" in out
     results = [json.loads(line) for line in target.read_text().splitlines()]
@@ -64,7 +65,7 @@ def test_it_goes_on_where_it_was_killed(tmp_path: Path) -> None:
         ("in.jsonl", "in.jsonl", "another file"),
         ("in.jsonl", "notes.txt", "something else than results"),
         ("in.jsonl", "none/out.jsonl", "cannot be written"),
-        ("https://host/in.jsonl", "out.jsonl", "path of a file"),
+        pytest.param("https://host/in.jsonl", "out.jsonl", "path of a file", marks=pytest.mark.long),
     ],
 )
 def test_files_it_cannot_use(tmp_path: Path, source: str, target: str, said: str) -> None:
@@ -73,7 +74,7 @@ def test_files_it_cannot_use(tmp_path: Path, source: str, target: str, said: str
     given = source if "://" in source else str(tmp_path / source)
     done = subprocess.run(
         [*COMMAND, "-i", given, "-o", str(tmp_path / target)],
-        cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False,
+        cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert done.returncode == 2
     assert said in done.stderr

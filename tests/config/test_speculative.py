@@ -63,6 +63,12 @@ def test_a_step_must_have_room_for_drafts() -> None:
         resolve(EngineConfig.from_flat(device="cpu", max_num_batched_tokens=4, speculative_config=NGRAM))
 
 
+def test_ranks_do_not_draft() -> None:
+    config = EngineConfig.from_flat(device="cpu", tensor_parallel_size=2, speculative_config=NGRAM)
+    with pytest.raises(ConfigError, match="speculative_config: ranks do not draft; tensor_parallel_size must be 1"):
+        resolve(config)
+
+
 def test_a_model_that_pools_has_nothing_to_draft() -> None:
     config = EngineConfig.from_flat(device="cpu", runner="pooling", speculative_config=NGRAM)
     with pytest.raises(ConfigError, match="speculative_config is for models that generate"):

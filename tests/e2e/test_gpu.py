@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tokenizers import Tokenizer
 
 from demo import agreement, chat, corpus
@@ -27,12 +28,16 @@ CASES: dict[str, dict[str, Any]] = {
     "a worker process of its own": {"distributed_executor_backend": "mp"},
 }
 
+RANKS: dict[str, dict[str, Any]] = {"two ranks": {"tensor_parallel_size": 2}}
 
-@pytest.mark.parametrize("case", CASES)
+TWO = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+
+@pytest.mark.parametrize("case", [*CASES, pytest.param("two ranks", marks=TWO)])
 def test_a_batch_of_64_of_mixed_lengths(tiny_qwen3: Path, reference: Reference, case: str) -> None:
     wanted = prompts(64)
     expected = [reference.greedy(p, TOKENS) for p in wanted]
-    assert run(tiny_qwen3, wanted, **OPTIONS, **CASES[case]) == expected
+    assert run(tiny_qwen3, wanted, **OPTIONS, **{**CASES, **RANKS}[case]) == expected
 
 
 def test_prompts_beside_decoding_rows_replay_graphs(

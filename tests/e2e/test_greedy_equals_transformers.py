@@ -44,11 +44,12 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("tokens", [40, pytest.param(TOKENS, marks=pytest.mark.long)])
 @pytest.mark.parametrize("case", CASES)
-def test_a_batch_of_64_of_mixed_lengths(tiny_qwen3: Path, reference: Reference, case: str) -> None:
+def test_a_batch_of_64_of_mixed_lengths(tiny_qwen3: Path, reference: Reference, case: str, tokens: int) -> None:
     wanted = prompts(64)
-    expected = [reference.greedy(p, TOKENS) for p in wanted]
-    assert run(tiny_qwen3, wanted, **CASES[case]) == expected
+    expected = [reference.greedy(p, tokens) for p in wanted]
+    assert run(tiny_qwen3, wanted, tokens, **CASES[case]) == expected
 
 
 @pytest.mark.parametrize("depth_2", [False, True])

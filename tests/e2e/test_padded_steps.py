@@ -26,6 +26,8 @@ from tests.attention.prefix_reference import attend_by_prefix
 from tests.e2e.conftest import Reference
 from tests.e2e.test_greedy_equals_transformers import prompts, run
 from tests.e2e.test_shared_prefixes import family
+from tests.e2e.test_windows import MODELS, Model, check, engine
+from tests.e2e.test_windows import prompts as window_prompts
 
 TOKENS = 40
 
@@ -71,7 +73,8 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[StepPlan, MixedSize | N
         runner = build(self, num_blocks, max_model_len, **options)
         sizes = mixed_sizes(self._resolved.max_num_seqs, self._resolved.max_num_batched_tokens, 1000)
         sizes = with_prefixes(sizes)
-        group = self._model.num_heads // self._spec.num_kv_heads
+        group = self._model.num_heads // self._pages.groups[0].num_kv_heads
+        runner._groups.reserve(max(size.tokens for size in sizes))
         runner._padded = PaddedSteps(runner._seats, sizes, group, max_model_len, runner._device)
         runner._logits = torch.full((max(s.rows for s in sizes), runner._sampler.vocab_size), torch.nan)
         graphs = MixedGraphs(sizes)
@@ -115,6 +118,18 @@ def test_text_is_what_transformers_gives(
     padded = [(plan, size) for plan, size in steps if size]
     assert len(padded) >= len(steps) / 2
     assert any(plan.num_decodes not in (0, size.decodes) for plan, size in padded)
+
+
+@pytest.mark.parametrize("name", ["qwen3: five to one", "mistral: all"])
+def test_layers_with_windows(name: str, tmp_path: Path, steps: list[tuple[StepPlan, MixedSize | None]]) -> None:
+    """Every group's slots and plan come from the rows that a graph sees."""
+    model = Model(tmp_path, *MODELS[name])
+    with engine(model, max_num_seqs=10, max_prefill_chunk=32, async_scheduling=True) as llm:
+        for _ in range(2):
+            check(model, llm, window_prompts())
+    padded = [(plan, size) for plan, size in steps if size]
+    assert any(plan.num_decodes not in (0, size.decodes) for plan, size in padded)
+    steps.clear()
 
 
 def test_rows_that_begin_alike(

@@ -22,6 +22,7 @@ from quire.types.sampling import RequestOutputKind, SamplingParams
 from quire.types.structured import Constraint, GrammarSpec, StructuredOutputsParams, Thinking
 
 TOKENS = 60
+SMALL: dict[str, Any] = {"num_gpu_blocks_override": 200}  # a cache that is quickly made
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -72,7 +73,7 @@ def all_kinds(tokenizer: Tokenizer, copies: int = 2) -> list[EngineRequest]:
 
 def start(kind: type = InProcessClient, **options: Any) -> EngineClient:
     client: EngineClient = kind(
-        resolve(EngineConfig.from_flat(device="cpu", num_threads=1, dtype="float32", **options))
+        resolve(EngineConfig.from_flat(**{"device": "cpu", "num_threads": 1, "dtype": "float32", **SMALL, **options}))
     )
     return client
 

@@ -2,13 +2,15 @@
 position before *through the block table*; the next token is that hash. So a wrong block, seat, count or token anywhere
 changes the output, and `expected` knows what it should be. It keeps seats and tables like a real worker.
 
-`hf_overrides` sets its moods: step_seconds, fail_at_step, refuse ("ConfigError", …), prepares (calls it has use for);
-call `boom`.
+`hf_overrides` sets its moods: step_seconds, fail_at_step, refuse ("ConfigError", …), refuse_if (path of a file),
+poison (a prompt token that a step fails of) and deadly (one that it dies of), prepares (calls it has use for),
+fail_with (what it says then), of_rank (moods of one of several, by its number); call `boom`.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +23,7 @@ from quire.config.resolve import Resolved
 from quire.foundation import errors
 from quire.types.kv import KVGroupSpec, WorkerReport
 from quire.types.plan import StepPlan, TokenMasks
+from quire.types.ranks import ALONE, Rank
 from quire.types.request import EngineRequest
 from quire.types.result import StepResult
 from quire.types.sampling import SamplingParams
@@ -49,11 +52,15 @@ class EchoStep:
 
 
 class EchoWorker:
-    def __init__(self, resolved: Resolved) -> None:
-        self.moods = resolved.config.model.hf_overrides
+    def __init__(self, resolved: Resolved, rank: Rank = ALONE) -> None:
+        moods = resolved.config.model.hf_overrides
+        self.moods = moods.get("of_rank", {}).get(str(rank.index), {}) if "of_rank" in moods else moods
+        self.rank = rank
         refusal = self.moods.get("refuse")
         if refusal:
             raise getattr(errors, refusal, RuntimeError)(f"echo refuses\nto start ({refusal})")
+        if os.path.exists(self.moods.get("refuse_if", "")):
+            raise errors.DoesNotFitError("echo has no room yet")
         self.block_size = resolved.config.cache.block_size
         self.num_blocks = resolved.config.cache.num_gpu_blocks_override or 512
         self.max_model_len = resolved.max_model_len
@@ -85,7 +92,11 @@ class EchoWorker:
     def execute(self, plan: StepPlan) -> EchoStep:
         assert self.awaiting is None, "a step is overtaken that still awaits its masks"
         if plan.step == self.moods.get("fail_at_step"):
-            raise RuntimeError("echo was told to fail")
+            raise RuntimeError(self.moods.get("fail_with", "echo was told to fail"))
+        if self.moods.get("poison") in plan.token_ids:
+            raise RuntimeError("echo was poisoned")
+        if self.moods.get("deadly") in plan.token_ids:
+            os.kill(os.getpid(), signal.SIGKILL)
         self._take_over(plan)
         hashes = np.empty(plan.num_rows, np.int64)
         decodes = plan.seats[: plan.num_decodes].astype(np.int64)
@@ -100,7 +111,7 @@ class EchoWorker:
         self.busy_until = max(self.busy_until, time.monotonic()) + self.moods.get("step_seconds", 0.0)
         if plan.awaits_masks:
             step = EchoStep(None, self.busy_until)
-            self.awaiting = plan, hashes, step
+            self.awaiting = (plan, hashes, step) if self.rank.is_first else None
             return step
         return EchoStep(self._sample(plan, hashes, {}), self.busy_until)
 
@@ -154,7 +165,10 @@ class EchoWorker:
             assert time.monotonic() >= self.busy_until, "prepared while a step runs"
             self.left_to_prepare -= 1
             return self.left_to_prepare > 0
-        return {"pid": os.getpid(), "method": method, "args": list(args), "seats": int((self.num_computed >= 0).sum())}
+        seats = int((self.num_computed >= 0).sum())
+        return {
+            "pid": os.getpid(), "rank": self.rank.index, "method": method, "args": list(args), "seats": seats,
+        }  # fmt: skip
 
     def shutdown(self) -> None:
         pass

@@ -18,6 +18,7 @@ from quire.engine.clients import PARENT, Shares
 from quire.foundation.errors import EngineDeadError
 from quire.types.output import INVALID_REQUEST, EngineOutput, EngineOutputs, EngineStats
 from tests.engine.echo_worker import NAME, expected, make_request, make_resolved
+from tests.server.process import PATIENCE
 
 
 class Group:
@@ -49,7 +50,7 @@ def group(tmp_path: Path) -> Iterator[Group]:
     made.close()
 
 
-def read(client: JoinedClient, unfinished: set[str], seconds: float = 20) -> dict[str, list[int]]:
+def read(client: JoinedClient, unfinished: set[str], seconds: float = PATIENCE) -> dict[str, list[int]]:
     """The tokens of `unfinished` until all have ended; others must not be heard of."""
     tokens: dict[str, list[int]] = {name: [] for name in unfinished}
     deadline = time.monotonic() + seconds
@@ -196,7 +197,7 @@ def test_a_dead_core_ends_them_all(tmp_path: Path, how: str) -> None:
                 client.die("the core is dead")  # what its parent is to say
         for reading in readings:
             with pytest.raises(EngineDeadError, match=r"dead|step 5 failed"):
-                await asyncio.wait_for(reading, 5)
+                await asyncio.wait_for(reading, PATIENCE)
         with pytest.raises(EngineDeadError):
             clients[1].add(make_request("b", [1], 1))
 

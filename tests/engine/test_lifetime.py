@@ -31,6 +31,25 @@ assert held() is None, gc.get_referrers(held())
 assert gc.get_freeze_count() == frozen
 """
 
+FIRST_ON_A_GPU = """
+import torch
+from quire import LLM, SamplingParams
+torch.matmul(*(torch.ones(64, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2)))  # the library is loaded
+torch._C._cuda_clearCublasWorkspaces()
+torch.cuda.empty_cache()
+assert torch.cuda.memory_reserved() == 0
+before, left = torch.cuda.mem_get_info()[0], []
+for _ in range(3):
+    with LLM(device="cuda", gpu_memory_utilization=0.5, max_num_seqs=64, max_num_batched_tokens=512) as llm:
+        llm.generate(["one", "two"], SamplingParams(max_tokens=4), use_tqdm=False)
+    assert torch.cuda.memory_reserved() <= 2 * 1024**2, torch.cuda.memory_snapshot()  # counters of kernels
+    left.append(before - torch.cuda.mem_get_info()[0])
+print(left)
+assert left[0] < 100e6, left
+assert max(left) - left[0] < 10e6, left
+"""
+WORKSPACE = 34e6  # bytes that the library keeps for a stream while somebody else holds tensors
+
 
 @pytest.fixture
 def without_collector() -> Iterator[None]:
@@ -142,6 +161,12 @@ def test_ten_engines_in_a_row_are_alike_and_give_all_back() -> None:
         assert alive(refs) == []
         left.append(torch.cuda.mem_get_info()[0])
     assert len(set(blocks)) == 1, blocks
-    assert left[0] - left[1] < 100e6, left
+    assert left[0] - left[1] < 100e6 + WORKSPACE, left
     assert left[1] - min(left[1:]) < 10e6, left
     assert theirs.all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_first_engine_gives_the_librarys_workspace_back_too_where_nobody_else_has_tensors() -> None:
+    subprocess.run([sys.executable, "-c", FIRST_ON_A_GPU], check=True, cwd=Path(__file__).parents[2], timeout=300)

@@ -22,6 +22,7 @@ from quire.foundation.errors import (
     WeightsError,
 )
 from quire.foundation.wire import WireError
+from tests.server.process import PATIENCE
 
 ME = "tests.foundation.test_child"
 
@@ -122,7 +123,7 @@ def test_a_child_that_cannot_even_start_is_noticed() -> None:
     child: Child[Say] = Child("tests.foundation.no_such_module", Say, "test child")
     child.channel.send(Ask("hello"))  # must not wait for a reader that never comes
     with pytest.raises(EngineDeadError, match="ended with exit code 1"):
-        child.receive(20)
+        child.receive(PATIENCE)
     child.stop()
 
 

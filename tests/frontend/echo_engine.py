@@ -90,6 +90,8 @@ class EchoClient:
     def __init__(self, info: EngineInfo, script: Script | None = None, tokens_a_poll: int = 1) -> None:
         self.info = info
         self.last_heard = 0.0
+        self.death = None
+        self.can_restart = False
         self.script = script
         self.tokens_a_poll = tokens_a_poll
         self.running: dict[str, _Running] = {}
@@ -105,7 +107,7 @@ class EchoClient:
         self._death = EngineDeadError(message)
         self._work.set()
 
-    def add(self, request: EngineRequest) -> None:
+    def add(self, request: EngineRequest, *, again: bool = False, suspect: bool = False) -> None:  # noqa: ARG002
         if self._death is not None:
             raise self._death
         assert request.id not in self.running, "the engine met a duplicate id"

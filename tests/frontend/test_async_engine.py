@@ -16,13 +16,14 @@ from quire.frontend.tokenization.tokenizer import Tokenizer
 from quire.types.output import RequestOutput
 from quire.types.sampling import RequestOutputKind, SamplingParams
 from tests.frontend.echo_engine import EchoClient, make_info, says
+from tests.server.process import PATIENCE
 
 DELTA = RequestOutputKind.DELTA
 LONG = SamplingParams(max_tokens=100, ignore_eos=True, output_kind=DELTA, temperature=0)
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(main, 20))
+    asyncio.run(asyncio.wait_for(main, PATIENCE))
 
 
 async def collect(llm: AsyncLLM, prompt: Any, params: SamplingParams, request_id: str) -> list[RequestOutput]:

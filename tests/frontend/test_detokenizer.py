@@ -12,6 +12,7 @@ from quire.frontend.tokenization.decoding import REPLACEMENT, Decoding
 from quire.frontend.tokenization.detokenizer import Detokenizer, can_wait
 from quire.frontend.tokenization.stops import StopAutomaton
 from quire.types.sampling import RequestOutputKind, SamplingParams
+from tests.effort import some
 from tests.frontend.tokenizers_for_tests import byte_fallback, byte_level, word_level
 
 EXACT = {"byte_level": byte_level(), "strip": byte_fallback(), "no_strip": byte_fallback(strip=False)}
@@ -47,7 +48,7 @@ def reference(raw: RawTokenizer, ids: list[int], skip_special: bool = True) -> s
 
 
 @pytest.mark.parametrize("name", EXACT)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=some(400), deadline=None)
 @given(data=st.data(), skip=st.booleans())
 def test_stream_equals_full_decode(name: str, data: st.DataObject, skip: bool) -> None:
     ids = data.draw(ids_for(name))
@@ -57,7 +58,7 @@ def test_stream_equals_full_decode(name: str, data: st.DataObject, skip: bool) -
 
 
 @pytest.mark.parametrize("name", EXACT)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=some(200), deadline=None)
 @given(data=st.data())
 def test_every_prefix_is_a_prefix_and_pending_completes_it(name: str, data: st.DataObject) -> None:
     ids = data.draw(ids_for(name))
@@ -97,7 +98,7 @@ WINDOWS = {"words": word_level(), "metaspace": byte_fallback(decoder=decoders.Me
 
 
 @pytest.mark.parametrize("name", WINDOWS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=some(200), deadline=None)
 @given(data=st.data(), skip=st.booleans())
 def test_unknown_decoders_decode_windows(name: str, data: st.DataObject, skip: bool) -> None:
     raw = WINDOWS[name]
@@ -164,7 +165,7 @@ STOPS = st.lists(
 
 
 @pytest.mark.parametrize("name", EXACT)
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=some(600), deadline=None)
 @given(data=st.data(), stop=STOPS, include=st.booleans(), min_tokens=st.sampled_from([0, 0, 1, 3]))
 def test_stop_strings_equal_the_naive_search(
     name: str, data: st.DataObject, stop: list[str], include: bool, min_tokens: int
@@ -178,7 +179,7 @@ def test_stop_strings_equal_the_naive_search(
 
 
 @pytest.mark.parametrize("name", EXACT)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=some(300), deadline=None)
 @given(data=st.data(), stop=STOPS)
 def test_stop_strings_in_any_ids(name: str, data: st.DataObject, stop: list[str]) -> None:
     ids = data.draw(ids_for(name))

@@ -16,6 +16,7 @@ from quire.frontend.tokenization import encoder
 from quire.frontend.tokenization.encoder import LONG, TextEncoder
 from quire.frontend.tokenization.tokenizer import Tokenizer
 from quire.frontend.tokenization.truncation import Truncation, encode_texts
+from tests.server.process import PATIENCE
 
 CONTEXT = 4096
 WORDS = "The quick brown fox, Größe and 世界 👋🏽. "
@@ -134,7 +135,7 @@ def test_a_fork_ends_with_its_text_and_when_nobody_waits(tokenizer: Tokenizer, m
         for task in waiting:
             task.cancel()
         await asyncio.wait(waiting)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while forks(encoder.pid):
                 await asyncio.sleep(0.001)
 

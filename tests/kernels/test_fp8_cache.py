@@ -5,13 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
+from quire.attention.base import prefix_tile_rows
 from quire.kernels.attention import paged as paged_attention
 from quire.kernels.attention.rope import qk_norm_rope_write, qk_norm_rope_write_reference
 from tests.kernels.compare import NARROW, assert_near
 from tests.kernels.test_paged_attention import attend, make_cache, share
 
 FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
-SHAPES = [(16, 8, 128, 16, 0), (8, 2, 128, 16, 100), (7, 1, 96, 16, 0), (4, 1, 256, 16, 0), (8, 1, 64, 8, 0)]
+SHAPES = [
+    (4, 1, 32, 16, 0),  # small: it alone is interpreted by default
+    (16, 8, 128, 16, 0),
+    (8, 2, 128, 16, 100),
+    (7, 1, 96, 16, 0),
+    (4, 1, 256, 16, 0),
+    (8, 1, 64, 8, 0),
+]
 
 
 @pytest.mark.parametrize("kv_dtype", FP8, ids=str)
@@ -30,19 +38,20 @@ def test_decode(
     assert_near(out, torch.cat(rows), NARROW)
 
 
-def test_decode_with_shared_prefixes(device: torch.device) -> None:
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 1, 32), (16, 8, 128)])
+def test_decode_with_shared_prefixes(device: torch.device, heads: int, kv_heads: int, dim: int) -> None:
     seq_lens = [321, 40, 33, 290, 289, 700, 35, 1, 300, 65, 700, 353]
     groups = [([0, 3, 8, 4], 288), ([10, 5], 672), ([2, 6, 1], 32)]
-    cache = make_cache(seq_lens, 8, 128, 16, NARROW, device, FP8[0])
-    shared = share(cache, groups, 3, 16)
-    q = torch.randn(len(seq_lens), 16, 128, device=device, dtype=NARROW)
-    workspace = paged_attention.decode_workspace(len(seq_lens), 16, 8, 128, device)
+    cache = make_cache(seq_lens, kv_heads, dim, 16, NARROW, device, FP8[0])
+    shared = share(cache, groups, 3 if heads == 16 else prefix_tile_rows(heads // kv_heads), 16)
+    q = torch.randn(len(seq_lens), heads, dim, device=device, dtype=NARROW)
+    workspace = paged_attention.decode_workspace(len(seq_lens), heads, kv_heads, dim, device)
     schedule = paged_attention.decode_schedule(
-        cache.seats, torch.tensor(seq_lens, device=device, dtype=torch.int32), 16, 8, 128, FP8[0], 0,
+        cache.seats, torch.tensor(seq_lens, device=device, dtype=torch.int32), heads, kv_heads, dim, FP8[0], 0,
         (shared.tokens_of_row, shared.members, shared.tiles),
     )  # fmt: skip
-    out = paged_attention.decode(q, cache.k, cache.v, cache.table, schedule, 128**-0.5, workspace)
-    rows = [attend(q[i : i + 1], *cache.tokens[i], 128**-0.5, 0) for i in range(len(seq_lens))]
+    out = paged_attention.decode(q, cache.k, cache.v, cache.table, schedule, dim**-0.5, workspace)
+    rows = [attend(q[i : i + 1], *cache.tokens[i], dim**-0.5, 0) for i in range(len(seq_lens))]
     assert_near(out, torch.cat(rows), NARROW)
 
 

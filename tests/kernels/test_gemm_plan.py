@@ -38,23 +38,26 @@ def shapes() -> Iterator[Product]:
                 yield from products(hidden, int(hidden * ratio) // 8 * 8, heads, kv_heads, dim, 151936)
 
 
-def check(how: Plan, m: int, n: int, k: int, gated: bool) -> None:
+def check(how: Plan, m: int, n: int, k: int, gated: bool, width: int = 2) -> None:
+    """width: bytes of an element of the weight."""
     times = 2 if gated else 1
     if isinstance(how, Vector):
         assert m == 1
         assert times * how.outputs * how.width // (32 * how.warps) <= 128, "registers a thread"
     elif isinstance(how, Shared):
-        assert 2 <= m <= 16
+        assert 2 <= m <= 16 or (width == 1 and m == 1)
         rows = 8 if m <= 8 else 16
-        assert how.stages * how.warps * (how.outputs + rows) * how.step * 2 <= PROCESSOR_BYTES
+        assert how.stages * how.warps * (how.outputs * width + rows * 2) * how.step <= PROCESSOR_BYTES
     elif isinstance(how, Registers):
         assert m <= 16
         lines = max(how.outputs * times, 16)
         assert how.outputs % 8 == 0
         assert how.step % 64 == 0
-        assert min(how.depth, -(-k // (how.step * how.warps))) * lines * how.step // 64 <= 192, "registers a thread"
+        assert min(how.depth, -(-k // (how.step * how.warps))) * lines * how.step * width // 128 <= 192, (
+            "registers a thread"
+        )
     else:
-        stage = (how.block_m + times * how.block_n) * how.block_k * 2
+        stage = (how.block_m + times * how.block_n) * how.block_k * width
         assert how.num_stages >= 2
         assert how.num_stages * stage <= PROCESSOR_BYTES - 512
         sums = times * how.block_m * how.block_n // (32 * how.num_warps)

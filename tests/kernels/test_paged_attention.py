@@ -30,8 +30,10 @@ def make_cache(
     dtype: torch.dtype,
     device: torch.device,
     kv_dtype: torch.dtype | None = None,
+    seen_from: list[int] | None = None,
 ) -> Cache:
-    """kv_dtype: of the cache, if it is another."""
+    """kv_dtype: of the cache, if it is another. seen_from: of each row, the first token that a window reaches to:
+    blocks before it were given back."""
     counts = [-(-n // block_size) for n in seq_lens]
     num_blocks, max_blocks = sum(counts) + 3, max(counts) + 2
     pool = torch.full((num_blocks, 2, kv_heads, block_size, dim), float("nan"), dtype=dtype)
@@ -42,6 +44,8 @@ def make_cache(
     for seat, length, count in zip(seats.tolist(), seq_lens, counts, strict=True):
         blocks = [order.pop(0) for _ in range(count)]
         table[seat, :count] = torch.tensor(blocks)
+        if seen_from is not None:
+            table[seat, : seen_from[len(tokens)] // block_size] = order[-1]
         kv = torch.randn(2, kv_heads, count * block_size, dim).to(kv_dtype or dtype).to(dtype)
         kv[:, :, length:] = float("nan")
         pool[blocks] = kv.view(2, kv_heads, count, block_size, dim).permute(2, 0, 1, 3, 4)
@@ -120,7 +124,8 @@ def test_decode(
     device: torch.device, heads: int, kv_heads: int, dim: int, block_size: int, window: int, dtype: torch.dtype
 ) -> None:
     for seq_lens in ([1], [2900, 5, 500], [16, 1, 17, 15, 64, 65, 63, 128, 200, 31, 33, 32]):
-        cache = make_cache(seq_lens, kv_heads, dim, block_size, dtype, device)
+        seen_from = [max(0, n - (window or n)) for n in seq_lens]
+        cache = make_cache(seq_lens, kv_heads, dim, block_size, dtype, device, seen_from=seen_from)
         q = torch.randn(len(seq_lens), heads, dim, device=device, dtype=dtype)
         workspace = paged_attention.decode_workspace(len(seq_lens), heads, kv_heads, dim, device)
         lens = torch.tensor(seq_lens, device=device, dtype=torch.int32)
@@ -197,7 +202,8 @@ def test_prefill(
     ]
     for rows in batches:
         queries, seq_lens = [q for q, _ in rows], [n for _, n in rows]
-        cache = make_cache(seq_lens, kv_heads, dim, block_size, dtype, device)
+        seen_from = [max(0, n - q + 1 - (window or n)) for q, n in rows]
+        cache = make_cache(seq_lens, kv_heads, dim, block_size, dtype, device, seen_from=seen_from)
         q = torch.randn(sum(queries), heads, dim, device=device, dtype=dtype)
         starts = [3 + sum(queries[:i]) for i in range(len(rows) + 1)]  # offsets need not begin at 0
         schedule = paged_attention.prefill_schedule(

@@ -54,7 +54,8 @@ def check(
     device = torch.device("cuda")
     torch.manual_seed(0)
     queries, seq_lens = [q for q, _ in rows], [n for _, n in rows]
-    cache = make_cache(seq_lens, kv_heads, dim, 16, dtype, device)
+    seen_from = [max(0, n - q + 1 - (window or n)) for q, n in rows]
+    cache = make_cache(seq_lens, kv_heads, dim, 16, dtype, device, seen_from=seen_from)
     q = torch.randn(sum(queries), heads, dim, device=device, dtype=dtype) * spread
     from quire.kernels.attention.triton import prefill_sm90 as sm90
 

@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,8 +21,11 @@ import triton.language as tl  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime import driver  # noqa: E402
 
+from quire.distributed.peer_memory import Layout  # noqa: E402
+from quire.kernels.triton import across_ranks  # noqa: E402
 from quire.kernels.triton import rehearsal as rehearsing  # noqa: E402
 from quire.kernels.triton.rehearsal import Rehearsal  # noqa: E402
+from tests.kernels.peers import peers_in  # noqa: E402
 
 
 class CountingDriver:
@@ -151,3 +155,29 @@ def test_a_kernel_that_does_not_compile_says_so_at_its_launch(counting: Counting
     with pytest.raises(triton.CompilationError, match="no such block"):
         broken[(1,)](x, BLOCK=2)
     assert counting.launched == []
+
+
+def test_kernels_across_ranks_compile_and_are_found(
+    counting: CountingDriver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """For a GPU that launches dependents early, which the interpreter leaves out; by tables that hold addresses."""
+    monkeypatch.setattr(across_ranks, "has_pdl", lambda _: True)
+    peers = peers_in(tmp_path / "memory", Layout(2, 4096, 2, max_rows=64, vocab=5000, logit_rows=48), rank=1)
+    x, tokens = torch.zeros(4, 4096, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.int32)
+
+    def step() -> None:
+        across_ranks.reduce_few(x, x, peers)
+        across_ranks.reduce_many(x, x, peers)
+        assert peers.logits is not None
+        across_ranks.gather_columns(torch.zeros(4, 2512), peers.logits[:4], peers)
+        across_ranks.from_first(tokens, peers)
+
+    with Rehearsal() as rehearsal:
+        step()
+    assert rehearsal.wait() == 4
+    assert counting.launched == []
+    step()
+    assert len(counting.launched) == 4
+    with Rehearsal() as rehearsal:
+        step()
+    assert rehearsal.wait() == 0, "some kernel was not compiled, or not as it is launched"

@@ -107,11 +107,9 @@ def test_without_prefix_caching_nothing_is_found() -> None:
 
 
 def test_what_it_cannot_serve_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'mamba'; known kinds: full"):
+    with pytest.raises(ConfigError, match=r"'mamba'; known kinds: full, window"):
         KVManager(9, [spec(kind="mamba")])
-    with pytest.raises(ConfigError, match=r"one block size, got \[4, 8\]"):
-        KVManager(9, [spec(4), spec(8)])
-    with pytest.raises(ConfigError, match="no group"):
+    with pytest.raises(ConfigError, match="must have a KV group"):
         KVManager(9, [])
 
 
@@ -120,3 +118,98 @@ def test_check_sees_a_block_that_no_table_holds() -> None:
     kv.pool.allocate(1)
     with pytest.raises(AssertionError, match="1 blocks are taken, 0 are in a table"):
         kv.check()
+
+
+def window(tokens: int, block_size: int = 4) -> KVGroupSpec:
+    return KVGroupSpec("window", block_size, 1, 1, 8, 2, window=tokens)
+
+
+def advance(kv: KVManager, owner: Owner, chunk: int) -> None:
+    """Compute all tokens of a request chunk by chunk, giving back what lies behind the window before each."""
+    kv.admit(owner, [[] for _ in kv.groups])
+    for end in range(chunk, len(owner.tokens) + 1, chunk):
+        kv.free_behind(owner, end - chunk)
+        assert kv.allocate(owner, end) is not None
+        kv.register(owner, end)
+        kv.check()
+
+
+def test_a_window_gives_back_what_lies_behind() -> None:
+    kv = KVManager(40, [window(6)])
+    owner = Owner("a", list(range(40)))
+    advance(kv, owner, 4)
+    assert [block.id != 0 for block in kv.table(owner)[0]] == [False] * 7 + [True] * 3  # 36 - 6 + 1 = 31 is in the 8th
+    assert kv.num_held(owner) == 3
+    kv.free_behind(owner, 40)
+    assert kv.num_held(owner) == 2
+    kv.free(owner)
+    assert kv.num_free == 39
+    kv.check()
+
+
+def test_a_hit_needs_only_what_its_first_token_sees() -> None:
+    kv = KVManager(40, [window(6)])
+    owner = Owner("a", list(range(40)))
+    advance(kv, owner, 4)
+    kv.free(owner)
+    hit, num_tokens = kv.find_cached(Owner("b", list(range(40))), 39)
+    assert num_tokens == 36
+    assert [block.id != 0 for block in hit[0]] == [False] * 7 + [True] * 2
+    for left, found in ((6, 36), (1, 0)):  # what lay behind the window was given back first, and is reused first
+        other = Owner("c", [])
+        kv.admit(other, [[]])
+        kv.allocate(other, 4 * (kv.num_free - left))
+        assert kv.find_cached(Owner("d", list(range(40))), 39)[1] == found
+        kv.free(other)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_hit_is_the_longest_that_every_group_can_serve(order: int) -> None:
+    kv = KVManager(60, [spec(8), window(5)][::order])
+    assert kv.alignment == 8
+    owner = Owner("a", list(range(40)))
+    advance(kv, owner, 8)
+    hit, num_tokens = kv.find_cached(Owner("b", list(range(40))), 39)
+    assert num_tokens == 32
+    entries = {
+        group.spec.kind: [block.id != 0 for block in blocks] for group, blocks in zip(kv.groups, hit, strict=True)
+    }
+    assert entries == {"full": [True] * 4, "window": [False] * 7 + [True]}
+    # The window's block before token 32 is gone: the next shorter hit ends where both groups have their blocks.
+    lost = kv.table(owner)[[group.spec.kind for group in kv.groups].index("window")][7]
+    del kv.pool._cached[lost.key]
+    lost.key = None
+    assert kv.find_cached(Owner("c", list(range(40))), 39)[1] == 24
+    kv.check()
+
+
+def test_a_running_request_jumps_over_what_others_have_computed() -> None:
+    kv = KVManager(60, [spec(), window(6)])
+    first, second = Owner("a", list(range(40))), Owner("b", list(range(40)))
+    kv.admit(second, [[], []])
+    kv.allocate(second, 8)
+    advance(kv, first, 8)
+    hit, num_tokens = kv.find_more(second, 8, 39)
+    assert num_tokens == 28
+    kv.adopt(second, hit, 36)
+    assert kv.room(second) == [36, 36]
+    assert [len(blocks) for blocks in kv.held(second)] == [9, 2]
+    kv.check()
+
+
+def test_what_requests_need_counts_a_window_once() -> None:
+    kv = KVManager(30, [spec(), window(6)])
+    assert kv.num_needed(100, [[], []]) == 25 + 3
+    assert kv.capacity == 26 * 4  # and three for the window
+    owner = Owner("a", list(range(104)))
+    advance(kv, owner, 4)
+    assert kv.num_missing(owner, 104) == 0
+
+
+def test_several_blocks_share_a_chain() -> None:
+    """Links stand for as many tokens as the smallest block has; a larger one is known by its last."""
+    kv = KVManager(60, [spec(12), window(9, 4)])
+    owner = Owner("a", list(range(48)))
+    advance(kv, owner, 12)
+    assert len(owner.hashes) == 12
+    assert kv.find_cached(Owner("b", [*range(30), *[0] * 18]), 47)[1] == 24

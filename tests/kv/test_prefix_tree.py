@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from quire.kv.block_pool import Block
 from quire.kv.prefix_tree import PrefixGroup, PrefixTree
+from tests.effort import some
 
 Tables = dict[int, list[Block]]
 
@@ -154,7 +155,7 @@ def test_a_chain_of_a_thousand_forks() -> None:
 paths = st.lists(st.integers(0, 2), max_size=6)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=some(300), deadline=None)
 @given(st.lists(st.one_of(paths, st.integers(0, 30)), max_size=40), st.integers(1, 3))
 def test_coming_and_going_leaves_the_tree_of_who_is_there(acts: list[list[int] | int], min_blocks: int) -> None:
     maker, tree, tables = Maker(), PrefixTree(min_blocks), {}
@@ -171,7 +172,7 @@ def test_coming_and_going_leaves_the_tree_of_who_is_there(acts: list[list[int] |
         assert content(groups) == content(tree_of(tables, min_blocks).groups())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=some(300), deadline=None)
 @given(st.lists(paths, max_size=6))
 def test_groups_save_nearly_what_can_be_saved(rows: list[list[int]]) -> None:
     maker = Maker()

@@ -7,7 +7,7 @@ import random
 import torch
 
 from quire.attention.base import AttentionBackend, AttentionSpec
-from quire.attention.context import AttentionInputs, LayerCache, StepContext
+from quire.attention.context import AttentionInputs, GroupContext, LayerCache, StepContext
 from quire.attention.select import select
 from quire.models.base import DecoderStack
 
@@ -27,7 +27,8 @@ class PagedRows:
     ) -> None:
         weight = model.embed_tokens.weight
         self.model, self.device, self.block_size = model, weight.device, block_size
-        spec = model.kv_spec(block_size)
+        groups = model.kv_groups(block_size)
+        spec = groups[0]
         blocks_a_row = -(-max_seq_len // block_size)
         num_blocks = max_rows * blocks_a_row + 1
         ids = list(range(1, num_blocks))
@@ -40,24 +41,28 @@ class PagedRows:
         # Poison, but for the null block: what was never written must never be seen.
         self.caches = [
             LayerCache(*(torch.full(shape, 1e4, dtype=weight.dtype, device=self.device) for _ in "kv"))
-            for _ in range(spec.num_layers)
+            for _ in model.layer_groups
         ]
-        self.backend: AttentionBackend = select(
-            backend,
-            AttentionSpec(
-                num_heads=model.num_heads,
-                num_kv_heads=spec.num_kv_heads,
-                head_dim=spec.head_dim,
-                block_size=block_size,
-                dtype=weight.dtype,
-                kv_dtype=weight.dtype,
-                device=self.device,
-                max_rows=max_rows,
-                max_tokens=max_rows * max_seq_len,
-                max_seq_len=max_seq_len,
-                sliding_window=model.sliding_window,
-            ),
-        )
+        # All groups share one table here; a real worker has one for each.
+        self.backends: list[AttentionBackend] = [
+            select(
+                backend,
+                AttentionSpec(
+                    num_heads=model.num_heads,
+                    num_kv_heads=group.num_kv_heads,
+                    head_dim=group.head_dim,
+                    block_size=block_size,
+                    dtype=weight.dtype,
+                    kv_dtype=weight.dtype,
+                    device=self.device,
+                    max_rows=max_rows,
+                    max_tokens=max_rows * max_seq_len,
+                    max_seq_len=max_seq_len,
+                    sliding_window=group.window or None,
+                ),
+            )
+            for group in groups
+        ]
 
     def context(self, seats: list[int], counts: list[int]) -> StepContext:
         """The step in which the rows in `seats` bring `counts` tokens each; rows of one token first."""
@@ -85,8 +90,9 @@ class PagedRows:
             query_start_host=starts if on_cpu else None,
             seq_lens_host=lengths if on_cpu else None,
         )
-        plan = self.backend.plan(inputs)
-        return StepContext(self._ints(positions), self._ints(slots), self.caches, self.backend, plan)
+        where = self._ints(slots)
+        contexts = [GroupContext(where, backend, backend.plan(inputs)) for backend in self.backends]
+        return StepContext(self._ints(positions), self.caches, contexts)
 
     def step(self, seats: list[int], tokens: list[list[int]]) -> list[torch.Tensor]:
         """Run the rows' next tokens; returns their logits, float32 [tokens of the row, vocab] each, on the CPU."""

@@ -100,12 +100,36 @@ def test_configs_that_cannot_be(config: dict[str, Any], words: list[str]) -> Non
     assert all(word in message for word in words), message
 
 
-def test_windows_of_some_layers_only_are_refused() -> None:
-    window = {"use_sliding_window": True, "sliding_window": 8}
-    assert "2 of 3 layers" in refusal("Qwen2ForCausalLM", **window, max_window_layers=1)
-    kinds = ["full_attention", "sliding_attention", "full_attention"]
-    assert "1 of 3 layers" in refusal("Qwen3ForCausalLM", **window, layer_types=kinds)
-    assert "1 of 3 layers" in refusal("MistralForCausalLM", sliding_window=8, layer_types=kinds)
+def windows(model: DecoderStack) -> list[int]:
+    """Of each layer; 0: none."""
+    groups = model.kv_groups(16)
+    return [groups[group].window for group in model.layer_groups]
+
+
+KINDS = ["full_attention", "sliding_attention", "full_attention"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "expected"),
+    [
+        ("Qwen2ForCausalLM", {"use_sliding_window": True, "max_window_layers": 1}, [0, 8, 8]),
+        ("Qwen3ForCausalLM", {"use_sliding_window": True, "layer_types": KINDS}, [0, 8, 0]),
+        ("Qwen3ForCausalLM", {"use_sliding_window": True, "layer_types": KINDS, "max_window_layers": 0}, [0, 8, 0]),
+        ("MistralForCausalLM", {"layer_types": KINDS}, [0, 8, 0]),
+        ("MinistralForCausalLM", {"layer_types": KINDS[::-1]}, [0, 8, 0]),
+        ("MinistralForCausalLM", {}, [8, 8, 8]),
+    ],
+)
+def test_windows_of_some_layers_are_a_group_of_their_own(
+    architecture: str, config: dict[str, Any], expected: list[int]
+) -> None:
+    model = build(architecture, sliding_window=8, **config)
+    assert windows(model) == expected
+    groups = model.kv_groups(16)
+    assert {(g.kind, g.window, g.num_layers) for g in groups} == {
+        ("window" if window else "full", window, expected.count(window)) for window in expected
+    }
+    assert [layer.self_attn.group for layer in model.layers] == model.layer_groups
 
 
 @pytest.mark.parametrize(
@@ -123,7 +147,7 @@ def test_windows_of_some_layers_only_are_refused() -> None:
     ],
 )
 def test_windows_of_all_layers_or_none(config: dict[str, Any], window: int | None) -> None:
-    assert build("Qwen2ForCausalLM", **config).sliding_window == window
+    assert windows(build("Qwen2ForCausalLM", **config)) == [window or 0] * 3
 
 
 SLIDING, FULL = ["sliding_attention"] * 3, ["full_attention"] * 3
@@ -143,7 +167,7 @@ SLIDING, FULL = ["sliding_attention"] * 3, ["full_attention"] * 3
     ],
 )
 def test_windows_of_mistral(config: dict[str, Any], window: int | None) -> None:
-    assert build("MistralForCausalLM", 8192, **config).sliding_window == window
+    assert windows(build("MistralForCausalLM", 8192, **config)) == [window or 0] * 3
 
 
 @pytest.mark.parametrize(
@@ -164,7 +188,7 @@ def test_windows_that_cannot_be(architecture: str, config: dict[str, Any], words
 
 def test_facts_for_the_worker() -> None:
     model = build(head_dim=16)
-    spec = model.kv_spec(block_size=32)
+    (spec,) = model.kv_groups(block_size=32)
     assert (spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.block_size) == (3, 2, 16, 32)
     assert spec.bytes_per_block == 2 * 32 * 3 * 2 * 16 * 4
     assert model.num_heads == 4

@@ -3,12 +3,14 @@
 The reference answers each request alone: its next token is a function of everything before it. The device executes
 plans: it keeps seats and block tables as the plans tell, and in every KV slot a fingerprint of all that the KV there
 depends on (cache salt, every token up to it). A row may compute only if all slots it reads hold the fingerprints of
-its own request's tokens. So sharing, chunking, preemption and running ahead must not change a single token.
+its own request's tokens; a window reads no others than those in it. A page belongs to the group that wrote to it last.
+So sharing, chunking, preemption, running ahead and what windows give back must not change a single token.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +27,14 @@ from tests.scheduling.toy_grammar import EOS, VOCAB, Meaning, meaning, tokens_of
 
 def groups(block_size: int, count: int = 1) -> list[KVGroupSpec]:
     return [KVGroupSpec("full", block_size, 1, 1, 8, 2) for _ in range(count)]
+
+
+def windowed(block_size: int, window: int) -> KVGroupSpec:
+    return KVGroupSpec("window", block_size, 1, 1, 8, 2, window=window)
+
+
+def history(block_size: int) -> KVGroupSpec:
+    return KVGroupSpec("history", block_size, 1, 1, 1, 4, planes=1)
 
 
 def make_request(
@@ -121,22 +131,21 @@ WRONG = -1  # the fingerprint of a draft that was not what came, and its token
 class Device:
     def __init__(
         self,
-        block_size: int,
+        specs: Sequence[KVGroupSpec],
         max_seats: int,
         max_tokens: int,
         max_chunk: int,
-        num_groups: int = 1,
         draft_seed: int | None = None,
     ) -> None:
         """draft_seed: of how many drafts turn out right; None: nothing is drafted."""
         self.chance = None if draft_seed is None else random.Random(draft_seed)
         self.num_drafted_rows = self.num_accepted = 0
-        self.block_size, self.max_seats = block_size, max_seats
+        self.specs, self.max_seats = specs, max_seats
         self.max_tokens, self.max_chunk = max_tokens, max_chunk
         self.references: dict[int, Reference] = {}  # by request number
         self.seats: dict[int, Seat] = {}
-        self.tables: list[dict[tuple[int, int], int]] = [{} for _ in range(num_groups)]
-        self.slots: list[dict[tuple[int, int], int]] = [{} for _ in range(num_groups)]
+        self.tables: list[dict[tuple[int, int], int]] = [{} for _ in specs]
+        self.pages: dict[int, tuple[int, dict[int, int]]] = {}  # by block: the group that wrote there, its fingerprints
         self.prefixes: list[tuple[int, set[int]]] = []  # (shared tokens, seats) a group, as told and not yet released
         self.decodes: list[tuple[int, Admit]] = []  # of the step before
         self.num_computed = 0  # tokens ever computed
@@ -241,14 +250,22 @@ class Device:
             reference = self.references[admit.seed]
             assert admit.num_prompt == len(reference.spec.token_ids)
             self.seats[admit.seat] = Seat(admit, reference, admit.num_computed)
-        for table, new in zip(self.tables, plan.blocks, strict=True):
+            keeps = any(spec.kind == "history" for spec in self.specs)
+            told = [] if admit.history is None else admit.history.tolist()
+            assert told == reference.tokens[: admit.num_computed if keeps else 0], "not the tokens computed"
+        for spec, table, new in zip(self.specs, self.tables, plan.blocks, strict=True):
             for seat_number, index, block in zip(
                 new.seats.tolist(), new.index.tolist(), new.blocks.tolist(), strict=True
             ):
                 assert block > 0, "the null block was handed out"
-                is_behind = self.chance is not None and index * self.block_size >= self.seats[seat_number].num_computed
-                assert (seat_number, index) not in table or is_behind, "a table entry was given twice"
+                is_empty = self.chance is not None and index * spec.block_size >= self.seats[seat_number].num_computed
+                assert (seat_number, index) not in table or is_empty, "a table entry was given twice"
                 table[seat_number, index] = block
+        for group, spec in enumerate(self.specs):
+            if spec.kind == "history":
+                for admit in plan.admits:
+                    for position in range(admit.num_computed):
+                        self._put(group, admit.seat, position, self.seats[admit.seat].reference.prints[position])
 
     def _check_prefixes(self, plan: StepPlan) -> None:
         """Groups are told when they change only, and whoever shares a prefix really has the same blocks there."""
@@ -270,32 +287,38 @@ class Device:
             self.num_groupings += 1
         self.decodes = decodes
         for count, members in self.prefixes:
+            group = next(i for i, spec in enumerate(self.specs) if spec.kind == "full")
+            table, size = self.tables[group], self.specs[group].block_size
             assert count > 0
-            assert count % self.block_size == 0
+            assert count % size == 0
             present = members & set(rows)
-            for table in self.tables:
-                prefixes = {tuple(table[number, i] for i in range(count // self.block_size)) for number in present}
-                assert len(prefixes) <= 1, f"seats {present} do not share {count} tokens"
+            prefixes = {tuple(table[number, i] for i in range(count // size)) for number in present}
+            assert len(prefixes) <= 1, f"seats {present} do not share {count} tokens"
             assert all(self.seats[number].num_computed >= count for number in present), "no token is left of their own"
             self.num_shared_rows += len(present)
 
     def _write(self, number: int, seat: Seat, ids: list[int]) -> None:
         reference = seat.reference
         for position, token in enumerate(ids, seat.num_computed):
-            if token == WRONG:
-                for table, slots in zip(self.tables, self.slots, strict=True):
-                    slots[table[number, position // self.block_size], position % self.block_size] = WRONG
-                continue
-            assert token == reference.tokens[position], f"{reference.spec.id} is fed a foreign token at {position}"
-            for table, slots in zip(self.tables, self.slots, strict=True):
-                block = table[number, position // self.block_size]
-                slots[block, position % self.block_size] = reference.prints[position]
+            right = reference.tokens[position]
+            assert token in (right, WRONG), f"{reference.spec.id} is fed a foreign token at {position}"
+            for group in range(len(self.specs)):
+                self._put(group, number, position, WRONG if token == WRONG else reference.prints[position])
+
+    def _put(self, group: int, number: int, position: int, print_: int) -> None:
+        size = self.specs[group].block_size
+        block = self.tables[group][number, position // size]
+        if self.pages.get(block, (-1, {}))[0] != group:  # what another group kept in its bytes is gone
+            self.pages[block] = group, {}
+        self.pages[block][1][position % size] = print_
 
     def _read(self, plan: StepPlan, number: int, seat: Seat, count: int, samples: bool) -> None:
         reference, length = seat.reference, seat.num_computed + count
-        for table, slots in zip(self.tables, self.slots, strict=True):
-            for position in range(length):
-                found = slots.get((table[number, position // self.block_size], position % self.block_size))
+        for group, (spec, table) in enumerate(zip(self.specs, self.tables, strict=True)):
+            seen_from = max(0, seat.num_computed - spec.window + 1) if spec.window else 0
+            for position in range(seen_from, length):
+                owner, prints = self.pages[table[number, position // spec.block_size]]
+                found = prints.get(position % spec.block_size) if owner == group else None
                 assert found == reference.prints[position], f"{reference.spec.id} reads foreign KV at {position}"
         assert length <= plan.max_seq_len, "max_seq_len is no upper bound"
         if count:

@@ -134,21 +134,16 @@ def test_statistics() -> None:
     assert (stats.prompt_tokens, stats.generation_tokens, stats.num_running) == (36, 10, 0)
 
 
-def test_a_failed_step_ends_its_requests_and_nobody_else() -> None:
+def test_a_failed_step_is_not_settled_and_its_requests_are_known() -> None:
     life = begin(max_num_seqs=2)
     for name in "abcd":
         add(life, name, prompt(6), 5)
     life.plan()
     life.plan()
-    life.abort("a")
-    plan, result = life.in_flight.popleft()
-    outputs = life.scheduler.settle(plan, msgspec.structs.replace(result, error="out of memory")).each()
-    assert [(o.request_id, o.finish_reason, o.error) for o in outputs] == [("b", "error", "out of memory")]
-    del life.open["b"]
-    life.run()
-    assert life.told["c"][0].num_cached_tokens == 0  # the failed step's KV is not trusted
-    assert life.told["d"][-1].finish_reason == "length"
-    life.check_empty()
+    assert life.scheduler.ids_in(1) == life.scheduler.ids_in(2) == ["a", "b"]
+    plan, result = life.in_flight[0]
+    with pytest.raises(QuireError, match="nothing to settle: out of memory"):
+        life.scheduler.settle(plan, msgspec.structs.replace(result, error="out of memory"))
 
 
 def test_results_must_come_in_order_and_be_possible() -> None:

@@ -181,7 +181,7 @@ def test_a_chunk_that_is_far_takes_a_whole_wave() -> None:
         prefill_budget.tokens(two - 1, 100_000, is_first=True) == 512
     )  # a second wave for some tokens is not worth it
     assert prefill_budget.tokens(two, 100_000, is_first=True) == 1024
-    assert PrefillBudget(cost=PromptCost(attention=1e-4, window=4096)).work(100, 100_000) == 100
+    assert PrefillBudget(cost=PromptCost(windows=[(4096, 1e-4)])).work(100, 100_000) == 100
 
 
 def test_a_short_prompt_before_a_long_one_does_not_pay_for_it() -> None:

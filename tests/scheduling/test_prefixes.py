@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from quire.scheduling.prefixes import SharingThresholds
+from quire.types.kv import KVGroupSpec
 from quire.types.plan import StepPlan
-from tests.scheduling.simulator import make_request
+from tests.scheduling.simulator import history, make_request, windowed
 from tests.scheduling.traces import Life, World
 
 Groups = dict[frozenset[int], int]  # seats: shared tokens
@@ -162,12 +163,21 @@ def test_answers_of_one_prompt_and_a_second_round_from_the_cache() -> None:
         life.run()
 
 
-@pytest.mark.parametrize("world", [{"enable_prefix_caching": False}, {"num_groups": 2}])
+@pytest.mark.parametrize("world", [{"enable_prefix_caching": False}, {"groups": (windowed(4, 8), history(64))}])
 def test_where_nothing_can_be_shared_nothing_is_told(world: dict[str, Any]) -> None:
     life = begin(1, 1, 1, **world)
     add(life, tails(stem(10), 4), 8)
     life.run()
     assert life.device.num_groupings == 0
+
+
+def test_layers_that_see_everything_share_beside_layers_with_windows() -> None:
+    life = begin(1, 1, 1, groups=(windowed(4, 6), KVGroupSpec("full", 8, 1, 1, 8, 2)))
+    add(life, tails(stem(20), 4), 8)
+    sends = [groups for _ in range(5) if (groups := step(life))]
+    life.run()
+    assert sends == [{frozenset({1, 2, 3, 4}): 16}]
+    life.check_empty()
 
 
 def test_a_preempted_row_comes_back_to_its_group() -> None:

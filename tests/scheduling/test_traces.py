@@ -1,6 +1,7 @@
 """Random lives of a scheduler against the simulator: the same tokens as alone, and nothing left behind.
 
 Every run takes others; `random_life(seed)` repeats one that failed. QUIRE_TRACES sets their number.
+`random_life(seed, mixed=True)` lives with several groups of layers, which keep different things.
 """
 
 from __future__ import annotations
@@ -8,48 +9,84 @@ from __future__ import annotations
 import os
 import random
 import traceback
+from collections import Counter
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from quire.scheduling import request
+from tests.effort import some
 from tests.scheduling.simulator import make_request
 from tests.scheduling.traces import Life, World, random_life
 
 NUM_TRACES = int(os.environ.get("QUIRE_TRACES", "5000"))
+NUM_LONG = 100_000
 PARTS = 8  # that several processes can share
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_random_traces(part: int) -> None:
-    failures, preemptions, shared = [], 0, 0
+@pytest.mark.parametrize("mixed", [False, True])
+def test_random_traces(part: int, mixed: bool) -> None:
+    live_through(NUM_TRACES // 2, part, mixed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(PARTS))
+def test_many_traces_of_mixed_groups(part: int) -> None:
+    live_through(NUM_LONG, part, mixed=True)
+
+
+def live_through(count: int, part: int, mixed: bool) -> None:
+    """One of PARTS equal parts of so many traces."""
+    failures: list[str] = []
+    seen: Counter[str] = Counter()
     first = random.SystemRandom().randrange(2**40)
-    seeds = range(first + part, first + NUM_TRACES, PARTS)
+    seeds = range(first + part, first + count, PARTS)
     for seed in seeds:
         try:
-            life = random_life(seed)
+            life = random_life(seed, mixed=mixed)
         except Exception:
-            failures.append(f"random_life({seed})\n{traceback.format_exc(limit=-3)}")
+            failures.append(f"random_life({seed}, {mixed=})\n{traceback.format_exc(limit=-3)}")
         else:
-            preemptions += life.scheduler.stats().num_preemptions
-            shared += life.device.num_shared_rows
+            stats = life.scheduler.stats()
+            seen.update(preemptions=stats.num_preemptions, cached=stats.cached_tokens)
+            seen.update(shared=life.device.num_shared_rows)
     assert not failures, f"{len(failures)} of {len(seeds)} traces failed, the first:\n{failures[0]}"
-    assert preemptions > len(seeds) / 10, "these traces hardly ever preempt: too easy"
-    assert shared > len(seeds) / 4, "these traces hardly ever share a prefix: too easy"
+    assert seen["preemptions"] > len(seeds) / 10, "these traces hardly ever preempt: too easy"
+    assert seen["shared"] > len(seeds) / (20 if mixed else 4), "these traces hardly ever share a prefix: too easy"
+    assert seen["cached"] > len(seeds), "these traces hardly ever find anything in the cache: too easy"
 
 
+def test_what_an_engine_was_told_of_goes_on_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Penalties, stops, lengths, constraints and repeated tokens are as if nobody had died."""
+    monkeypatch.setattr(request, "REPORT_TOKENS", 3)
+    first, deaths, resumed = random.SystemRandom().randrange(2**40), 0, 0
+    for seed in range(first, first + NUM_TRACES // 10):
+        try:
+            life = random_life(seed, deaths=0.04)
+        except Exception as error:
+            raise AssertionError(f"random_life({seed}, deaths=0.04)") from error
+        deaths += life.num_deaths
+        resumed += sum(len(told) > 1 for told in life.told.values()) if life.num_deaths else 0
+    assert deaths > NUM_TRACES / 20, "hardly any engine died: too easy"
+    assert resumed > NUM_TRACES / 20
+
+
+@pytest.mark.parametrize("options", [{}, {"mixed": True}, {"mixed": True, "deaths": 0.01}], ids=str)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_random_traces_with_drafts(part: int) -> None:
+def test_random_traces_with_drafts(part: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """However many of the drafts turn out right, which only the device knows while the next step is planned."""
+    monkeypatch.setattr(request, "REPORT_TOKENS", 3)
     failures, drafted, accepted, preemptions = [], 0, 0, 0
     first = random.SystemRandom().randrange(2**40)
-    seeds = range(first + part, first + NUM_TRACES // 4, PARTS)
+    seeds = range(first + part, first + NUM_TRACES // 8, PARTS)
     for seed in seeds:
         try:
-            life = random_life(seed, drafts=True)
+            life = random_life(seed, drafts=True, **options)
         except Exception:
-            failures.append(f"random_life({seed}, drafts=True)\n{traceback.format_exc(limit=-3)}")
+            failures.append(f"random_life({seed}, drafts=True, **{options})\n{traceback.format_exc(limit=-3)}")
         else:
             drafted += life.device.num_drafted_rows
             accepted += life.device.num_accepted
@@ -86,7 +123,7 @@ def worlds(draw: st.DrawFn) -> World:
     )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=some(300), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(worlds(), st.lists(st.one_of(adds, others), max_size=25))
 def test_any_trace(world: World, acts: list[tuple[Any, ...]]) -> None:
     """The same with a tool that shrinks what fails to the shortest story."""

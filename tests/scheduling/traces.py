@@ -8,15 +8,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import msgspec
+import numpy as np
+
 from quire.scheduling.drafting import Drafting
 from quire.scheduling.prefixes import SharingThresholds
 from quire.scheduling.scheduler import Scheduler
+from quire.types.kv import KVGroupSpec, capacity
 from quire.types.output import EngineOutput
 from quire.types.plan import StepPlan
 from quire.types.request import BACKGROUND, EngineRequest
 from quire.types.result import StepResult
 from quire.types.sampling import RequestOutputKind
-from tests.scheduling.simulator import VOCAB, Device, Reference, groups, make_request
+from tests.scheduling.simulator import VOCAB, Device, Reference, groups, history, make_request, windowed
 from tests.scheduling.toy_grammar import ToyGrammar, ToyMatcher, ToySource, random_constraint
 
 ANYTHING = SharingThresholds(1, 1, 1)
@@ -36,10 +40,20 @@ class World:
     policy: str = "fcfs"
     preempt_every_step: bool = False
     enable_prefix_caching: bool = True
-    num_groups: int = 1
+    groups: tuple[KVGroupSpec, ...] = ()  # none: one that sees everything
     sharing_thresholds: SharingThresholds = ANYTHING
     num_drafts: int = 0
     always_drafts: bool = True
+
+    @property
+    def specs(self) -> list[KVGroupSpec]:
+        return list(self.groups) or groups(self.block_size)
+
+
+def answer_all(plan: StepPlan) -> StepResult:
+    """A token for every row that samples."""
+    tokens = np.where(plan.samples, 7, -1).astype(np.int32)
+    return StepResult(step=plan.step, tokens=tokens[:, None], counts=plan.samples.astype(np.int32))
 
 
 class Life:
@@ -47,13 +61,21 @@ class Life:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.references: dict[str, Reference] = {}
+        self.told: dict[str, list[EngineOutput]] = {}
+        self.open: dict[str, None] = {}  # accepted, neither finished nor aborted
+        self.num_deaths = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        world = self.world
         self.scheduler = Scheduler(
             max_num_seqs=world.max_num_seqs,
             max_num_batched_tokens=world.max_num_batched_tokens,
             max_prefill_chunk=world.max_prefill_chunk,
             max_model_len=world.max_model_len,
             num_blocks=world.num_blocks,
-            groups=groups(world.block_size, world.num_groups),
+            groups=world.specs,
             policy=world.policy,  # type: ignore[arg-type]
             preempt_every_step=world.preempt_every_step,
             enable_prefix_caching=world.enable_prefix_caching,
@@ -67,25 +89,32 @@ class Life:
         )
         chunk = world.max_prefill_chunk or world.max_num_batched_tokens
         self.device = Device(
-            world.block_size, world.max_num_seqs, world.max_num_batched_tokens, chunk, world.num_groups,
-            draft_seed=world.num_drafts or None,
-        )  # fmt: skip
+            world.specs, world.max_num_seqs, world.max_num_batched_tokens, chunk, draft_seed=world.num_drafts or None
+        )
         self.in_flight: deque[tuple[StepPlan, StepResult | None]] = deque()  # the last may still await its masks
         self.compiling: list[str] = []  # requests whose grammar is not there yet
-        self.references: dict[str, Reference] = {}
-        self.told: dict[str, list[EngineOutput]] = {}
-        self.open: dict[str, None] = {}  # accepted, neither finished nor aborted
         self.plans: list[StepPlan] = []
+
+    def die(self) -> None:
+        """Scheduler and device are gone, with all that was in flight; new ones get what was told of the answers."""
+        self.num_deaths += 1
+        self._begin()
+        for name in self.open:
+            reference = self.references[name]
+            self.device.references[reference.spec.seed] = reference
+            self._add(msgspec.structs.replace(reference.spec, given=self.output(name)))
 
     @property
     def max_len(self) -> int:
-        usable = (self.world.num_blocks - 1) // self.world.num_groups * self.world.block_size
-        return min(self.world.max_model_len, usable)
+        return min(self.world.max_model_len, capacity(self.world.specs, self.world.num_blocks))
 
-    def add(self, spec: EngineRequest) -> None:
+    def _add(self, spec: EngineRequest) -> None:
         self.scheduler.add(spec)
         if spec.constraint is not None and spec.constraint.grammar is not None:
             self.compiling.append(spec.id)
+
+    def add(self, spec: EngineRequest) -> None:
+        self._add(spec)
         self.references[spec.id] = self.device.references[spec.seed] = Reference(spec, self.max_len)
         self.told[spec.id] = []
         self.open[spec.id] = None
@@ -180,6 +209,18 @@ class Life:
             lines = told[0].prompt_logprobs or []
             assert [line.token_ids for line in lines] == [[token] for token in reference.spec.token_ids[1:]], name
 
+    def check_windows(self) -> None:
+        """Nobody holds more than a chunk and what its next token sees."""
+        chunk = self.world.max_prefill_chunk or self.world.max_num_batched_tokens
+        if self.world.num_drafts:  # nobody knows how many of those in flight count
+            chunk += self.world.depth * (1 + self.world.num_drafts)
+        kv = self.scheduler.kv
+        for request in self.scheduler._state.running.values():
+            for spec, blocks in zip(self.world.specs, kv.held(request), strict=True):
+                if spec.window:
+                    most = -(-(spec.window + chunk) // spec.block_size) + 1
+                    assert len(blocks) <= most, f"{request.id} holds {len(blocks)} blocks, {most} would do"
+
     def check_empty(self) -> None:
         """Nothing is left behind."""
         self.scheduler.check()
@@ -190,13 +231,14 @@ class Life:
         assert stats.kv_usage == 0.0
 
 
-def random_world(rng: random.Random) -> World:
+def random_world(rng: random.Random, *, mixed: bool) -> World:
     block_size = rng.choice((1, 2, 4))
-    num_groups = 2 if rng.random() < 0.1 else 1
+    specs = mixed_groups(rng, block_size) if mixed else groups(block_size)
+    least = sum(spec.most_blocks(2) for spec in specs)
     seqs = rng.randint(1, 5)
     return World(
         block_size=block_size,
-        num_blocks=1 + num_groups * rng.randint(2, 12),
+        num_blocks=1 + least + len(specs) * rng.randint(0, 12),
         max_num_seqs=seqs,
         max_num_batched_tokens=seqs + rng.choice((0, 0, 3, 12)),
         max_prefill_chunk=rng.choice((0, 0, 1, 3, 4)),
@@ -205,9 +247,23 @@ def random_world(rng: random.Random) -> World:
         policy=rng.choice(("fcfs", "priority")),
         preempt_every_step=rng.random() < 0.15,
         enable_prefix_caching=rng.random() < 0.8,
-        num_groups=num_groups,
+        groups=tuple(specs),
         sharing_thresholds=rng.choice((ANYTHING, SharingThresholds(4, 1, 1), SharingThresholds(2, 4, 8))),
     )
+
+
+def mixed_groups(rng: random.Random, block_size: int) -> list[KVGroupSpec]:
+    """Layers that see everything, and layers with windows, in pages of the same bytes."""
+    specs = [
+        windowed(block_size * rng.choice((1, 1, 2, 3)), rng.choice((1, 2, 3, 4, 5, 7, 8, 13)))
+        for _ in range(rng.choice((1, 1, 1, 2)))
+    ]
+    if rng.random() < 0.75:
+        full = KVGroupSpec("full", block_size * rng.choice((1, 1, 2, 5)), 1, 1, 8, 2)
+        specs.insert(rng.randint(0, len(specs)), full)
+    else:
+        specs.append(history(rng.choice((4, 16, 64))))
+    return specs
 
 
 def random_request(
@@ -244,12 +300,14 @@ def random_request(
     )
 
 
-def crowded_world(rng: random.Random) -> World:
+def crowded_world(rng: random.Random, *, mixed: bool) -> World:
     """Room for many who decode together."""
-    seqs = rng.randint(4, 12)
+    seqs, block_size = rng.randint(4, 12), rng.choice((1, 2, 4))
+    specs = mixed_groups(rng, block_size) if mixed else groups(block_size)
     return World(
-        block_size=rng.choice((1, 2, 4)),
-        num_blocks=rng.randint(20, 90),
+        block_size=block_size,
+        num_blocks=len(specs) * rng.randint(20, 90),
+        groups=tuple(specs),
         max_num_seqs=seqs,
         max_num_batched_tokens=seqs + rng.choice((8, 40)),
         max_model_len=48,
@@ -277,11 +335,17 @@ def with_drafts(world: World, rng: random.Random) -> World:
     return replace(world, num_drafts=num_drafts, max_num_batched_tokens=tokens, always_drafts=rng.random() < 0.7)
 
 
-def random_life(seed: int, *, drafts: bool = False) -> Life:
-    """Live through the trace of `seed`; any AssertionError is a bug."""
+def random_life(seed: int, *, mixed: bool = False, deaths: float = 0.0, drafts: bool = False) -> Life:
+    """Live through the trace of `seed`; any AssertionError is a bug.
+
+    Args:
+        mixed: several groups of layers, some of them with windows.
+        deaths: of engines, a turn.
+        drafts: rows may bring several tokens a step.
+    """
     rng = random.Random(seed)
     crowded = rng.random() < 0.1
-    world = crowded_world(rng) if crowded else random_world(rng)
+    world = crowded_world(rng, mixed=mixed) if crowded else random_world(rng, mixed=mixed)
     life = Life(with_drafts(world, rng) if drafts else world)
     prefixes = branching(rng, 6 if crowded else 2)
     to_come = rng.randint(10, 30) if crowded else rng.randint(1, 7)
@@ -296,12 +360,15 @@ def random_life(seed: int, *, drafts: bool = False) -> Life:
             life.abort(rng.choice(list(life.open)))
         if rng.random() < 0.01:
             life.scheduler.reset_prefix_cache(rng.random() < 0.5)
+        if rng.random() < deaths:
+            life.die()
         if len(life.in_flight) < life.world.depth and rng.random() < 0.8:
             life.plan_if_any()
         else:
             life.turn()
         if rng.random() < 0.2:
             life.scheduler.check()
+            life.check_windows()
         assert life.device.step < 5_000, f"{len(life.open)} requests do not end"
     life.run()
     life.check_empty()

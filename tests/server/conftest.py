@@ -50,7 +50,7 @@ def echo_server(llm: EchoLLM | None = None, keys: tuple[str, ...] = (), **serve_
     thread.start()
     host, port = listener.getsockname()
     url = f"http://{host}:{port}"
-    with httpx.Client(base_url=url, timeout=30) as client:
+    with httpx.Client(base_url=url, timeout=PATIENCE) as client:
         try:
             yield Served(url, llm, service, client, http)
         finally:
@@ -68,7 +68,7 @@ def echo() -> Iterator[Served]:
 def demo_server() -> Iterator[ServerProcess]:
     """`quire serve` with the shipped model under the names demo and quire-demo, for all tests that only ask it."""
     options = ["--port", "0", "--device", "cpu", "--dtype", "float32", "--served-model-name", "demo", "quire-demo"]
-    options += ["--max-logprobs", "40", "--enable-tokenizer-info-endpoint"]
+    options += ["--max-logprobs", "40", "--enable-tokenizer-info-endpoint", "--num-gpu-blocks-override", "1000"]
     with server_process("quire.cli.main", "serve", *options) as process:
         assert process.url
         yield process

@@ -99,6 +99,7 @@ class EchoLLM:
         self.on_stats: Any = None
         self.refuse_with: str | None = None  # stop_reason of a refusal
         self.dead_error: BaseException | None = None
+        self.outage = None
         self.running: set[str] = set()
         self.aborted: list[str] = []
         self.seen: list[dict[str, Any]] = []

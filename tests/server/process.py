@@ -73,10 +73,11 @@ def send_raw(url: str, path: str, **body: Any) -> socket.socket:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE) -> bool:
+    """Whether the condition held once; what holds for a moment only counts, so it is not looked at again."""
     deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
+    while not (holds := condition()) and time.monotonic() < deadline:
         time.sleep(0.02)
-    return condition()
+    return holds
 
 
 def status_of(url: str) -> int:

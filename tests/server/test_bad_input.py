@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from quire.server.http.limits import MAX_JSON_DEPTH
 from quire.server.http.protocol import MAX_HEADER_BYTES
+from quire.server.http.shape import MAX_JSON_DEPTH
 from tests.server.conftest import Served, echo_server
+from tests.server.process import PATIENCE
 
 HUGE = 10**40
 
@@ -250,7 +251,7 @@ def test_a_large_body_is_refused(announced: bool) -> None:
 @pytest.mark.parametrize("line", [b"X-Header: " + b"a" * 1000 + b"\r\n", b"a" * 1000])
 def test_headers_without_end_are_cut_off(echo: Served, line: bytes) -> None:
     sent = 0
-    with socket.create_connection(echo.address, timeout=10) as connection:
+    with socket.create_connection(echo.address, timeout=PATIENCE) as connection:
         connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n" + (b"" if line.endswith(b"\n") else b"X: "))
         try:
             while sent < 10 * MAX_HEADER_BYTES:
@@ -265,7 +266,7 @@ def test_headers_without_end_are_cut_off(echo: Served, line: bytes) -> None:
 
 def test_many_requests_on_one_connection_are_not_taken_for_long_headers(echo: Served) -> None:
     request = b"GET /livez HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 4000 + b"\r\n\r\n"
-    with socket.create_connection(echo.address, timeout=10) as connection:
+    with socket.create_connection(echo.address, timeout=PATIENCE) as connection:
         for _ in range(40):
             connection.sendall(request)
             assert connection.recv(65536).startswith(b"HTTP/1.1 200")

@@ -21,6 +21,7 @@ FINAL = ("completed", "failed", "cancelled", "expired")
 
 def serve(folder: Path, *arguments: str) -> Any:
     options = ["--port", "0", "--device", "cpu", "--dtype", "float32", "--batch-dir", str(folder)]
+    options += ["--num-gpu-blocks-override", "600"]
     return server_process("quire.cli.main", "serve", *options, *arguments)
 
 
@@ -58,9 +59,13 @@ def results(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    limits = ("--max-batch-file-bytes", "100000", "--max-batch-lines", "300")
-    with serve(tmp_path_factory.mktemp("batches"), *limits) as process:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("batches")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[ServerProcess]:
+    with serve(folder, "--max-batch-file-bytes", "100000", "--max-batch-lines", "300") as process:
         assert process.url
         yield process
 
@@ -266,12 +271,9 @@ def test_who_waits_is_served_before_a_batch(tmp_path: Path) -> None:
         assert finish(client, batch).status == "cancelled"
 
 
-def test_one_directory_one_server(tmp_path: Path) -> None:
-    (tmp_path / "files").mkdir()
-    with serve(tmp_path) as first:
-        assert first.url
-        with serve(tmp_path) as second:
-            assert second.exit_code(60) == 2
-            assert wait_until(lambda: any("in use by another server" in text for text in second.err + second.out))
-        with connect(first) as client:
-            assert client.files.list().data == []
+def test_one_directory_one_server(client: openai.OpenAI, folder: Path) -> None:
+    file = client.files.create(file=("in.jsonl", jsonl([line(1)])), purpose="batch")
+    with serve(folder) as second:
+        assert second.exit_code() == 2
+        assert wait_until(lambda: any("in use by another server" in text for text in second.err + second.out))
+    assert client.files.retrieve(file.id) == file

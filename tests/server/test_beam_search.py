@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ def server(demo_server: ServerProcess) -> ServerProcess:
     return demo_server
 
 
-@pytest.fixture(scope="module")
+@cache
 def theirs() -> Any:
     torch.set_num_threads(1)
     return AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32).eval()
@@ -43,11 +45,17 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(FOLDER)
 
 
-def expected(model: Any, ids: list[int], options: dict[str, Any]) -> list[tuple[list[int], float]]:
-    """Answers without their end, and scores."""
+def expected(ids: list[int], options: dict[str, Any]) -> list[tuple[list[int], float]]:
+    """What transformers gives: answers without their end, and scores."""
+    return _expected(tuple(ids), json.dumps(options))
+
+
+@cache
+def _expected(ids: tuple[int, ...], named: str) -> list[tuple[list[int], float]]:
+    model, options = theirs(), json.loads(named)
     with torch.inference_mode():
         found = model.generate(
-            torch.tensor([ids]),
+            torch.tensor([list(ids)]),
             attention_mask=torch.ones(1, len(ids), dtype=torch.long),
             num_beams=options["n"],
             num_return_sequences=options["n"],
@@ -70,9 +78,7 @@ def expected(model: Any, ids: list[int], options: dict[str, Any]) -> list[tuple[
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_chat_equals_transformers(
-    server: ServerProcess, theirs: Any, tokenizer: Tokenizer, options: dict[str, Any]
-) -> None:
+def test_chat_equals_transformers(server: ServerProcess, tokenizer: Tokenizer, options: dict[str, Any]) -> None:
     finished = set()
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         for question in CHATS:
@@ -86,7 +92,7 @@ def test_chat_equals_transformers(
                 extra_body={"use_beam_search": True, "return_token_ids": True, **extra},
                 **plain,
             )
-            answers = expected(theirs, reply.prompt_token_ids, options)
+            answers = expected(reply.prompt_token_ids, options)
             assert [choice.token_ids for choice in reply.choices] == [ids for ids, _ in answers]
             for choice, (ids, score) in zip(reply.choices, answers, strict=True):
                 assert choice.message.content.strip() == tokenizer.decode(ids, skip_special_tokens=True).strip()
@@ -99,7 +105,7 @@ def test_chat_equals_transformers(
     assert finished <= {"stop", "length"}
 
 
-def test_offline_equals_transformers_to_the_score(theirs: Any, tokenizer: Tokenizer) -> None:
+def test_offline_equals_transformers_to_the_score(tokenizer: Tokenizer) -> None:
     prompts = [
         tokenizer.apply_chat_template([{"role": "user", "content": q}], add_generation_prompt=True) for q in CHATS
     ]
@@ -108,7 +114,7 @@ def test_offline_equals_transformers_to_the_score(theirs: Any, tokenizer: Tokeni
         for options in OPTIONS:
             params = BeamSearchParams(beam_width=options["n"], **{k: v for k, v in options.items() if k != "n"})
             for prompt, result in zip(prompts, llm.beam_search(prompts, params), strict=True):
-                answers = expected(theirs, prompt, options)
+                answers = expected(prompt, options)
                 assert [beam.tokens[len(prompt) :] for beam in result.sequences] == [ids for ids, _ in answers]
                 for beam, (_, score) in zip(result.sequences, answers, strict=True):
                     assert beam.cum_logprob / len(beam.logprobs) ** params.length_penalty == pytest.approx(
@@ -136,7 +142,11 @@ def test_completions_and_what_a_search_leaves_behind(server: ServerProcess) -> N
         refused = client.post("/v1/completions", json=body | {"n": 30}).json()["error"]
         assert (refused["code"], refused["param"]) == (400, "n")
         with pytest.raises(httpx.ReadTimeout):  # a client that goes away
-            client.post("/v1/completions", json=body | {"max_tokens": 400, "ignore_eos": True}, timeout=0.3)
+            client.post(
+                "/v1/completions",
+                json=body | {"max_tokens": 400, "ignore_eos": True},
+                timeout=httpx.Timeout(60, read=0.3),
+            )
         assert wait_until(lambda: num_running(client) == 0)
 
 

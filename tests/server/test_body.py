@@ -6,11 +6,12 @@ import json
 import random
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 
-from quire.foundation.errors import InputError
-from quire.server.http import limits
+from quire.foundation.errors import ContextLengthError, InputError
+from quire.server.http import shape
 from quire.server.http.body import BIG_BODY, SCHEMAS, parse
 from quire.types.json_text import JsonText
 
@@ -86,12 +87,12 @@ def test_depth_is_that_of_the_value(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(500):
         value = [nested(draw, draw.randint(1, 9))]
         raw = json.dumps(value, indent=draw.choice([None, 1])).encode()
-        monkeypatch.setattr(limits, "SCANNED_AT_ONCE", draw.choice([3, 50, 1000]))
-        monkeypatch.setattr(limits, "MAX_JSON_DEPTH", depth(value))
-        limits.check_shape(raw)
-        monkeypatch.setattr(limits, "MAX_JSON_DEPTH", depth(value) - 1)
+        monkeypatch.setattr(shape, "SCANNED_AT_ONCE", draw.choice([3, 50, 1000]))
+        monkeypatch.setattr(shape, "MAX_JSON_DEPTH", depth(value))
+        shape.check_shape(raw)
+        monkeypatch.setattr(shape, "MAX_JSON_DEPTH", depth(value) - 1)
         with pytest.raises(InputError, match="deeper than"):
-            limits.check_shape(raw)
+            shape.check_shape(raw)
 
 
 def num_values(value: Any) -> int:
@@ -105,10 +106,55 @@ def test_values_are_counted_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None
     for _ in range(200):
         value = [nested(draw, draw.randint(1, 9)), 'a,"\\', {",": ","}]
         raw = json.dumps(value, indent=draw.choice([None, 1])).encode()
-        monkeypatch.setattr(limits, "SCANNED_AT_ONCE", draw.choice([3, 50, 1000]))
-        monkeypatch.setattr(limits, "MAX_JSON_DEPTH", depth(value))
-        monkeypatch.setattr(limits, "MAX_VALUES", num_values(value) - 1)
+        monkeypatch.setattr(shape, "SCANNED_AT_ONCE", draw.choice([3, 50, 1000]))
+        monkeypatch.setattr(shape, "MAX_JSON_DEPTH", depth(value))
+        monkeypatch.setattr(shape, "MAX_VALUES", num_values(value) - 1)
         with pytest.raises(InputError, match="holds too much"):
-            limits.check_shape(raw)
-        monkeypatch.setattr(limits, "MAX_VALUES", num_values(value))
-        limits.check_shape(raw)
+            shape.check_shape(raw)
+        monkeypatch.setattr(shape, "MAX_VALUES", num_values(value))
+        shape.check_shape(raw)
+
+
+def text_of(draw: random.Random, letters: str) -> str:
+    return "".join(draw.choices(letters, k=draw.randint(0, 400)))
+
+
+@pytest.mark.parametrize("ascii_only", [False, True])
+def test_characters_of_a_text_are_never_overcounted(ascii_only: bool) -> None:
+    draw = random.Random(7)
+    for letters in ("ab", 'a"\\/u', "\\u", "é€a", "𒀀", "\n\t\x01", '"𒀀\\ué\n'):
+        for _ in range(50):
+            text = text_of(draw, letters)
+            piece = json.dumps(text, ensure_ascii=ascii_only)[1:-1].encode()
+            plain = np.frombuffer(piece.replace(rb"\\", b"").replace(rb"\"", b""), np.uint8)
+            least = shape._least_chars(piece, plain)
+            assert least <= len(text)
+            if not ascii_only and letters in ("ab", "é€a", "𒀀"):
+                assert least == len(text)
+            if letters == "𒀀":
+                assert 2 * least >= len(text)
+
+
+@pytest.mark.parametrize(
+    ("body", "is_refused"),
+    [
+        ('{"prompt": "TEXT"}', True),
+        ('{"n": 1, "prompt": ["a", "TEXT"]}', True),
+        ('{"messages": [{"role": "user", "content" : "TEXT"}]}', True),
+        ('{"messages": [{"role": "user", "content": "say \\"TEXT\\""}]}', True),
+        ('{"stop": "TEXT"}', False),  # of which a limit of its own says more
+        ('{"prompt_embeds": ["TEXT", "TEXT"]}', False),
+    ],
+)
+def test_a_text_that_no_prompt_may_have_is_refused_off_the_bytes(
+    body: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shape, "SCANNED_AT_ONCE", 100)
+    monkeypatch.setattr(shape, "MAX_VALUES", 50)
+    raw = body.replace("TEXT", "x" * 1500).encode()
+    shape.check_shape(raw, 1500)
+    if is_refused:
+        with pytest.raises(ContextLengthError, match=r"too long: at least 1\d{3} characters > 1000"):
+            shape.check_shape(raw, 1000)
+    else:
+        shape.check_shape(raw, 1000)

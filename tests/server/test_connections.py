@@ -15,7 +15,7 @@ import pytest
 
 from tests.server.conftest import Served, echo_server
 from tests.server.echo_llm import EchoLLM
-from tests.server.process import send_raw
+from tests.server.process import PATIENCE, send_raw
 
 BODY = json.dumps({"prompt": "hello", "max_tokens": 4}).encode()
 H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQBAAAAAAIAAAAA\r\n"
@@ -24,13 +24,13 @@ H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: A
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[Served]:
     """Short time limits."""
-    limits = {"header_timeout": 0.4, "body_timeout": 0.4, "send_timeout": 0.4, "timeout_keep_alive": 0.4}
+    limits = dict.fromkeys(("header_timeout", "body_timeout", "send_timeout", "timeout_keep_alive"), 0.8)
     with echo_server(EchoLLM(served_model_name=["echo"]), **limits) as served:
         yield served
 
 
 def connect(served: Served) -> socket.socket:
-    return socket.create_connection(served.address, timeout=10)
+    return socket.create_connection(served.address, timeout=PATIENCE)
 
 
 def head(length: int = len(BODY), extra: bytes = b"") -> bytes:
@@ -111,7 +111,7 @@ def test_the_client_of_java_is_answered(echo: Served, tmp_path: Path) -> None:
     file.write_text(JAVA)
     done = subprocess.run(
         ["java", "-XX:TieredStopAtLevel=1", str(file), echo.url, BODY.decode()],
-        capture_output=True, text=True, timeout=100, check=False,
+        capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     lines = done.stdout.splitlines()
     assert len(lines) == 3, done.stdout + done.stderr
@@ -172,8 +172,8 @@ def test_a_client_that_never_reads_loses_its_seat(hasty: Served, stream: bool) -
         connection.sendall(head(len(body)) + body)
         assert hasty.wait_until(lambda: bool(hasty.llm.running))
         if stream:
-            assert hasty.wait_until(lambda: len(hasty.llm.aborted) == aborted + 1, 20)
-        assert hasty.wait_until(lambda: not hasty.llm.running and not connections(hasty), 20)
+            assert hasty.wait_until(lambda: len(hasty.llm.aborted) == aborted + 1)
+        assert hasty.wait_until(lambda: not hasty.llm.running and not connections(hasty))
         assert hasty.client.get("/load").json() == {"server_load": 0}
 
 
@@ -183,9 +183,9 @@ def connections(served: Served) -> int:
 
 
 def test_a_stream_may_pause_for_longer_than_any_limit(hasty: Served) -> None:
-    hasty.llm.delay = 0.7
+    hasty.llm.delay = 1.0
     try:
-        body = {"prompt": "hello", "max_tokens": 3, "stream": True}
+        body = {"prompt": "hello", "max_tokens": 2, "stream": True}
         assert hasty.client.post("/v1/completions", json=body).text.endswith("data: [DONE]\n\n")
         slow = hasty.client.post("/v1/completions", json={"prompt": "hello", "max_tokens": 2})
         assert slow.status_code == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from quire.server.processes.shared_counters import UNSEEN
 from quire.types.output import QueueClass, QueueStats
 from tests.server.conftest import Served, echo_server
 from tests.server.echo_llm import EchoLLM
+from tests.server.process import PATIENCE
 
 # Needs no engine, or asks for nothing new.
 OTHERS = {
@@ -101,18 +103,21 @@ def test_no_limit_refuses_nobody() -> None:
 def test_nothing_is_done_for_clients_that_have_gone(served: Served, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """They hang up while the event loop is busy elsewhere: their requests are read only afterwards."""
     encoded: list[str] = []
+    is_busy, have_left = threading.Event(), threading.Event()
 
     def encode_batch(_self: Tokenizer, texts: Sequence[str], *_: Any, **__: Any) -> list[list[int]]:
         if not encoded:
-            time.sleep(0.3)  # on the event loop: nothing else is seen meanwhile
+            is_busy.set()
+            have_left.wait(PATIENCE)  # on the event loop: nothing else is seen meanwhile
         encoded.extend(texts)
         return [[1, 2, 3] for _ in texts]
 
     monkeypatch.setattr(Tokenizer, "encode_batch", encode_batch)
     blocker = send(served, "the first", 10)
-    time.sleep(0.1)
+    assert is_busy.wait(PATIENCE)
     for _ in range(5):
         send(served, "gone", size).close()
+    have_left.set()
     assert b"200 OK" in blocker.recv(1000)
     blocker.close()
     assert served.client.post("/v1/completions", json=BODY).status_code == 200
@@ -120,7 +125,7 @@ def test_nothing_is_done_for_clients_that_have_gone(served: Served, monkeypatch:
 
 
 def send(served: Served, text: str, size: int) -> socket.socket:
-    connection = socket.create_connection(served.address, timeout=5)
+    connection = socket.create_connection(served.address, timeout=PATIENCE)
     body = (b'{"max_tokens": 1, "prompt": "%b|' % text.encode()) + b"x" * size + b'"}'
     head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     connection.sendall(head % len(body) + body)

@@ -247,6 +247,7 @@ def test_server_info_tells_all_but_secrets(client: httpx.Client) -> None:
     assert "config.model.max_model_len = 512" in text
     found = client.get("/server_info", params={"config_format": "json"}).json()
     assert found["resolved"]["architecture"] == "Qwen3ForCausalLM"
+    assert found["resolved"]["quantization"] is None
     assert found["worker"]["num_blocks"] > 0
     for secret in (KEY, "hush-1"):
         assert secret not in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import random
 import time
 from collections.abc import Iterator
@@ -19,14 +20,18 @@ from quire.foundation.errors import InputError
 from quire.foundation.shown import shown
 from quire.frontend.tokenization.tokenizer import Tokenizer
 from quire.frontend.tokenization.truncation import encode_texts
+from quire.server.anthropic.body import MessagesBody
 from quire.server.app import build_app
 from quire.server.batches.lines import post
+from quire.server.generate.protocol import ChatBody
 from quire.server.http import body as bodies
 from quire.server.http.body import Body
 from quire.server.http.errors import explain
 from quire.server.http.field_limits import OTHERS, TEXTS, USUAL, most_bytes
-from quire.server.http.limits import MAX_LISTS, MAX_VALUES
+from quire.server.http.shape import MAX_LISTS, MAX_VALUES
+from quire.server.responses.body import ResponsesBody
 from quire.server.service import Service
+from quire.server.tokens.protocol import ChatDerenderBody
 from tests.server.echo_llm import EchoLLM
 
 MAX_ERROR = 8 * 1024  # bytes: 1,024 characters, each of which may take six in JSON, and a little
@@ -128,8 +133,36 @@ def test_every_field_has_a_limit_that_is_seen_before_its_value_is_made(kind: typ
         raw = b'{"%b": "%b"}' % (name.encode(), b"a" * most)
         with pytest.raises(InputError) as error:
             bodies._read(raw, kind, "")
-        assert error.value.param == name
-        assert error.value.message == f"{name} takes {most + 2} bytes of JSON, and may take {most}"
+        assert error.value.param == (kind.within or name)
+        path = f"{kind.within}.{name}" if kind.within else name
+        assert error.value.message == f"{path} takes {most + 2} bytes of JSON, and may take {most}"
+
+
+LONG_SCHEMA = {"type": "object", "properties": {f"p{i}": {"description": "x" * 50} for i in range(2000)}}
+HI = {"role": "user", "content": "Hi"}
+LONG_FORMAT = {"type": "json_schema", "name": "a", "schema": LONG_SCHEMA}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (ChatBody, {"messages": [HI], "response_format": {"type": "json_schema", "json_schema": LONG_FORMAT}}),
+        (ResponsesBody, {"input": "a", "text": {"format": LONG_FORMAT}}),
+        (MessagesBody, {"messages": [HI], "max_tokens": 1, "output_config": {"format": LONG_FORMAT}}),
+        (
+            ChatDerenderBody,
+            {
+                "generate_response": {"choices": [{"token_ids": [12345] * 20_000}]},
+                "prompt_tokens": 1,
+                "chat_request": {"messages": [HI]},
+            },
+        ),
+    ],
+)
+def test_what_lies_within_a_field_may_be_as_long_as_in_other_apis(kind: type[Body], body: dict[str, Any]) -> None:
+    raw = json.dumps({"model": "m", **body}).encode()
+    assert len(raw) > USUAL
+    bodies._read(raw, kind, "")
 
 
 def test_limits_are_of_fields_that_there_are() -> None:
@@ -212,7 +245,6 @@ def check(
         asyncio.run(ask_all())
     finally:
         gc.enable()
-        gc.unfreeze()
 
 
 def texts_of(app: FastAPI, path: str) -> list[str]:

@@ -170,7 +170,7 @@ def test_they_are_one_server(server: ServerProcess, pair: Any) -> None:
 
 def test_a_request_id_is_taken_on_both(pair: Any) -> None:
     zero, one = pair
-    options = {"model": MODEL, "prompt": "a", "max_tokens": 150, "extra_body": {"request_id": "x", "ignore_eos": True}}
+    options = {"model": MODEL, "prompt": "a", "max_tokens": 400, "extra_body": {"request_id": "x", "ignore_eos": True}}
     stream = zero.completions.create(**options, stream=True)
     next(stream)
     with pytest.raises(openai.BadRequestError, match="in use"):
@@ -344,8 +344,8 @@ def test_a_front_end_that_is_killed_takes_only_its_own_along(tmp_path: Path) -> 
         before = metrics(server)
         victim, survivor = front_ends(server)  # the first of them runs the batch
         victim.kill()
-        # Promptly only those of the other still run.
-        assert wait_until(lambda: metrics(server)["quire:seats_used"] == sum(not reader.broke for reader in streams))
+        # Only those of the other still run.
+        assert wait_until(lambda: metrics(server)["quire:seats_used"] <= sum(one.is_alive() for one in streams))
         finishes = [reader.finish for reader in streams]
         assert set(finishes) == {"broken", "length"}
         aborted = "vllm:request_success_total[abort]"
@@ -380,8 +380,8 @@ def answers(server: ServerProcess) -> int:
         return len({number_of(response.id) for response in made})
 
 
-def test_a_dead_core_ends_them_all(tmp_path: Path) -> None:
-    with serve(tmp_path) as server:
+def test_a_dead_core_that_is_not_to_be_started_again_ends_them_all(tmp_path: Path) -> None:
+    with serve(tmp_path, "--max-engine-restarts", "0") as server:
         assert server.url
         streams = readers(server, 4, 1500)
         family = psutil.Process(server.process.pid).children(recursive=True)

@@ -12,9 +12,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.server.process import ServerProcess, server_process, status_of, wait_until
+from tests.server.process import PATIENCE, ServerProcess, server_process, status_of, wait_until
 
-SECONDS = 30  # for a machine that is busy
 CORE, WORKER, FRONT_END = "quire.engine.process", "quire.executor.worker_process", "quire.server.processes.front_end"
 
 
@@ -52,7 +51,7 @@ HUNG = {"/health": 503, "/ping": 503, "/readyz": 503, "/livez": 200}
 
 @pytest.mark.parametrize(("module", "busy"), [(CORE, False), (WORKER, False), (CORE, True)])
 def test_an_engine_that_hangs_is_unhealthy_until_it_goes_on(server: ServerProcess, module: str, busy: bool) -> None:
-    assert wait_until(lambda: probes(server) == WELL, SECONDS)
+    assert wait_until(lambda: probes(server) == WELL, PATIENCE)
     begun, over = count(server, "the engine hangs"), count(server, "the engine goes on")
     [process] = processes(server, module)
     body = {"prompt": "a", "max_tokens": 900, "stream": True, "ignore_eos": True}
@@ -64,18 +63,18 @@ def test_an_engine_that_hangs_is_unhealthy_until_it_goes_on(server: ServerProces
         process.suspend()
         stack.callback(process.resume)
         # Whichever front end is asked.
-        assert wait_until(lambda: probes(server) == probes(server) == HUNG, SECONDS), server.err
+        assert wait_until(lambda: probes(server) == probes(server) == HUNG, PATIENCE), server.err
         process.resume()
-        assert wait_until(lambda: probes(server) == probes(server) == WELL, SECONDS), server.err
+        assert wait_until(lambda: probes(server) == probes(server) == WELL, PATIENCE), server.err
         if busy:
             # The engine is as quick as before: it does not take the time for which it was stopped for that of a step.
             assert sum(line.startswith("data: {") for line in itertools.islice(lines, 200)) == 100
-    assert wait_until(lambda: count(server, "the engine goes on") == over + 1, SECONDS), server.err
+    assert wait_until(lambda: count(server, "the engine goes on") == over + 1, PATIENCE), server.err
     assert count(server, "the engine hangs") == begun + 1, server.err  # one of the two front ends says so
 
 
 def test_a_front_end_that_hangs_is_replaced_and_nobody_meets_one_that_is_not_ready(server: ServerProcess) -> None:
-    assert wait_until(lambda: probes(server) == WELL, SECONDS)
+    assert wait_until(lambda: probes(server) == WELL, PATIENCE)
     before = processes(server, FRONT_END)
     statuses: set[int] = set()
     is_over = threading.Event()
@@ -87,14 +86,14 @@ def test_a_front_end_that_hangs_is_replaced_and_nobody_meets_one_that_is_not_rea
     assert len(before) == 2
     restarts = count(server, "it is started again")
     before[0].suspend()
-    assert wait_until(lambda: count(server, "hangs: no sign of life for") == 1, SECONDS), server.err
+    assert wait_until(lambda: count(server, "hangs: no sign of life for") == 1, PATIENCE), server.err
     knocking = threading.Thread(target=knock)
     knocking.start()  # over fresh connections, while another one starts
     with contextlib.ExitStack() as stack:
         stack.callback(knocking.join)
         stack.callback(is_over.set)
-        assert wait_until(lambda: count(server, "it is started again") == restarts + 1, SECONDS)
-        assert wait_until(lambda: len(both(server)) == 2, 60), server.err
+        assert wait_until(lambda: count(server, "it is started again") == restarts + 1, PATIENCE)
+        assert wait_until(lambda: len(both(server)) == 2), server.err
     assert statuses == {200}, statuses
     assert before[1] in processes(server, FRONT_END)
     assert before[0] not in processes(server, FRONT_END)
@@ -110,7 +109,7 @@ def takes_connections(server: ServerProcess, process: psutil.Process) -> bool:
     port = int(server.url.rpartition(":")[2])
     with contextlib.ExitStack() as stack:
         for _ in range(4):
-            client = stack.enter_context(httpx.Client(base_url=server.url, timeout=10))
+            client = stack.enter_context(httpx.Client(base_url=server.url, timeout=PATIENCE))
             client.get("/livez")
         with contextlib.suppress(psutil.NoSuchProcess):
             return any(c.laddr.port == port and c.status == "ESTABLISHED" for c in process.net_connections("tcp"))

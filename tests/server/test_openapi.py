@@ -14,11 +14,12 @@ from quire.config.engine import EngineConfig
 from quire.config.serve import ServeConfig
 from quire.server.app import build_app
 from quire.server.service import Service
+from tests.effort import some
 from tests.server.process import server_process
 
 pytest.importorskip("schemathesis")
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
-EXAMPLES = os.environ.get("QUIRE_OPENAPI_EXAMPLES", "6")  # of each operation
+EXAMPLES = os.environ.get("QUIRE_OPENAPI_EXAMPLES", str(some(9)))  # of each operation
 
 
 def test_answers_conform(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@ model of what steps take."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import deque
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +23,7 @@ from quire.types.output import EngineOutput
 from quire.types.request import BACKGROUND
 from quire.types.result import StepResult
 from quire.types.sampling import RequestOutputKind
+from tests.effort import sampled
 from tests.scheduling.simulator import groups, make_request
 from tests.server.echo_llm import make_info
 
@@ -159,6 +162,7 @@ class Simulation:
         self.report(self.now)
 
 
+@cache
 def capacity(device: Device) -> float:
     """Requests a second of an engine that never lacks one, without a door."""
     simulation = Simulation(device, max_seconds=0)
@@ -175,8 +179,14 @@ def device(request: pytest.FixtureRequest) -> Device:
     return DEVICES[request.param]
 
 
-@pytest.mark.parametrize(("factor", "seconds"), [(1.4, 60.0), (5.0, 120.0)])
-def test_most_of_the_peak_is_answered_in_time(device: Device, factor: float, seconds: float) -> None:
+OVERLOADS = list(itertools.product(DEVICES, [(1.4, 60.0), (5.0, 120.0)]))
+
+
+@pytest.mark.parametrize(
+    ("name", "load"), sampled(OVERLOADS, lambda case: (case[1][0] > 2) == (case[0] in ("rows", "blocks")))
+)
+def test_most_of_the_peak_is_answered_in_time(name: str, load: tuple[float, float]) -> None:
+    device, (factor, seconds) = DEVICES[name], load
     peak, draw = capacity(device), random.Random(int(factor))
     simulation = Simulation(device)
     simulation.run(0.5 * peak, 10.0, draw)
@@ -209,6 +219,19 @@ def test_a_burst_is_taken(device: Device) -> None:
         simulation.come(simulation.now)
     simulation.run(0.3 * peak, 20.0, draw)
     assert not simulation.seen.refused
+
+
+def test_a_burst_after_an_overload_and_a_pause_is_taken(device: Device) -> None:
+    peak, draw = capacity(device), random.Random(4)
+    simulation = Simulation(device)
+    simulation.run(5 * peak, 20.0, draw)
+    refused = len(simulation.seen.refused)
+    assert refused
+    simulation.drain()
+    simulation.now += 60.0
+    for _ in range(int(8 * peak)):
+        simulation.come(simulation.now)
+    assert len(simulation.seen.refused) == refused
 
 
 def test_so_many_clients_as_ask_again_when_they_are_answered_are_no_overload(device: Device) -> None:
@@ -272,6 +295,22 @@ def test_nobody_is_refused_for_what_waits_behind() -> None:
         before = len(simulation.seen.refused)
         simulation.come(simulation.now, priority=0)
         assert len(simulation.seen.refused) == before
+
+
+def test_the_prompts_of_batches_say_nothing_of_others() -> None:
+    """Else whoever is on its way would count as long as they are."""
+    simulation = Simulation(DEVICES["prompts"])
+    peak = capacity(simulation.device)
+    simulation.run(0.9 * peak, 10.0, random.Random(7))
+    simulation.drain()
+    before = simulation.scheduler.queue_stats()
+    simulation.device = simulation.device._replace(prompt=3000)
+    for _ in range(80):
+        simulation.come(simulation.now, background=True)
+    simulation.drain()
+    after = simulation.scheduler.queue_stats()
+    assert after.mean_tokens == before.mean_tokens
+    assert after.num_begun == before.num_begun
 
 
 def test_without_a_limit_nobody_is_refused() -> None:

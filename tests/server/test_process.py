@@ -13,10 +13,10 @@ import httpx
 import psutil
 import pytest
 
-from tests.server.process import ServerProcess, server_process, status_of, wait_until
+from tests.server.process import PATIENCE, ServerProcess, server_process, status_of, wait_until
 
 ECHO = "tests.server.echo_process"
-LONG = {"prompt": "hello", "max_tokens": 150, "stream": True}  # 1.5 s with ECHO_DELAY=0.01
+LONG = {"prompt": "hello", "max_tokens": 150, "stream": True}  # 4.5 s with ECHO_DELAY=0.03
 
 
 class Reader(threading.Thread):
@@ -38,7 +38,7 @@ class Reader(threading.Thread):
     @property
     def finish(self) -> str | None:
         """The finish reason, or the type of the error that ended the stream."""
-        self.join(20)
+        self.join(PATIENCE)
         assert self.lines[-1] == "data: [DONE]"
         last = json.loads(self.lines[-2].removeprefix("data: "))
         return last["error"]["type"] if "error" in last else last["choices"][0]["finish_reason"]
@@ -74,7 +74,7 @@ def test_probes_answer_while_loading_and_sigterm_then_ends_it() -> None:
 
 
 def test_sigterm_finishes_what_runs_and_takes_nothing_new() -> None:
-    with start(ECHO_DELAY="0.01") as server:
+    with start(ECHO_DELAY="0.03") as server:
         url = server.url
         reader = Reader(url)
         server.signal(signal.SIGTERM)
@@ -90,7 +90,7 @@ def test_sigterm_finishes_what_runs_and_takes_nothing_new() -> None:
 
 
 def test_during_the_grace_new_requests_are_still_taken() -> None:
-    with start("--shutdown-grace", "1", ECHO_DELAY="0.001") as server:
+    with start("--shutdown-grace", "3", ECHO_DELAY="0.001") as server:
         url = server.url
         server.signal(signal.SIGTERM)
         assert wait_until(lambda: status_of(f"{url}/readyz") == 503)
@@ -101,7 +101,7 @@ def test_during_the_grace_new_requests_are_still_taken() -> None:
 @pytest.mark.parametrize("how", ["timeout", "second SIGTERM", "SIGINT"])
 def test_what_does_not_finish_is_aborted_and_told_so(how: str) -> None:
     timeout = "0.3" if how == "timeout" else "60"
-    with start("--shutdown-timeout", timeout, ECHO_DELAY="0.05") as server:
+    with start("--shutdown-timeout", timeout, ECHO_DELAY="0.1") as server:
         reader = Reader(server.url)
         server.signal(signal.SIGINT if how == "SIGINT" else signal.SIGTERM)
         if how == "second SIGTERM":
@@ -114,7 +114,7 @@ def test_what_does_not_finish_is_aborted_and_told_so(how: str) -> None:
 
 
 def test_a_dead_engine_ends_the_process_with_an_error() -> None:
-    with start(ECHO_DELAY="0.01") as server:
+    with start(ECHO_DELAY="0.1") as server:
         reader = Reader(server.url)
         server.signal(signal.SIGUSR1)
         assert reader.finish == "ServiceUnavailableError"
@@ -177,10 +177,10 @@ def cpu_seconds(process: psutil.Process) -> float:
 
 
 def test_sigterm_with_idle_connections_ends_at_once() -> None:
-    with start() as server, httpx.Client(base_url=server.url) as client:
+    with start("--shutdown-timeout", "600") as server, httpx.Client(base_url=server.url) as client:
         assert client.get("/livez").status_code == 200  # stays connected
         server.signal(signal.SIGTERM)
-        assert server.exit_code(5) == 0
+        assert server.exit_code() == 0
 
 
 def test_the_request_log_holds_ids_and_lengths_and_never_text() -> None:

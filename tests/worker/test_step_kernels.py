@@ -82,6 +82,33 @@ def test_gather_finds_every_token(device: str, seed: int, padding: int) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("size", [4, 16, 24])
+@pytest.mark.parametrize("padding", [0, 3, 500])
+def test_slots_of_another_group(device: str, size: int, padding: int) -> None:
+    """Its blocks lie elsewhere, and are of another size; padded as in a graph."""
+    rng = np.random.default_rng(size)
+    table = rng.permutation(np.arange(1, SEATS * 40)).tolist()[: (SEATS - 1) * 30]
+    table = np.array([[0] * 30, *np.array(table).reshape(SEATS - 1, 30)])
+    seats, lens, computed = [0, 3, 8, 1, 5, 0], [1, 1, 30, 1, 60, 0], [0, 7, 21, 0, 9, 0]
+    start = np.concatenate([[0], np.cumsum(lens)])
+    positions = np.concatenate([np.arange(n) + before for n, before in zip(lens, computed, strict=True)])
+
+    def put(values: object) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    group = step.GroupTable(put(table), size)
+    slots = torch.full((int(start[-1]) + padding,), -9, dtype=torch.int32, device=device)
+    given = put(np.concatenate([positions, np.zeros(padding, int)]))
+    step.find_slots(group, put(seats), put(start), given, slots, 60)
+    rows = np.repeat(seats, lens)
+    expected = table[rows, positions // size] * size + positions % size
+    assert slots.tolist() == [*expected.tolist(), *[-1] * padding]
+    each = torch.full((6,), -9, dtype=torch.int32, device=device)
+    step.find_slots(group, put(seats), None, put(computed), each, 0)
+    assert each.tolist() == [table[s, p // size] * size + p % size for s, p in zip(seats, computed, strict=True)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_decode_rows_and_padding(device: str) -> None:
     s, out = state(5, device), buffers(6, 6, device)
     seats = torch.tensor([3, 8, 1, 0, 0, 0], dtype=torch.int32, device=device)

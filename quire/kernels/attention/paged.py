@@ -240,16 +240,18 @@ def attention_reference(
     out = torch.zeros_like(q)
     starts = (query_start[: num_rows + 1] - query_start[0]).tolist()
     for row, (seat, seq_len) in enumerate(zip(seats[:num_rows].tolist(), seq_lens[:num_rows].tolist(), strict=True)):
-        blocks = block_table[seat, : -(-seq_len // block_size)].long()
+        before = seq_len - (starts[row + 1] - starts[row])
+        first = max(0, before + 1 - sliding_window) // block_size if sliding_window else 0  # block that is seen
+        blocks = block_table[seat, first : -(-seq_len // block_size)].long()
         k, v = (
-            cache[blocks].transpose(0, 1).reshape(num_kv_heads, -1, dim)[:, :seq_len].to(wide)
+            cache[blocks].transpose(0, 1).reshape(num_kv_heads, -1, dim)[:, : seq_len - first * block_size].to(wide)
             for cache in (k_cache, v_cache)
         )  # [kv heads, tokens, dim]
         queries = q[starts[row] : starts[row + 1]].to(wide).transpose(0, 1)  # [heads, queries, dim]
         grouped = queries.reshape(num_kv_heads, num_heads // num_kv_heads, -1, dim)
         scores = torch.einsum("ngqd,ntd->ngqt", grouped, k) * scale
         last = torch.arange(seq_len - queries.shape[1], seq_len, device=q.device)[:, None]  # the query's own token
-        token = torch.arange(seq_len, device=q.device)[None, :]
+        token = torch.arange(first * block_size, seq_len, device=q.device)[None, :]
         hidden = token > last
         if sliding_window:
             hidden |= token <= last - sliding_window

@@ -36,6 +36,12 @@ def _bulk_copies(device: torch.device) -> bool:
     return not INTERPRETED and device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
+def adds_up(norm: tuple[torch.Tensor, float] | None, residual: torch.Tensor | None, out: torch.Tensor | None) -> bool:
+    """Whether a product is a part of a sum: with the residual, or over ranks, where it goes to an `out` of a type of
+    activations and has no norm before it. Such are cut up alike."""
+    return residual is not None or (norm is None and out is not None and out.dtype != torch.float32)
+
+
 def plan(x: torch.Tensor, weight: torch.Tensor, *, gated: bool, residual: bool) -> Plan | None:
     """How to multiply x [m, k] by weight ([n, k], or [2n, k] if gated), with norm, gate and residual sum if asked for;
     None: not here."""
@@ -53,6 +59,22 @@ def plan(x: torch.Tensor, weight: torch.Tensor, *, gated: bool, residual: bool) 
     return how
 
 
+def plan_8_bits(x: torch.Tensor, weight: torch.Tensor, *, gated: bool, residual: bool) -> Plan | None:
+    """The same for a weight of 8 bits with a scale an output."""
+    m, k = x.shape
+    if not (x.is_cuda and m and k >= 64 and x.dtype in (torch.bfloat16, torch.float16)):
+        return None
+    from quire.kernels.gemm.triton.plan import Registers, Shared, Vector
+    from quire.kernels.gemm.triton.plan import plan_8_bits as plan_of
+
+    n = weight.shape[0] // (2 if gated else 1)
+    aligned = k % 16 == x.stride(0) % 8 == weight.stride(0) % 16 == 0
+    how = plan_of(m, n, k, gated=gated, residual=residual, bulk=aligned and _bulk_copies(x.device))
+    if isinstance(how, Registers) and not (aligned and _gluon(x.device)):
+        return Vector(4, 512, 4) if m == 1 else Shared(16, 64, 4, 4)
+    return how
+
+
 def linear(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -63,13 +85,15 @@ def linear(
     out_dtype: torch.dtype | None,
     out: torch.Tensor | None,
     plan: Plan,
+    scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `quire.kernels.gemm.linear`. Sums are rounded once, to the result's dtype."""
+    """See `quire.kernels.gemm.linear`. Sums are rounded once, to the result's dtype. scale: float32, of each line of a
+    weight of 8 bits."""
     from quire.kernels.gemm.triton import decode_gemm
 
     if residual is not None:
-        return decode_gemm.linear(x, weight, bias, norm, gated, True, residual, plan)
+        return decode_gemm.linear(x, weight, bias, norm, gated, True, residual, plan, scale)
     if out is None:
         n = weight.shape[0] // (2 if gated else 1)
         out = torch.empty((x.shape[0], n), dtype=out_dtype or x.dtype, device=x.device)
-    return decode_gemm.linear(x, weight, bias, norm, gated, False, out, plan)
+    return decode_gemm.linear(x, weight, bias, norm, gated, False, out, plan, scale)

@@ -31,16 +31,18 @@ def linear(
     likewise, and the result silu(gate) * up (SwiGLU: Shazeer, 2020).
     residual [m, n], contiguous, no part of x: `residual += result` in place, and `residual` is returned.
     Otherwise the result goes into `out` (contiguous, of any float dtype) if given, else into a contiguous tensor of
-    `out_dtype`, by default x's. Neither goes together with `gated`, nor with `residual`.
+    `out_dtype`, by default x's. Neither goes together with `gated`, nor with `residual`. An `out` of x's dtype without
+    a norm is for a part of a sum over ranks, and is cut up as products are that are added to a residual.
 
     The weights must not be written by a kernel launched just before: they are read ahead of its end.
     """
     own_output = out is not None or out_dtype is not None
     if gated + (residual is not None) + own_output > 1:
         raise ValueError("a gated result, a residual and an output of one's own exclude one another")
+    summed = decode_gemm.adds_up(norm, residual, out)
     if norm is not None and x.dtype == torch.float16:  # x * norm's weight, not yet divided, may leave its range
         x, norm = rms_norm(x, *norm), None
-    plan = decode_gemm.plan(x, weight, gated=gated, residual=residual is not None)
+    plan = decode_gemm.plan(x, weight, gated=gated, residual=summed)
     if plan is not None:
         return decode_gemm.linear(x, weight, bias, norm, gated, residual, out_dtype, out, plan)
     if norm is not None:

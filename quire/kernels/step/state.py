@@ -22,6 +22,14 @@ class SeatState:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupTable:
+    """Where the KV of one group of layers lies."""
+
+    blocks: torch.Tensor  # [seats, max_blocks]
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepBuffers:
     """Inputs of the forward pass, filled by `gather`."""
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 
 from quire.kernels.dispatch import on_triton
-from quire.kernels.step.state import SeatState, StepBuffers
+from quire.kernels.step.state import GroupTable, SeatState, StepBuffers
 
-__all__ = ["SeatState", "StepBuffers", "commit", "gather", "gather_decode", "scatter"]
+__all__ = ["GroupTable", "SeatState", "StepBuffers", "commit", "find_slots", "gather", "gather_decode", "scatter"]
 
 
 def scatter(dst: torch.Tensor, index: torch.Tensor, values: torch.Tensor) -> None:
@@ -101,6 +101,35 @@ def _remember(state: SeatState, slots: torch.Tensor, ids: torch.Tensor) -> None:
     if state.limit is not None:
         slots, ids = slots[slots >= 0], ids[slots >= 0]
     state.token_of_slot[slots] = ids
+
+
+def find_slots(
+    table: GroupTable,
+    seats: torch.Tensor,
+    query_start: torch.Tensor | None,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    max_query_len: int,
+) -> None:
+    """Fill `slots` [tokens] for one more group of layers, once `gather` has found the positions [tokens].
+
+    seats: [rows]; query_start: [rows + 1], None: one token each. `max_query_len` bounds the rows' lengths from above;
+    so does it, or 512, the number of padding tokens, which get -1. Nothing is read back: fit for a CUDA graph.
+    """
+    if on_triton(seats):
+        from quire.kernels.step.triton import step
+
+        step.find_slots(table, seats, query_start, positions, slots, max_query_len)
+        return
+    rows, size = seats.long(), table.block_size
+    tokens = len(positions)
+    if query_start is not None:
+        lens = query_start[1:] - query_start[:-1]
+        rows = torch.repeat_interleave(rows, lens.long())
+        tokens = len(rows)
+    there = positions[:tokens].long()
+    slots[:tokens] = table.blocks[rows, there // size] * size + (there % size).int()
+    slots[tokens:] = -1
 
 
 def commit(

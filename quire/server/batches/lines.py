@@ -21,7 +21,7 @@ from quire.server.batches.journal import Journal
 from quire.server.http.body import BIG_BODY
 from quire.server.http.entry import IN_BACKGROUND
 from quire.server.http.errors import MAX_MESSAGE
-from quire.server.http.limits import check_shape
+from quire.server.http.shape import check_shape
 from quire.server.service import Service
 
 log = get_logger(__name__)

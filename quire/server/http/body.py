@@ -17,9 +17,10 @@ from pydantic_core import CoreSchema
 from quire.foundation.errors import InputError
 from quire.foundation.log import get_logger
 from quire.foundation.shown import shown
+from quire.frontend.text import most_chars
 from quire.server.http.errors import ClientGoneError
 from quire.server.http.field_limits import most_bytes
-from quire.server.http.limits import check_shape
+from quire.server.http.shape import check_shape
 from quire.types.json_text import JsonText
 
 log = get_logger(__name__)
@@ -88,13 +89,24 @@ async def read_body(request: Request, model: type[AnyBody]) -> AnyBody:
     content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if content_type != "application/json":
         raise InputError(f"the content type must be application/json, got {shown(content_type)}")
-    raw = await request.body()
-    return await look_into(request, lambda: _read(raw, model, request.url.path))
+    raw, engine = await body_bytes(request), request.app.state.service.engine
+    most = None if engine is None else most_chars(engine.info.max_model_len)
+    return await look_into(request, lambda: _read(raw, model, request.url.path, most))
+
+
+async def body_bytes(request: Request) -> bytes | bytearray:
+    """The whole body. A long one grows in its place: to join its pieces would hold up every stream."""
+    if not hasattr(request, "_body"):
+        read = bytearray()
+        async for piece in request.stream():
+            read += piece
+        request._body = bytes(read) if len(read) <= BIG_BODY else read  # type: ignore[assignment]  # `body` returns it
+    return request._body
 
 
 async def look_into(request: Request, call: Callable[[], T]) -> T:
     """`call()`, which works out what a body asks for: on a thread if that is long, so that other streams go on."""
-    return await on_thread(call) if len(await request.body()) > BIG_BODY else call()
+    return await on_thread(call) if len(await body_bytes(request)) > BIG_BODY else call()
 
 
 async def on_thread(call: Callable[[], T]) -> T:
@@ -109,10 +121,13 @@ async def on_thread(call: Callable[[], T]) -> T:
     return await asyncio.to_thread(run)
 
 
-def _read(raw: bytes, model: type[AnyBody], path: str) -> AnyBody:
-    check_shape(raw)
+def _read(raw: bytes | bytearray, model: type[AnyBody], path: str, most: int | None = None) -> AnyBody:
+    """most: characters of a prompt."""
+    check_shape(raw, most)
+    if raw[:1].isspace():
+        raw = bytes(raw).strip()
     try:
-        data = _fields(raw.strip(), model) if len(raw) > BIG_BODY else parse(raw.strip(), SCHEMAS)
+        data = _fields(raw, model) if len(raw) > BIG_BODY else parse(raw, SCHEMAS)
     except (orjson.JSONDecodeError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InputError(f"the request body is not valid JSON: {error}") from None
     if not isinstance(data, dict):
@@ -122,7 +137,7 @@ def _read(raw: bytes, model: type[AnyBody], path: str) -> AnyBody:
     return model.model_validate(data)
 
 
-def _fields(raw: bytes | msgspec.Raw, model: type[Body]) -> Any:
+def _fields(raw: bytes | bytearray | msgspec.Raw, model: type[Body]) -> Any:
     """The fields of a long body, none of them longer than it may be. Raises InputError.
 
     What nobody reads is left out, with something true in its place.
@@ -134,7 +149,8 @@ def _fields(raw: bytes | msgspec.Raw, model: type[Body]) -> Any:
         size, most = memoryview(value).nbytes, model.max_bytes.get(name, most_bytes(name))
         is_known = name in model.model_fields or name in model.also_read
         if most is not None and size > most and is_known:
-            raise InputError(f"{name} takes {size} bytes of JSON, and may take {most}", name)
+            path = f"{model.within}.{name}" if model.within else name
+            raise InputError(f"{path} takes {size} bytes of JSON, and may take {most}", model.within or name)
         inner = model.model_fields[name].annotation if name in model.model_fields else None
         if not is_known and size > BIG_BODY:
             found[name] = True
@@ -145,7 +161,7 @@ def _fields(raw: bytes | msgspec.Raw, model: type[Body]) -> Any:
     return found
 
 
-def parse(raw: bytes | msgspec.Raw, schemas: Any) -> Any:
+def parse(raw: bytes | bytearray | msgspec.Raw, schemas: Any) -> Any:
     """Long schemas stay text: making objects of one holds up everybody's streams, and here nobody looks into it.
 
     schemas: where they are: _TEXT, or by key.

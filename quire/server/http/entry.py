@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import msgspec
 from fastapi import Request
 
-from quire.server.http.body import is_gone
+from quire.server.http.body import body_bytes, is_gone
 from quire.server.http.errors import ClientGoneError
 from quire.server.http.limits import IS_GONE
 from quire.server.service import Service
@@ -79,7 +79,7 @@ async def _priority(request: Request, service: Service) -> int:
     if service.config.schedule.scheduling_policy != "priority":
         return 0
     try:
-        return _PRIORITY.decode(await request.body()).priority
+        return _PRIORITY.decode(await body_bytes(request)).priority
     except (msgspec.DecodeError, UnicodeDecodeError):
         return 0
 

@@ -7,6 +7,7 @@ USUAL = 64 * KIB
 # Texts, and what stands for texts: as long as a body may be. Their own limits are those of prompts.
 TEXTS = (
     "chat_request",
+    "choices",
     "completion_request",
     "data_1",
     "data_2",
@@ -34,6 +35,7 @@ OTHERS = {
     "allowed_token_ids": 2 * MIB,
     "chat_template": 2 * MIB,
     "chat_template_kwargs": 256 * KIB,
+    "format": 2 * MIB,
     "guided_choice": 2 * MIB,
     "guided_grammar": 512 * KIB,
     "guided_json": 2 * MIB,

@@ -46,6 +46,7 @@ async def server_info(request: Request, config_format: Literal["text", "json"] =
                 "device": info.resolved.device,
                 "dtype": info.resolved.dtype,
                 "kv_dtype": info.resolved.kv_dtype,
+                "quantization": info.resolved.config.model.quantization,
                 "max_model_len": info.max_model_len,
                 "max_num_seqs": info.resolved.max_num_seqs,
                 "max_num_batched_tokens": info.resolved.max_num_batched_tokens,

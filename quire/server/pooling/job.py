@@ -37,6 +37,7 @@ Output = PoolingRequestOutput[PoolingOutput]
 class PoolingJob:
     """One HTTP request being answered."""
 
+    request: Request
     service: Service
     id: str
     model: str
@@ -65,6 +66,7 @@ class PoolingJob:
                 if i % STARTED_A_TURN == 0:
                     await asyncio.sleep(0)
         self.num_prompt_tokens += sum(len(prompt.token_ids) for prompt in prompts)
+        hand_over(self.request, len(requests))
         progress.wait()
         try:
             request_states = await engine.run(requests)
@@ -120,8 +122,8 @@ def start(
     reply_id = (
         f"{id_prefix}-{body.request_id or request.headers.get('x-request-id', '')[:256] or secrets.token_hex(12)}"
     )
-    hand_over(request, 1)
     return PoolingJob(
+        request=request,
         service=service,
         id=reply_id,
         model=model,

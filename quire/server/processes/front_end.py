@@ -105,24 +105,29 @@ class FrontEnd:
                     from quire.frontend.tokenization.tokenizer import load_tokenizer
 
                     self._tokenizer = asyncio.create_task(asyncio.to_thread(load_tokenizer, resolved))
-                case Attach():
-                    self._attaching = asyncio.create_task(self._attach(message))
+                case Attach(info, folder) if self._client is not None:
+                    self._client.rejoin(info, Path(folder))
+                case Attach(info, folder):
+                    self._client = JoinedClient(info, Path(folder))
+                    self._attaching = asyncio.create_task(self._attach(self._client))
                     self._attaching.add_done_callback(self._on_attached)
-                case EngineDied(cause):
+                case EngineDied(cause, was_killed, seconds):
                     if self._client is not None:
-                        self._client.die(cause)
-                    self._died.set()
+                        self._client.die(
+                            cause, was_killed=was_killed, for_good=seconds is None, restart_seconds=seconds or 0.0
+                        )
+                    if seconds is None:
+                        self._died.set()
                 case Drain(at_once):
                     self._serving.ask_to_stop(at_once=at_once)
                 case Begin():
                     pass
 
-    async def _attach(self, message: Attach) -> None:
+    async def _attach(self, client: JoinedClient) -> None:
         from quire.frontend.async_engine import AsyncLLM
 
         assert self._tokenizer is not None
-        self._client = JoinedClient(message.info, Path(message.folder))
-        engine = AsyncLLM(self._client, await self._tokenizer)
+        engine = AsyncLLM(client, await self._tokenizer)
         seconds = await self._serving.attach(engine)
         await engine.refresh_stats()
         if self._begin.number == OWNER:

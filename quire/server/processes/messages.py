@@ -32,14 +32,18 @@ class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
 
 
 class Attach(msgspec.Struct, frozen=True, tag="attach"):
-    """The core is up: join it over the sockets in `folder`."""
+    """The core is up, the first or one in the place of a dead one: join it over the sockets in `folder`."""
 
     info: EngineInfo
     folder: str
 
 
 class EngineDied(msgspec.Struct, frozen=True, tag="engine_died"):
+    """restart_seconds: until another takes its place, probably; None: none will."""
+
     cause: str
+    was_killed: bool
+    restart_seconds: float | None
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):

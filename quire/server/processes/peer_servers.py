@@ -57,7 +57,7 @@ class PeerServers:
                 headers = {_NOT_STORED_HEADER.decode(): "1"}
                 return error_response(*explain(error), headers=headers, path=request.url.path)
             nowhere = ApiError(error.status, error.message, error.param)
-            answer = self._ask(request.scope, await request.body(), self._holders(error.response_id), nowhere)
+            answer = self._ask(request.scope, bytes(await request.body()), self._holders(error.response_id), nowhere)
             return Relay(self._in_flight, answer)
 
         app.add_exception_handler(NotStoredError, elsewhere)

@@ -1,5 +1,5 @@
 """The process that a server of several front ends begins with: it starts the core and the front ends, watches them,
-starts front ends again that die, and ends them all. No request and no token goes through it.
+starts again what dies of them, and ends them all. No request and no token goes through it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from quire.server.processes.banner import ready_lines
 from quire.server.processes.messages import Attach, Begin, Drain, EngineDied, FromFrontEnd, Prepare, Serves, ToFrontEnd
 from quire.server.processes.peer_servers import OWNER
 from quire.server.processes.pulse import beat_seconds
-from quire.server.processes.shared_counters import BEATS, SharedCounters
+from quire.server.processes.shared_counters import ANSWERS, BEATS, SharedCounters
 from quire.server.service import Service
 
 if TYPE_CHECKING:
@@ -71,7 +71,9 @@ class Supervisor:
         self._created = int(time.time())
         self._resolved: Resolved | None = None
         self._core: ProcessClient | None = None  # that has been started
-        self._engine: ProcessClient | None = None  # the same once it is ready
+        self._engine: ProcessClient | None = None  # the same while it lives
+        self._has_loaded = False
+        self._watching: asyncio.Task[None] | None = None
         self._front_ends: dict[int, FrontEndHandle] = {}  # that live
         self._num_clients = 0
         self._restarts: deque[float] = deque()
@@ -154,6 +156,12 @@ class Supervisor:
         self._engine.join(front_end.client, folder)
         front_end.send(Attach(self._engine.info, str(folder)))
 
+    def _detach(self, front_end: FrontEndHandle) -> None:
+        """It is no client of the core any more, or the core is no more."""
+        if front_end.client is not None:
+            shutil.rmtree(self._folder / f"client-{front_end.client}", ignore_errors=True)
+            front_end.client = None
+
     def _read(self, front_end: FrontEndHandle) -> None:
         try:
             while (message := front_end.child.receive(0)) is not None:
@@ -212,7 +220,7 @@ class Supervisor:
         self._counters.vacate(front_end.number)
         if front_end.client is not None and self._engine is not None:
             self._engine.leave(front_end.client)
-            shutil.rmtree(self._folder / f"client-{front_end.client}", ignore_errors=True)
+        self._detach(front_end)
         front_end.child.stop(grace=0)
         self._changed.set()
 
@@ -229,12 +237,12 @@ class Supervisor:
             return
         self._core = ProcessClient(self._resolved, wait=False)
         await asyncio.to_thread(self._core.wait_until_ready)
-        self._engine = self._core
+        self._engine, self._has_loaded = self._core, True
         self._watching = asyncio.create_task(self._watch_engine(self._engine))
         for front_end in self._front_ends.values():
             self._attach(front_end)
         await self._is_ready.wait()
-        self._print(self._engine.info, time.perf_counter() - started)
+        self._print(self._core.info, time.perf_counter() - started)
 
     def _print(self, info: EngineInfo, seconds: float) -> None:
         service = Service(self.config, self.serve, self._created, self._counters)
@@ -245,13 +253,35 @@ class Supervisor:
 
     async def _watch_engine(self, engine: ProcessClient) -> None:
         try:
-            async for _ in engine.outputs():
-                pass
+            while True:
+                try:
+                    async for _ in engine.outputs():
+                        pass
+                except EngineDeadError as error:
+                    await self._restart(engine, error)
         except EngineDeadError as error:
             if not self._over.done():
                 log.error("the engine has stopped: %s; leaving with exit code %d", error, EXIT_ENGINE_DEAD)
-                self._tell_all(EngineDied(str(error)))
+                self._tell_all(EngineDied(str(error), error.was_killed, None))
                 self._over.set_result(EXIT_ENGINE_DEAD)
+
+    async def _restart(self, engine: ProcessClient, error: EngineDeadError) -> None:
+        """Another core for the same front ends, which kept their requests. Raises `error`, or why there is none."""
+        if self._over.done() or not engine.can_restart:
+            raise error
+        began = time.monotonic()
+        self._engine = None
+        log.error("the engine died: %s; %d answers wait for the next", error, self._counters.sum(ANSWERS))
+        self._tell_all(EngineDied(str(error), error.was_killed, engine.restart_seconds))
+        for front_end in self._front_ends.values():
+            self._detach(front_end)
+        await asyncio.to_thread(engine.restart)
+        self._engine = engine
+        for front_end in self._front_ends.values():
+            self._attach(front_end)
+        log.warning(
+            "the engine is back after %.1f s; %d answers go on", time.monotonic() - began, self._counters.sum(ANSWERS)
+        )
 
     def _end_with(self, error: QuireError) -> None:
         if not self._over.done():
@@ -282,7 +312,7 @@ class Supervisor:
         if self._core is None and self._stop.is_set():
             self._close()
             os._exit(EXIT_OK)  # the thread that reads or fetches the model's files cannot be stopped
-        if self._core is not None and self._engine is None:
+        if self._core is not None and not self._has_loaded:
             self._core.kill()
             await asyncio.wait({starting})
 
@@ -291,9 +321,9 @@ class Supervisor:
         self._timer.cancel()
         for front_end in list(self._front_ends.values()):
             self._forget(front_end)
-        if self._engine is not None:
+        if self._watching is not None and self._core is not None:
             self._watching.cancel()
-            self._engine.shutdown()
+            self._core.shutdown()
         self._listener.close()
         if self.serve.uds is not None:
             Path(self.serve.uds).unlink(missing_ok=True)

@@ -79,6 +79,8 @@ class ReasoningOptions(Body):
 
 
 class TextOptions(Body):
+    within: ClassVar[str] = "text"
+
     format: dict[str, Any] = Field(default_factory=lambda: {"type": "text"})
     verbosity: Literal["low", "medium", "high"] | None = None
 

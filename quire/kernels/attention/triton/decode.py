@@ -150,7 +150,10 @@ def _decode_kernel(
     inner = ((token % BLOCK_SIZE) * DIM)[:, None] + column[None, :]  # place within a block
     for start in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
         position = start + token
-        inside = (position < end)[:, None] & (column < DIM)[None, :]
+        seen = position < end
+        if WINDOW > 0:  # what lies before may have been given back, and be anything by now
+            seen = seen & (position >= seen_from)
+        inside = seen[:, None] & (column < DIM)[None, :]
         if BLOCK_SIZE > BLOCK_N:
             inner = ((position % BLOCK_SIZE) * DIM)[:, None] + column[None, :]
         at = (block.to(tl.int64) * block_stride)[:, None] + inner
@@ -168,9 +171,6 @@ def _decode_kernel(
                 visible = visible & (position[None, :] >= (first_len + query - WINDOW)[:, None])
             s = tl.where(visible, s, -1.0e30)
         else:
-            seen = position < end
-            if WINDOW > 0:
-                seen = seen & (position >= seen_from)
             s = tl.where(seen[None, :], s, -1.0e30)
         new_top = tl.maximum(top, tl.max(s, axis=1))
         p = tl.exp2(s - new_top[:, None])

@@ -32,11 +32,14 @@ def _find_row(query_start_ptr, origin, tile, num_rows, TOKENS: tl.constexpr, ROW
 
 @triton.jit
 def _attend(
-    acc, top, total, q, table, k_head, v_head, begin, end, query_position, seq_len, block_stride, scale,
+    acc, top, total, q, table, k_head, v_head, begin, end, query_position, seen_from, seq_len, block_stride, scale,
     DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One online-softmax pass over tokens [begin, end), begin a multiple of BLOCK_N; scores are in units of log 2."""
+    """One online-softmax pass over tokens [begin, end), begin a multiple of BLOCK_N; scores are in units of log 2.
+
+    What lies before `seen_from`, with a window, may have been given back, and be anything by now.
+    """
     token = tl.arange(0, BLOCK_N)
     column = tl.arange(0, BLOCK_DIM)
     in_dim = (column < DIM)[None, :]
@@ -52,7 +55,10 @@ def _attend(
         more = (position + BLOCK_N < seq_len) if MASKED else (start + BLOCK_N < end)
         block = tl.load(table + (position + BLOCK_N) // BLOCK_SIZE, more, 0)
         if MASKED:
-            inside = (position < seq_len)[:, None] & in_dim
+            there = position < seq_len
+            if WINDOW > 0:
+                there = there & (position >= seen_from)
+            inside = there[:, None] & in_dim
             k, v = tl.load(k_head + at, inside, 0.0), tl.load(v_head + at, inside, 0.0)
         elif BLOCK_DIM != DIM:
             k, v = tl.load(k_head + at, in_dim, 0.0), tl.load(v_head + at, in_dim, 0.0)
@@ -123,17 +129,18 @@ def _prefill_kernel(
     context = seq_len - query_len  # tokens before this step's
     query_position = context + query
     end = tl.minimum(context + first + TOKENS, seq_len)
-    begin = 0
+    begin, seen_from = 0, 0
     diagonal = (context + first + 1) // BLOCK_N * BLOCK_N  # tiles before it are seen by every line
     if WINDOW > 0:
-        begin = tl.maximum(context + first + 1 - WINDOW, 0) // BLOCK_N * BLOCK_N
+        seen_from = tl.maximum(context + first + 1 - WINDOW, 0)
+        begin = seen_from // BLOCK_N * BLOCK_N
         diagonal = begin
     acc, top, total = _attend(
-        acc, top, total, q, table, k_head, v_head, begin, diagonal, query_position, seq_len, block_stride,
+        acc, top, total, q, table, k_head, v_head, begin, diagonal, query_position, seen_from, seq_len, block_stride,
         scale, DIM, BLOCK_SIZE, WINDOW, False, BLOCK_N, BLOCK_DIM, STAGES, PRECISION,
     )  # fmt: skip
     acc, top, total = _attend(
-        acc, top, total, q, table, k_head, v_head, diagonal, end, query_position, seq_len, block_stride,
+        acc, top, total, q, table, k_head, v_head, diagonal, end, query_position, seen_from, seq_len, block_stride,
         scale, DIM, BLOCK_SIZE, WINDOW, True, BLOCK_N, BLOCK_DIM, STAGES, PRECISION,
     )  # fmt: skip
     out = out_ptr + (query_token * HEADS + head)[:, None] * DIM + column[None, :]

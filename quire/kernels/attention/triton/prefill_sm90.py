@@ -66,7 +66,7 @@ def _hear(notes, slot, FIELD: gl.constexpr):
 @gluon.jit
 def _look_up(
     turn, notes, note_full, note_empty, items_ptr, num_items,
-    KV_HEADS: gl.constexpr, TOKENS: gl.constexpr, WINDOW: gl.constexpr, BLOCK_N: gl.constexpr,
+    KV_HEADS: gl.constexpr, TOKENS: gl.constexpr, WINDOW: gl.constexpr, BLOCK_N: gl.constexpr, PAGE: gl.constexpr,
 ):  # fmt: skip
     """Finds this block's item number `turn` and tells the consumers; no tiles: there is none."""
     block = gl.program_id(0)
@@ -107,7 +107,10 @@ def _look_up(
     _tell(notes, slot, 5, masked)
     _tell(notes, slot, 6, count)
     mbarrier.arrive(note_full.index(slot), count=1)
-    return kv_head, seat, seq_len, last, count
+    first_page = gl.to_tensor(0)
+    if WINDOW > 0:
+        first_page = gl.maximum(seq_len - alive + 1 - WINDOW, 0) // PAGE
+    return kv_head, seat, seq_len, last, count, first_page
 
 
 @gluon.jit
@@ -129,8 +132,8 @@ def _listen(notes, note_full, note_empty, turn):
 
 @gluon.jit
 def _bring(
-    desc, pages, full, empty, step, table, tile, seq_len, kv_head,
-    BLOCK_N: gl.constexpr, DIM: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
+    desc, pages, full, empty, step, table, tile, first_page, seq_len, kv_head,
+    WINDOW: gl.constexpr, BLOCK_N: gl.constexpr, DIM: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Starts the copies of a tile of K or V into its stage, once that is free."""
     PAGES: gl.constexpr = BLOCK_N // PAGE
@@ -139,7 +142,10 @@ def _bring(
     last = (seq_len - 1) // PAGE
     page = ()
     for i in gl.static_range(PAGES):
-        page += (gl.load(table + gl.minimum(tile * PAGES + i, last)),)
+        index = gl.minimum(tile * PAGES + i, last)
+        if WINDOW > 0:  # what lies before may have been given back, and be anything by now
+            index = gl.maximum(index, first_page)
+        page += (gl.load(table + index),)
     mbarrier.wait(empty.index(stage), (step // STAGES) & 1 ^ 1)
     ready = full.index(stage)
     mbarrier.expect(ready, BLOCK_N * DIM * 2)
@@ -161,8 +167,8 @@ def _produce(
 ):  # fmt: skip
     step = 0
     turn = 0
-    kv_head, seat, seq_len, last, count = _look_up(
-        turn, notes, note_full, note_empty, items_ptr, num_items, KV_HEADS, TOKENS, WINDOW, BLOCK_N,
+    kv_head, seat, seq_len, last, count, first_page = _look_up(
+        turn, notes, note_full, note_empty, items_ptr, num_items, KV_HEADS, TOKENS, WINDOW, BLOCK_N, PAGE,
     )  # fmt: skip
     while count > 0:
         turn += 1
@@ -172,20 +178,21 @@ def _produce(
         next_seq_len = seq_len
         next_last = last
         next_count = count
+        next_first_page = first_page
         for i in range(count + 1):  # in the order in which the consumers need them: K of a tile, V of the one before
             if i < count:
                 _bring(
-                    k_desc, k_pages, k_full, k_empty, step + i, table, last - i, seq_len, kv_head,
-                    BLOCK_N, DIM, PAGE, STAGES,
+                    k_desc, k_pages, k_full, k_empty, step + i, table, last - i, first_page, seq_len, kv_head,
+                    WINDOW, BLOCK_N, DIM, PAGE, STAGES,
                 )  # fmt: skip
             if i > 0:
                 _bring(
-                    v_desc, v_pages, v_full, v_empty, step + i - 1, table, last - i + 1, seq_len, kv_head,
-                    BLOCK_N, DIM, PAGE, STAGES,
+                    v_desc, v_pages, v_full, v_empty, step + i - 1, table, last - i + 1, first_page, seq_len,
+                    kv_head, WINDOW, BLOCK_N, DIM, PAGE, STAGES,
                 )  # fmt: skip
             if i == 1:  # not before: the consumers wait for the first tiles
-                next_kv_head, next_seat, next_seq_len, next_last, next_count = _look_up(
-                    turn, notes, note_full, note_empty, items_ptr, num_items, KV_HEADS, TOKENS, WINDOW, BLOCK_N,
+                next_kv_head, next_seat, next_seq_len, next_last, next_count, next_first_page = _look_up(
+                    turn, notes, note_full, note_empty, items_ptr, num_items, KV_HEADS, TOKENS, WINDOW, BLOCK_N, PAGE,
                 )  # fmt: skip
         step += count
         kv_head = next_kv_head
@@ -193,6 +200,7 @@ def _produce(
         seq_len = next_seq_len
         last = next_last
         count = next_count
+        first_page = next_first_page
 
 
 @gluon.jit

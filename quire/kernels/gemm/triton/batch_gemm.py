@@ -8,6 +8,9 @@ shares, so a result does not depend on who came when.
 With programmatic dependent launch a program sends for its part of the weight, which no kernel of a step writes, before
 it waits for its predecessor. An RMS norm on the way in is a kernel of its own: it takes 1.3 µs, in which the weight is
 on its way already, where squaring and scaling x in every program's loop took twice that.
+
+A weight of 8-bit floats is multiplied as it is, by x in 8 bits as well; sums are scaled by row and output. (Widened on
+its way to the matrix units it would hold them up: what they have begun must end before its registers are reused.)
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ MAX_TILES = 4096  # that share K, in one product
 
 @triton.jit
 def _prefetch(weight_ptr, row_stride, first_row, num_rows, begin, columns, ROWS: tl.constexpr, PARTS: tl.constexpr):
-    """Asks the L2 cache for `columns` (a multiple of 8 · PARTS) of ROWS weight rows, one request a row and part."""
+    """Asks the L2 cache for `columns` (PARTS times a multiple of 16 bytes) of ROWS weight rows, one request a row and
+    part."""
     row = tl.minimum(first_row + tl.arange(0, ROWS), num_rows - 1).to(tl.int64)
     part = columns // PARTS
     at = weight_ptr + row[:, None] * row_stride + (begin + tl.arange(0, PARTS) * part)[None, :]
@@ -42,10 +46,15 @@ def _prefetch(weight_ptr, row_stride, first_row, num_rows, begin, columns, ROWS:
 
 @triton.jit
 def _outputs(
-    y, up, old, bias_ptr, out_ptr, rows, columns, M, N, out_stride,
-    GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+    y, up, old, row_scale_ptr, scale_ptr, bias_ptr, out_ptr, rows, columns, M, N, out_stride,
+    SCALED: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
 ):  # fmt: skip
-    """What follows the product, y (and up) [rows, columns]: bias, gate, sum with `old`, store."""
+    """What follows the product, y (and up) [rows, columns]: scales, bias, gate, sum with `old`, store."""
+    if SCALED:
+        row_scale = tl.load(row_scale_ptr + rows, rows < M, 0.0)[:, None]
+        y *= row_scale * tl.load(scale_ptr + columns, columns < N, 0.0)[None, :]
+        if GATED:
+            up *= row_scale * tl.load(scale_ptr + N + columns, columns < N, 0.0)[None, :]
     if BIAS:
         y += tl.load(bias_ptr + columns, columns < N, 0.0).to(tl.float32)[None, :]
         if GATED:
@@ -65,11 +74,11 @@ def _turned(acc, TALL: tl.constexpr):
 
 @triton.jit(do_not_specialize=["M", "prefetch"])
 def _linear_kernel(
-    x_desc, weight_desc, weight_ptr, bias_ptr, out_ptr, partial_ptr, counter_ptr,
+    x_desc, weight_desc, weight_ptr, row_scale_ptr, scale_ptr, bias_ptr, out_ptr, partial_ptr, counter_ptr,
     M, N, K, weight_stride, out_stride, prefetch,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
-    TALL: tl.constexpr, STAGES: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr, THREADS: tl.constexpr, PDL: tl.constexpr,
+    TALL: tl.constexpr, STAGES: tl.constexpr, SCALED: tl.constexpr, GATED: tl.constexpr,
+    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, THREADS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     first_m, first_n, share = tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_N, tl.program_id(2)
@@ -77,7 +86,8 @@ def _linear_kernel(
     begin = share * steps * BLOCK_K  # the last share may run past K, where the copy engine reads zeros
     if PDL:
         PARTS: tl.constexpr = THREADS // BLOCK_N if THREADS > BLOCK_N else 1
-        columns = tl.minimum(prefetch, tl.minimum(steps * BLOCK_K, K - begin)) // (8 * PARTS) * (8 * PARTS)
+        UNIT: tl.constexpr = PARTS * 128 // weight_ptr.dtype.element_ty.primitive_bitwidth  # requests of 16 bytes
+        columns = tl.minimum(prefetch, tl.minimum(steps * BLOCK_K, K - begin)) // UNIT * UNIT
         if columns > 0:
             _prefetch(weight_ptr, weight_stride, first_n, N, begin, columns, BLOCK_N, PARTS)
             if GATED:
@@ -114,8 +124,8 @@ def _linear_kernel(
         if RESIDUAL and not EARLY:
             old = tl.load(old_at, in_tile, 0.0, cache_modifier=".cg")
         _outputs(
-            _turned(acc, TALL), _turned(acc_up, TALL), old, bias_ptr, out_ptr, rows, columns, M, N, out_stride,
-            GATED, BIAS, RESIDUAL,
+            _turned(acc, TALL), _turned(acc_up, TALL), old, row_scale_ptr, scale_ptr, bias_ptr, out_ptr, rows, columns,
+            M, N, out_stride, SCALED, GATED, BIAS, RESIDUAL,
         )  # fmt: skip
         return
     AREA: tl.constexpr = BLOCK_M * BLOCK_N
@@ -139,8 +149,8 @@ def _linear_kernel(
             if GATED:
                 acc_up += tl.load(first + i * SIZE + AREA + place, cache_modifier=".cg")
         _outputs(
-            _turned(acc, TALL), _turned(acc_up, TALL), old, bias_ptr, out_ptr, rows, columns, M, N, out_stride,
-            GATED, BIAS, RESIDUAL,
+            _turned(acc, TALL), _turned(acc_up, TALL), old, row_scale_ptr, scale_ptr, bias_ptr, out_ptr, rows, columns,
+            M, N, out_stride, SCALED, GATED, BIAS, RESIDUAL,
         )  # fmt: skip
 
 
@@ -161,19 +171,24 @@ def linear(
     residual: torch.Tensor | None,
     out: torch.Tensor | None,
     config: Tiles,
+    scale: torch.Tensor | None = None,
+    row_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """x [m, k] @ weight [n, k].T + bias [n] → [m, n], summed in float32, m ≤ 128; in `out` if given, else in x's dtype.
 
     x and weight: bfloat16 or float16, rows contiguous and a multiple of 8 elements apart. norm_weight [k]: x is
     RMS-normed with it and eps on the way in. gated: weight [2n, k] and bias [2n] are [gate | up], the result
     silu(gate) · up. residual [m, n]: the result is added to it in place, rounded once, and it is returned.
+    scale, row_scale: float32, of each line of the weight and of x, if both are of 8 bits; then rows are a multiple of
+    16 elements apart, there is no norm, and `out` or a residual must be given.
     Raises ValueError for other shapes, or if `config` needs more workspace than there is.
     """
     (m, k), n = x.shape, weight.shape[0] // (2 if gated else 1)
     if not 1 <= m <= MAX_ROWS:
         raise ValueError(f"batch linear takes 1 to {MAX_ROWS} rows, got {m}")
-    if k % 8 or x.stride(0) % 8 or weight.stride(0) % 8:
-        raise ValueError(f"rows must be a multiple of 8 elements long and apart, got {k}, {x.stride(0)} and "
+    unit = 8 if scale is None else 16
+    if k % unit or x.stride(0) % unit or weight.stride(0) % unit:
+        raise ValueError(f"rows must be a multiple of {unit} elements long and apart, got {k}, {x.stride(0)} and "
                          f"{weight.stride(0)}")  # fmt: skip
     if norm_weight is not None:
         x = norm.rms_norm(x, norm_weight, eps, early=True)
@@ -193,10 +208,12 @@ def linear(
     _linear_kernel[grid](
         TensorDescriptor.from_tensor(x, [config.block_m, config.block_k]),
         TensorDescriptor.from_tensor(weight, [config.block_n, config.block_k]),
-        weight, weight if bias is None else bias, out, partial, counters,
+        weight, weight if row_scale is None else row_scale, weight if scale is None else scale,
+        weight if bias is None else bias, out, partial, counters,
         m, n, k, weight.stride(0), out.stride(0), config.prefetch,
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLIT=config.split, TALL=config.tall,
-        STAGES=config.num_stages, GATED=gated, BIAS=bias is not None, RESIDUAL=residual is not None,
+        STAGES=config.num_stages, SCALED=scale is not None, GATED=gated,
+        BIAS=bias is not None, RESIDUAL=residual is not None,
         THREADS=32 * config.num_warps, PDL=pdl, num_warps=config.num_warps, launch_pdl=pdl,
     )  # fmt: skip
     return out

@@ -11,6 +11,10 @@ of 0.6 to 14 billion weights, in chains of decoder layers (`python -m benchmarks
   programs: the products that are added to the residual have the longest K and the fewest outputs, so K is shared out
   as long as all programs fit at once.
 - From 65 rows on the library wins unless the tiles fill their rounds.
+
+A weight of 8 bits (`plan_8_bits`) is half the bytes, so that what is on its way must be twice as many elements for the
+same share of memory's rate. Up to 16 rows x is multiplied as it is and the weight widened; from there on widening would
+hold the products up, and x is rounded to 8 bits too.
 """
 
 from __future__ import annotations
@@ -63,7 +67,7 @@ class Tiles:
 
     block_m, block_n, block_k: rows, outputs and columns of K of a tile. split: shares of K. tall: the weight is the
     operand whose lines the matrix units take 64 at a time, else x is. prefetch: columns of K that a program sends for
-    ahead of its wait.
+    ahead of its wait. With a weight of 8 bits x goes to 8 bits too.
     """
 
     block_m: int
@@ -97,6 +101,24 @@ def plan(m: int, n: int, k: int, *, gated: bool, residual: bool, bulk: bool) -> 
     if m <= 64:
         return _batch(m, n, k, gated=gated, residual=residual)
     return _many_rows(n, k, gated=gated, residual=residual) if m <= MAX_ROWS else None
+
+
+@cache
+def plan_8_bits(m: int, n: int, k: int, *, gated: bool, residual: bool, bulk: bool) -> Plan | None:
+    """The same for a weight of 8 bits; None: by the library, which wants x in 8 bits too."""
+    if m <= 16:
+        how = plan(m, n, k, gated=gated, residual=residual, bulk=False)
+        if isinstance(how, Registers):
+            return Registers(how.outputs, how.step, 2 * how.depth, how.warps)
+        lines = how.outputs * (2 if gated else 1) if isinstance(how, Vector) else 0
+        # An unrolled loop of more turns would need more registers than there are.
+        return how if isinstance(how, Vector) and lines * k <= 1 << 17 else Shared(16, 256, 3, 4)
+    if not bulk or m > 64:
+        return None
+    rows = 32 if m <= 32 else 64
+    tiles = -(-n // 64)
+    split = _split(tiles, 2 * PROCESSORS) if residual else 1
+    return _tiles(rows, 64, 128, k, 2, gated=gated, split=split, tall=True, width=1)
 
 
 def _registers(k: int, *, gated: bool) -> Registers | None:
@@ -204,11 +226,13 @@ def _tiles(
     gated: bool = False,
     split: int = 1,
     tall: bool = False,
+    width: int = 2,
 ) -> Tiles:
-    """As many stages as leave room for `programs` on a processor; no share of K shorter than three steps."""
-    stage = (block_m + (2 * block_n if gated else block_n)) * block_k * 2
+    """As many stages as leave room for `programs` on a processor; no share of K shorter than three steps. width: bytes
+    of an element."""
+    stage = (block_m + (2 * block_n if gated else block_n)) * block_k * width
     steps = -(-k // block_k)
     split = min(split, max(steps // 3, 1))
     stages = max(min(SHARED_BYTES // programs // stage, MAX_STAGES, -(-steps // split)), 2)
-    prefetch = k if k <= 1024 and not gated else 256
+    prefetch = k if k <= 1024 and not gated else 512 // width
     return Tiles(block_m, block_n, block_k, split, 4, stages, tall or block_m <= 16, prefetch)

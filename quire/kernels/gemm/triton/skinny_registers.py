@@ -83,6 +83,14 @@ def _normed(x, gain, squares, NORM: gl.constexpr):
 
 
 @gluon.jit
+def _widened(weight, like):
+    """See `fp8_widen`."""
+    if weight.dtype.primitive_bitwidth == 8 and like.dtype == gl.bfloat16:
+        weight = weight.to(gl.float16).to(gl.float32)
+    return weight.to(like.dtype)
+
+
+@gluon.jit
 def _out_at(out_ptr, first, M, N, stride, COLUMNS: gl.constexpr, OUTPUTS: gl.constexpr, LAYOUT: gl.constexpr):
     """Pointers to the results [outputs, rows], which of them exist, and the outputs' numbers."""
     n = first + gl.arange(0, OUTPUTS, gl.SliceLayout(1, gl.SliceLayout(0, LAYOUT)))
@@ -92,8 +100,8 @@ def _out_at(out_ptr, first, M, N, stride, COLUMNS: gl.constexpr, OUTPUTS: gl.con
 
 @gluon.jit
 def _finish(
-    acc, squares, residual, out_at, in_out, n, bias_ptr, N, eps,
-    K: gl.constexpr, OUTPUTS: gl.constexpr, LAYOUT: gl.constexpr,
+    acc, squares, residual, out_at, in_out, n, scale_ptr, bias_ptr, N, eps,
+    K: gl.constexpr, OUTPUTS: gl.constexpr, LAYOUT: gl.constexpr, SCALED: gl.constexpr,
     NORM: gl.constexpr, GATED: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr,
 ):  # fmt: skip
     """The warps' sums added up, in their order; scaled, gated, added to the residual, and stored."""
@@ -110,6 +118,10 @@ def _finish(
         y *= scale
         if GATED:
             up *= scale
+    if SCALED:
+        y *= gl.load(scale_ptr + n, n < N, 0.0)[:, None]
+        if GATED:
+            up *= gl.load(scale_ptr + N + n, n < N, 0.0)[:, None]
     if BIAS:
         y += gl.load(bias_ptr + n, n < N, 0.0).to(gl.float32)[:, None]
         if GATED:
@@ -123,10 +135,10 @@ def _finish(
 
 @gluon.jit(do_not_specialize=["M"])
 def _register_kernel(
-    x_ptr, weight_ptr, bias_ptr, gain_ptr, out_ptr, M, N, x_stride, weight_stride, out_stride, eps,
+    x_ptr, weight_ptr, scale_ptr, bias_ptr, gain_ptr, out_ptr, M, N, x_stride, weight_stride, out_stride, eps,
     K: gl.constexpr, OUTPUTS: gl.constexpr, COLUMNS: gl.constexpr, STEP: gl.constexpr, DEPTH: gl.constexpr,
-    NORM: gl.constexpr, GATED: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, EARLY: gl.constexpr,
-    PDL: gl.constexpr,
+    SCALED: gl.constexpr, NORM: gl.constexpr, GATED: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr,
+    EARLY: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     WARPS: gl.constexpr = gl.num_warps()
     WIDTH: gl.constexpr = WARPS * STEP
@@ -171,10 +183,11 @@ def _register_kernel(
         if NORM:
             gain = _tile(gain_ptr + x_k, x_k >= 0, x_k, i * WIDTH, (i + 1) * WIDTH <= K, K)
         x, squares = _normed(x, gain, squares, NORM)
-        acc = mma_v2(weight, x, acc)
+        acc = mma_v2(_widened(weight, x), x, acc)
     _finish(
-        acc, squares, residual, out_at, in_out, n, bias_ptr, N, eps, K, OUTPUTS, LAYOUT, NORM, GATED, BIAS, RESIDUAL
-    )
+        acc, squares, residual, out_at, in_out, n, scale_ptr, bias_ptr, N, eps,
+        K, OUTPUTS, LAYOUT, SCALED, NORM, GATED, BIAS, RESIDUAL,
+    )  # fmt: skip
 
 
 def linear(
@@ -186,16 +199,20 @@ def linear(
     residual: bool,
     out: torch.Tensor,
     plan: Registers,
+    scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x [m, k] → out [m, n]; with `residual` it is added to what stands there. See `quire.kernels.gemm.linear`."""
+    """x [m, k] → out [m, n]; with `residual` the result is added to what stands there. See `quire.kernels.gemm.linear`.
+
+    scale: float32, of each line of a weight of 8 bits."""
     (m, k), n = x.shape, out.shape[1]
     gain, eps = norm or (weight, 0.0)
     early = m > 1  # one row's kernels are so short that those in line only take memory's rate from one another
     pdl = has_pdl(x.device)
     _register_kernel[(triton.cdiv(n, plan.outputs),)](
-        x, weight, weight if bias is None else bias, gain, out, m, n, x.stride(0), weight.stride(0), out.stride(0),
-        eps, K=k, OUTPUTS=plan.outputs, COLUMNS=8 if m <= 8 else 16, STEP=plan.step,
-        DEPTH=min(plan.depth, triton.cdiv(k, plan.step * plan.warps)), NORM=norm is not None, GATED=gated,
-        BIAS=bias is not None, RESIDUAL=residual, EARLY=early, PDL=pdl, num_warps=plan.warps, launch_pdl=pdl,
+        x, weight, weight if scale is None else scale, weight if bias is None else bias, gain, out, m, n,
+        x.stride(0), weight.stride(0), out.stride(0), eps, K=k, OUTPUTS=plan.outputs, COLUMNS=8 if m <= 8 else 16,
+        STEP=plan.step, DEPTH=min(plan.depth, triton.cdiv(k, plan.step * plan.warps)), SCALED=scale is not None,
+        NORM=norm is not None, GATED=gated, BIAS=bias is not None, RESIDUAL=residual, EARLY=early, PDL=pdl,
+        num_warps=plan.warps, launch_pdl=pdl,
     )  # fmt: skip
     return out

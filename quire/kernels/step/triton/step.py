@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 if TYPE_CHECKING:
-    from quire.kernels.step.state import SeatState, StepBuffers
+    from quire.kernels.step.state import GroupTable, SeatState, StepBuffers
 
 _ROWS = 128  # rows a program, where a program handles rows
 _TOKENS = 512  # tokens of one row a program, in gather
@@ -182,6 +182,69 @@ def gather_decode(state: SeatState, out: StepBuffers, seats: torch.Tensor) -> No
         BLOCK_SIZE=state.block_size,
         ROWS=_ROWS,
         LIMITED=state.limit is not None,
+    )
+
+
+@triton.jit(
+    do_not_specialize=["rows", "num_tokens", "max_blocks"], do_not_specialize_on_alignment=["seats", "query_start"]
+)
+def _find_slots(
+    block_table,
+    seats,
+    query_start,
+    positions,
+    slots,
+    rows,
+    num_tokens,
+    max_blocks,
+    BLOCK_SIZE: tl.constexpr,
+    EVERY_ROW: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    j = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    if EVERY_ROW:
+        at = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+        mask = at < rows
+        seat = tl.load(seats + at, mask=mask, other=0)
+    else:
+        row = tl.program_id(0)
+        start = tl.load(query_start + row)
+        if row == rows:  # behind the last one: padding
+            tl.store(slots + start + j, tl.zeros([TOKENS], tl.int32) - 1, mask=start + j < num_tokens)
+            return
+        at = start + j
+        mask = at < tl.load(query_start + row + 1)
+        seat = tl.load(seats + row) + tl.zeros([TOKENS], tl.int32)
+    position = tl.load(positions + at, mask=mask, other=0)
+    block = tl.load(block_table + seat.to(tl.int64) * max_blocks + position // BLOCK_SIZE, mask=mask, other=0)
+    tl.store(slots + at, block * BLOCK_SIZE + position % BLOCK_SIZE, mask=mask)
+
+
+def find_slots(
+    table: GroupTable,
+    seats: torch.Tensor,
+    query_start: torch.Tensor | None,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    max_query_len: int,
+) -> None:
+    rows = len(seats)
+    if query_start is None:
+        tokens, grid = _ROWS, (-(-rows // _ROWS), 1)
+    else:
+        tokens, grid = _TOKENS, (rows + 1, -(-max(max_query_len, 1) // _TOKENS))
+    _find_slots[grid](
+        table.blocks,
+        seats,
+        seats if query_start is None else query_start,
+        positions,
+        slots,
+        rows,
+        len(slots),
+        table.blocks.shape[1],
+        BLOCK_SIZE=table.block_size,
+        EVERY_ROW=query_start is None,
+        TOKENS=tokens,
     )
 
 

@@ -1,0 +1,105 @@
+"""The ranks that share a model: where they meet, and what they do together.
+
+On a CPU they talk through gloo, on GPUs through NCCL; small messages of GPUs go through kernels of ours
+(`quire/kernels/across_ranks.py`), which find their memory here.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+
+from quire.distributed.peer_memory import Layout, PeerMemory
+from quire.distributed.topology import Topology
+from quire.types.ranks import Rank
+
+# The addresses of one host are enough, and a switch that adds up by multicast is not wanted: it can fail for all
+# processes of a host at once.
+_ENVIRONMENT = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+}
+
+
+class Group:
+    """This process as one of the ranks. Every call is made by all of them, in the same order."""
+
+    def __init__(self, rank: Rank, device: torch.device) -> None:
+        """Waits for the others."""
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        self.topology = Topology(rank.index, rank.size)
+        self.device = device
+        self.peers: PeerMemory | None = None
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            init_method=f"file://{rank.meeting}",
+            rank=rank.index,
+            world_size=rank.size,
+            device_id=device if device.type == "cuda" else None,
+        )
+
+    def share_memory(self, layout: Layout) -> None:
+        """Let kernels write into other ranks' memory, where they can."""
+        if self.device.type == "cuda" and layout.hidden * layout.itemsize % 4 == 0:
+            self.peers = PeerMemory.on_gpu(layout, self.topology, self.device)
+
+    def reduce_add(self, partial: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """`residual += the sum of all ranks' partial`, in place; both [m, n], contiguous. May overwrite `partial`.
+
+        Every rank gets the same bits.
+        """
+        if self.device.type == "cuda":  # each sum is made in one place and sent to all
+            dist.all_reduce(partial)
+            return residual.add_(partial)
+        total = residual.float()
+        for part in self._all(partial):
+            total += part
+        return residual.copy_(total)
+
+    def gather_columns(self, part: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """out [m, n] = all ranks' part [m, s] side by side, as far as there is room; what counts is the first rank's
+        out."""
+        size, (rows, width) = self.topology.size, part.shape
+        if self.device.type == "cuda":
+            every = torch.empty((size, rows, width), dtype=part.dtype, device=part.device)
+            dist.all_gather_into_tensor(every, part)
+            parts = list(every.unbind())
+        else:
+            first = self.topology.rank == 0
+            parts = [torch.empty_like(part) for _ in range(size)] if first else []
+            dist.gather(part, parts or None, dst=0)
+        for rank, one in enumerate(parts):
+            room = out[:, rank * width : (rank + 1) * width]
+            room.copy_(one[:, : room.shape[1]])
+        return out
+
+    def from_first(self, x: torch.Tensor) -> torch.Tensor:
+        """x of the first rank, in place, contiguous."""
+        dist.broadcast(x, 0)
+        return x
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """All ranks' x added up, in place, contiguous; the same bits everywhere. For what is rare."""
+        dist.all_reduce(x)
+        return x
+
+    def smallest(self, *values: int) -> list[int]:
+        """Of each value the least that any rank has."""
+        every = torch.tensor(values, dtype=torch.int64, device=self.device)
+        dist.all_reduce(every, dist.ReduceOp.MIN)
+        return [int(value) for value in every.tolist()]
+
+    def close(self) -> None:
+        self.peers = None
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _all(self, x: torch.Tensor) -> list[torch.Tensor]:
+        parts = [torch.empty_like(x) for _ in range(self.topology.size)]
+        dist.all_gather(parts, x)
+        return parts

@@ -1,0 +1,134 @@
+"""Memory that every rank of a host can write: how it is laid out, and on GPUs where it comes from.
+
+Each rank has one buffer of the same layout, mapped by all. What a rank wants others to know it writes into *their*
+buffers: a write needs no answer, a read from afar would wait for one.
+
+A place is used in turns. Even and odd uses of a row have memory of their own, so one meeting a use is enough: who is at
+its use k + 2 has heard of its peers' use k + 1, which they began when they were done with k.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
+
+import torch
+import torch.distributed as dist
+
+from quire.distributed.topology import Topology
+
+logger = logging.getLogger(__name__)
+
+FEW_BYTES = 256 * 1024  # of a message whose every word carries its own sign of arrival, which doubles it
+MANY_BYTES = 16 * 1024**2  # that a rank sends in one message; beyond, the library is as fast
+CHUNK = 2048  # columns of logits that one program brings over
+_ALIGNED = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Sizes of what ranks tell each other. All of the same on every rank.
+
+    hidden, itemsize: of an activation's row. max_rows: of any step. vocab, logit_rows: of the logits that the first
+    rank collects; 0: none.
+    """
+
+    size: int
+    hidden: int
+    itemsize: int
+    max_rows: int
+    vocab: int = 0
+    logit_rows: int = 0
+
+    @property
+    def words(self) -> int:
+        """32-bit words of a row."""
+        return self.hidden * self.itemsize // 4
+
+    @property
+    def few_rows(self) -> int:
+        return max(1, min(self.max_rows, FEW_BYTES // (4 * self.words)))
+
+    @property
+    def many_rows(self) -> int:
+        return max(1, min(self.max_rows, MANY_BYTES // (self.size - 1) // (4 * self.words)))
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.vocab // CHUNK)
+
+    def parts(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """Of a buffer, in the order in which they lie."""
+        return {
+            "few": (torch.int64, (2, self.size, self.few_rows, self.words)),
+            "many": (torch.int32, (2, self.size, self.many_rows, self.words)),
+            "many_here": (torch.int32, (2, self.size, self.many_rows)),
+            "tokens": (torch.int64, (2, max(self.logit_rows, 1))),
+            "logits": (torch.float32, (self.logit_rows, self.vocab)),
+            "logits_here": (torch.int32, (self.size, self.logit_rows * self.chunks)),
+        }
+
+    def offsets(self) -> dict[str, int]:
+        """Bytes before each part, and before the end ("")."""
+        sizes = [-(-prod(shape) * dtype.itemsize // _ALIGNED) * _ALIGNED for dtype, shape in self.parts().values()]
+        return dict(zip((*self.parts(), ""), accumulate(sizes, initial=0), strict=True))
+
+
+class PeerMemory:
+    """local: this rank's buffer, zeros, uint8 [layout's bytes]; bases: addresses at which this process finds each
+    rank's."""
+
+    def __init__(self, layout: Layout, topology: Topology, local: torch.Tensor, bases: list[int]) -> None:
+        self.layout, self.topology, self.device = layout, topology, local.device
+        offsets = layout.offsets()
+        self.views = {
+            name: local[offsets[name] : offsets[name] + prod(shape) * dtype.itemsize].view(dtype).view(shape)
+            for name, (dtype, shape) in layout.parts().items()
+        }
+        # Addresses of a part of each rank's buffer, as kernels read them.
+        self.bases = {
+            name: torch.tensor([base + offsets[name] for base in bases], dtype=torch.int64, device=local.device)
+            for name in self.views
+        }
+        counted = {
+            "few": layout.few_rows,
+            "many": layout.many_rows,
+            "tokens": 1,
+            "logits": layout.logit_rows * layout.chunks,
+        }
+        # How often each row has been used: nobody else's business.
+        self.uses = {
+            name: torch.zeros(count, dtype=torch.int32, device=local.device) for name, count in counted.items()
+        }
+        self._local = local
+
+    @property
+    def logits(self) -> torch.Tensor | None:
+        """float32 [rows, vocab] where the first rank collects logits; None if it does not."""
+        return self.views["logits"] if self.layout.logit_rows else None
+
+    @classmethod
+    def on_gpu(cls, layout: Layout, topology: Topology, device: torch.device) -> PeerMemory | None:
+        """All ranks call it together. None, on all of them, where they cannot write each other's memory."""
+        import torch.distributed._symmetric_memory as symmetric_memory
+
+        local = bases = None
+        everybody = dist.group.WORLD
+        assert everybody is not None
+        try:
+            local = symmetric_memory.empty(layout.offsets()[""], dtype=torch.uint8, device=device)
+            handle = symmetric_memory.rendezvous(local, everybody)
+            bases = [int(pointer) for pointer in handle.buffer_ptrs]
+            local.zero_()
+        except (RuntimeError, AttributeError, TypeError) as error:
+            logger.warning("ranks meet through the library alone: no memory of their own to share: %s", error)
+        torch.cuda.synchronize(device)
+        able = torch.tensor([local is not None and bases is not None], dtype=torch.int32, device=device)
+        dist.all_reduce(able, dist.ReduceOp.MIN)  # nobody writes before all have their zeros
+        if not int(able) or local is None or bases is None:
+            return None
+        memory = cls(layout, topology, local, bases)
+        memory._handle = handle  # type: ignore[attr-defined]  # the mappings live as long as it
+        return memory

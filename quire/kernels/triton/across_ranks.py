@@ -1,0 +1,242 @@
+"""Sums, logits and tokens across ranks, by writing into each other's memory (`quire/distributed/peer_memory.py`).
+
+Few rows are latency: each 32-bit word travels with the number of the row's use beside it, in one 64-bit store, and who
+waits polls the data itself; nothing but one trip through the link lies between two ranks. More rows are bandwidth: the
+words travel alone, and a flag a row follows them.
+
+A program waits for its twins on other ranks only. It has sent before it waits, and programs start in the same order
+everywhere, so those that run never wait for ones that cannot start. Dependents are let in first thing: while a row is
+on its way, the next product's weights are too.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from quire.distributed.peer_memory import CHUNK, PeerMemory
+from quire.kernels.triton.launch import has_pdl, next_power_of_2
+
+
+@triton.jit
+def _address(pointer, TYPE: tl.constexpr):
+    """Of a part of some rank's memory, read from the table; parts begin at round addresses."""
+    return tl.multiple_of(tl.load(pointer).to(tl.pointer_type(TYPE)), 16)
+
+
+@triton.jit
+def _low(word, TYPE: tl.constexpr):
+    """The first (or only) number of a 32-bit word, in float32."""
+    if TYPE.primitive_bitwidth == 32:
+        y = word.to(tl.float32, bitcast=True)
+    else:
+        y = word.to(tl.int16).to(TYPE, bitcast=True).to(tl.float32)
+    return y
+
+
+@triton.jit
+def _high(word, TYPE: tl.constexpr):
+    if TYPE.primitive_bitwidth == 32:
+        y = tl.zeros_like(word).to(tl.float32)
+    else:
+        y = (word >> 16).to(tl.int16).to(TYPE, bitcast=True).to(tl.float32)
+    return y
+
+
+@triton.jit
+def _word(low, high, TYPE: tl.constexpr):
+    if TYPE.primitive_bitwidth == 32:
+        y = low.to(tl.int32, bitcast=True)
+    else:
+        first = low.to(TYPE).to(tl.int16, bitcast=True).to(tl.int32)
+        y = (first & 0xFFFF) | (high.to(TYPE).to(tl.int16, bitcast=True).to(tl.int32) << 16)
+    return y
+
+
+@triton.jit
+def _marked(word, use):
+    """A word with the number of the use in the upper half."""
+    return (word.to(tl.int64) & 0xFFFFFFFF) | (use.to(tl.int64) << 32)
+
+
+@triton.jit
+def _arrived(pointers, there, use):
+    """The words that another rank has sent, once all of them are here."""
+    got = tl.load(pointers, there, 0, volatile=True)
+    while tl.max(tl.where(there & ((got >> 32).to(tl.int32) != use), 1, 0)) != 0:
+        got = tl.load(pointers, there, 0, volatile=True)
+    return got.to(tl.int32)
+
+
+@triton.jit
+def _reduce_few_kernel(
+    partial_ptr, residual_ptr, peers_ptr, uses_ptr, typed_ptr, words,
+    RANK: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    TYPE: tl.constexpr = typed_ptr.dtype.element_ty
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    there = at < words
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    use = tl.load(uses_ptr + row) + 1
+    own = tl.load(partial_ptr + row * words + at, there, 0)
+    turn = (use & 1).to(tl.int64) * SIZE
+    for peer in tl.static_range(SIZE):
+        if peer != RANK:
+            theirs = _address(peers_ptr + peer, tl.int64)
+            tl.store(theirs + ((turn + RANK) * ROWS + row) * words + at, _marked(own, use), there)
+    before = tl.load(residual_ptr + row * words + at, there, 0)
+    low, high = _low(before, TYPE), _high(before, TYPE)
+    mine = _address(peers_ptr + RANK, tl.int64)
+    for source in tl.static_range(SIZE):
+        if source == RANK:
+            word = own
+        else:
+            word = _arrived(mine + ((turn + source) * ROWS + row) * words + at, there, use)
+        low += _low(word, TYPE)
+        high += _high(word, TYPE)
+    tl.store(residual_ptr + row * words + at, _word(low, high, TYPE), there)
+    tl.store(uses_ptr + row, use)
+
+
+@triton.jit
+def _reduce_many_kernel(
+    partial_ptr, residual_ptr, peers_ptr, flags_ptr, uses_ptr, typed_ptr, words,
+    RANK: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    TYPE: tl.constexpr = typed_ptr.dtype.element_ty
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    there = at < words
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    use = tl.load(uses_ptr + row) + 1
+    own = tl.load(partial_ptr + row * words + at, there, 0)
+    turn = (use & 1).to(tl.int64) * SIZE
+    for peer in tl.static_range(SIZE):
+        if peer != RANK:
+            theirs = _address(peers_ptr + peer, tl.int32)
+            tl.store(theirs + ((turn + RANK) * ROWS + row) * words + at, own, there)
+    tl.debug_barrier()  # every thread has sent
+    for peer in tl.static_range(SIZE):
+        if peer != RANK:
+            flags = _address(flags_ptr + peer, tl.int32)
+            tl.atomic_xchg(flags + (turn + RANK) * ROWS + row, use, sem="release", scope="sys")
+    before = tl.load(residual_ptr + row * words + at, there, 0)
+    low, high = _low(before, TYPE), _high(before, TYPE)
+    mine = _address(peers_ptr + RANK, tl.int32)
+    my_flags = _address(flags_ptr + RANK, tl.int32)
+    for source in tl.static_range(SIZE):
+        if source == RANK:
+            word = own
+        else:
+            here = my_flags + (turn + source) * ROWS + row
+            while tl.atomic_add(here, 0, sem="acquire", scope="sys") != use:
+                pass
+            tl.debug_barrier()
+            # Not through the processor's own cache, which may remember an earlier use.
+            word = tl.load(mine + ((turn + source) * ROWS + row) * words + at, there, 0, cache_modifier=".cg")
+        low += _low(word, TYPE)
+        high += _high(word, TYPE)
+    tl.store(residual_ptr + row * words + at, _word(low, high, TYPE), there)
+    tl.store(uses_ptr + row, use)
+
+
+@triton.jit
+def _from_first_kernel(
+    x_ptr, peers_ptr, uses_ptr, count,
+    RANK: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    at = tl.arange(0, BLOCK)
+    there = at < count
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    use = tl.load(uses_ptr) + 1
+    turn = (use & 1).to(tl.int64) * ROWS
+    if RANK == 0:
+        x = tl.load(x_ptr + at, there, 0)
+        for peer in tl.static_range(1, SIZE):
+            theirs = _address(peers_ptr + peer, tl.int64)
+            tl.store(theirs + turn + at, _marked(x, use), there)
+    else:
+        mine = _address(peers_ptr + RANK, tl.int64)
+        tl.store(x_ptr + at, _arrived(mine + turn + at, there, use), there)
+    tl.store(uses_ptr, use)
+
+
+@triton.jit
+def _gather_columns_kernel(
+    part_ptr, peers_ptr, flags_ptr, uses_ptr, width, columns, chunks,
+    RANK: tl.constexpr, SIZE: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    place = row * chunks + chunk
+    at = chunk * BLOCK + tl.arange(0, BLOCK)
+    there = (at < width) & (RANK * width + at < columns)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    use = tl.load(uses_ptr + place) + 1
+    first = _address(peers_ptr, tl.float32)
+    flags = _address(flags_ptr, tl.int32)
+    part = tl.load(part_ptr + row * width + at, there, 0.0)
+    tl.store(first + row * columns + RANK * width + at, part, there)
+    if RANK == 0:
+        for source in tl.static_range(1, SIZE):
+            while tl.atomic_add(flags + source * PLACES + place, 0, sem="acquire", scope="sys") != use:
+                pass
+    else:
+        tl.debug_barrier()  # every thread has sent
+        tl.atomic_xchg(flags + RANK * PLACES + place, use, sem="release", scope="sys")
+    tl.store(uses_ptr + place, use)
+
+
+def reduce_few(partial: torch.Tensor, residual: torch.Tensor, peers: PeerMemory) -> torch.Tensor:
+    """See `quire.kernels.across_ranks`; at most the layout's `few_rows`."""
+    layout, topology, pdl = peers.layout, peers.topology, has_pdl(partial.device)
+    block = next_power_of_2(layout.words)
+    _reduce_few_kernel[(len(partial),)](
+        partial.view(torch.int32), residual.view(torch.int32), peers.bases["few"], peers.uses["few"], residual,
+        layout.words, RANK=topology.rank, SIZE=topology.size, ROWS=layout.few_rows, BLOCK=block, PDL=pdl,
+        num_warps=min(max(block // 128, 1), 16), launch_pdl=pdl,
+    )  # fmt: skip
+    return residual
+
+
+def reduce_many(partial: torch.Tensor, residual: torch.Tensor, peers: PeerMemory) -> torch.Tensor:
+    """The same for at most `many_rows`."""
+    layout, topology, pdl = peers.layout, peers.topology, has_pdl(partial.device)
+    block = next_power_of_2(layout.words)
+    _reduce_many_kernel[(len(partial),)](
+        partial.view(torch.int32), residual.view(torch.int32), peers.bases["many"], peers.bases["many_here"],
+        peers.uses["many"], residual, layout.words, RANK=topology.rank, SIZE=topology.size, ROWS=layout.many_rows,
+        BLOCK=block, PDL=pdl, num_warps=min(max(block // 256, 1), 8), launch_pdl=pdl,
+    )  # fmt: skip
+    return residual
+
+
+def from_first(x: torch.Tensor, peers: PeerMemory) -> torch.Tensor:
+    """See `quire.kernels.across_ranks`; at most the layout's `logit_rows`."""
+    rows, pdl = peers.layout.logit_rows, has_pdl(x.device)
+    _from_first_kernel[(1,)](
+        x, peers.bases["tokens"], peers.uses["tokens"], len(x), RANK=peers.topology.rank, SIZE=peers.topology.size,
+        ROWS=rows, BLOCK=next_power_of_2(rows), PDL=pdl, launch_pdl=pdl, num_warps=8,
+    )  # fmt: skip
+    return x
+
+
+def gather_columns(part: torch.Tensor, out: torch.Tensor, peers: PeerMemory) -> torch.Tensor:
+    """See `quire.kernels.across_ranks`; out: the first rows of `peers.logits`."""
+    layout, topology, pdl = peers.layout, peers.topology, has_pdl(part.device)
+    rows, width = part.shape
+    _gather_columns_kernel[(-(-width // CHUNK), rows)](
+        part, peers.bases["logits"], peers.bases["logits_here"], peers.uses["logits"], width, layout.vocab,
+        layout.chunks, RANK=topology.rank, SIZE=topology.size, PLACES=layout.logit_rows * layout.chunks, BLOCK=CHUNK,
+        PDL=pdl, launch_pdl=pdl, num_warps=4,
+    )  # fmt: skip
+    return out

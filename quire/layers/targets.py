@@ -1,0 +1,89 @@
+"""Where the tensors of a checkpoint go: each a part of one into a part of a layer's memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from quire.quantization.base import FLOATS, Spec, Tensors
+
+Part = tuple[slice, ...]
+Place = tuple[slice | int, ...]
+"""Of a tensor, by its first dimensions; what is left out is taken whole."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Target:
+    """`into[at] = source[part]`, converted to into's dtype; a tensor may have several, into several places.
+
+    shape, dtypes: what the whole stored tensor must be.
+    """
+
+    source: str
+    shape: tuple[int, ...]
+    into: torch.Tensor | Staged
+    dtypes: tuple[torch.dtype, ...] = FLOATS
+    part: Part = ()
+    at: Place = ()
+
+    def memory(self) -> torch.Tensor:
+        """What is to be filled, of the part's shape."""
+        whole = self.into if isinstance(self.into, torch.Tensor) else self.into.staging.tensors()[self.into.name]
+        return whole[self.at]
+
+
+@runtime_checkable
+class HasTargets(Protocol):
+    """A layer whose parameters are no tensors of checkpoints, each as it is."""
+
+    def targets(self) -> Iterable[Target]: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Staged:
+    """A tensor of a staging."""
+
+    staging: Staging
+    name: str
+
+
+class Staging:
+    """Memory for what a matrix is made of, from its first source until all have been read; then it is packed.
+
+    So a model that is quantized while it loads needs memory for a few matrices besides its own. One for each layer's
+    matrix; any thread may call.
+    """
+
+    def __init__(
+        self, specs: Mapping[str, Spec], device: torch.device, pack: Callable[[Tensors], Tensors], into: Tensors
+    ) -> None:
+        self._specs, self._device, self._pack, self._into = specs, device, pack, into
+        self._lock = threading.Lock()
+        self._tensors: dict[str, torch.Tensor] = {}
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Allocated at the first call."""
+        with self._lock:
+            if not self._tensors:
+                self._tensors = {
+                    name: torch.empty(spec.shape, dtype=spec.dtype, device=self._device)
+                    for name, spec in self._specs.items()
+                }
+            return self._tensors
+
+    def finish(self) -> None:
+        """Pack what has been read into the layer's tensors and let it go; on the current stream."""
+        store(self._into, self._pack(self._tensors))
+        self._tensors = {}
+
+
+def store(into: Tensors, packed: Tensors) -> None:
+    """Copy a matrix's tensors to the layer's own. Raises ValueError if they are not the same ones."""
+    if into.keys() != packed.keys():
+        raise ValueError(f"a matrix is kept as {', '.join(into)}, and was packed as {', '.join(packed)}")
+    for name, tensor in packed.items():
+        into[name].copy_(tensor)

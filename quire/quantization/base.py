@@ -1,0 +1,201 @@
+"""How the numbers of a matrix are kept (a weight format), and how checkpoints bring them (a quantization method).
+
+Formats are few and methods many: a method says for each matrix which format it has, which tensors of the checkpoint it
+is made of, and how these become the format's own tensors. Kernels know formats only, layers know neither: a `Linear`
+has a `Matrix`, which multiplies.
+
+A new format implements `WeightFormat` and a `Matrix` whose `dense` says what its numbers stand for; that alone is
+correct everywhere, since what a matrix has no kernel for is done with its dense numbers, one step after another. A new
+method implements `QuantizationMethod`. Both are named in their registries, by entry points for installed packages.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+
+from quire.foundation.errors import ConfigError
+from quire.foundation.registry import Registry
+from quire.kernels.attention.rope import qk_norm_rope_write
+from quire.kernels.gemm.fp8_linear import Fp8Rows
+from quire.kernels.gemm.linear import linear
+
+if TYPE_CHECKING:
+    from quire.kernels.attention.rope import QkvTarget
+
+Norm = tuple[torch.Tensor, float]
+"""Weight [k] and eps of an RMS norm."""
+Rows = torch.Tensor | Fp8Rows
+"""What is multiplied, [m, k]: in the dtype of activations, or 8 bits and a scale a row."""
+Tensors = Mapping[str, torch.Tensor]
+Role = Literal["rows", "columns", "vocabulary", "none"]
+"""How ranks share a matrix: by output rows (q, k, v, gate, up), by input columns, so that each rank's product is a part
+of a sum (o, down), by rows of the vocabulary (embedding, head), or not at all."""
+
+ALL_ROWS = slice(None)
+FORMATS = Registry(
+    "weight format",
+    {"plain": "quire.quantization.plain:Plain", "fp8": "quire.quantization.fp8:Fp8Channel"},
+)
+
+
+class Spec(NamedTuple):
+    """Of a tensor that a format keeps."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Matrix(ABC):
+    """One matrix [n, k] in a format, and its bias [n]: what a product needs.
+
+    The tensors are a layer's parameters. They are written before the first product only: kernels read them ahead of the
+    end of those before them.
+    """
+
+    bias: torch.Tensor | None
+    takes_fp8_rows = False
+
+    @abstractmethod
+    def dense(self, dtype: torch.dtype, rows: slice = ALL_ROWS) -> torch.Tensor:
+        """What the numbers stand for, [n, k], or those of some rows; rounded to `dtype`."""
+
+    def linear(
+        self,
+        x: Rows,
+        *,
+        norm: Norm | None = None,
+        gated: bool = False,
+        residual: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        out: torch.Tensor | None = None,
+        reader: Matrix | None = None,  # noqa: ARG002 (for those who can)
+    ) -> Rows:
+        """x [m, k] → [m, n], with what stands around the product; see `quire.kernels.gemm.linear`.
+
+        reader: the one matrix that the result is multiplied by: it may get its rows in 8 bits if it takes them.
+        """
+        if isinstance(x, Fp8Rows):
+            raise TypeError("this matrix takes no rows of 8 bits")
+        return linear(
+            x, self.dense(x.dtype), self.bias,
+            norm=norm, gated=gated, residual=residual, out_dtype=out_dtype, out=out,
+        )  # fmt: skip
+
+    def qkv_rope_write(self, x: torch.Tensor, norm: Norm, place: QkvTarget) -> torch.Tensor:
+        """x [tokens, k] → rotated q [tokens, num_heads, head_dim]; k and v go to the cache.
+
+        See `quire.kernels.attention.qkv`.
+        """
+        qkv = self.linear(x, norm=norm)
+        assert isinstance(qkv, torch.Tensor)
+        return qk_norm_rope_write(qkv, *place)
+
+
+class WeightFormat(ABC):
+    """How the numbers of one matrix are kept and multiplied."""
+
+    @abstractmethod
+    def tensors(self, rows: int, columns: int, dtype: torch.dtype) -> dict[str, Spec]:
+        """What is kept of a matrix [rows, columns], by the names its parameters have. dtype: of the activations."""
+
+    @abstractmethod
+    def pack(self, dense: torch.Tensor) -> dict[str, torch.Tensor]:
+        """dense [rows, columns], of any float type → `tensors`, on its device: the nearest that the format holds."""
+
+    @abstractmethod
+    def matrix(self, tensors: Tensors, bias: torch.Tensor | None) -> Matrix:
+        """tensors: as `tensors` says."""
+
+    def refuses(self, device: torch.device, dtype: torch.dtype) -> str | None:  # noqa: ARG002 (for those who do)
+        """Why such matrices cannot be multiplied there; None: they can. dtype: of the activations."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """What a dimension of a stored tensor counts: outputs or inputs of the matrix, `per` of them a place."""
+
+    of: Literal["outputs", "inputs"]
+    per: int = 1
+
+    def count(self, length: int) -> int:
+        """Places that `length` of them take."""
+        return -(-length // self.per)
+
+    def places(self, begin: int, end: int) -> slice:
+        """Where those from begin to end lie. Raises ConfigError if begin is inside a place."""
+        if begin % self.per:
+            raise ConfigError(f"{self.of} are stored {self.per} together and cannot be cut at {begin}", "quantization")
+        return slice(begin // self.per, self.count(end))
+
+
+OUTPUTS, INPUTS = Axis("outputs"), Axis("inputs")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One of the tensors that a checkpoint has for a module. name: behind the module's.
+
+    axes: its dimensions; an integer is the length of one that counts neither. Tensors of modules that are stacked to
+    one matrix (q, k, v) are stacked along their outputs; those without, along a new first dimension.
+    kept: the dtype it is read into.
+    """
+
+    name: str
+    axes: tuple[Axis | int, ...]
+    dtypes: tuple[torch.dtype, ...]
+    kept: torch.dtype
+
+    @property
+    def has_outputs(self) -> bool:
+        return any(isinstance(axis, Axis) and axis.of == "outputs" for axis in self.axes)
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixInfo:
+    """What a method may judge a matrix by. modules: the checkpoint's, whose rows are stacked to make it."""
+
+    modules: tuple[str, ...]
+    rows: int
+    columns: int
+    role: Role
+    dtype: torch.dtype  # of the activations
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """What a method says about one matrix: its format, the tensors of a checkpoint that it is made of, and how.
+
+    pack: from these tensors, by name, to the format's. None: they are the format's own, and are read into place.
+    """
+
+    format: WeightFormat
+    sources: tuple[Source, ...]
+    pack: Callable[[Tensors], Tensors] | None = None
+
+
+class QuantizationMethod(ABC):
+    """One convention of checkpoints, or a way to quantize plain ones while they are loaded.
+
+    The registry (`config/quantization.py`) has classes; an instance is for one model.
+    """
+
+    @abstractmethod
+    def scheme(self, info: MatrixInfo) -> Scheme: ...
+
+    def refuses(self, device: torch.device, dtype: torch.dtype) -> str | None:  # noqa: ARG002 (for those who do)
+        """Why models cannot run there so; None: they can."""
+        return None
+
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def plain_scheme(dtype: torch.dtype) -> Scheme:
+    """For a matrix that is kept as checkpoints have it, in `dtype`."""
+    return Scheme(FORMATS.get("plain")(), (Source("weight", (OUTPUTS, INPUTS), FLOATS, dtype),))

@@ -1,0 +1,73 @@
+"""Matrices as they are, in floating point."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from quire.kernels.attention.qkv import qkv_rope_write
+from quire.kernels.gemm.linear import linear
+from quire.quantization.base import (
+    ALL_ROWS,
+    Matrix,
+    MatrixInfo,
+    Norm,
+    QuantizationMethod,
+    Rows,
+    Scheme,
+    Spec,
+    Tensors,
+    WeightFormat,
+    plain_scheme,
+)
+
+if TYPE_CHECKING:
+    from quire.kernels.attention.rope import QkvTarget
+
+
+class PlainMatrix(Matrix):
+    __slots__ = ("bias", "weight")
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.weight, self.bias = weight, bias
+
+    def dense(self, dtype: torch.dtype, rows: slice = ALL_ROWS) -> torch.Tensor:
+        return self.weight[rows].to(dtype)
+
+    def linear(
+        self,
+        x: Rows,
+        *,
+        norm: Norm | None = None,
+        gated: bool = False,
+        residual: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        out: torch.Tensor | None = None,
+        reader: Matrix | None = None,  # noqa: ARG002 (takes them as they are)
+    ) -> torch.Tensor:
+        assert isinstance(x, torch.Tensor)
+        return linear(
+            x, self.weight, self.bias, norm=norm, gated=gated, residual=residual, out_dtype=out_dtype, out=out
+        )
+
+    def qkv_rope_write(self, x: torch.Tensor, norm: Norm, place: QkvTarget) -> torch.Tensor:
+        return qkv_rope_write(x, self.weight, self.bias, norm, place)
+
+
+class Plain(WeightFormat):
+    def tensors(self, rows: int, columns: int, dtype: torch.dtype) -> dict[str, Spec]:
+        return {"weight": Spec((rows, columns), dtype)}
+
+    def pack(self, dense: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"weight": dense}
+
+    def matrix(self, tensors: Tensors, bias: torch.Tensor | None) -> PlainMatrix:
+        return PlainMatrix(tensors["weight"], bias)
+
+
+class Unquantized(QuantizationMethod):
+    """Everything as the checkpoint has it."""
+
+    def scheme(self, info: MatrixInfo) -> Scheme:
+        return plain_scheme(info.dtype)

@@ -1,0 +1,77 @@
+"""LayerGroups: what the layers of each group must know of a step, found from the step's rows on the device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from quire.attention.base import FAR, AttentionBackend, AttentionInputs
+from quire.attention.context import GroupContext
+from quire.kernels.step.step import find_slots
+from quire.worker.batch import Batch
+from quire.worker.pages import Pages
+from quire.worker.seats import DeviceSeats
+
+
+class LayerGroups:
+    """Plans the attention of each group once a step. Where a group's KV goes is known from the step for the keeper's
+    group, and found here for the others, in memory of their own that graphs may read.
+
+    backends: one for each group of layers. max_tokens: of a step, padding included.
+    """
+
+    def __init__(
+        self, pages: Pages, backends: list[AttentionBackend], seats: DeviceSeats, max_tokens: int, device: torch.device
+    ) -> None:
+        self.backends = backends
+        self._pages = pages
+        self._seats = seats
+        self._device = device
+        self._slots: dict[int, torch.Tensor] = {}
+        self.reserve(max_tokens)
+
+    def reserve(self, max_tokens: int) -> None:
+        """Make room for steps of so many tokens."""
+        for number in range(len(self.backends)):
+            if number != self._pages.keeper:
+                self._slots[number] = torch.zeros(max_tokens, dtype=torch.int32, device=self._device)
+
+    @property
+    def graph_support(self) -> bool:
+        return all(backend.graph_support for backend in self.backends)
+
+    @property
+    def prefix_support(self) -> bool:
+        """Prefixes are those of the keeper's tables; layers with windows read their own."""
+        keeper = self._pages.keeper
+        return keeper < len(self.backends) and self.backends[keeper].prefix_support
+
+    @property
+    def prompt_wave(self) -> int:
+        return max(backend.prompt_wave for backend in self.backends)
+
+    def contexts(self, batch: Batch) -> list[GroupContext]:
+        made = []
+        for number, backend in enumerate(self.backends):
+            slots, inputs = batch.buffers.slots, batch.attention
+            if number != self._pages.keeper:
+                slots, inputs = self._find(number, batch)
+            made.append(GroupContext(slots, backend, backend.plan(inputs)))
+        return made
+
+    def _find(self, number: int, batch: Batch) -> tuple[torch.Tensor, AttentionInputs]:
+        """The slots and rows of a group that is not the keeper's."""
+        table, inputs = self._seats.tables[number], batch.attention
+        slots = self._slots[number][: batch.num_tokens]
+        every_row = inputs.num_decodes == inputs.num_rows
+        seats = batch.seats if batch.token_seats is None else batch.token_seats
+        find_slots(
+            table, seats, None if every_row else inputs.query_start, batch.buffers.positions, slots,
+            inputs.max_query_len,
+        )  # fmt: skip
+        if self._seats.state.limit is not None:  # what is written nowhere
+            slots.masked_fill_(batch.buffers.slots < 0, -1)
+        window = self._pages.groups[number].window
+        is_far = inputs.is_far and not 0 < window <= FAR
+        return slots, replace(inputs, block_table=table.blocks, prefix=None, is_far=is_far)

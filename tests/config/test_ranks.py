@@ -1,0 +1,67 @@
+"""What ranks can share, judged from config.json and the machine alone."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from quire.config import ranks
+from quire.config.model_info import ModelInfo
+from quire.foundation.errors import ConfigError
+
+
+def info(architecture: str = "LlamaForCausalLM", **config: Any) -> ModelInfo:
+    sizes = {"num_attention_heads": 24, "num_key_value_heads": 4, "intermediate_size": 96}
+    return ModelInfo(
+        path="", architecture=architecture, hf_config={**sizes, **config}, vocab_size=10, max_position=10,
+        eos_token_ids=[], bos_token_id=None, dtype="float32",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8, 12, 24])
+def test_heads_are_shared_out_or_kept_by_several(size: int) -> None:
+    ranks.check_ranks(size, info(), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("size", "config", "message"),
+    [
+        (3, {}, r"=3 does not divide this model's num_key_value_heads=4; it may be 1, 2, 4, 8, 12, 24$"),
+        (5, {}, r"num_attention_heads=24 and num_key_value_heads=4 and intermediate_size=96"),
+        (8, {"intermediate_size": 100}, r"intermediate_size=100; it may be 1, 2, 4$"),
+        (16, {"num_key_value_heads": None}, r"num_attention_heads=24 and num_key_value_heads=24"),
+        (-1, {}, r"must be >= 1, got -1"),
+    ],
+)
+def test_what_does_not_divide_is_refused_by_name(size: int, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ranks.check_ranks(size, info(**config), "cpu")
+
+
+def test_encoders_are_for_one() -> None:
+    ranks.check_ranks(1, info("BertModel"), "cpu")
+    with pytest.raises(ConfigError, match="ranks cannot share BertModel, it must be 1"):
+        ranks.check_ranks(2, info("BertModel"), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"),
+    [(None, 4), ("0,1", 2), ("3", 1), ("", 0), ("1,-1,2", 1), ("GPU-a,GPU-b,GPU-c", 3), ("0,1,2,3,4", 4)],
+)
+def test_gpus_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch, visible: str | None, count: int) -> None:
+    def give_count(pointer: Any) -> int:
+        pointer._obj.value = 4
+        return 0
+
+    library = SimpleNamespace(nvmlInit_v2=lambda: 0, nvmlDeviceGetCount_v2=give_count)
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: library)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert ranks.num_gpus() == count
+    if count < 4:
+        with pytest.raises(ConfigError, match=f"=4 needs as many GPUs, and this process may use {count}"):
+            ranks.check_ranks(4, info(), "cuda")

@@ -1,0 +1,109 @@
+"""One rank on a GPU of its own: sums, logits and tokens against what they must be, eagerly and in graphs.
+
+python -m tests.distributed.gpu_ranks RANK SIZE MEETING OUT
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+
+from quire.distributed.group import Group
+from quire.distributed.peer_memory import Layout
+from quire.kernels.across_ranks import from_first, gather_columns, reduce_add, reduce_add_reference
+from quire.platforms import select_platform
+from quire.types.ranks import Rank
+
+HIDDEN, VOCAB = 4096, 10007
+ROWS = (1, 2, 7, 31, 32, 33, 100, 513, 2048, 5000)
+STEPS = 50  # of a graph, so that every place is used again and again
+
+
+def check_sums(group: Group, dtype: torch.dtype) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    found = []
+    for rows in ROWS:
+        parts = [torch.randn(rows, HIDDEN, generator=generator).to(dtype) for _ in range(group.topology.size)]
+        residual = torch.randn(rows, HIDDEN, generator=generator).to(dtype)
+        wanted = reduce_add_reference(parts, residual)
+        for _ in range(3):
+            ours = reduce_add(parts[group.topology.rank].to(group.device), residual.to(group.device), group).cpu()
+            if group.peers is not None and rows <= group.peers.layout.many_rows:
+                assert torch.equal(ours, wanted), (rows, dtype)
+            torch.testing.assert_close(ours, wanted, rtol=2e-2, atol=6e-2)
+        found.append(ours)
+    return found
+
+
+def captured(body: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    body()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(capture_error_mode="thread_local")
+    body()
+    graph.capture_end()
+    return graph
+
+
+def check_graph(group: Group, rows: int) -> torch.Tensor:
+    """A chain of sums, the logits of its end and the tokens of these, replayed: as long computed with plain tensors."""
+    rank, size, device = group.topology.rank, group.topology.size, group.device
+    weights = torch.randn(size, HIDDEN, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
+    mine, start = weights[rank].to(device), torch.ones(rows, HIDDEN, dtype=torch.bfloat16)
+    residual = torch.empty(rows, HIDDEN, dtype=torch.bfloat16, device=device)
+    width = -(-VOCAB // size)
+    assert group.peers is not None
+    assert group.peers.logits is not None
+    logits, tokens = group.peers.logits[:rows], torch.zeros(rows, dtype=torch.int32, device=device)
+    counter = torch.zeros(1, dtype=torch.float32, device=device)
+
+    def step() -> None:
+        residual.fill_(1)
+        for _ in range(8):
+            reduce_add(residual * mine / 64, residual, group)
+        counter.add_(1)
+        part = (residual[:, :1].float() + counter) * torch.arange(rank * width, (rank + 1) * width, device=device)
+        gather_columns(part, logits, group)
+        if rank == 0:
+            tokens.copy_(logits.argmax(1).int() + counter.int())
+        else:
+            tokens.zero_()
+        from_first(tokens, group)
+
+    graph = captured(step)
+    wanted = start
+    for _ in range(8):
+        wanted = reduce_add_reference([wanted * weight / 64 for weight in weights], wanted)
+    for _ in range(STEPS):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(residual.cpu(), wanted)
+    state, count = wanted[:, :1].float() + counter.cpu(), int(counter)
+    assert count == STEPS + 1
+    if rank == 0:
+        torch.testing.assert_close(logits.cpu(), state * torch.arange(VOCAB))
+    best = torch.where(state[:, 0] > 0, VOCAB - 1, 0)
+    assert tokens.tolist() == (best + count).tolist()
+    return residual.cpu()
+
+
+def main(rank: str, size: str, meeting: str, out: str) -> None:
+    me = Rank(int(rank), int(size), meeting)
+    group = Group(me, select_platform("cuda").set_up(None, me))
+    alone = check_sums(group, torch.bfloat16)  # by the library
+    group.share_memory(Layout(me.size, HIDDEN, 2, max_rows=8192, vocab=VOCAB, logit_rows=640))
+    assert group.peers is not None, "GPUs of one host could not write each other's memory"
+    found = [*alone, *check_sums(group, torch.bfloat16), *check_sums(group, torch.float16)]
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        found += [check_graph(group, rows) for rows in (1, 8, 40, 600)]
+        stream.synchronize()
+    assert group.smallest(int(rank) + 3) == [3]
+    torch.save(found, f"{out}{rank}")
+    group.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,69 @@
+"""Ranks on GPUs: kernels that meet, graphs that hold them, and the text of one GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire import LLM, SamplingParams
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+]
+ROOT = Path(__file__).parents[2]
+PROMPTS = ["Hello, my name is", "The capital of France", "Once upon a time", "One two three four five six " * 40]
+MARGIN = 0.1  # between the best two, in bfloat16: nearer ones may change places
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_sums_logits_and_tokens_eagerly_and_in_graphs(size: int, tmp_path: Path) -> None:
+    if torch.cuda.device_count() < size:
+        pytest.skip(f"needs {size} GPUs")
+    command = [sys.executable, "-m", "tests.distributed.gpu_ranks"]
+    arguments = [str(size), str(tmp_path / "meeting"), str(tmp_path / "out")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    ranks = [
+        subprocess.Popen([*command, str(rank), *arguments], cwd=ROOT, env=environment, stderr=subprocess.PIPE)
+        for rank in range(size)
+    ]
+    try:
+        errors = [rank.communicate(timeout=300)[1].decode() for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(errors)
+    first, *others = [torch.load(tmp_path / f"out{rank}", weights_only=True) for rank in range(size)]
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True)), "ranks have other bits"
+
+
+def answers(**options: Any) -> list[list[tuple[int, dict[int, Any]]]]:
+    """Tokens of greedy answers with the best two, every request several times so that prefixes are shared."""
+    params = SamplingParams(temperature=0, max_tokens=48, logprobs=2, ignore_eos=True)
+    with LLM(max_model_len=1024, max_num_seqs=64, gpu_memory_utilization=0.3, **options) as llm:
+        found = llm.generate(PROMPTS * 4, params, use_tqdm=False)
+        assert llm.call("check") is None
+        return [list(zip(o.outputs[0].token_ids, o.outputs[0].logprobs, strict=True)) for o in found]
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_two_gpus_say_what_one_says(enforce_eager: bool) -> None:
+    one, two = (answers(tensor_parallel_size=ranks, enforce_eager=enforce_eager) for ranks in (1, 2))
+    compared = 0
+    for ours, theirs in zip(two, one, strict=True):
+        for (token, a), (other, b) in zip(ours, theirs, strict=True):
+            best, second = sorted((entry.logprob for entry in b.values()), reverse=True)[:2]
+            if token != other:
+                assert best - second < MARGIN, "another token where one was much likelier"
+                break
+            assert abs(a[token].logprob - b[token].logprob) < 2 * MARGIN
+            compared += 1
+    assert compared > 200

@@ -1,0 +1,315 @@
+"""Products with a weight of 8-bit floats, on every way that they may take, against the widened weight in float64."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire.kernels.dispatch import INTERPRETED, on_triton
+from quire.kernels.gemm import fp8_linear
+from quire.kernels.gemm.fp8_linear import E4M3, Fp8Rows, linear, widened
+from quire.kernels.gemm.linear import linear_reference
+from quire.kernels.gemm.triton.plan import Plan, Registers, Shared, Tiles, Vector, plan_8_bits
+from tests.kernels.compare import LIMITS, NARROW, assert_near
+from tests.kernels.gluon import TESTED, assert_assembles_well
+from tests.kernels.test_gemm_plan import ODD, ROWS, check, products, shapes
+
+pytest.importorskip("triton")
+# Rounding both operands to 3 bits of mantissa, an error of 2^-4 at most and 2^-4 / sqrt(12) · 2 on the way, of each.
+BOTH = 0.05
+
+Weight = tuple[torch.Tensor, torch.Tensor]
+
+
+def random(device: torch.device, *shape: int, dtype: torch.dtype = NARROW) -> torch.Tensor:
+    return torch.randn(shape, device=device).to(dtype)
+
+
+def packed(device: torch.device, n: int, k: int) -> Weight:
+    """Lines of very different size, and one of zeros."""
+    dense = (
+        torch.randn(n, k, device=device) / k**0.5 * torch.logspace(-2, 2, n, device=device)[torch.randperm(n)][:, None]
+    )
+    dense[n // 2] = 0
+    scale = dense.abs().amax(1) / 448
+    scale[n // 2] = 1
+    return (dense / scale[:, None]).to(E4M3), scale
+
+
+def error(y: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((y.double() - expected.double()).norm() / expected.double().norm())
+
+
+def exact(
+    x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None, norm: tuple[torch.Tensor, float] | None = None,
+    gated: bool = False, residual: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    return linear_reference(
+        x, widened(*weight, torch.float32), bias, norm=norm, gated=gated, residual=residual
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [0, 1, 3, 16, 17, 70, 300])
+@pytest.mark.parametrize(("n", "k", "biased"), [(48, 128, True), (37, 100, False)])
+def test_every_epilogue(device: torch.device, rows: int, n: int, k: int, biased: bool, dtype: torch.dtype) -> None:
+    x, weight, gain = random(device, rows, k, dtype=dtype), packed(device, 2 * n, k), random(device, k, dtype=dtype)
+    bias = random(device, 2 * n, dtype=dtype) if biased else None
+    norm, half = (gain, 1e-5), (weight[0][:n], weight[1][:n])
+    half_bias = None if bias is None else bias[:n]
+    limit = BOTH if device.type == "cuda" and rows > 16 and dtype != torch.float32 else 3 * LIMITS[dtype]
+    start = random(device, rows, n, dtype=dtype)
+    residual, out = start.clone(), torch.full((rows, n), torch.nan, device=device)
+    results = {
+        "plain": (linear(x, *half, half_bias), exact(x, half, half_bias)),
+        "normed": (linear(x, *half, half_bias, norm=norm), exact(x, half, half_bias, norm)),
+        "gated": (linear(x, *weight, bias, norm=norm, gated=True), exact(x, weight, bias, norm, gated=True)),
+        "wide": (linear(x, *half, half_bias, out_dtype=torch.float32), exact(x, half, half_bias)),
+        "into": (linear(x, *half, half_bias, out=out), exact(x, half, half_bias)),
+        "added": (linear(x, *half, half_bias, residual=residual), exact(x, half, half_bias, residual=start)),
+    }
+    assert results["into"][0] is out
+    assert results["added"][0] is residual
+    assert results["wide"][0].dtype == torch.float32  # type: ignore[union-attr]
+    for name, (y, expected) in results.items():
+        assert isinstance(y, torch.Tensor)
+        assert y.shape == expected.shape
+        assert y.dtype == (torch.float32 if name in ("wide", "into") else dtype)
+        assert not rows or error(y, expected) <= (1.5 if name == "gated" else 1) * limit, name
+
+
+def test_the_widened_weight_is_what_the_numbers_stand_for() -> None:
+    weight = torch.arange(256, dtype=torch.uint8).view(E4M3).view(2, 128)
+    finite = weight.float().isfinite()
+    scale = torch.tensor([0.5, 3.0])
+    assert torch.equal(widened(weight, scale, torch.float32)[finite], (weight.float() * scale[:, None])[finite])
+    assert int((~finite).sum()) == 2, "NaN of both signs, and no infinity"
+
+
+# -- rows -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["as they are", "normed", "gated"])
+@pytest.mark.parametrize("k", [64, 1000, 20000])
+def test_rows_to_8_bits(device: torch.device, k: int, kind: str) -> None:
+    if not on_triton(torch.empty(0, device=device)):
+        pytest.skip("Triton runs on a GPU or in its interpreter")
+    from quire.kernels.gemm.triton import fp8_rows
+
+    x = random(device, 4, 2 * k if kind == "gated" else k) * torch.tensor([1, 30, 0, 1e-3], device=device)[:, None]
+    x = x.to(NARROW)
+    if kind == "normed":
+        gain = random(device, k) + 1
+        values, scale = fp8_rows.rms_norm_quantize(x, gain, 1e-5)
+        expected = x.double() * torch.rsqrt(x.double().square().mean(1, keepdim=True) + 1e-5) * gain.double()
+    elif kind == "gated":
+        values, scale = fp8_rows.silu_and_mul_quantize(x)
+        gate, up = x.double().chunk(2, dim=1)
+        expected = torch.nn.functional.silu(gate) * up
+    else:
+        values, scale = fp8_rows.quantize(x)
+        expected = x.double()
+    wide = values.double() * scale.double()[:, None]
+    assert bool(wide.isfinite().all())
+    assert torch.equal(wide[2], torch.zeros_like(wide[2]))
+    largest = expected.abs().amax(1, keepdim=True)
+    # Half a step of a number's own binade, or of the smallest one.
+    step = torch.maximum(expected.abs() * 2**-4, largest / 448 * 2**-10)
+    rest = [0, 1, 3]
+    assert bool((values.float().abs().amax(1)[rest] >= (416 if INTERPRETED else 448)).all())
+    near = (wide - expected).abs() <= step * 1.01
+    # The interpreter loses what it carries over when it rounds.
+    assert float(near[rest].double().mean()) >= (0.9 if INTERPRETED else 1)
+
+
+# -- kernels ----------------------------------------------------------------------------------------------------
+
+PLANS: list[Plan] = [
+    Vector(2, 256, 2), Vector(4, 512, 2, apart=True), Shared(16, 64, 4, 4), Shared(16, 128, 2, 4),
+    Registers(16, 128, 4, 4), Registers(16, 64, 2, 8), Tiles(16, 64, 128, tall=True),
+    Tiles(32, 64, 64, split=2, tall=True), Tiles(32, 64, 128, tall=True),
+    Tiles(64, 64, 64, split=3, tall=True), Tiles(8, 64, 128, 2, tall=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", PLANS, ids=str)
+@pytest.mark.parametrize(("n", "k", "biased"), [(48, 1024, True), (37, 96, False), (72, 464, False)])
+@pytest.mark.parametrize("m", [1, 5, 16, 40])
+def test_kernels(device: torch.device, m: int, n: int, k: int, biased: bool, how: Plan) -> None:
+    if device.type == "cpu" and (not INTERPRETED or isinstance(how, Registers)):
+        pytest.skip("the kernels need a GPU, or an interpreter")
+    if m > {Vector: 1, Shared: 16, Registers: 16}.get(type(how), 64):
+        pytest.skip("so many rows are not its own")
+    from quire.kernels.gemm.triton import decode_gemm as kernels
+    from quire.kernels.gemm.triton import fp8_rows
+
+    x, (weight, scale), gain = random(device, m, k), packed(device, 2 * n, k), random(device, k) + 1
+    bias, norm = random(device, 2 * n) if biased else None, (gain, 1e-5)
+    half = (weight[:n], scale[:n])
+    half_bias = None if bias is None else bias[:n]
+    limit = (3 if INTERPRETED else 2) * LIMITS[NARROW]
+
+    def seen(normed: bool) -> tuple[torch.Tensor, tuple[torch.Tensor, float] | None]:
+        """What the product gets to see, and the norm that is left to do."""
+        if not isinstance(how, Tiles):
+            return x, norm if normed else None
+        values, row_scale = fp8_rows.rms_norm_quantize(x, *norm) if normed else fp8_rows.quantize(x)
+        return values.float() * row_scale[:, None], None
+
+    for normed in (False, True):
+        out = torch.full((m, n), torch.nan, device=device)
+        y = kernels.linear(x, half[0], half_bias, norm if normed else None, False, False, out, how, half[1])
+        rows, left = seen(normed)
+        assert error(y, exact(rows, half, half_bias, left)) <= limit
+    start = random(device, m, n)
+    y = kernels.linear(x, half[0], half_bias, None, False, True, start.clone(), how, half[1])
+    assert error(y, exact(seen(False)[0], half, half_bias, residual=start)) <= limit
+    out = torch.full((m, n), torch.nan, device=device, dtype=NARROW)
+    y = kernels.linear(x, weight, bias, norm, True, False, out, how, scale)
+    rows, left = seen(True)
+    assert error(y, exact(rows, (weight, scale), bias, left, gated=True)) <= limit
+
+
+# -- plans ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bulk", [True, False])
+@pytest.mark.parametrize("m", ROWS)
+def test_every_plan_fits_the_hardware(m: int, bulk: bool) -> None:
+    for n, k, gated, residual in shapes():
+        how = plan_8_bits(m, n, k, gated=gated, residual=residual, bulk=bulk)
+        if how is None:
+            assert m > (64 if bulk else 16), "products of few rows never go through the library"
+            continue
+        check(how, m, n, k, gated, width=1)
+        assert not isinstance(how, Tiles) or (bulk and m > 16), "few rows are multiplied as they are"
+
+
+def test_rows_of_one_graph_size_have_one_plan() -> None:
+    for (n, k, gated, residual), (low, high) in product(shapes(), ((2, 8), (9, 16), (17, 32), (33, 64), (65, 128))):
+        plans = {plan_8_bits(m, n, k, gated=gated, residual=residual, bulk=True) for m in (low, high)}
+        assert len(plans) == 1
+
+
+class TestCode:
+    """What becomes of the kernels on compute capability 9.0."""
+
+    pytestmark = TESTED
+
+    @pytest.mark.parametrize(("outputs", "columns", "gated", "normed", "k"), [
+        (16, 8, False, False, 4096), (32, 16, False, True, 3072), (32, 8, True, True, 1024),
+    ])  # fmt: skip
+    def test_of_few_rows(self, outputs: int, columns: int, gated: bool, normed: bool, k: int, tmp_path: Path) -> None:
+        from quire.kernels.gemm.triton.skinny_registers import _register_kernel
+
+        pointers = dict.fromkeys(("x_ptr", "bias_ptr", "gain_ptr", "out_ptr"), "*bf16")
+        numbers = dict.fromkeys(("M", "N", "x_stride", "weight_stride", "out_stride"), "i32")
+        assert_assembles_well(
+            _register_kernel,
+            {**pointers, **numbers, "weight_ptr": "*fp8e4nv", "scale_ptr": "*fp32", "eps": "fp32"},
+            {
+                "K": k, "OUTPUTS": outputs, "COLUMNS": columns, "STEP": 128, "DEPTH": 2, "SCALED": True,
+                "NORM": normed, "GATED": gated, "BIAS": False, "RESIDUAL": not normed, "EARLY": True, "PDL": True,
+            },
+            [*pointers, "weight_ptr", "scale_ptr", "N", "x_stride", "weight_stride", "out_stride"],
+            tmp_path,
+        )  # fmt: skip
+
+
+# -- on a GPU ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("m", [1, 2, 5, 8, 9, 16, 17, 32, 47, 64, 65, 100, 128, 129, 1000, 4096])
+@pytest.mark.parametrize("shape", ODD)
+def test_products_of_odd_shapes(shape: str, m: int, biased: bool) -> None:
+    """K no multiple of 128 among them, nor of 16."""
+    torch.manual_seed(m)
+    device = torch.device("cuda")
+    for n, k, gated, residual in products(*ODD[shape]):
+        if m > 128 and n > 8192:
+            continue  # the reference is slow
+        lines = 2 * n if gated else n
+        x, weight, gain = random(device, m, k), packed(device, lines, k), random(device, k) + 1
+        bias = random(device, lines) if biased else None
+        norm = None if residual else (gain, 1e-6)
+        start = random(device, m, n) if residual else None
+        expected = exact(x, weight, bias, norm, gated, start)
+        y, again = (
+            linear(x, *weight, bias, norm=norm, gated=gated, residual=None if start is None else start.clone())
+            for _ in range(2)
+        )
+        assert isinstance(y, torch.Tensor)
+        assert isinstance(again, torch.Tensor)
+        if m <= 16 or not fp8_linear.takes_rows(weight[0]):
+            assert_near(y, expected, torch.bfloat16)
+        else:
+            assert error(y, expected) <= (1.5 if gated else 1) * BOTH, "a gate multiplies two of them"
+        assert torch.equal(again, y), "not the same twice"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("m", [1, 5, 16, 32, 64, 100, 256])
+def test_a_captured_chain_gives_what_single_steps_give(m: int) -> None:
+    """Products that start before their predecessor has ended must still see its results: bit for bit, often."""
+    device = torch.device("cuda")
+    hidden, inner = 1024, 3072
+    start, gain = random(device, m, hidden), random(device, hidden) * 0.1 + 1
+    layers = [(packed(device, 2 * inner, hidden), packed(device, hidden, inner)) for _ in range(12)]
+    residual = torch.empty_like(start)
+
+    def step(wait: bool) -> None:
+        residual.copy_(start)
+        for gate_up, down in layers:
+            h = linear(residual, *gate_up, norm=(gain, 1e-6), gated=True, narrow=True)
+            if wait:
+                torch.cuda.synchronize()
+            linear(h, *down, residual=residual)
+            if wait:
+                torch.cuda.synchronize()
+
+    step(wait=True)
+    expected = residual.clone()
+    assert bool(expected.isfinite().all())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step(wait=False)
+    for _ in range(50):
+        residual.zero_()
+        graph.replay()
+        assert torch.equal(residual, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("m", [65, 300, 2048])
+def test_a_gate_for_the_next_product(m: int) -> None:
+    device = torch.device("cuda")
+    hidden, inner = 1024, 2816
+    x, gate_up, down = random(device, m, hidden), packed(device, 2 * inner, hidden), packed(device, hidden, inner)
+    gain, residual = random(device, hidden) + 1, random(device, m, hidden)
+    rows = linear(x, *gate_up, norm=(gain, 1e-6), gated=True, narrow=True)
+    assert isinstance(rows, Fp8Rows)
+    y = linear(rows, *down, residual=residual.clone())
+    assert isinstance(y, torch.Tensor)
+    expected = exact(exact(x, gate_up, norm=(gain, 1e-6), gated=True), down, residual=residual)
+    assert error(y, expected) <= 2 * BOTH
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("m", [1, 8, 16, 64, 200])
+def test_large_activations_stay_finite(m: int) -> None:
+    """Residual streams have outliers, and so has what the last product of a layer reads."""
+    device = torch.device("cuda")
+    x, weight = random(device, m, 2048, dtype=torch.bfloat16), packed(device, 256, 2048)
+    x[:, 7] = 3e5
+    y = linear(x, *weight)
+    assert isinstance(y, torch.Tensor)
+    assert error(y, exact(x, weight)) <= BOTH
