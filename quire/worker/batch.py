@@ -43,7 +43,6 @@ class Batch:
     logit_tokens: torch.Tensor | None  # int32 [samples, padded with 0]: their last tokens; None: token i of row i
     sample_index: torch.Tensor | None  # int32 [rows]: place among the samples or -1; None: all
     sample_rows_np: np.ndarray  # plan rows that sample
-    token_seats: torch.Tensor | None = None  # int32 [tokens], where each decode row has several; else None
 
 
 class BatchBuilder:
@@ -180,16 +179,15 @@ class BatchBuilder:
     def drafted_views(self, size: int, drafts: SeatDrafts) -> Batch:
         """The batch of `size` decode rows with drafts, as graphs see it; what it samples is found in its `drafts`."""
         tokens = size * drafts.width
-        batch, more = self.decode_views(size), drafts.buffers(size)
+        batch = self.decode_views(size)
         attention = replace(
             batch.attention,
             num_tokens=tokens,
             query_start=self.one_token_each[:1],  # nobody asks
             num_queries=drafts.width,
-            first_lens=more.first_lens,
+            first_lens=drafts.buffers(size).first_lens,
         )
-        buffers = self._buffers(size, tokens)
-        return replace(batch, num_tokens=tokens, buffers=buffers, attention=attention, token_seats=more.seats)
+        return replace(batch, num_tokens=tokens, buffers=self._buffers(size, tokens), attention=attention)
 
     def _shared_prefix(self, size: int) -> SharedPrefix:
         assert self._prefixes is not None

@@ -65,13 +65,10 @@ class LayerGroups:
         table, inputs = self._seats.tables[number], batch.attention
         slots = self._slots[number][: batch.num_tokens]
         every_row = inputs.num_decodes == inputs.num_rows
-        seats = batch.seats if batch.token_seats is None else batch.token_seats
         find_slots(
-            table, seats, None if every_row else inputs.query_start, batch.buffers.positions, slots,
-            inputs.max_query_len,
+            table, batch.seats, None if every_row else inputs.query_start, batch.buffers.positions,
+            batch.buffers.slots, slots, inputs.max_query_len,
         )  # fmt: skip
-        if self._seats.state.limit is not None:  # what is written nowhere
-            slots.masked_fill_(batch.buffers.slots < 0, -1)
         window = self._pages.groups[number].window
         is_far = inputs.is_far and not 0 < window <= FAR
         return slots, replace(inputs, block_table=table.blocks, prefix=None, is_far=is_far)

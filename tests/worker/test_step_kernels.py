@@ -99,13 +99,18 @@ def test_slots_of_another_group(device: str, size: int, padding: int) -> None:
     group = step.GroupTable(put(table), size)
     slots = torch.full((int(start[-1]) + padding,), -9, dtype=torch.int32, device=device)
     given = put(np.concatenate([positions, np.zeros(padding, int)]))
-    step.find_slots(group, put(seats), put(start), given, slots, 60)
+    known = torch.zeros_like(slots)
+    known[7] = -1  # a token that is written nowhere
+    step.find_slots(group, put(seats), put(start), given, known, slots, 60)
     rows = np.repeat(seats, lens)
     expected = table[rows, positions // size] * size + positions % size
+    expected[7] = -1
     assert slots.tolist() == [*expected.tolist(), *[-1] * padding]
-    each = torch.full((6,), -9, dtype=torch.int32, device=device)
-    step.find_slots(group, put(seats), None, put(computed), each, 0)
-    assert each.tolist() == [table[s, p // size] * size + p % size for s, p in zip(seats, computed, strict=True)]
+    for width in (1, 3):  # as many tokens of each row
+        places = [(s, p + i) for s, p in zip(seats, computed, strict=True) for i in range(width)]
+        each = torch.full((6 * width,), -9, dtype=torch.int32, device=device)
+        step.find_slots(group, put(seats), None, put([p for _, p in places]), torch.zeros_like(each), each, 0)
+        assert each.tolist() == [table[s, p // size] * size + p % size for s, p in places]
 
 
 @pytest.mark.parametrize("device", DEVICES)

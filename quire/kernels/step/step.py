@@ -108,27 +108,28 @@ def find_slots(
     seats: torch.Tensor,
     query_start: torch.Tensor | None,
     positions: torch.Tensor,
+    known: torch.Tensor,
     slots: torch.Tensor,
     max_query_len: int,
 ) -> None:
     """Fill `slots` [tokens] for one more group of layers, once `gather` has found the positions [tokens].
 
-    seats: [rows]; query_start: [rows + 1], None: one token each. `max_query_len` bounds the rows' lengths from above;
-    so does it, or 512, the number of padding tokens, which get -1. Nothing is read back: fit for a CUDA graph.
+    known: [tokens], the slots that it found for its own group; a token that is written nowhere there (-1) is written
+    nowhere here. seats: [rows]; query_start: [rows + 1], None: as many tokens each. `max_query_len`, or 512, bounds the
+    rows' lengths and the number of padding tokens from above. Nothing is read back: fit for a CUDA graph.
     """
     if on_triton(seats):
         from quire.kernels.step.triton import step
 
-        step.find_slots(table, seats, query_start, positions, slots, max_query_len)
+        step.find_slots(table, seats, query_start, positions, known, slots, max_query_len)
         return
     rows, size = seats.long(), table.block_size
-    tokens = len(positions)
-    if query_start is not None:
-        lens = query_start[1:] - query_start[:-1]
-        rows = torch.repeat_interleave(rows, lens.long())
-        tokens = len(rows)
+    lens = len(positions) // len(rows) if query_start is None else (query_start[1:] - query_start[:-1]).long()
+    rows = torch.repeat_interleave(rows, lens)
+    tokens = len(rows)
     there = positions[:tokens].long()
-    slots[:tokens] = table.blocks[rows, there // size] * size + (there % size).int()
+    found = table.blocks[rows, there // size] * size + (there % size).int()
+    slots[:tokens] = torch.where(known[:tokens] < 0, -1, found)
     slots[tokens:] = -1
 
 

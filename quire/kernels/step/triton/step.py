@@ -193,19 +193,20 @@ def _find_slots(
     seats,
     query_start,
     positions,
+    known,
     slots,
     rows,
     num_tokens,
     max_blocks,
     BLOCK_SIZE: tl.constexpr,
-    EVERY_ROW: tl.constexpr,
+    EACH: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
     j = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
-    if EVERY_ROW:
+    if EACH > 0:
         at = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-        mask = at < rows
-        seat = tl.load(seats + at, mask=mask, other=0)
+        mask = at < num_tokens
+        seat = tl.load(seats + at // EACH, mask=mask, other=0)
     else:
         row = tl.program_id(0)
         start = tl.load(query_start + row)
@@ -217,7 +218,8 @@ def _find_slots(
         seat = tl.load(seats + row) + tl.zeros([TOKENS], tl.int32)
     position = tl.load(positions + at, mask=mask, other=0)
     block = tl.load(block_table + seat.to(tl.int64) * max_blocks + position // BLOCK_SIZE, mask=mask, other=0)
-    tl.store(slots + at, block * BLOCK_SIZE + position % BLOCK_SIZE, mask=mask)
+    slot = block * BLOCK_SIZE + position % BLOCK_SIZE
+    tl.store(slots + at, tl.where(tl.load(known + at, mask=mask, other=-1) < 0, -1, slot), mask=mask)
 
 
 def find_slots(
@@ -225,12 +227,13 @@ def find_slots(
     seats: torch.Tensor,
     query_start: torch.Tensor | None,
     positions: torch.Tensor,
+    known: torch.Tensor,
     slots: torch.Tensor,
     max_query_len: int,
 ) -> None:
     rows = len(seats)
     if query_start is None:
-        tokens, grid = _ROWS, (-(-rows // _ROWS), 1)
+        tokens, grid = _ROWS, (-(-len(slots) // _ROWS), 1)
     else:
         tokens, grid = _TOKENS, (rows + 1, -(-max(max_query_len, 1) // _TOKENS))
     _find_slots[grid](
@@ -238,12 +241,13 @@ def find_slots(
         seats,
         seats if query_start is None else query_start,
         positions,
+        known,
         slots,
         rows,
         len(slots),
         table.blocks.shape[1],
         BLOCK_SIZE=table.block_size,
-        EVERY_ROW=query_start is None,
+        EACH=len(slots) // rows if query_start is None else 0,
         TOKENS=tokens,
     )
 
