@@ -135,29 +135,39 @@ def test_greedy_text_is_that_of_transformers(tiny_qwen3: Path, reference: Refere
     assert [output.outputs[0].token_ids for output in outputs] == [reference.greedy(p, 48) for p in prompts]
 
 
-def test_a_window_is_kept(tmp_path_factory: pytest.TempPathFactory) -> None:
-    from transformers import MistralConfig, MistralForCausalLM
+WINDOWS: dict[str, dict[str, Any]] = {
+    "Mistral": {"sliding_window": 24},
+    "Qwen3": {"use_sliding_window": True, "sliding_window": 19, "layer_types": ["sliding_attention", "full_attention"]},
+}
+
+
+@pytest.mark.parametrize("family", WINDOWS)
+def test_a_window_is_kept(tmp_path_factory: pytest.TempPathFactory, family: str) -> None:
+    """In all layers, and in some."""
+    import transformers
 
     torch.manual_seed(3)
-    config = MistralConfig(
+    config = getattr(transformers, f"{family}Config")(
         vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, max_position_embeddings=256, sliding_window=24, initializer_range=0.4,
-        tie_word_embeddings=False, dtype="float32",
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=256, initializer_range=0.4,
+        tie_word_embeddings=False, dtype="float32", **WINDOWS[family],
     )  # fmt: skip
-    folder = tmp_path_factory.mktemp("tiny_mistral")
-    MistralForCausalLM(config).float().save_pretrained(folder)
+    folder = tmp_path_factory.mktemp(family)
+    getattr(transformers, f"{family}ForCausalLM")(config).float().save_pretrained(folder)
     rng = random.Random(4)
-    prompts = [{"prompt_token_ids": [rng.choice(FEW) for _ in range(40)]} for _ in range(4)]
+    prompts = [{"prompt_token_ids": [rng.choice(FEW) for _ in range(40)]} for _ in range(8)]
     params = [
-        SamplingParams(temperature=0.5, seed=seed, max_tokens=40, detokenize=False, allowed_token_ids=FEW)
-        for seed in range(4)
+        SamplingParams(temperature=0.5, seed=seed, max_tokens=90, detokenize=False, allowed_token_ids=FEW)
+        for seed in range(8)
     ]
-    answers = []
-    for options in ({}, ALWAYS):
+    answers, small = [], {"num_gpu_blocks_override": 34}
+    for options in ({}, ALWAYS, {**ALWAYS, "async_scheduling": True}, {**ALWAYS, **small, "async_scheduling": True}):
         with LLM(str(folder), **OPTIONS, **options) as llm:
             outputs = llm.generate(prompts, params, use_tqdm=False)
             answers.append([output.outputs[0].token_ids for output in outputs])
-    assert answers[0] == answers[1]
+            assert llm.call("check") is None
+            assert not options or llm.call("stats")["num_accepted_tokens"] > 100
+    assert answers[1:] == [answers[0]] * 3
 
 
 def test_texts_stops_and_grammars() -> None:

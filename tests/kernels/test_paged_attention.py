@@ -150,8 +150,9 @@ def test_decode_of_several_queries_a_row(
 ) -> None:
     """Each sees one token more than the one before; behind a row's last they are padding and stay finite."""
     for seq_lens in ([3], [900, 5, 300], [16, 1, 17, 15, 64, 65, 63, 128, 200, 31, 33, 32, 129, 66, 130]):
-        cache = make_cache(seq_lens, kv_heads, dim, block_size, dtype, device)
         counts = [min(1 + i % queries, n) for i, n in enumerate(seq_lens, 3)]
+        seen_from = [max(0, n + 1 - count - (window or n)) for n, count in zip(seq_lens, counts, strict=True)]
+        cache = make_cache(seq_lens, kv_heads, dim, block_size, dtype, device, seen_from=seen_from)
         q = torch.randn(len(seq_lens) * queries, heads, dim, device=device, dtype=dtype)
         rows = len(seq_lens)
         workspace = paged_attention.decode_workspace(1, heads, kv_heads, dim, device, (rows, queries))
