@@ -30,7 +30,8 @@ def settle_drafted(
     tokens: list[int] = []
     told: list[int] = []
     outputs: list[EngineOutput] = []
-    for row, (request, seat) in enumerate(zip(rows.requests, rows.seats.tolist(), strict=True)):
+    columns = rows.requests, rows.seats.tolist(), seats.due.take(rows.seats).tolist()
+    for row, (request, seat, due) in enumerate(zip(*columns, strict=True)):
         if request.is_finished:
             continue
         has_seat = seat not in step.left
@@ -44,7 +45,7 @@ def settle_drafted(
         state.totals.generation_tokens += count
         if has_seat:
             seats.num_seen[seat] = len(request.tokens)
-        if has_seat and not ends and row not in lines and len(request.tokens) < request.due:
+        if has_seat and not ends and row not in lines and len(request.tokens) < due:
             if row in streamed:
                 ids.append(request.id)
                 tokens += new
