@@ -23,7 +23,7 @@ from benchmarks.serve_load import percentile
 from quire.config.engine import EngineConfig
 from quire.config.resolve import resolve
 from quire.engine.client import ProcessClient
-from quire.types.request import EngineRequest
+from quire.types.request import EngineRequest, token_array
 from quire.types.sampling import RequestOutputKind, SamplingParams
 
 IDLE, ALONE = 4.0, 2.0  # seconds before the streams begin, and of streams alone on either side of the long prompt
@@ -46,7 +46,7 @@ class Bench:
         )
         ids = workloads.token_ids(random.Random(name), length)
         self.times[name] = []
-        self.client.add(EngineRequest(id=name, token_ids=ids, params=params, max_tokens=tokens))
+        self.client.add(EngineRequest(id=name, token_ids=token_array(ids), params=params, max_tokens=tokens))
 
     def read(self) -> None:
         outputs = self.client.poll(60)

@@ -1,6 +1,7 @@
 """What planning costs: microseconds of `plan` and of `settle` a step, without any model.
 
     python -m benchmarks.scheduler [--rows 1024] [--steps 400] [--depth 2] [--window 1024]
+    python -m benchmarks.scheduler --prompt 32768
 
 window: five of six layers see so many tokens, and so there are two groups of layers.
 
@@ -9,6 +10,9 @@ churn: like it, but outputs are short, so that requests end and new ones are adm
 quiet: steady, for requests whose output is wanted only at the end.
 drafts: steady where requests may draft and nothing is expected of it; verify: all steps have 4 drafts, half are right.
 prefix: admission of prompts that share a long prefix, microseconds a request.
+--prompt: instead, what one new prompt of so many tokens costs the core before its first plan is made, and that plan.
+    decode: of its message; add: its checks, its place in the queue; find: the names of its blocks, looked up in the
+    prefix cache; plan: the first chunk's, without the names. encode: the front end's part, beside.
 """
 
 from __future__ import annotations
@@ -23,18 +27,22 @@ from collections.abc import Callable
 
 import numpy as np
 
+from quire.engine.messages import Add, ToCore
+from quire.foundation.wire import Decoder, Encoder
 from quire.scheduling.drafting import Drafting
 from quire.scheduling.scheduler import Scheduler
 from quire.types.kv import KVGroupSpec
 from quire.types.plan import StepPlan
-from quire.types.request import EngineRequest
+from quire.types.request import EngineRequest, token_array
 from quire.types.result import StepResult
 from quire.types.sampling import RequestOutputKind, SamplingParams
 
 Make = Callable[[int], EngineRequest]
 
 
-def make_scheduler(rows: int, window: int, drafting: Drafting | None = None) -> Scheduler:
+def make_scheduler(
+    rows: int, window: int = 0, max_model_len: int = 8192, drafting: Drafting | None = None
+) -> Scheduler:
     groups = [KVGroupSpec("full", 16, 28, 8, 128, 2)]
     if window:
         groups = [KVGroupSpec("full", 80, 6, 8, 128, 2), KVGroupSpec("window", 16, 30, 8, 128, 2, window=window)]
@@ -42,7 +50,7 @@ def make_scheduler(rows: int, window: int, drafting: Drafting | None = None) -> 
         drafting=drafting,
         max_num_seqs=rows,
         max_num_batched_tokens=8192,
-        max_model_len=8192,
+        max_model_len=max_model_len,
         num_blocks=65_536,
         groups=groups,
     )
@@ -51,7 +59,11 @@ def make_scheduler(rows: int, window: int, drafting: Drafting | None = None) -> 
 def request(number: int, prompt: list[int], max_tokens: int, kind: RequestOutputKind) -> EngineRequest:
     params = SamplingParams(max_tokens=max_tokens, output_kind=kind)
     return EngineRequest(
-        id=f"cmpl-{number:032x}", token_ids=prompt, params=params, max_tokens=max_tokens, stop_token_ids=[0, 1]
+        id=f"cmpl-{number:032x}",
+        token_ids=token_array(prompt),
+        params=params,
+        max_tokens=max_tokens,
+        stop_token_ids=[0, 1],
     )
 
 
@@ -108,13 +120,47 @@ def report(name: str, plans: list[float], settles: list[float]) -> None:
     print(f"{name:10}{cells[0]}{cells[1]}{cells[2]}")
 
 
+def report_way_in(length: int, count: int = 60) -> None:
+    rng, encoder, decoder = np.random.default_rng(0), Encoder(), Decoder[Add](ToCore)
+    scheduler = make_scheduler(8, max_model_len=length + 1)
+    found = []
+    for number in range(count):
+        ids = rng.integers(256, 120_000, length).tolist()
+        times = [time.perf_counter()]
+        asked = Add(request(number, ids, 16, RequestOutputKind.DELTA))
+        times.append(time.perf_counter())
+        frames = [bytes(frame) for frame in encoder.encode(asked)]
+        times.append(time.perf_counter())
+        message = decoder.decode(frames)
+        times.append(time.perf_counter())
+        scheduler.add(message.request)
+        times.append(time.perf_counter())
+        [waiting] = scheduler._state.requests.values()
+        scheduler.kv.find_cached(waiting, waiting.max_cached)
+        times.append(time.perf_counter())
+        scheduler.plan()
+        times.append(time.perf_counter())
+        scheduler.abort([message.request.id])
+        found.append(np.diff(times) * 1e6)
+    names = ("to an array", "encode", "decode", "add", "find", "plan")
+    columns = [sorted(column) for column in zip(*found, strict=True)]
+    inward = sorted(sum(row[2:5]) for row in found)
+    print(f"a prompt of {length} tokens, block size 16: microseconds, median and least of {count}")
+    for name, times in (*zip(names, columns, strict=True), ("decode + add + find", inward)):
+        print(f"{name:20}{statistics.median(times):8.0f}{min(times):8.0f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--depth", type=int, default=2)
     parser.add_argument("--window", type=int, default=0, help="0: all layers see everything")
+    parser.add_argument("--prompt", type=int, default=0)
     options = parser.parse_args()
+    if options.prompt:
+        report_way_in(options.prompt)
+        return
     rng = random.Random(0)
     prompts = [[rng.randrange(2, 1000) for _ in range(rng.randint(16, 240))] for _ in range(options.rows)]
 
@@ -133,7 +179,7 @@ def main() -> None:
         ("drafts", endless(RequestOutputKind.DELTA), Drafting(4, options.rows, options.rows)),
         ("verify", endless(RequestOutputKind.DELTA), Drafting(4, options.rows, options.rows, always=True)),
     ):
-        scheduler = make_scheduler(options.rows, options.window, drafting)
+        scheduler = make_scheduler(options.rows, options.window, drafting=drafting)
         gc.collect()
         gc.freeze()  # as the engine core does once it is up: the pool's blocks are no garbage
         report(name, *drive(scheduler, options.rows, options.steps, options.depth, make))

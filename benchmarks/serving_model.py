@@ -22,7 +22,7 @@ from quire.engine.core import PLAN_MARGIN
 from quire.scheduling.scheduler import Scheduler
 from quire.types.kv import KVGroupSpec
 from quire.types.plan import StepPlan
-from quire.types.request import EngineRequest
+from quire.types.request import EngineRequest, token_array
 from quire.types.result import StepResult
 from quire.types.sampling import RequestOutputKind, SamplingParams
 
@@ -69,7 +69,9 @@ class Model:
             while coming and coming[0][1][0] <= self.now:
                 number, (arrival, ids, out) = coming.popleft()
                 params = SamplingParams(max_tokens=out, output_kind=RequestOutputKind.DELTA)
-                self.scheduler.add(EngineRequest(id=str(number), token_ids=ids, params=params, max_tokens=out))
+                self.scheduler.add(
+                    EngineRequest(id=str(number), token_ids=token_array(ids), params=params, max_tokens=out)
+                )
                 times[str(number)] = [arrival]
             self._submit()
             for name in self._settle():

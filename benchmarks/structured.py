@@ -34,7 +34,7 @@ from quire.config.engine import EngineConfig
 from quire.config.resolve import resolve
 from quire.engine.client import InProcessClient
 from quire.frontend.structured import grammar_of
-from quire.types.request import EngineRequest
+from quire.types.request import EngineRequest, token_array
 from quire.types.sampling import RequestOutputKind, SamplingParams
 from quire.types.structured import Constraint, GrammarSpec, StructuredOutputsParams, Thinking
 
@@ -100,7 +100,7 @@ class Bench:
                 free[name] = []
             self.client.add(
                 EngineRequest(
-                    id=name, token_ids=ids[:PROMPT], params=params, max_tokens=tokens, seed=stream,
+                    id=name, token_ids=token_array(ids[:PROMPT]), params=params, max_tokens=tokens, seed=stream,
                     constraint=constraint,
                 )
             )  # fmt: skip

@@ -33,7 +33,7 @@ from quire.frontend.tokenization.truncation import AS_USUAL, Side, TokenizationO
 from quire.frontend.tools import read_tool_choice, read_tools
 from quire.types.metrics import Metric
 from quire.types.output import BeamSearchOutput, CompletionOutput, RequestOutput
-from quire.types.request import EngineRequest
+from quire.types.request import EngineRequest, TokenIds, token_list
 from quire.types.sampling import BeamSearchParams, RequestOutputKind, SamplingParams
 
 Params = SamplingParams | Sequence[SamplingParams]
@@ -58,7 +58,11 @@ class LLM(PoolingAPI):
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
-        """Start the engine that the args describe. Raises ConfigError for what cannot work."""
+        """Start the engine that the args describe.
+
+        Raises:
+            ConfigError: an option is unknown, or cannot work.
+        """
         return cls._around(LLMEngine.from_engine_args(engine_args))
 
     @classmethod
@@ -88,17 +92,29 @@ class LLM(PoolingAPI):
         truncation_side: Side | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer prompts; the outputs come in the order of the prompts.
+        """Answer prompts.
 
-        A prompt is text, a list of token ids, {"prompt": text}, {"prompt_token_ids": ids} or {"prompt_embeds": tensor
-        [tokens, hidden size]} (with `enable_prompt_embeds`). One `SamplingParams` (or
-        priority) serves all prompts, a list gives each its own; None means the model's defaults. Raises InputError
-        for what cannot run, before anything runs. Ctrl-C aborts all prompts and leaves the engine usable.
+        Args:
+            prompts: text, a list of token ids, {"prompt": text}, {"prompt_token_ids": ids} or {"prompt_embeds": tensor}
+                (with `enable_prompt_embeds`), or a list of such.
+            sampling_params: one for all prompts, or a list with one for each; None: the model's defaults.
+                `max_tokens` is cut to what the context leaves beside the prompt; such an answer ends with "length".
+            use_tqdm: show progress.
+            priority: one for all, or a list; lower comes first, where the engine schedules by priority.
+            truncate_prompt_tokens: longer prompts are cut to this; -1: to what the context leaves beside `max_tokens`.
+            truncation_side: where they are cut: "left" (at their beginning), or "right".
+            tokenization_kwargs: the two above, and add_special_tokens, under the name that other engines have for them.
 
-        truncate_prompt_tokens: longer prompts are cut to this, at their beginning unless truncation_side is "right";
-        -1: to what the context leaves beside `max_tokens`. tokenization_kwargs: the same two, and
-        add_special_tokens, under the name that other engines have for them. `max_tokens` itself is cut to what the
-        context leaves beside the prompt: such an answer ends with the finish_reason "length".
+        Returns:
+            The outputs, in the order of the prompts.
+
+        Raises:
+            InputError: a prompt or its parameters cannot run. Nothing has run then.
+            EngineDeadError: the engine has stopped.
+            KeyboardInterrupt: Ctrl-C; all prompts are aborted, and the engine stays usable.
+
+        Shapes:
+            prompt_embeds: [tokens, hidden size].
         """
         with no_collection():
             given = [read_prompt(prompt, takes_embeds=True) for prompt in as_list(prompts)]
@@ -124,11 +140,31 @@ class LLM(PoolingAPI):
         truncation_side: Side | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or a list of them, each a list of {"role": …, "content": …}.
+        """Answer one conversation, or a list of them.
 
-        tools, tool_choice: as OpenAI's clients write them; "required" and a named function bind the answer to calls.
-        Each answer has its whole `text`, and its parts: `reasoning`, `content`, `tool_calls`. What
-        `SamplingParams.structured_outputs` asks binds the content alone. Raises InputError like `generate`.
+        Args:
+            messages: a list of {"role": …, "content": …}, or a list of such lists.
+            sampling_params: as `generate` takes them. What its `structured_outputs` asks binds the content alone.
+            use_tqdm: show progress.
+            chat_template: another template than the model's, or the name of one of its templates.
+            add_generation_prompt: end the prompt where the assistant's turn begins.
+            continue_final_message: let the answer go on with the last message.
+            tools: functions the model may call, as OpenAI's clients write them.
+            tool_choice: "auto", "none", "required" or a named function; the last two bind the answer to calls.
+            parallel_tool_calls: False: one call at most.
+            max_thinking_tokens: tokens of reasoning, after which it is ended.
+            chat_template_kwargs: variables of the template.
+            priority: as `generate` takes it.
+            truncate_prompt_tokens: likewise.
+            truncation_side: likewise.
+            tokenization_kwargs: likewise.
+
+        Returns:
+            The outputs, in order. Each answer has its `text`, and its parts: `reasoning`, `content`, `tool_calls`.
+
+        Raises:
+            InputError: as `generate`, or the template refuses the messages.
+            EngineDeadError: the engine has stopped.
         """
         chats = [messages] if not messages or isinstance(messages[0], Mapping) else messages
         tokenizer = self.get_tokenizer()
@@ -173,13 +209,26 @@ class LLM(PoolingAPI):
         use_tqdm: bool | ProgressFactory = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
-        """The `beam_width` best answers of each prompt, `concurrency_limit` prompts at a time; see `BeamSearch`."""
+        """Search the best answers of each prompt; see `BeamSearch`.
+
+        Args:
+            prompts: text or token ids.
+            params: width and length of the search.
+            use_tqdm: show progress.
+            concurrency_limit: prompts at a time; None: all.
+
+        Returns:
+            For each prompt its `beam_width` best answers, best first.
+
+        Raises:
+            InputError: a prompt or the parameters cannot run.
+        """
         if concurrency_limit is not None and concurrency_limit < 1:
             raise InputError(f"concurrency_limit must be >= 1, got {concurrency_limit}", "concurrency_limit")
         given = [read_prompt(prompt) for prompt in as_list(prompts)]
         ids = self._tokenize(given, add_special_tokens=True)
         searches = [
-            BeamSearch(tokens, params, self.info, self._tokenizer, prompt.text)
+            BeamSearch(token_list(tokens), params, self.info, self._tokenizer, prompt.text)
             for prompt, tokens in zip(given, ids, strict=True)
         ]
         with PromptProgress(params.max_tokens, use_tqdm, "Beam search steps") as progress:
@@ -272,7 +321,7 @@ class LLM(PoolingAPI):
     def _abort(self, request_states: Sequence[RequestState]) -> None:
         self.llm_engine.abort_request([request_state.request_id for request_state in request_states])
 
-    def _tokenize(self, prompts: Sequence[Prompt], *, add_special_tokens: bool) -> list[list[int]]:
+    def _tokenize(self, prompts: Sequence[Prompt], *, add_special_tokens: bool) -> list[TokenIds]:
         """The ids of all prompts; texts are tokenized in one go, on all cores."""
         texts = [prompt.text or "" for prompt in prompts if prompt.token_ids is None]
         ids: Iterator[list[int]] = iter(())
@@ -284,12 +333,12 @@ class LLM(PoolingAPI):
     def _cut_prompt(
         self,
         prompt: Prompt,
-        ids: list[int],
+        ids: TokenIds,
         params: SamplingParams,
         options: TokenizationOptions,
         *,
         add_special_tokens: bool,
-    ) -> list[int]:
+    ) -> TokenIds:
         if prompt.embeds is not None:
             raise InputError("prompt_embeds are not cut: give fewer rows", "truncate_prompt_tokens")
         wanted, side = options.truncate_prompt_tokens, options.truncation_side
@@ -312,7 +361,11 @@ class LLM(PoolingAPI):
         return self._client.info
 
     def get_tokenizer(self) -> Tokenizer:
-        """Raises InputError if the engine runs without one."""
+        """The tokenizer of the model.
+
+        Raises:
+            InputError: the engine runs without one.
+        """
         if self._tokenizer is None:
             raise InputError("this engine works on token ids only (skip_tokenizer_init)", "prompt")
         return self._tokenizer

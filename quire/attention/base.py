@@ -114,9 +114,16 @@ class AttentionBackend(Protocol):
         ...
 
     def run(self, q: torch.Tensor, cache: LayerCache, plan: Any, scale: float) -> torch.Tensor:
-        """Attend: q [tokens, heads, head_dim] over the paged cache (this step's KV is already written).
+        """Attend over the paged cache, causally. This step's KV is already written.
 
-        Returns [tokens, heads * head_dim], causal: query j of a row with n queries sees seq_len - n + j + 1 tokens.
+        Args:
+            q: queries, row by row; query j of a row with n of them sees seq_len - n + j + 1 tokens.
+            cache: of this layer.
+            plan: what `plan` returned for this step.
+            scale: that products of queries and keys are multiplied by.
+
+        Shapes:
+            q: [tokens, heads, head_dim]. Returns [tokens, heads * head_dim].
         """
         ...
 
@@ -132,9 +139,21 @@ class PromptAttention(Protocol):
     def __init__(self, spec: AttentionSpec) -> None: ...
 
     def plan(self, lengths: np.ndarray, query_start: torch.Tensor) -> Any:
-        """lengths: tokens of each row, on the host; query_start: [rows + 1] on the device."""
+        """Prepare a step.
+
+        Args:
+            lengths: tokens of each row, on the host.
+            query_start: where the rows begin, on the device.
+
+        Shapes:
+            lengths: [rows]. query_start: [rows + 1].
+        """
         ...
 
     def run(self, qkv: torch.Tensor, plan: Any, scale: float) -> torch.Tensor:
-        """qkv [tokens, (heads + 2 * kv_heads) * head_dim], rows one behind the other → [tokens, heads * head_dim]."""
+        """Attend both ways within rows that lie one behind the other.
+
+        Shapes:
+            qkv: [tokens, (heads + 2 * kv_heads) * head_dim]. Returns [tokens, heads * head_dim].
+        """
         ...

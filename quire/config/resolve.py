@@ -62,27 +62,13 @@ def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
         if pooler is not None:
             raise ConfigError("logits_processors are for models that generate, and this one pools", "logits_processors")
         processor_classes(config.model.logits_processors)
-    speculative = SpeculativeConfig.read(config.schedule.speculative_config)
-    if speculative is not None and pooler is not None:
-        raise ConfigError("speculative_config is for models that generate, and this one pools", "speculative_config")
-    if speculative is not None and config.runtime.tensor_parallel_size > 1:
-        raise ConfigError(
-            f"speculative_config: ranks do not draft; tensor_parallel_size must be 1, got "
-            f"{config.runtime.tensor_parallel_size}",
-            "speculative_config",
-        )
     dtype = _dtype(config.model.dtype, info.dtype, device, pooler is not None, notes)
     big = device == "cuda" and _gpu_bytes() >= BIG_GPU_BYTES
     seqs = config.schedule.max_num_seqs or (64 if device == "cpu" else 1024 if big else 256)
     tokens = config.schedule.max_num_batched_tokens or (
         2048 if device == "cpu" else (8192 if serving else 16384) if big else 4096
     )
-    if speculative is not None and tokens <= speculative.num_speculative_tokens:
-        raise ConfigError(
-            f"speculative_config: a step of max_num_batched_tokens = {tokens} has no room for a token and "
-            f"{speculative.num_speculative_tokens} drafts",
-            "speculative_config",
-        )
+    speculative = _speculative(config, tokens, pools=pooler is not None)
     longest = config.model.max_model_len or info.max_position
     if pooler is not None and pooler.max_tokens and not config.model.max_model_len and pooler.max_tokens < longest:
         longest = pooler.max_tokens
@@ -113,6 +99,26 @@ def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
         speculative=speculative,
         notes=tuple(notes),
     )
+
+
+def _speculative(config: EngineConfig, max_tokens: int, *, pools: bool) -> SpeculativeConfig | None:
+    """max_tokens: of a step."""
+    wanted, ranks = SpeculativeConfig.read(config.schedule.speculative_config), config.runtime.tensor_parallel_size
+    if wanted is None:
+        return None
+    why = ""
+    if pools:
+        why = " is for models that generate, and this one pools"
+    elif ranks > 1:
+        why = f": ranks do not draft; tensor_parallel_size must be 1, got {ranks}"
+    elif max_tokens <= wanted.num_speculative_tokens:
+        why = (
+            f": a step of max_num_batched_tokens = {max_tokens} has no room for a token and "
+            f"{wanted.num_speculative_tokens} drafts"
+        )
+    if why:
+        raise ConfigError(f"speculative_config{why}", "speculative_config")
+    return wanted
 
 
 def locate_model(model: ModelConfig, *, is_model: bool = True) -> Path:

@@ -38,44 +38,72 @@ class EngineClient(Protocol):
     def add(self, request: EngineRequest, *, again: bool = False, suspect: bool = False) -> None:
         """Queue a request. One that can never run comes back as an output with finish_reason 'error'.
 
-        again: an engine that died had it; it is not refused for want of room. suspect: several died with it; such
-        requests are let in one by one.
+        Args:
+            request: its id is of none that runs.
+            again: an engine that died had it; it is not refused for want of room.
+            suspect: several died with it; such requests are let in one by one.
         """
         ...
 
     def restart(self) -> None:
         """Wait for another engine in the place of the dead one, of whose requests it knows nothing.
 
-        For one thread, when all outputs of the dead one have been read. Raises EngineDeadError if there will be none.
+        Not for two threads. All outputs of the dead one must have been read.
+
+        Raises:
+            EngineDeadError: there will be no other.
         """
         ...
 
     def abort(self, request_ids: Sequence[str], reason: str = ABORTED) -> None:
-        """Stop requests and free what they hold; unknown ids are ignored. No further output comes for them.
+        """Stop requests and free what they hold. No further output comes for them.
 
-        reason: the finish_reason that the core logs.
+        Args:
+            request_ids: unknown ones are ignored.
+            reason: the finish_reason that the core logs.
         """
         ...
 
     def poll(self, timeout: float | None = None) -> EngineOutputs:
-        """The next outputs; empty if there are none within `timeout` seconds. Raises EngineDeadError."""
+        """The next outputs.
+
+        Args:
+            timeout: seconds, after which there may be none; None: as long as it takes.
+
+        Raises:
+            EngineDeadError: the engine has stopped.
+        """
         ...
 
     def outputs(self) -> AsyncGenerator[EngineOutputs, None]:
-        """All outputs from now on, for one asyncio task. Raises EngineDeadError. Ends with `aclose()`."""
+        """All outputs from now on, for one asyncio task. Ends with `aclose()`.
+
+        Raises:
+            EngineDeadError: the engine has stopped.
+        """
         ...
 
     def call(self, method: str, *args: Any, timeout: float | None = None) -> Any:
-        """A utility of the core: "stats", "reset_prefix_cache", "check", "drain", "ping", "profile", "worker".
+        """Call a utility of the core and wait for the answer.
 
-        Waits for the answer, plain data. Raises what the utility raised, TimeoutError after `timeout` seconds.
+        Args:
+            method: "stats", "reset_prefix_cache", "check", "drain", "ping", "profile" or "worker".
+            *args: of the call.
+            timeout: seconds; None: as long as it takes.
+
+        Returns:
+            Plain data.
+
+        Raises:
+            TimeoutError: there was no answer in time. What the utility raised is raised as well.
         """
         ...
 
     def run_in_worker(self, function: Callable[[Any], T], /) -> T:
         """What `function` makes of the worker (`quire.worker.worker.Worker`), in this process: any object.
 
-        Raises what it raises, and InputError if the worker is not in this process.
+        Raises:
+            InputError: the worker is not in this process. What `function` raised is raised as well.
         """
         ...
 

@@ -26,7 +26,11 @@ class StepFuture(Protocol):
     def done(self) -> bool: ...
 
     def result(self) -> StepResult:
-        """Wait for the result. Raises EngineDeadError if the worker is gone."""
+        """Wait for the result.
+
+        Raises:
+            EngineDeadError: the worker is gone.
+        """
         ...
 
 
@@ -39,7 +43,11 @@ class Executor(Protocol):
         ...
 
     def start(self) -> WorkerReport:
-        """Bring the device up, load, measure, allocate, capture. Raises ConfigError if the model cannot run here."""
+        """Bring the device up, load, measure, allocate, capture.
+
+        Raises:
+            ConfigError: the model cannot run here.
+        """
         ...
 
     def submit(self, plan: StepPlan) -> StepFuture:
@@ -64,11 +72,19 @@ class Executor(Protocol):
         ...
 
     def ping(self) -> None:
-        """Wait for a sign of life of the worker, however long that takes. Raises EngineDeadError if it is gone."""
+        """Wait for a sign of life of the worker, however long that takes.
+
+        Raises:
+            EngineDeadError: it is gone.
+        """
         ...
 
     def check_health(self) -> None:
-        """Raises EngineDeadError if the worker is gone."""
+        """Nothing, if the worker is there.
+
+        Raises:
+            EngineDeadError: it is gone.
+        """
         ...
 
     def shutdown(self) -> None: ...

@@ -17,6 +17,7 @@ from quire.config.engine_args import EngineArgs
 from quire.config.resolve import resolve
 from quire.engine.client import EngineClient, EngineInfo, JoinedClient, ProcessClient
 from quire.engine.totals import keep_rising
+from quire.foundation.aside import LONG, aside
 from quire.foundation.errors import EngineDeadError, InputError
 from quire.foundation.log import get_logger
 from quire.frontend.beam_search import BeamSearch, alternatives
@@ -39,7 +40,6 @@ from quire.types.request import EngineRequest
 from quire.types.sampling import BeamSearchParams, SamplingParams
 from quire.types.structured import Constraint
 
-BIG_PROMPT = 16 * 1024  # characters, ids or numbers of embeddings; a longer prompt is tokenized and checked on a thread
 ADDED_A_TURN = 64  # requests handed to the engine before it does
 OUTPUTS_A_TURN = 256  # outputs turned into text before the event loop gets a turn
 _log = get_logger(__name__)
@@ -93,7 +93,15 @@ class AsyncLLM:
 
     @classmethod
     async def start(cls, config: EngineConfig, serving: bool = False) -> AsyncLLM:
-        """Start an engine in a process of its own. Raises ConfigError naming the option that cannot work."""
+        """Start an engine in a process of its own.
+
+        Args:
+            config: all options.
+            serving: a server's defaults for those that are not given.
+
+        Raises:
+            ConfigError: an option cannot work; it is named.
+        """
         resolved = await asyncio.to_thread(resolve, config, serving=serving)
         tokenizer = await asyncio.to_thread(load_tokenizer, resolved)
         client = await asyncio.to_thread(ProcessClient, resolved)
@@ -119,11 +127,22 @@ class AsyncLLM:
         cache_salt: str | None = None,
         constraint: Constraint | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The outputs of one request, the last of them with `finished`. Closing the generator aborts the request.
+        """Answer one prompt. Closing the generator aborts the request.
 
-        `constraint` binds each answer (`ReplyPlan.constraint`). A slow reader gets fewer and larger outputs. A request
-        that the engine refuses ends with finish_reason "error".
-        Raises InputError for what cannot run, EngineDeadError if the engine stops.
+        Args:
+            prompt: as `LLM.generate` takes it.
+            params: `output_kind` says what each output holds; a slow reader gets fewer and larger ones.
+            request_id: of a request that is not running.
+            priority: lower comes first, where the engine schedules by priority.
+            cache_salt: only requests with the same salt share cached prefixes.
+            constraint: what binds each answer (`ReplyPlan.constraint`).
+
+        Yields:
+            The outputs, the last of them with `finished`. One that the engine refuses ends with finish_reason "error".
+
+        Raises:
+            InputError: the prompt or its parameters cannot run.
+            EngineDeadError: the engine has stopped, and no other takes its place.
         """
         options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "constraint": constraint}
         request_state = await self._add(prompt, params, request_id, options)
@@ -145,14 +164,25 @@ class AsyncLLM:
     async def encode(
         self, prompt: PromptLike, params: PoolingParams, request_id: str, *, priority: int = 0
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
-        """The vector of one prompt, as the only output. Closing the generator aborts the request.
+        """Make the vector of one prompt. Closing the generator aborts the request.
 
-        Raises InputError for what cannot run, RefusedError if the engine does not take it, EngineDeadError if it stops.
+        Args:
+            prompt: as `LLM.encode` takes it.
+            params: the task, and what it may ask for itself.
+            request_id: of a request that is not running.
+            priority: as `generate` takes it.
+
+        Yields:
+            The only output.
+
+        Raises:
+            InputError: the prompt or its parameters cannot run.
+            RefusedError: the engine does not take it.
+            EngineDeadError: the engine has stopped.
         """
         task = pooling.check_task(params, self.info)
-        size = len(prompt) if isinstance(prompt, str) else BIG_PROMPT + 1
-        read = partial(pooling.read, prompt, self._tokenizer)
-        given = await asyncio.to_thread(read) if size > BIG_PROMPT else read()
+        size = len(prompt) if isinstance(prompt, str) else LONG + 1
+        given = await aside(partial(pooling.read, prompt, self._tokenizer), size)
         request = pooling.build(given, params, task, self.info, request_id=request_id, priority=priority)
         [request_state] = await self.run([request])
         yield pooling.output(request_state, task, params, self.info)
@@ -166,9 +196,22 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The best answers of one prompt, best first, as the only output. Closing the generator aborts the search.
+        """Search the best answers of one prompt. Closing the generator aborts the search.
 
-        Raises what `generate` raises, and RefusedError if the engine does not take it.
+        Args:
+            prompt_ids: its tokens.
+            params: width and length of the search.
+            request_id: of a request that is not running.
+            priority: as `generate` takes it.
+            cache_salt: likewise.
+
+        Yields:
+            The only output, its answers best first.
+
+        Raises:
+            InputError: the prompt or the parameters cannot run.
+            RefusedError: the engine does not take it.
+            EngineDeadError: the engine has stopped.
         """
         search = BeamSearch(prompt_ids, params, self.info, self._tokenizer)
         metrics, numbers = RequestMetrics(time.time()), itertools.count()
@@ -244,11 +287,8 @@ class AsyncLLM:
         size = len(given.token_ids if given.token_ids is not None else given.text or "")
         if given.embeds is not None:
             size = given.embeds.size
-        if size > BIG_PROMPT:
-            requests = await asyncio.to_thread(build, given, params, self.info, self._tokenizer, **options)
-            self._raise_if_dead()
-        else:
-            requests = build(given, params, self.info, self._tokenizer, **options)
+        requests = await aside(partial(build, given, params, self.info, self._tokenizer, **options), size)
+        self._raise_if_dead()
         request_state = self._processor.add(requests, request_id, given.text)
         try:
             for request in requests:
@@ -387,7 +427,11 @@ class AsyncLLM:
         return self._formats
 
     async def check_health(self) -> None:
-        """Raises EngineDeadError if the engine has stopped."""
+        """Nothing, if the engine runs.
+
+        Raises:
+            EngineDeadError: it has stopped.
+        """
         self._raise_if_dead()
 
     @property
@@ -432,9 +476,20 @@ class AsyncLLM:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """What each worker (one a rank) answers to one of its methods ("memory"), plain data.
+        """Call a method of each worker (there is one a rank).
 
-        Raises InputError for a function, which cannot be sent to the engine's process, and TimeoutError.
+        Args:
+            method: its name ("memory"); a function cannot be sent to the engine's process.
+            timeout: seconds to wait; None: as long as it takes.
+            args: of the call.
+            kwargs: of the call.
+
+        Returns:
+            The answers, plain data.
+
+        Raises:
+            InputError: `method` is a function.
+            TimeoutError: there was no answer in time.
         """
         if not isinstance(method, str):
             raise InputError(
@@ -448,9 +503,13 @@ class AsyncLLM:
         return answers
 
     async def start_profile(self, profile_prefix: str | None = None) -> None:
-        """Record what the worker does from now on (`profiler_config`). profile_prefix: of the trace's file name.
+        """Record what the worker does from now on (`profiler_config`).
 
-        Raises InputError if profiling is off, or on already.
+        Args:
+            profile_prefix: of the trace's file name.
+
+        Raises:
+            InputError: profiling is off, or on already.
         """
         await self.call("profile", "start", profile_prefix)
 

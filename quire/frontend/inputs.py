@@ -22,7 +22,7 @@ from quire.frontend.structured import constraint_of
 from quire.frontend.text import check_text
 from quire.frontend.tokenization.tokenizer import Tokenizer
 from quire.frontend.tokenization.truncation import check_length
-from quire.types.request import BACKGROUND, EngineRequest
+from quire.types.request import BACKGROUND, EngineRequest, TokenIds, token_array
 from quire.types.sampling import SamplingParams
 from quire.types.structured import Constraint
 
@@ -41,7 +41,7 @@ class Prompt:
     """
 
     text: str | None = None
-    token_ids: list[int] | None = None
+    token_ids: TokenIds | None = None
     cache_salt: str | None = None
     constraint: Constraint | None = None  # of the answers
     embeds: np.ndarray | None = None  # float32 [tokens, hidden]
@@ -78,8 +78,7 @@ def build(
         _check_embeds(prompt.embeds, params, info)
     if prompt.token_ids is None and tokenizer is not None:
         check_length(tokenizer, prompt.text or "", info.max_model_len, info.max_model_len - 1)
-    token_ids = tokenize(prompt, tokenizer)
-    check_ids(token_ids, info)
+    token_ids = checked_ids(tokenize(prompt, tokenizer), info)
     room = _room(len(token_ids), params, info.max_model_len)
     first = EngineRequest(
         id=request_id,
@@ -122,7 +121,7 @@ def read_prompt(prompt: PromptLike | Prompt, *, takes_embeds: bool = False) -> P
         if ids is not None:
             raise InputError("give either prompt_embeds or prompt_token_ids", "prompt_embeds")
         embeds = prompt_embeds.read(embeds)
-        ids = [_PLACEHOLDER] * len(embeds)
+        ids = np.full(len(embeds), _PLACEHOLDER, np.int32)
     if text is None and ids is None:
         raise InputError("prompt must hold 'prompt' (text) or 'prompt_token_ids'", "prompt")
     if text is not None and not isinstance(text, str):
@@ -141,14 +140,14 @@ def as_list(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
     return cast(list[PromptLike], items)
 
 
-def tokenize(prompt: Prompt, tokenizer: Tokenizer | None, *, add_special_tokens: bool = True) -> list[int]:
+def tokenize(prompt: Prompt, tokenizer: Tokenizer | None, *, add_special_tokens: bool = True) -> TokenIds:
     """The ids of a prompt. Raises InputError for text without a tokenizer and for an empty prompt."""
     ids = prompt.token_ids
     if ids is None:
         if tokenizer is None:
             raise InputError("text prompts need a tokenizer, and skip_tokenizer_init is on: give token ids", "prompt")
         ids = tokenizer.encode(prompt.text or "", add_special_tokens=add_special_tokens)
-    if not ids:
+    if not len(ids):
         raise InputError("prompt must not be empty", "prompt")
     return ids
 
@@ -160,8 +159,10 @@ def main_eos(info: EngineInfo, tokenizer: Tokenizer | None) -> int | None:
     return next(iter(info.resolved.info.eos_token_ids), None)
 
 
-def _read_ids(ids: Any, param: str) -> list[int]:
-    """Plain ints of any sequence of integers (arrays and tensors too)."""
+def _read_ids(ids: Any, param: str) -> TokenIds:
+    """A copy of any sequence of integers (arrays and tensors too)."""
+    if isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu":
+        return ids.copy()
     ids = ids.tolist() if hasattr(ids, "tolist") else ids
     if not isinstance(ids, Sequence) or isinstance(ids, bytes | bytearray):
         raise InputError(f"{param} must be a string or a list of token ids, got {type(ids).__name__}", param)
@@ -201,16 +202,17 @@ def _ids_below(size: int) -> Any:
     return list[Annotated[int, msgspec.Meta(ge=0, lt=size)]]
 
 
-def check_ids(ids: list[int], info: EngineInfo) -> None:
+def checked_ids(ids: TokenIds, info: EngineInfo) -> np.ndarray:
+    """int32 [tokens], at least one. Raises InputError for ids that the model does not have."""
     size = info.report.vocab_size
     try:
-        msgspec.convert(ids, _ids_below(size))
-        return
-    except msgspec.ValidationError:
-        pass
-    low, high = min(ids), max(ids)
+        found = token_array(ids)
+        low, high = int(found.min()), int(found.max())
+    except ValueError:  # wider than int32
+        low, high = int(min(ids)), int(max(ids))
     if low < 0 or high >= size:
         raise InputError(f"token ids must be in [0, {size}), got {low if low < 0 else high}", "prompt")
+    return found
 
 
 def _room(num_prompt: int, params: SamplingParams, context: int) -> int:

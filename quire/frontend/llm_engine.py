@@ -61,13 +61,25 @@ class LLMEngine:
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, *, enable_multiprocessing: bool = False) -> LLMEngine:
-        """Start the engine that the args describe, here or in a process of its own. Raises ConfigError."""
+        """Start the engine that the args describe.
+
+        Args:
+            engine_args: all options.
+            enable_multiprocessing: in a process of its own, not here.
+
+        Raises:
+            ConfigError: an option cannot work; it is named.
+        """
         client = ProcessClient if enable_multiprocessing else InProcessClient
         return cls._start(engine_args.create_engine_config(), client)
 
     @classmethod
     def from_options(cls, model: str = "", **options: Unpack[EngineOptions]) -> LLMEngine:
-        """Start an engine in this process. Raises ConfigError for an option that is unknown or cannot work."""
+        """Start an engine in this process.
+
+        Raises:
+            ConfigError: an option is unknown, or cannot work.
+        """
         return cls._start(EngineConfig.from_python(model=model, **options), InProcessClient)
 
     @classmethod
@@ -87,10 +99,21 @@ class LLMEngine:
         *,
         priority: int = 0,
     ) -> str:
-        """Queue a request; returns its id. arrival_time: Unix seconds, None: now.
+        """Queue a request.
 
-        `params.output_kind` says what its outputs hold: all so far (as it is), what is new, or the whole at the end.
-        Raises InputError for what cannot run or an id in use, EngineDeadError if the engine has stopped.
+        Args:
+            request_id: of a request that is not running.
+            prompt: as `LLM.generate` takes it.
+            params: `output_kind` says what its outputs hold: all so far, what is new, or the whole at the end.
+            arrival_time: Unix seconds; None: now.
+            priority: lower comes first, where the engine schedules by priority.
+
+        Returns:
+            Its id.
+
+        Raises:
+            InputError: the request cannot run, or the id is in use.
+            EngineDeadError: the engine has stopped.
         """
         if request_id in self._added:
             raise InputError(f"request_id {request_id!r} is in use by a request that has not finished", "request_id")
@@ -116,7 +139,11 @@ class LLMEngine:
         return request_id
 
     def submit(self, request: EngineRequest) -> None:
-        """Give the engine one whose outputs `processor` expects. Raises EngineDeadError if there is no engine."""
+        """Hand a request whose outputs `processor` expects to the engine.
+
+        Raises:
+            EngineDeadError: there is none any more.
+        """
         self.processor.journal.send(self.client, request)
 
     def abort_request(self, request_ids: str | Sequence[str]) -> None:
@@ -132,10 +159,15 @@ class LLMEngine:
             pass  # nothing runs any more
 
     def step(self) -> list[Output]:
-        """Wait for the engine's next step; the news of the requests added here, in the order in which they came.
+        """Wait for the engine's next step. Ctrl-C waits for the end of the step.
 
-        Empty if there are no requests, or none has news yet. Ctrl-C waits for the end of the step.
-        Raises RefusedError for a pooling request that the engine does not take, EngineDeadError if it stops.
+        Returns:
+            The news of the requests added here, in the order in which they came; empty if there are no requests, or
+            none has news yet.
+
+        Raises:
+            RefusedError: the engine does not take a pooling request.
+            EngineDeadError: the engine has stopped.
         """
         if self._added and not self._news:
             with deferred_interrupt() as interrupted:
@@ -231,11 +263,20 @@ class LLMEngine:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """What each worker (one a rank) answers to a method by its name, or to a function of it.
+        """Call a method of each worker (there is one a rank) by its name, or a function of it.
 
-        A function gets the worker and the arguments, and may return anything; it cannot be sent to another process,
-        where InputError is raised instead. A name is one of those the worker has ("memory"); its answer is plain data.
-        timeout: seconds to wait for another process before TimeoutError is raised.
+        Args:
+            method: one of the worker's methods ("memory"), or a function, which gets the worker and the arguments.
+            timeout: seconds to wait for another process; None: as long as it takes.
+            args: of the call.
+            kwargs: of the call.
+
+        Returns:
+            The answers: of a method plain data, of a function anything.
+
+        Raises:
+            InputError: a function cannot be sent to another process.
+            TimeoutError: there was no answer in time.
         """
         if callable(method):
             function, named = method, dict(kwargs or {})
@@ -246,14 +287,21 @@ class LLMEngine:
         return answers
 
     def apply_model(self, func: Callable[[Any], T]) -> list[T]:
-        """What `func` makes of the model, a torch module, in each worker (there is one). Raises InputError like
-        `collective_rpc` if that is another process."""
+        """What `func` makes of the model, a torch module, in each worker.
+
+        Raises:
+            InputError: the worker is in another process.
+        """
         return [self.client.run_in_worker(lambda worker: func(worker.model))]
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
-        """Record what the worker does from now on (`profiler_config`). profile_prefix: of the trace's file name.
+        """Record what the worker does from now on (`profiler_config`).
 
-        Raises InputError if profiling is off, or on already.
+        Args:
+            profile_prefix: of the trace's file name.
+
+        Raises:
+            InputError: profiling is off, or on already.
         """
         self.client.call("profile", "start", profile_prefix)
 

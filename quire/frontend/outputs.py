@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from asyncio import Future
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -158,7 +159,7 @@ class RequestState:
         self.error_param: str | None = None
         self.metrics = RequestMetrics(arrival_time=requests[0].arrival)
         self._prompt_text = prompt_text
-        self._prompt_ids = requests[0].token_ids
+        self._prompt = requests[0].token_ids
         self._tokenizer = tokenizer
         self._wants_prompt_logprobs = params.prompt_logprobs is not None
         self._prompt_logprobs: list[dict[int, Logprob] | None] = [None]
@@ -174,15 +175,15 @@ class RequestState:
 
     @property
     def num_prompt_tokens(self) -> int:
-        return len(self._prompt_ids)
+        return len(self._prompt)
 
     @property
     def num_cached_tokens(self) -> int:
         return self._num_cached_tokens
 
-    @property
+    @cached_property
     def prompt_token_ids(self) -> list[int]:
-        return self._prompt_ids
+        return self._prompt.tolist()  # type: ignore[no-any-return]
 
     @property
     def num_output_tokens(self) -> int:
@@ -235,7 +236,7 @@ class RequestState:
         return RequestOutput(
             request_id=self.request_id,
             prompt=self._prompt_text,
-            prompt_token_ids=self._prompt_ids,
+            prompt_token_ids=self.prompt_token_ids,
             outputs=[answer.take(delta=delta) for answer in answers],
             finished=self.finished,
             prompt_logprobs=self._take_prompt_logprobs(delta),
@@ -247,7 +248,7 @@ class RequestState:
 
     def _take_prompt_logprobs(self, delta: bool) -> list[dict[int, Logprob] | None] | None:
         """Once they are complete; a reader of deltas gets them once."""
-        complete = len(self._prompt_logprobs) >= len(self._prompt_ids)
+        complete = len(self._prompt_logprobs) >= self.num_prompt_tokens
         if not self._wants_prompt_logprobs or not complete or (delta and self._prompt_logprobs_seen):
             return None
         self._prompt_logprobs_seen = True

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from quire.foundation.aside import LONG
 from quire.foundation.errors import InputError
 from quire.foundation.shown import shown
 from quire.frontend.text import check_text
@@ -14,7 +15,7 @@ from quire.grammar.json_schema import normalize as json_schema
 from quire.types.json_text import JsonText
 from quire.types.structured import FIELD, RULES, Constraint, GrammarKind, GrammarSpec, StructuredOutputsParams
 
-MAX_AT_DOOR = 16 * 1024  # characters of a schema or tag; a longer one is looked into where it is compiled, aside
+MAX_AT_DOOR = LONG  # characters of a schema or tag; a longer one is looked into where it is compiled, aside
 MAX_TEXT = 64 * 1024  # characters of a regex or a grammar
 MAX_CHOICES = 10_000
 MAX_CHOICE_TEXT = 256 * 1024  # characters of all choices

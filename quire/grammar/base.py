@@ -51,9 +51,16 @@ class Matcher(Protocol):
         ...
 
     def fill(self, row: np.ndarray) -> None:
-        """Write what may come next, stop tokens included. row: int32 [ceil(vocabulary / 32)], a bit a token.
+        """Write what may come next, stop tokens included.
 
-        Raises GrammarError.
+        Args:
+            row: a bit a token.
+
+        Raises:
+            GrammarError: the grammar has failed.
+
+        Shapes:
+            row: int32 [ceil(vocabulary / 32)].
         """
         ...
 
@@ -90,21 +97,38 @@ class Backend(Protocol):
     vocabulary: Vocabulary
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """`recipe` and `build` in one. Raises InputError."""
+        """`recipe` and `build` in one.
+
+        Raises:
+            InputError: the grammar is wrong, or costs too much.
+        """
         ...
 
     def recipe(self, spec: GrammarSpec) -> Recipe:
-        """All that takes Python to compile. Raises InputError."""
+        """All that takes Python to compile.
+
+        Raises:
+            InputError: the grammar is wrong, or costs too much.
+        """
         ...
 
     def build(self, spec: GrammarSpec, recipe: Recipe) -> CompiledGrammar:
-        """The rest, without the GIL. Raises InputError."""
+        """The rest, without the GIL.
+
+        Args:
+            spec: the grammar.
+            recipe: what `recipe` made of it, here or in another process.
+
+        Raises:
+            InputError: the grammar is wrong, or costs too much.
+        """
         ...
 
     def fill(self, matchers: Sequence[Matcher], rows: np.ndarray) -> None:
         """Fill the rows of many at once; those of matchers that failed are left empty.
 
-        rows: int32 [matchers, ceil(vocabulary / 32)].
+        Shapes:
+            rows: int32 [matchers, ceil(vocabulary / 32)].
         """
         ...
 
@@ -113,5 +137,9 @@ class Backend(Protocol):
         ...
 
     def close_soon(self, matcher: Matcher, budget: int, row: np.ndarray) -> None:
-        """See `GrammarService.close_soon`. Raises GrammarError."""
+        """See `GrammarService.close_soon`.
+
+        Raises:
+            GrammarError: the grammar has failed.
+        """
         ...

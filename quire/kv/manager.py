@@ -19,7 +19,7 @@ from typing import Protocol
 from quire.foundation.errors import ConfigError
 from quire.kv.block_pool import Block, BlockPool
 from quire.kv.group import BlockNames, CachedGroup
-from quire.kv.hashing import RecentChains, chain_start, extend_hashes, new_root
+from quire.kv.hashing import BlockHasher, RecentChains
 from quire.kv.kinds import CACHED, make_group
 from quire.types.kv import NULL_BLOCK, KVGroupSpec, capacity
 
@@ -75,7 +75,7 @@ class KVManager:
         self.capacity = capacity(groups, num_blocks)  # tokens that one request can hold when it is alone
         self._cached = [(i, group) for i, group in enumerate(self.groups) if isinstance(group, CachedGroup)]
         self._windows = [i for i, spec in enumerate(groups) if spec.window]
-        self._root = new_root(seed)
+        self._hasher = BlockHasher(seed)
         self._recent = RecentChains(self._unit)
         self._held: dict[str, _Held] = {}
 
@@ -158,8 +158,7 @@ class KVManager:
             chain += self._recent.common(request.extra_key, request.tokens)
             self._recent.keep(request.extra_key, request.tokens, chain)
         if len(chain) < links:
-            parent = chain[-1] if chain else chain_start(self._root, request.extra_key)
-            extend_hashes(chain, request.tokens, links, self._unit, parent)
+            self._hasher.extend(chain, request.tokens, links, self._unit, request.extra_key)
 
     # --- what requests hold -------------------------------------------------------------------------------------
 
@@ -257,14 +256,22 @@ class KVManager:
     def free_behind(self, request: TokenOwner, num_computed: int) -> None:
         """Give back what no token from `num_computed` on reads. The plan being made must not compute any before it:
         others may write to these blocks in the very same step."""
-        held = self._held[request.id]
         for number in self._windows:
-            first, needed = held.firsts[number], self.groups[number].first_needed(num_computed)
-            if needed > first:
-                table = held.tables[number]
-                self.pool.free(block for block in table[first:needed] if block.id != NULL_BLOCK)
-                table[first:needed] = [self.pool.null] * (needed - first)
-                held.firsts[number] = needed
+            self.free_behind_each(number, [request], [num_computed])
+
+    def free_behind_each(self, group: int, requests: Sequence[TokenOwner], num_computed: Sequence[int]) -> None:
+        """The same in one group for many requests."""
+        first_needed, null, given_back = self.groups[group].first_needed, self.pool.null, []
+        for request, computed in zip(requests, num_computed, strict=True):
+            held = self._held[request.id]
+            first, needed = held.firsts[group], first_needed(computed)
+            if first < needed:
+                table = held.tables[group]
+                for entry in range(first, needed):
+                    given_back.append(table[entry])
+                    table[entry] = null
+                held.firsts[group] = needed
+        self.pool.free(block for block in given_back if block is not null)
 
     def table(self, request: TokenOwner) -> Hit:
         """The blocks of a request, a list a group. Not to be changed."""

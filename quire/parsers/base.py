@@ -35,14 +35,24 @@ class ToolFormat(Protocol):
         ...
 
     def parser(self, tools: Sequence[Tool], *, parallel: bool) -> Parser:
-        """tools: of the request; parallel: False drops all calls but the first."""
+        """Reads one answer.
+
+        Args:
+            tools: of the request.
+            parallel: False drops all calls but the first.
+        """
         ...
 
     def constraint(self, tools: Sequence[Tool], *, required: bool, parallel: bool) -> GrammarSpec | None:
         """What holds a model to this format and to the schemas of `tools`.
 
-        required: at least one call and nothing else; else text, in which calls must be right. None: the format has no
-        grammar.
+        Args:
+            tools: of the request.
+            required: at least one call and nothing else; else text, in which calls must be right.
+            parallel: more than one call may come.
+
+        Returns:
+            None if the format has no grammar.
         """
         ...
 
@@ -71,10 +81,13 @@ class ReasoningFormat(Protocol):
     def parser(
         self, prompt: str, template_kwargs: Mapping[str, Any], *, bound: bool = False, raw_calls: bool = False
     ) -> Parser:
-        """prompt: the rendered text, whose end may lie inside the reasoning. Its pieces are Reasoning and Content.
+        """Reads one answer. Its pieces are Reasoning and Content.
 
-        bound: a grammar binds what follows the reasoning, so that nothing of it may be trimmed. raw_calls: a parser of
-        calls reads the content, and needs them as they are written.
+        Args:
+            prompt: the rendered text, whose end may lie inside the reasoning.
+            template_kwargs: that it was rendered with.
+            bound: a grammar binds what follows the reasoning, so that nothing of it may be trimmed.
+            raw_calls: a parser of calls reads the content, and needs them as they are written.
         """
         ...
 

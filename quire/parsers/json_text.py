@@ -58,72 +58,84 @@ def is_json(text: str) -> bool:
     return True
 
 
+class _Value:
+    """How far an object, a list or a string has been read."""
+
+    def __init__(self) -> None:
+        self.opened: list[str] = []  # brackets
+        self.in_string = False
+        self.whole: list[str] = []
+
+    @property
+    def is_closed(self) -> bool:
+        return not self.opened and not self.in_string
+
+    def read(self, text: str, pos: int) -> tuple[str, int]:
+        """What `text` adds from `pos` on, and where that ends: with the value, the text, or what does not fit."""
+        run: list[str] = []
+        while pos < len(text):
+            found = (_INSIDE if self.in_string else _OUTSIDE).match(text, pos)
+            if found:
+                run.append(found.group())
+                pos = found.end()
+                continue
+            char = text[pos]
+            if self.in_string:
+                if char == "\\" and pos + 1 == len(text):
+                    break  # what it escapes has not come
+                run.append(self._inside(char))
+            elif self._outside(char):
+                run.append(char)
+            else:
+                break
+            pos += 1
+            if self.is_closed:
+                break
+        self.whole += run
+        return "".join(run), pos
+
+    def _inside(self, char: str) -> str:
+        """What stands for a character that no string may hold as it is."""
+        if char == '"':
+            self.in_string = False
+            return char
+        if char != "\\":
+            return _CONTROL.get(char) or f"\\u{ord(char):04x}"
+        return "\\\\"  # before a control character: a lone backslash
+
+    def _outside(self, char: str) -> bool:
+        """A quote or a bracket: whether it fits."""
+        if char == '"':
+            self.in_string = True
+        elif char in "{[":
+            self.opened.append(char)
+            return len(self.opened) <= MAX_DEPTH
+        elif not self.opened or self.opened.pop() != _CLOSES[char]:
+            return False
+        return True
+
+
 def pass_value(scanner: Scanner, emit: Callable[[str], None]) -> Step[bool | None]:
     """Reads an object, a list or a string, which begins here, and gives `emit` its text as it comes.
 
     Line breaks and tabs inside strings, which JSON forbids and models write, are escaped; all else is verbatim.
     None if it is cut off or a bracket does not fit; False if it has an end and is not JSON all the same.
     """
-    whole: list[str] = []
-    opened: list[str] = []
-
-    def take(text: str) -> None:
-        whole.append(text)
-        emit(text)
-
-    in_string = False
+    value = _Value()
     while True:
-        text, pos = scanner.text, scanner.pos
-        run: list[str] = []
-        while pos < len(text):
-            if in_string:
-                found = _INSIDE.match(text, pos)
-                if found:
-                    run.append(found.group())
-                    pos = found.end()
-                    continue
-                char = text[pos]
-                if char == "\\" and pos + 1 == len(text):
-                    break  # what it escapes has not come
-                if char == '"':
-                    in_string = False
-                    run.append(char)
-                elif char != "\\":
-                    run.append(_CONTROL.get(char) or f"\\u{ord(char):04x}")
-                else:
-                    run.append("\\\\")  # before a control character: a lone backslash
-                pos += 1
-            else:
-                found = _OUTSIDE.match(text, pos)
-                if found:
-                    run.append(found.group())
-                    pos = found.end()
-                    continue
-                char = text[pos]
-                if char == '"':
-                    in_string = True
-                elif char in "{[":
-                    opened.append(char)
-                    if len(opened) > MAX_DEPTH:
-                        break
-                elif not opened or opened.pop() != _CLOSES[char]:
-                    break
-                run.append(char)
-                pos += 1
-            if not opened and not in_string:
-                break
+        text = scanner.text
+        run, pos = value.read(text, scanner.pos)
         scanner.pos = pos
         if run:
-            take("".join(run))
-        done = not opened and not in_string and bool(whole)
-        if done:
-            return is_json("".join(whole))
-        if pos < len(text) and not (in_string and text[pos:] == "\\"):
+            emit(run)
+        if value.is_closed and value.whole:
+            return is_json("".join(value.whole))
+        if pos < len(text) and not (value.in_string and text[pos:] == "\\"):
             return None  # a bracket that does not fit
         if scanner.ended:
             if pos < len(text):
                 scanner.pos = len(text)
-                take("\\")
+                emit("\\")
             return None
         yield
 

@@ -13,10 +13,14 @@ class Platform(Protocol):
     name: str
 
     def set_up(self, num_threads: int | None, rank: Rank = ALONE) -> torch.device:
-        """Make this process ready to compute here. num_threads: CPU threads, None: as many as serve it best.
-        rank: which of several processes that share this machine it is.
+        """Make this process ready to compute here.
 
-        Raises ConfigError if the device cannot be used.
+        Args:
+            num_threads: CPU threads; None: as many as serve it best.
+            rank: which of several processes that share this machine it is.
+
+        Raises:
+            ConfigError: the device cannot be used.
         """
         ...
 

@@ -62,7 +62,15 @@ class Matrix(ABC):
 
     @abstractmethod
     def dense(self, dtype: torch.dtype, rows: slice = ALL_ROWS) -> torch.Tensor:
-        """What the numbers stand for, [n, k], or those of some rows; rounded to `dtype`."""
+        """What the numbers stand for.
+
+        Args:
+            dtype: that they are rounded to.
+            rows: some of them.
+
+        Shapes:
+            Returns [n, k], or [rows, k].
+        """
 
     def linear(
         self,
@@ -128,7 +136,11 @@ class Axis:
         return -(-length // self.per)
 
     def places(self, begin: int, end: int) -> slice:
-        """Where those from begin to end lie. Raises ConfigError if begin is inside a place."""
+        """Where those from begin to end lie.
+
+        Raises:
+            ConfigError: begin is inside a place.
+        """
         if begin % self.per:
             raise ConfigError(f"{self.of} are stored {self.per} together and cannot be cut at {begin}", "quantization")
         return slice(begin // self.per, self.count(end))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from array import array
 from enum import IntEnum
 
@@ -73,12 +72,16 @@ class Request:
     )
 
     def __init__(self, spec: EngineRequest, rank: Rank, limit: int, added: float = 0.0) -> None:
-        try:  # known tokens: the prompt, then the output as it is read
-            self.tokens = array("i", struct.pack(f"{len(spec.token_ids)}i", *spec.token_ids))
-            given = array("i", struct.pack(f"{len(spec.given)}i", *spec.given))
-        except struct.error:
-            raise InputError(f"request {spec.id!r}: token ids must be int32 integers", "prompt") from None
+        ids = spec.token_ids
+        if not isinstance(ids, np.ndarray) or ids.dtype != np.int32 or ids.ndim != 1:
+            raise InputError(f"request {spec.id!r}: prompt token ids must be an array of int32", "prompt")
+        self.tokens = array("i")  # known ones: the prompt, then the output as it is read
+        self.tokens.frombytes(ids.view(np.uint8).data)
         self.num_prompt = len(self.tokens)
+        try:
+            given = array("i", spec.given)
+        except (TypeError, OverflowError):
+            raise InputError(f"request {spec.id!r}: the tokens given must be int32 integers", "prompt") from None
         self.spec = spec
         self.id = spec.id
         self.rank = rank

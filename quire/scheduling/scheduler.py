@@ -13,6 +13,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -95,7 +96,6 @@ class Scheduler:
         self._by_priority = self._has_classes = policy == "priority"
         self._preempt_every_step = preempt_every_step
         self._drafting = drafting
-        self._sizes = np.array(self.kv.block_sizes, np.int32)[:, None]  # tokens a block of each group
         self._state = State(self.kv, max_num_seqs, drafting)
         self._admission = Admission(self._state)
         self.prefill_budget = PrefillBudget(mixed_sizes, prompt_cost)  # whoever measures the steps tells it
@@ -106,6 +106,11 @@ class Scheduler:
         self._arrivals = itertools.count()
         self._step = 0
         self.planned_work = 0.0  # on prompts, in the plan made last; see PrefillBudget
+
+    @cached_property
+    def _sizes(self) -> np.ndarray:
+        """Tokens a block of each group [groups, 1]."""
+        return np.array(self.kv.block_sizes, np.int32)[:, None]
 
     # --- requests come and go -----------------------------------------------------------------------------------
 
@@ -310,8 +315,8 @@ class Scheduler:
         """Of rows that need another block anyway: by then windows have passed one."""
         for group, at in enumerate(full):
             if len(at) and self.kv.groups[group].spec.window:
-                for row in at.tolist():
-                    self.kv.free_behind(rows.requests[row], int(computed[row]))
+                requests = [rows.requests[row] for row in at.tolist()]
+                self.kv.free_behind_each(group, requests, computed[at].tolist())
 
     def _decode_drafted(self, build: PlanBuilder, drafting: Drafting) -> None:
         """The same where rows may bring drafts: blocks for as many tokens as may turn out right."""

@@ -61,6 +61,14 @@ def capacity(groups: Sequence[KVGroupSpec], num_blocks: int) -> int:
     return least
 
 
+def tokens_held(groups: Sequence[KVGroupSpec], num_blocks: int, length: int) -> int:
+    """Tokens of requests of so many tokens each that the cache holds at once."""
+    needed = sum(group.most_blocks(length) for group in groups)
+    if len(groups) == 1 and not groups[0].window:
+        return (num_blocks - 1) * groups[0].block_size
+    return (num_blocks - 1) * length // needed if needed else 0
+
+
 class PromptCost(msgspec.Struct, frozen=True):
     """What prompt tokens cost beside each other: attention against all the rest."""
 

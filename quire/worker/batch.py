@@ -208,17 +208,8 @@ class BatchBuilder:
         max_query_len = int(plan.num_tokens[plan.num_decodes :].max())
 
         writes = self._seats.stage(plan, staging)
-        spans = [
-            staging.put(values)
-            for values in (
-                plan.seats,
-                query_start,
-                plan.token_ids,
-                sample_rows,
-                logit_tokens_np,
-                sample_index,
-            )
-        ]
+        arrays = (plan.seats, query_start, plan.token_ids, sample_rows, logit_tokens_np, sample_index)
+        spans = [staging.put(values) for values in arrays]
         shared = self._put_padded(layout, plan.num_decodes, staging) if layout else []
         staging.send()
         self._seats.apply(writes, staging)

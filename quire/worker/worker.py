@@ -99,13 +99,7 @@ class Worker:
         with self._phase("rehearse"):
             rehearsal = self._rehearse(assembly)
         with self._phase("weights"):
-            weights.load(
-                model,
-                Path(info.path),
-                load_format=config.model.load_format,
-                show_progress=config.model.use_tqdm_on_load and self._rank.is_first,
-                seed=config.model.seed,
-            )
+            self._load_weights()
         with self._phase("compile"):
             if rehearsal is not None:
                 rehearsal.wait()
@@ -143,6 +137,11 @@ class Worker:
             max_num_batched_tokens=assembly.max_tokens,
             notes=[size.note] if size.note else [],
         )
+
+    def _load_weights(self) -> None:
+        given, path = self._resolved.config.model, Path(self._resolved.info.path)
+        progress = given.use_tqdm_on_load and self._rank.is_first
+        weights.load(self._model, path, load_format=given.load_format, show_progress=progress, seed=given.seed)
 
     def _set_up(self) -> Streams:
         """The device, and the other ranks if there are any."""
@@ -188,8 +187,10 @@ class Worker:
         """Go through every kind of step while the weights are not there yet, so that the kernels get compiled."""
         if self._device.type == "cpu":
             return None
-        from quire.kernels.triton.rehearsal import Rehearsal
+        from quire.kernels.triton.rehearsal import Rehearsal, is_possible
 
+        if not is_possible():
+            return None
         rows = self._resolved.max_num_seqs
         tokens = max(rows, min(self._resolved.max_num_batched_tokens, _REHEARSED_TOKENS))
         runner = assembly.runner(1, self._resolved.max_model_len)

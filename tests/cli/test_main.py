@@ -151,7 +151,7 @@ def test_chat_keeps_the_conversation(served: Served) -> None:
     assert done.stdout.splitlines() == ["use", "use", "use"]
     assert "there is no command '/nothing of the kind'" in done.stderr
     assert len(served.llm.seen) == before + 3  # no command goes to the model
-    prompts = [seen["prompt"]["prompt"] for seen in served.llm.seen[-3:]]
+    prompts = [seen["prompt"].text for seen in served.llm.seen[-3:]]
     assert prompts[0] == "user: one\nassistant: "
     assert prompts[1] == "user: one\nassistant: use\nuser: two\nassistant: "
     assert prompts[2] == "user: three\nassistant: "

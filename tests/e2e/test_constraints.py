@@ -18,7 +18,7 @@ from quire.engine import grammars
 from quire.engine.client import InProcessClient
 from quire.types.output import EngineOutput
 from quire.types.plan import StepPlan
-from quire.types.request import EngineRequest
+from quire.types.request import EngineRequest, token_array
 from quire.types.sampling import SamplingParams
 from quire.types.structured import Constraint
 from quire.worker.assembly import Assembly
@@ -54,8 +54,9 @@ def requests(**params: Any) -> list[EngineRequest]:
         sampling = SamplingParams(**{"temperature": 0, "max_tokens": TOKENS, "seed": number, **params})
         made.append(
             EngineRequest(
-                id=f"r{number}", token_ids=prompt, params=sampling, max_tokens=TOKENS, stop_token_ids=[EOS],
-                eos_token_id=EOS, seed=number, constraint=random_constraint(rng) if number % 3 else None,
+                id=f"r{number}", token_ids=token_array(prompt), params=sampling, max_tokens=TOKENS,
+                stop_token_ids=[EOS], eos_token_id=EOS, seed=number,
+                constraint=random_constraint(rng) if number % 3 else None,
             )
         )  # fmt: skip
     return made

@@ -193,7 +193,8 @@ def test_async_streams_equal_offline_text(folder: Path, llm: LLM) -> None:
 
 def test_a_killed_core_reaches_the_readers(folder: Path) -> None:
     async def main() -> None:
-        engine = await AsyncLLM.start(EngineConfig.from_flat(model=str(folder), **OPTIONS))
+        options = {**OPTIONS, "max_engine_restarts": 0}
+        engine = await AsyncLLM.start(EngineConfig.from_flat(model=str(folder), **options))
         client = engine._client
         assert isinstance(client, ProcessClient)
         endless = SamplingParams(max_tokens=None, ignore_eos=True, output_kind=RequestOutputKind.DELTA)

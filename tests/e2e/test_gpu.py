@@ -14,6 +14,8 @@ from quire import LLM, SamplingParams
 from quire.worker.mixed_graphs import MixedGraphs, MixedSize
 from tests.e2e.conftest import Reference
 from tests.e2e.test_greedy_equals_transformers import TOKENS, prompts, run
+from tests.e2e.test_windows import MODELS, Model, check
+from tests.e2e.test_windows import prompts as window_prompts
 
 pytestmark = pytest.mark.gpu
 
@@ -61,6 +63,41 @@ def test_a_preemption_at_every_step(tiny_qwen3: Path, reference: Reference) -> N
     wanted = prompts(6, longest=40, seed=11)
     expected = [reference.greedy(p, TOKENS) for p in wanted]
     assert run(tiny_qwen3, wanted, **OPTIONS, preempt_every_step=True) == expected
+
+
+WINDOWED: dict[str, dict[str, Any]] = {
+    "graphs": {},
+    "eager, chunks of 48": {"enforce_eager": True, "max_prefill_chunk": 48},
+    "a preemption at every step": {"preempt_every_step": True},
+}
+
+
+@pytest.mark.parametrize("case", WINDOWED)
+@pytest.mark.parametrize("name", MODELS)
+def test_layers_with_windows(name: str, case: str, tmp_path: Path) -> None:
+    """The second time most of the prompts are found in the prefix cache."""
+    model = Model(tmp_path, *MODELS[name])
+    with LLM(str(model.folder), max_model_len=512, skip_tokenizer_init=True, **OPTIONS, **WINDOWED[case]) as llm:
+        check(model, llm, window_prompts())
+        cached = check(model, llm, window_prompts())
+    assert min(cached[2:5]) >= 80
+
+
+@pytest.mark.parametrize("name", ["qwen3: five to one", "mistral: all"])
+def test_an_8_bit_cache_of_layers_with_windows(name: str, tmp_path: Path) -> None:
+    """Whatever the cut, the same text; and one that begins as with a wide cache."""
+    model = Model(tmp_path, *MODELS[name])
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, detokenize=False)
+    wanted = [{"prompt_token_ids": prompt} for prompt in window_prompts()]
+    texts = []
+    for options in ({}, {"kv_cache_dtype": "fp8"}, {"kv_cache_dtype": "fp8", "enforce_eager": True}):
+        used = {**OPTIONS, "dtype": "bfloat16", **options}
+        with LLM(str(model.folder), max_model_len=512, skip_tokenizer_init=True, **used) as llm:
+            outputs = llm.generate(wanted, params, use_tqdm=False)
+            assert llm.call("check") is None
+        texts.append([output.outputs[0].token_ids for output in outputs])
+    assert texts[1] == texts[2]
+    assert sum(wide[0] == narrow[0] for wide, narrow in zip(texts[0], texts[1], strict=True)) >= len(wanted) / 2
 
 
 KINDS: dict[str, list[dict[str, Any]]] = {

@@ -17,7 +17,7 @@ from quire.config.resolve import resolve
 from quire.engine.client import InProcessClient
 from quire.foundation.errors import ConfigError, InputError
 from quire.types.output import EngineOutput
-from quire.types.request import EngineRequest
+from quire.types.request import EngineRequest, token_array
 from quire.worker.sampling.custom import CustomProcessors
 from tests.e2e.conftest import Reference
 from tests.e2e.processors import ALL, HERE, Force
@@ -136,7 +136,7 @@ def test_failures_leave_nothing_behind(tiny_qwen3: Path, reference: Reference, o
         for number, (prompt, fail_at) in enumerate(zip(given, fails, strict=True)):
             arguments = {} if fail_at is None else {"extra_args": {"fail_at": fail_at}}
             sampling = SamplingParams(temperature=0, max_tokens=20, output_kind=output_kind, **arguments)
-            client.add(EngineRequest(id=str(number), token_ids=prompt, params=sampling, max_tokens=20))
+            client.add(EngineRequest(id=str(number), token_ids=token_array(prompt), params=sampling, max_tokens=20))
             told[str(number)] = []
         while any(not outputs or outputs[-1].finish_reason is None for outputs in told.values()):
             for output in client.poll(1.0).each():

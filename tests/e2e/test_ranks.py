@@ -181,7 +181,7 @@ def test_vectors() -> None:
 
 def test_preempted_all_the_time_and_killed_at_last(one: LLM) -> None:
     others = {child.pid for child in psutil.Process().children(recursive=True)}
-    with LLM(**OPTIONS, tensor_parallel_size=2, preempt_every_step=True) as llm:
+    with LLM(**OPTIONS, tensor_parallel_size=2, preempt_every_step=True, max_engine_restarts=0) as llm:
         same(one, llm, PROMPTS[:4], SamplingParams(temperature=0, max_tokens=10))
         first, second = (worker for worker in ranks_of(llm) if worker.pid not in others)
         os.kill(second.pid, signal.SIGKILL)

@@ -17,7 +17,7 @@ from quire.engine.client import EngineClient, InProcessClient, ProcessClient
 from quire.frontend.structured import grammar_of
 from quire.frontend.tokenization.tokenizer import Tokenizer, load_tokenizer
 from quire.types.output import INVALID_REQUEST, EngineOutput
-from quire.types.request import EngineRequest
+from quire.types.request import EngineRequest, token_array
 from quire.types.sampling import RequestOutputKind, SamplingParams
 from quire.types.structured import Constraint, GrammarSpec, StructuredOutputsParams, Thinking
 
@@ -54,7 +54,8 @@ def make(name: str, tokenizer: Tokenizer, constraint: Constraint | None, **param
     eos = tokenizer.eos_token_id
     assert eos is not None
     return EngineRequest(
-        id=name, token_ids=tokenizer.encode(f"Question {name}:"), params=sampling, max_tokens=sampling.max_tokens or 1,
+        id=name, token_ids=token_array(tokenizer.encode(f"Question {name}:")), params=sampling,
+        max_tokens=sampling.max_tokens or 1,
         stop_token_ids=[eos], eos_token_id=eos, seed=hash(name) if sampling.seed is None else sampling.seed,
         constraint=constraint,
     )  # fmt: skip

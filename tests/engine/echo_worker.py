@@ -24,7 +24,7 @@ from quire.foundation import errors
 from quire.types.kv import KVGroupSpec, WorkerReport
 from quire.types.plan import StepPlan, TokenMasks
 from quire.types.ranks import ALONE, Rank
-from quire.types.request import EngineRequest
+from quire.types.request import EngineRequest, token_array
 from quire.types.result import StepResult
 from quire.types.sampling import SamplingParams
 
@@ -226,6 +226,6 @@ def make_resolved(
 
 def make_request(request_id: str, prompt: list[int], max_tokens: int, **more: Any) -> EngineRequest:
     return EngineRequest(
-        id=request_id, token_ids=prompt, params=SamplingParams(temperature=0.0, max_tokens=max_tokens),
+        id=request_id, token_ids=token_array(prompt), params=SamplingParams(temperature=0.0, max_tokens=max_tokens),
         max_tokens=max_tokens, arrival=time.time(), **more,
     )  # fmt: skip

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import psutil
 import pytest
 
@@ -172,16 +174,22 @@ def test_asyncio_reads_the_same_outputs(client: EngineClient) -> None:
 @pytest.mark.parametrize("kind", KINDS[2:], ids=str)
 def test_a_request_of_wrong_types_ends_alone(kind: tuple[str, str]) -> None:
     client = make_client(*kind)
-    bad = make_request("bad", ["one", "two"], 5)  # type: ignore[list-item]
-    client.add(bad)
+    wrong = {
+        "bad": ["one", "two"],
+        "wide": np.array([1, 2]),
+        "table": np.zeros((2, 2), np.int32),
+        "floats": np.array([1.5]),
+    }
+    for name, ids in wrong.items():
+        client.add(msgspec.structs.replace(make_request(name, [1], 5), token_ids=ids))
     client.add(make_request("good", [1], 3))
     outputs = []
     while not any(o.request_id == "good" and o.finish_reason for o in outputs):
         outputs += client.poll(5).each()
-    refusal = next(o for o in outputs if o.request_id == "bad")
-    assert (refusal.finish_reason, refusal.stop_reason) == ("error", INVALID_REQUEST)
+    refusals = {o.request_id: (o.finish_reason, o.stop_reason) for o in outputs if o.request_id in wrong}
+    assert refusals == dict.fromkeys(wrong, ("error", INVALID_REQUEST))
     with pytest.raises(WireError, match="cannot be sent"):
-        client.add(make_request("worse", [object()], 5))  # type: ignore[list-item]
+        client.add(msgspec.structs.replace(make_request("worse", [1], 5), token_ids=[object()]))
     assert client.call("ping") == "pong"
     client.shutdown()
 

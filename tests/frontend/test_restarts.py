@@ -170,8 +170,12 @@ def test_a_start_that_fails_is_tried_again_and_not_for_ever(tmp_path: Path) -> N
 # -- who it was --------------------------------------------------------------------------------------------------
 
 
-@kinds
-@pytest.mark.parametrize("how", ["poison", "deadly"])
+@pytest.mark.parametrize(("kind", "how"), [
+    (KINDS[0], "poison"), (KINDS[1], "poison"), (KINDS[1], "deadly"),
+    pytest.param(KINDS[0], "deadly", marks=pytest.mark.long),
+    pytest.param(KINDS[2], "poison", marks=pytest.mark.long),
+    pytest.param(KINDS[2], "deadly", marks=pytest.mark.long),
+], ids=str)  # fmt: skip
 def test_a_request_that_kills_engines_ends_and_no_other_does(kind: tuple[type, str], how: str) -> None:
     """With the others it runs in two, and then alone: once if its step raises, more often if the engine is killed."""
     with LLM.from_client(make_client(kind, hf_overrides={how: POISON}, max_num_seqs=16), None) as llm:

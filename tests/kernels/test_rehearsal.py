@@ -77,6 +77,19 @@ def kernels() -> tuple[Any, Any]:
     return add, broken
 
 
+def test_the_triton_that_is_here_is_one_that_these_tests_know() -> None:
+    """If this fails, run the others of this file and on a GPU with the new version, and add it."""
+    assert rehearsing.is_possible(), triton.__version__
+
+
+def test_with_another_triton_nothing_of_it_is_patched(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(triton, "__version__", "4.0.0")
+    assert not rehearsing.is_possible()
+    assert "triton 4.0.0" in caplog.text
+
+
 def test_every_variant_is_compiled_once_and_launched_only_afterwards(counting: CountingDriver) -> None:
     add, _ = kernels()
     x = torch.zeros(64)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from array import array
 
-from quire.kv.hashing import RecentChains, chain_start, extend_hashes, extra_key, new_root
+import pytest
 
-ROOT = new_root(b"test")
+from quire.kv.hashing import NAME_BYTES, BlockHasher, RecentChains, extra_key
+
+HASHER = BlockHasher(b"test")
 
 
-def hashes(tokens: list[int], block_size: int = 4, extra: bytes = b"") -> list[bytes]:
+def hashes(tokens: list[int], block_size: int = 4, extra: bytes = b"", hasher: BlockHasher = HASHER) -> list[bytes]:
     found: list[bytes] = []
-    extend_hashes(found, array("i", tokens), len(tokens) // block_size, block_size, chain_start(ROOT, extra))
+    hasher.extend(found, array("i", tokens), len(tokens) // block_size, block_size, extra)
     return found
 
 
@@ -27,9 +29,42 @@ def test_growing_gives_the_same_as_starting_over() -> None:
     tokens = array("i", range(40))
     found: list[bytes] = []
     for count in (0, 1, 1, 4, 10):
-        parent = found[-1] if found else chain_start(ROOT, b"")
-        extend_hashes(found, tokens, max(count, len(found)), 4, parent)
+        HASHER.extend(found, tokens, count, 4, b"")
+    HASHER.extend(found, tokens, 3, 4, b"")  # known already
     assert found == hashes(list(range(40)))
+    tokens.append(5)  # nothing holds on to its memory
+
+
+def test_beginnings_of_any_length_have_names_of_their_own() -> None:
+    """Also of zeros, which add nothing to a sum that is not careful, and of the smallest differences."""
+    prompts = [[0] * 64, [0] * 60 + [1] * 4, [1] * 64, [2**31 - 1] * 64, [0, 1] * 32, [1, 0] * 32]
+    prompts += [[7] * i + [8] + [7] * (63 - i) for i in range(64)]
+    names = [name for prompt in prompts for name in hashes(prompt, 1)]
+    beginnings = {tuple(prompt[: i + 1]) for prompt in prompts for i in range(64)}
+    assert len(set(names)) == len(beginnings)
+    assert {len(name) for name in names} == {NAME_BYTES}
+
+
+@pytest.mark.parametrize("count", [1 << 14, (1 << 14) + 4, 40_000])
+def test_names_of_long_prompts_are_those_of_their_beginnings(count: int) -> None:
+    """The key grows with the longest prompt seen, and does not change."""
+    tokens = [i * 7919 % 128_000 for i in range(count)]
+    short, long = BlockHasher(b"test"), hashes(tokens, hasher=BlockHasher(b"test"))
+    assert long[:100] == hashes(tokens[:400], hasher=short)
+    assert long == hashes(tokens, hasher=short)
+    assert len(set(long)) == len(long)
+
+
+def test_a_name_is_the_sums_that_it_is_said_to_be() -> None:
+    tokens = [5, 0, 128_000, 2**31 - 1, 3, 3, 3, 3]
+    lanes = HASHER._lanes(len(tokens)).tolist()
+    start = [int.from_bytes(HASHER._start(b"x")[i : i + 8], "little") for i in range(0, NAME_BYTES, 8)]
+    for count, name in zip((4, 8), hashes(tokens, extra=b"x"), strict=True):
+        sums = [
+            one + sum(lane[i] * (token + 1) for i, token in enumerate(tokens[:count]))
+            for one, lane in zip(start, lanes, strict=True)
+        ]
+        assert name == b"".join((one % 2**64).to_bytes(8, "little") for one in sums)
 
 
 def test_salt_adapter_and_media_keep_requests_apart() -> None:
@@ -45,9 +80,11 @@ def test_salt_adapter_and_media_keep_requests_apart() -> None:
     assert len({hashes([1, 2, 3, 4], extra=key)[0] for key in keys}) == len(keys)
 
 
-def test_roots_are_random_unless_seeded() -> None:
-    assert new_root() != new_root()
-    assert new_root(b"x") == new_root(b"x")
+def test_keys_are_random_unless_seeded() -> None:
+    tokens = [1, 2, 3, 4]
+    assert hashes(tokens, hasher=BlockHasher()) != hashes(tokens, hasher=BlockHasher())
+    assert hashes(tokens, hasher=BlockHasher(b"x")) == hashes(tokens, hasher=BlockHasher(b"x"))
+    assert hashes(tokens, hasher=BlockHasher(b"x")) != hashes(tokens)
 
 
 def test_chains_of_others_are_continued_as_far_as_the_tokens_are_the_same() -> None:

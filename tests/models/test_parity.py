@@ -21,6 +21,7 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 
+FULL, SLIDING = "full_attention", "sliding_attention"
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-mha-tied": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
@@ -35,7 +36,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True, "num_attention_heads": 6, "num_key_value_heads": 2}),
     "qwen2-yarn": ("Qwen2", {"rope_parameters": YARN}),
     "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 0}),
+    "qwen2-upper-windows": ("Qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
+    "ministral": ("Ministral", {"head_dim": 12, "sliding_window": 11, "layer_types": [SLIDING, FULL, SLIDING]}),
     "qwen3": ("Qwen3", {"head_dim": 16}),
+    "qwen3-windows": (
+        "Qwen3",
+        {"head_dim": 16, "use_sliding_window": True, "sliding_window": 20, "layer_types": [FULL, SLIDING, FULL]},
+    ),
     "qwen3-tied": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True, "num_key_value_heads": 4}),
     "qwen3-biases": ("Qwen3", {"head_dim": 16, "attention_bias": True}),
     "qwen3-yarn": ("Qwen3", {"head_dim": 16, "rope_parameters": {**YARN, "attention_factor": 1.3, "beta_fast": 16.0}}),

@@ -18,7 +18,7 @@ import numpy as np
 
 from quire.types.kv import KVGroupSpec
 from quire.types.plan import Admit, PromptLogprobs, StepPlan, TokenMasks
-from quire.types.request import EngineRequest
+from quire.types.request import EngineRequest, token_array
 from quire.types.result import LogprobRows, StepResult
 from quire.types.sampling import SamplingParams
 from quire.types.structured import Constraint
@@ -53,7 +53,7 @@ def make_request(
     """`number` identifies the request to the device: it travels as the seed."""
     return EngineRequest(
         id=name,
-        token_ids=prompt,
+        token_ids=token_array(prompt),
         params=SamplingParams(max_tokens=max_tokens, **params),
         max_tokens=max_tokens,
         stop_token_ids=list(stops),

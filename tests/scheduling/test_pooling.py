@@ -14,7 +14,7 @@ from quire.types.kv import KVGroupSpec
 from quire.types.output import EngineOutput
 from quire.types.plan import Pool, StepPlan
 from quire.types.pooling import Pooling
-from quire.types.request import EngineRequest
+from quire.types.request import EngineRequest, token_array
 from quire.types.result import PooledRows, StepResult
 from quire.types.sampling import RequestOutputKind, SamplingParams
 
@@ -29,7 +29,9 @@ def scheduler(*, kind: str = "full", block_size: int = 4, blocks: int = 30, **op
 
 def request(name: str, ids: list[int], *, by_token: bool = False, priority: int = 0) -> EngineRequest:
     wanted = Pooling(by_token, len(ids))
-    return EngineRequest(id=name, token_ids=ids, params=SILENT, max_tokens=1, pooling=wanted, priority=priority)
+    return EngineRequest(
+        id=name, token_ids=token_array(ids), params=SILENT, max_tokens=1, pooling=wanted, priority=priority
+    )
 
 
 class Device:

@@ -21,10 +21,12 @@ from quire.config.model_info import ModelInfo
 from quire.config.resolve import Resolved
 from quire.engine.client import EngineInfo
 from quire.foundation.errors import EngineDeadError, InputError
+from quire.frontend.inputs import Prompt
 from quire.frontend.reply_formats import Formats
 from quire.frontend.tokenization.tokenizer import Tokenizer
 from quire.types.kv import WorkerReport
 from quire.types.output import CompletionOutput, EngineStats, Logprob, RequestMetrics, RequestOutput
+from quire.types.request import token_list
 from quire.types.sampling import RequestOutputKind, SamplingParams
 
 CONTEXT = 4096
@@ -147,9 +149,9 @@ class EchoLLM:
         self.running.clear()
 
     async def generate(
-        self, prompt: dict[str, Any], params: SamplingParams, request_id: str, **options: Any
+        self, prompt: Prompt, params: SamplingParams, request_id: str, **options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
-        ids = prompt["prompt_token_ids"]
+        ids = token_list(prompt.token_ids)
         if not ids:
             raise InputError("prompt must not be empty", "prompt")
         room = CONTEXT - len(ids)
@@ -182,7 +184,7 @@ class EchoLLM:
                     times = RequestMetrics(arrival, arrival, arrival + 0.001, time.time() if last else None)
                     yield RequestOutput(
                         request_id=request_id,
-                        prompt=prompt.get("prompt"),
+                        prompt=prompt.text,
                         prompt_token_ids=ids,
                         outputs=[self._answer(n, answer, params, last) for n, answer in enumerate(news)],
                         finished=last,

@@ -10,18 +10,19 @@ import numpy as np
 import orjson
 import pytest
 
+from quire.foundation.aside import LONG as LONG_BODY
 from quire.foundation.errors import ContextLengthError, InputError
 from quire.server.http import shape
-from quire.server.http.body import BIG_BODY, SCHEMAS, parse
+from quire.server.http.body import SCHEMAS, parse
 from quire.types.json_text import JsonText
 
-LONG = {"type": "object", "description": 'é"\\ \u2028' * BIG_BODY, "properties": {"a": {"enum": [1.5, None, "]}"]}}}
+LONG = {"type": "object", "description": 'é"\\ \u2028' * LONG_BODY, "properties": {"a": {"enum": [1.5, None, "]}"]}}}
 SHORT = {"type": "object"}
 
 
 def bodies(schema: Any) -> list[dict[str, Any]]:
     """Each place that may hold one, beside much else."""
-    rest = {"prompt": "x" * BIG_BODY, "n": 1, "stop": ["a", "b"]}
+    rest = {"prompt": "x" * LONG_BODY, "n": 1, "stop": ["a", "b"]}
     return [
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}},
         {"structured_outputs": {"json": schema, "backend": "auto"}},
@@ -62,7 +63,7 @@ def test_bodies_are_what_they_were(schema: Any, indent: int | None) -> None:
 def test_what_is_no_json(broken: bytes) -> None:
     for body in bodies("HERE"):
         raw = json.dumps(body).encode()
-        raw = raw.replace(b'"HERE"', broken[:-1] + b', "x": "' + b"y" * BIG_BODY + b'"}')
+        raw = raw.replace(b'"HERE"', broken[:-1] + b', "x": "' + b"y" * LONG_BODY + b'"}')
         with pytest.raises((ValueError, orjson.JSONDecodeError)):
             parse(raw, SCHEMAS)
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fastapi.routing import APIRoute
 
+from quire.frontend.async_engine import Outage
 from quire.frontend.tokenization.tokenizer import Tokenizer
 from quire.server.app import ROUTERS
 from quire.server.http.entry import ENGINE_ROUTES
@@ -130,3 +131,28 @@ def send(served: Served, text: str, size: int) -> socket.socket:
     head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     connection.sendall(head % len(body) + body)
     return connection
+
+
+def test_while_an_engine_starts_again_requests_wait_but_not_too_long_nor_too_many() -> None:
+    llm = EchoLLM(served_model_name=["echo"], max_queue_seconds=30.0, max_num_queued_reqs=3)
+    with echo_server(llm) as served:
+        assert served.client.post("/v1/completions", json=BODY).status_code == 200
+        tell(served, queue(1))
+        served.llm.outage = Outage("the core was killed", time.monotonic(), expected=20.0)
+        for path in ("/health", "/readyz"):
+            answer = served.client.get(path)
+            assert answer.status_code == 503
+            assert "is being started again" in answer.json()["error"]["message"]
+        assert served.client.get("/livez").status_code == 200
+        assert served.client.post("/v1/completions", json=BODY).status_code == 200  # it gets to the engine
+        assert served.client.post("/v1/completions", json=BODY).status_code == 200
+        full = served.client.post("/v1/completions", json=BODY)
+        assert full.status_code == 503
+        assert "the core was killed" in full.text
+        assert 15 < int(full.headers["retry-after"]) <= 21
+        tell(served, queue(0))
+        served.llm.outage = Outage("the core was killed", time.monotonic(), expected=90.0)
+        assert served.client.post("/v1/completions", json=BODY).status_code == 503
+        served.llm.outage = None
+        assert served.client.get("/readyz").status_code == 200
+        assert served.client.post("/v1/completions", json=BODY).status_code == 200

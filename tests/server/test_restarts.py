@@ -18,7 +18,7 @@ from tests.server.process import ServerProcess, server_process, status_of, wait_
 from tests.server.test_front_ends import metrics
 
 MODEL = "quire-demo"
-STREAMS = 60
+STREAMS = 60  # of all kinds; two of each are enough for a look
 CORE, WORKER = "quire.engine.process", "quire.executor.worker_process"
 HI = [{"role": "user", "content": "Hello, who are you?"}]
 SCHEMA = {
@@ -53,7 +53,7 @@ def chat(number: int, **fields: Any) -> tuple[str, dict[str, Any]]:
     return "/v1/chat/completions", {"stream": True, **body, **fields}
 
 
-def requests() -> list[tuple[str, dict[str, Any]]]:
+def requests(count: int) -> list[tuple[str, dict[str, Any]]]:
     """Paths and bodies. Those without a seed have an id, from which their seed follows."""
     counted = {"stream_options": {"include_usage": True}}
     form = {"type": "json_schema", "json_schema": {"name": "names", "schema": SCHEMA}}
@@ -73,7 +73,7 @@ def requests() -> list[tuple[str, dict[str, Any]]]:
         lambda n: ("/v1/messages", {"messages": HI, "max_tokens": 60 + n, "stream": True, "temperature": 0}),
         lambda n: completion(n, use_beam_search=True, n=2, temperature=0, max_tokens=12, stream=False),
     ]
-    found = [kinds[number % len(kinds)](number) for number in range(STREAMS)]
+    found = [kinds[number % len(kinds)](number) for number in range(count)]
     return [(path, {"model": MODEL, **body}) for path, body in found]
 
 
@@ -121,10 +121,10 @@ def summary(path: str, events: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-async def ask_all(url: str) -> list[dict[str, Any]]:
+async def ask_all(url: str, count: int) -> list[dict[str, Any]]:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=300, limits=limits) as client:
-        return await asyncio.gather(*(ask(client, path, body) for path, body in requests()))
+        return await asyncio.gather(*(ask(client, path, body) for path, body in requests(count)))
 
 
 # -- deaths ------------------------------------------------------------------------------------------------------
@@ -164,8 +164,8 @@ class Killer:
 async def disturbed(server: ServerProcess, killer: Killer, expected: list[dict[str, Any]]) -> None:
     killing = asyncio.create_task(killer.run())
     while killer.left:
-        found = await ask_all(server.url)
-        for (path, body), is_now, was in zip(requests(), found, expected, strict=True):
+        found = await ask_all(server.url, len(expected))
+        for (path, body), is_now, was in zip(requests(len(expected)), found, expected, strict=True):
             assert is_now == was, (path, body)
     await killing
 
@@ -174,12 +174,12 @@ async def disturbed(server: ServerProcess, killer: Killer, expected: list[dict[s
     pytest.param(["--distributed-executor-backend", "mp"], id="worker of its own"),
     pytest.param(["--api-server-count", "2"], id="two front ends"),
 ])  # fmt: skip
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.long)])
-def test_every_stream_goes_on(tmp_path: Path, arguments: list[str], kills: int) -> None:
+@pytest.mark.parametrize(("count", "kills"), [(28, 2), pytest.param(STREAMS, 20, marks=pytest.mark.long)])
+def test_every_stream_goes_on(tmp_path: Path, arguments: list[str], count: int, kills: int) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     with serve(tmp_path, "--max-engine-restarts", "50", *arguments) as server:
-        expected = asyncio.run(ask_all(server.url))
+        expected = asyncio.run(ask_all(server.url, count))
         assert wait_until(lambda: metrics(server)["vllm:num_requests_running"] == 0)
         before = metrics(server)
         modules = [CORE, WORKER] if "mp" in arguments else [CORE]

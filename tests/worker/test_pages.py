@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from quire.scheduling.scheduler import Scheduler
-from quire.types.kv import KVGroupSpec, capacity
+from quire.types.kv import KVGroupSpec, capacity, tokens_held
 from quire.types.plan import Admit, NewBlocks
 from quire.types.sampling import SamplingParams
 from quire.worker.kv_store import KVStore
@@ -165,6 +165,12 @@ def test_a_chunked_prompt_holds_a_window_and_a_chunk(chunk: int) -> None:
     history = pages.groups[1].num_blocks(32_768)
     assert most - history <= (1024 + chunk) // 16 + 1
     assert last - history <= 1024 // 16 + 1
+
+
+def test_tokens_that_the_cache_holds() -> None:
+    assert tokens_held([full(1)], 1 + 10, 50) == 160
+    pages = lay_out([full(1), window(5, 64)], 16)
+    assert tokens_held(pages.groups, 1 + 30, 800) == 30 * 800 // (10 + 5)
 
 
 def test_what_fits_counts_windows_once() -> None:

@@ -138,9 +138,25 @@ class PoolingAPI:
         tokenization_kwargs: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
     ) -> list[ScoringRequestOutput]:
-        """How well each text of `data_2` fits the text of `data_1` in its place, or the only one there is.
+        """How well texts fit each other.
 
         A cross-encoder (a classifier with one class) reads both together; of embeddings it is the cosine.
+
+        Args:
+            data_1: one text, or as many as `data_2` has.
+            data_2: texts, or one.
+            pooling_params: one for all pairs; None: the model's defaults.
+            use_tqdm: show progress.
+            truncate_prompt_tokens: longer prompts are cut to this; -1: to the context.
+            truncation_side: where they are cut: "left" or "right".
+            tokenization_kwargs: the two above, under the name that other engines have for them.
+            chat_template: another template for pairs than the model's.
+
+        Returns:
+            The scores, in the order of `data_2`.
+
+        Raises:
+            InputError: the model makes no scores, or a text cannot run.
         """
         pairs = pair_up(data_1, data_2)
         options = TokenizationOptions.of(tokenization_kwargs, truncate_prompt_tokens, truncation_side)

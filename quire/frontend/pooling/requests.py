@@ -11,7 +11,7 @@ import numpy as np
 from quire.config.pooler import PoolerConfig
 from quire.engine.client import EngineInfo
 from quire.foundation.errors import InputError, QuireError
-from quire.frontend.inputs import PromptLike, check_ids, check_labels, read_prompt, tokenize
+from quire.frontend.inputs import PromptLike, check_labels, checked_ids, read_prompt, tokenize
 from quire.frontend.outputs import RequestState
 from quire.frontend.tokenization.tokenizer import Tokenizer
 from quire.types.pooling import (
@@ -23,7 +23,7 @@ from quire.types.pooling import (
     PoolingParams,
     PoolingRequestOutput,
 )
-from quire.types.request import EngineRequest
+from quire.types.request import EngineRequest, TokenIds
 from quire.types.sampling import RequestOutputKind, SamplingParams
 
 _BY_TOKEN = (TOKEN_EMBED, TOKEN_CLASSIFY)
@@ -42,7 +42,7 @@ class RefusedError(QuireError):
 
 @dataclass(frozen=True, slots=True)
 class PoolingPrompt:
-    token_ids: list[int]
+    token_ids: TokenIds
     second_text: int | None = None  # position where the second text of a pair begins
     cache_salt: str | None = None
 
@@ -92,10 +92,10 @@ def build(
 ) -> EngineRequest:
     """task: what `check_task` returned. Raises InputError naming the field that cannot be."""
     check_labels(request_id, priority, prompt.cache_salt)
-    ids, pooler = prompt.token_ids, pooler_of(info)
-    if not ids:
+    pooler = pooler_of(info)
+    if not len(prompt.token_ids):
         raise InputError("prompt must not be empty", "prompt")
-    check_ids(ids, info)
+    ids = checked_ids(prompt.token_ids, info)
     if len(ids) > info.max_model_len:
         raise InputError(
             f"the prompt has {len(ids)} tokens, more than the {info.max_model_len} of the context (max_model_len); "

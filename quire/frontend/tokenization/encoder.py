@@ -19,6 +19,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
+from quire.foundation import aside
 from quire.foundation.async_forks import AsyncForks
 from quire.foundation.errors import ContextLengthError, InputError, OverloadedError
 from quire.foundation.fork_server import ForkServer, Limits
@@ -27,15 +28,15 @@ from quire.frontend.pooling.requests import PoolingPrompt
 from quire.frontend.text import check_text
 from quire.frontend.tokenization.tokenizer import Tokenizer
 from quire.frontend.tokenization.truncation import FIELD, NO_TRUNCATION, Side, Truncation, check_length, encode_texts
+from quire.types.request import TokenIds, token_array
 
-SHORT = 16 * 1024  # characters of all texts that are encoded in place
+SHORT = aside.LONG  # characters of all texts that are encoded in place
 LONG = 256 * 1024  # more are encoded in a fork
 PIECE = 1024 * 1024  # characters that one fork encodes, unless they are one text
 WIDTH = max(1, min(4, (os.cpu_count() or 1) // 4))  # threads at a time, and forks
 MAX_WAITING = 64  # requests
 LIMITS = Limits(cpu_seconds=60, wall_seconds=600.0, memory_bytes=2 * 1024**3, forks=WIDTH)
 
-Ids = Sequence[int] | np.ndarray
 T = TypeVar("T")
 
 
@@ -49,7 +50,7 @@ class _Piece(msgspec.Struct, frozen=True, array_like=True):
 
 class _Encoded(msgspec.Struct, frozen=True, array_like=True):
     count: int
-    ids: bytes | None  # uint32
+    ids: bytes | None  # int32
 
 
 class TextEncoder:
@@ -76,25 +77,21 @@ class TextEncoder:
         *,
         add_special_tokens: bool,
         most: int | None = None,
-    ) -> list[list[int]]:
-        """The ids of each text. most: tokens that each may have; None: any number.
+    ) -> list[TokenIds]:
+        """The ids of each text, of long ones as arrays int32. most: tokens that each may have; None: any number.
 
         Raises InputError for a text that has more or is too long to be encoded, OverloadedError if too many wait.
         """
         found = []
-        for text, (count, ids) in zip(
-            texts, await self._encode(texts, cut, most, most, add_special_tokens=add_special_tokens), strict=True
-        ):
+        for count, ids in await self._encode(texts, cut, most, most, add_special_tokens=add_special_tokens):
             if most is not None and count > most:
                 raise ContextLengthError.of(count, self._context - most, self._context)
             assert ids is not None
-            if len(text) > SHORT:
-                await asyncio.sleep(0)
-            found.append(ids.tolist() if isinstance(ids, np.ndarray) else list(ids))
+            found.append(ids)
         return found
 
-    async def tokens(self, text: str, *, add_special_tokens: bool) -> Ids:
-        """The ids of a text however many they are; of a long one an array uint32 [tokens]."""
+    async def tokens(self, text: str, *, add_special_tokens: bool) -> TokenIds:
+        """The ids of a text however many they are; of a long one an array int32 [tokens]."""
         [(_, ids)] = await self._encode([text], NO_TRUNCATION, None, None, add_special_tokens=add_special_tokens)
         assert ids is not None
         return ids
@@ -116,7 +113,7 @@ class TextEncoder:
 
     async def _encode(
         self, texts: Sequence[str], cut: Truncation, most: int | None, keep: int | None, *, add_special_tokens: bool
-    ) -> list[tuple[int, Ids | None]]:
+    ) -> list[tuple[int, TokenIds | None]]:
         """Number and ids of the tokens of each text; no ids of one with more than `keep` that was not encoded here."""
         for text in texts:
             check_length(self.tokenizer, text, self._context, most, is_cut=cut.limit is not None)
@@ -124,23 +121,23 @@ class TextEncoder:
         if size > LONG:
             return await self._in_forks(texts, cut, keep, add_special_tokens=add_special_tokens)
 
-        def here() -> list[tuple[int, Ids | None]]:
+        def here(convert: Callable[[list[int]], TokenIds]) -> list[tuple[int, TokenIds | None]]:
             found = encode_texts(self.tokenizer, texts, cut, add_special_tokens=add_special_tokens)
-            return [(len(ids), ids) for ids in found]
+            return [(len(ids), convert(ids)) for ids in found]
 
         if size <= SHORT:
-            return here()
+            return here(lambda ids: ids)
         async with self._threads:
-            return await asyncio.to_thread(here)
+            return await asyncio.to_thread(here, token_array)
 
     async def _in_forks(
         self, texts: Sequence[str], cut: Truncation, keep: int | None, *, add_special_tokens: bool
-    ) -> list[tuple[int, Ids | None]]:
+    ) -> list[tuple[int, TokenIds | None]]:
         """One fork after the other, so that a request with much to encode does not keep others from theirs."""
         if self._num_waiting >= MAX_WAITING:
             raise OverloadedError(f"{MAX_WAITING} requests with long texts wait to be tokenized")
         self._num_waiting += 1
-        found: list[tuple[int, Ids | None]] = []
+        found: list[tuple[int, TokenIds | None]] = []
         try:
             for batch in _batches(texts, PIECE, len):
                 for text in batch:
@@ -156,7 +153,7 @@ class TextEncoder:
                 result = msgspec.msgpack.decode(answer, type=list[_Encoded] | str)
                 if isinstance(result, str):
                     raise InputError(result, FIELD)
-                found += [(one.count, None if one.ids is None else np.frombuffer(one.ids, np.uint32)) for one in result]
+                found += [(one.count, None if one.ids is None else np.frombuffer(one.ids, np.int32)) for one in result]
         finally:
             self._num_waiting -= 1
         return found
@@ -186,10 +183,7 @@ def _work(tokenizer: Tokenizer, body: bytes) -> bytes:
         return msgspec.msgpack.encode(error.message)
     keep = piece.keep
     return msgspec.msgpack.encode(
-        [
-            _Encoded(len(ids), np.array(ids, np.uint32).tobytes() if keep is None or len(ids) <= keep else None)
-            for ids in found
-        ]
+        [_Encoded(len(ids), token_array(ids).tobytes() if keep is None or len(ids) <= keep else None) for ids in found]
     )
 
 

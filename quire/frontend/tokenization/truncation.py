@@ -10,6 +10,7 @@ from quire.engine.client import EngineInfo
 from quire.foundation.errors import ContextLengthError, InputError
 from quire.frontend.text import check_text, most_chars
 from quire.frontend.tokenization.tokenizer import Tokenizer
+from quire.types.request import TokenIds
 
 Side = Literal["left", "right"]
 FIELD = "truncate_prompt_tokens"
@@ -54,7 +55,7 @@ class Truncation:
         answer = max(1, min_tokens, max_tokens or 0)
         return cls.of(wanted, side, info, answer=answer, default_side="left")
 
-    def cut(self, ids: list[int]) -> list[int]:
+    def cut(self, ids: TokenIds) -> TokenIds:
         if self.limit is None or len(ids) <= self.limit:
             return ids
         return ids[: self.limit] if self.side == "right" else ids[len(ids) - self.limit :]

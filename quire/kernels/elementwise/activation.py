@@ -15,8 +15,3 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
         return activation.silu_and_mul(gate_up)
     return cpu_elementwise.silu_and_mul(gate_up)
-
-
-def silu_and_mul_reference(gate_up: torch.Tensor) -> torch.Tensor:
-    gate, up = gate_up.float().chunk(2, dim=-1)
-    return (torch.nn.functional.silu(gate) * up).to(gate_up.dtype)

@@ -10,6 +10,7 @@ interpreter's lock at every turn; and who rehearses has other things to do that 
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Hashable
@@ -21,7 +22,20 @@ import torch
 import triton
 from triton.runtime.jit import JITFunction
 
+logger = logging.getLogger(__name__)
+
 _MAX_THREADS = 32
+# `JITFunction.run`, the hook and `preload` are Triton's inside: used with versions that were tested only.
+TRITON_TESTED = ("3.6.", "3.9.")
+
+
+def is_possible() -> bool:
+    """Whether this Triton is one whose launches can be noted; if not, kernels are compiled at their first launch."""
+    if triton.__version__.startswith(TRITON_TESTED):
+        return True
+    known = " or ".join(version + "x" for version in TRITON_TESTED)
+    logger.warning("triton %s: kernels are compiled one by one, not many at once as with %s", triton.__version__, known)
+    return False
 
 
 class Rehearsal:

@@ -8,17 +8,18 @@ import itertools
 import secrets
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import orjson
 from starlette.types import ASGIApp, Message
 
+from quire.foundation.aside import aside
 from quire.foundation.errors import EngineDeadError, InputError
 from quire.foundation.log import get_logger
 from quire.foundation.shown import clipped, shown
 from quire.server.batches.journal import Journal
-from quire.server.http.body import BIG_BODY
 from quire.server.http.entry import IN_BACKGROUND
 from quire.server.http.errors import MAX_MESSAGE
 from quire.server.http.shape import check_shape
@@ -108,10 +109,7 @@ class LineRunner:
             async with asyncio.TaskGroup() as group:
                 while chunk := await asyncio.to_thread(_take, lines):
                     for line in chunk:
-                        if len(line.raw) > BIG_BODY:  # read where it holds up nobody
-                            request = await asyncio.to_thread(self._parse, line, seen)
-                        else:
-                            request = self._parse(line, seen)
+                        request = await aside(partial(self._parse, line, seen), len(line.raw))
                         if line.id not in journal.done:
                             await free.acquire()
                             group.create_task(answer(line, request))

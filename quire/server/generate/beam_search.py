@@ -18,6 +18,7 @@ from quire.server.generate.protocol import GenerationBody
 from quire.server.http.entry import retry_seconds
 from quire.server.http.errors import ApiError
 from quire.types.output import Logprob, RequestOutput
+from quire.types.request import token_list
 from quire.types.sampling import BeamSearchParams, SamplingParams
 
 
@@ -32,7 +33,7 @@ class BeamGeneration(Generation):
         if prompt.constraint is not None:
             raise InputError("use_beam_search cannot bind its answers to a grammar or a budget", "use_beam_search")
         found = self.service.running().beam_search(
-            prompt.token_ids, self.beams, request_id, priority=self.priority, cache_salt=self.cache_salt
+            token_list(prompt.token_ids), self.beams, request_id, priority=self.priority, cache_salt=self.cache_salt
         )
         try:
             async with aclosing(found) as outputs:

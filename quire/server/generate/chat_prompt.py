@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from quire.foundation.aside import LONG, MANY
 from quire.foundation.errors import InputError
 from quire.frontend.templates.chat import render
 from quire.frontend.templates.sandbox import Rendering
@@ -18,8 +19,7 @@ from quire.server.pooling.protocol import InputBody
 from quire.server.service import Service
 
 # Longer conversations are rendered on a thread, so that other streams go on.
-BIG_CHAT = 1024  # objects in them
-BIG_TEXT = 256 * 1024  # characters
+BIG_TEXT = 16 * LONG  # characters, which a template mostly passes on
 MAX_WAITING = 64  # renderings of templates that requests bring; a hostile one takes a second
 
 Messages = Sequence[Mapping[str, Any]]
@@ -82,9 +82,9 @@ def _is_big(*values: Any) -> bool:
         if isinstance(value, str):
             chars += len(value)
         elif isinstance(value, Mapping | list):
-            if len(value) > BIG_CHAT:
+            if len(value) > MANY:
                 return True
             pending += value.values() if isinstance(value, Mapping) else value
-        if objects > BIG_CHAT or chars > BIG_TEXT:
+        if objects > MANY or chars > BIG_TEXT:
             return True
     return False

@@ -15,6 +15,7 @@ import numpy as np
 from fastapi import Request
 
 from quire import __version__
+from quire.foundation.aside import MANY, aside
 from quire.foundation.errors import InputError
 from quire.foundation.log import get_logger
 from quire.frontend import inputs
@@ -29,7 +30,7 @@ from quire.server.http.limits import MAX_ANSWERS
 from quire.server.metrics import RequestClock
 from quire.server.service import Service
 from quire.types.output import ABORTED, RequestOutput
-from quire.types.request import BACKGROUND
+from quire.types.request import BACKGROUND, TokenIds
 from quire.types.sampling import RequestOutputKind, SamplingParams
 from quire.types.structured import Constraint
 
@@ -39,12 +40,11 @@ FINGERPRINT = f"quire-{__version__}"
 REFUSALS = {"queue_full": 503, "draining": 503, "invalid_request": 400}  # stop_reason → HTTP status; others 500
 _ENDED = {ABORTED: "aborted", "error": "failed"}  # as the log says it
 STARTED_A_TURN = 16  # prompts of one request
-BIG_SCORES = 1024  # prompt positions with log-probabilities
 
 
 @dataclass(frozen=True, slots=True)
 class PromptIds:
-    token_ids: list[int]
+    token_ids: TokenIds
     text: str | None = None
     constraint: Constraint | None = None  # of its answers
     embeds: np.ndarray | None = None  # what it is instead of its ids
@@ -191,9 +191,7 @@ class Generation:
                 await source.aclose()
 
     def _source(self, prompt: PromptIds, request_id: str) -> AsyncGenerator[RequestOutput, None]:
-        given: inputs.PromptLike | inputs.Prompt = {"prompt_token_ids": prompt.token_ids, "prompt": prompt.text}
-        if prompt.embeds is not None:  # have been checked
-            given = inputs.Prompt(token_ids=prompt.token_ids, embeds=prompt.embeds)
+        given = inputs.Prompt(prompt.text, prompt.token_ids, embeds=prompt.embeds)  # have been read
         return self.service.running().generate(
             given,
             self.params,
@@ -217,14 +215,14 @@ class Generation:
 
 async def tokenize(
     service: Service, text: str, *, add_special_tokens: bool, cut: Truncation = NO_TRUNCATION
-) -> list[int]:
+) -> TokenIds:
     """Token ids of `text`, a prompt that is answered. Raises InputError for one that the context cannot hold."""
     return (await tokenize_all(service, [text], add_special_tokens=add_special_tokens, cut=cut))[0]
 
 
 async def tokenize_all(
     service: Service, texts: Sequence[str], *, add_special_tokens: bool, cut: Truncation = NO_TRUNCATION
-) -> list[list[int]]:
+) -> list[TokenIds]:
     """Token ids of each of `texts`, prompts that are answered. Raises InputError for what the context cannot hold."""
     most = service.running().info.max_model_len - 1
     return await service.encoder.encode(texts, cut, add_special_tokens=add_special_tokens, most=most)
@@ -233,7 +231,7 @@ async def tokenize_all(
 async def build_reply(outputs: Iterable[RequestOutput], build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """`build()`, on a thread if the prompts' log-probabilities are many, so that other streams go on."""
     scored = sum(len(output.prompt_logprobs or ()) for output in outputs)
-    return await asyncio.to_thread(build) if scored > BIG_SCORES else build()
+    return await aside(build, scored, MANY)
 
 
 def truncation(service: Service, body: GenerationBody, params: SamplingParams) -> Truncation:

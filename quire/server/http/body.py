@@ -14,6 +14,7 @@ from fastapi import Request
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
+from quire.foundation.aside import LONG
 from quire.foundation.errors import InputError
 from quire.foundation.log import get_logger
 from quire.foundation.shown import shown
@@ -24,7 +25,6 @@ from quire.server.http.shape import check_shape
 from quire.types.json_text import JsonText
 
 log = get_logger(__name__)
-BIG_BODY = 16 * 1024  # bytes
 T = TypeVar("T")
 is_gone: ContextVar[Callable[[], bool]] = ContextVar("is_gone", default=lambda: False)  # the client of this request
 _TEXT = "text"
@@ -100,13 +100,13 @@ async def body_bytes(request: Request) -> bytes | bytearray:
         read = bytearray()
         async for piece in request.stream():
             read += piece
-        request._body = bytes(read) if len(read) <= BIG_BODY else read  # type: ignore[assignment]  # `body` returns it
+        request._body = bytes(read) if len(read) <= LONG else read  # type: ignore[assignment]  # `body` returns it
     return request._body
 
 
 async def look_into(request: Request, call: Callable[[], T]) -> T:
     """`call()`, which works out what a body asks for: on a thread if that is long, so that other streams go on."""
-    return await on_thread(call) if len(await body_bytes(request)) > BIG_BODY else call()
+    return await on_thread(call) if len(await body_bytes(request)) > LONG else call()
 
 
 async def on_thread(call: Callable[[], T]) -> T:
@@ -127,7 +127,7 @@ def _read(raw: bytes | bytearray, model: type[AnyBody], path: str, most: int | N
     if raw[:1].isspace():
         raw = bytes(raw).strip()
     try:
-        data = _fields(raw, model) if len(raw) > BIG_BODY else parse(raw, SCHEMAS)
+        data = _fields(raw, model) if len(raw) > LONG else parse(raw, SCHEMAS)
     except (orjson.JSONDecodeError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InputError(f"the request body is not valid JSON: {error}") from None
     if not isinstance(data, dict):
@@ -152,9 +152,9 @@ def _fields(raw: bytes | bytearray | msgspec.Raw, model: type[Body]) -> Any:
             path = f"{model.within}.{name}" if model.within else name
             raise InputError(f"{path} takes {size} bytes of JSON, and may take {most}", model.within or name)
         inner = model.model_fields[name].annotation if name in model.model_fields else None
-        if not is_known and size > BIG_BODY:
+        if not is_known and size > LONG:
             found[name] = True
-        elif isinstance(inner, type) and issubclass(inner, Body) and size > BIG_BODY:
+        elif isinstance(inner, type) and issubclass(inner, Body) and size > LONG:
             found[name] = _fields(value, inner)
         else:
             found[name] = parse(value, SCHEMAS.get(name))
@@ -167,7 +167,7 @@ def parse(raw: bytes | bytearray | msgspec.Raw, schemas: Any) -> Any:
     schemas: where they are: _TEXT, or by key.
     """
     size = memoryview(raw).nbytes
-    if size > BIG_BODY and schemas and bytes(memoryview(raw)[:1]) == b"{":
+    if size > LONG and schemas and bytes(memoryview(raw)[:1]) == b"{":
         if schemas is _TEXT:
             return JsonText(bytes(raw), "utf-8")
         return {name: parse(value, schemas.get(name)) for name, value in _FIELDS.decode(raw).items()}

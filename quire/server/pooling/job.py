@@ -27,7 +27,7 @@ from quire.server.pooling.protocol import InputBody, PoolingBase
 from quire.server.service import Service
 from quire.types.output import ABORTED
 from quire.types.pooling import PoolingOutput, PoolingParams, PoolingRequestOutput
-from quire.types.request import BACKGROUND
+from quire.types.request import BACKGROUND, TokenIds
 
 MAX_INPUTS = 2048  # of one request
 Output = PoolingRequestOutput[PoolingOutput]
@@ -159,7 +159,7 @@ async def prompts_of(request: Request, body: InputBody) -> list[PoolingPrompt]:
 
 async def encode(
     service: Service, texts: Sequence[str], cut: Truncation, field: str, *, add_special_tokens: bool = True
-) -> list[list[int]]:
+) -> list[TokenIds]:
     """Token ids of texts. Raises InputError if the server has no tokenizer, or for what the context cannot hold."""
     most = service.running().info.max_model_len
     with field_names({"prompt": field}):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import quire
 from quire.server.service import Service
+from quire.types.kv import tokens_held
 
 if TYPE_CHECKING:
     from quire.engine.client import EngineInfo
@@ -30,7 +31,7 @@ def ready_lines(
 ) -> list[str]:
     """At most 15 lines. `first_token` and `total` are seconds."""
     resolved, report = info.resolved, info.report
-    tokens = (report.num_blocks - 1) * (report.groups[0].block_size if report.groups else 0)
+    tokens = tokens_held(report.groups, report.num_blocks, report.max_model_len)
     kept = f"KV cache: {tokens:,} tokens, {report.kv_bytes / GIB:.2f} GiB; " if report.kv_bytes else ""
     phases = {**report.phases, "first token": first_token}
     phases["imports and processes"] = max(total - sum(phases.values()), 0.0)

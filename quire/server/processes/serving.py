@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
+from quire.foundation.errors import EngineDeadError
 from quire.foundation.heap import settle_heap
 from quire.foundation.log import get_logger, setup
 from quire.foundation.threads import switch_soon
@@ -117,8 +118,9 @@ async def _warm_up(engine: AsyncLLM, request_id: str) -> None:
             pass
         return
     params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
-    async for _ in engine.generate(prompt, params, request_id):
-        pass
+    async for output in engine.generate(prompt, params, request_id):
+        if output.error is not None:
+            raise EngineDeadError(output.error)
 
 
 def setup_logs(level: str) -> None:

@@ -18,6 +18,7 @@ from quire.server.http.sse import JsonReply
 from quire.server.service import Service
 from quire.server.tokens.protocol import GenerativeScoringBody
 from quire.types.output import Logprob
+from quire.types.request import token_list
 from quire.types.sampling import RequestOutputKind, SamplingParams
 
 router = APIRouter()
@@ -80,7 +81,8 @@ async def _ids(service: Service, given: Sequence[str | list[int]], add_special_t
     texts = [one for one in given if isinstance(one, str)]
     if not texts:
         return [one for one in given if isinstance(one, list)]
-    return await generation.tokenize_all(service, texts, add_special_tokens=add_special_tokens)
+    encoded = await generation.tokenize_all(service, texts, add_special_tokens=add_special_tokens)
+    return [token_list(ids) for ids in encoded]
 
 
 def _score(entries: Mapping[int, Logprob], labels: list[int], *, apply_softmax: bool) -> float:

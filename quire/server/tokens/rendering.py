@@ -29,6 +29,7 @@ from quire.server.openai.completions import Completion, read_completion
 from quire.server.service import Service
 from quire.server.tokens.protocol import ChatDerenderBody, CompletionDerenderBody, TokenChoice, TokenResponse
 from quire.types.output import EngineOutput, RequestOutput, TokenLogprobs
+from quire.types.request import token_list
 from quire.types.sampling import RequestOutputKind, SamplingParams
 
 router = APIRouter()
@@ -114,7 +115,7 @@ def _requests(job: Generation, body: GenerationBody) -> list[dict[str, Any]]:
     return [
         {
             "request_id": job.engine_id if len(job.prompts) == 1 else f"{job.engine_id}-{index}",
-            "token_ids": prompt.token_ids,
+            "token_ids": token_list(prompt.token_ids),
             "features": None,
             "sampling_params": params,
             "model": job.model,
@@ -137,7 +138,7 @@ def _output(service: Service, prompt: PromptIds, response: TokenResponse, params
         )
     params = params.clone(output_kind=RequestOutputKind.FINAL_ONLY)
     answers = [_answer(service, choice, params).take(delta=False) for choice in response.choices]
-    return RequestOutput(response.request_id or "", prompt.text, prompt.token_ids, answers, True)
+    return RequestOutput(response.request_id or "", prompt.text, token_list(prompt.token_ids), answers, True)
 
 
 def _answer(service: Service, choice: TokenChoice, params: SamplingParams) -> Answer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from functools import partial
 
@@ -11,17 +10,17 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from quire.foundation.aside import LONG, aside
 from quire.foundation.errors import InputError
-from quire.frontend.tokenization.encoder import Ids
 from quire.frontend.tokenization.tokenizer import Tokenizer
 from quire.server.generate.chat_prompt import render_chat
 from quire.server.generate.protocol import DetokenizeBody, TokenizeBody
 from quire.server.http.body import openapi_body, read_body
 from quire.server.http.errors import ApiError
 from quire.server.service import Service
+from quire.types.request import TokenIds
 
 router = APIRouter()
-BIG_LIST = 16 * 1024  # ids; longer lists are converted on a thread, so that other streams go on
 
 
 @router.post("/tokenize", openapi_extra=openapi_body(TokenizeBody))
@@ -40,13 +39,13 @@ async def tokenize(request: Request) -> Response:
         ids = await service.encoder.tokens(body.prompt, add_special_tokens=special is not False)
     tokenizer = service.tokenizer() if body.return_token_strs else None
     write = partial(_reply, ids, engine.info.max_model_len, tokenizer)
-    reply = await asyncio.to_thread(write) if len(ids) > BIG_LIST else write()
+    reply = await aside(write, len(ids))
     return Response(reply, media_type="application/json")
 
 
-def _reply(ids: Ids, context: int, tokenizer: Tokenizer | None) -> bytes:
+def _reply(ids: TokenIds, context: int, tokenizer: Tokenizer | None) -> bytes:
     """Written in pieces, between which a thread lets others go on. tokenizer: for the text of each token."""
-    pieces = [ids[start : start + BIG_LIST] for start in range(0, len(ids), BIG_LIST)]
+    pieces = [ids[start : start + LONG] for start in range(0, len(ids), LONG)]
     tokens = [_dump(piece.tolist() if isinstance(piece, np.ndarray) else piece) for piece in pieces]
     strings = b"null"
     if tokenizer is not None:
@@ -79,7 +78,7 @@ async def detokenize(request: Request) -> Response:
                 raise InputError(f"tokens must be in [0, {vocab}), got {token}", "tokens")
         return orjson.dumps({"prompt": tokenizer.decode(body.tokens)})
 
-    reply = await asyncio.to_thread(decode) if len(body.tokens) > BIG_LIST else decode()
+    reply = await aside(decode, len(body.tokens))
     return Response(reply, media_type="application/json")
 
 

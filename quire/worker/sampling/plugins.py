@@ -54,15 +54,26 @@ class LogitsProcessor(ABC):
         """
 
     def apply(self, logits: torch.Tensor, rows: Rows) -> torch.Tensor | None:
-        """Edit float32 logits [rows, vocabulary] on the device, in place or by returning others.
+        """Edit logits on the device, in place or by returning others.
 
         By then allowed ids, bad words, min_tokens and logit_bias have been applied; penalties, temperature and what
         follows it have not. Tokens that a grammar forbids stay forbidden.
+
+        Args:
+            logits: of the rows whose requests want this processor.
+            rows: what is known of each of them.
+
+        Shapes:
+            logits: float32 [rows, vocabulary].
         """
         raise NotImplementedError
 
     def apply_row(self, logits: torch.Tensor, row: Row) -> torch.Tensor | None:
-        """The same for one row, [vocabulary]. Slower in a large batch; if it raises, only that row's request ends."""
+        """The same for one row. Slower in a large batch; if it raises, only that row's request ends.
+
+        Shapes:
+            logits: float32 [vocabulary].
+        """
         raise NotImplementedError
 
 

@@ -16,9 +16,11 @@ from typing import Any
 import msgspec
 
 from quire.foundation.errors import ContextLengthError
+from quire.frontend.inputs import Prompt
 from quire.frontend.reply_formats import Formats
 from quire.parsers.base import REASONING_FORMATS, TOOL_FORMATS
 from quire.types.output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from quire.types.request import token_list
 from quire.types.sampling import RequestOutputKind, SamplingParams
 from tests.server.echo_llm import CONTEXT, EchoLLM
 
@@ -95,7 +97,7 @@ class DictatedLLM(EchoLLM):
 
     @property
     def prompts(self) -> list[str]:
-        return [seen["prompt"]["prompt"] for seen in self.seen]
+        return [seen["prompt"].text for seen in self.seen]
 
     def get_tokenizer(self) -> Any:
         return CharacterTokenizer()
@@ -109,17 +111,17 @@ class DictatedLLM(EchoLLM):
         return self._formats
 
     async def generate(
-        self, prompt: dict[str, Any], params: SamplingParams, request_id: str, **options: Any
+        self, prompt: Prompt, params: SamplingParams, request_id: str, **options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
-        if len(prompt["prompt_token_ids"]) >= self.context:
-            raise ContextLengthError.of(len(prompt["prompt_token_ids"]), 1, self.context)
+        if len(prompt.token_ids) >= self.context:
+            raise ContextLengthError.of(len(prompt.token_ids), 1, self.context)
         if self.refuse_with is not None:
             async for output in super().generate(prompt, params, request_id, **options):
                 yield output
             return
         self.seen.append({"id": request_id, "params": params, "prompt": prompt, **options})
         self.running.add(request_id)
-        text = str(prompt["prompt"])
+        text = str(prompt.text)
         said = text.rpartition(SAY)[2].partition("\n[")[0] if SAY in text else ""
         arrival, is_finished = time.time(), False
         try:
@@ -134,7 +136,7 @@ class DictatedLLM(EchoLLM):
                 if is_finished or params.output_kind == RequestOutputKind.DELTA:
                     times = RequestMetrics(arrival, arrival, arrival, time.time() if is_finished else None)
                     yield RequestOutput(
-                        request_id, text, prompt["prompt_token_ids"], [answer], is_finished, None, 7, times
+                        request_id, text, token_list(prompt.token_ids), [answer], is_finished, None, 7, times
                     )
         finally:
             self.running.discard(request_id)

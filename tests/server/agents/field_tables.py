@@ -47,7 +47,7 @@ class Answered:
 
     @property
     def prompt(self) -> str:
-        return str(self.seen["prompt"]["prompt"])
+        return str(self.seen["prompt"].text)
 
     @property
     def choice(self) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def replies(**fields: Any) -> Effect:
 # Endpoint, fields, and what they do; None: they are taken and do nothing
 TAKEN: list[tuple[str, dict[str, Any], Effect | None]] = [
     # -- completions
-    (COMPLETIONS, {"prompt": [72, 105]}, lambda a: a.seen["prompt"]["prompt_token_ids"] == [72, 105]),
+    (COMPLETIONS, {"prompt": [72, 105]}, lambda a: a.seen["prompt"].token_ids == [72, 105]),
     (COMPLETIONS, {"prompt": ["a", "b"]}, lambda a: [c["index"] for c in a.reply["choices"]] == [0, 1]),
     (COMPLETIONS, {"prompt": [[72], [73]]}, lambda a: a.reply["usage"]["prompt_tokens"] == 2),
     (COMPLETIONS, {"model": MODEL}, replies(model=MODEL)),
