@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
 from quire import LLM, SamplingParams
 from quire.config.speculative import DRAFTERS
+from quire.frontend.llm_engine import LLMEngine
 from quire.types.repetition import RepetitionDetectionParams
 from quire.types.structured import StructuredOutputsParams
 from quire.worker.drafters import DrafterSetup
@@ -124,6 +126,38 @@ def test_every_feature_gives_the_answer_that_it_gives_without(tiny_qwen3: Path, 
         assert same(answer, wanted), params
     assert counted["vllm:spec_decode_num_accepted_tokens"] > 100
     assert counted["vllm:spec_decode_num_draft_tokens"] > counted["vllm:spec_decode_num_accepted_tokens"]
+
+
+def drive(folder: Path, kill_after: int = 0, **options: Any) -> tuple[list[Any], LLMEngine]:
+    """The answers to `requests`, of a worker that is killed after so many steps; 0: of one that is not."""
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    engine = LLMEngine.from_options(str(folder), **OPTIONS, distributed_executor_backend="mp", **options)
+    started = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
+    (worker,) = (child for child in started if "quire.executor.worker_process" in child.cmdline())
+    for number, (prompt, params) in enumerate(requests()):
+        engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
+    found: dict[str, Any] = {}
+    for step in itertools.count(1):
+        found |= {output.request_id: output for output in engine.step() if output.finished}
+        if not engine.has_unfinished_requests():
+            return [told(found[str(number)]) for number in range(len(found))], engine
+        if step == kill_after:
+            worker.kill()
+    raise AssertionError
+
+
+def test_answers_go_on_when_the_worker_dies(tiny_qwen3: Path) -> None:
+    """The next engine is given what there is of them, and drafts on from there."""
+    expected, engine = drive(tiny_qwen3)
+    engine.shutdown()
+    answers, engine = drive(tiny_qwen3, kill_after=12, **ALWAYS)
+    counted = {metric.name: metric for metric in engine.get_metrics()}
+    engine.shutdown()
+    assert counted["quire:engine_restarts"].value == 1  # type: ignore[attr-defined]
+    accepted = counted["vllm:spec_decode_num_accepted_tokens"].value  # type: ignore[attr-defined]
+    assert accepted > 100
+    for (_, wanted), found, other in zip(requests(), answers, expected, strict=True):
+        assert same(found, other), wanted
 
 
 def test_greedy_text_is_that_of_transformers(tiny_qwen3: Path, reference: Reference) -> None:
