@@ -8,6 +8,7 @@ window: five of six layers see so many tokens, and so there are two groups of la
 steady: all rows decode, nobody comes or goes (a block boundary every `block_size` tokens, spread over the rows).
 churn: like it, but outputs are short, so that requests end and new ones are admitted nearly every step.
 quiet: steady, for requests whose output is wanted only at the end.
+drafts: steady where requests may draft and nothing is expected of it; verify: all steps have 4 drafts, half are right.
 prefix: admission of prompts that share a long prefix, microseconds a request.
 --prompt: instead, what one new prompt of so many tokens costs the core before its first plan is made, and that plan.
     decode: of its message; add: its checks, its place in the queue; find: the names of its blocks, looked up in the
@@ -28,6 +29,7 @@ import numpy as np
 
 from quire.engine.messages import Add, ToCore
 from quire.foundation.wire import Decoder, Encoder
+from quire.scheduling.drafting import Drafting
 from quire.scheduling.scheduler import Scheduler
 from quire.types.kv import KVGroupSpec
 from quire.types.plan import StepPlan
@@ -38,11 +40,14 @@ from quire.types.sampling import RequestOutputKind, SamplingParams
 Make = Callable[[int], EngineRequest]
 
 
-def make_scheduler(rows: int, window: int = 0, max_model_len: int = 8192) -> Scheduler:
+def make_scheduler(
+    rows: int, window: int = 0, max_model_len: int = 8192, drafting: Drafting | None = None
+) -> Scheduler:
     groups = [KVGroupSpec("full", 16, 28, 8, 128, 2)]
     if window:
         groups = [KVGroupSpec("full", 80, 6, 8, 128, 2), KVGroupSpec("window", 16, 30, 8, 128, 2, window=window)]
     return Scheduler(
+        drafting=drafting,
         max_num_seqs=rows,
         max_num_batched_tokens=8192,
         max_model_len=max_model_len,
@@ -63,10 +68,15 @@ def request(number: int, prompt: list[int], max_tokens: int, kind: RequestOutput
 
 
 def answer(plan: StepPlan) -> StepResult:
+    right = plan.num_drafts // 2
+    tokens = np.full((plan.num_rows, 1 + plan.num_drafts), -1, np.int32)
+    tokens[plan.samples, : 1 + right] = 7
     return StepResult(
         step=plan.step,
-        tokens=np.where(plan.samples, 7, -1).astype(np.int32)[:, None],
-        counts=plan.samples.astype(np.int32),
+        tokens=tokens,
+        counts=plan.samples.astype(np.int32) * (1 + right),
+        drafted=np.full(plan.num_rows, max(1, plan.num_drafts), np.int32),
+        matched=np.full(plan.num_rows, right, np.int32),
     )
 
 
@@ -112,7 +122,7 @@ def report(name: str, plans: list[float], settles: list[float]) -> None:
 
 def report_way_in(length: int, count: int = 60) -> None:
     rng, encoder, decoder = np.random.default_rng(0), Encoder(), Decoder[Add](ToCore)
-    scheduler = make_scheduler(8, length + 1)
+    scheduler = make_scheduler(8, max_model_len=length + 1)
     found = []
     for number in range(count):
         ids = rng.integers(256, 120_000, length).tolist()
@@ -162,12 +172,14 @@ def main() -> None:
 
     print(f"{options.rows} rows, depth {options.depth}; microseconds a step, median and worst")
     print(f"{'':10}{'plan':>17}{'settle':>17}{'both':>17}")
-    for name, make in (
-        ("steady", endless(RequestOutputKind.DELTA)),
-        ("churn", brief),
-        ("quiet", endless(RequestOutputKind.FINAL_ONLY)),
+    for name, make, drafting in (
+        ("steady", endless(RequestOutputKind.DELTA), None),
+        ("churn", brief, None),
+        ("quiet", endless(RequestOutputKind.FINAL_ONLY), None),
+        ("drafts", endless(RequestOutputKind.DELTA), Drafting(4, options.rows, options.rows)),
+        ("verify", endless(RequestOutputKind.DELTA), Drafting(4, options.rows, options.rows, always=True)),
     ):
-        scheduler = make_scheduler(options.rows, options.window)
+        scheduler = make_scheduler(options.rows, options.window, drafting=drafting)
         gc.collect()
         gc.freeze()  # as the engine core does once it is up: the pool's blocks are no garbage
         report(name, *drive(scheduler, options.rows, options.steps, options.depth, make))

@@ -23,6 +23,7 @@ class AttentionSpec:
     max_rows: int
     max_tokens: int
     max_seq_len: int
+    drafted: tuple[int, int] = (0, 1)  # decode rows of the largest step with several queries a row, and how many
     sliding_window: int | None = None  # counts the current token
     planes: int = 1  # of which a cache is every so many'th block
 
@@ -57,7 +58,8 @@ class SharedPrefix:
 class AttentionInputs:
     """A step as attention sees it. All tensors live on the device, int32.
 
-    Rows [0, num_decodes) hold one query token each, the others `query_start[i+1] - query_start[i]`.
+    Rows [0, num_decodes) hold `num_queries` query tokens each, the others `query_start[i+1] - query_start[i]`. Of those
+    of a decode row the first sees `first_lens[i]` tokens, each other one more, up to `seq_lens[i]`.
     Row i attends to `seq_lens[i]` tokens, its own included, found through
     `block_table[seats[i], position // block_size]`. Padding rows have seat 0 and seq_len 1 (null block).
     """
@@ -71,6 +73,8 @@ class AttentionInputs:
     query_start: torch.Tensor  # [rows + 1]
     seq_lens: torch.Tensor  # [rows]
     block_table: torch.Tensor  # [max_seats + 1, max_blocks]
+    num_queries: int = 1  # of each decode row; more than one only if there are no other rows
+    first_lens: torch.Tensor | None = None  # [rows]; None: `seq_lens`, as there is one query a row
     is_far: bool = False  # a row of several queries has FAR tokens and more before them; never with graphs
     prefix: SharedPrefix | None = None  # of decode rows; None: this step's kernels know of no prefixes
     # Host copies, for backends that loop in Python (CPU); None while a graph is captured.

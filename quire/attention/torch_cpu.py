@@ -107,6 +107,8 @@ class TorchCPUAttention:
         return None if spec.kv_dtype == spec.dtype else f"keeps keys and values in {spec.dtype}, not {spec.kv_dtype}"
 
     def plan(self, inputs: AttentionInputs) -> CPUPlan:
+        if inputs.first_lens is not None:
+            return self._plan_drafted(inputs, inputs.first_lens)
         starts, lengths = inputs.query_start_host, inputs.seq_lens_host
         if starts is None or lengths is None:
             raise ValueError("a step on a CPU must come with host copies of its rows")
@@ -126,8 +128,18 @@ class TorchCPUAttention:
         self._reserve(max((gather.rows * gather.num_tokens for gather, _ in plan), default=0))
         return plan
 
+    def _plan_drafted(self, inputs: AttentionInputs, first_lens: torch.Tensor) -> CPUPlan:
+        """Rows of several queries, each a chunk at the end of its text; what is behind it is padding."""
+        plan: CPUPlan = []
+        for row, (first, last) in enumerate(zip(first_lens.tolist(), inputs.seq_lens.tolist(), strict=True)):
+            start, before = row * inputs.num_queries, first - 1
+            gather = self._gather(inputs, [row], range(self._first_seen(first), _round_up(last, TOKEN_STEP)))
+            plan.append((gather, self._chunks(start, start + last - before, before, gather)))
+        self._reserve(max((gather.rows * gather.num_tokens for gather, _ in plan), default=0))
+        return plan
+
     def run(self, q: torch.Tensor, cache: LayerCache, plan: CPUPlan, scale: float) -> torch.Tensor:
-        out = torch.empty(q.shape, dtype=q.dtype)
+        out = torch.zeros(q.shape, dtype=q.dtype)  # what belongs to nobody stays finite
         for gather, pieces in plan:
             k, v = gather(cache.k, self._scratch[0]), gather(cache.v, self._scratch[1])
             for piece in pieces:

@@ -40,7 +40,7 @@ class TritonAttention:
             spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.block_size, spec.kv_dtype, spec.device
         )
         self.workspace = paged_attention.decode_workspace(
-            spec.max_rows, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.device
+            spec.max_rows, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.device, spec.drafted
         )
 
     @staticmethod
@@ -75,6 +75,7 @@ class TritonAttention:
                 inputs.seats[:split], inputs.seq_lens[:split], spec.num_heads, spec.num_kv_heads, spec.head_dim,
                 spec.kv_dtype, self.sliding_window,
                 (shared.tokens_of_row, shared.members, shared.tiles) if shared else None,
+                None if inputs.first_lens is None else (inputs.num_queries, inputs.first_lens[:split]),
             )  # fmt: skip
         if split < inputs.num_rows:
             rows = slice(split, inputs.num_rows)
@@ -88,7 +89,7 @@ class TritonAttention:
     def run(self, q: torch.Tensor, cache: LayerCache, plan: TritonPlan, scale: float) -> torch.Tensor:
         num_tokens, num_heads, head_dim = q.shape
         out = torch.empty((num_tokens, num_heads * head_dim), dtype=q.dtype, device=q.device)
-        table, split = plan.inputs.block_table, plan.inputs.num_decodes
+        table, split = plan.inputs.block_table, plan.inputs.num_decodes * plan.inputs.num_queries
         if plan.decodes is not None:
             paged_attention.decode(q[:split], cache.k, cache.v, table, plan.decodes, scale, self.workspace, out[:split])
         if plan.others is not None:

@@ -16,6 +16,7 @@ from quire.config.model_info import DTYPE_ALIASES, ModelInfo, check_architecture
 from quire.config.pooler import PoolerConfig, resolve_pooler
 from quire.config.quantization import check_quantization
 from quire.config.ranks import check_ranks
+from quire.config.speculative import SpeculativeConfig
 from quire.foundation.errors import ConfigError
 
 DEMO_MODEL = Path(__file__).parent.parent / "demo_model"
@@ -38,6 +39,7 @@ class Resolved:
     depth: int  # plans in flight
     executor: str  # uni | mp
     pooler: PoolerConfig | None = None  # None: the model generates
+    speculative: SpeculativeConfig | None = None  # None: nothing is drafted
     notes: tuple[str, ...] = ()
 
 
@@ -66,6 +68,7 @@ def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
     tokens = config.schedule.max_num_batched_tokens or (
         2048 if device == "cpu" else (8192 if serving else 16384) if big else 4096
     )
+    speculative = _speculative(config, tokens, pools=pooler is not None)
     longest = config.model.max_model_len or info.max_position
     if pooler is not None and pooler.max_tokens and not config.model.max_model_len and pooler.max_tokens < longest:
         longest = pooler.max_tokens
@@ -93,8 +96,29 @@ def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
         depth=2 if overlap else 1,
         executor=executor,
         pooler=pooler,
+        speculative=speculative,
         notes=tuple(notes),
     )
+
+
+def _speculative(config: EngineConfig, max_tokens: int, *, pools: bool) -> SpeculativeConfig | None:
+    """max_tokens: of a step."""
+    wanted, ranks = SpeculativeConfig.read(config.schedule.speculative_config), config.runtime.tensor_parallel_size
+    if wanted is None:
+        return None
+    why = ""
+    if pools:
+        why = " is for models that generate, and this one pools"
+    elif ranks > 1:
+        why = f": ranks do not draft; tensor_parallel_size must be 1, got {ranks}"
+    elif max_tokens <= wanted.num_speculative_tokens:
+        why = (
+            f": a step of max_num_batched_tokens = {max_tokens} has no room for a token and "
+            f"{wanted.num_speculative_tokens} drafts"
+        )
+    if why:
+        raise ConfigError(f"speculative_config{why}", "speculative_config")
+    return wanted
 
 
 def locate_model(model: ModelConfig, *, is_model: bool = True) -> Path:

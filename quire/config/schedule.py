@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from quire.config.options import Options
+from quire.config.speculative import SpeculativeConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,5 +29,14 @@ class SchedulerConfig(Options):
     """Plan the next step while the device runs this one (two plans in flight). None: on, except on a CPU in-process."""
     stream_interval: int = 1
     """Tokens a streamed chunk."""
+    speculative_config: dict[str, Any] = field(default_factory=dict)
+    """JSON object; tokens are drafted ahead and verified several a step, where that pays. method: ngram;
+    num_speculative_tokens: most drafts a step; prompt_lookup_max, prompt_lookup_min: tokens that are looked for in the
+    request's own text (5); policy: auto, or always. Answers are the same with and without."""
     preempt_every_step: bool = False
     """Test mode: preempt one running request at every step."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError."""
+        super().__post_init__()
+        SpeculativeConfig.read(self.speculative_config)

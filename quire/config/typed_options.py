@@ -94,6 +94,10 @@ class EngineOptions(TypedDict, total=False):
     process."""
     stream_interval: int
     """Tokens a streamed chunk."""
+    speculative_config: dict[str, Any]
+    """JSON object; tokens are drafted ahead and verified several a step, where that pays. method: ngram;
+    num_speculative_tokens: most drafts a step; prompt_lookup_max, prompt_lookup_min: tokens that are looked for in
+    the request's own text (5); policy: auto, or always. Answers are the same with and without."""
     preempt_every_step: bool
     """Test mode: preempt one running request at every step."""
     tool_call_parser: str
@@ -180,6 +184,7 @@ class OptionFields:
     max_queue_seconds: float | None = None
     async_scheduling: bool | None = None
     stream_interval: int = 1
+    speculative_config: dict[str, Any] = field(default_factory=dict)
     preempt_every_step: bool = False
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"

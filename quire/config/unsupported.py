@@ -11,8 +11,8 @@ _REASONS: dict[str, str] = {
         enable_lora lora_modules max_loras max_lora_rank lora_dtype max_cpu_loras fully_sharded_loras
         lora_target_modules default_mm_loras specialize_active_lora enable_mixed_moe_lora_format enable_moe_shared_loras
         enable_tower_connector_lora""",
-    "nothing is drafted: there is no speculative decoding": """
-        speculative_config spec_method spec_model spec_tokens diffusion_config""",
+    "drafts are configured in one object; see speculative_config": "spec_method spec_model spec_tokens",
+    "models write from left to right, a token after the other": "diffusion_config",
     "one engine runs on one host, over the GPUs of tensor_parallel_size; start a server for each replica": """
         pipeline_parallel_size data_parallel_size data_parallel_rank data_parallel_start_rank data_parallel_size_local
         data_parallel_address data_parallel_rpc_port data_parallel_backend data_parallel_hybrid_lb

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import repeat
+from itertools import chain, repeat
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -220,9 +220,14 @@ class Shares:
         if outputs.ids:
             if outputs.ids is not self._ids:
                 self._cut(outputs.ids)
+            counts, column = outputs.counts, outputs.column
             for client, (ids, pick) in self._parts.items():
+                picked = pick(column)
                 shares[client] = EngineOutputs(
-                    ids=ids, tokens=list(pick(outputs.tokens)), special=special.get(client, [])
+                    ids=ids,
+                    tokens=list(picked if counts is None else chain.from_iterable(picked)),
+                    counts=None if counts is None else list(pick(counts)),
+                    special=special.get(client, []),
                 )
         return shares
 

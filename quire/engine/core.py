@@ -36,6 +36,7 @@ from quire.foundation.errors import EngineDeadError, InputError, QuireError
 from quire.foundation.log import get_logger
 from quire.observe.profiling import PhaseClock
 from quire.observe.stats_line import StatsLine
+from quire.scheduling.drafting import Drafting
 from quire.scheduling.scheduler import Scheduler
 from quire.types.kv import WorkerReport
 from quire.types.output import (
@@ -338,7 +339,13 @@ class EngineCore:
                 if output.finish_reason is not None:
                     self._log_end(output.request_id, output.finish_reason)
         self._stats_are_old = True
-        return EngineOutputs(ids=news.ids, tokens=news.tokens, special=untold + news.special, stats=self._due_stats())
+        return EngineOutputs(
+            ids=news.ids,
+            tokens=news.tokens,
+            counts=news.counts,
+            special=untold + news.special,
+            stats=self._due_stats(),
+        )
 
     def _hold(self) -> None:
         """Plan no sooner than the device needs it: whoever comes meanwhile is in the next step, not behind it."""
@@ -472,6 +479,15 @@ class EngineCore:
 
 def _make_scheduler(resolved: Resolved, report: WorkerReport, grammars: Grammars) -> Scheduler:
     schedule, cache = resolved.config.schedule, resolved.config.cache
+    drafting, wanted = None, resolved.speculative
+    if wanted is not None:
+        drafting = Drafting(
+            wanted.num_speculative_tokens,
+            resolved.max_num_seqs,
+            report.max_drafted_rows,
+            report.draft_costs,
+            always=wanted.policy == "always",
+        )
     return Scheduler(
         max_num_seqs=resolved.max_num_seqs,
         max_num_batched_tokens=report.max_num_batched_tokens or resolved.max_num_batched_tokens,
@@ -486,4 +502,5 @@ def _make_scheduler(resolved: Resolved, report: WorkerReport, grammars: Grammars
         prompt_cost=report.prompt_cost,
         vocab_size=report.vocab_size,
         mask_source=grammars,
+        drafting=drafting,
     )

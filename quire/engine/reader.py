@@ -214,11 +214,16 @@ class ClientBase(ABC):
             return outputs
         gone = self._aborted.keys()
         special = [output for output in outputs.special if output.request_id not in gone]
-        ids, tokens = outputs.ids or [], outputs.tokens
+        ids, tokens, counts = outputs.ids or [], outputs.tokens, outputs.counts
         if not gone.isdisjoint(ids):
             kept = [i for i, request_id in enumerate(ids) if request_id not in gone]
-            ids, tokens = [ids[i] for i in kept], [tokens[i] for i in kept]
-        return EngineOutputs(ids=ids, tokens=tokens, special=special, stats=outputs.stats)
+            ids = [ids[i] for i in kept]
+            if counts is None:
+                tokens = [tokens[i] for i in kept]
+            else:
+                parts = outputs.column
+                tokens, counts = [token for i in kept for token in parts[i]], [counts[i] for i in kept]
+        return EngineOutputs(ids=ids, tokens=tokens, counts=counts, special=special, stats=outputs.stats)
 
     def _die(self, error: EngineDeadError) -> None:
         if self._dead is None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 import msgspec
 
-from quire.observe.engine_metrics import COUNTERS
+from quire.observe.engine_metrics import COUNTERS, DRAFT_COUNTERS
 from quire.types.output import EngineStats
+
+_COUNTERS = (*COUNTERS, *DRAFT_COUNTERS)
 
 
 class Totals:
@@ -19,8 +23,11 @@ class Totals:
         before = self._before
         if before is None:
             return
-        for name in COUNTERS:
+        for name in _COUNTERS:
             setattr(stats, name, getattr(stats, name) + getattr(before, name))
+        stats.num_accepted_per_pos = [
+            sum(counts) for counts in zip_longest(stats.num_accepted_per_pos, before.num_accepted_per_pos, fillvalue=0)
+        ]
         stats.last_step_time = stats.last_step_time or before.last_step_time
         for phase, seconds in before.phase_seconds.items():
             stats.phase_seconds[phase] = stats.phase_seconds.get(phase, 0.0) + seconds
@@ -31,5 +38,8 @@ class Totals:
 def keep_rising(stats: EngineStats, before: EngineStats) -> None:
     """What was counted after an engine's last report to its starter may have been seen by others: it is not taken
     back."""
-    for name in COUNTERS:
+    stats.num_accepted_per_pos = [
+        max(counts) for counts in zip_longest(stats.num_accepted_per_pos, before.num_accepted_per_pos, fillvalue=0)
+    ]
+    for name in _COUNTERS:
         setattr(stats, name, max(getattr(stats, name), getattr(before, name)))

@@ -374,12 +374,13 @@ class AsyncLLM:
             if self.on_stats is not None:
                 self.on_stats(outputs.stats)
         self._tell(*self._processor.add_special(outputs.special))
-        ids, tokens = outputs.ids or [], outputs.tokens
+        ids, column = outputs.ids or [], outputs.column
+        push = self._processor.push if outputs.counts is None else self._processor.push_parts
         for start in range(0, len(ids), OUTPUTS_A_TURN):
             if start:
                 await asyncio.sleep(0)
             end = start + OUTPUTS_A_TURN
-            self._tell(*self._processor.push(ids[start:end], tokens[start:end]))
+            self._tell(*push(ids[start:end], column[start:end]))
 
     def _tell(self, changed: Sequence[RequestState], aborts: Sequence[str]) -> None:
         """Wake the readers of what changed, and let the engine stop what has ended here."""

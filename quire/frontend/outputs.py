@@ -283,7 +283,8 @@ class OutputProcessor:
 
     def process(self, outputs: EngineOutputs) -> tuple[list[RequestState], list[str]]:
         """Take in the news of a step: the requests it concerns, and the engine ids to abort (stop strings found)."""
-        changed, aborts = self.push(outputs.ids or (), outputs.tokens)
+        push = self.push if outputs.counts is None else self.push_parts
+        changed, aborts = push(outputs.ids or (), outputs.column)
         more, late = self.add_special(outputs.special)
         return list(dict.fromkeys(changed + more)), aborts + late
 
@@ -303,6 +304,25 @@ class OutputProcessor:
                 aborts.append(engine_id)
                 request_state.note_end(time.time())
                 self._forget(engine_id, request_state)
+        return changed, aborts
+
+    def push_parts(self, ids: Sequence[str], parts: Sequence[Sequence[int]]) -> tuple[list[RequestState], list[str]]:
+        """Some tokens for each of the engine ids; those behind the end of an answer are dropped."""
+        changed: list[RequestState] = []
+        aborts: list[str] = []
+        for engine_id, part in zip(ids, parts, strict=True):
+            entry = self._by_engine_id.get(engine_id)
+            if entry is None:
+                continue  # aborted meanwhile
+            request_state, answer = entry
+            changed.append(request_state)
+            for token in part:
+                answer.push(token)
+                if answer.finish_reason is not None:
+                    aborts.append(engine_id)
+                    request_state.note_end(time.time())
+                    self._forget(engine_id, request_state)
+                    break
         return changed, aborts
 
     def add_special(self, outputs: Sequence[EngineOutput]) -> tuple[list[RequestState], list[str]]:

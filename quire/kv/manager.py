@@ -231,6 +231,13 @@ class KVManager:
             table.extend(blocks)
         return new
 
+    def trim(self, request: TokenOwner, num_tokens: int) -> None:
+        """Give back the blocks behind those that `num_tokens` tokens need; none of them was registered."""
+        for size, table in zip(self.block_sizes, self._held[request.id].tables, strict=True):
+            kept = -(-num_tokens // size)
+            self.pool.free(reversed(table[kept:]))
+            del table[kept:]
+
     def allocate_one_each(self, group: int, requests: Sequence[TokenOwner]) -> list[Block]:
         """One more block in this group for every request: new blocks in the order of `requests`.
 

@@ -24,8 +24,24 @@ COUNTERS = {
     "num_steps": ("quire:steps", "Engine steps."),
     "num_restarts": ("quire:engine_restarts", "Engines that took the place of one that had died."),
 }
+DRAFT_COUNTERS = {  # of an engine that drafts
+    "num_drafts": ("vllm:spec_decode_num_drafts", "Drafts verified."),
+    "num_draft_tokens": ("vllm:spec_decode_num_draft_tokens", "Draft tokens verified."),
+    "num_accepted_tokens": ("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were right."),
+}
+ACCEPTED_PER_POS = ("vllm:spec_decode_num_accepted_tokens_per_pos", "Draft tokens that were right, by their place.")
+
+
+def counters_of(stats: EngineStats) -> dict[str, tuple[str, str]]:
+    """Those that there are."""
+    return COUNTERS | DRAFT_COUNTERS if stats.num_accepted_per_pos else COUNTERS
 
 
 def metrics_of(stats: EngineStats, labels: dict[str, str]) -> list[Metric]:
     gauges = [Gauge(name, labels, getattr(stats, field)) for field, (name, _) in GAUGES.items()]
-    return [*gauges, *(Counter(name, labels, getattr(stats, field)) for field, (name, _) in COUNTERS.items())]
+    counters = [Counter(name, labels, getattr(stats, field)) for field, (name, _) in counters_of(stats).items()]
+    places = [
+        Counter(ACCEPTED_PER_POS[0], {**labels, "position": str(place)}, count)
+        for place, count in enumerate(stats.num_accepted_per_pos)
+    ]
+    return [*gauges, *counters, *places]

@@ -37,6 +37,9 @@ class StatsLine:
         ]
         if queries:
             parts.append(f"prefix hits {hits / queries:.1%}")
+        if drafted := stats.num_draft_tokens - before.num_draft_tokens:
+            accepted = stats.num_accepted_tokens - before.num_accepted_tokens
+            parts.append(f"drafts accepted {accepted / drafted:.1%} of {drafted / seconds:.1f} tokens/s")
         if preemptions := stats.num_preemptions - before.num_preemptions:
             parts.append(f"preemptions {preemptions}")
         return ", ".join(parts)

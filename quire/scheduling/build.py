@@ -37,6 +37,7 @@ class PlanBuilder:
         self.chunks: list[Chunk] = []
         self.admits: list[Admit] = []
         self.max_seq_len = 0
+        self.num_drafts = 0  # most that a decode row brings
         self.bound: list[tuple[int, Request]] = []  # rows that sample something that may be bound
         self._blocks: list[list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = [[] for _ in range(num_groups)]
 
@@ -44,10 +45,10 @@ class PlanBuilder:
     def is_full(self) -> bool:
         return self.budget == 0 or (self.allowance is not None and self.allowance < 1)
 
-    def add_decodes(self, rows: DecodeRows, seq_lens: np.ndarray) -> None:
-        """seq_lens: tokens of each row's request after the step, the one it samples not counted."""
-        self.decodes = rows
-        self.budget -= len(rows)
+    def add_decodes(self, rows: DecodeRows, seq_lens: np.ndarray, num_drafts: int = 0) -> None:
+        """seq_lens: tokens of each row's request after the step, the one it samples last not counted; at most."""
+        self.decodes, self.num_drafts = rows, num_drafts
+        self.budget -= len(rows) * (1 + num_drafts)
         self.max_seq_len = max(self.max_seq_len, int(seq_lens.max()))
         for row in rows.followed:
             request = rows.requests[row]
@@ -101,6 +102,7 @@ class PlanBuilder:
             samples=samples,
             blocks=[_join(entries) for entries in self._blocks],
             max_seq_len=self.max_seq_len,
+            num_drafts=self.num_drafts,
             releases=releases,
             attachments=[made for make in ATTACHMENTS if (made := make(self)) is not None],
             prefixes=prefixes,

@@ -89,10 +89,9 @@ class Request:
         self.status = Status.WAITING
         self.seat = 0  # 0: none
         self.seated_at = 0  # steps that had been settled then
-        self.num_unseen = 0  # sampled but not read when it lost its seat; it may not be seated again before they are
-        self.num_reported = self.num_prompt + len(
-            spec.given
-        )  # leading tokens outputs have reported (kept only if final_only)
+        self.num_unseen = 0  # steps that sample for it and were not read when it lost its seat; first they must be
+        # Leading tokens that outputs have reported (kept only if final_only).
+        self.num_reported = self.num_prompt + len(spec.given)
         self.num_cached = 0
         self.num_preemptions = 0
         self.added = added
@@ -144,6 +143,11 @@ class Request:
         """Whether each of its tokens must be looked at."""
         return self.constraint is not None or self.repetition is not None
 
+    @property
+    def may_draft(self) -> bool:
+        """A constraint's masks are made for the one token that comes next."""
+        return self.constraint is None
+
     def advance(self) -> bool:
         """Take in the last token. Returns whether it may end the request."""
         if self.is_finished:
@@ -176,4 +180,7 @@ class Request:
         spec, history = self.spec, None
         if with_history and num_computed:
             history = np.array(self.tokens[:num_computed], np.int32)
-        return Admit(self.seat, num_computed, self.num_prompt, spec.params, spec.stop_token_ids, spec.seed, history)
+        return Admit(
+            self.seat, num_computed, self.num_prompt, spec.params, spec.stop_token_ids, spec.seed, history, self.limit,
+            self.may_draft,
+        )  # fmt: skip

@@ -13,6 +13,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -22,6 +23,7 @@ from quire.kv.manager import KVManager
 from quire.scheduling.admission import Admission, rank
 from quire.scheduling.build import PlanBuilder
 from quire.scheduling.constraint import ConstraintState, MakeMatcher
+from quire.scheduling.drafting import Drafting
 from quire.scheduling.masks import MaskSource, make_masks
 from quire.scheduling.prefill_budget import PrefillBudget
 from quire.scheduling.prefixes import SHARING_THRESHOLDS, SharedPrefixFinder, SharingThresholds
@@ -63,6 +65,7 @@ class Scheduler:
         sharing_thresholds: SharingThresholds = SHARING_THRESHOLDS,
         vocab_size: int = 0,
         mask_source: MaskSource | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         if not 1 <= max_num_seqs <= max_num_batched_tokens:
             raise ConfigError(
@@ -92,7 +95,8 @@ class Scheduler:
         self._max_chunk = self._max_chunk or max_num_batched_tokens
         self._by_priority = self._has_classes = policy == "priority"
         self._preempt_every_step = preempt_every_step
-        self._state = State(self.kv, max_num_seqs)
+        self._drafting = drafting
+        self._state = State(self.kv, max_num_seqs, drafting)
         self._admission = Admission(self._state)
         self.prefill_budget = PrefillBudget(mixed_sizes, prompt_cost)  # whoever measures the steps tells it
         self._clock = clock
@@ -102,6 +106,11 @@ class Scheduler:
         self._arrivals = itertools.count()
         self._step = 0
         self.planned_work = 0.0  # on prompts, in the plan made last; see PrefillBudget
+
+    @cached_property
+    def _sizes(self) -> np.ndarray:
+        """Tokens a block of each group [groups, 1]."""
+        return np.array(self.kv.block_sizes, np.int32)[:, None]
 
     # --- requests come and go -----------------------------------------------------------------------------------
 
@@ -238,11 +247,15 @@ class Scheduler:
             self._admission.preempt_one()
         if self._has_classes:
             self._admission.make_for_urgent()
-        self._decode(build)
-        self._keep_pace(build)
-        for in_background in (False, True) if self._has_classes else (False,):  # the background gets what is left
-            self._catch_up(build, in_background=in_background)
-            self._admit(build, in_background=in_background)
+        if self._drafting is None:
+            self._decode(build)
+        else:
+            self._decode_drafted(build, self._drafting)
+        if not build.num_drafts:
+            self._keep_pace(build)
+            for in_background in (False, True) if self._has_classes else (False,):  # the background gets what is left
+                self._catch_up(build, in_background=in_background)
+                self._admit(build, in_background=in_background)
         if not build.decodes and not build.chunks:
             return None
         plan = build.finish(self._step, state.releases, self._prefixes.update(build.decodes))
@@ -304,6 +317,76 @@ class Scheduler:
             if len(at) and self.kv.groups[group].spec.window:
                 requests = [rows.requests[row] for row in at.tolist()]
                 self.kv.free_behind_each(group, requests, computed[at].tolist())
+
+    def _decode_drafted(self, build: PlanBuilder, drafting: Drafting) -> None:
+        """The same where rows may bring drafts: blocks for as many tokens as may turn out right."""
+        seats, kv = self._state.seats, self.kv
+        while True:
+            rows = seats.decode_rows()
+            if not rows:
+                return
+            num_drafts = self._num_drafts(rows, drafting)
+            most, computed, missing = self._reach(rows, num_drafts)
+            if kv.frees_behind:  # windows follow what is computed for certain
+                full = [np.flatnonzero(lacking) for lacking in missing]
+                self._free_behind(rows, seats.least.take(rows.seats), full)
+            if num_drafts and int(missing.sum()) > kv.num_free:
+                num_drafts = 0
+                most, computed, missing = self._reach(rows, 0)
+            if int(missing.sum()) <= kv.num_free:
+                break
+            if not self._give_back(rows):
+                self._state.preempt(self._admission.victim())
+        self._grow(build, rows, missing)
+        seats.least[rows.seats] += 1
+        seats.most[rows.seats] = most
+        seats.num_computed[rows.seats] = computed
+        build.add_decodes(rows, computed, num_drafts)
+        drained = seats.least.take(rows.seats) + 1 >= seats.limit.take(rows.seats)
+        if drained.any():
+            seats.stop_decoding(rows.seats[drained])
+
+    def _grow(self, build: PlanBuilder, rows: DecodeRows, missing: np.ndarray) -> None:
+        """missing: blocks that each row gets in each group [groups, rows]; set to 0."""
+        seats = self._state.seats
+        for group, lacking in enumerate(missing):
+            size, room = self.kv.block_sizes[group], seats.room[group]
+            while (growing := np.flatnonzero(lacking)).size:
+                seated = rows.seats[growing]
+                new = self.kv.allocate_one_each(group, seats.requests.take(seated).tolist())
+                build.add_column(group, seated, room.take(seated) // size, new)
+                room[seated] += size
+                lacking[growing] -= 1
+
+    def _give_back(self, rows: DecodeRows) -> bool:
+        """Blocks that were for drafts which turned out wrong. Returns whether there were any."""
+        seats, kv = self._state.seats, self.kv
+        spare = seats.room[:, rows.seats] - seats.num_computed.take(rows.seats)
+        found = np.flatnonzero((spare >= self._sizes).any(axis=0)).tolist()
+        for row in found:
+            request = rows.requests[row]
+            kv.trim(request, int(seats.num_computed[request.seat]))
+            seats.room[:, request.seat] = kv.room(request)
+        return bool(found)
+
+    def _num_drafts(self, rows: DecodeRows, drafting: Drafting) -> int:
+        """Most that each of the rows brings to the next step; none if there are prompts to compute."""
+        state, num_rows = self._state, len(rows)
+        if state.prefilling or num_rows * (1 + drafting.num_drafts) > self._budget:
+            return 0
+        if len(state.queue) and self._num_free_seats():
+            return 0
+        return drafting.wanted(rows.seats, state.seats.may_draft.take(rows.seats))
+
+    def _reach(self, rows: DecodeRows, num_drafts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """After a step with so many drafts a row: most tokens computed, the same within the limits, and the blocks
+        lacking [groups, rows]."""
+        seats = self._state.seats
+        most = seats.most.take(rows.seats) + 1
+        if num_drafts:
+            most += np.int32(num_drafts) * seats.may_draft.take(rows.seats)
+        computed = np.minimum(most, seats.limit.take(rows.seats) - 1)
+        return most, computed, np.maximum(-((seats.room[:, rows.seats] - computed) // self._sizes), 0)
 
     def _keep_pace(self, build: PlanBuilder) -> None:
         """Bound the prompt tokens of a step whose decode rows have readers."""
@@ -393,6 +476,7 @@ class Scheduler:
             build.allowance -= self.prefill_budget.work(end - start, start)
         if end == total:
             del state.prefilling[request.id]
+            seats.end_catching_up(seat)
             if total + 1 < request.limit:
                 seats.start_decoding(seat)
 
@@ -441,7 +525,10 @@ class Scheduler:
         """The oldest step in flight is done and took the device `seconds`, for `work` as `prefill_budget` counts it;
         `between`: seconds since the one before, if the engine has been at work since then."""
         self.prefill_budget.observe(work, seconds)
-        self._state.load.observe(between, prompt_tokens, is_full=self._state.in_flight[0].is_full)
+        step = self._state.in_flight[0]
+        if self._drafting is not None and not step.chunks:
+            self._drafting.observe(len(step.decodes), step.plan.num_drafts, seconds)
+        self._state.load.observe(between, prompt_tokens, is_full=step.is_full)
 
     def settle(self, plan: StepPlan, result: StepResult) -> EngineOutputs:
         """Read the result of the oldest plan in flight. Returns the news, at most one output a request."""
@@ -449,7 +536,7 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """What the scheduler knows of the statistics; the engine core adds the rest."""
-        state, totals = self._state, self._state.totals
+        state, totals, drafts = self._state, self._state.totals, self._drafting
         return EngineStats(
             num_running=len(state.running),
             num_waiting=len(state.queue) + state.num_compiling,
@@ -463,6 +550,10 @@ class Scheduler:
             prefix_queries=totals.prefix_queries,
             prefix_hits=totals.prefix_hits,
             num_preemptions=totals.num_preemptions,
+            num_drafts=drafts.num_rounds if drafts else 0,
+            num_draft_tokens=drafts.num_drafted if drafts else 0,
+            num_accepted_tokens=int(drafts.accepted_at.sum()) if drafts else 0,
+            num_accepted_per_pos=drafts.accepted_at.tolist() if drafts else [],
         )
 
     def queue_stats(self) -> QueueStats:

@@ -38,11 +38,19 @@ class DecodeRows:
 
 
 class HostSeats:
-    """Columns over seats 0 … max_seats; seat 0 is padding and stays empty. Counts are tokens."""
+    """Columns over seats 0 … max_seats; seat 0 is padding and stays empty. Counts are tokens.
+
+    Where nothing is drafted `num_computed` is exact. A decode row with drafts advances by as many tokens as turn out
+    right, which only the device knows before the step is settled: then it is what the steps in flight make at most.
+    """
 
     def __init__(self, max_seats: int, num_groups: int) -> None:
         size = max_seats + 1
         self.num_computed = np.zeros(size, np.int32)  # KV is there or planned
+        # Of seats that decode, where there are drafts: the same at least, and at most if there were no limit.
+        self.least = np.zeros(size, np.int32)
+        self.most = np.zeros(size, np.int32)
+        self.may_draft = np.zeros(size, np.bool_)
         self.num_seen = np.zeros(size, np.int32)  # tokens whose ids are known
         self.limit = np.zeros(size, np.int32)
         self.due = np.zeros(size, np.int32)  # when there is more to tell than a token, see Request
@@ -76,6 +84,7 @@ class HostSeats:
         self.due[seat] = request.due
         self.final_only[seat] = request.final_only
         self.followed[seat] = request.is_followed
+        self.may_draft[seat] = request.may_draft
         self.requests[seat] = request
         self._ids[seat] = request.id
         self._appends[seat] = request.tokens.append
@@ -94,6 +103,10 @@ class HostSeats:
                 del self.stops[token]
         self._free.append(seat)
         return seat
+
+    def end_catching_up(self, seat: int) -> None:
+        """All its known tokens are planned."""
+        self.least[seat] = self.most[seat] = self.num_computed[seat]
 
     def start_decoding(self, seat: int) -> None:
         self.decoding[seat] = True

@@ -12,22 +12,12 @@ from quire.foundation.errors import QuireError
 from quire.scheduling.logprobs import lines_by_row
 from quire.scheduling.request import Request
 from quire.scheduling.seats import DecodeRows
+from quire.scheduling.settle_drafts import Lines, learn, settle_drafted
 from quire.scheduling.state import Chunk, PlannedStep, State
-from quire.types.output import (
-    INVALID_REQUEST,
-    PROCESSOR_FAILED,
-    EngineOutput,
-    EngineOutputs,
-    TokenLogprobs,
-)
+from quire.scheduling.telling import end_failed, seconds_queued, tell
+from quire.types.output import EngineOutput, EngineOutputs, TokenLogprobs
 from quire.types.plan import StepPlan
 from quire.types.result import PooledRows, StepResult
-
-Lines = dict[int, list[TokenLogprobs]]  # by plan row
-_REFUSED = (
-    "no token was left: the grammar allows none that the other parameters of the request (allowed_token_ids, "
-    "bad_words, min_tokens) leave, or became too costly to follow"
-)
 
 
 def settle(state: State, plan: StepPlan, result: StepResult) -> EngineOutputs:
@@ -42,18 +32,25 @@ def settle(state: State, plan: StepPlan, result: StepResult) -> EngineOutputs:
     if result.error is not None:
         raise QuireError(f"step {plan.step} failed, and has nothing to settle: {result.error}")
     sampled = result.tokens[:, 0]
-    if len(sampled) != plan.num_rows or (sampled[plan.samples] < 0).any():
+    is_whole = len(sampled) == plan.num_rows
+    if not is_whole or ((sampled[plan.samples] < 0).any() and not _are_over(state, step, sampled)):
         raise QuireError(f"step {plan.step}: the result lacks a token of a row that samples")
     state.in_flight.popleft()
     tokens: list[int] = sampled.tolist()
     lines = lines_by_row(result.logprobs)
     failures = {failure.row: failure.message for failure in result.failures}
-    ids, plain, outputs = _settle_decodes(state, step, tokens, lines, failures)
+    counts = None
+    if plan.num_drafts:
+        ids, plain, counts, outputs = settle_drafted(state, step, result, lines, failures)
+    else:
+        ids, plain, outputs = _settle_decodes(state, step, tokens, lines, failures)
+    if state.drafting is not None:
+        learn(state, state.drafting, step, result)
     prompt_lines = lines_by_row(result.prompt_logprobs)
     vectors = _vectors_by_row(result.pooled)
     for row, chunk in enumerate(step.chunks, plan.num_decodes):
         if not chunk.request.is_finished and row in failures:
-            outputs.append(_end_failed(state, chunk.request, failures[row]))
+            outputs.append(end_failed(state, chunk.request, failures[row]))
         elif not chunk.request.is_finished:
             _keep_prompt_logprobs(chunk, prompt_lines.get(row, []))
             if chunk.request.spec.pooling is not None:
@@ -66,7 +63,14 @@ def settle(state: State, plan: StepPlan, result: StepResult) -> EngineOutputs:
                 output = _settle_one(state, step, seat, chunk.request, tokens[row], lines.get(row))
                 if output is not None:
                     outputs.append(output)
-    return EngineOutputs(ids=ids, tokens=plain, special=outputs)
+    return EngineOutputs(ids=ids, tokens=plain, counts=counts, special=outputs)
+
+
+def _are_over(state: State, step: PlannedStep, sampled: np.ndarray) -> bool:
+    """Whether rows lack their token because drafts filled them up to their limit in the step before."""
+    lacking = np.flatnonzero(step.plan.samples & (sampled < 0)).tolist()
+    requests = step.decodes.requests
+    return state.drafting is not None and all(row < len(requests) and requests[row].is_finished for row in lacking)
 
 
 def _settle_decodes(
@@ -107,9 +111,9 @@ def _settle_decodes(
             state.totals.generation_tokens += 1
         if row in failures:
             request.tokens.pop()
-            outputs.append(_end_failed(state, request, failures[row]))
+            outputs.append(end_failed(state, request, failures[row]))
             continue
-        output = _tell(state, request, lines.get(row))
+        output = tell(state, request, lines.get(row))
         if output is not None:
             outputs.append(output)
     return ids, plain, outputs
@@ -135,50 +139,7 @@ def _settle_one(
         request.num_unseen -= 1
     else:
         state.seats.num_seen[request.seat] = len(request.tokens)
-    return _tell(state, request, lines)
-
-
-def _tell(state: State, request: Request, lines: list[TokenLogprobs] | None) -> EngineOutput | None:
-    """The output for a request whose last token was just appended; None if it is told later. Finishes who ends."""
-    num_tokens = len(request.tokens)
-    reason, stop = _end(request)
-    first = num_tokens == request.num_prompt + 1
-    if first:
-        state.totals.prompt_tokens += request.num_prompt
-    if reason is None and request.final_only and not request.is_first and num_tokens < request.due:
-        return None
-    if reason is not None:
-        state.finish(request)
-    reported = request.num_reported if request.final_only else num_tokens - 1
-    request.num_reported = num_tokens
-    if request.final_only and request.seat:
-        state.seats.due[request.seat] = request.due
-    return EngineOutput(
-        request_id=request.id,
-        token_ids=request.tokens[reported:].tolist(),
-        logprobs=lines[:1] if lines else None,
-        prompt_logprobs=request.prompt_logprobs or None if first else None,
-        finish_reason=reason,
-        stop_reason=stop,
-        lacks_stop_token=reason == "stop" and request.tokens[-1] not in request.stops,
-        error=_REFUSED if reason == "error" else None,
-        num_cached_tokens=request.num_cached if first else 0,
-        queued=_seconds_queued(request) if first else 0.0,
-        num_preemptions=request.num_preemptions if reason is not None else 0,
-    )
-
-
-def _end_failed(state: State, request: Request, error: str) -> EngineOutput:
-    """A logits processor raised for it: what it sampled means nothing."""
-    state.finish(request)
-    reported = request.num_reported if request.final_only else len(request.tokens)
-    return EngineOutput(
-        request_id=request.id,
-        token_ids=request.tokens[reported:].tolist(),
-        finish_reason="error",
-        stop_reason=PROCESSOR_FAILED,
-        error=error,
-    )
+    return tell(state, request, lines)
 
 
 def _keep_vectors(chunk: Chunk, vectors: np.ndarray) -> None:
@@ -199,13 +160,9 @@ def _end_pooling(state: State, step: int, request: Request) -> EngineOutput:
         pooled=np.concatenate(request.pooled),
         finish_reason="stop",
         num_cached_tokens=request.num_cached,
-        queued=_seconds_queued(request),
+        queued=seconds_queued(request),
         num_preemptions=request.num_preemptions,
     )
-
-
-def _seconds_queued(request: Request) -> float:
-    return max(0.0, request.first_scheduled - request.spec.arrival) if request.spec.arrival else 0.0
 
 
 def _vectors_by_row(pooled: PooledRows | None) -> dict[int, np.ndarray]:
@@ -214,23 +171,6 @@ def _vectors_by_row(pooled: PooledRows | None) -> dict[int, np.ndarray]:
     ends = pooled.counts.cumsum().tolist()
     rows, counts = pooled.rows.tolist(), pooled.counts.tolist()
     return {row: pooled.values[end - count : end] for row, count, end in zip(rows, counts, ends, strict=True)}
-
-
-def _end(request: Request) -> tuple[str | None, int | str | None]:
-    """(finish_reason, stop_reason) after the last token, (None, None) to go on."""
-    token, spec, constraint = request.tokens[-1], request.spec, request.constraint
-    if constraint is not None and constraint.is_refused:
-        return "error", INVALID_REQUEST
-    stops = token in request.stops and len(request.tokens) - request.num_prompt >= spec.params.min_tokens
-    if stops and not (constraint is not None and constraint.outlives_stop):
-        return "stop", None if token == spec.eos_token_id else token
-    if constraint is not None and constraint.is_done:
-        return "stop", None
-    if len(request.tokens) >= request.limit:
-        return "length", None
-    if request.repeats and len(request.tokens) - request.num_prompt >= spec.params.min_tokens:
-        return "repetition", "repetition_detected"
-    return None, None
 
 
 def _keep_prompt_logprobs(chunk: Chunk, lines: list[TokenLogprobs]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quire.kv.manager import Hit, KVManager
+from quire.scheduling.drafting import Drafting
 from quire.scheduling.load import Load
 from quire.scheduling.queue import WaitingQueue
 from quire.scheduling.request import Request, Status
@@ -34,6 +35,14 @@ class PlannedStep:
     is_full: bool = False  # of prompts: it leaves some behind that lack nothing else
     left: set[int] = field(default_factory=set)  # seats that were given back since the plan was built
 
+    def samples(self, request: Request) -> bool:
+        """Whether it brings a token, or several, of a request that has kept its seat."""
+        if request.seat in self.left:
+            return False
+        return bool((self.decodes.seats == request.seat).any()) or any(
+            chunk.request is request and chunk.samples for chunk in self.chunks
+        )
+
 
 @dataclass(slots=True)
 class Totals:
@@ -48,8 +57,9 @@ class Totals:
 
 
 class State:
-    def __init__(self, kv: KVManager, max_seats: int) -> None:
+    def __init__(self, kv: KVManager, max_seats: int, drafting: Drafting | None = None) -> None:
         self.kv = kv
+        self.drafting = drafting  # None: nobody drafts
         self.seats = HostSeats(max_seats, len(kv.groups))
         self.queue = WaitingQueue()
         self.num_compiling = 0  # requests that wait for their grammar, and in no queue
@@ -67,14 +77,15 @@ class State:
         self.kv.admit(request, hit)
         self.seats.take(request, num_cached, self.kv.room(request))
         self.load.seat(request)
+        if self.drafting is not None:
+            self.drafting.forget(request.seat)
         self.running[request.id] = request
         self.prefilling[request.id] = request
 
     def preempt(self, request: Request) -> None:
         """Take its seat and blocks; it goes on later from its tokens, those in flight included."""
-        seat = request.seat
         if request.id not in self.prefilling:
-            request.num_unseen = int(self.seats.num_computed[seat]) + 1 - len(request.tokens)
+            request.num_unseen = sum(step.samples(request) for step in self.in_flight)
         self._unseat(request)
         request.become(Status.PREEMPTED)
         request.num_preemptions += 1
@@ -121,7 +132,8 @@ class State:
                 assert seats.num_computed[seat] < request.limit, f"{request.id} outran its limit"
                 room = self.kv.room(request)
                 assert seats.room[:, seat].tolist() == room, f"{request.id}: its tables hold {room} tokens"
-                drained = seats.num_computed[seat] + 1 == request.limit
+                least = seats.num_computed[seat] if self.drafting is None else seats.least[seat]
+                drained = request.id not in self.prefilling and least + 1 >= request.limit
                 phases = (request.id in self.prefilling, bool(seats.decoding[seat]), bool(drained))
                 assert sum(phases) == 1, f"{request.id}: prefilling, decoding, drained = {phases}"
         compiling = sum(request.status is Status.COMPILING for request in self.requests.values())

@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from quire.observe.engine_metrics import COUNTERS, GAUGES
+from quire.observe.engine_metrics import ACCEPTED_PER_POS, GAUGES, counters_of
 from quire.server.processes.shared_counters import LOST, PID, SharedCounters
 from quire.types.output import ABORTED, EngineStats, RequestMetrics, RequestOutput
 from quire.types.sampling import RequestOutputKind, SamplingParams
@@ -228,10 +228,15 @@ class Metrics(Collector):
             gauge = GaugeMetricFamily(name, text, labels=self._names)
             gauge.add_metric(self._labels, getattr(stats, field))
             yield gauge
-        for field, (name, text) in COUNTERS.items():
+        for field, (name, text) in counters_of(stats).items():
             counter = CounterMetricFamily(name, text, labels=self._names)
             counter.add_metric(self._labels, getattr(stats, field))
             yield counter
+        if stats.num_accepted_per_pos:
+            accepted = CounterMetricFamily(*ACCEPTED_PER_POS, labels=[*self._names, "position"])
+            for place, count in enumerate(stats.num_accepted_per_pos):
+                accepted.add_metric([*self._labels, str(place)], count)
+            yield accepted
         rejected = CounterMetricFamily(
             "quire:requests_rejected",
             "Requests refused because the queue was full, or the wait too long.",

@@ -77,6 +77,14 @@ class PromptCost(msgspec.Struct, frozen=True):
     windows: list[tuple[int, float]] = []  # … and in those that see so many at most
 
 
+class DraftCost(msgspec.Struct, frozen=True, array_like=True):
+    """Seconds of a decode step of so many rows, without drafts and with, as measured at the start."""
+
+    rows: int
+    plain: float
+    drafted: float
+
+
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker says once it is ready: how much fits, and where the start-up time went."""
 
@@ -93,6 +101,8 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     # (decode rows, tokens in all) of the steps with prompt chunks that are padded: any smaller one costs as much.
     mixed_sizes: list[tuple[int, int]] = msgspec.field(default_factory=list)
     prompt_cost: PromptCost = PromptCost()
+    draft_costs: list[DraftCost] = msgspec.field(default_factory=list)  # rising; empty: nothing is known
+    max_drafted_rows: int = 0  # decode rows of a step with drafts
     can_prepare: bool = False  # an idle worker has use for calls of "prepare"
     max_num_batched_tokens: int = 0  # more than was resolved, where a step must hold the longest prompt; 0: as resolved
     notes: list[str] = msgspec.field(default_factory=list)  # every "auto" with its reason

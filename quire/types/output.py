@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -82,6 +84,10 @@ class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
     prefix_queries: int = 0  # tokens
     prefix_hits: int = 0  # tokens
     num_preemptions: int = 0
+    num_drafts: int = 0  # times that drafts of a request were verified
+    num_draft_tokens: int = 0  # that were
+    num_accepted_tokens: int = 0  # of them
+    num_accepted_per_pos: list[int] = msgspec.field(default_factory=list)  # by their place in the draft
     num_restarts: int = 0  # engines that took the place of one that had died
     last_step_time: float = 0.0  # time.time() of the last settled step
     queue: QueueStats | None = None
@@ -99,14 +105,26 @@ class EngineOutputs(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
 
     # Of the requests with just a token; not to be changed. On a wire None: those of the latest message that had any.
     ids: list[str] | None = msgspec.field(default_factory=list)
-    tokens: list[int] = msgspec.field(default_factory=list)  # one for each of `ids`
+    tokens: list[int] = msgspec.field(default_factory=list)  # of each of `ids`, one behind the other
+    counts: list[int] | None = None  # how many of them are each one's; None: one each
     special: list[EngineOutput] = msgspec.field(default_factory=list)
     stats: EngineStats | None = None
 
     def each(self) -> list[EngineOutput]:
         """All of it request by request, for those who do not mind the objects."""
-        plain = zip(self.ids or (), self.tokens, strict=True)
-        return [*(EngineOutput(request_id=i, token_ids=[t]) for i, t in plain), *self.special]
+        parts = [[token] for token in self.tokens] if self.counts is None else self.column
+        plain = zip(self.ids or (), parts, strict=True)
+        return [*(EngineOutput(request_id=i, token_ids=part) for i, part in plain), *self.special]
+
+    @property
+    def column(self) -> list[Any]:
+        """For each of `ids` its token, or with `counts` the list of its tokens."""
+        return self.tokens if self.counts is None else pieces(self.tokens, self.counts)
+
+
+def pieces(tokens: list[int], counts: list[int]) -> list[list[int]]:
+    """The tokens cut into so many each."""
+    return [tokens[end - count : end] for end, count in zip(itertools.accumulate(counts), counts, strict=True)]
 
 
 @dataclass(slots=True)

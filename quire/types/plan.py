@@ -1,8 +1,10 @@
 """StepPlan: all that a worker learns from the brain about one step. Built once, sent, never changed.
 
 Rows come in two runs. First the *decode* rows: one token each, and its id is already on the device
-(`seats.last_token`), so the plan says nothing about it. Then the *catch-up* rows (prompt chunks, requests
-resumed after preemption): their token ids travel in `token_ids`, concatenated in row order.
+(`seats.last_token`), so the plan says nothing about it. With `num_drafts` each brings as many more as the device has
+drafted for it, up to that number; how many of them were right is known when the step is settled. Then the *catch-up*
+rows (prompt chunks, requests resumed after preemption): their token ids travel in `token_ids`, concatenated in row
+order.
 Seats are 1 … max_num_seqs; seat 0 is padding. Arrays are int32 unless noted.
 """
 
@@ -25,6 +27,8 @@ class Admit(msgspec.Struct, frozen=True, array_like=True):
     seed: int
     # The first num_computed tokens, for a model none of whose layers keeps every token (a group of kind "history").
     history: np.ndarray | None = None
+    limit: int = 0  # tokens, prompt included, at which it ends by length; only looked at where there are drafts
+    may_draft: bool = False
 
 
 class NewBlocks(msgspec.Struct, frozen=True, array_like=True):
@@ -96,12 +100,13 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     admits: list[Admit]
     seats: np.ndarray  # [rows]
-    num_tokens: np.ndarray  # [rows] tokens this step; 1 for decode rows
+    num_tokens: np.ndarray  # [rows] tokens this step; 1 for decode rows, drafts not counted
     num_decodes: int  # rows [0, num_decodes) are decode rows
     token_ids: np.ndarray  # [tokens of the catch-up rows]
     samples: np.ndarray  # [rows] bool: the row reaches its last known token and samples the next
     blocks: list[NewBlocks]  # one a KV group; empty: nothing new
     max_seq_len: int  # upper bound of tokens any row attends to, its own included
+    num_drafts: int = 0  # most drafts that a decode row brings; 0 where there are catch-up rows
     releases: list[int] = msgspec.field(default_factory=list)  # seats given back before this step
     attachments: list[Attachment] = msgspec.field(default_factory=list)
     prefixes: SharedPrefixes | None = None  # all groups anew; None: as they were at the step before

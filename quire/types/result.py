@@ -37,9 +37,13 @@ class RowFailure(msgspec.Struct, frozen=True, array_like=True):
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     step: int
-    tokens: np.ndarray  # int32 [rows, 1 + k]; rows that did not sample hold -1
-    counts: np.ndarray  # int32 [rows], valid columns of `tokens`
-    logprobs: LogprobRows | None = None
+    tokens: np.ndarray  # int32 [rows, 1 + k]; what lies behind a row's count is -1
+    counts: np.ndarray  # int32 [rows], valid columns of `tokens`; 0: it did not sample, or was at its limit before
+    logprobs: LogprobRows | None = None  # of a row with k drafts 1 + k lines, of which `counts` are valid
+    # Where requests are drafted for, of each row: drafts that were compared with what was sampled, and how many of them
+    # were right up to the first that was not. A step without drafts compares the one that there would have been.
+    drafted: np.ndarray | None = None  # int32 [rows]
+    matched: np.ndarray | None = None  # int32 [rows]
     prompt_logprobs: LogprobRows | None = None
     pooled: PooledRows | None = None
     failures: list[RowFailure] = msgspec.field(default_factory=list)

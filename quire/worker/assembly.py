@@ -15,7 +15,7 @@ from quire.models.base import DecoderStack, num_weights
 from quire.models.pooling import PoolingModel
 from quire.types.kv import PromptCost
 from quire.worker.batch import BatchBuilder, round_size
-from quire.worker.graphs import decode_sizes, graph_rows
+from quire.worker.graphs import decode_sizes, drafted_sizes, graph_rows
 from quire.worker.kv_store import KVStore
 from quire.worker.layer_groups import LayerGroups
 from quire.worker.mixed_graphs import MAX_PROMPTS, mixed_sizes, with_prefixes
@@ -28,6 +28,7 @@ from quire.worker.sampling.custom import CustomProcessors
 from quire.worker.sampling.follower import Follower
 from quire.worker.sampling.plugins import LogitsProcessor
 from quire.worker.sampling.sampler import Sampler
+from quire.worker.seat_drafts import SeatDrafts, drafted_rows
 from quire.worker.seats import DeviceSeats
 from quire.worker.streams import Streams
 
@@ -93,6 +94,7 @@ class Assembly:
             store.token_of_slot,
             pages.kernel_block(pages.keeper),
             self._device,
+            limited=self._resolved.speculative is not None,
         )
         seats.add_groups(pages, max_model_len)
         if isinstance(self._model, PoolingModel):
@@ -143,6 +145,7 @@ class Assembly:
         prefixes = PrefixRows(rows, heads_per_kv_head) if groups.prefix_support else None
         if groups.prefix_support:
             mixed = with_prefixes(mixed)
+        drafts = self._drafts(seats)
         padded = PaddedSteps(seats, mixed, heads_per_kv_head, max_model_len, device) if mixed else None
         return Runner(
             model,
@@ -150,21 +153,33 @@ class Assembly:
             store,
             seats,
             BatchBuilder(seats, prefixes, rows, tokens, max_model_len, device, pads=device.type == "cuda"),
-            self._sampler(rows, custom),
+            self._sampler(rows, drafts, custom),
             max_rows=rows,
             staging_capacity=max(_STAGED_INTS, 2 * tokens + 8 * rows),
             device=device,
             streams=self._streams,
             decode_sizes=decode_sizes(wanted, groups.prefix_support),
             padded=padded,
+            drafts=drafts,
+            drafted_sizes=drafted_sizes(drafts.max_rows, drafts.width) if drafts and wanted else (),
             group=self._group,
         )
 
-    def _sampler(self, rows: int, custom: CustomProcessors | None) -> Sampler | Follower:
+    def _drafts(self, seats: DeviceSeats) -> SeatDrafts | None:
+        resolved = self._resolved
+        if resolved.speculative is None:
+            return None
+        rows = resolved.max_num_seqs
+        return SeatDrafts(
+            resolved.speculative, seats, rows, rows + MAX_PROMPTS, resolved.max_num_batched_tokens, self._device
+        )
+
+    def _sampler(self, rows: int, drafts: SeatDrafts | None, custom: CustomProcessors | None) -> Sampler | Follower:
         vocab_size = self._resolved.info.vocab_size
         if self._group is not None and self._group.topology.rank > 0:
             return Follower(vocab_size)
-        return Sampler(rows, vocab_size, rows + MAX_PROMPTS, self._device, custom)
+        most = max(rows + MAX_PROMPTS, drafts.max_tokens if drafts else 0)
+        return Sampler(rows, vocab_size, most, self._device, custom)
 
     def share_memory(self) -> None:
         """Let ranks write what they tell each other into each other's memory, where they can."""
@@ -208,6 +223,8 @@ class Assembly:
         return LayerGroups(pages, backends, seats, max_tokens, self._device)
 
     def _attention(self, number: int, max_tokens: int, max_model_len: int) -> AttentionSpec:
+        wanted, rows = self._resolved.speculative, self._resolved.max_num_seqs
+        width = 1 + (wanted.num_speculative_tokens if wanted else 0)
         group = self._pages.groups[number]
         return AttentionSpec(
             num_heads=self._model.num_heads,
@@ -218,8 +235,9 @@ class Assembly:
             dtype=DTYPES[self._resolved.dtype],
             kv_dtype=DTYPES[self._resolved.kv_dtype],
             device=self._device,
-            max_rows=self._resolved.max_num_seqs,
+            max_rows=rows,
             max_tokens=max_tokens,
             max_seq_len=max_model_len,
+            drafted=(drafted_rows(rows, self._resolved.max_num_batched_tokens, width), width) if width > 1 else (0, 1),
             sliding_window=group.window or None,
         )

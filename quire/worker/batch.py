@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,6 +15,9 @@ from quire.types.plan import StepPlan
 from quire.worker.prefixes import PrefixLayout, PrefixRows
 from quire.worker.seats import DeviceSeats
 from quire.worker.staging import ALIGNED, Span, Staging
+
+if TYPE_CHECKING:
+    from quire.worker.seat_drafts import SeatDrafts
 
 # The library has kernels for every few rows. One that was never used is loaded at its first launch, which waits for the
 # device; so on a GPU steps beyond the graphs come in few sizes, and `Runner.prepare` goes through them beforehand.
@@ -103,8 +107,18 @@ class BatchBuilder:
             before[[admit.seat for admit in plan.admits]] = [admit.num_computed for admit in plan.admits]
         return bool((before[plan.seats[plan.num_decodes :]] >= FAR).any())
 
-    def decode(self, plan: StepPlan, size: int, layout: PrefixLayout | None, staging: Staging) -> Batch:
-        """A step of decode rows only. Sends seats and layout only if they differ from those of the step before."""
+    def decode(
+        self,
+        plan: StepPlan,
+        size: int,
+        layout: PrefixLayout | None,
+        staging: Staging,
+        drafts: SeatDrafts | None = None,
+    ) -> Batch:
+        """A step of decode rows only. Sends seats and layout only if they differ from those of the step before.
+
+        drafts: of a plan with drafts.
+        """
         rows = plan.num_rows
         there = self._seats_there
         writes = self._seats.stage(plan, staging)
@@ -120,6 +134,8 @@ class BatchBuilder:
             self._seats.apply(writes, staging)
             if changed or shares:
                 self._rows[: span.stop - span.start].copy_(staging.view(span))
+        if drafts is not None:
+            return self.drafted_views(size, drafts)
         return self.decode_views(size, plan, shares_prefix=layout is not None)
 
     def _packed(self, layout: PrefixLayout) -> np.ndarray:
@@ -159,6 +175,19 @@ class BatchBuilder:
             sample_index=None,
             sample_rows_np=self._row_numbers[:size],
         )
+
+    def drafted_views(self, size: int, drafts: SeatDrafts) -> Batch:
+        """The batch of `size` decode rows with drafts, as graphs see it; what it samples is found in its `drafts`."""
+        tokens = size * drafts.width
+        batch = self.decode_views(size)
+        attention = replace(
+            batch.attention,
+            num_tokens=tokens,
+            query_start=self.one_token_each[:1],  # nobody asks
+            num_queries=drafts.width,
+            first_lens=drafts.buffers(size).first_lens,
+        )
+        return replace(batch, num_tokens=tokens, buffers=self._buffers(size, tokens), attention=attention)
 
     def _shared_prefix(self, size: int) -> SharedPrefix:
         assert self._prefixes is not None

@@ -18,6 +18,7 @@ import torch
 from quire.foundation.heap import no_collection
 
 MIN_PREFIX_SIZE = 8
+_TIMED = 2  # steps whose mean is taken
 
 
 class Size(Hashable, Protocol):
@@ -77,6 +78,18 @@ class StepGraphs(Generic[AnySize]):
         """Sizes that have all kernel variants among them."""
         return self.sizes
 
+    def seconds(self, size: AnySize) -> float:
+        """That a step takes, in whatever state the device's memory is. Waits."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for repeat in range(_TIMED + 1):
+            if repeat == 1:  # the first warms up
+                begin.record()
+            self.forward(size)
+            self.tail(size, filtered=False)
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1000 / _TIMED
+
     def forward(self, size: AnySize) -> None:
         self._forwards[size].replay()
 
@@ -116,6 +129,30 @@ class DecodeGraphs(StepGraphs[DecodeSize]):
 
     def _rehearsed(self) -> Iterable[DecodeSize]:
         return [size for size in self.sizes if size.rows.bit_count() == 1 or size.rows == self.sizes[0].rows]
+
+
+class DraftedSize(NamedTuple):
+    rows: int
+
+
+class DraftedGraphs(StepGraphs[DraftedSize]):
+    """Steps of decode rows that bring drafts."""
+
+    def size_for(self, rows: int) -> DraftedSize | None:
+        """The smallest captured size that holds `rows`; None if none does."""
+        return next((size for size in reversed(self.sizes) if size.rows >= rows), None)
+
+
+def drafted_sizes(max_rows: int, width: int) -> list[DraftedSize]:
+    """Sizes to capture, falling, of rows with so many tokens each: they fill what products have kernels for."""
+    tokens = (*_heights(128), 192, 256, 384, 512, 768, 1024)
+    rows = {1, max_rows, *(count // width for count in tokens)}
+    return [DraftedSize(count) for count in sorted(rows, reverse=True) if 0 < count <= max_rows]
+
+
+def _heights(most: int) -> list[int]:
+    """Of tiles."""
+    return [1 << power for power in range(most.bit_length()) if 1 << power <= most]
 
 
 def decode_sizes(rows: list[int], prefix_support: bool) -> list[DecodeSize]:

@@ -50,10 +50,12 @@ class Readback:
     the copy of the step before, which has long been done by then.
     """
 
-    def __init__(self, max_rows: int, stream: torch.cuda.Stream | None, slots: int = 4) -> None:
+    def __init__(self, max_rows: int, stream: torch.cuda.Stream | None, slots: int = 4, columns: int = 0) -> None:
+        """columns: of outcomes with drafts; 0: a row has one token."""
         self._stream = stream
+        shape = (max_rows, columns) if columns else (max_rows,)
         if stream is not None:
-            self._tokens = [torch.empty(max_rows, dtype=torch.int32, pin_memory=True) for _ in range(slots)]
+            self._tokens = [torch.empty(shape, dtype=torch.int32, pin_memory=True) for _ in range(slots)]
             self._computed = [torch.cuda.Event() for _ in range(slots)]
             self._copied = [torch.cuda.Event() for _ in range(slots)]
         self._slot = 0
@@ -70,7 +72,8 @@ class Readback:
         prompt_logprobs: LogprobTensors | None,
         failures: dict[int, str],
     ) -> StepHandle:
-        """tokens: [rows] int32 on the device, -1 where a row did not sample; failures: messages by seat."""
+        """tokens: [rows] int32 on the device, -1 where a row did not sample, or outcomes as `kernels.drafts` has them;
+        failures: messages by seat."""
         failed = [
             RowFailure(row, failures[seat])
             for row, seat in enumerate(plan.seats.tolist() if failures else ())
@@ -132,10 +135,18 @@ def _result(
     prompt_logprobs: LogprobRows | None,
     failures: list[RowFailure],
 ) -> StepResult:
+    drafted = matched = None
+    if tokens.ndim == 2:
+        drafted, matched = (np.ascontiguousarray(column) for column in tokens.T[-2:])
+        tokens = np.ascontiguousarray(tokens[:, : 1 + plan.num_drafts])
+    else:
+        tokens = tokens.reshape(-1, 1)
     return StepResult(
         step=plan.step,
-        tokens=tokens.reshape(-1, 1),
-        counts=(tokens >= 0).astype(np.int32),
+        tokens=tokens,
+        counts=(tokens >= 0).sum(1, dtype=np.int32),
+        drafted=drafted,
+        matched=matched,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         failures=failures,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -14,9 +14,10 @@ from quire.distributed.group import Group
 from quire.kernels.across_ranks import from_first
 from quire.kernels.step.step import commit, gather_decode
 from quire.models.base import DecoderStack, GivenEmbeddings
+from quire.types.kv import DraftCost
 from quire.types.plan import PromptLogprobs, StepPlan, TokenMasks
 from quire.worker.batch import Batch, BatchBuilder, round_size
-from quire.worker.graphs import DecodeGraphs, DecodeSize
+from quire.worker.graphs import DecodeGraphs, DecodeSize, DraftedGraphs, DraftedSize
 from quire.worker.kv_store import KVStore
 from quire.worker.layer_groups import LayerGroups
 from quire.worker.masked_step import MaskedStep
@@ -30,6 +31,7 @@ from quire.worker.sampling.follower import Follower
 from quire.worker.sampling.logprobs import LogprobTensors
 from quire.worker.sampling.masks import Masks
 from quire.worker.sampling.sampler import Features, History, Sampler
+from quire.worker.seat_drafts import SeatDrafts
 from quire.worker.seats import DeviceSeats
 from quire.worker.staging import Staging
 from quire.worker.streams import Streams
@@ -62,6 +64,8 @@ class Runner:
         streams: Streams,
         decode_sizes: list[DecodeSize],
         padded: PaddedSteps | None,
+        drafts: SeatDrafts | None = None,
+        drafted_sizes: Sequence[DraftedSize] = (),
         group: Group | None = None,
     ) -> None:
         self.model = model
@@ -73,12 +77,15 @@ class Runner:
         self._history = History(store.token_of_slot, seats.state.block_table, seats.state.block_size)
         self._prompt_scorer = PromptScorer(model, sampler.vocab_size)
         self._staging = Staging(staging_capacity, device)
-        self._readback = Readback(max_rows, streams.readback)
+        self._drafts = drafts  # None: nothing is drafted
+        self._readback = Readback(max_rows, streams.readback, columns=drafts.outcome.shape[1] if drafts else 0)
         self._device = device
         self._stream = streams.compute
-        self._sampled = torch.zeros(max_rows + MAX_PROMPTS, dtype=torch.int32, device=device)
+        drafted_tokens = drafts.max_tokens if drafts else 0
+        most = max(max_rows + MAX_PROMPTS, drafted_tokens)
+        self._sampled = torch.zeros(most, dtype=torch.int32, device=device)
         self._tokens = torch.zeros(max_rows + MAX_PROMPTS, dtype=torch.int32, device=device)
-        rows = [round_size(max_rows), *(size.rows for size in (padded.sizes if padded else ()))]
+        rows = [round_size(max_rows), drafted_tokens, *(size.rows for size in (padded.sizes if padded else ()))]
         self._group = group
         shared = group.peers.logits if group and group.peers else None
         self._logits = (
@@ -86,11 +93,13 @@ class Runner:
             if shared is None
             else shared[: max(rows)]
         )
-        self.graphs = self.mixed_graphs = None
+        self.graphs = self.mixed_graphs = self.drafted_graphs = None
         if self._stream:  # weights and buffers are being written on the stream that is current here
             self._stream.wait_stream(torch.cuda.current_stream(device))
             if decode_sizes:
                 self.graphs = DecodeGraphs(decode_sizes)
+            if drafted_sizes:
+                self.drafted_graphs = DraftedGraphs(drafted_sizes)
             if padded:
                 self._padded = padded
                 self.mixed_graphs = MixedGraphs(padded.sizes)
@@ -122,7 +131,27 @@ class Runner:
                 seconds += self.mixed_graphs.capture(self._forward_padded, self._tail_padded, pool)
             if self.graphs:
                 seconds += self.graphs.capture(self._forward_decode, self._tail_decode, pool)
+            if self.drafted_graphs:
+                seconds += self.drafted_graphs.capture(self._forward_drafted, self._tail_drafted, pool)
         return seconds
+
+    @property
+    def max_drafted_rows(self) -> int:
+        """See WorkerReport."""
+        return self._drafts.max_rows if self._drafts else 0
+
+    def draft_costs(self) -> list[DraftCost]:
+        """See WorkerReport: what graphs take whose rows all sit on the padding seat. Waits."""
+        drafted, plain = self.drafted_graphs, self.graphs
+        if drafted is None or plain is None or not (drafted.captured and plain.captured):
+            return []
+        costs = []
+        with self.on_stream():
+            for size in reversed(drafted.sizes):
+                without = plain.size_for(size.rows, shares_prefix=False)
+                if without is not None:
+                    costs.append(DraftCost(size.rows, plain.seconds(without), drafted.seconds(size)))
+        return costs
 
     def rehearse(self) -> None:
         """Launch what the graphs will hold, for whoever compiles kernels ahead of them."""
@@ -131,13 +160,20 @@ class Runner:
                 self.mixed_graphs.rehearse(self._forward_padded, self._tail_padded)
             if self.graphs:
                 self.graphs.rehearse(self._forward_decode, self._tail_decode)
+            if self.drafted_graphs:
+                self.drafted_graphs.rehearse(self._forward_drafted, self._tail_drafted)
 
     def run(self, plan: StepPlan) -> StepHandle | MaskedStep:
         with self.on_stream():
             self._sampler.admit(plan.admits)
             self._prompt_scorer.admit(plan.admits)
+            if self._drafts:
+                self._drafts.admit(plan.admits, self._sampler.custom_seats(plan.admits))
+                self._seats.look()
             layout = self._builder.layout(plan)
-            if plan.num_decodes == plan.num_rows:
+            if plan.num_drafts and self._drafts:
+                sample = self._decode_drafted(plan, self._drafts)
+            elif plan.num_decodes == plan.num_rows:
                 sample = self._decode(plan, layout)
             elif (
                 (graphs := self.mixed_graphs)
@@ -196,8 +232,68 @@ class Runner:
         self._sampler.sample_plain(
             self._logits[: size.rows], batch.seats, batch.buffers.seq_lens, sampled, filtered=filtered
         )
-        sampled = self._agreed(sampled)
-        commit(self._seats.state, self._tokens[: size.rows], batch.seats, batch.buffers.seq_lens, sampled, None)
+        sampled, tokens = self._agreed(sampled), self._tokens[: size.rows]
+        commit(self._seats.state, tokens, batch.seats, batch.buffers.seq_lens, sampled, None)
+        if self._drafts:
+            self._drafts.follow(batch.seats, tokens, size.rows)
+
+    # -- decode steps with drafts -------------------------------------------------------------------------------
+
+    def _decode_drafted(self, plan: StepPlan, drafts: SeatDrafts) -> Sample:
+        graphs = self.drafted_graphs
+        size = graphs.size_for(plan.num_rows) if graphs and graphs.captured else None
+        rows = size.rows if size else min(self._builder.decode_size(plan.num_rows), drafts.max_rows)
+        batch = self._builder.decode(plan, rows, None, self._staging, drafts)
+        if size and graphs:
+            graphs.forward(size)
+        else:
+            drafts.gather(batch.buffers, batch.seats)
+            self._write_logits(self._forward(batch))
+        return partial(self._sample_drafted, plan, drafts, size, graphs)
+
+    def _sample_drafted(
+        self,
+        plan: StepPlan,
+        drafts: SeatDrafts,
+        size: DraftedSize | None,
+        graphs: DraftedGraphs | None,
+        masks: TokenMasks | None,
+    ) -> StepHandle:
+        rows, width = plan.num_rows, drafts.width
+        logits, logprobs = self._logits[: rows * width], None
+        features = self._sampler.features(plan.seats)
+        # Who is bound by a mask has no drafts, so it is the first query's.
+        found = self._sampler.masks(masks, None if masks is None else np.arange(rows * width) // width)
+        if size and graphs and features.draw_only:
+            if found is not None:
+                found.apply(logits)
+            self._readback.before_commit()
+            graphs.tail(size, filtered=features.filter)
+            return self._read_back(plan, self._tokens, None, None)
+        more = drafts.buffers(rows)
+        output = self._sampler.sample(
+            logits, more.seats, more.lengths, self._history, features, np.repeat(plan.seats, width), found, width
+        )
+        self._readback.before_commit()
+        batch = self._builder.drafted_views(rows, drafts)
+        drafts.commit(batch.buffers, batch.seats, output.token_ids[:, 0].contiguous())
+        if (logprobs := output.logprobs) is not None:
+            logprobs = logprobs.with_rows(logprobs.rows // width)
+        return self._read_back(plan, self._tokens, logprobs, None)
+
+    def _forward_drafted(self, size: DraftedSize, layers: int | None) -> None:
+        assert self._drafts is not None
+        batch = self._builder.drafted_views(size.rows, self._drafts)
+        self._drafts.gather(batch.buffers, batch.seats)
+        self._write_logits(self._forward(batch, layers))
+
+    def _tail_drafted(self, size: DraftedSize, filtered: bool) -> None:
+        assert self._drafts is not None
+        batch, more = self._builder.drafted_views(size.rows, self._drafts), self._drafts.buffers(size.rows)
+        sampled = self._sampled[: batch.num_tokens]
+        logits = self._logits[: batch.num_tokens]
+        self._sampler.sample_plain(logits, more.seats, more.lengths, sampled, filtered=filtered)
+        self._drafts.commit(batch.buffers, batch.seats, sampled)
 
     # -- steps with prompt chunks -------------------------------------------------------------------------------
 
@@ -242,7 +338,7 @@ class Runner:
             logprobs = self._sample(batch, seats, logits, features, found)
         if logprobs is not None:
             logprobs = logprobs.with_rows(logprobs.rows - first)
-        return self._read_back(plan, self._tokens[first:], logprobs, None)
+        return self._read_back(plan, self._tokens, logprobs, None, first)
 
     def _forward_padded(self, size: MixedSize, layers: int | None) -> None:
         batch = self._padded.view(size)
@@ -261,6 +357,8 @@ class Runner:
         sampled = self._agreed(sampled)
         tokens = self._tokens[: size.rows]
         commit(self._seats.state, tokens, batch.seats, batch.buffers.seq_lens, sampled, batch.sample_index)
+        if self._drafts:
+            self._drafts.follow(batch.seats, tokens, size.decodes)
 
     # -- shared -------------------------------------------------------------------------------------------------
 
@@ -315,6 +413,8 @@ class Runner:
         tokens = self._tokens[: batch.num_rows]
         sampled = self._agreed(sampled)
         commit(self._seats.state, tokens, batch.seats, batch.buffers.seq_lens, sampled, batch.sample_index)
+        if self._drafts:
+            self._drafts.follow(batch.seats, tokens, batch.attention.num_decodes)
 
     def _agreed(self, sampled: torch.Tensor) -> torch.Tensor:
         """The same tokens on every rank: the first one's. Ranks may pad differently, so as many as there can be."""
@@ -332,6 +432,9 @@ class Runner:
         tokens: torch.Tensor,
         logprobs: LogprobTensors | None,
         prompt_logprobs: LogprobTensors | None,
+        first: int = 0,
     ) -> StepHandle:
+        """first: the plan's row 0 among those of the step."""
         failures = self._sampler.take_failures(plan.seats)
+        tokens = (self._drafts.outcome if self._drafts else tokens)[first:]
         return self._readback.start(plan, tokens, logprobs, prompt_logprobs, failures)

@@ -19,11 +19,19 @@ class DeviceSeats:
     """Arrays `[max_seats + 1]`; seat 0 is padding and stays zero.
 
     `state` has the table of the group that keeps every token (the keeper), `tables` those of all groups.
-    `num_computed_np` mirrors the device's counts: the plan determines them, so the host never asks.
+    `num_computed_np` mirrors the device's counts: the plan determines them, so the host never asks. With `limited`,
+    where rows may advance by several tokens, those of requests with drafts are lower bounds once they decode.
     """
 
     def __init__(
-        self, max_seats: int, max_blocks: int, token_of_slot: torch.Tensor, block_size: int, device: torch.device
+        self,
+        max_seats: int,
+        max_blocks: int,
+        token_of_slot: torch.Tensor,
+        block_size: int,
+        device: torch.device,
+        *,
+        limited: bool = False,
     ) -> None:
         """max_blocks, block_size: of the keeper, the only group unless `add_groups` is called."""
         seats = max_seats + 1
@@ -33,6 +41,7 @@ class DeviceSeats:
             block_table=torch.zeros(seats, max_blocks, dtype=torch.int32, device=device),
             token_of_slot=token_of_slot,
             block_size=block_size,
+            limit=torch.zeros(seats, dtype=torch.int32, device=device) if limited else None,
         )
         self.tables = [GroupTable(self.state.block_table, block_size)]
         self.keeper, self._splits = 0, [1]
@@ -103,3 +112,8 @@ class DeviceSeats:
     def advance(self, seats: np.ndarray, num_tokens: np.ndarray) -> None:
         """Keep the host mirror in step with what `commit` does on the device."""
         self.num_computed_np[seats] += num_tokens
+
+    def look(self) -> None:
+        """Make the mirror exact, on a CPU, where that costs nothing."""
+        if self.state.limit is not None and self.state.limit.device.type == "cpu":
+            np.copyto(self.num_computed_np, self.state.num_computed.numpy())

@@ -131,6 +131,8 @@ class Worker:
             phases=self._phases,
             mixed_sizes=self.runner.mixed_sizes if isinstance(self.runner, Runner) else [],
             prompt_cost=assembly.prompt_cost(),
+            draft_costs=self.runner.draft_costs() if isinstance(self.runner, Runner) else [],
+            max_drafted_rows=self.runner.max_drafted_rows if isinstance(self.runner, Runner) else 0,
             can_prepare=bool(self._unprepared),
             max_num_batched_tokens=assembly.max_tokens,
             notes=[size.note] if size.note else [],

@@ -120,7 +120,10 @@ def test_what_others_have_and_we_do_not_is_refused_by_name(name: str, tmp_path: 
 
 @pytest.mark.parametrize("flag", SHORT)
 def test_short_flags_are_known(flag: str) -> None:
-    if SHORT[flag] in FIELDS:
+    if SHORT[flag] == "speculative_config":
+        given = '{"method": "ngram", "num_speculative_tokens": 2}'
+        assert parse(flag, given)[SHORT[flag]] == {"method": "ngram", "num_speculative_tokens": 2}
+    elif SHORT[flag] in FIELDS:
         assert parse(flag, "1")[SHORT[flag]] in (1, "1")
     else:
         with pytest.raises(ConfigError, match=f"{flag}: {SHORT[flag]} is not supported"):

@@ -87,8 +87,13 @@ def prompts(seed: int = 0) -> list[list[int]]:
 
 
 GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, detokenize=False, logprobs=2)
+DRAFTS = {
+    "method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 3, "prompt_lookup_min": 1, "policy": "always",
+}  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
+    "drafts": {"speculative_config": DRAFTS, "async_scheduling": True},
+    "drafts, and preemptions": {"speculative_config": DRAFTS, "preempt_every_step": True, "max_num_seqs": 3},
     "chunks of 16, depth 2": {"max_prefill_chunk": 16, "async_scheduling": True},
     "a small budget, no prefix cache": {
         "max_num_batched_tokens": 37,
@@ -102,6 +107,9 @@ FEW = {  # what runs by default of all models in all cases
     ("qwen2: the upper layers", "plain"),
     ("ministral: one to two", "chunks of 16, depth 2"),
     ("mistral: all", "a preemption at every step"),
+    *((name, "drafts") for name in MODELS),
+    ("qwen3: uneven", "drafts, and preemptions"),
+    ("mistral: all", "drafts, and preemptions"),
 }
 ALL = [
     pytest.param(name, case, marks=() if (name, case) in FEW else pytest.mark.long) for name in MODELS for case in CASES
@@ -143,12 +151,14 @@ def test_hits_of_the_prefix_cache(models: Callable[[str], Model], name: str) -> 
     assert cached[0] >= 160
 
 
+@pytest.mark.parametrize("drafts", [{}, {"speculative_config": DRAFTS}], ids=["plain", "drafts"])
 @pytest.mark.parametrize(("name", "num_blocks"), [("qwen3: five to one", 28), ("mistral: all", 20)])
 def test_a_pool_so_small_that_requests_are_preempted(
-    models: Callable[[str], Model], name: str, num_blocks: int
+    models: Callable[[str], Model], name: str, num_blocks: int, drafts: dict[str, Any]
 ) -> None:
     rng = random.Random(5)
-    with engine(models(name), num_gpu_blocks_override=num_blocks, async_scheduling=True, max_num_seqs=7) as llm:
+    options = {"num_gpu_blocks_override": num_blocks, "async_scheduling": True, "max_num_seqs": 7, **drafts}
+    with engine(models(name), **options) as llm:
         params = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True, detokenize=False, logprobs=1)
         check(models(name), llm, [ids(rng, 4 + n) for n in range(7)], params)
         assert msgspec.convert(llm.call("stats"), EngineStats).num_preemptions > 0

@@ -225,3 +225,8 @@ def test_what_a_client_knows_is_not_cut_again() -> None:
     assert fewer[0].ids is first[0].ids  # nothing changed for this one
     assert (fewer[1].ids, [o.request_id for o in fewer[1].special]) == (["r1", "r3"], ["r5"])
     assert PARENT not in fewer
+    several = shares.split(EngineOutputs(ids=ids[:3], tokens=[1, 1, 2, 3, 3, 3], counts=[2, 1, 3]))
+    assert {c: (s.ids, s.tokens, s.counts) for c, s in several.items()} == {
+        0: (["r0", "r2"], [1, 1, 3, 3, 3], [2, 3]),
+        1: (["r1"], [2], [1]),
+    }

@@ -277,3 +277,21 @@ def test_an_answer_that_its_grammar_ends_keeps_its_last_token(
     output = request_state.take()
     assert (output.finished, output.outputs[0].text) == (True, "[1, 2]")
     assert output.outputs[0].finish_reason == "stop"
+
+
+def test_a_step_may_bring_several_tokens_of_each(tokenizer: Tokenizer) -> None:
+    """A stop string within them ends the answer there; whoever was aborted meanwhile is passed over."""
+    processor = OutputProcessor(tokenizer)
+    params = SamplingParams(max_tokens=50, stop=["lo"], output_kind=DELTA)
+    for name in ("a", "b"):
+        processor.add(build((5, 6, 7), params, INFO, tokenizer, request_id=name), name, None)
+    ids = tokenizer.encode("Hel"), tokenizer.encode("Hello, hello")
+    news = EngineOutputs(ids=["a", "gone", "b"], tokens=[*ids[0], 9, 9, *ids[1]], counts=[len(ids[0]), 2, len(ids[1])])
+    changed, aborts = processor.process(news)
+    assert [request_state.request_id for request_state in changed] == ["a", "b"]
+    assert aborts == ["b"]
+    a, b = (request_state.take().outputs[0] for request_state in changed)
+    assert (b.text, b.finish_reason, b.stop_reason) == ("Hel", "stop", "lo")
+    assert len(b.token_ids) < len(ids[1])
+    assert (a.token_ids, a.finish_reason) == (ids[0], None)
+    assert len(processor) == 1

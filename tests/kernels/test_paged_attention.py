@@ -137,6 +137,40 @@ def test_decode(
 
 @pytest.mark.parametrize("dtype", sorted({NARROW, torch.float16, torch.float32}, key=str))
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size", "window"), SHAPES)
+@pytest.mark.parametrize("queries", [5, 2])
+def test_decode_of_several_queries_a_row(
+    device: torch.device,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    block_size: int,
+    window: int,
+    queries: int,
+    dtype: torch.dtype,
+) -> None:
+    """Each sees one token more than the one before; behind a row's last they are padding and stay finite."""
+    for seq_lens in ([3], [900, 5, 300], [16, 1, 17, 15, 64, 65, 63, 128, 200, 31, 33, 32, 129, 66, 130]):
+        counts = [min(1 + i % queries, n) for i, n in enumerate(seq_lens, 3)]
+        seen_from = [max(0, n + 1 - count - (window or n)) for n, count in zip(seq_lens, counts, strict=True)]
+        cache = make_cache(seq_lens, kv_heads, dim, block_size, dtype, device, seen_from=seen_from)
+        q = torch.randn(len(seq_lens) * queries, heads, dim, device=device, dtype=dtype)
+        rows = len(seq_lens)
+        workspace = paged_attention.decode_workspace(1, heads, kv_heads, dim, device, (rows, queries))
+        lens = torch.tensor(seq_lens, device=device, dtype=torch.int32)
+        first = lens + 1 - torch.tensor(counts, device=device, dtype=torch.int32)
+        schedule = paged_attention.decode_schedule(
+            cache.seats, lens, heads, kv_heads, dim, dtype, window, drafted=(queries, first)
+        )
+        for _ in range(2):  # as layers do
+            out = paged_attention.decode(q, cache.k, cache.v, cache.table, schedule, dim**-0.5, workspace)
+            assert out.isfinite().all()
+            for row, count in enumerate(counts):
+                own = slice(row * queries, row * queries + count)
+                assert_near(out[own], attend(q[own], *cache.tokens[row], dim**-0.5, window), dtype)
+
+
+@pytest.mark.parametrize("dtype", sorted({NARROW, torch.float16, torch.float32}, key=str))
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size", "window"), SHAPES)
 def test_decode_with_shared_prefixes(
     device: torch.device, heads: int, kv_heads: int, dim: int, block_size: int, window: int, dtype: torch.dtype
 ) -> None:

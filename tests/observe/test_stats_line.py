@@ -38,3 +38,12 @@ def test_phases_add_up_to_the_time_that_passed() -> None:
         clock.lap(phase)
     assert 0.03 <= sum(clock.seconds.values()) <= time.perf_counter() - began
     assert clock.seconds["a"] >= 0.02
+
+
+def test_drafts_are_told_where_there_are_any() -> None:
+    line = StatsLine(every=10)
+    line.take(report(0, num_draft_tokens=100, num_accepted_tokens=100), now=100.0)
+    line.take(report(0, num_draft_tokens=100, num_accepted_tokens=100), now=105.0)
+    text = line.take(report(1, num_draft_tokens=300, num_accepted_tokens=150), now=110.0) or ""
+    assert text.endswith("drafts accepted 25.0% of 20.0 tokens/s")
+    assert "drafts" not in (line.take(report(2, num_draft_tokens=300, num_accepted_tokens=150), now=120.0) or "")

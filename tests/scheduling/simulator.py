@@ -9,6 +9,7 @@ So sharing, chunking, preemption, running ahead and what windows give back must 
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -123,11 +124,22 @@ class Seat:
     last_token: int = -1
 
 
-Row = tuple[int, Seat, int, bool]  # seat number, seat, tokens, whether it samples
+Row = tuple[int, Seat, int, bool, int]  # seat number, seat, tokens, whether it samples, tokens that it does
+WRONG = -1  # the fingerprint of a draft that was not what came, and its token
 
 
 class Device:
-    def __init__(self, specs: Sequence[KVGroupSpec], max_seats: int, max_tokens: int, max_chunk: int) -> None:
+    def __init__(
+        self,
+        specs: Sequence[KVGroupSpec],
+        max_seats: int,
+        max_tokens: int,
+        max_chunk: int,
+        draft_seed: int | None = None,
+    ) -> None:
+        """draft_seed: of how many drafts turn out right; None: nothing is drafted."""
+        self.chance = None if draft_seed is None else random.Random(draft_seed)
+        self.num_drafted_rows = self.num_accepted = 0
         self.specs, self.max_seats = specs, max_seats
         self.max_tokens, self.max_chunk = max_tokens, max_chunk
         self.references: dict[int, Reference] = {}  # by request number
@@ -152,7 +164,9 @@ class Device:
         self._check_prefixes(plan)
         tokens, news = plan.token_ids.tolist(), []
         assert len(set(plan.seats.tolist())) == plan.num_rows, "a seat has two rows"
-        assert int(plan.num_tokens.sum()) <= self.max_tokens, "the token budget is overrun"
+        drafts = plan.num_drafts * plan.num_decodes
+        assert int(plan.num_tokens.sum()) + drafts <= self.max_tokens, "the token budget is overrun"
+        assert not drafts or plan.num_decodes == plan.num_rows, "drafts beside catch-up rows"
         assert len(tokens) == int(plan.num_tokens[plan.num_decodes :].sum()), "token_ids and num_tokens differ"
         for row, (seat_number, count, samples) in enumerate(
             zip(plan.seats.tolist(), plan.num_tokens.tolist(), plan.samples.tolist(), strict=True)
@@ -161,15 +175,23 @@ class Device:
             if row < plan.num_decodes:
                 assert count == 1, "a decode row has one token"
                 assert samples, "a decode row samples"
-                ids = [seat.last_token]
-            else:
-                assert 1 <= count <= self.max_chunk, f"a chunk of {count} tokens"
-                ids, tokens = tokens[:count], tokens[count:]
+                if self.chance is not None and seat.num_computed + 1 >= seat.admit.limit:
+                    news.append((seat_number, seat, 0, True, 0))  # its last token came with drafts, in the step before
+                    continue
+                right, wrong = self._draft(plan, seat)
+                assert seat.num_computed + 1 + right + wrong <= plan.max_seq_len, "max_seq_len is no upper bound"
+                start = seat.num_computed + 1
+                ids = [seat.last_token, *seat.reference.tokens[start : start + right], *[WRONG] * wrong]
+                self._write(seat_number, seat, ids)
+                news.append((seat_number, seat, 1 + right, samples, 1 + right))
+                continue
+            assert 1 <= count <= self.max_chunk, f"a chunk of {count} tokens"
+            ids, tokens = tokens[:count], tokens[count:]
             self._write(seat_number, seat, ids)
-            news.append((seat_number, seat, count, samples))
+            news.append((seat_number, seat, count, samples, int(samples)))
         # Only after all writes: a row may read what its neighbour computes in this very step.
         for row in news:
-            self._read(plan, *row)
+            self._read(plan, *row[:4])
         self.num_computed += int(plan.num_tokens.sum())
         if plan.awaits_masks:
             self._awaiting = plan, news
@@ -187,14 +209,31 @@ class Device:
         self.num_masks += len(rows)
         return self._sample(plan, news, {row: tokens_of(bits) for row, bits in zip(rows, masks.bits, strict=True)})
 
+    def _draft(self, plan: StepPlan, seat: Seat) -> tuple[int, int]:
+        """Drafts of a row that will be right, and others behind them."""
+        if not plan.num_drafts or not seat.admit.may_draft or self.chance is None:
+            return 0, 0
+        assert seat.admit.limit == len(seat.reference.tokens)
+        count = self.chance.randint(0, max(0, min(plan.num_drafts, seat.admit.limit - seat.num_computed - 2)))
+        right = self.chance.choice((0, count, self.chance.randint(0, count)))
+        self.num_drafted_rows += 1
+        self.num_accepted += right
+        return right, count - right
+
     def _sample(self, plan: StepPlan, news: list[Row], masks: dict[int, set[int]]) -> StepResult:
-        sampled = [self._token(*line, masks.get(row)) for row, line in enumerate(news)]
+        sampled = [self._tokens(*line, masks.get(row)) for row, line in enumerate(news)]
+        tokens = np.full((plan.num_rows, 1 + plan.num_drafts), -1, np.int32)
+        for line, ids in zip(tokens, sampled, strict=True):
+            line[: len(ids)] = ids
+        counts = np.array([len(ids) for ids in sampled], np.int32)
         return StepResult(
             step=plan.step,
-            tokens=np.array(sampled, np.int32).reshape(-1, 1),
-            counts=(np.array(sampled, np.int32) >= 0).astype(np.int32),
+            tokens=tokens,
+            counts=counts,
             logprobs=self._logprobs(plan, sampled),
             prompt_logprobs=self._prompt_logprobs(plan, news),
+            drafted=None if self.chance is None else np.maximum(counts - 1, 0),
+            matched=None if self.chance is None else np.maximum(counts - 1, 0),
         )
 
     def _take_news(self, plan: StepPlan) -> None:
@@ -214,18 +253,19 @@ class Device:
             keeps = any(spec.kind == "history" for spec in self.specs)
             told = [] if admit.history is None else admit.history.tolist()
             assert told == reference.tokens[: admit.num_computed if keeps else 0], "not the tokens computed"
-        for table, new in zip(self.tables, plan.blocks, strict=True):
+        for spec, table, new in zip(self.specs, self.tables, plan.blocks, strict=True):
             for seat_number, index, block in zip(
                 new.seats.tolist(), new.index.tolist(), new.blocks.tolist(), strict=True
             ):
                 assert block > 0, "the null block was handed out"
-                assert (seat_number, index) not in table, "a table entry was given twice"
+                is_empty = self.chance is not None and index * spec.block_size >= self.seats[seat_number].num_computed
+                assert (seat_number, index) not in table or is_empty, "a table entry was given twice"
                 table[seat_number, index] = block
         for group, spec in enumerate(self.specs):
             if spec.kind == "history":
                 for admit in plan.admits:
                     for position in range(admit.num_computed):
-                        self._put(group, admit.seat, position, self.seats[admit.seat].reference)
+                        self._put(group, admit.seat, position, self.seats[admit.seat].reference.prints[position])
 
     def _check_prefixes(self, plan: StepPlan) -> None:
         """Groups are told when they change only, and whoever shares a prefix really has the same blocks there."""
@@ -260,16 +300,17 @@ class Device:
     def _write(self, number: int, seat: Seat, ids: list[int]) -> None:
         reference = seat.reference
         for position, token in enumerate(ids, seat.num_computed):
-            assert token == reference.tokens[position], f"{reference.spec.id} is fed a foreign token at {position}"
+            right = reference.tokens[position]
+            assert token in (right, WRONG), f"{reference.spec.id} is fed a foreign token at {position}"
             for group in range(len(self.specs)):
-                self._put(group, number, position, reference)
+                self._put(group, number, position, WRONG if token == WRONG else reference.prints[position])
 
-    def _put(self, group: int, number: int, position: int, reference: Reference) -> None:
+    def _put(self, group: int, number: int, position: int, print_: int) -> None:
         size = self.specs[group].block_size
         block = self.tables[group][number, position // size]
         if self.pages.get(block, (-1, {}))[0] != group:  # what another group kept in its bytes is gone
             self.pages[block] = group, {}
-        self.pages[block][1][position % size] = reference.prints[position]
+        self.pages[block][1][position % size] = print_
 
     def _read(self, plan: StepPlan, number: int, seat: Seat, count: int, samples: bool) -> None:
         reference, length = seat.reference, seat.num_computed + count
@@ -280,26 +321,32 @@ class Device:
                 found = prints.get(position % spec.block_size) if owner == group else None
                 assert found == reference.prints[position], f"{reference.spec.id} reads foreign KV at {position}"
         assert length <= plan.max_seq_len, "max_seq_len is no upper bound"
-        assert length < len(reference.tokens), f"{reference.spec.id} overruns its limit"
+        if count:
+            assert length < len(reference.tokens), f"{reference.spec.id} overruns its limit"
         seat.num_computed = length
         assert not samples or length >= len(reference.spec.token_ids), f"{reference.spec.id} samples inside its prompt"
 
-    def _token(self, _number: int, seat: Seat, _count: int, samples: bool, mask: set[int] | None) -> int:
-        if not samples:
-            return -1
+    def _tokens(
+        self, _number: int, seat: Seat, _count: int, _samples: bool, wanted: int, mask: set[int] | None
+    ) -> list[int]:
+        if not wanted:
+            return []
         reference = seat.reference
         allowed = reference.allowed[seat.num_computed - len(reference.spec.token_ids)]
         assert reference.is_aborted or mask == allowed, f"{reference.spec.id} may sample {mask}, it should be {allowed}"
-        seat.last_token = reference.tokens[seat.num_computed]
-        return seat.last_token
+        tokens = reference.tokens[seat.num_computed + 1 - wanted : seat.num_computed + 1]
+        seat.last_token = tokens[-1]
+        return tokens
 
-    def _logprobs(self, plan: StepPlan, sampled: list[int]) -> LogprobRows | None:
-        rows = [
-            row
-            for row, number in enumerate(plan.seats.tolist())
-            if plan.samples[row] and self.seats[number].reference.spec.params.logprobs is not None
-        ]
-        return _lines(rows, [sampled[row] for row in rows])
+    def _logprobs(self, plan: StepPlan, sampled: list[list[int]]) -> LogprobRows | None:
+        rows: list[int] = []
+        tokens: list[int] = []
+        for row, number in enumerate(plan.seats.tolist()):
+            if plan.samples[row] and self.seats[number].reference.spec.params.logprobs is not None:
+                lines = sampled[row] + [WRONG] * (1 + plan.num_drafts - len(sampled[row]))
+                rows += [row] * len(lines)
+                tokens += lines
+        return _lines(rows, tokens)
 
     def _prompt_logprobs(self, plan: StepPlan, news: list[Row]) -> LogprobRows | None:
         rows: list[int] = []
@@ -308,7 +355,7 @@ class Device:
             if not isinstance(attachment, PromptLogprobs):
                 continue
             for row, next_id in zip(attachment.rows.tolist(), attachment.next_ids.tolist(), strict=True):
-                _, seat, count, _ = news[row]
+                _, seat, count, *_ = news[row]
                 prompt = seat.reference.spec.token_ids
                 ids = [*prompt[seat.num_computed - count + 1 : seat.num_computed], next_id]
                 tokens += [token for token in ids if token >= 0]

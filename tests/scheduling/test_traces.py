@@ -74,6 +74,28 @@ def test_what_an_engine_was_told_of_goes_on_in_the_next(monkeypatch: pytest.Monk
     assert resumed > NUM_TRACES / 20
 
 
+@pytest.mark.parametrize("options", [{}, {"mixed": True}, {"mixed": True, "deaths": 0.01}], ids=str)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_random_traces_with_drafts(part: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many of the drafts turn out right, which only the device knows while the next step is planned."""
+    monkeypatch.setattr(request, "REPORT_TOKENS", 3)
+    failures, drafted, accepted, preemptions = [], 0, 0, 0
+    first = random.SystemRandom().randrange(2**40)
+    seeds = range(first + part, first + NUM_TRACES // 8, PARTS)
+    for seed in seeds:
+        try:
+            life = random_life(seed, drafts=True, **options)
+        except Exception:
+            failures.append(f"random_life({seed}, drafts=True, **{options})\n{traceback.format_exc(limit=-3)}")
+        else:
+            drafted += life.device.num_drafted_rows
+            accepted += life.device.num_accepted
+            preemptions += life.scheduler.stats().num_preemptions
+    assert not failures, f"{len(failures)} of {len(seeds)} traces failed, the first:\n{failures[0]}"
+    assert drafted > accepted > len(seeds) / 4, "these traces hardly ever draft: too easy"
+    assert preemptions > len(seeds) / 10, "these traces hardly ever preempt: too easy"
+
+
 adds = st.tuples(
     st.just("add"),
     st.lists(st.integers(0, 2), min_size=1, max_size=12),

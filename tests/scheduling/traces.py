@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from quire.scheduling.drafting import Drafting
 from quire.scheduling.prefixes import SharingThresholds
 from quire.scheduling.scheduler import Scheduler
 from quire.types.kv import KVGroupSpec, capacity
@@ -41,6 +42,8 @@ class World:
     enable_prefix_caching: bool = True
     groups: tuple[KVGroupSpec, ...] = ()  # none: one that sees everything
     sharing_thresholds: SharingThresholds = ANYTHING
+    num_drafts: int = 0
+    always_drafts: bool = True
 
     @property
     def specs(self) -> list[KVGroupSpec]:
@@ -80,9 +83,14 @@ class Life:
             sharing_thresholds=world.sharing_thresholds,
             vocab_size=VOCAB,
             mask_source=ToySource(),
+            drafting=Drafting(world.num_drafts, world.max_num_seqs, world.max_num_seqs, always=world.always_drafts)
+            if world.num_drafts
+            else None,
         )
         chunk = world.max_prefill_chunk or world.max_num_batched_tokens
-        self.device = Device(world.specs, world.max_num_seqs, world.max_num_batched_tokens, chunk)
+        self.device = Device(
+            world.specs, world.max_num_seqs, world.max_num_batched_tokens, chunk, draft_seed=world.num_drafts or None
+        )
         self.in_flight: deque[tuple[StepPlan, StepResult | None]] = deque()  # the last may still await its masks
         self.compiling: list[str] = []  # requests whose grammar is not there yet
         self.plans: list[StepPlan] = []
@@ -204,6 +212,8 @@ class Life:
     def check_windows(self) -> None:
         """Nobody holds more than a chunk and what its next token sees."""
         chunk = self.world.max_prefill_chunk or self.world.max_num_batched_tokens
+        if self.world.num_drafts:  # nobody knows how many of those in flight count
+            chunk += self.world.depth * (1 + self.world.num_drafts)
         kv = self.scheduler.kv
         for request in self.scheduler._state.running.values():
             for spec, blocks in zip(self.world.specs, kv.held(request), strict=True):
@@ -256,11 +266,13 @@ def mixed_groups(rng: random.Random, block_size: int) -> list[KVGroupSpec]:
     return specs
 
 
-def random_request(rng: random.Random, number: int, max_len: int, prefixes: list[list[int]]) -> EngineRequest:
+def random_request(
+    rng: random.Random, number: int, max_len: int, prefixes: list[list[int]], longest: int = 8
+) -> EngineRequest:
     prefix = rng.choice(prefixes)
     prompt = prefix[: rng.randint(0, len(prefix))] + [rng.randrange(VOCAB) for _ in range(rng.randint(0, 3))]
     prompt = (prompt or [1])[: max_len - 1]
-    max_tokens = rng.randint(1, 8)
+    max_tokens = rng.randint(1, longest)
     options: dict[str, Any] = {}
     if rng.random() < 0.2:
         options["min_tokens"] = rng.randint(0, max_tokens)
@@ -316,22 +328,31 @@ def branching(rng: random.Random, count: int) -> list[list[int]]:
     return stems[1:]
 
 
-def random_life(seed: int, *, mixed: bool = False, deaths: float = 0.0) -> Life:
+def with_drafts(world: World, rng: random.Random) -> World:
+    """The same with drafts, and a budget that often has room for them."""
+    num_drafts = rng.randint(1, 5)
+    tokens = world.max_num_batched_tokens + rng.choice((0, num_drafts, num_drafts * world.max_num_seqs))
+    return replace(world, num_drafts=num_drafts, max_num_batched_tokens=tokens, always_drafts=rng.random() < 0.7)
+
+
+def random_life(seed: int, *, mixed: bool = False, deaths: float = 0.0, drafts: bool = False) -> Life:
     """Live through the trace of `seed`; any AssertionError is a bug.
 
     Args:
         mixed: several groups of layers, some of them with windows.
         deaths: of engines, a turn.
+        drafts: rows may bring several tokens a step.
     """
     rng = random.Random(seed)
     crowded = rng.random() < 0.1
-    life = Life(crowded_world(rng, mixed=mixed) if crowded else random_world(rng, mixed=mixed))
+    world = crowded_world(rng, mixed=mixed) if crowded else random_world(rng, mixed=mixed)
+    life = Life(with_drafts(world, rng) if drafts else world)
     prefixes = branching(rng, 6 if crowded else 2)
     to_come = rng.randint(10, 30) if crowded else rng.randint(1, 7)
     number = 0
     while number < to_come or life.scheduler.has_work:
         while number < to_come and rng.random() < 0.5:
-            life.add(random_request(rng, number, life.max_len, prefixes))
+            life.add(random_request(rng, number, life.max_len, prefixes, longest=20 if drafts else 8))
             number += 1
         if life.compiling and rng.random() < 0.3:
             life.bind(rng.choice(life.compiling))

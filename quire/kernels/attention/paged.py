@@ -22,15 +22,23 @@ if TYPE_CHECKING:
 
 
 def decode_workspace(
-    max_rows: int, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device
+    max_rows: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    device: torch.device,
+    drafted: tuple[int, int] = (0, 1),
 ) -> torch.Tensor:
-    """Scratch memory for `decode` of up to `max_rows` rows, shared by all layers of one stream; starts as zeros."""
+    """Scratch memory for `decode` of up to `max_rows` rows, shared by all layers of one stream; starts as zeros.
+
+    drafted: (rows, queries each) of the largest step with several queries a row.
+    """
     if device.type != "cuda" and not INTERPRETED:
         return torch.empty(0, device=device)
     from quire.kernels.attention.triton.decode import workspace_elements
     from quire.kernels.triton.launch import num_processors
 
-    size = workspace_elements(max_rows, num_heads, num_kv_heads, head_dim, num_processors(device))
+    size = workspace_elements(max_rows, num_heads, num_kv_heads, head_dim, num_processors(device), drafted)
     return torch.zeros(size, dtype=torch.float32, device=device)
 
 
@@ -42,6 +50,7 @@ class DecodeSchedule:
     seq_lens: torch.Tensor
     sliding_window: int
     shares: decode_kernels.Schedule | None  # None: plain torch, which goes row by row
+    drafted: tuple[int, torch.Tensor] | None = None
 
 
 def decode_schedule(
@@ -53,8 +62,13 @@ def decode_schedule(
     kv_dtype: torch.dtype,
     sliding_window: int = 0,
     prefix: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
+    drafted: tuple[int, torch.Tensor] | None = None,
 ) -> DecodeSchedule:
     """Once a step, for `decode` of its layers: seats, seq_lens int32 [rows]; row i sees its `seq_lens[i]` tokens.
+
+    drafted, for rows of several query tokens, (queries of each row, int32 [rows]): the first query of row i sees so
+    many tokens, each other one more up to `seq_lens[i]`; those that then see no more than the one before are padding.
+    Not together with `prefix`.
 
     Made on the device from what the tensors hold then, so it is part of what a CUDA graph captures. `prefix`, for rows
     whose first tokens lie in the same blocks (all int32): leading tokens a row shares with others [rows], row numbers
@@ -62,11 +76,11 @@ def decode_schedule(
     place among the row numbers, rows (0: unused tile), shared tokens. It changes how often they are read, nothing else.
     """
     if not on_triton(seq_lens):
-        return DecodeSchedule(seats, seq_lens, sliding_window, None)
+        return DecodeSchedule(seats, seq_lens, sliding_window, None, drafted)
     from quire.kernels.attention.triton import decode
 
     shares = decode.schedule(
-        seats, seq_lens, num_heads, num_kv_heads, head_dim, kv_dtype.itemsize, sliding_window, prefix
+        seats, seq_lens, num_heads, num_kv_heads, head_dim, kv_dtype.itemsize, sliding_window, prefix, drafted=drafted
     )
     return DecodeSchedule(seats, seq_lens, sliding_window, shares)
 
@@ -81,7 +95,8 @@ def decode(
     workspace: torch.Tensor,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """q [rows, num_heads, head_dim] → [rows, num_heads * head_dim]; `schedule` says which rows these are.
+    """q [queries, num_heads, head_dim], row after row → [queries, num_heads * head_dim]; `schedule` says whose these
+    are.
 
     block_table int32 [seats, blocks]; `workspace` from `decode_workspace`. Nothing is read back from the device, and
     the launches depend on shapes only: fit for CUDA graphs.
@@ -93,9 +108,33 @@ def decode(
             q, k_cache, v_cache, block_table, schedule.shares, scale, workspace, schedule.sliding_window, out
         )
     seats, seq_lens = schedule.seats, schedule.seq_lens
+    if schedule.drafted is not None:
+        return _drafted_reference(q, k_cache, v_cache, block_table, schedule, *schedule.drafted, scale, out)
     query_start = torch.arange(len(seats) + 1, dtype=torch.int32)
     result = attention_reference(
         q, k_cache, v_cache, seats, block_table, query_start, seq_lens, len(seats), scale, schedule.sliding_window
+    )
+    return result if out is None else out.copy_(result)
+
+
+def _drafted_reference(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    schedule: DecodeSchedule,
+    queries: int,
+    first_lens: torch.Tensor,
+    scale: float,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    """Query by query, each a row of its own."""
+    place = torch.arange(queries, dtype=torch.int32)
+    seen = torch.minimum(first_lens.unsqueeze(1) + place, schedule.seq_lens.unsqueeze(1)).flatten()
+    seats = schedule.seats.repeat_interleave(queries)
+    each = torch.arange(len(seen) + 1, dtype=torch.int32)
+    result = attention_reference(
+        q, k_cache, v_cache, seats, block_table, each, seen, len(seen), scale, schedule.sliding_window
     )
     return result if out is None else out.copy_(result)
 

@@ -16,6 +16,9 @@ class SeatState:
     block_table: torch.Tensor  # [seats, max_blocks]
     token_of_slot: torch.Tensor  # [num_blocks * block_size]: the token whose KV is there
     block_size: int
+    # [seats]: tokens at which a request ends, 0: any number; None: nobody need know. Where rows advance by several
+    # tokens, a step may hold a row that has reached its limit in the step before: what it has is written nowhere.
+    limit: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

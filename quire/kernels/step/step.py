@@ -54,13 +54,17 @@ def gather(
     positions = state.num_computed[seat_of_token] + offset
     blocks = state.block_table[seat_of_token, positions // state.block_size].long()
     slots = blocks * state.block_size + positions % state.block_size
+    over = torch.zeros_like(lens)
+    if state.limit is not None:
+        over[:num_decodes] = _at_limit(state, rows[:num_decodes])
+        slots.masked_fill_(over[row_of_token] > 0, -1)
     tokens = len(row_of_token)
     ids = torch.cat([state.last_token[rows[:num_decodes]], staged_ids[: tokens - num_decodes]])
     for buffer, values, padding in ((out.input_ids, ids, 0), (out.positions, positions, 0), (out.slots, slots, -1)):
         buffer[:tokens] = values
         buffer[tokens:] = padding
-    out.seq_lens.copy_(state.num_computed[rows] + lens)
-    state.token_of_slot[slots] = ids
+    out.seq_lens.copy_(state.num_computed[rows] + lens - over)
+    _remember(state, slots, ids)
 
 
 def gather_decode(state: SeatState, out: StepBuffers, seats: torch.Tensor) -> None:
@@ -75,10 +79,27 @@ def gather_decode(state: SeatState, out: StepBuffers, seats: torch.Tensor) -> No
     slots = state.block_table[rows, positions // state.block_size].long() * state.block_size
     slots += positions % state.block_size
     ids = state.last_token[rows]
+    seq_lens = positions + 1
+    if state.limit is not None:
+        over = _at_limit(state, rows)
+        slots.masked_fill_(over, -1)
+        seq_lens -= over.long()
     out.input_ids.copy_(ids)
     out.positions.copy_(positions)
     out.slots.copy_(slots)
-    out.seq_lens.copy_(positions + 1)
+    out.seq_lens.copy_(seq_lens)
+    _remember(state, slots, ids)
+
+
+def _at_limit(state: SeatState, rows: torch.Tensor) -> torch.Tensor:
+    """Rows whose last token was the last there may be."""
+    assert state.limit is not None
+    return (state.limit[rows] > 0) & (state.num_computed[rows] + 1 >= state.limit[rows])
+
+
+def _remember(state: SeatState, slots: torch.Tensor, ids: torch.Tensor) -> None:
+    if state.limit is not None:
+        slots, ids = slots[slots >= 0], ids[slots >= 0]
     state.token_of_slot[slots] = ids
 
 

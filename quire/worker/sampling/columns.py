@@ -123,6 +123,9 @@ class Columns:
         """Seats, admitted just now, that want logits processors."""
         self._flags_np[seats] |= np.uint8(_CUSTOM)
 
+    def custom_seats(self, seats: list[int]) -> list[int]:
+        return [seat for seat in seats if self._flags_np[seat] & _CUSTOM]
+
     def features(self, seats: np.ndarray) -> Features:
         return _FEATURES[np.bitwise_or.reduce(self._flags_np[seats], initial=0)]
 

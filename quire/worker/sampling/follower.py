@@ -22,6 +22,9 @@ class Follower:
 
     def admit(self, *_: Any) -> None: ...
 
+    def custom_seats(self, *_: Any) -> list[int]:
+        return []
+
     def take_failures(self, *_: Any) -> dict[int, str]:
         return {}
 

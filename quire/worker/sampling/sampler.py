@@ -10,6 +10,7 @@ import torch
 
 from quire.kernels.sampling import sampling as kernels
 from quire.kernels.sampling.sampling import History, Scratch
+from quire.types.kv import PAD_SEAT
 from quire.types.plan import Admit, TokenMasks
 from quire.worker.sampling.columns import Columns, Features
 from quire.worker.sampling.custom import CustomProcessors
@@ -82,6 +83,10 @@ class Sampler:
         if self._custom and admits:
             self._columns.mark_custom(self._custom.admit(admits))
 
+    def custom_seats(self, admits: list[Admit]) -> list[int]:
+        """Those among the seats admitted last that want logits processors."""
+        return self._columns.custom_seats([admit.seat for admit in admits])
+
     def take_failures(self, seats: np.ndarray) -> dict[int, str]:
         """What logits processors have done wrong with these, by seat."""
         return self._custom.take_failures(seats) if self._custom else {}
@@ -125,13 +130,16 @@ class Sampler:
         features: Features,
         seats_np: np.ndarray,
         masks: Masks | None = None,
+        queries: int = 1,
     ) -> SamplerOutput:
         """Sample with everything the rows ask for. May overwrite `logits`.
 
         logits: float32 [rows, vocab]; seats, lengths: int32 [rows]; seats_np: the same seats on the host.
+        queries: rows in a row that are one request's, for several tokens; a logits processor is shown the first alone.
         Call it once for each token that is sampled (min_tokens is counted).
         """
         rows = len(seats_np)
+        shown = seats_np if queries == 1 else np.where(np.arange(rows) % queries == 0, seats_np, PAD_SEAT)
         out = torch.empty(rows, dtype=torch.int32, device=logits.device)
         lines: list[LogprobTensors] = []
         edits = features.edits or masks is not None
@@ -144,7 +152,7 @@ class Sampler:
                 if masks is not None:
                     masks.apply(edited, start)
                 if features.edits:
-                    self._edit(edited, seats[part], lengths[part], history, features, prepared, seats_np[part])
+                    self._edit(edited, seats[part], lengths[part], history, features, prepared, shown[part])
                 if masks is not None and features.custom:
                     masks.apply(edited, start)  # what a grammar forbids stays forbidden, whatever they have raised
                 if features.logprobs:

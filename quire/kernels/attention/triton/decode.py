@@ -1,6 +1,7 @@
-"""Attention of one query token a row over the paged cache: flash decoding with split KV.
+"""Attention of one query token a row, or of a few at its end, over the paged cache: flash decoding with split KV.
 
-A program serves all query heads of one KV head (so K and V are read once) over one share of a row's tokens; the list
+A program serves all query heads of one KV head (so K and V are read once) and all of a row's queries over one share of
+its tokens, each head of each query a line of the tile; the list
 of shares is made once a step (`decode_schedule`). The program that finishes a row's head last merges its shares by
 log-sum-exp (Dao et al., Flash-Decoding, 2023): a counter a row and KV head, set back to zero by the one who merges,
 tells who that is. What rows share is read once for all of them by `decode_prefix`; the program of a row's first share
@@ -60,20 +61,23 @@ def _add_shares(
 
 @triton.jit
 def _merge(
-    partial_ptr, lse_ptr, out_ptr, first_line, out_line, shares,
+    partial_ptr, lse_ptr, out_ptr, first_line, out_line, shares, HEADS: tl.constexpr, QUERIES: tl.constexpr,
     GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """The shares of one KV head's queries weighed together."""
+    LINES: tl.constexpr = GROUP * QUERIES
     member = tl.arange(0, BLOCK_GROUP)
     column = tl.arange(0, BLOCK_DIM)
-    mask = (member < GROUP)[:, None] & (column < DIM)[None, :]
+    mask = (member < LINES)[:, None] & (column < DIM)[None, :]
     top = tl.full([BLOCK_GROUP], -1.0e30, tl.float32)
     total = tl.zeros([BLOCK_GROUP], tl.float32)
     acc = tl.zeros([BLOCK_GROUP, BLOCK_DIM], tl.float32)
     acc, top, total = _add_shares(
-        acc, top, total, partial_ptr, lse_ptr, first_line, GROUP, shares, mask, GROUP, DIM, BLOCK_GROUP, BLOCK_DIM,
+        acc, top, total, partial_ptr, lse_ptr, first_line, LINES, shares, mask, LINES, DIM, BLOCK_GROUP, BLOCK_DIM,
         CHUNK,
     )  # fmt: skip
+    if QUERIES > 1:
+        member = member // GROUP * HEADS + member % GROUP
     out = out_ptr + (out_line + member)[:, None] * DIM + column[None, :]
     tl.store(out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask)
 
@@ -89,11 +93,12 @@ def _decode_kernel(
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
     CHUNK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, ITEM: tl.constexpr, PREFIX: tl.constexpr,
-    EARLY: tl.constexpr, PDL: tl.constexpr,
+    EARLY: tl.constexpr, PDL: tl.constexpr, QUERIES: tl.constexpr,
 ):  # fmt: skip
     KV_HEADS: tl.constexpr = HEADS // GROUP
+    LINES: tl.constexpr = GROUP * QUERIES
     kv_head, item = tl.program_id(0), tl.program_id(1)
-    member = tl.arange(0, BLOCK_M)  # query heads of this KV head
+    member = tl.arange(0, BLOCK_M)  # query heads of this KV head, query after query
     token = tl.arange(0, BLOCK_N)
     column = tl.arange(0, BLOCK_DIM)
     at_item = items_ptr + item * ITEM
@@ -115,14 +120,23 @@ def _decode_kernel(
         prefix_shares = tl.where(share == 0, tl.load(at_prefix + 2), 0)
 
     head = kv_head * GROUP + member
-    mask = (member < GROUP)[:, None] & (column < DIM)[None, :]
+    mask = (member < LINES)[:, None] & (column < DIM)[None, :]
     at_q = q_ptr + row * q_stride + head[:, None] * DIM + column[None, :]
+    if QUERIES > 1:
+        query = member // GROUP
+        head = kv_head * GROUP + member % GROUP
+        at_q = q_ptr + (row * QUERIES + query)[:, None] * q_stride + head[:, None] * DIM + column[None, :]
+        first_len = tl.load(at_item + 7)  # tokens that the first query sees
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         # The compiler moves the loads of the loop's first STAGES - 1 tiles ahead of it, and so of the wait in its first
         # round. That is wrong for one token alone, the row's newest, which the predecessor writes: if it is as near as
         # that to the beginning of its share, the wait comes first.
-        if (share == shares - 1) & (end - begin <= STAGES * BLOCK_N):
+        # Of several queries each has such a token, and they may begin in the share before the last.
+        is_near = (share == shares - 1) & (end - begin <= STAGES * BLOCK_N)
+        if QUERIES > 1:
+            is_near = (end >= first_len) & (first_len - begin <= STAGES * BLOCK_N)
+        if is_near:
             tl.extra.cuda.gdc_wait()
         q = query_operand(tl.zeros([BLOCK_M, BLOCK_DIM], q_ptr.dtype.element_ty), k_ptr)
     else:
@@ -151,7 +165,13 @@ def _decode_kernel(
                 tl.extra.cuda.gdc_wait()
                 q = query_operand(tl.load(at_q, mask, 0.0, cache_modifier=".cg"), k_ptr)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        s = tl.where(seen[None, :], s, -1.0e30)
+        if QUERIES > 1:
+            visible = position[None, :] < tl.minimum(end, first_len + query)[:, None]
+            if WINDOW > 0:
+                visible = visible & (position[None, :] >= (first_len + query - WINDOW)[:, None])
+            s = tl.where(visible, s, -1.0e30)
+        else:
+            s = tl.where(seen[None, :], s, -1.0e30)
         new_top = tl.maximum(top, tl.max(s, axis=1))
         p = tl.exp2(s - new_top[:, None])
         shrink = tl.exp2(top - new_top)
@@ -172,20 +192,22 @@ def _decode_kernel(
     acc = acc / total[:, None]
     if shares == 1:
         out = out_ptr + (row * HEADS + head[:, None]) * DIM + column[None, :]
+        if QUERIES > 1:
+            out = out_ptr + ((row * QUERIES + query)[:, None] * HEADS + head[:, None]) * DIM + column[None, :]
         tl.store(out, acc.to(out_ptr.dtype.element_ty), mask)
         return
     # A row's shares are neighbours, the heads of one share too.
-    first_line = (kv_head * tl.num_programs(1) + item - share).to(tl.int64) * GROUP
-    line = first_line + share * GROUP + member
+    first_line = (kv_head * tl.num_programs(1) + item - share).to(tl.int64) * LINES
+    line = first_line + share * LINES + member
     tl.store(partial_ptr + line[:, None] * DIM + column[None, :], acc, mask)
-    tl.store(lse_ptr + line, top + tl.log2(total), member < GROUP)
+    tl.store(lse_ptr + line, top + tl.log2(total), member < LINES)
     tl.debug_barrier()  # every thread's part is written before one of them says so
     counter = counter_ptr + row * KV_HEADS + kv_head
     if tl.atomic_add(counter, 1, sem="acq_rel") == shares - 1:
         tl.store(counter, 0)
         _merge(
-            partial_ptr, lse_ptr, out_ptr, first_line, row * HEADS + kv_head * GROUP, shares, GROUP, DIM,
-            BLOCK_GROUP, BLOCK_DIM, CHUNK,
+            partial_ptr, lse_ptr, out_ptr, first_line, row * (QUERIES * HEADS) + kv_head * GROUP, shares, HEADS,
+            QUERIES, GROUP, DIM, BLOCK_GROUP, BLOCK_DIM, CHUNK,
         )  # fmt: skip
 
 
@@ -225,6 +247,7 @@ class Schedule:
 
     items: torch.Tensor
     prefix: PrefixSchedule | None
+    queries: int = 1  # of each row
 
 
 def budget(num_rows: int, num_kv_heads: int, processors: int, programs: int) -> int:
@@ -233,12 +256,21 @@ def budget(num_rows: int, num_kv_heads: int, processors: int, programs: int) -> 
     return max(num_rows // 2, programs * processors // num_kv_heads, 1)
 
 
-def workspace_elements(max_rows: int, num_heads: int, num_kv_heads: int, head_dim: int, processors: int) -> int:
-    """float32 elements for `decode` of any number of rows up to `max_rows`: partial results, then counters."""
+def workspace_elements(
+    max_rows: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    processors: int,
+    drafted: tuple[int, int] = (0, 1),
+) -> int:
+    """float32 elements for `decode` of any number of rows up to `max_rows`: partial results, then counters. drafted:
+    (rows, queries each) of the largest step with several queries."""
     group = num_heads // num_kv_heads
-    places = max_rows + budget(
-        max_rows, num_kv_heads, processors, shape(head_dim, 2).programs
-    )  # the most of all dtypes
+    programs = shape(head_dim, 2).programs  # the most of all dtypes
+    places = max_rows + budget(max_rows, num_kv_heads, processors, programs)
+    if drafted[0]:
+        places = max(places, drafted[1] * (drafted[0] + budget(drafted[0], num_kv_heads, processors, programs)))
     programs = decode_prefix.programs(num_kv_heads, processors, decode_prefix.shape(head_dim, 2, group).programs)
     places += decode_prefix.places(max_rows, decode_prefix.lines(group) // group, programs)
     return places * num_heads * (head_dim + 1) + max_rows * num_kv_heads
@@ -255,11 +287,18 @@ def schedule(
     prefix: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
     cut: Shape | None = None,
     wide: decode_prefix.PrefixShape | None = None,
+    drafted: tuple[int, torch.Tensor] | None = None,
 ) -> Schedule:
     """See `quire.kernels.attention.paged`; `cut` and `wide` are for measuring."""
     group, processors = num_heads // num_kv_heads, num_processors(seq_lens.device)
     cut = cut or shape(head_dim, element_size)
     extra = budget(len(seq_lens), num_kv_heads, processors, cut.programs)
+    if drafted is not None:
+        queries, first_lens = drafted
+        items, _ = decode_schedule.rows(
+            seats, seq_lens, None, extra, cut.tokens, cut.min_tiles, sliding_window, first_lens
+        )
+        return Schedule(items, None, queries)
     if prefix is None or sliding_window or not len(prefix[2]):  # a window may begin within a prefix
         items, _ = decode_schedule.rows(seats, seq_lens, None, extra, cut.tokens, cut.min_tiles, sliding_window)
         return Schedule(items, None)
@@ -289,15 +328,16 @@ def decode(
     wide: decode_prefix.PrefixShape | None = None,
 ) -> torch.Tensor:
     """See `quire.kernels.attention.paged`; `cut` and `wide` are for measuring."""
-    num_rows, num_heads, dim = q.shape
+    num_queries, num_heads, dim = q.shape
+    num_rows = num_queries // plan.queries
     num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
     if out is None:
-        out = torch.empty((num_rows, num_heads * dim), dtype=q.dtype, device=q.device)
+        out = torch.empty((num_queries, num_heads * dim), dtype=q.dtype, device=q.device)
     if not num_rows:
         return out
     group, prefix = num_heads // num_kv_heads, plan.prefix
     cut = cut or shape(dim, k_cache.element_size())
-    lines, counters = len(plan.items) * num_heads, num_rows * num_kv_heads
+    lines, counters = len(plan.items) * num_heads * plan.queries, num_rows * num_kv_heads
     prefix_lines = decode_prefix.places(num_rows, prefix.tile_rows, prefix.programs) * num_heads if prefix else 0
     needed = (lines + prefix_lines) * (dim + 1) + counters
     if workspace.numel() < needed:
@@ -312,7 +352,7 @@ def decode(
             wide or decode_prefix.shape(dim, k_cache.element_size(), group),
         )  # fmt: skip
     pdl = has_pdl(q.device)
-    block_group = next_power_of_2(group)
+    block_group = next_power_of_2(group * plan.queries)
     _decode_kernel[(num_kv_heads, len(plan.items))](
         q, k_cache, v_cache, out, partial, lse, workspace.view(torch.int32)[-counters:], prefix_partial, prefix_lse,
         prefix.row_prefix if prefix else plan.items, plan.items, block_table, q.stride(0), block_table.stride(0),
@@ -320,6 +360,7 @@ def decode(
         BLOCK_SIZE=block_size, WINDOW=sliding_window, BLOCK_M=max(block_group, 16), BLOCK_N=cut.tokens,
         BLOCK_GROUP=block_group, BLOCK_DIM=dot_width(dim), CHUNK=max(cut.lines // block_group, 1), STAGES=cut.stages,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", ITEM=decode_schedule.ITEM, PREFIX=prefix is not None,
-        EARLY=pdl and prefix is None and q.element_size() == 2, PDL=pdl, num_warps=cut.warps, launch_pdl=pdl,
+        EARLY=pdl and prefix is None and q.element_size() == 2, PDL=pdl, QUERIES=plan.queries, num_warps=cut.warps,
+        launch_pdl=pdl,
     )  # fmt: skip
     return out

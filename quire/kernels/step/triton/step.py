@@ -43,12 +43,14 @@ def _gather(
     positions,
     slots,
     seq_lens,
+    limits,
     rows,
     num_tokens,
     num_decodes,
     max_blocks,
     BLOCK_SIZE: tl.constexpr,
     TOKENS: tl.constexpr,
+    LIMITED: tl.constexpr,
 ):
     row = tl.program_id(0)
     j = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
@@ -63,13 +65,22 @@ def _gather(
     start = tl.load(query_start + row)
     length = tl.load(query_start + row + 1) - start
     computed = tl.load(num_computed + seat)
-    if tl.program_id(1) == 0:
-        tl.store(seq_lens + row, computed + length)
     mask = j < length
+    seq_len = computed + length
+    written = mask
+    if LIMITED:
+        limit = tl.load(limits + seat)
+        over = (row < num_decodes) & (limit > 0) & (computed + 1 >= limit)
+        seq_len -= over.to(tl.int32)
+        written = mask & (over == 0)
+    if tl.program_id(1) == 0:
+        tl.store(seq_lens + row, seq_len)
     position = computed + j
     table = block_table + seat.to(tl.int64) * max_blocks
     block = tl.load(table + position // BLOCK_SIZE, mask=mask, other=0)
     slot = block * BLOCK_SIZE + position % BLOCK_SIZE
+    if LIMITED:
+        slot = tl.where(written, slot, -1)
     if row < num_decodes:
         token = tl.load(last_token + seat) + tl.zeros([TOKENS], tl.int32)
     else:
@@ -77,7 +88,7 @@ def _gather(
     tl.store(input_ids + start + j, token, mask=mask)
     tl.store(positions + start + j, position, mask=mask)
     tl.store(slots + start + j, slot, mask=mask)
-    tl.store(token_of_slot + slot, token, mask=mask)
+    tl.store(token_of_slot + slot, token, mask=written)
 
 
 def gather(
@@ -102,12 +113,14 @@ def gather(
         out.positions,
         out.slots,
         out.seq_lens,
+        state.last_token if state.limit is None else state.limit,
         len(seats),
         len(out.input_ids),
         num_decodes,
         state.block_table.shape[1],
         BLOCK_SIZE=state.block_size,
         TOKENS=_TOKENS,
+        LIMITED=state.limit is not None,
     )
 
 
@@ -122,10 +135,12 @@ def _gather_decode(
     positions,
     slots,
     seq_lens,
+    limits,
     rows,
     max_blocks,
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
+    LIMITED: tl.constexpr,
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     mask = row < rows
@@ -134,11 +149,19 @@ def _gather_decode(
     token = tl.load(last_token + seat, mask=mask, other=0)
     block = tl.load(block_table + seat.to(tl.int64) * max_blocks + position // BLOCK_SIZE, mask=mask, other=0)
     slot = block * BLOCK_SIZE + position % BLOCK_SIZE
+    seq_len = position + 1
+    written = mask
+    if LIMITED:
+        limit = tl.load(limits + seat, mask=mask, other=0)
+        over = (limit > 0) & (seq_len >= limit)
+        slot = tl.where(over, -1, slot)
+        seq_len = tl.where(over, position, seq_len)
+        written = mask & (slot >= 0)
     tl.store(input_ids + row, token, mask=mask)
     tl.store(positions + row, position, mask=mask)
     tl.store(slots + row, slot, mask=mask)
-    tl.store(seq_lens + row, position + 1, mask=mask)
-    tl.store(token_of_slot + slot, token, mask=mask)
+    tl.store(seq_lens + row, seq_len, mask=mask)
+    tl.store(token_of_slot + slot, token, mask=written)
 
 
 def gather_decode(state: SeatState, out: StepBuffers, seats: torch.Tensor) -> None:
@@ -153,10 +176,12 @@ def gather_decode(state: SeatState, out: StepBuffers, seats: torch.Tensor) -> No
         out.positions,
         out.slots,
         out.seq_lens,
+        state.last_token if state.limit is None else state.limit,
         rows,
         state.block_table.shape[1],
         BLOCK_SIZE=state.block_size,
         ROWS=_ROWS,
+        LIMITED=state.limit is not None,
     )
 
 
