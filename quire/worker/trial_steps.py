@@ -29,11 +29,11 @@ ALL_FEATURES = SamplingParams(
 )
 
 
-def spread(tokens: int, rows: int) -> np.ndarray:
-    """Tokens of each of the rows, int32, as even as it goes."""
+def spread(tokens: int, rows: int, most: int) -> np.ndarray:
+    """Tokens of each of the rows, int32, as even as it goes. None has more than `most`, where its block table ends."""
     counts = np.full(rows, tokens // rows, dtype=np.int32)
     counts[: tokens % rows] += 1
-    return counts
+    return np.minimum(counts, most, out=counts)
 
 
 def prompt_chunks(

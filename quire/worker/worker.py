@@ -63,6 +63,7 @@ class Worker:
         self._rank = rank
         self._group: Group | None = None  # None: this is the only one
         self._phases: dict[str, float] = {}
+        self._max_model_len = resolved.max_model_len  # less once it is known what fits
         self.runner: Runner | PoolingRunner | None = None
         self._unprepared: list[int] = []  # sizes of steps whose products the library has not loaded yet, falling
         self._awaiting: MaskedStep | None = None  # the latest step, if it waits for its masks
@@ -108,6 +109,7 @@ class Worker:
         size = size_cache(resolved, pages, memory)
         if self._group is not None:
             size = size.at_most(*self._group.smallest(size.num_blocks, size.max_model_len))
+        self._max_model_len = size.max_model_len
         with self._phase("kv_cache"):
             self.runner = assembly.runner(size.num_blocks, size.max_model_len, processors=processors)
         with self._phase("graphs"):
@@ -196,7 +198,7 @@ class Worker:
         runner = assembly.runner(1, self._resolved.max_model_len)
         try:
             with Rehearsal() as rehearsal:
-                runner.run(self._step(assembly, tokens))
+                runner.run(self._step(tokens))
                 if isinstance(runner, Runner):
                     # What is sampled here is garbage, so nothing may be looked up by it.
                     params = msgspec.structs.replace(ALL_FEATURES, logprobs=None)
@@ -205,7 +207,7 @@ class Worker:
                 else:
                     longest = min(tokens, self._resolved.max_model_len)
                     for power in range(longest.bit_length()):  # kernels differ by the number of tokens
-                        runner.run(self._step(assembly, 1 << power, rows=1))
+                        runner.run(self._step(1 << power, rows=1))
                 torch.cuda.synchronize()
         except (AttributeError, TypeError) as error:  # another version of Triton may be made otherwise inside
             _log.warning("kernels are compiled one by one, at their first launch: %s", error)
@@ -224,7 +226,7 @@ class Worker:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_reserved()
-            runner.run(self._step(assembly, assembly.max_tokens)).result()
+            runner.run(self._step(assembly.max_tokens)).result()
             if isinstance(runner, Runner):
                 # Everything that few requests ask for, once, so that the first of them does not wait for a compiler.
                 run_picky(runner, ALL_FEATURES, self._resolved.info.vocab_size).result()
@@ -240,12 +242,12 @@ class Worker:
             kept=_kept[self._device],
         )
 
-    def _step(self, assembly: Assembly, tokens: int, rows: int | None = None) -> StepPlan:
+    def _step(self, tokens: int, rows: int | None = None) -> StepPlan:
         """Of so many tokens in so many rows; None: as many as there can be."""
-        counts = spread(tokens, rows or min(tokens, self._resolved.max_num_seqs))
+        counts = spread(tokens, rows or min(tokens, self._resolved.max_num_seqs), self._max_model_len)
         if self._resolved.pooler is None:
             return prompt_chunks(counts, attachments=self._embeds(counts))
-        return prompts_to_pool(np.minimum(counts, self._resolved.max_model_len) if assembly.whole_prompts else counts)
+        return prompts_to_pool(counts)
 
     def _embeds(self, counts: np.ndarray) -> list[PromptEmbeds]:
         """For a step whose every token is an embedding of its own, if there can be such."""
@@ -312,7 +314,7 @@ class Worker:
         """A few milliseconds of what a start can do without: one size of step. To be asked while nothing runs."""
         if self._unprepared and isinstance(self.runner, Runner):
             tokens = self._unprepared.pop()
-            counts = spread(tokens, min(tokens, self._resolved.max_num_seqs))
+            counts = spread(tokens, min(tokens, self._resolved.max_num_seqs), self._max_model_len)
             self.runner.prepare(prompt_chunks(counts, seats=np.zeros(len(counts), dtype=np.int32)))
         return bool(self._unprepared)
 
