@@ -246,7 +246,7 @@ def test_products_of_odd_shapes(shape: str, m: int, biased: bool) -> None:
         )
         assert isinstance(y, torch.Tensor)
         assert isinstance(again, torch.Tensor)
-        if m <= 16 or not fp8_linear.takes_rows(weight[0]):
+        if m <= 16 or (m > 64 and not fp8_linear.takes_rows(weight[0])):  # rows between are in 8 bits for any K
             assert_near(y, expected, torch.bfloat16)
         else:
             assert error(y, expected) <= (1.5 if gated else 1) * BOTH, "a gate multiplies two of them"
