@@ -68,6 +68,7 @@ bench-cpu: $(VENV)/.ready
 
 docs: $(VENV)/.ready
 	@$(BIN)/python docs/generate.py
+	@$(BIN)/python -m tests.models.table
 
 lint: $(VENV)/.ready
 	@$(BIN)/python -m ruff check . && $(BIN)/python -m ruff format --check . && $(BIN)/python -m mypy

@@ -16,12 +16,14 @@ import itertools
 import json
 import random
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import workloads
+from benchmarks import results_file, workloads
+from benchmarks.results_file import Row
 
 CIRCLE = 384  # tokens
 LOOKUP = {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
@@ -115,9 +117,11 @@ def main() -> None:
     parser.add_argument("--policy", nargs="+", default=["auto"], choices=["auto", "always"])
     parser.add_argument("--cases", nargs="+", default=["quote", "novel", "mislead"])
     parser.add_argument("--options", default="{}", help="engine options as a JSON object")
+    parser.add_argument("--out", type=Path, default=results_file.FOLDER)
     args = parser.parse_args()
     options = {"max_model_len": 4096, "max_num_seqs": max(args.batches), **json.loads(args.options)}
     found: dict[tuple[str, str, int], float] = {}
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(args.model)
         if not folder.is_dir():
@@ -132,12 +136,18 @@ def main() -> None:
                 for batch in args.batches:
                     rate = found[policy, case, batch] = bench.rate(case, batch, args.tokens)
                     ratio = rate / found["without", case, batch]
+                    at = f"{case},{policy},batch={batch}"
+                    rows.append(Row("drafts", args.model, at, "output_tok_s", round(rate, 1), "tok/s"))
+                    rows.append(Row("drafts", args.model, at, "of_without", round(ratio, 3), "x"))
                     print(
                         f"{policy:8}{case:8}{batch:4} rows: {rate:10.1f} tokens/s, {ratio:5.3f} of without", flush=True
                     )
             if policy != "without":
                 print(f"{policy:8}drafts accepted: {bench.accepted():.1%}")
             bench.llm.shutdown()
+    device, command = bench.llm.info.report.device, " ".join(["python -m benchmarks.drafts", *sys.argv[1:]])
+    settings = {**options, "drafts": args.drafts, "tokens": args.tokens, **LOOKUP}
+    print(results_file.write(rows, device, command, settings, args.out, "drafts"))
 
 
 if __name__ == "__main__":

@@ -96,12 +96,12 @@ class Products:
         if rows <= 16 and k <= 5120:
             for cut in ((16, 128, 2, 8), (16, 128, 4, 8), (16, 128, 4, 4), (16, 128, 8, 4), (32, 128, 2, 8)):
                 yield Registers(*cut)
-        if 1 < rows <= 16:
+        if rows <= 16:
             for cut in ((16, 128, 3, 4), (16, 128, 5, 4), (16, 256, 2, 4), (16, 256, 3, 4), (32, 128, 3, 4),
                         (32, 128, 4, 4), (32, 256, 2, 4), (16, 128, 3, 8)):  # fmt: skip
                 yield Shared(*cut)
+        yield from self._tiles(n, k, max(8, rows), gated, 1)
         if rows > 1:
-            yield from self._tiles(n, k, max(8, rows), gated, 1)
             yield None
 
     def _tiles(self, n: int, k: int, rows: int, gated: bool, width: int = 2) -> Iterator[Tiles]:

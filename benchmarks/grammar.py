@@ -21,10 +21,10 @@ import numpy as np
 
 from benchmarks import grammar_models, grammar_suite, results_file
 from quire.config.resolve import DEMO_MODEL
-from quire.grammar.base import BACKENDS, Backend
+from quire.grammar.base import Backend
 from quire.grammar.json_schema.normalize import plain
 from quire.grammar.vocabulary import Vocabulary
-from quire.types.structured import GrammarSpec
+from quire.types.structured import GRAMMAR_BACKENDS, GrammarSpec
 
 PERSON = {
     "type": "object",
@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("--stop-ids", type=int, nargs="+", default=[0])
     parser.add_argument("--answers", type=int, default=20, help="of each grammar")
     parser.add_argument("--schemas", type=int, default=1000)
-    parser.add_argument("--backend", default="llguidance", choices=list(BACKENDS))
+    parser.add_argument("--backend", default="llguidance", choices=list(GRAMMAR_BACKENDS))
     parser.add_argument("--suite", type=Path, help="run the official JSON-Schema-Test-Suite there, and nothing else")
     parser.add_argument("--engine", action="store_true", help="let models answer under the schemas, and nothing else")
     parser.add_argument("--out", type=Path, default=results_file.FOLDER)
@@ -142,13 +142,13 @@ def main() -> None:
     if options.suite is not None:
         vocabulary = Vocabulary(DEMO_MODEL, 4096, [0])
         for draft in grammar_suite.DRAFTS:
-            count = grammar_suite.run(options.suite, BACKENDS.get(options.backend)(vocabulary), draft)
+            count = grammar_suite.run(options.suite, GRAMMAR_BACKENDS.get(options.backend)(vocabulary), draft)
             grammar_suite.report(f"{options.backend}, {draft}", count)
         return
     began = time.perf_counter()
     vocabulary = Vocabulary(options.model, options.vocab_size, options.stop_ids)
     read = time.perf_counter()
-    backend = BACKENDS.get(options.backend)(vocabulary)
+    backend = GRAMMAR_BACKENDS.get(options.backend)(vocabulary)
     print(f"vocabulary of {vocabulary.size}: read {read - began:.2f} s, tables {time.perf_counter() - read:.2f} s")
     print(f"{'':16}{'compile ms':>11}{'fill us':>9}{'p99':>8}{'max':>8}{'of 64':>8}{'take us':>9}{'close us':>10}")
     for name, spec in SPECS.items():

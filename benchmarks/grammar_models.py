@@ -20,9 +20,9 @@ from quire import LLM, SamplingParams
 from quire.config.resolve import DEMO_MODEL
 from quire.foundation.errors import InputError
 from quire.frontend.structured import grammar_of
-from quire.grammar.base import BACKENDS, Backend
+from quire.grammar.base import Backend
 from quire.grammar.vocabulary import Vocabulary
-from quire.types.structured import StructuredOutputsParams
+from quire.types.structured import GRAMMAR_BACKENDS, StructuredOutputsParams
 
 WEIGHTS = {"demo": "auto", "random weights": "dummy"}
 TOKENS = 160  # of an answer, which is closed before
@@ -58,7 +58,7 @@ def _is_taken(schema: Any, backend: Backend) -> bool:
 
 def run(count: int, suite: Path | None, backend: str, out: Path) -> None:
     """Prints what came, and writes it to a file of results."""
-    asked = schemas(count, suite, BACKENDS.get(backend)(Vocabulary(DEMO_MODEL, 4096, [0])))
+    asked = schemas(count, suite, GRAMMAR_BACKENDS.get(backend)(Vocabulary(DEMO_MODEL, 4096, [0])))
     rows = [Row("GS", "", "schemas", "asked", count, ""), Row("GS", "", "schemas", "taken", len(asked), "")]
     for name, load_format in WEIGHTS.items():
         began = time.perf_counter()

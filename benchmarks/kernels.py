@@ -1,9 +1,11 @@
 """Times every kernel on the shapes of two models and puts the achieved rate beside the library's.
 
     python benchmarks/kernels.py [--only decode,linear] [--json results.json]
+    python benchmarks/kernels.py --only backends     all attention backends that are installed, side by side
 
 Each line is the median of ten CUDA-graph replays of a chain of calls over buffers that rotate past the L2 cache,
-divided by the calls. Bytes are the least that must move (inputs read once, outputs written once).
+divided by the calls. Bytes are the least that must move (inputs read once, outputs written once). An attention backend
+that graphs cannot hold is launched from Python, as engines do it: what that takes is part of its time.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from quire.attention.base import prefix_tile_rows, prefix_tiles
+from quire.attention.base import AttentionInputs, AttentionSpec, LayerCache, prefix_tile_rows, prefix_tiles
+from quire.config.attention import ATTENTION_BACKENDS
 from quire.kernels.attention import paged as paged_attention
 from quire.kernels.attention import qkv, rope
 from quire.kernels.elementwise import activation, norm
@@ -410,9 +413,76 @@ def bench_layer(model: Model) -> Iterator[Line]:
         yield Line("layer", model.name, f"{rows}x{length}", us, (weight_bytes + attention.num_bytes) / us / 1e3, "GB/s")
 
 
+BACKEND_CASES = [(rows, 1, length) for rows in (1, 8, 64) for length in (1024, 8192, 32768)] + [(1, 4096, 4096)]
+
+
+def bench_backends(model: Model) -> Iterator[Line]:
+    """One step's plan, run by as many layers as it takes to leave the L2 cache; rows, queries each, tokens each."""
+    for name in ATTENTION_BACKENDS:
+        backend = ATTENTION_BACKENDS.get(name)
+        for rows, queries, length in BACKEND_CASES:
+            spec, inputs, layers = backend_case(
+                model, 256 if name == "flash_attn" else BLOCK_SIZE, rows, queries, length
+            )
+            if (why := backend.refuses(spec)) is not None:
+                print(f"{model.name:13} {name}: {why}")
+                break
+            used, q = backend(spec), random(rows * queries, model.heads, model.dim)
+            plan = used.plan(inputs)
+            calls = [partial(used.run, q, layer, plan, model.dim**-0.5) for layer in layers]
+            us = microseconds(calls) if used.graph_support else microseconds_eager(calls)
+            size = rows * length * model.kv_heads * model.dim * 2 * DTYPE.itemsize
+            pairs = rows * queries * (length - (queries - 1) / 2)
+            flops = 4 * pairs * model.heads * model.dim
+            rate = (flops / us / 1e6, "TFLOP/s") if queries > 1 else (size / us / 1e3, "GB/s")
+            yield Line(name, model.name, f"{rows}x{queries}/{length}", us, *rate)
+            del used, q, plan, calls, layers
+            torch.cuda.empty_cache()
+
+
+def backend_case(
+    model: Model, block_size: int, rows: int, queries: int, length: int
+) -> tuple[AttentionSpec, AttentionInputs, list[LayerCache]]:
+    blocks, tokens = length // block_size, rows * queries
+    spec = AttentionSpec(
+        model.heads, model.kv_heads, model.dim, block_size, DTYPE, DTYPE, DEVICE, max_rows=rows, max_tokens=tokens,
+        max_seq_len=length,
+    )  # fmt: skip
+    order = (torch.randperm(rows * blocks, device=DEVICE) + 1).int().view(rows, blocks)
+    starts, lengths, seats = [row * queries for row in range(rows + 1)], [length] * rows, list(range(1, rows + 1))
+
+    def ints(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, device=DEVICE, dtype=torch.int32)
+
+    decodes = rows if queries == 1 else 0
+    inputs = AttentionInputs(
+        num_rows=rows, num_tokens=tokens, num_decodes=decodes, max_query_len=0 if decodes else queries,
+        max_seq_len=length, seats=ints(seats), query_start=ints(starts), seq_lens=ints(lengths),
+        block_table=torch.cat([torch.zeros_like(order[:1]), order]), seats_host=seats, query_start_host=starts,
+        seq_lens_host=lengths,
+    )  # fmt: skip
+    shape = (rows * blocks + 1, model.kv_heads, block_size, model.dim)
+    count = copies(rows * length * model.kv_heads * model.dim * 4, least=2, most=32)
+    return spec, inputs, [LayerCache(random(*shape), random(*shape)) for _ in range(count)]
+
+
+def microseconds_eager(calls: list[Callable[[], object]], rounds: int = 10) -> float:
+    """`microseconds` of calls that are launched from Python one after another."""
+    times = []
+    for _ in range(rounds + 1):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        for call in calls:
+            call()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1000 / len(calls))
+    return statistics.median(times[1:])
+
+
 BENCHES = {"small": bench_small, "decode": bench_decode, "prefill": bench_prefill, "linear": bench_linear,
            "batch": bench_batch, "wide": bench_wide, "qkv": bench_qkv, "layer": bench_layer,
-           "fp8": bench_fp8}  # fmt: skip
+           "fp8": bench_fp8, "backends": bench_backends}  # fmt: skip
 
 
 def show(line: Line) -> None:

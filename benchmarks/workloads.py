@@ -117,6 +117,48 @@ MODELS["qwen2.5-7b"] = {
     "vocab_size": 152064,
 }
 MODELS["qwen3-14b"] = _qwen3(5120, 17408, 40, 40, tied=False)
+MODELS["qwen3-30b-a3b"] = {
+    **_qwen3(2048, 6144, 48, 32, tied=False),
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+MODELS["mixtral-8x7b"] = {
+    **{key: value for key, value in MODELS["llama-3.1-8b"].items() if key not in ("rope_scaling", "attention_bias")},
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "rope_theta": 1000000.0,
+    "vocab_size": 32000,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 32768,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+MODELS["olmoe-1b-7b"] = {
+    **MODELS["llama-3.1-8b"],
+    "architectures": ["OlmoeForCausalLM"],
+    "model_type": "olmoe",
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
+    "hidden_size": 2048,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "intermediate_size": 1024,
+    "vocab_size": 50304,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "max_position_embeddings": 4096,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 MODELS["tiny-qwen3"] = {
     **MODELS["qwen3-0.6b"],
     "hidden_size": 256,
@@ -243,12 +285,34 @@ def _lognormal(rng: random.Random, mean: float, low: int, high: int, sigma: floa
 # -- floors -----------------------------------------------------------------------------------------------------
 
 
+def experts_of(model: str) -> tuple[int, int, int] | None:
+    """(experts, those that a token goes to, their inner size); None: a dense model."""
+    c = config_of(model)
+    experts = c.get("num_experts", c.get("num_local_experts"))
+    return experts and (experts, c["num_experts_per_tok"], c.get("moe_intermediate_size", c["intermediate_size"]))
+
+
+def experts_hit(experts: int, top_k: int, tokens: int) -> float:
+    """By tokens that choose evenly and each by itself."""
+    return experts * (1 - (1 - top_k / experts) ** tokens)
+
+
+def _feed_forward(model: str, tokens: int) -> float:
+    """Weights of a layer that so many tokens meet, each counted once."""
+    c, sparse = config_of(model), experts_of(model)
+    if not sparse:
+        return 3.0 * c["hidden_size"] * c["intermediate_size"]
+    experts, top_k, inner = sparse
+    return c["hidden_size"] * (experts + 3 * inner * experts_hit(experts, top_k, tokens))
+
+
 def decode_bytes(model: str, batch: int, context: int) -> tuple[int, int]:
-    """(weight bytes, KV bytes) one decode step must read: every weight once, the head but not the embedding."""
+    """(weight bytes, KV bytes) one decode step must read: every weight once, the head but not the embedding; of experts
+    those that the rows' tokens may be thought to hit."""
     c = config_of(model)
     hidden, dim, layers = c["hidden_size"], c["head_dim"], c["num_hidden_layers"]
     q, kv = c["num_attention_heads"] * dim, c["num_key_value_heads"] * dim
-    layer = 2 * hidden * q + 2 * hidden * kv + 3 * hidden * c["intermediate_size"]
+    layer = 2 * hidden * q + 2 * hidden * kv + int(_feed_forward(model, batch))
     weight = 1 if quantization_of(model) == "fp8" else 2
     return weight * layers * layer + 2 * c["vocab_size"] * hidden, batch * context * 4 * kv * layers
 
@@ -258,7 +322,7 @@ def prefill_flops(model: str, count: int, length: int) -> float:
     c = config_of(model)
     hidden, dim, layers = c["hidden_size"], c["head_dim"], c["num_hidden_layers"]
     q, kv = c["num_attention_heads"] * dim, c["num_key_value_heads"] * dim
-    layer = 2 * hidden * q + 2 * hidden * kv + 3 * hidden * c["intermediate_size"]
+    layer = 2 * hidden * q + 2 * hidden * kv + _feed_forward(model, 1)
     attention = layers * 4 * q * length * length / 2
     return count * (2 * layers * layer * length + attention + 2 * c["vocab_size"] * hidden)
 
@@ -273,7 +337,8 @@ def seconds_floor(
     """
     c = config_of(model)
     weights, kv_token = decode_bytes(model, 1, 1)
-    plain, _ = decode_bytes(model.partition("+")[0], 1, 1)
+    plain, _ = decode_bytes(model.partition("+")[0], 1, 1)  # of experts those that one token goes to
+    sparse = experts_of(model) is not None
     q = c["num_attention_heads"] * c["head_dim"] * c["num_hidden_layers"]
     own, outputs = np.array([prompt - shared for prompt, _ in requests]), np.array([output for _, output in requests])
     operations = sum(prefill_flops(model, 1, int(n)) + 4 * q * int(n) * shared for n in own)
@@ -282,7 +347,7 @@ def seconds_floor(
     for step in range(1, int(outputs.max())):  # the first token comes with the prompt
         going = outputs > step
         rows, contexts = int(going.sum()), int((own[going] + step).sum())
-        moved = weights + kv_token * (contexts + shared)
+        moved = (decode_bytes(model, rows, 1)[0] if sparse else weights) + kv_token * (contexts + shared)
         operations = plain * rows + 4 * q * (contexts + rows * shared)  # a plain weight: two bytes, two operations
         seconds += max(moved / bytes_per_s, operations / flops_per_s)
     return float(seconds)

@@ -87,7 +87,7 @@ from typing import Any, Literal, TypedDict
 
 '''
 # Wider than in the config: LLM takes classes and turns them into names.
-PYTHON_TYPES = {"logits_processors": "Sequence[str | type]"}
+PYTHON_TYPES = dict.fromkeys(["logits_processors", "stat_loggers"], "Sequence[str | type]")
 
 
 def type_text(kind: object) -> str:

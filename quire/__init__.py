@@ -27,6 +27,7 @@ _EXPORTS = {
     "StructuredOutputsParams": "quire.types.structured",
     "RepetitionDetectionParams": "quire.types.repetition",
     "LogitsProcessor": "quire.worker.sampling.plugins",
+    "StatLogger": "quire.observe.stat_logger",
     "RequestOutput": "quire.types.output",
     "CompletionOutput": "quire.types.output",
     "Logprob": "quire.types.output",
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from quire.frontend.llm_engine import LLMEngine
     from quire.llm import LLM
     from quire.models.registry import ModelRegistry
+    from quire.observe.stat_logger import StatLogger
     from quire.types.output import CompletionOutput, Logprob, RequestOutput
     from quire.types.pooling import (
         ClassificationOutput,
@@ -96,6 +98,7 @@ __all__ = [
     "SamplingParams",
     "ScoringOutput",
     "ScoringRequestOutput",
+    "StatLogger",
     "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",

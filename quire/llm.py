@@ -29,7 +29,14 @@ from quire.frontend.reply_formats import Formats, find_formats
 from quire.frontend.structured import grammar_of
 from quire.frontend.templates.chat import ChatTemplate, Message, continued_text, render
 from quire.frontend.tokenization.tokenizer import Tokenizer
-from quire.frontend.tokenization.truncation import AS_USUAL, Side, TokenizationOptions, Truncation, encode_texts
+from quire.frontend.tokenization.truncation import (
+    AS_USUAL,
+    Side,
+    TokenizationOptions,
+    Truncation,
+    check_least_tokens,
+    encode_texts,
+)
 from quire.frontend.tools import read_tool_choice, read_tools
 from quire.types.metrics import Metric
 from quire.types.output import BeamSearchOutput, CompletionOutput, RequestOutput
@@ -294,7 +301,8 @@ class LLM(PoolingAPI):
         chosen = _one_each(self.get_default_sampling_params() if params is None else params, prompts, "sampling_params")
         final = {id(p): _final_only(p) for p in chosen}
         priorities = _one_each(0 if priority is None else priority, prompts, "priority")
-        token_ids = self._tokenize(prompts, add_special_tokens=add_special_tokens)
+        is_cut = options.truncate_prompt_tokens is not None
+        token_ids = self._tokenize(prompts, add_special_tokens=add_special_tokens, is_cut=is_cut)
         requests: dict[str, list[EngineRequest]] = {}
         for prompt, ids, asked, rank in zip(prompts, token_ids, chosen, priorities, strict=True):
             number = self._new_number()
@@ -321,11 +329,17 @@ class LLM(PoolingAPI):
     def _abort(self, request_states: Sequence[RequestState]) -> None:
         self.llm_engine.abort_request([request_state.request_id for request_state in request_states])
 
-    def _tokenize(self, prompts: Sequence[Prompt], *, add_special_tokens: bool) -> list[TokenIds]:
-        """The ids of all prompts; texts are tokenized in one go, on all cores."""
+    def _tokenize(self, prompts: Sequence[Prompt], *, add_special_tokens: bool, is_cut: bool = False) -> list[TokenIds]:
+        """The ids of all prompts; texts are tokenized in one go, on all cores.
+
+        Raises ContextLengthError before that for one that its length proves too long, unless it will be cut.
+        """
         texts = [prompt.text or "" for prompt in prompts if prompt.token_ids is None]
         ids: Iterator[list[int]] = iter(())
         if texts and self._tokenizer is not None:
+            context = self.info.max_model_len
+            if not is_cut:
+                check_least_tokens(self._tokenizer, texts, context, context - 1)
             ids = iter(self._tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens))
             prompts = [p if p.token_ids is not None else Prompt(p.text, next(ids)) for p in prompts]
         return [tokenize(prompt, self._tokenizer) for prompt in prompts]

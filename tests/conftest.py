@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.effort import WHOLE, keep_some
+
 if "PYTEST_XDIST_WORKER" in os.environ:  # a process a core: more threads would only wait for one another
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -27,6 +29,12 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not WHOLE and "not long" in config.getoption("markexpr"):
+        keep_some(items)
 
 
 @pytest.fixture(scope="session", autouse=True)

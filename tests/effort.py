@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import zlib
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,3 +25,22 @@ def sampled(cases: Sequence[Any], is_usual: Callable[[Any], bool]) -> list[Any]:
         case if is_usual(case) else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=long)
         for case in cases
     ]
+
+
+MANY_CASES = 8
+
+
+def keep_some(items: Sequence[pytest.Item]) -> None:
+    """Of every test with more than MANY_CASES cases a third stays, always the same ones; the others become `long`.
+
+    What holds for the house holds for all of it.
+    """
+    cases = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        if "tests/house/" not in item.nodeid and item.get_closest_marker("gpu") is None:
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for same in cases.values():
+        if len(same) > MANY_CASES:
+            same.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
+            for item in same[some(len(same)) :]:
+                item.add_marker(pytest.mark.long)

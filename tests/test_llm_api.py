@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import quire
-from quire.foundation.errors import ConfigError, EngineDeadError, InputError
+from quire.foundation.errors import ConfigError, ContextLengthError, EngineDeadError, InputError
 from quire.frontend.tokenization.tokenizer import Tokenizer
 from quire.llm import LLM
 from quire.types.sampling import BeamSearchParams, RequestOutputKind, SamplingParams
@@ -295,3 +295,21 @@ def test_beam_search_can_keep_the_eos() -> None:
     for a, b in zip(cut.sequences, kept.sequences, strict=True):
         assert b.tokens == ([*a.tokens, 1] if a.finish_reason == "stop" else a.tokens)
         assert b.stop_reason == (1 if a.finish_reason == "stop" else None)
+
+
+def test_a_text_that_its_length_proves_too_long_is_never_encoded(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(*_args: Any, **_kwargs: Any) -> list[list[int]]:
+        raise AssertionError("was encoded")
+
+    llm = make(tokenizer)
+    assert tokenizer.most_characters is not None
+    most = tokenizer.most_characters * (llm.info.max_model_len - 1)
+    assert llm.generate("a" * 20, SamplingParams(max_tokens=1))
+    monkeypatch.setattr(Tokenizer, "encode_batch", encode)
+    for prompts in ("a" * 30_000_000, ["short", "a" * (most + 1)]):
+        with pytest.raises(ContextLengthError, match="the prompt is too long"):
+            llm.generate(prompts, SamplingParams(max_tokens=1))
+    with pytest.raises(AssertionError, match="was encoded"):
+        llm.generate("a" * most)

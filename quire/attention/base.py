@@ -25,6 +25,7 @@ class AttentionSpec:
     max_seq_len: int
     drafted: tuple[int, int] = (0, 1)  # decode rows of the largest step with several queries a row, and how many
     sliding_window: int | None = None  # counts the current token
+    softcap: float = 0.0  # c: scores become c · tanh(score / c); 0: they stay
     planes: int = 1  # of which a cache is every so many'th block
 
 
@@ -77,7 +78,7 @@ class AttentionInputs:
     first_lens: torch.Tensor | None = None  # [rows]; None: `seq_lens`, as there is one query a row
     is_far: bool = False  # a row of several queries has FAR tokens and more before them; never with graphs
     prefix: SharedPrefix | None = None  # of decode rows; None: this step's kernels know of no prefixes
-    # Host copies, for backends that loop in Python (CPU); None while a graph is captured.
+    # Host copies, for backends that read them; None while a graph is captured, and of rows of several queries.
     seats_host: list[int] | None = None
     query_start_host: list[int] | None = None
     seq_lens_host: list[int] | None = None
@@ -97,6 +98,7 @@ class LayerCache:
 class AttentionBackend(Protocol):
     name: str
     graph_support: bool  # steps may be captured in a CUDA graph, if they come without host copies
+    reads_host: bool  # it needs the host copies of `AttentionInputs`, but for rows with drafts
     prefix_support: bool  # it makes use of `AttentionInputs.prefix`
     prompt_wave: int  # see PromptCost; if there is one, far chunks are worth an eager step
 

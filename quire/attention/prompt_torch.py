@@ -9,10 +9,11 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from quire.attention.base import AttentionSpec
+from quire.attention.grouping import alike
 
 # Rows are attended together if the longest has at most this many times the shortest's tokens, and a bit.
 MAX_PADDING, PADDING_TOKENS = 1.125, 4
-GROUP_TOKENS = {"cpu": 2048, "cuda": 32768}  # of one group, padding included: on a CPU it shall stay in the cache
+GROUP_TOKENS, CPU_TOKENS = 32768, 2048  # of one group, padding included: on a CPU it shall stay in the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +29,22 @@ class Group:
 
 
 class TorchPromptAttention:
-    name = "torch"
+    name = "sdpa"
 
     def __init__(self, spec: AttentionSpec) -> None:
         self._spec = spec
 
     @staticmethod
     def refuses(spec: AttentionSpec) -> str | None:
-        if spec.device.type not in GROUP_TOKENS:
-            return f"needs a CPU or a CUDA device, not {spec.device.type}"
-        return "it knows of no sliding window" if spec.sliding_window else None
+        return "it knows of no sliding window and no soft cap" if spec.sliding_window or spec.softcap else None
 
     def plan(self, lengths: np.ndarray, query_start: torch.Tensor) -> list[Group]:  # noqa: ARG002 (lengths say it)
         starts = np.concatenate([[0], np.cumsum(lengths)])
-        return [self._group(rows, starts, lengths) for rows in self._alike(lengths)]
+        most = CPU_TOKENS if self._spec.device.type == "cpu" else GROUP_TOKENS
+        return [
+            self._group(rows, starts, lengths)
+            for rows in alike(lengths.tolist(), padding=MAX_PADDING, extra=PADDING_TOKENS, most=most)
+        ]
 
     def run(self, qkv: torch.Tensor, plan: list[Group], scale: float) -> torch.Tensor:
         spec = self._spec
@@ -56,20 +59,6 @@ class TorchPromptAttention:
             flat = y.transpose(1, 2).reshape(group.rows * group.length, -1)
             out[group.tokens] = flat if group.real is None else flat[group.real]
         return out
-
-    def _alike(self, lengths: np.ndarray) -> list[list[int]]:
-        """Row numbers in groups of similar length."""
-        most = GROUP_TOKENS[self._spec.device.type]
-        groups: list[list[int]] = []
-        limit = 0.0
-        for row in np.argsort(lengths, kind="stable").tolist():
-            length = int(lengths[row])
-            if groups and length <= limit and (len(groups[-1]) + 1) * length <= most:
-                groups[-1].append(row)
-            else:
-                groups.append([row])
-                limit = length * MAX_PADDING + PADDING_TOKENS
-        return [sorted(group) for group in groups]
 
     def _group(self, rows: list[int], starts: np.ndarray, lengths: np.ndarray) -> Group:
         counts = lengths[rows]

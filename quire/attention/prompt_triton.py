@@ -27,8 +27,8 @@ class TritonPromptAttention:
 
     @staticmethod
     def refuses(spec: AttentionSpec) -> str | None:
-        if spec.sliding_window:
-            return "it knows of no sliding window"
+        if spec.sliding_window or spec.softcap:
+            return "it knows of no sliding window and no soft cap"
         return TritonAttention.refuses(spec)
 
     def plan(self, lengths: np.ndarray, query_start: torch.Tensor) -> PromptPlan:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from quire.attention.base import AttentionSpec
+from quire.attention.capped import attend
 from quire.attention.context import AttentionInputs, LayerCache
+from quire.attention.grouping import alike
 
 SCRATCH_TOKENS = 4096  # gathered at a time for decode rows, unless one row alone has more
 # Decode rows are attended together if the longest has at most this many times the shortest's tokens, and a bit.
@@ -52,13 +53,15 @@ class Decodes:
     seen: slice  # tokens of the gathered piece that any of the rows sees
     mask: torch.Tensor | None  # [rows, 1, 1, seen]; None: each row sees all of them
 
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, scale: float) -> None:
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, scale: float, softcap: float
+    ) -> None:
         heads = q.shape[1]
         kv_heads, head_dim = k.shape[1], k.shape[3]
         # A KV head's query heads take the place of queries: the head's keys are read once for all of them.
         grouped = q[self.queries].view(-1, kv_heads, heads // kv_heads, head_dim)
         k, v = k[:, :, self.seen], v[:, :, self.seen]
-        y = scaled_dot_product_attention(grouped, k, v, attn_mask=self.mask, scale=scale)
+        y = attend(grouped, k, v, self.mask, scale=scale, softcap=softcap)
         out[self.queries] = y.view(-1, heads, head_dim)
 
 
@@ -71,16 +74,18 @@ class PromptChunk:
     seen: slice
     mask: torch.Tensor | None  # [queries + padding, seen]; None: causal, as many queries as tokens
 
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, scale: float) -> None:
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, scale: float, softcap: float
+    ) -> None:
         heads = q.shape[1]
         kv_heads, head_dim = k.shape[1], k.shape[3]
         group = heads // kv_heads
         queries = torch.nn.functional.pad(q[self.queries], (0, 0, 0, 0, 0, self.padding))
         grouped = queries.view(-1, kv_heads, group, head_dim).permute(1, 2, 0, 3)
         k, v = (x[0, :, None, self.seen].expand(-1, group, -1, -1) for x in (k, v))
-        y = scaled_dot_product_attention(
-            grouped, k, v, attn_mask=self.mask, is_causal=self.mask is None, scale=scale
-        ).permute(2, 0, 1, 3)
+        y = attend(grouped, k, v, self.mask, is_causal=self.mask is None, scale=scale, softcap=softcap).permute(
+            2, 0, 1, 3
+        )
         part = out[self.queries]
         part.view(-1, kv_heads, group, head_dim).copy_(y[: len(part)])
 
@@ -90,6 +95,7 @@ CPUPlan = list[tuple[Gather, list[Decodes | PromptChunk]]]
 
 class TorchCPUAttention:
     name = "torch_cpu"
+    reads_host = True
     graph_support = False
     prefix_support = False
     prompt_wave = 0
@@ -143,7 +149,7 @@ class TorchCPUAttention:
         for gather, pieces in plan:
             k, v = gather(cache.k, self._scratch[0]), gather(cache.v, self._scratch[1])
             for piece in pieces:
-                piece.attend(q, k, v, out, scale)
+                piece.attend(q, k, v, out, scale, self._spec.softcap)
         return out.view(len(q), -1)
 
     # -- planning -----------------------------------------------------------------------------------------------
@@ -151,16 +157,7 @@ class TorchCPUAttention:
     def _alike(self, lengths: list[int]) -> list[list[int]]:
         """Row numbers in groups of similar length, each small enough for the scratch memory."""
         size = self._spec.block_size
-        groups: list[list[int]] = []
-        limit = 0.0
-        for row in sorted(range(len(lengths)), key=lengths.__getitem__):
-            tokens = -(-lengths[row] // size) * size
-            if groups and tokens <= limit and (len(groups[-1]) + 1) * tokens <= SCRATCH_TOKENS:
-                groups[-1].append(row)
-            else:
-                groups.append([row])
-                limit = tokens * MAX_PADDING + PADDING_TOKENS
-        return [sorted(group) for group in groups]
+        return alike(lengths, padding=MAX_PADDING, extra=PADDING_TOKENS, most=SCRATCH_TOKENS, unit=size)
 
     def _gather_decodes(self, inputs: AttentionInputs, rows: list[int], firsts: list[int], end: int) -> Gather:
         """Up to token `end` of each row, counted from block `firsts[row]`, all 0 without a window. With one, nothing is

@@ -9,6 +9,7 @@ import torch
 from quire.attention.base import AttentionSpec
 from quire.attention.context import AttentionInputs, LayerCache
 from quire.kernels.attention import paged as paged_attention
+from quire.kernels.dispatch import device_on_cuda
 
 MAX_HEAD_DIM = 256
 MAX_GROUP = 64
@@ -30,15 +31,18 @@ class TritonAttention:
     """
 
     name = "triton"
+    reads_host = False
     graph_support = True
 
     def __init__(self, spec: AttentionSpec) -> None:
         self.spec = spec
         self.prefix_support = not spec.sliding_window  # a window may begin within a prefix
         self.sliding_window = spec.sliding_window or 0
-        self.prompt_wave = paged_attention.prefill_wave(
-            spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.block_size, spec.kv_dtype, spec.device
-        )
+        self.prompt_wave = 0
+        if not spec.softcap:  # the kernel that goes by waves has none
+            self.prompt_wave = paged_attention.prefill_wave(
+                spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.block_size, spec.kv_dtype, spec.device
+            )
         self.workspace = paged_attention.decode_workspace(
             spec.max_rows, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.device, spec.drafted
         )
@@ -47,6 +51,8 @@ class TritonAttention:
     def refuses(spec: AttentionSpec) -> str | None:
         if spec.device.type != "cuda":
             return f"needs a CUDA device, not {spec.device.type}"
+        if not device_on_cuda(spec.device):
+            return "needs the platform cuda: this one is plain torch"
         if torch.cuda.get_device_capability(spec.device) < (8, 0):
             return f"needs compute capability 8.0, {torch.cuda.get_device_name(spec.device)} has less"
         if spec.dtype not in DTYPES:
@@ -75,14 +81,14 @@ class TritonAttention:
                 inputs.seats[:split], inputs.seq_lens[:split], spec.num_heads, spec.num_kv_heads, spec.head_dim,
                 spec.kv_dtype, self.sliding_window,
                 (shared.tokens_of_row, shared.members, shared.tiles) if shared else None,
-                None if inputs.first_lens is None else (inputs.num_queries, inputs.first_lens[:split]),
+                None if inputs.first_lens is None else (inputs.num_queries, inputs.first_lens[:split]), spec.softcap,
             )  # fmt: skip
         if split < inputs.num_rows:
             rows = slice(split, inputs.num_rows)
             others = paged_attention.prefill_schedule(
                 inputs.seats[rows], inputs.query_start[split:], inputs.seq_lens[rows], inputs.num_tokens - split,
                 inputs.max_query_len, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.block_size,
-                spec.kv_dtype, self.sliding_window, is_far=inputs.is_far,
+                spec.kv_dtype, self.sliding_window, is_far=inputs.is_far, softcap=spec.softcap,
             )  # fmt: skip
         return TritonPlan(inputs, decodes, others)
 

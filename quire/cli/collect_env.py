@@ -1,4 +1,4 @@
-"""quire collect-env: versions and hardware, for a bug report."""
+"""quire collect-env: versions, plugins and hardware, for a bug report."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import quire
 from quire.cli import machine
+from quire.foundation.registry import installed_plugins
 
 PACKAGES = (
     *("torch", "triton", "numpy", "safetensors", "tokenizers", "transformers", "huggingface-hub", "msgspec"),
@@ -24,7 +25,7 @@ SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 def run(arguments: Sequence[str]) -> int:
     if arguments:
-        print("usage: quire collect-env\n\nPrints versions and hardware, for a bug report.")
+        print("usage: quire collect-env\n\nPrints versions, plugins and hardware, for a bug report.")
         return 0 if arguments[0] in ("-h", "--help") else 2
     for name, value in facts():
         print(f"{name:<22} {value}")
@@ -46,6 +47,7 @@ def facts() -> list[tuple[str, str]]:
         ("torch's CUDA", machine.torch_cuda_build() or "none"),
         *((tool, _first_line(tool)) for tool in ("gcc", "clang", "nvcc", "cmake")),
         *((name, machine.version(name) or "not installed") for name in PACKAGES),
+        *(("plugin", str(plugin)) for plugins in installed_plugins().values() for plugin in plugins),
     ]
     names = sorted(name for name in os.environ if name.startswith(VARIABLES))
     return lines + [(name, "(hidden)" if any(word in name for word in SECRET) else os.environ[name]) for name in names]

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from quire.cli import machine
+from quire.config.devices import other_accelerator
 
 MIN_PYTHON, MIN_TORCH = (3, 11), (2, 11)
 LOW_MEMORY, LOW_DISK = 4 * machine.GIB, 10 * machine.GIB
@@ -33,7 +34,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _where(findings: list[Finding]) -> str:
-    return "GPU and CPU" if any(mark == "ok" and subject == "CUDA" for mark, subject, _ in findings) else "CPU"
+    there = {subject for mark, subject, _ in findings if mark == "ok"}
+    return "GPU and CPU" if there & {"CUDA", "Accelerator"} else "CPU"
 
 
 def check_python() -> Iterator[Finding]:
@@ -80,6 +82,11 @@ def check_gpu() -> Iterator[Finding]:
         yield ("ok" if triton else "warn"), "triton", triton or "not installed; GPU kernels need it: pip install triton"
 
 
+def check_other_accelerator() -> Iterator[Finding]:
+    if (found := other_accelerator()) is not None:
+        yield "ok", "Accelerator", f"--device torch:{found}: in plain torch, without kernels of Quire's own"
+
+
 def check_compiler() -> Iterator[Finding]:
     found = next((path for path in map(shutil.which, ("cc", "gcc", "clang")) if path), None)
     if machine.gpus()[0]:
@@ -113,4 +120,4 @@ def check_port() -> Iterator[Finding]:
             yield "ok", f"Port {PORT}", "free"
 
 
-CHECKS = (check_python, check_packages, check_gpu, check_compiler, check_room, check_port)
+CHECKS = (check_python, check_packages, check_gpu, check_other_accelerator, check_compiler, check_room, check_port)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.config.cache import CacheConfig
-from quire.config.logits_processors import name_of
+from quire.config.logits_processors import LOGITS_PROCESSORS
 from quire.config.model import ModelConfig
 from quire.config.replies import ReplyConfig
-from quire.config.runtime import ObserveConfig, RuntimeConfig
+from quire.config.runtime import STAT_LOGGERS, ObserveConfig, RuntimeConfig
 from quire.config.schedule import SchedulerConfig
 from quire.config.unsupported import refusal
 from quire.foundation.errors import ConfigError
@@ -28,6 +28,7 @@ SECTIONS: dict[str, type] = {
     "runtime": RuntimeConfig,
     "observe": ObserveConfig,
 }
+OPEN_TO_CLASSES = {"logits_processors": LOGITS_PROCESSORS, "stat_loggers": STAT_LOGGERS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,8 @@ class EngineConfig:
 
     @classmethod
     def from_python(cls, **options: Any) -> EngineConfig:
-        """`from_flat` for callers in this process, whose `logits_processors` may hold classes as well as names."""
-        if "logits_processors" in options:
-            options["logits_processors"] = [name_of(processor) for processor in options["logits_processors"] or ()]
+        """`from_flat` for callers in this process, who may give classes where an option holds names of them."""
+        for option, registry in OPEN_TO_CLASSES.items():
+            if option in options:
+                options[option] = [registry.name_of(one, option) for one in options[option] or ()]
         return cls.from_flat(**options)

@@ -2,7 +2,9 @@
 
 `architectures`: the names it serves. `defaults`: the keys of config.json that it reads, with what they are if the file
 does not say (transformers' own defaults). `fixed`: keys that would change the maths, with the values under which the
-family's layers are right. `shared`: keys that count what ranks share out; a family without is for one rank.
+family's layers are right. `shared`: keys that count what ranks share out; a family without is for one rank. `aliases`:
+what the family's files call keys that all families have, and those (`n_embd` is `hidden_size`). `rotary`: what rotary
+settings are if the file does not say; by kind of layer, if those of its layers differ.
 """
 
 from __future__ import annotations
@@ -16,32 +18,39 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from quire.config.own_families import family_name
+from quire.config import own_families
 from quire.foundation.errors import ConfigError
+from quire.foundation.registry import Registry
 
-# What the engine has to know of a family of the user's own; the rest is that family's business.
+# What the engine has to know of a family that is not ours; the rest is that family's business.
+_OWN_ROTARY = {"partial_rotary_factor": 1.0}
 _OWN = {"vocab_size": 0, "max_position_embeddings": 0, "rope_parameters": None}
+_ALIBI = ("BloomForCausalLM", "MptForCausalLM", "MPTForCausalLM")
 _FOLDER = Path(__file__).parent.parent / "models"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    name: str  # of its file, without ending; of one of the user's own, as it is registered
+    name: str  # of its file, without ending; of one that is not ours, as it is registered
+    module: str = ""
     architectures: tuple[str, ...]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     shared: tuple[str, ...] = ()
-    is_own: bool = False  # a user's: which keys it reads is not known
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    rotary: Mapping[str, Any] = field(default_factory=dict)
+    is_own: bool = False  # a user's or a package's: which keys it reads is not known
 
 
 @cache
 def families() -> dict[str, Family]:
     """Family by file name."""
     found = {}
-    for file in sorted(_FOLDER.glob("*.py")):
+    for file in sorted(_FOLDER.rglob("*.py"), key=lambda file: file.stem):
         source = file.read_text(encoding="utf-8")
         if re.search(r"^architectures = ", source, re.MULTILINE):
-            found[file.stem] = Family(name=file.stem, **_declared(source))
+            path = ".".join(file.relative_to(_FOLDER).with_suffix("").parts)
+            found[file.stem] = Family(name=file.stem, module=f"quire.models.{path}", **_declared(source))
     return found
 
 
@@ -50,28 +59,54 @@ def supported() -> dict[str, str]:
     return {name: family.name for family in families().values() for name in family.architectures}
 
 
+@cache
+def model_families() -> Registry:
+    """By architecture: our files, and what installed packages have for others."""
+    files = {architecture: families()[name].module for architecture, name in supported().items()}
+    return Registry("model family", files, contract="quire:ModelRegistry.register_model", needs=("build",))
+
+
 def family_of(architecture: str) -> Family:
     """A decoder's trunk, alone or under a classifier, is named after the decoder.
 
-    Raises ConfigError naming the nearest one and all.
+    Raises ConfigError naming the nearest one, if there is one.
     """
-    if own := family_name(architecture):
-        return Family(name=own, architectures=(architecture,), defaults=_OWN, is_own=True)
+    if own := own_families.family_name(architecture):
+        return Family(name=own, architectures=(architecture,), defaults=_OWN, rotary=_OWN_ROTARY, is_own=True)
     known = supported()
+    if architecture not in known and architecture in model_families():
+        return Family(name=architecture, architectures=(architecture,), defaults=_OWN, is_own=True)
     decoder = re.sub(r"(ForSequenceClassification|ForTokenClassification|Model)$", "ForCausalLM", architecture)
     name = known.get(architecture) or known.get(decoder)
     if name is not None:
         return families()[name]
-    near = difflib.get_close_matches(architecture, known, n=1)
+    if architecture in _ALIBI:
+        raise ConfigError(
+            f"config.json: architectures[0]={architecture!r} is not supported: its positions are a bias on attention's "
+            "scores (ALiBi), which there is not",
+            "model",
+        )
+    every = sorted(model_families())
+    near = difflib.get_close_matches(architecture, every, n=1)
     hint = f" (the nearest is {near[0]})" if near else ""
     raise ConfigError(
-        f"config.json: architectures[0]={architecture!r} is not supported{hint}; supported: {', '.join(sorted(known))}",
+        f"config.json: architectures[0]={architecture!r} is not supported{hint}; docs/models.md lists the {len(known)} "
+        "that are",
         "model",
     )
 
 
+def own_family(name: str) -> Any:
+    """What builds models of the family that `family_of` calls so, one of an installed package or of this program's.
+
+    Raises ConfigError if it cannot be imported, or is none.
+    """
+    installed = model_families()
+    return installed.get(name, "model") if name in installed else own_families.find(name)
+
+
 def _declared(source: str) -> dict[str, Any]:
-    wanted = {"architectures", "defaults", "fixed", "shared"}
+    wanted = {"architectures", "defaults", "fixed", "shared", "aliases", "rotary"}
     return {
         node.targets[0].id: ast.literal_eval(node.value)
         for node in ast.parse(source).body

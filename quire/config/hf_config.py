@@ -14,7 +14,7 @@ from typing import Any
 
 from quire.config.families import Family, family_of
 from quire.config.reading import read, read_count, read_positive
-from quire.config.rope import ROPE_KEYS, check_rope, merge_rope, unknown_rope_keys
+from quire.config.rope import ROPE_KEYS, read_rope
 from quire.foundation.errors import ConfigError
 from quire.foundation.json_file import read_json_object, shown
 
@@ -27,34 +27,54 @@ def _words(text: str) -> frozenset[str]:
 HARMLESS = _words(
     """
     _attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash
-    _experts_implementation_internal _name_or_path _num_labels architectures attention_dropout
-    attention_probs_dropout_prob attn_implementation auto_map bad_words_ids begin_suppress_tokens bos_token_id
-    chunk_size_feed_forward classifier_dropout cross_attention_hidden_size decoder_start_token_id diversity_penalty
-    do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty
-    finetuning_task forced_bos_token_id forced_eos_token_id function_to_apply gradient_checkpointing hidden_dropout
-    hidden_dropout_prob id2label initializer_factor initializer_range is_matryoshka keys_to_ignore_at_inference label2id
-    length_penalty matryoshka_dimensions max_length min_length model_type name_or_path no_repeat_ngram_size
-    num_beam_groups num_beams num_labels num_return_sequences output_attentions output_hidden_states output_past
-    output_scores pad_token_id prefix pretraining_tp problem_type remove_invalid_values repetition_penalty resid_pdrop
-    return_dict return_dict_in_generate sbert_ce_default_activation_function sentence_transformers sep_token_id
-    suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p
-    torch_dtype torchscript transformers_version typical_p unk_token_id use_bfloat16 use_cache use_return_dict
+    _experts_implementation_internal _name_or_path _num_labels activation_dropout architectures attention_dropout
+    attention_probs_dropout_prob attn_implementation attn_pdrop auto_map bad_words_ids begin_suppress_tokens
+    bos_token_id chunk_size_feed_forward classifier_dropout cross_attention_hidden_size decoder_start_token_id
+    diversity_penalty do_sample dropout dtype early_stopping embd_dropout embd_pdrop embedding_dropout
+    encoder_no_repeat_ngram_size eod_token_id eos_token_id exponential_decay_length_penalty finetuning_task
+    forced_bos_token_id forced_eos_token_id function_to_apply gradient_checkpointing hidden_dropout
+    hidden_dropout_prob id2label init_std initializer_factor initializer_range is_matryoshka
+    keys_to_ignore_at_inference label2id layerdrop length_penalty matryoshka_dimensions max_length min_length
+    model_type name_or_path no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences
+    output_attentions output_hidden_states output_past output_scores pad_token_id prefix pretraining_tp problem_type
+    remove_invalid_values repetition_penalty resid_pdrop residual_dropout return_dict return_dict_in_generate
+    sbert_ce_default_activation_function sentence_transformers sep_token_id summary_activation summary_first_dropout
+    summary_last_dropout summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params
+    temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript
+    transformers_version typical_p unk_token_id use_bfloat16 use_cache use_return_dict
+    output_router_logits router_aux_loss_coef
     """
 )
 # Of other families: in a config of one that does not know them they would be ignored without a word.
 ELSEWHERE = _words(
     """
-    add_swa_attention_sink_bias alibi attention_chunk_size attention_multiplier attn_logit_softcapping attn_output_gate
-    block_configs clip_qkv dim_model_base embedding_multiplier final_logit_softcapping interleaved_sliding_window
-    kv_lora_rank layer_types logit_scale logits_scaling n_routed_experts no_rope_layer_interval no_rope_layers
-    num_experts num_kv_shared_layers num_local_experts parallel_attn per_layer_config pruned_heads q_lora_rank
-    qk_layernorm quantization_config query_pre_attn_scalar residual_multiplier rotary_dim rotary_pct scale_depth
-    scale_emb sliding_window sliding_window_pattern swiglu_limit text_config use_bidirectional_attention
-    use_parallel_residual use_qk_norm
+    add_swa_attention_sink_bias alibi attention_chunk_size attention_multiplier attn_logit_softcapping
+    attn_output_gate block_configs clip_qkv dim_model_base embedding_multiplier final_logit_softcapping
+    interleaved_sliding_window kv_lora_rank layer_types llama_4_scaling logit_scale logits_scaling multi_query
+    n_routed_experts new_decoder_architecture no_rope_layer_interval no_rope_layers num_experts num_kv_shared_layers
+    num_local_experts parallel_attn per_layer_config pruned_heads q_lora_rank qk_layernorm quantization_config
+    query_pre_attn_scalar residual_multiplier rope_local_base_freq rope_ratio rotary_dim rotary_pct
+    scale_attn_by_inverse_layer_idx scale_depth scale_emb sliding_window sliding_window_pattern swiglu_limit
+    text_config use_bidirectional_attention use_dynamic_ntk use_logn_attn use_parallel_residual use_post_norm
+    use_qk_norm word_embed_proj_dim
     """
 )
-_NULLABLE = {"num_key_value_heads", "sliding_window"}
-_FROM_ZERO = {"max_window_layers", "pad_token_id"}
+_NULLABLE = {"num_key_value_heads", "sliding_window", "attn_logit_softcapping", "final_logit_softcapping"}
+# Numbers, though there are none by default.
+_NUMBERS = {"attn_logit_softcapping", "final_logit_softcapping", "clip_qkv", "attention_multiplier"}
+_SIZES = {"num_key_value_heads", "head_dim", "intermediate_size"}  # some families have but the usual ones
+_FROM_ZERO = _words(
+    """
+    first_k_dense_replace max_window_layers moe_layer_start_index moe_num_shared_experts n_shared_experts num_mtp_layers
+    pad_token_id rotary_dim sliding_window
+    """
+)
+# And checked there.
+_READ_ELSEWHERE = _words(
+    """
+    layer_types mlp_only_layers moe_layer_end_index moe_topk no_rope_layers rope_parameters sliding_window_pattern
+    """
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +92,10 @@ def read_hf_config(folder: Path, overrides: Mapping[str, Any]) -> HFConfig:
 
 def hf_config(file: Mapping[str, Any], overrides: Mapping[str, Any], name: str = "config.json") -> HFConfig:
     """The same of a config.json that has been read; name: of it, for errors."""
-    given = {**file, **overrides}
-    architecture = architecture_of(given, name)
+    architecture = architecture_of({**file, **overrides}, name)
     family = family_of(architecture)
+    file, overrides = (_renamed(config, family.aliases) for config in (file, overrides))
+    given = {**file, **overrides}
     values = {**family.defaults, **given}
     if family.is_own and (missing := [key for key in family.defaults if key not in given and key != "rope_parameters"]):
         raise ConfigError(f"{name} lacks {', '.join(missing)}", "model")
@@ -87,13 +108,16 @@ def hf_config(file: Mapping[str, Any], overrides: Mapping[str, Any], name: str =
     unknown = []
     if "rope_parameters" in family.defaults:
         known |= set(ROPE_KEYS)
-        rope = merge_rope(file, overrides)
-        unknown += unknown_rope_keys(rope)
+        rope, ignored = read_rope(file, overrides, family.rotary, values["max_position_embeddings"])
+        unknown += ignored
+        known |= {"rope_local_base_freq"} if "sliding_attention" in family.rotary else set()
         values = {key: value for key, value in values.items() if key not in ROPE_KEYS}
-        values["rope_parameters"] = check_rope(rope, values["max_position_embeddings"])
+        values["rope_parameters"] = rope
     for key in () if family.is_own else given.keys() - known:
         if key not in ELSEWHERE:
             unknown.append(key)
+            if key in _SIZES:  # that a family does not know
+                del values[key]
         elif given[key] and given[key] != 1:
             hint = "quantized checkpoints are not supported" if key == "quantization_config" else None
             raise _unsupported(key, given[key], hint or f"{family.name}'s layers do not know it")
@@ -110,14 +134,28 @@ def architecture_of(given: Mapping[str, Any], name: str) -> str:
     return str(names[0])
 
 
+def _renamed(config: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
+    """By the names that all families use. Raises ConfigError for a key that is given by both of its names, unlike."""
+    renamed: dict[str, Any] = {}
+    for key, value in config.items():
+        name = aliases.get(key, key)
+        told = renamed.get(name)
+        if told is not None and value is not None and told != value:
+            raise ConfigError(f"config.json: {key}={shown(value)} contradicts {name}={shown(told)}", key)
+        renamed[name] = told if value is None else value
+    return renamed
+
+
 def _check(values: Mapping[str, Any], key: str, default: Any) -> None:
     """Of the type of what the family takes for a missing one; a size if that is none."""
-    if key in ("layer_types", "rope_parameters"):  # whose readers check them
+    if key in _READ_ELSEWHERE:
         return
     if values[key] is None and (default is None or key in _NULLABLE):
         return
     if values[key] is None:
         raise ConfigError(f"config.json: {key} must not be null", key)
+    if key in _NUMBERS:
+        default = 0.0
     if isinstance(default, bool | str):
         read(type(default), values, key)
     elif isinstance(default, float):

@@ -9,40 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.foundation.errors import ConfigError
-from quire.foundation.registry import Registry, load
+from quire.foundation.registry import Registry
 
-LOGITS_PROCESSORS = Registry("logits processor", {})
-_given: dict[str, type] = {}  # classes that were handed over in this process, by their names
-
-
-def name_of(processor: str | type) -> str:
-    """The name by which `processor_class` finds it, in this process at least."""
-    if isinstance(processor, str):
-        return processor
-    if not isinstance(processor, type):
-        raise ConfigError(
-            f"logits_processors must hold classes or names of classes, got {processor!r}", "logits_processors"
-        )
-    name = f"{processor.__module__}:{processor.__qualname__}"
-    _given[name] = processor
-    return name
+OPTION = "logits_processors"
+LOGITS_PROCESSORS = Registry(
+    "logits processor",
+    {},
+    contract="quire:LogitsProcessor",
+    needs=("admit", "apply", "validate_params"),
+    is_class=True,
+    takes_paths=True,
+)
 
 
 def processor_class(name: str) -> type:
     """Raises ConfigError if there is none of that name."""
-    found = _given.get(name)
-    if found is None:
-        try:
-            found = load(name) if ":" in name else LOGITS_PROCESSORS.get(name)
-        except ConfigError as error:
-            raise ConfigError(f"logits_processors: {error}", "logits_processors") from None
-    for method in ("admit", "apply", "validate_params"):
-        if not isinstance(found, type) or not callable(getattr(found, method, None)):
-            raise ConfigError(
-                f"logits_processors: {name!r} is no logits processor: derive a class from quire.LogitsProcessor",
-                "logits_processors",
-            )
+    found: type = LOGITS_PROCESSORS.get(name, OPTION)
     return found
 
 

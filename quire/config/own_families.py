@@ -1,4 +1,4 @@
-"""Model families of the user's own: architecture → what builds it.
+"""Model families that a program registers: architecture → what builds it.
 
 A family is a module (or an object) with `build(config, max_positions)`, as docs/adding_a_model.md tells. It is known in
 every process by its name, "package.module" or "package.module:Object": what is registered as an object is found by
@@ -7,8 +7,6 @@ itself in this process only.
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
@@ -39,12 +37,12 @@ def register(architecture: str, family: Any) -> None:
 
 def family_name(architecture: str) -> str:
     """Name of the family registered for an architecture; "" if there is none."""
-    return _names.get(architecture) or _installed().get(architecture, "")
+    return _names.get(architecture, "")
 
 
 def registered() -> list[str]:
-    """All architectures with a family of the user's own."""
-    return sorted({*_names, *_installed()})
+    """All architectures with such a family."""
+    return sorted(_names)
 
 
 def find(name: str) -> Any:
@@ -55,9 +53,3 @@ def find(name: str) -> Any:
     if not callable(getattr(found, "build", None)):
         raise ConfigError(f"the model family {name!r} has no build(config, max_positions)", "model")
     return found
-
-
-@cache
-def _installed() -> dict[str, str]:
-    """Those of installed packages: entry points of the group `quire.model`, named after the architecture."""
-    return {point.name: point.value for point in entry_points(group="quire.model")}

@@ -24,7 +24,7 @@ Mode = Literal["cls", "last", "mean", "max"]
 Activation = Literal["identity", "normalize", "sigmoid", "softmax"]
 MODES = ("cls", "last", "mean", "max")
 
-_GENERATING = re.compile(r"(ForCausalLM|ForConditionalGeneration|LMHeadModel)$")
+_GENERATING = re.compile(r"(ForCausalLM|ForConditionalGeneration|LMHeadModel|^ChatGLMModel)$")
 _CLASSIFYING = re.compile(r"(For(Sequence|Token)Classification|ClassificationModel)$")
 _EMBEDDING = re.compile(r"(Model|ForTextEncoding|EmbeddingModel|ForMaskedLM)$")
 # What makes probabilities of logits, by the `problem_type` of config.json.

@@ -7,6 +7,9 @@ from quire.foundation.registry import Registry
 METHODS = Registry(
     "quantization method",
     {"fp8": "quire.quantization.fp8:OnlineFp8"},
+    contract="quire.quantization.base:QuantizationMethod",
+    needs=("scheme", "refuses"),
+    is_class=True,
 )
 
 

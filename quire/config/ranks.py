@@ -21,6 +21,8 @@ def check_ranks(size: int, info: ModelInfo, device: str) -> None:
     if size == 1:
         return
     _check_shares(size, info)
+    if device not in ("cuda", "cpu", "torch:cuda", "torch:cpu"):
+        raise ConfigError(f"{_OPTION}={size}: ranks cannot meet on {device}, it must be 1", _OPTION)
     if device == "cuda" and (gpus := num_gpus()) is not None and size > gpus:
         raise ConfigError(f"{_OPTION}={size} needs as many GPUs, and this process may use {gpus}", _OPTION)
 

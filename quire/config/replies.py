@@ -7,8 +7,9 @@ from typing import Any
 
 from quire.config.options import Options
 from quire.foundation.errors import ConfigError
+from quire.types.structured import GRAMMAR_BACKENDS
 
-GRAMMAR_BACKENDS = {"auto": "llguidance", "llguidance": "llguidance", "guidance": "llguidance", "xgrammar": "xgrammar"}
+_ALIASES = {"auto": "llguidance", "guidance": "llguidance"}  # of grammar backends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +23,8 @@ class ReplyConfig(Options):
     reasoning_parser_plugin: str | None = None
     """Python file that registers further reasoning formats (`REASONING_FORMATS.register`)."""
     structured_outputs_config: dict[str, Any] = field(default_factory=dict)
-    """JSON object; backend: what enforces structured outputs unless a request says, auto, llguidance or xgrammar."""
+    """JSON object; backend: what enforces structured outputs unless a request says, auto, llguidance, xgrammar, or
+    what an installed package adds."""
     default_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """JSON object of chat template variables; those of a request come first."""
 
@@ -35,8 +37,8 @@ class ReplyConfig(Options):
                     f"structured_outputs_config has the unknown key {key!r}; it may hold backend",
                     "structured_outputs_config",
                 )
-        if self.structured_outputs_config.get("backend", "auto") not in GRAMMAR_BACKENDS:
-            known, got = ", ".join(GRAMMAR_BACKENDS), self.structured_outputs_config["backend"]
+        if self.grammar_backend not in GRAMMAR_BACKENDS:
+            known, got = ", ".join((*_ALIASES, *GRAMMAR_BACKENDS)), self.structured_outputs_config["backend"]
             raise ConfigError(
                 f"structured_outputs_config: backend must be one of {known}; got {got!r}", "structured_outputs_config"
             )
@@ -44,4 +46,5 @@ class ReplyConfig(Options):
     @property
     def grammar_backend(self) -> str:
         """What enforces grammars that name no backend."""
-        return GRAMMAR_BACKENDS[self.structured_outputs_config.get("backend", "auto")]
+        wanted: str = self.structured_outputs_config.get("backend", "auto")
+        return _ALIASES.get(wanted, wanted)

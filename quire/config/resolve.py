@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import glob
 import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from quire.config.attention import check_attention_backend
+from quire.config.devices import resolve_device, runs_on_cpu
 from quire.config.engine import EngineConfig
 from quire.config.logits_processors import processor_classes
 from quire.config.model import ModelConfig
@@ -29,7 +30,7 @@ class Resolved:
 
     config: EngineConfig
     info: ModelInfo
-    device: str  # cuda | cpu
+    device: str  # cuda | cpu | torch:TYPE | whatever a platform that was installed is called
     dtype: str  # bfloat16 | float16 | float32
     kv_dtype: str  # the same, or float8_e4m3fn | float8_e5m2
     max_model_len: int  # wanted; the worker may lower it if it was not asked for
@@ -37,7 +38,7 @@ class Resolved:
     max_num_seqs: int
     max_num_batched_tokens: int
     depth: int  # plans in flight
-    executor: str  # uni | mp
+    executor: str  # a name in EXECUTORS
     pooler: PoolerConfig | None = None  # None: the model generates
     speculative: SpeculativeConfig | None = None  # None: nothing is drafted
     notes: tuple[str, ...] = ()
@@ -55,7 +56,7 @@ def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
     info = read_model_info(locate_model(config.model), config.model.hf_overrides, config.model.generation_config)
     if info.unknown_keys:
         notes.append(f"config.json has keys that mean nothing to {info.architecture}: {', '.join(info.unknown_keys)}")
-    device = _device(config.runtime.device, notes)
+    device, on_cpu = _device(config, notes)
     check_ranks(config.runtime.tensor_parallel_size, info, device)
     pooler = resolve_pooler(config.model, info)
     if config.model.logits_processors:
@@ -64,9 +65,9 @@ def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
         processor_classes(config.model.logits_processors)
     dtype = _dtype(config.model.dtype, info.dtype, device, pooler is not None, notes)
     big = device == "cuda" and _gpu_bytes() >= BIG_GPU_BYTES
-    seqs = config.schedule.max_num_seqs or (64 if device == "cpu" else 1024 if big else 256)
+    seqs = config.schedule.max_num_seqs or (64 if on_cpu else 1024 if big else 256)
     tokens = config.schedule.max_num_batched_tokens or (
-        2048 if device == "cpu" else (8192 if serving else 16384) if big else 4096
+        2048 if on_cpu else (8192 if serving else 16384) if big else 4096
     )
     speculative = _speculative(config, tokens, pools=pooler is not None)
     longest = config.model.max_model_len or info.max_position
@@ -82,7 +83,7 @@ def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
     executor = _executor(config.runtime.distributed_executor_backend, config.runtime.tensor_parallel_size)
     overlap = config.schedule.async_scheduling
     if overlap is None:
-        overlap = device == "cuda" or executor == "mp"
+        overlap = device == "cuda" or executor != "uni"
     return Resolved(
         config=config,
         info=info,
@@ -218,24 +219,11 @@ def _executor(wanted: str, ranks: int) -> str:
     return ("mp" if ranks > 1 else "uni") if wanted == "auto" else wanted
 
 
-def _device(wanted: str, notes: list[str]) -> str:
-    if wanted != "auto":
-        if wanted == "cuda" and not _has_gpu():
-            raise ConfigError("device=cuda, but no NVIDIA GPU and driver were found; use device=cpu", "device")
-        return wanted
-    found = "cuda" if _has_gpu() else "cpu"
-    notes.append(f"device={found}: " + ("an NVIDIA GPU was found" if found == "cuda" else "no NVIDIA GPU was found"))
-    return found
-
-
-def _has_gpu() -> bool:
-    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") or not glob.glob("/dev/nvidia[0-9]*"):
-        return False
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True
+def _device(config: EngineConfig, notes: list[str]) -> tuple[str, bool]:
+    """And whether it is a CPU."""
+    check_attention_backend(config.runtime.attention_backend)
+    device = resolve_device(config.runtime.device, notes)
+    return device, runs_on_cpu(device)
 
 
 def _gpu_bytes() -> int:
@@ -259,15 +247,17 @@ def _kv_dtype(wanted: str, dtype: str, device: str) -> str:
     found = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}.get(wanted)
     if found is None:
         raise ConfigError(f"kv_cache_dtype={wanted} does not go with dtype={dtype}: use auto or fp8", "kv_cache_dtype")
-    if device == "cpu":
-        raise ConfigError(f"kv_cache_dtype={wanted} needs a GPU; on a CPU use auto", "kv_cache_dtype")
+    if runs_on_cpu(device) or device == "torch:mps":
+        raise ConfigError(
+            f"kv_cache_dtype={wanted} needs a GPU that has 8-bit floats; on {device} use auto", "kv_cache_dtype"
+        )
     return found
 
 
 def _dtype(wanted: str, checkpoint: str, device: str, pools: bool, notes: list[str]) -> str:
     if wanted != "auto":
         return DTYPE_ALIASES.get(wanted, wanted)
-    if checkpoint == "float32" and device == "cuda":
+    if checkpoint == "float32" and not runs_on_cpu(device):
         half = "float16" if pools else "bfloat16"  # a vector wants digits rather than range
         notes.append(f"dtype={half}: the checkpoint is float32, which a GPU would run at a fraction of the speed")
         return half

@@ -23,10 +23,67 @@ KINDS: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("factor", "attention_factor", "short_factor", "long_factor"),
     "yarn": ("factor", "beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim"),
 }
 _COMMON = ("rope_type", "type", *_BESIDE)
+_BY_COLUMN = ("short_factor", "long_factor")  # lists, a number for each pair of columns that turn together
+_OWN = ("llama_4_scaling_beta", "alpha")  # known to families alone that say what is usual
+_SINGLE = (*_BESIDE, *_OWN)  # usual if missing; others only if there are no settings
+_LAYERS = ("full_attention", "sliding_attention")
 _NEUTRAL_AT_1 = ("attn_factor", "extrapolation_factor", "alpha")
+
+
+def read_rope(
+    config: Mapping[str, Any], overrides: Mapping[str, Any], usual: Mapping[str, Any], max_position: int
+) -> tuple[dict[str, Any], list[str]]:
+    """Complete settings, or such for each kind of layer where a family has two kinds; and what means nothing there.
+
+    usual: of the family, what is missing; by kind of layer, if it has two. Without a share of the head, all turns.
+    Raises ConfigError.
+    """
+    if _LAYERS[0] in usual:
+        found, ignored = {}, []
+        for kind, rope in _by_layer(config, overrides, usual).items():
+            found[kind] = check_rope(rope, max_position)
+            ignored += [f"rope_parameters.{kind}.{key}" for key in unknown_rope_keys(rope)]
+        return found, ignored
+    merged = merge_rope(config, overrides)
+    told = any(read_section(given, key) for given in (config, overrides) for key in _SECTIONS)
+    rope = {**{key: value for key, value in usual.items() if not told or key in _SINGLE}, **merged}
+    if "partial_rotary_factor" not in usual and read(float, rope, "partial_rotary_factor", 1.0) != 1:
+        raise ConfigError(
+            f"config.json: partial_rotary_factor={shown(rope['partial_rotary_factor'])} is not supported: this family "
+            "turns whole heads",
+            "partial_rotary_factor",
+        )
+    own = {key: read(float, rope, key) for key in _OWN if key in usual}
+    common = {key: value for key, value in rope.items() if key not in own}
+    checked = check_rope(common, max_position)
+    return {**checked, **own}, [f"rope_parameters.{key}" for key in unknown_rope_keys(common)]
+
+
+def _by_layer(
+    config: Mapping[str, Any], overrides: Mapping[str, Any], usual: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Of each kind of layer: what overrides say of it, else the file. Older files have `rope_theta` and `rope_scaling`,
+    which are the full layers', and `rope_local_base_freq`, the others'."""
+    merged: dict[str, dict[str, Any]] = {kind: {} for kind in _LAYERS}
+    for given in (config, overrides):
+        parameters = read_section(given, "rope_parameters")
+        if strange := [key for key in parameters if key not in _LAYERS]:
+            raise ConfigError(
+                f"config.json: rope_parameters must be given for {' and '.join(_LAYERS)}, got {strange[0]}",
+                "rope_parameters",
+            )
+        for kind in _LAYERS:
+            if section := read_section(parameters, kind):
+                merged[kind] = {key: value for key, value in section.items() if value is not None}
+        merged[_LAYERS[0]].update(read_section(given, "rope_scaling"))
+        for key, kind in (("rope_theta", _LAYERS[0]), ("rope_local_base_freq", _LAYERS[1])):
+            if given.get(key) is not None and (given is overrides or "rope_theta" not in merged[kind]):
+                merged[kind]["rope_theta"] = given[key]
+    return {kind: {**usual[kind], **rope} for kind, rope in merged.items()}
 
 
 def merge_rope(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,6 +109,7 @@ def check_rope(rope: Mapping[str, Any], max_position: int) -> dict[str, Any]:
     Raises ConfigError.
     """
     kind = read(str, rope, "rope_type", read(str, rope, "type", "default"))
+    kind = "longrope" if kind == "su" else kind
     if kind not in KINDS:
         raise ConfigError(f"config.json: rope_type must be one of {', '.join(KINDS)}, got {kind!r}", "rope_type")
     theta = read(float, rope, "rope_theta", DEFAULT_THETA)
@@ -64,33 +122,49 @@ def check_rope(rope: Mapping[str, Any], max_position: int) -> dict[str, Any]:
         if rope.get(key) not in (None, 1):
             raise ConfigError(f"config.json: {key}={shown(rope[key])} of rope_type={kind} is not supported", key)
     found: dict[str, Any] = {"rope_type": kind, "rope_theta": theta, "partial_rotary_factor": partial}
-    if kind in ("llama3", "yarn", "dynamic"):
+    if kind in ("llama3", "yarn", "dynamic", "longrope"):
         found["original_max_position_embeddings"] = read_positive(
             rope, "original_max_position_embeddings", max_position
         )
     for key in KINDS[kind]:
-        value: Any = read(bool, rope, key, None) if key == "truncate" else read(float, rope, key, None)
+        value = _setting(rope, key)
         if value is not None:
             found[key] = value
     return _check_scaling(kind, found, max_position)
+
+
+def _setting(rope: Mapping[str, Any], key: str) -> Any:
+    if key not in _BY_COLUMN:
+        return read(bool, rope, key, None) if key == "truncate" else read(float, rope, key, None)
+    numbers = rope.get(key)
+    if (
+        not isinstance(numbers, list)
+        or not numbers
+        or not all(
+            isinstance(number, int | float) and not isinstance(number, bool) and 0 < number < 1e6 for number in numbers
+        )
+    ):
+        raise ConfigError(f"config.json: the rotary {key} must be a list of numbers > 0, got {shown(numbers)}", key)
+    return [float(number) for number in numbers]
 
 
 def unknown_rope_keys(rope: Mapping[str, Any]) -> list[str]:
     """Settings that mean nothing to this kind."""
     kind = rope.get("rope_type", rope.get("type", "default"))
     known = (*_COMMON, *_NEUTRAL_AT_1, *(KINDS.get(kind, ()) if isinstance(kind, str) else ()))
-    return [f"rope_parameters.{key}" for key in rope if key not in known]
+    return [key for key in rope if key not in known]
 
 
 def context_length(rope: Mapping[str, Any], max_position: int) -> int:
     """Positions a model was made for, of which its config.json says `max_position`: YaRN stretches what was trained."""
+    rope = rope.get(_LAYERS[0], rope)
     if rope.get("rope_type") != "yarn":
         return max_position
     return max(max_position, int(rope["original_max_position_embeddings"] * rope["factor"]))
 
 
 def _check_scaling(kind: str, rope: dict[str, Any], max_position: int) -> dict[str, Any]:
-    if kind == "yarn" and "factor" not in rope:
+    if kind in ("yarn", "longrope") and "factor" not in rope:
         rope["factor"] = max_position / rope["original_max_position_embeddings"]
     if kind == "linear" or kind == "llama3":
         for key in KINDS[kind]:

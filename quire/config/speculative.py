@@ -10,7 +10,13 @@ import msgspec
 from quire.foundation.errors import ConfigError
 from quire.foundation.registry import Registry
 
-DRAFTERS = Registry("drafter", {"ngram": "quire.worker.drafters:NgramDrafter"})
+DRAFTERS = Registry(
+    "drafter",
+    {"ngram": "quire.worker.drafters:NgramDrafter"},
+    contract="quire.worker.drafters:Drafter",
+    needs=("propose",),
+    is_class=True,
+)
 """Who drafts, by `method`; each is a `quire.worker.drafters.Drafter`."""
 OPTION = "speculative_config"
 MAX_DRAFTS = 15  # with the token before them 16 queries a row

@@ -109,18 +109,21 @@ class EngineOptions(TypedDict, total=False):
     reasoning_parser_plugin: str | None
     """Python file that registers further reasoning formats (`REASONING_FORMATS.register`)."""
     structured_outputs_config: dict[str, Any]
-    """JSON object; backend: what enforces structured outputs unless a request says, auto, llguidance or
-    xgrammar."""
+    """JSON object; backend: what enforces structured outputs unless a request says, auto, llguidance, xgrammar, or
+    what an installed package adds."""
     default_chat_template_kwargs: dict[str, Any]
     """JSON object of chat template variables; those of a request come first."""
-    device: Literal["auto", "cuda", "cpu"]
-    """Where the model runs; auto: a GPU if there is one."""
+    device: str
+    """Where the model runs: cuda, cpu, or torch:TYPE, any device of torch, without kernels of ours (torch:mps,
+    torch:xpu, torch:cuda for AMD's GPUs); auto: an NVIDIA GPU, else another accelerator, else the CPU."""
     tensor_parallel_size: int
     """Ranks that share every layer of the model: as many GPUs, or processes on a CPU."""
-    distributed_executor_backend: Literal["auto", "uni", "mp"]
-    """uni: the worker shares the engine's process; mp: a process of its own, one a rank. auto: uni for one rank."""
+    distributed_executor_backend: str
+    """uni: the worker shares the engine's process; mp: a process of its own, one a rank; or what an installed
+    package adds. auto: uni for one rank."""
     attention_backend: str
-    """Attention implementation by name; auto: the first in the platform's order that supports the model."""
+    """Attention implementation by name: triton, torch_cpu, sdpa, flashinfer, flash_attn; auto: the first in the
+    platform's order that supports the model."""
     enforce_eager: bool
     """Launch every kernel from Python instead of replaying captured CUDA graphs."""
     cuda_graph_sizes: list[int]
@@ -134,6 +137,9 @@ class EngineOptions(TypedDict, total=False):
     """Check the scheduler's seats and blocks after every step (slow)."""
     disable_log_stats: bool
     """No periodic statistics line."""
+    stat_loggers: Sequence[str | type]
+    """Who is told the engine's statistics besides: classes of your own as package.module:Class, or names that
+    installed packages gave them."""
     enable_log_requests: bool
     """Log every request (ids and lengths, never text)."""
     log_level: Literal["debug", "info", "warning", "error"]
@@ -192,9 +198,9 @@ class OptionFields:
     reasoning_parser_plugin: str | None = None
     structured_outputs_config: dict[str, Any] = field(default_factory=dict)
     default_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    device: Literal["auto", "cuda", "cpu"] = "auto"
+    device: str = "auto"
     tensor_parallel_size: int = 1
-    distributed_executor_backend: Literal["auto", "uni", "mp"] = "auto"
+    distributed_executor_backend: str = "auto"
     attention_backend: str = "auto"
     enforce_eager: bool = False
     cuda_graph_sizes: list[int] = field(default_factory=list)
@@ -202,6 +208,7 @@ class OptionFields:
     max_engine_restarts: int = 5
     debug: bool = False
     disable_log_stats: bool = False
+    stat_loggers: Sequence[str | type] = field(default_factory=list)
     enable_log_requests: bool = False
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     profiler_config: dict[str, Any] = field(default_factory=dict)

@@ -35,7 +35,6 @@ from quire.foundation.child import Failure
 from quire.foundation.errors import EngineDeadError, InputError, QuireError
 from quire.foundation.log import get_logger
 from quire.observe.profiling import PhaseClock
-from quire.observe.stats_line import StatsLine
 from quire.scheduling.drafting import Drafting
 from quire.scheduling.scheduler import Scheduler
 from quire.types.kv import WorkerReport
@@ -124,7 +123,6 @@ class EngineCore:
         self._step_tokens: list[int] = []
         self._stats_due = 0.0
         self._stats_are_old = False  # something has happened since they were told
-        self._stats_line = StatsLine()
         self._utilities: dict[str, Callable[..., Any]] = {
             "ping": self._ping,
             "stats": self.stats,
@@ -472,8 +470,6 @@ class EngineCore:
         self._stats_are_old = False
         stats = self.stats()
         stats.step_tokens, self._step_tokens = self._step_tokens, []
-        if not self.resolved.config.observe.disable_log_stats and (line := self._stats_line.take(stats)) is not None:
-            _log.info(line)
         return stats
 
 

@@ -32,7 +32,7 @@ class InProcessClient(ClientBase):
 
     def __init__(self, resolved: Resolved, worker: str = WORKER, clock: PhaseClock | None = None) -> None:
         """Starts the engine. Raises ConfigError if the model cannot run here."""
-        super().__init__()
+        super().__init__(resolved)
         self._resolved, self._worker, self._clock = resolved, worker, clock
         self._lives = Lives(resolved.config.runtime.max_engine_restarts)
         self._thread: ThreadPoolExecutor | None = None
@@ -103,6 +103,7 @@ class InProcessClient(ClientBase):
     def shutdown(self) -> None:
         if self._inbox.closed:
             return
+        self._end_loggers()
         if self._dead is None:
             self._send(StopCore())
             self._read_until(lambda: False, None)  # until it is dead

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from quire.config.resolve import Resolved
 from quire.engine.lives import Death
 from quire.engine.messages import (
     Abort,
@@ -27,10 +29,13 @@ from quire.engine.messages import (
     UtilityCall,
     UtilityReply,
 )
+from quire.engine.stat_loggers import StatLoggers
 from quire.foundation.child import Failure
-from quire.foundation.errors import EngineDeadError
+from quire.foundation.errors import EngineDeadError, QuireError
 from quire.types.output import ABORTED, EngineOutputs, EngineStats
 from quire.types.request import EngineRequest
+
+LAST_STATS_SECONDS = 1.0  # that the end of an engine waits for its last statistics
 
 
 class ClientBase(ABC):
@@ -42,7 +47,11 @@ class ClientBase(ABC):
 
     info: EngineInfo
 
-    def __init__(self) -> None:
+    def __init__(self, resolved: Resolved | None = None) -> None:
+        """resolved: of an engine that this client starts, and whose statistics it has logged. Raises ConfigError."""
+        self._loggers = None if resolved is None else StatLoggers(resolved)
+        if self._loggers is not None:
+            weakref.finalize(self, self._loggers.close)  # for who forgets to shut the engine down
         self._lock = threading.Condition()
         self._reading = False
         self._calls: dict[int, Future[Any]] = {}
@@ -196,8 +205,22 @@ class ClientBase(ABC):
             self._served = True
         if stats is not None:
             self._last_stats = stats
+            if self._loggers is not None:
+                self._loggers.take(stats)
             if before is None or _num_tokens(stats) > _num_tokens(before):
                 self._served = True  # others, perhaps
+
+    def _end_loggers(self) -> None:
+        """To be called while the engine can still be asked."""
+        if self._loggers is None:
+            return
+        stats = None
+        if self._loggers.wants_end and self._dead is None:
+            try:
+                stats = msgspec.convert(self.call("stats", timeout=LAST_STATS_SECONDS), EngineStats)
+            except (QuireError, TimeoutError):
+                pass  # what it told last will do
+        self._loggers.close(stats)
 
     @property
     def death(self) -> Death | None:

@@ -30,8 +30,8 @@ _log = get_logger(__name__)
 class ChannelClient(ClientBase):
     """Reads a channel, from any thread or on an event loop."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, resolved: Resolved | None = None) -> None:
+        super().__init__(resolved)
         self._detach: Callable[[], None] | None = None  # ends the reading by an event loop
 
     def run_in_worker(self, _function: Callable[[Any], T], /) -> T:
@@ -108,7 +108,7 @@ class ProcessClient(ChannelClient):
 
     def __init__(self, resolved: Resolved, worker: str = WORKER, *, wait: bool = True) -> None:
         """Starts the engine. Raises ConfigError if the model cannot run here. Without `wait`: see wait_until_ready."""
-        super().__init__()
+        super().__init__(resolved)
         self._resolved, self._worker = resolved, worker
         self._lives = Lives(resolved.config.runtime.max_engine_restarts)
         self._restarting = threading.Lock()
@@ -207,10 +207,11 @@ class ProcessClient(ChannelClient):
     def _shut_down(self) -> None:
         if not self._child.is_open:
             return
-        if self._dead is None:
-            self._send(StopCore())
         if self._detach is not None:
             self._detach()
+        self._end_loggers()
+        if self._dead is None:
+            self._send(StopCore())
         self._read_until(lambda: False, _GRACE)  # until it is dead; another thread may be reading
         self._child.stop(grace=0 if self._dead is None else _GRACE)
         with self._lock:

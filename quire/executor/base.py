@@ -8,8 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from quire.config.resolve import Resolved
+from quire.config.runtime import EXECUTORS
 from quire.foundation.child import Failure
-from quire.foundation.registry import Registry, load
+from quire.foundation.registry import load
 from quire.foundation.wake_gpu import wake_gpu
 from quire.types.kv import WorkerReport
 from quire.types.plan import StepPlan, TokenMasks
@@ -137,12 +138,6 @@ def failed_step(step: int, error: Exception) -> StepResult:
     """The result of a step that raised `error`."""
     nothing = np.empty(0, np.int32)
     return StepResult(step=step, tokens=nothing, counts=nothing, error=Failure.of(error).message)
-
-
-EXECUTORS = Registry(
-    "executor",
-    {"uni": "quire.executor.in_process:InProcessExecutor", "mp": "quire.executor.multiproc:MultiprocExecutor"},
-)
 
 
 def make_executor(resolved: Resolved, worker: str = WORKER) -> Executor:

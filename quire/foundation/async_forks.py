@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from abc import ABC, abstractmethod
 
 from quire.foundation.errors import QuireError
 from quire.foundation.fork_server import HEAD, frame, spawn
 
 MAX_TRIES = 2  # of one piece, if the server ends under it
+_LONG = 4096  # bytes of an answer, after which others get a turn
 
 
-class AsyncForks:
+class ForkProcess(ABC):
     """Used on one event loop. The process is started when it is first needed, and again if it has ended.
 
     module, arguments, environment: as `fork_server.spawn` takes them.
@@ -22,9 +24,66 @@ class AsyncForks:
         self._writer: asyncio.StreamWriter | None = None
         self._reader: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
-        self._waiting: dict[int, asyncio.Future[bytes]] = {}
-        self._numbers = itertools.count()
+        self._numbers = itertools.count(1)
         self.pid: int | None = None
+
+    @abstractmethod
+    def _received(self, number: int, body: bytes) -> None:
+        """A frame has come."""
+
+    @abstractmethod
+    def _lost(self) -> None:
+        """The process has ended."""
+
+    def _greeting(self) -> bytes:
+        """What the process gets first; nothing if it is empty."""
+        return b""
+
+    async def _connected(self) -> asyncio.StreamWriter:
+        async with self._starting:
+            if self._writer is None:
+                await self._start()
+        assert self._writer is not None
+        return self._writer
+
+    def _take_back(self, number: int) -> None:
+        """Nobody waits any more."""
+        if self._writer is not None:
+            self._writer.write(frame(number, b""))
+
+    async def _start(self) -> None:
+        process, sock = await asyncio.to_thread(spawn, self._module, *self._arguments, **self._environment)
+        self.pid = process.pid
+        reader, self._writer = await asyncio.open_connection(sock=sock)
+        if greeting := self._greeting():
+            self._writer.write(frame(0, greeting))
+
+        async def read() -> None:
+            try:
+                while True:
+                    length, number = HEAD.unpack(await reader.readexactly(HEAD.size))
+                    self._received(number, await reader.readexactly(length))
+                    if length > _LONG:
+                        await asyncio.sleep(0)  # what has come already is read without waiting
+            except (asyncio.IncompleteReadError, OSError):
+                pass
+            finally:
+                if self._writer is not None:
+                    self._writer.close()
+                self._writer = None
+                process.kill()
+                process.wait()
+                self._lost()
+
+        self._reader = asyncio.create_task(read(), name=f"forks of {self._module}")
+
+
+class AsyncForks(ForkProcess):
+    """Pieces of work, each with one answer."""
+
+    def __init__(self, module: str, *arguments: str, **environment: str) -> None:
+        super().__init__(module, *arguments, **environment)
+        self._waiting: dict[int, asyncio.Future[bytes]] = {}
 
     @property
     def num_waiting(self) -> int:
@@ -44,11 +103,8 @@ class AsyncForks:
         raise QuireError(f"the process {self._module} has ended")
 
     async def _ask(self, body: bytes) -> bytes:
-        async with self._starting:
-            if self._writer is None:
-                await self._start()
-        writer, reader = self._writer, self._reader
-        assert writer is not None
+        writer = await self._connected()
+        reader = self._reader
         assert reader is not None
         number = next(self._numbers)
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -65,33 +121,11 @@ class AsyncForks:
             if not answer.done() or answer.cancelled():
                 self._take_back(number)
 
-    def _take_back(self, number: int) -> None:
-        """The client is gone."""
-        if self._writer is not None:
-            self._writer.write(frame(number, b""))
+    def _received(self, number: int, body: bytes) -> None:
+        if number in self._waiting and not self._waiting[number].done():
+            self._waiting[number].set_result(body)
 
-    async def _start(self) -> None:
-        process, sock = await asyncio.to_thread(spawn, self._module, *self._arguments, **self._environment)
-        self.pid = process.pid
-        reader, self._writer = await asyncio.open_connection(sock=sock)
-
-        async def read() -> None:
-            try:
-                while True:
-                    length, number = HEAD.unpack(await reader.readexactly(HEAD.size))
-                    answer = await reader.readexactly(length)
-                    if number in self._waiting and not self._waiting[number].done():
-                        self._waiting[number].set_result(answer)
-            except (asyncio.IncompleteReadError, OSError):
-                pass
-            finally:
-                if self._writer is not None:
-                    self._writer.close()
-                self._writer = None
-                process.kill()
-                process.wait()
-                for future in self._waiting.values():
-                    if not future.done():
-                        future.set_exception(ConnectionResetError())
-
-        self._reader = asyncio.create_task(read(), name=f"forks of {self._module}")
+    def _lost(self) -> None:
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(ConnectionResetError())

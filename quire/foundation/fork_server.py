@@ -17,13 +17,15 @@ import struct
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, BinaryIO
 
 HEAD = struct.Struct("<IQ")
 _CHUNK = 1 << 20
+_ANSWER = 64 * 1024  # bytes of an answer at a time; a pipe holds no more
 _KEPT_ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TZ")
 
 
@@ -107,23 +109,23 @@ class ForkClient:
 
 
 @dataclass(slots=True)
-class _Fork:
+class Fork:
     pid: int
     number: int
     deadline: float
+    takes_long: bool = False
     output: bytearray = field(default_factory=bytearray)
 
 
-class ForkServer:
+class Forks(ABC):
     """The child's side: one thread, which never does the work itself."""
 
-    def __init__(self, sock: socket.socket, work: Callable[[bytes], bytes], limits: Limits) -> None:
+    def __init__(self, sock: socket.socket, limits: Limits) -> None:
         self._socket = sock
-        self._work = work
         self._limits = limits
         self._buffer = bytearray()
         self._waiting: deque[tuple[int, bytes]] = deque()
-        self._forks: dict[int, _Fork] = {}  # by the descriptor their answer comes from
+        self._forks: dict[int, Fork] = {}  # by the descriptor their answer comes from
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
@@ -148,8 +150,17 @@ class ForkServer:
                 self._read_fork(source)
             else:
                 self._read_parent()
-        while self._waiting and len(self._forks) < self._limits.forks:
-            self._fork(*self._waiting.popleft())
+        while len(self._forks) < self._limits.forks and (piece := self._next()) is not None:
+            self._fork(*piece)
+
+    def _next(self) -> tuple[int, bytes] | None:
+        """The piece that has its turn."""
+        return self._waiting.popleft() if self._waiting else None
+
+    def _takes_long(self, body: bytes) -> bool:
+        """Of a piece."""
+        del body
+        return False
 
     def _read_parent(self) -> None:
         chunk = self._socket.recv(_CHUNK)
@@ -157,10 +168,13 @@ class ForkServer:
             raise EOFError
         self._buffer += chunk
         for number, body in take_frames(self._buffer):
-            if body:
-                self._waiting.append((number, body))
-            else:
-                self._forget(number)
+            self._take(number, body)
+
+    def _take(self, number: int, body: bytes) -> None:
+        if body:
+            self._waiting.append((number, body))
+        else:
+            self._forget(number)
 
     def _forget(self, number: int) -> None:
         """Nobody waits for this piece any more."""
@@ -173,11 +187,12 @@ class ForkServer:
         source, target = os.pipe()
         pid = os.fork()
         if pid == 0:
-            self._do(body, target)
+            self._do(number, body, target)
         os.close(target)
-        self._forks[source] = _Fork(pid, number, time.monotonic() + self._limits.wall_seconds)
+        deadline = time.monotonic() + self._limits.wall_seconds
+        self._forks[source] = Fork(pid, number, deadline, takes_long=self._takes_long(body))
 
-    def _do(self, body: bytes, target: int) -> None:
+    def _do(self, number: int, body: bytes, target: int) -> None:
         """In the fork. Never returns."""
         try:
             self._socket.close()
@@ -185,23 +200,52 @@ class ForkServer:
                 os.close(source)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the last words of an allocator
             _limit(self._limits)
-            answer = self._work(body)
             with open(target, "wb") as file:
-                file.write(answer)
+                self._write_answer(number, body, file)
             os._exit(0)
         finally:
             os._exit(1)
 
+    @abstractmethod
+    def _write_answer(self, number: int, body: bytes, file: BinaryIO) -> None:
+        """In the fork."""
+
     def _read_fork(self, source: int) -> None:
         fork = self._forks[source]
-        chunk = os.read(source, _CHUNK)
-        fork.output += chunk
+        chunk = os.read(source, _ANSWER)
         if chunk:
+            self._written(fork, chunk)
             return
         del self._forks[source]
         os.close(source)
         _, status = os.waitpid(fork.pid, 0)
-        self._socket.sendall(frame(fork.number, b"" if status else bytes(fork.output)))
+        self._ended(fork, is_well=not status)
+
+    @abstractmethod
+    def _written(self, fork: Fork, chunk: bytes) -> None:
+        """A part of a fork's answer."""
+
+    @abstractmethod
+    def _ended(self, fork: Fork, *, is_well: bool) -> None:
+        """A fork is done, or exceeded its limits."""
+
+
+class ForkServer(Forks):
+    """work: from a piece to its answer, which is sent whole."""
+
+    def __init__(self, sock: socket.socket, work: Callable[[bytes], bytes], limits: Limits) -> None:
+        super().__init__(sock, limits)
+        self._work = work
+
+    def _write_answer(self, number: int, body: bytes, file: BinaryIO) -> None:
+        del number
+        file.write(self._work(body))
+
+    def _written(self, fork: Fork, chunk: bytes) -> None:
+        fork.output += chunk
+
+    def _ended(self, fork: Fork, *, is_well: bool) -> None:
+        self._socket.sendall(frame(fork.number, bytes(fork.output) if is_well else b""))
 
 
 def _limit(limits: Limits) -> None:

@@ -236,7 +236,7 @@ class RequestState:
         return RequestOutput(
             request_id=self.request_id,
             prompt=self._prompt_text,
-            prompt_token_ids=self.prompt_token_ids,
+            prompt_ids=self._prompt,
             outputs=[answer.take(delta=delta) for answer in answers],
             finished=self.finished,
             prompt_logprobs=self._take_prompt_logprobs(delta),

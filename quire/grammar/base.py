@@ -10,18 +10,9 @@ import msgspec
 import numpy as np
 
 from quire.foundation.errors import QuireError
-from quire.foundation.registry import Registry
 from quire.grammar.ending.hints import Hints
 from quire.grammar.vocabulary import Vocabulary
 from quire.types.structured import GrammarSpec
-
-BACKENDS = Registry(
-    "grammar backend",
-    {
-        "llguidance": "quire.grammar.llguidance.backend:LLGuidance",
-        "xgrammar": "quire.grammar.xgrammar.backend:XGrammar",
-    },
-)
 
 
 class GrammarError(QuireError):
@@ -40,7 +31,7 @@ class Matcher(Protocol):
 
     @property
     def backend(self) -> str:
-        """Its name in BACKENDS."""
+        """Its name in GRAMMAR_BACKENDS."""
         ...
 
     def accept(self, token: int) -> bool:

@@ -17,10 +17,10 @@ from typing import Any
 
 from quire.foundation.errors import ConfigError, InputError, QuireError
 from quire.foundation.log import get_logger
-from quire.grammar.base import BACKENDS, Backend, CompiledGrammar
+from quire.grammar.base import Backend, CompiledGrammar
 from quire.grammar.sandbox import Open, Sandbox, Verdict
 from quire.grammar.vocabulary import Vocabulary
-from quire.types.structured import FIELD, GrammarSpec
+from quire.types.structured import FIELD, GRAMMAR_BACKENDS, GrammarSpec
 
 MAX_TRIES = 2  # of one grammar, if the sandbox ends under it
 _EXTRAS = {"llguidance": "structured", "xgrammar": "xgrammar"}  # what brings each library
@@ -113,7 +113,7 @@ class CompilerWorker:
             raise ConfigError(f"structured outputs by {self._name} need `pip install 'quire[{extra}]'` on the server")
         vocabulary = self._make_vocabulary()
         self._open_sandbox()  # which makes its tables meanwhile
-        self._backend = BACKENDS.get(self._name)(vocabulary)
+        self._backend = GRAMMAR_BACKENDS.get(self._name)(vocabulary)
 
     def _open_sandbox(self) -> Sandbox:
         if self._sandbox is None:

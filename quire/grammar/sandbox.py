@@ -15,10 +15,10 @@ import msgspec
 
 from quire.foundation.errors import InputError
 from quire.foundation.fork_server import ForkClient, ForkServer, Limits
-from quire.grammar.base import BACKENDS, Backend, Recipe
+from quire.grammar.base import Backend, Recipe
 from quire.grammar.trial import rehearse
 from quire.grammar.vocabulary import Vocabulary
-from quire.types.structured import GrammarSpec
+from quire.types.structured import GRAMMAR_BACKENDS, GrammarSpec
 
 LIMITS = Limits(
     cpu_seconds=1,
@@ -96,7 +96,7 @@ def _try(backend: Backend, spec: GrammarSpec) -> Verdict:
 def main(descriptor: str, opening: str) -> None:
     os.nice(NICENESS)
     opened = msgspec.json.decode(opening, type=Open)
-    backend = BACKENDS.get(opened.backend)(Vocabulary(Path(opened.folder), opened.size, opened.stop_ids))
+    backend = GRAMMAR_BACKENDS.get(opened.backend)(Vocabulary(Path(opened.folder), opened.size, opened.stop_ids))
 
     def work(body: bytes) -> bytes:
         return msgspec.msgpack.encode(_try(backend, msgspec.msgpack.decode(body, type=GrammarSpec)))

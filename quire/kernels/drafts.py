@@ -15,9 +15,12 @@ import torch
 
 from quire.kernels.dispatch import on_triton
 from quire.kernels.draft_state import DraftBuffers, DraftState
+from quire.kernels.masked import only
 from quire.kernels.step.state import SeatState, StepBuffers
 
 __all__ = ["DraftBuffers", "DraftState", "commit_drafted", "gather_drafted", "probe", "propose_ngram"]
+
+_AT_ONCE = 1 << 22  # tokens of texts that are looked through at once
 
 
 def gather_drafted(
@@ -34,23 +37,24 @@ def gather_drafted(
     computed, limit = state.num_computed[rows].long(), state.limit[rows].long()
     is_over = (limit > 0) & (computed + 1 >= limit)
     count = torch.minimum(drafts.count[rows].long() * drafts.may_draft[rows], limit - computed - 2).clamp(min=0)
-    place = torch.arange(width)
+    place = torch.arange(width, device=seats.device)
     offset = torch.minimum(place, count.unsqueeze(1))
     positions = computed.unsqueeze(1) + offset
     is_there = (place <= count.unsqueeze(1)) & ~is_over.unsqueeze(1)
     ids = torch.cat([state.last_token[rows].unsqueeze(1), drafts.tokens[rows]], 1).masked_fill(~is_there, 0)
     blocks = state.block_table[rows.unsqueeze(1), positions // state.block_size].long()
-    slots = (blocks * state.block_size + positions % state.block_size).masked_fill(~is_there, -1)
+    slots = blocks * state.block_size + positions % state.block_size
     first = computed + 1 - is_over.long()
     out.input_ids.copy_(ids.flatten())
     out.positions.copy_(positions.flatten())
-    out.slots.copy_(slots.flatten())
+    out.slots.copy_(slots.masked_fill(~is_there, -1).flatten())
     out.seq_lens.copy_(first + count)
     more.seats.copy_(seats.repeat_interleave(width))
     more.lengths.copy_((first.unsqueeze(1) + offset).flatten())
     more.first_lens.copy_(first)
     more.used.copy_(count.masked_fill(is_over, -1))
-    state.token_of_slot[slots[is_there]] = ids[is_there]
+    index, ids = only(is_there.flatten(), slots.flatten(), ids.flatten(), lambda at: state.token_of_slot[at])
+    state.token_of_slot[index] = ids
 
 
 def commit_drafted(
@@ -69,7 +73,7 @@ def commit_drafted(
         return
     rows, used = seats.long(), more.used.unsqueeze(1)
     width = len(input_ids) // len(rows)
-    tokens, place = sampled.view(-1, width), torch.arange(width)
+    tokens, place = sampled.view(-1, width), torch.arange(width, device=seats.device)
     is_right = (tokens[:, :-1] == input_ids.view(-1, width)[:, 1:]) & (place[:-1] < used)
     matched = is_right.int().cumprod(1).sum(1)
     count = (matched + 1).masked_fill(more.used < 0, 0)
@@ -77,8 +81,9 @@ def commit_drafted(
     outcome[:, width] = more.used.clamp(min=0)
     outcome[:, width + 1] = matched
     live = (rows > 0) & (count > 0)
-    state.num_computed[rows[live]] = (more.first_lens - 1 + count)[live].int()
-    state.last_token[rows[live]] = tokens.gather(1, matched.unsqueeze(1))[live, 0]
+    computed, last = (more.first_lens - 1 + count).int(), tokens.gather(1, matched.unsqueeze(1))[:, 0]
+    state.num_computed[rows] = torch.where(live, computed, state.num_computed[rows])
+    state.last_token[rows] = torch.where(live, last, state.last_token[rows])
 
 
 def probe(
@@ -93,8 +98,8 @@ def probe(
 
         kernels.probe(drafts, outcome, seats, tokens, num_decodes)
         return
-    rows = seats.long()
-    compared = (drafts.count[rows] > 0) & (drafts.may_draft[rows] > 0) & (torch.arange(len(rows)) < num_decodes)
+    rows, place = seats.long(), torch.arange(len(seats), device=seats.device)
+    compared = (drafts.count[rows] > 0) & (drafts.may_draft[rows] > 0) & (place < num_decodes)
     outcome[:, 0] = tokens
     outcome[:, drafts.width] = compared
     outcome[:, drafts.width + 1] = compared & (drafts.tokens[rows, 0] == tokens)
@@ -115,31 +120,36 @@ def propose_ngram(
 
         kernels.propose_ngram(state, drafts, seats, keys, longest, shortest)
         return
-    for seat in seats.tolist():
-        if seat:
-            text = _text(state, seat)
-            start = _follower(text, longest, shortest) if drafts.may_draft[seat] else None
-            drafts.count[seat] = 0 if start is None else drafts.width - 1
-            if start is not None:
-                drafts.tokens[seat] = text[start + torch.arange(drafts.width - 1) % (len(text) - start)]
+    longest_text = int(state.num_computed[seats.long()].max()) if seats.is_cpu else _history_len(state)
+    for rows in torch.split(seats.long(), max(1, _AT_ONCE // max(longest_text, 1))):
+        _propose(state, drafts, rows, longest_text, longest, shortest)
 
 
-def _text(state: SeatState, seat: int) -> torch.Tensor:
-    """All tokens of a request: those whose KV is there, and the last."""
-    count = int(state.num_computed[seat])
-    blocks = state.block_table[seat, : -(-count // state.block_size)].long()
-    slots = (blocks.unsqueeze(1) * state.block_size + torch.arange(state.block_size)).flatten()[:count]
-    return torch.cat([state.token_of_slot[slots], state.last_token[seat : seat + 1]])
+def _history_len(state: SeatState) -> int:
+    """Tokens the longest request can have."""
+    return state.block_table.shape[1] * state.block_size
 
 
-def _follower(text: torch.Tensor, longest: int, shortest: int) -> int | None:
-    """Where that begins which followed before."""
-    last = len(text) - 1
-    lengths = torch.zeros(last, dtype=torch.long)  # of the match that ends at each place
-    equal = torch.ones(last, dtype=torch.bool)
-    for back in range(min(longest, last)):
-        equal[:back] = False
-        equal[back:] &= text[: last - back] == text[last - back]
-        lengths += equal
-    best = int(lengths.max()) if last else 0
-    return int((lengths == best).nonzero()[-1]) + 1 if best >= shortest else None
+def _propose(state: SeatState, drafts: DraftState, rows: torch.Tensor, width: int, longest: int, shortest: int) -> None:
+    """rows: int64 seats. width: their texts have no more tokens than that whose KV is there."""
+    count = state.num_computed[rows].long().unsqueeze(1)  # the last token's place
+    place = torch.arange(width, device=rows.device)
+    slots = state.block_table[rows.unsqueeze(1), place // state.block_size].long() * state.block_size
+    last = state.last_token[rows].unsqueeze(1)
+    text = torch.where(place < count, state.token_of_slot[slots + place % state.block_size], last)
+    text = torch.cat([text, last], 1)
+    equal = place < count
+    matched = torch.zeros_like(text[:, :-1])  # tokens that a match which ends at each place has
+    for back in range(min(longest, width)):
+        wanted = text.gather(1, (count - back).clamp(min=0))
+        equal = equal & (place >= back) & (count > back)
+        equal[:, back:] &= text[:, : width - back] == wanted
+        matched += equal
+    best = matched.amax(1, keepdim=True) if width else last.new_zeros(last.shape)
+    is_found = (best >= shortest) & (drafts.may_draft[rows].unsqueeze(1) > 0) & (rows.unsqueeze(1) > 0)
+    first = ((matched == best) * (place + 1)).amax(1, keepdim=True) if width else torch.zeros_like(count)
+    ahead = torch.arange(drafts.width - 1, device=rows.device)
+    found = text.gather(1, first + ahead % (count + 1 - first).clamp(min=1))
+    real = rows.unsqueeze(1) > 0
+    drafts.count[rows] = torch.where(real, is_found.int() * (drafts.width - 1), drafts.count[rows].unsqueeze(1))[:, 0]
+    drafts.tokens[rows] = torch.where(is_found, found, drafts.tokens[rows])

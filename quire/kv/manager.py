@@ -153,12 +153,14 @@ class KVManager:
         self.pool.forget_all()
 
     def _extend_chain(self, request: TokenOwner, num_tokens: int) -> None:
-        chain, links = request.hashes, num_tokens // self._unit
-        if not chain and links:
+        """Names for `num_tokens` tokens at least. As a call costs more than a name, it names all that is known."""
+        chain = request.hashes
+        if num_tokens // self._unit <= len(chain):
+            return
+        if not chain:
             chain += self._recent.common(request.extra_key, request.tokens)
             self._recent.keep(request.extra_key, request.tokens, chain)
-        if len(chain) < links:
-            self._hasher.extend(chain, request.tokens, links, self._unit, request.extra_key)
+        self._hasher.extend(chain, request.tokens, len(request.tokens) // self._unit, self._unit, request.extra_key)
 
     # --- what requests hold -------------------------------------------------------------------------------------
 
@@ -167,7 +169,8 @@ class KVManager:
         needed = 0
         for group, blocks in zip(self.groups, hit, strict=True):
             held = [block for block in blocks if block.id != NULL_BLOCK] if group.spec.window else blocks
-            needed += group.spec.most_blocks(num_tokens) - len(held) + sum(block.refs == 0 for block in held)
+            free = [block for block in held if not block.refs]
+            needed += group.spec.most_blocks(num_tokens) - len(held) + len(free)
         return needed
 
     def num_missing(self, request: TokenOwner, num_tokens: int) -> int:

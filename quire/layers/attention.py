@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
 
 from quire.attention.context import StepContext
 from quire.distributed.topology import Topology
-from quire.kernels.attention.rope import QkvTarget
+from quire.foundation.errors import ConfigError
+from quire.kernels.attention.rope import QkvTarget, qk_norm_rope_write, rotate
 from quire.layers.linear import Linear
-from quire.layers.norm import RMSNorm
+from quire.layers.norm import Norm, RMSNorm
+from quire.layers.rotary import no_rotation
 
 
 class Keeps(NamedTuple):
@@ -23,12 +26,25 @@ class Keeps(NamedTuple):
     window: int  # tokens that a query sees, its own included; 0: all
 
 
+@dataclass(frozen=True, slots=True)
+class QKNorm:
+    """Norms of queries and keys. on: "heads" (each by itself), "width" (all of a token's together) or "turned" (each
+    head, behind the rotation)."""
+
+    q: nn.Module
+    k: nn.Module
+    on: Literal["heads", "width", "turned"] = "heads"
+
+
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions.
 
-    index: which of the model's caches is this layer's. cos_sin: the model's rotary table. window: tokens that a query
-    sees, its own included; None: all. qk_norm_eps: turns on an RMS norm of every query and key head. The model sets
-    `group`, the number of the layer's group, once it knows all of its layers.
+    index: which of the model's caches is this layer's. cos_sin: the layer's rotary table. window: tokens that a query
+    sees, its own included; None: all. qk_norm_eps: turns on an RMS norm of every query and key head; `qk_norm` is for
+    other norms. scale: of products of queries and keys; None: head_dim^-0.5. softcap: c of c · tanh(product / c).
+    interleaved: the rotation pairs columns 2i and 2i + 1. clip: that queries, keys and values are clamped to. qkv: the
+    projection, if it is another than the usual. query_scales: float32 [positions], that queries are multiplied by.
+    The model sets `group`, the number of the layer's group, once it knows all of its layers.
     """
 
     def __init__(
@@ -44,34 +60,92 @@ class Attention(nn.Module):
         qkv_bias: bool = False,
         out_bias: bool = False,
         qk_norm_eps: float | None = None,
+        qk_norm: QKNorm | None = None,
+        scale: float | None = None,
+        softcap: float = 0.0,
+        interleaved: bool = False,
+        clip: float | None = None,
+        qkv: Linear | None = None,
+        out_transposed: bool = False,
+        query_scales: torch.Tensor | None = None,
     ) -> None:
         super().__init__()
         self.index, self.group = index, 0
         self.keeps = Keeps("window" if window else "full", num_kv_heads, head_dim, window or 0)
         self.heads = (num_heads, num_kv_heads, head_dim)
-        self.scale = head_dim**-0.5
-        self.cos_sin = cos_sin
-        self.qkv_proj = Linear.qkv(hidden, num_heads, num_kv_heads, head_dim, bias=qkv_bias)
-        self.o_proj = Linear(num_heads * head_dim, hidden, bias=out_bias, role="columns")
-        self.q_norm = self.k_norm = None
+        self.scale = head_dim**-0.5 if scale is None else scale
+        self.softcap, self.clip, self.interleaved = softcap, clip, interleaved
+        self.cos_sin, self.query_scales = cos_sin, query_scales
+        self.qkv_proj = qkv or Linear.qkv(hidden, num_heads, num_kv_heads, head_dim, bias=qkv_bias)
+        self.o_proj = Linear(num_heads * head_dim, hidden, bias=out_bias, role="columns", transposed=out_transposed)
         if qk_norm_eps is not None:
-            self.q_norm, self.k_norm = RMSNorm(head_dim, qk_norm_eps), RMSNorm(head_dim, qk_norm_eps)
+            qk_norm = QKNorm(RMSNorm(head_dim, qk_norm_eps), RMSNorm(head_dim, qk_norm_eps))
+        self._still = no_rotation(len(cos_sin), head_dim) if qk_norm and qk_norm.on == "turned" else None
+        self.norm_on = qk_norm.on if qk_norm else "heads"
+        self.q_norm: nn.Module | None = qk_norm.q if qk_norm else None
+        self.k_norm: nn.Module | None = qk_norm.k if qk_norm else None
+        # The kernels around the rotation know RMS norms of heads.
+        self._norms_inside = self.norm_on != "width" and isinstance(self.q_norm, RMSNorm)
+        self._is_plain = clip is None and (qk_norm is None or (self._norms_inside and self.norm_on == "heads"))
 
     def share_with(self, topology: Topology) -> None:
-        """Attend to this rank's share of the heads alone."""
+        """Attend to this rank's share of the heads alone. Raises ConfigError if it cannot be shared."""
+        if topology.size > 1 and self.q_norm is not None and not self._norms_inside:
+            raise ConfigError("norms across heads, or of each head's own, are not shared among ranks")
         heads, kv_heads, head_dim = self.heads
         self.heads = (
             topology.share(heads, "num_attention_heads"), topology.heads(kv_heads, "num_key_value_heads"), head_dim
         )  # fmt: skip
 
-    def forward(self, residual: torch.Tensor, norm: RMSNorm, ctx: StepContext) -> torch.Tensor:
+    def forward(self, residual: torch.Tensor, norm: Norm, ctx: StepContext) -> torch.Tensor:
         """`residual += attention(norm(residual))` in place, [tokens, hidden]; returns it.
 
         Writes the tokens' keys and values to the cache.
         """
+        return self.add(residual, norm, residual, ctx)
+
+    def attend(self, x: torch.Tensor, norm: Norm | None, ctx: StepContext) -> torch.Tensor:
+        """attention(norm(x)) alone."""
+        return self.add(x, norm, None, ctx)
+
+    def add(self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None, ctx: StepContext) -> torch.Tensor:
+        """`residual += attention(norm(x))` in place; without a residual, attention(norm(x))."""
         cache, group = ctx.caches[self.index], ctx.groups[self.group]
-        norms = (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps) if self.q_norm and self.k_norm else ()
-        place = QkvTarget(self.cos_sin, ctx.positions, group.slots, cache.k, cache.v, *self.heads, *norms)
-        q = self.qkv_proj.qkv_rope_write(residual, norm, place)
+        q_norm, k_norm = self.q_norm, self.k_norm
+        norms: tuple[torch.Tensor | None, torch.Tensor | None, float] = (None, None, 1e-6)
+        if self._norms_inside and isinstance(q_norm, RMSNorm) and isinstance(k_norm, RMSNorm):
+            norms = (q_norm.weight, k_norm.weight, q_norm.eps)
+        place = QkvTarget(
+            self.cos_sin, ctx.positions, group.slots, cache.k, cache.v, *self.heads, *norms, self.interleaved
+        )
+        if self._is_plain and isinstance(norm, RMSNorm) and not norm.plus_one:
+            q = self.qkv_proj.qkv_rope_write(x, norm, place)
+        else:
+            qkv, place = self._prepare(self.qkv_proj(x, norm), place)
+            q = qk_norm_rope_write(qkv, *place)
+        if self.query_scales is not None:
+            q = q * self.query_scales[ctx.positions, None, None].to(q.dtype)
         y: torch.Tensor = self.o_proj(group.backend.run(q, cache, group.plan, self.scale), residual=residual)
         return y
+
+    def _prepare(self, qkv: torch.Tensor, place: QkvTarget) -> tuple[torch.Tensor, QkvTarget]:
+        """What stands between the projection and the kernel that rotates, and what is then left for that one."""
+        if self.norm_on == "width" and self.q_norm is not None and self.k_norm is not None:
+            heads, kv_heads, head_dim = self.heads
+            q, k, v = qkv.split([heads * head_dim, kv_heads * head_dim, kv_heads * head_dim], dim=1)
+            qkv = torch.cat([self.q_norm(q), self.k_norm(k), v], dim=1)
+        if self.clip is not None:
+            qkv = qkv.clamp_(-self.clip, self.clip)
+        if self.norm_on == "width" or self._is_plain or self.q_norm is None or self.k_norm is None:
+            return qkv, place
+        heads, kv_heads, head_dim = self.heads
+        tokens = len(qkv)
+        q, k, v = qkv.split([heads * head_dim, kv_heads * head_dim, kv_heads * head_dim], dim=1)
+        q, k = q.reshape(tokens, heads, head_dim), k.reshape(tokens, kv_heads, head_dim)
+        if self.norm_on == "turned":
+            q, k = (rotate(x, self.cos_sin, place.positions, interleaved=self.interleaved) for x in (q, k))
+            assert self._still is not None
+            place = place._replace(cos_sin=self._still)
+        elif not self._norms_inside:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return torch.cat([q.view(tokens, -1), k.view(tokens, -1), v], dim=1), place

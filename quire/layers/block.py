@@ -1,27 +1,48 @@
-"""The decoder layer that most families share."""
+"""The decoder layers that families share. The norms are named here, where checkpoints have them; those before a
+product are computed inside of it, if they can be."""
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import torch
 from torch import nn
 
 from quire.attention.context import StepContext
 from quire.layers.attention import Attention
-from quire.layers.mlp import GatedMLP
-from quire.layers.norm import RMSNorm
+from quire.layers.norm import Norm, RMSNorm
+
+
+class FeedForward(Protocol):
+    """What stands behind attention in a layer: a module."""
+
+    def __call__(self, residual: torch.Tensor, norm: Norm) -> torch.Tensor: ...
+
+    def add(self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None) -> torch.Tensor: ...
 
 
 class DecoderLayer(nn.Module):
     """Norm, attention, norm, feed-forward, with a residual sum after each half.
 
-    The norms are named here, where checkpoints have them, and computed inside the products that follow them.
+    norms: those two; None: RMS norms.
     """
 
-    def __init__(self, self_attn: Attention, mlp: GatedMLP, hidden: int, eps: float) -> None:
+    mlp: FeedForward
+
+    def __init__(
+        self,
+        self_attn: Attention,
+        mlp: FeedForward,
+        hidden: int,
+        eps: float,
+        *,
+        norms: tuple[Norm, Norm] | None = None,
+    ) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(hidden, eps)
+        before_attention, before_mlp = norms or (RMSNorm(hidden, eps), RMSNorm(hidden, eps))
+        self.input_layernorm = before_attention
         self.self_attn = self_attn
-        self.post_attention_layernorm = RMSNorm(hidden, eps)
+        self.post_attention_layernorm = before_mlp
         self.mlp = mlp
 
     def forward(self, residual: torch.Tensor, ctx: StepContext) -> torch.Tensor:
@@ -29,3 +50,85 @@ class DecoderLayer(nn.Module):
         residual = self.self_attn(residual, self.input_layernorm, ctx)
         y: torch.Tensor = self.mlp(residual, self.post_attention_layernorm)
         return y
+
+
+class ScaledLayer(DecoderLayer):
+    """The same, where what either half adds is multiplied by a number (Granite, MiniCPM)."""
+
+    def __init__(self, self_attn: Attention, mlp: FeedForward, hidden: int, eps: float, scale: float) -> None:
+        super().__init__(self_attn, mlp, hidden, eps)
+        self.scale = scale
+
+    def forward(self, residual: torch.Tensor, ctx: StepContext) -> torch.Tensor:
+        residual.add_(self.self_attn.attend(residual, self.input_layernorm, ctx), alpha=self.scale)
+        return residual.add_(self.mlp.add(residual, self.post_attention_layernorm, None), alpha=self.scale)
+
+
+class OuterNormLayer(nn.Module):
+    """What either half adds is normed itself. before: norms that its input goes through besides; None: none.
+    scale: that it is multiplied by.
+
+    Without norms before, OLMo 2's; with, Gemma 2's.
+    """
+
+    mlp: FeedForward
+
+    def __init__(
+        self,
+        self_attn: Attention,
+        mlp: FeedForward,
+        after: tuple[Norm, Norm],
+        before: tuple[Norm, Norm] | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.scale = scale
+        self.input_layernorm: Norm | None = before[0] if before else None
+        self.pre_feedforward_layernorm: Norm | None = before[1] if before else None
+        self.self_attn = self_attn
+        self.mlp = mlp
+        self.post_attention_layernorm, self.post_feedforward_layernorm = after
+
+    def forward(self, residual: torch.Tensor, ctx: StepContext) -> torch.Tensor:
+        """residual [tokens, hidden]: updated in place and returned."""
+        added = self.self_attn.attend(residual, self.input_layernorm, ctx)
+        residual.add_(self.post_attention_layernorm(added), alpha=self.scale)
+        added = self.mlp.add(residual, self.pre_feedforward_layernorm, None)
+        return residual.add_(self.post_feedforward_layernorm(added), alpha=self.scale)
+
+
+class ParallelLayer(nn.Module):
+    """Attention and feed-forward both see what comes in, through one norm or one each, and are added to it."""
+
+    mlp: FeedForward
+
+    def __init__(self, self_attn: Attention, mlp: FeedForward, norm: Norm, mlp_norm: Norm | None = None) -> None:
+        super().__init__()
+        self.input_layernorm = norm
+        self.post_attention_layernorm = mlp_norm
+        self.self_attn = self_attn
+        self.mlp = mlp
+
+    def forward(self, residual: torch.Tensor, ctx: StepContext) -> torch.Tensor:
+        """residual [tokens, hidden]: updated in place and returned."""
+        x = self.input_layernorm(residual)
+        inner = x if self.post_attention_layernorm is None else self.post_attention_layernorm(residual)
+        residual = self.self_attn.add(x, None, residual, ctx)
+        return self.mlp.add(inner, None, residual)
+
+
+class PostNormLayer(nn.Module):
+    """The sum after each half is normed, as in the first Transformers."""
+
+    mlp: FeedForward
+
+    def __init__(self, self_attn: Attention, mlp: FeedForward, norms: tuple[Norm, Norm]) -> None:
+        super().__init__()
+        self.self_attn = self_attn
+        self.input_layernorm, self.post_attention_layernorm = norms
+        self.mlp = mlp
+
+    def forward(self, residual: torch.Tensor, ctx: StepContext) -> torch.Tensor:
+        """residual [tokens, hidden]: overwritten."""
+        x = self.input_layernorm(self.self_attn.add(residual, None, residual, ctx))
+        return self.post_attention_layernorm(self.mlp.add(x, None, x))  # type: ignore[no-any-return]

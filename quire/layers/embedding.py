@@ -7,16 +7,23 @@ from torch import nn
 
 from quire.distributed.topology import ALONE, Share, Topology
 from quire.kernels.gemm.linear import linear
-from quire.layers.norm import RMSNorm
+from quire.layers.linear import before
+from quire.layers.norm import Norm
 from quire.quantization.base import ALL_ROWS
+
+
+def rounded(scale: float) -> float:
+    """As the type of the model's weights has it: those that keep a scale beside them (Gemma) round it so."""
+    return float(torch.tensor(scale, dtype=torch.get_default_dtype(), device="cpu"))
 
 
 class Embedding(nn.Module):
     """Plain in every model, and whole on every rank: a share would save little memory and cost a sum a step. But as a
-    head, which is a product, ranks share it by rows of the vocabulary."""
+    head, which is a product, ranks share it by rows of the vocabulary. scale: that vectors are multiplied by."""
 
-    def __init__(self, vocab_size: int, hidden: int) -> None:
+    def __init__(self, vocab_size: int, hidden: int, *, scale: float = 1.0) -> None:
         super().__init__()
+        self.scale = scale
         self.weight = nn.Parameter(torch.empty(vocab_size, hidden), requires_grad=False)
         self.share_with(ALONE)
 
@@ -26,14 +33,17 @@ class Embedding(nn.Module):
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """input_ids int32 [tokens] → [tokens, hidden]."""
-        return nn.functional.embedding(input_ids, self.weight)
+        x = nn.functional.embedding(input_ids, self.weight)
+        return x if self.scale == 1.0 else x.mul_(self.scale)
 
-    def wide(self, x: torch.Tensor, norm: RMSNorm, out: torch.Tensor | None = None) -> torch.Tensor:
+    def wide(self, x: torch.Tensor, norm: Norm | None, out: torch.Tensor | None = None) -> torch.Tensor:
         """Logits of a model that ties its head to its embeddings: norm(x [m, hidden]) @ weight.T in float32. Of this
         rank's share, as wide as any rank's."""
         begin, end, room = self.share
         weight = self.weight[begin:end]
-        y = linear(x, weight, norm=(norm.weight, norm.eps), out_dtype=torch.float32, out=out)
+        rows, pair = before(x, norm)
+        assert isinstance(rows, torch.Tensor)
+        y = linear(rows, weight, norm=pair, out_dtype=torch.float32, out=out)
         return y if end - begin == room else nn.functional.pad(y, (0, room - (end - begin)))
 
     def dense(self, dtype: torch.dtype, rows: slice = ALL_ROWS) -> torch.Tensor:

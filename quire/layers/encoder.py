@@ -2,39 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
 from torch import nn
 
 from quire.attention.context import EncoderContext
-from quire.foundation.errors import ConfigError
 from quire.kernels.gemm.linear import linear
+from quire.layers.activation import activation
 from quire.layers.linear import Linear
 from quire.layers.norm import LayerNorm
-
-_tanh_gelu = partial(nn.functional.gelu, approximate="tanh")
-# By the names that config.json has for them.
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "gelu": nn.functional.gelu,
-    "gelu_new": _tanh_gelu,
-    "gelu_fast": _tanh_gelu,
-    "gelu_pytorch_tanh": _tanh_gelu,
-    "relu": nn.functional.relu,
-    "silu": nn.functional.silu,
-    "swish": nn.functional.silu,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "identity": lambda x: x,
-}
-
-
-def activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Raises ConfigError for a name that is not known."""
-    if name not in ACTIVATIONS:
-        raise ConfigError(f"the activation {name!r} is not known; these are: {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[name]
 
 
 class EncoderLayer(nn.Module):

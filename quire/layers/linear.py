@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import accumulate
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from quire.distributed.group import Group
 from quire.distributed.topology import ALONE, Share, Topology
 from quire.kernels.across_ranks import reduce_add
+from quire.layers.norm import Norm as NormLayer
 from quire.layers.norm import RMSNorm
 from quire.layers.targets import Staged, Staging, Target, store
 from quire.quantization.base import (
@@ -24,12 +26,50 @@ from quire.quantization.base import (
     QuantizationMethod,
     Role,
     Rows,
+    Scheme,
     Source,
     Spec,
+    Tensors,
 )
 
 if TYPE_CHECKING:
     from quire.kernels.attention.rope import QkvTarget
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where a part's rows lie if checkpoints keep them among others in one tensor. module: whose it is. rows: of it.
+
+    pieces: [begin, end) of the part's rows there, in their order.
+    """
+
+    module: str
+    rows: int
+    pieces: tuple[tuple[int, int], ...]
+
+
+def stacked(module: str, parts: Mapping[str, int]) -> dict[str, Stored]:
+    """One part's rows behind the other's."""
+    ends = list(accumulate(parts.values(), initial=0))
+    return {part: Stored(module, ends[-1], (lines,)) for part, lines in zip(parts, pairwise(ends), strict=True)}
+
+
+def by_kv_head(module: str, heads: int, kv_heads: int, head_dim: int) -> dict[str, Stored]:
+    """For each key head the query heads that read it, itself and its value head."""
+    group = heads // kv_heads
+    size = (group + 2) * head_dim
+    begins = {"q_proj": (0, group), "k_proj": (group, 1), "v_proj": (group + 1, 1)}
+    return {
+        part: Stored(
+            module,
+            kv_heads * size,
+            tuple(
+                (number * size + first * head_dim, number * size + (first + count) * head_dim)
+                for number in range(kv_heads)
+            ),
+        )
+        for part, (first, count) in begins.items()
+    }
 
 
 class Linear(nn.Module):
@@ -38,7 +78,8 @@ class Linear(nn.Module):
     `parts` names the checkpoint's modules, siblings of this one, whose tensors are stacked to make this one's:
     {"q_proj": rows, …} in the order of the rows. Empty: the checkpoint has a module of this one's own name.
     gated: the rows are [gate | up], and y = silu(x @ gate.T) * (x @ up.T). role: how ranks share it. heads: of each
-    part, which are not divided; several ranks keep the same one where there are too few.
+    part, which are not divided; several ranks keep the same one where there are too few. stored: of parts that
+    checkpoints have together. transposed: checkpoints have [in, out].
 
     It has no parameters before `allocate`, which the model's builder calls once all layers have their names.
     """
@@ -56,26 +97,56 @@ class Linear(nn.Module):
         gated: bool = False,
         role: Role = "none",
         heads: tuple[int, ...] = (),
+        stored: Mapping[str, Stored] | None = None,
+        transposed: bool = False,
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.parts = parts or {"": out_features}
         self.gated, self.role, self.has_bias = gated, role, bias
+        self._stored, self._transposed = stored or {}, transposed
         self._heads = heads or tuple(self.parts.values())
         self.modules_in_checkpoint: tuple[str, ...] = ()
 
     @classmethod
-    def qkv(cls, hidden: int, heads: int, kv_heads: int, head_dim: int, *, bias: bool) -> Linear:
-        """Query, key and value projections as one: [q heads | k heads | v heads]."""
+    def qkv(
+        cls,
+        hidden: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        bias: bool,
+        fused: str = "",
+        by_head: bool = False,
+        transposed: bool = False,
+    ) -> Linear:
+        """Query, key and value projections as one: [q heads | k heads | v heads].
+
+        fused: the module that checkpoints have for all three, one after the other, or `by_head`."""
         parts = {"q_proj": heads * head_dim, "k_proj": kv_heads * head_dim, "v_proj": kv_heads * head_dim}
         each = (heads, kv_heads, kv_heads)
-        return cls(hidden, sum(parts.values()), bias=bias, parts=parts, role="rows", heads=each)
+        stored = None
+        if fused:
+            stored = by_kv_head(fused, heads, kv_heads, head_dim) if by_head else stacked(fused, parts)
+        return cls(
+            hidden, sum(parts.values()), bias=bias, parts=parts, role="rows", heads=each, stored=stored,
+            transposed=transposed,
+        )  # fmt: skip
 
     @classmethod
-    def gate_up(cls, hidden: int, intermediate: int, *, bias: bool) -> Linear:
-        """The first half of a gated feed-forward layer: [tokens, hidden] → silu(gate) * up [tokens, intermediate]."""
+    def gate_up(cls, hidden: int, intermediate: int, *, bias: bool, fused: str = "", silu: bool = True) -> Linear:
+        """The first half of a gated feed-forward layer: [tokens, hidden] → silu(gate) * up [tokens, intermediate].
+
+        fused: the module that checkpoints have for both. silu: otherwise the result is [gate | up]."""
         parts = {"gate_proj": intermediate, "up_proj": intermediate}
-        return cls(hidden, 2 * intermediate, bias=bias, parts=parts, gated=True, role="rows")
+        stored = stacked(fused, parts) if fused else None
+        return cls(hidden, 2 * intermediate, bias=bias, parts=parts, gated=silu, role="rows", stored=stored)
+
+    @property
+    def sources(self) -> list[str]:
+        """The checkpoint's module of each part, "" for one of this one's own name."""
+        return [self._stored[part].module if part in self._stored else part for part in self.parts]
 
     # -- numbers ------------------------------------------------------------------------------------------------
 
@@ -113,6 +184,16 @@ class Linear(nn.Module):
         """This rank's rows and columns."""
         return sum(share.room for share in self.shares), self._columns.room
 
+    @property
+    def scheme(self) -> Scheme:
+        """What the method says about it."""
+        return self._scheme
+
+    @property
+    def columns(self) -> Share:
+        """This rank's of the inputs."""
+        return self._columns
+
     def num_weights(self) -> int:
         """Numbers that the parameters stand for, the bias among them."""
         rows, columns = self.local_shape
@@ -148,35 +229,47 @@ class Linear(nn.Module):
 
     def targets(self) -> Iterator[Target]:
         """Of every tensor that a checkpoint has for it."""
+        yield from self.targets_into(self.modules_in_checkpoint, self._kept)
+        if self.bias is not None:
+            source = Source("bias", (OUTPUTS,), FLOATS, self.dtype)
+            yield from self._targets(self.modules_in_checkpoint, source, self.bias)
+
+    def targets_into(self, modules: tuple[str, ...], kept: Tensors) -> Iterator[Target]:
+        """Of a matrix like this one that is kept elsewhere, without its bias. modules: the checkpoint's, as `parts`."""
         scheme, staging = self._scheme, None
         if scheme.pack is not None:
-            device = next(iter(self._kept.values())).device
+            device = next(iter(kept.values())).device
             specs = {source.name: Spec(self._stacked_shape(source), source.kept) for source in scheme.sources}
-            staging = Staging(specs, device, scheme.pack, self._kept)
+            staging = Staging(specs, device, scheme.pack, kept)
         for source in scheme.sources:
-            into = self._kept[source.name] if staging is None else Staged(staging, source.name)
-            yield from self._targets(source, into)
-        if self.bias is not None:
-            yield from self._targets(Source("bias", (OUTPUTS,), FLOATS, self.dtype), self.bias)
+            into = kept[source.name] if staging is None else Staged(staging, source.name)
+            yield from self._targets(modules, source, into)
 
-    def _targets(self, source: Source, into: torch.Tensor | Staged) -> Iterator[Target]:
+    def _targets(self, modules: tuple[str, ...], source: Source, into: torch.Tensor | Staged) -> Iterator[Target]:
         places = accumulate((share.room for share in self.shares), initial=0)
-        parts = zip(self.modules_in_checkpoint, self.parts.values(), self.shares, places, strict=False)
-        for number, (module, rows, share, place) in enumerate(parts):
-            along = [self._along(axis, rows, share, place) for axis in source.axes]
-            shape, part = tuple(length for length, _, _ in along), tuple(lines for _, lines, _ in along)
-            first = () if len(self.parts) == 1 or source.has_outputs else (number,)
-            at = (*first, *(lines for _, _, lines in along))
-            yield Target(f"{module}.{source.name}", shape, into, source.dtypes, part, at)
+        parts = zip(modules, self.parts.items(), self.shares, places, strict=False)
+        turned = self._transposed and len(source.axes) == 2 and all(isinstance(axis, Axis) for axis in source.axes)
+        for number, (module, (name, rows), share, place) in enumerate(parts):
+            stored = self._stored.get(name) or Stored("", rows, ((0, rows),))
+            for lines, line in _cut(stored.pieces, share, place):
+                along = [self._along(axis, stored.rows, lines, line) for axis in source.axes]
+                first = () if len(self.parts) == 1 or source.has_outputs else (number,)
+                at = (*first, *(lines for _, _, lines in along))
+                shape, part = tuple(length for length, _, _ in along), tuple(lines for _, lines, _ in along)
+                if turned:
+                    shape, part = shape[::-1], part[::-1]
+                yield Target(f"{module}.{source.name}", shape, into, source.dtypes, part, at, turned)
+                if not source.has_outputs:
+                    break
 
-    def _along(self, axis: Axis | int, rows: int, share: Share, place: int) -> tuple[int, slice, slice]:
-        """Of one axis of a part's tensor, `rows` outputs whose `share` is kept from row `place` on: its length, this
-        rank's share of it, and the place of that."""
+    def _along(self, axis: Axis | int, rows: int, lines: tuple[int, int], place: int) -> tuple[int, slice, slice]:
+        """Of one axis of a part's tensor, `rows` outputs of which those in `lines` are kept from row `place` on: its
+        length, this rank's share of it, and the place of that."""
         if isinstance(axis, int):
             return axis, slice(None), slice(None)
         if axis.of == "outputs":
-            lines = axis.places(place, place + share.end - share.begin)
-            return axis.count(rows), axis.places(share.begin, share.end), lines
+            begin, end = lines
+            return axis.count(rows), axis.places(begin, end), axis.places(place, place + end - begin)
         begin, end, _ = self._columns
         return axis.count(self.in_features), axis.places(begin, end), slice(None)
 
@@ -191,14 +284,14 @@ class Linear(nn.Module):
     def forward(
         self,
         x: Rows,
-        norm: RMSNorm | None = None,
+        norm: NormLayer | None = None,
         residual: torch.Tensor | None = None,
         reader: Linear | None = None,
     ) -> Rows:
         """norm: what x goes through first. residual: the result is added to it in place, and it is returned.
 
         reader: the one layer that the result goes to, and which it may be rounded for; without, it is a tensor."""
-        pair = None if norm is None else (norm.weight, norm.eps)
+        x, pair = before(x, norm)
         if self.group is not None:
             return self._sum(x, pair, residual)
         after = None if reader is None else reader.matrix
@@ -212,15 +305,37 @@ class Linear(nn.Module):
         assert isinstance(partial, torch.Tensor)
         return reduce_add(partial, torch.zeros_like(partial) if residual is None else residual, self.group)
 
-    def wide(self, x: torch.Tensor, norm: RMSNorm, out: torch.Tensor | None = None) -> torch.Tensor:
+    def wide(self, x: torch.Tensor, norm: NormLayer | None, out: torch.Tensor | None = None) -> torch.Tensor:
         """The same in float32, as logits are wanted; into `out` if given."""
-        y = self.matrix.linear(x, norm=(norm.weight, norm.eps), out_dtype=torch.float32, out=out)
+        rows, pair = before(x, norm)
+        y = self.matrix.linear(rows, norm=pair, out_dtype=torch.float32, out=out)
         assert isinstance(y, torch.Tensor)
         return y
 
     def qkv_rope_write(self, x: torch.Tensor, norm: RMSNorm, place: QkvTarget) -> torch.Tensor:
         """x [tokens, in] → rotated q [tokens, num_heads, head_dim]; k and v go to their slots in the cache."""
         return self.matrix.qkv_rope_write(x, (norm.weight, norm.eps), place)
+
+
+def before(x: Rows, norm: NormLayer | None) -> tuple[Rows, Norm | None]:
+    """What a product gets of a norm before it: an RMS norm it computes itself, if the weight is of the model's type as
+    kernels expect; other norms have been."""
+    if norm is None:
+        return x, None
+    if isinstance(norm, RMSNorm) and not norm.plus_one:
+        return x, (norm.weight, norm.eps)
+    assert isinstance(x, torch.Tensor)
+    return norm(x), None
+
+
+def _cut(pieces: tuple[tuple[int, int], ...], share: Share, place: int) -> Iterator[tuple[tuple[int, int], int]]:
+    """The lines of a stored tensor that are a rank's share of a part, and the row that each run of them goes to."""
+    done = 0
+    for begin, end in pieces:
+        first, last = max(share.begin - done, 0), min(share.end - done, end - begin)
+        if first < last or len(pieces) == 1:
+            yield (begin + first, begin + last), place + done + first - share.begin
+        done += end - begin
 
 
 def _parameter(spec: Spec) -> nn.Parameter:

@@ -5,20 +5,73 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from quire.kernels.elementwise.activation import gelu_tanh_and_mul
+from quire.layers.activation import Activation, activation
 from quire.layers.linear import Linear
-from quire.layers.norm import RMSNorm
+from quire.layers.norm import Norm
+
+_SILU = ("silu", "swish")
+_TANH_GELU = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
 
 
 class GatedMLP(nn.Module):
-    """SwiGLU (Shazeer, 2020): down(silu(gate(x)) * up(x))."""
+    """SwiGLU (Shazeer, 2020): down(silu(gate(x)) * up(x)); or with another activation than SiLU.
 
-    def __init__(self, hidden: int, intermediate: int, *, bias: bool = False) -> None:
+    fused: what checkpoints call gate and up if they have them as one.
+    """
+
+    def __init__(
+        self, hidden: int, intermediate: int, *, bias: bool = False, act: str = "silu", fused: str = ""
+    ) -> None:
         super().__init__()
-        self.gate_up_proj = Linear.gate_up(hidden, intermediate, bias=bias)
+        self.act = None if act in _SILU else act
+        self.gate_up_proj = Linear.gate_up(hidden, intermediate, bias=bias, fused=fused, silu=self.act is None)
         self.down_proj = Linear(intermediate, hidden, bias=bias, role="columns")
+        self._act = activation(act)
 
-    def forward(self, residual: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
+    def forward(self, residual: torch.Tensor, norm: Norm) -> torch.Tensor:
         """`residual += mlp(norm(residual))` in place, [tokens, hidden]; returns it."""
-        inner = self.gate_up_proj(residual, norm, reader=self.down_proj)
+        return self.add(residual, norm, residual)
+
+    def add(self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None) -> torch.Tensor:
+        """`residual += mlp(norm(x))` in place; without a residual, mlp(norm(x))."""
+        if self.act is None:
+            inner = self.gate_up_proj(x, norm, reader=self.down_proj)
+        else:
+            inner = self._gated(self.gate_up_proj(x, norm))
         y: torch.Tensor = self.down_proj(inner, residual=residual)
+        return y
+
+    def _gated(self, gate_up: torch.Tensor) -> torch.Tensor:
+        if self.act in _TANH_GELU:
+            return gelu_tanh_and_mul(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return self._act(gate).mul_(up)
+
+
+class MLP(nn.Module):
+    """down(act(up(x))). act: by name, or a module of its own weights. transposed: as checkpoints have the matrices."""
+
+    def __init__(
+        self,
+        hidden: int,
+        intermediate: int,
+        act: str | nn.Module,
+        *,
+        bias: bool = True,
+        transposed: bool = False,
+        key: str = "hidden_act",
+    ) -> None:
+        super().__init__()
+        self.up_proj = Linear(hidden, intermediate, bias=bias, role="rows", transposed=transposed)
+        self.down_proj = Linear(intermediate, hidden, bias=bias, role="columns", transposed=transposed)
+        self.act_fn: Activation = activation(act, key) if isinstance(act, str) else act
+
+    def forward(self, residual: torch.Tensor, norm: Norm) -> torch.Tensor:
+        """`residual += mlp(norm(residual))` in place, [tokens, hidden]; returns it."""
+        return self.add(residual, norm, residual)
+
+    def add(self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None) -> torch.Tensor:
+        """`residual += mlp(norm(x))` in place; without a residual, mlp(norm(x))."""
+        y: torch.Tensor = self.down_proj(self.act_fn(self.up_proj(x, norm)), residual=residual)
         return y

@@ -1,27 +1,103 @@
 """Norms. An RMS norm is but a weight and an epsilon: it is computed by whoever reads the normed values, products and
-the rotary kernel."""
+the rotary kernel. Where nobody does, and for the others, `forward` does it."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 
+from quire.kernels.elementwise.norm import rms_norm
+from quire.layers.targets import Staged, Staging, Target
+from quire.quantization.base import Spec
+
 
 class RMSNorm(nn.Module):
-    def __init__(self, size: int, eps: float) -> None:
+    """x / sqrt(mean(x²) + eps) · weight (Zhang and Sennrich, 2019).
+
+    plus_one: checkpoints have what is to be added to 1 (Gemma). The sum is kept, in float32 as it is computed.
+    """
+
+    def __init__(self, size: int, eps: float, *, plus_one: bool = False) -> None:
         super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.eps, self.plus_one = eps, plus_one
+        dtype = torch.float32 if plus_one else None
+        self.weight = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+    def stored(self, name: str) -> Iterator[Target]:
+        yield _plus_one(f"{name}.weight", self.weight) if self.plus_one else _as_it_is(f"{name}.weight", self.weight)
 
 
 class LayerNorm(nn.Module):
-    """(x - mean) / sqrt(variance + eps) · weight + bias (Ba et al., 2016)."""
+    """(x - mean) / sqrt(variance + eps) · weight + bias (Ba et al., 2016).
 
-    def __init__(self, size: int, eps: float) -> None:
+    weight, bias: whether there are any. plus_one: as `RMSNorm`, but in the type of the model (Nemotron).
+    """
+
+    def __init__(
+        self, size: int, eps: float, *, weight: bool = True, bias: bool = True, plus_one: bool = False
+    ) -> None:
         super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
-        self.bias = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.eps, self.size, self.plus_one = eps, size, plus_one
+        self.weight = nn.Parameter(torch.empty(size), requires_grad=False) if weight else None
+        self.bias = nn.Parameter(torch.empty(size), requires_grad=False) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        return nn.functional.layer_norm(x, (self.size,), self.weight, self.bias, self.eps)
+
+    def stored(self, name: str) -> Iterator[Target]:
+        if self.weight is not None:
+            weight = f"{name}.weight"
+            yield _plus_one(weight, self.weight) if self.plus_one else _as_it_is(weight, self.weight)
+        if self.bias is not None:
+            yield _as_it_is(f"{name}.bias", self.bias)
+
+
+class HeadNorms(nn.Module):
+    """A layer norm of each head's own: x [tokens, heads, head_dim], weight [heads, head_dim].
+
+    one_by_one: checkpoints have a tensor a head, `norms.0.weight` and so on.
+    """
+
+    def __init__(self, heads: int, head_dim: int, eps: float, *, one_by_one: bool = False) -> None:
+        super().__init__()
+        self.eps, self.one_by_one = eps, one_by_one
+        self.weight = nn.Parameter(torch.empty(heads, head_dim), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = nn.functional.layer_norm(x.float(), self.weight.shape[1:], None, None, self.eps)
+        return (y * self.weight).to(x.dtype)
+
+    def stored(self, name: str) -> Iterator[Target]:
+        if not self.one_by_one:
+            yield _as_it_is(f"{name}.weight", self.weight)
+            return
+        for head, weight in enumerate(self.weight.data):
+            yield _as_it_is(f"{name}.norms.{head}.weight", weight)
+
+
+class NoNorm(nn.Module):
+    """Of models that have none where others do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+Norm = RMSNorm | LayerNorm | NoNorm
+
+
+def _as_it_is(source: str, tensor: torch.Tensor) -> Target:
+    return Target(source, tuple(tensor.shape), tensor.detach())
+
+
+def _plus_one(source: str, tensor: torch.Tensor) -> Target:
+    shape = tuple(tensor.shape)
+    staging = Staging(
+        {"weight": Spec(shape, tensor.dtype)}, tensor.device, lambda read: {"weight": read["weight"] + 1},
+        {"weight": tensor},
+    )  # fmt: skip
+    return Target(source, shape, Staged(staging, "weight"))

@@ -11,15 +11,22 @@ import torch
 from quire.foundation.errors import ConfigError
 
 
-def rotary_table(config: Mapping[str, Any], head_dim: int, max_positions: int) -> torch.Tensor:
+def rotary_table(
+    config: Mapping[str, Any], head_dim: int, max_positions: int, layers: str | None = None
+) -> torch.Tensor:
     """The table for positions 0 … max_positions - 1: float32 [max_positions, rotary_dim], cos then sin.
 
     config: the model's config.json as `config/hf_config.py` reads it, rotary settings complete in `rope_parameters`.
+    layers: whose settings these are, in families that have kinds of layers.
     Computed in float32 on the CPU, as the models were trained; the result lives on torch's default device.
     Raises ConfigError for settings that do not go with the head, or with so many positions.
     """
-    rope = {**config["rope_parameters"], "positions_used": max_positions}
-    rotary_dim = int(head_dim * rope["partial_rotary_factor"])
+    rope = config["rope_parameters"] if layers is None else config["rope_parameters"][layers]
+    return table_of(rope, int(head_dim * rope["partial_rotary_factor"]), head_dim, max_positions)
+
+
+def table_of(rope: Mapping[str, Any], rotary_dim: int, head_dim: int, max_positions: int) -> torch.Tensor:
+    """The same for settings of rope_type, rope_theta … whose share of the head is said otherwise."""
     if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
         raise ConfigError(
             f"config.json: the rotary part of a head (hidden_size / num_attention_heads, or head_dim) must be even and "
@@ -28,9 +35,25 @@ def rotary_table(config: Mapping[str, Any], head_dim: int, max_positions: int) -
         )
     theta: float = rope["rope_theta"]
     frequencies = 1.0 / theta ** (torch.arange(0, rotary_dim, 2, device="cpu").float() / rotary_dim)
+    rope = {**rope, "positions_used": max_positions}
     frequencies, scale = _SCALINGS[rope["rope_type"]](frequencies, theta, rope)
     angles = torch.arange(max_positions, device="cpu").float().unsqueeze(1) * frequencies
     return torch.cat([angles.cos() * scale, angles.sin() * scale], dim=1).to(torch.get_default_device())
+
+
+def no_rotation(max_positions: int, head_dim: int) -> torch.Tensor:
+    """A table that leaves queries and keys as they are, of layers without rotary positions: one line for all."""
+    half = max(head_dim // 2, 1)
+    return torch.tensor([[1.0] * half + [0.0] * half], dtype=torch.float32).expand(max_positions, -1)
+
+
+def position_scales(beta: float, trained: int, max_positions: int) -> torch.Tensor | None:
+    """What queries are multiplied by, float32 [max_positions]: 1 + beta · ln(1 + floor(position / trained)) (Llama 4,
+    Ministral 3); None: nothing."""
+    if not beta or max_positions <= trained:
+        return None
+    positions = torch.arange(max_positions, device="cpu").float()
+    return (1 + beta * torch.log(1 + torch.floor(positions / trained))).to(torch.get_default_device())
 
 
 # Each takes the plain frequencies [rotary_dim / 2] in rad/token, their base and the settings; returns the frequencies
@@ -46,9 +69,14 @@ def _linear(frequencies: torch.Tensor, _theta: float, rope: Mapping[str, Any]) -
     return frequencies / rope["factor"], 1.0
 
 
-def _dynamic(frequencies: torch.Tensor, _theta: float, rope: Mapping[str, Any]) -> tuple[torch.Tensor, float]:
+def _dynamic(frequencies: torch.Tensor, theta: float, rope: Mapping[str, Any]) -> tuple[torch.Tensor, float]:
     """Plain up to the trained length. Beyond, the frequencies would depend on each request's length, and keys
-    already cached would turn wrong as it grows: refused rather than approximated."""
+    already cached would turn wrong as it grows: refused rather than approximated. With an `alpha` (HunYuan) the base is
+    stretched once and for all."""
+    if rope.get("alpha"):
+        dim = 2 * len(frequencies)
+        stretched = theta * rope["alpha"] ** (dim / (dim - 2))
+        return 1.0 / stretched ** (torch.arange(0, dim, 2, device="cpu").float() / dim), 1.0
     trained = rope["original_max_position_embeddings"]
     if rope["positions_used"] > trained:
         raise ConfigError(
@@ -66,6 +94,21 @@ def _llama3(frequencies: torch.Tensor, _theta: float, rope: Mapping[str, Any]) -
     turns = rope["original_max_position_embeddings"] * frequencies / (2 * math.pi)
     keep = ((turns - low) / (high - low)).clamp(0, 1)
     return frequencies / factor * (1 - keep) + frequencies * keep, 1.0
+
+
+def _longrope(frequencies: torch.Tensor, _theta: float, rope: Mapping[str, Any]) -> tuple[torch.Tensor, float]:
+    """LongRoPE (Ding et al., 2024): a factor for each frequency, of two lists: the short one's serve up to the trained
+    length. The longest request that the engine takes says which, for all: keys in the cache are of one kind."""
+    trained, factor = rope["original_max_position_embeddings"], rope["factor"]
+    which = "long_factor" if rope["positions_used"] > trained else "short_factor"
+    if len(rope[which]) != len(frequencies):
+        raise ConfigError(
+            f"config.json: the rotary {which} must have {len(frequencies)} numbers, got {len(rope[which])}", which
+        )
+    scale = rope.get("attention_factor")
+    if scale is None:
+        scale = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
+    return frequencies / torch.tensor(rope[which], device="cpu"), scale
 
 
 def _yarn(frequencies: torch.Tensor, theta: float, rope: Mapping[str, Any]) -> tuple[torch.Tensor, float]:
@@ -102,5 +145,6 @@ _SCALINGS: dict[str, _Scaling] = {
     "linear": _linear,
     "dynamic": _dynamic,
     "llama3": _llama3,
+    "longrope": _longrope,
     "yarn": _yarn,
 }

@@ -12,15 +12,15 @@ import torch
 from quire.quantization.base import FLOATS, Spec, Tensors
 
 Part = tuple[slice, ...]
-Place = tuple[slice | int, ...]
-"""Of a tensor, by its first dimensions; what is left out is taken whole."""
+Place = tuple[slice | int | None, ...]
+"""Of a tensor, by its first dimensions; what is left out is taken whole. None: a dimension of length 1 more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
     """`into[at] = source[part]`, converted to into's dtype; a tensor may have several, into several places.
 
-    shape, dtypes: what the whole stored tensor must be.
+    shape, dtypes: what the whole stored tensor must be. transposed: `into` as it is stored is turned.
     """
 
     source: str
@@ -29,11 +29,12 @@ class Target:
     dtypes: tuple[torch.dtype, ...] = FLOATS
     part: Part = ()
     at: Place = ()
+    transposed: bool = False
 
     def memory(self) -> torch.Tensor:
         """What is to be filled, of the part's shape."""
         whole = self.into if isinstance(self.into, torch.Tensor) else self.into.staging.tensors()[self.into.name]
-        return whole[self.at]
+        return whole[self.at].t() if self.transposed else whole[self.at]
 
 
 @runtime_checkable
@@ -41,6 +42,22 @@ class HasTargets(Protocol):
     """A layer whose parameters are no tensors of checkpoints, each as it is."""
 
     def targets(self) -> Iterable[Target]: ...
+
+
+@runtime_checkable
+class HasForms(Protocol):
+    """The same of a layer that takes what checkpoints have in several forms."""
+
+    def targets_in(self, stored: Mapping[str, tuple[int, ...]]) -> Iterable[Target]:
+        """stored: the shapes of what the checkpoint has, by name."""
+        ...
+
+
+@runtime_checkable
+class HasStored(Protocol):
+    """A layer some of whose parameters are no tensors of checkpoints. name: of the layer, in checkpoints."""
+
+    def stored(self, name: str) -> Iterable[Target]: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -15,12 +15,12 @@ from quire.config.reading import read, read_positive
 from quire.distributed.group import Group
 from quire.foundation.errors import ConfigError
 from quire.kernels.across_ranks import gather_columns
-from quire.kernels.elementwise.norm import rms_norm
+from quire.kernels.elementwise.activation import softcap_
 from quire.layers.attention import Attention, Keeps
-from quire.layers.block import DecoderLayer
 from quire.layers.embedding import Embedding
+from quire.layers.experts import Experts
 from quire.layers.linear import Linear
-from quire.layers.norm import RMSNorm
+from quire.layers.norm import Norm, RMSNorm
 from quire.types.kv import KVGroupSpec
 
 
@@ -38,8 +38,8 @@ class Sizes:
     eps: float
 
     @classmethod
-    def read(cls, config: Mapping[str, Any]) -> Sizes:
-        """Raises ConfigError for what cannot be."""
+    def read(cls, config: Mapping[str, Any], eps: str = "rms_norm_eps") -> Sizes:
+        """eps: the key of the norms' epsilon. Raises ConfigError for what cannot be."""
         hidden, heads = read_positive(config, "hidden_size"), read_positive(config, "num_attention_heads")
         kv_heads = read_positive(config, "num_key_value_heads", heads)
         if heads % kv_heads:
@@ -49,13 +49,29 @@ class Sizes:
         return cls(
             vocab=read_positive(config, "vocab_size"),
             hidden=hidden,
-            intermediate=read_positive(config, "intermediate_size"),
+            intermediate=read_positive(config, "intermediate_size", 4 * hidden),
             layers=read_positive(config, "num_hidden_layers"),
             heads=heads,
             kv_heads=kv_heads,
             head_dim=read_positive(config, "head_dim", hidden // heads),
-            eps=read(float, config, "rms_norm_eps"),
+            eps=read(float, config, eps),
         )
+
+    @property
+    def attention(self) -> tuple[int, int, int, int]:
+        """Hidden size, heads, key and value heads, and a head's: in the order that layers of attention take them."""
+        return self.hidden, self.heads, self.kv_heads, self.head_dim
+
+
+def learned_positions(config: Mapping[str, Any], max_positions: int, first: int = 0) -> tuple[int, int]:
+    """Of a `DecoderStack` that has as many as config.json says, and `first` more before them.
+
+    Raises ConfigError if these are too few.
+    """
+    count = read_positive(config, "max_position_embeddings")
+    if max_positions > count:
+        raise ConfigError(f"max_model_len must be <= {count} for this model, got {max_positions}", "max_model_len")
+    return count + first, first
 
 
 class Model(Protocol):
@@ -97,7 +113,7 @@ class Model(Protocol):
         ...
 
     def num_weights(self) -> int:
-        """Numbers that these stand for."""
+        """Numbers that a token is multiplied by, as these stand for."""
         ...
 
 
@@ -107,11 +123,56 @@ class GivenEmbeddings:
     values: torch.Tensor  # [n, hidden], of the weights' dtype
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Naming:
+    """What checkpoints call things.
+
+    parts: our modules, and theirs, each a piece of a path, "" to leave it out. prefix: before all names but the head's.
+    is_optional: files may leave the prefix out. unused: what they hold besides, as a pattern of names.
+    """
+
+    parts: Mapping[str, str] = field(default_factory=dict)
+    prefix: str = "model."
+    is_optional: bool = False
+    unused: str | None = None
+
+    def checkpoint_name(self, path: str) -> str:
+        modules = path.split(".")
+        named = ".".join(filter(None, (self.parts.get(module, module) for module in modules)))
+        return named if modules[0] == "lm_head" else self.prefix + named
+
+    def known_name(self, tensor: str) -> str | None:
+        head = self.parts.get("lm_head", "lm_head")
+        if self.is_optional and not tensor.startswith((self.prefix, f"{head}.")):
+            tensor = self.prefix + tensor
+        return None if self.unused and re.search(self.unused, tensor) else tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logits:
+    """What becomes of the head's products: cap · tanh(scale · product / cap); softcap 0: scale · product."""
+
+    scale: float = 1.0
+    softcap: float = 0.0
+    bias: bool = False
+
+    @classmethod
+    def divided(cls, config: Mapping[str, Any], key: str) -> Logits:
+        """By a number of config.json. Raises ConfigError if it is 0."""
+        number = read(float, config, key)
+        if number <= 0:
+            raise ConfigError(f"config.json: {key} must be > 0, got {number:g}", key)
+        return cls(scale=1 / number)
+
+
 class DecoderStack(nn.Module):
     """A decoder-only language model, as the worker sees it.
 
-    layer: makes the decoder layer of a given number. tied: logits come from the embedding matrix.
-    Submodules are named as in checkpoints.
+    layer: makes the decoder layer of a given number. tied: logits come from the embedding matrix. norm: the last one;
+    None: an RMS norm. embedding_scale: that embeddings are multiplied by. input_scale: the same, given ones
+    too. positions: learned ones, (how many, which of
+    them is the first token's).
+    Submodules are named as in checkpoints, but for what `naming` says.
     """
 
     is_causal = True
@@ -119,19 +180,33 @@ class DecoderStack(nn.Module):
     def __init__(
         self,
         sizes: Sizes,
-        layer: Callable[[int], DecoderLayer],
+        layer: Callable[[int], nn.Module],
         *,
         tied: bool,
+        norm: Norm | None = None,
+        naming: Naming | None = None,
+        logits: Logits | None = None,
+        embedding_scale: float = 1.0,
+        input_scale: float = 1.0,
+        positions: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
         self.sizes = sizes
         self.hidden, self.num_heads = sizes.hidden, sizes.heads
         self.group: Group | None = None
-        self.embed_tokens = Embedding(sizes.vocab, sizes.hidden)
+        self.naming, self._logits = naming or Naming(), logits or Logits()
+        self.embed_tokens = Embedding(sizes.vocab, sizes.hidden, scale=embedding_scale)
+        self.embed_positions = Embedding(positions[0], sizes.hidden) if positions else None
+        self._input_scale = input_scale
+        self._first_position = positions[1] if positions else 0
         self.layers = nn.ModuleList(layer(index) for index in range(sizes.layers))
         self._keeps, self.layer_groups = _grouped(self.layers)
-        self.norm = RMSNorm(sizes.hidden, sizes.eps)
-        self.lm_head = None if tied else Linear(sizes.hidden, sizes.vocab, bias=False, role="vocabulary")
+        firsts = [self.layer_groups.index(group) for group in range(len(self._keeps))]
+        self._samples = [self.layers[index] for index in sorted(firsts)]
+        self.softcap = _softcap(self.layers)
+        self.norm = norm or RMSNorm(sizes.hidden, sizes.eps)
+        bias = self._logits.bias
+        self.lm_head = None if tied else Linear(sizes.hidden, sizes.vocab, bias=bias, role="vocabulary")
 
     def join(self, group: Group) -> None:
         """Be the share of one of several ranks. Raises ConfigError if they cannot share it."""
@@ -152,12 +227,17 @@ class DecoderStack(nn.Module):
     ) -> torch.Tensor:
         """input_ids int32 [tokens] → the residual stream after the last layer, [tokens, hidden].
 
-        layers: only so many, to warm up. given: what some tokens are instead of their ids' embeddings.
+        layers: 1, to warm up: one of each group, whose layers are alike. given: what some tokens are instead
+        of their ids' embeddings.
         """
         residual: torch.Tensor = self.embed_tokens(input_ids)
         if given is not None:
             residual.index_copy_(0, given.tokens, given.values)
-        for layer in islice(self.layers, layers):
+        if self._input_scale != 1.0:
+            residual.mul_(self._input_scale)
+        if self.embed_positions is not None:
+            residual.add_(self.embed_positions(ctx.positions + self._first_position))
+        for layer in self.layers if layers is None else self._samples:
             residual = layer(residual, ctx)
         return residual
 
@@ -168,38 +248,50 @@ class DecoderStack(nn.Module):
         """
         head = self.embed_tokens if self.lm_head is None else self.lm_head
         if self.group is None:
-            return head.wide(hidden, self.norm, out)
+            return self._shaped(head.wide(hidden, self.norm, out))
         part = head.wide(hidden, self.norm)
         if out is None:
             out = torch.empty((len(hidden), self.sizes.vocab), dtype=torch.float32, device=hidden.device)
-        return gather_columns(part, out, self.group)
+        return self._shaped(gather_columns(part, out, self.group))
+
+    def _shaped(self, logits: torch.Tensor) -> torch.Tensor:
+        how = self._logits
+        if how.softcap:
+            return softcap_(logits, how.softcap, how.scale)
+        return logits if how.scale == 1.0 else logits.mul_(how.scale)
+
+    @property
+    def logits_are_products(self) -> bool:
+        """Of states and the head's rows, and nothing else."""
+        return self._logits == Logits()
 
     def output_row(self, token: int) -> torch.Tensor:
-        """What makes the logit of a token of a state: float32 [hidden]."""
+        """What makes the logit of a token of a state, in a model whose `logits_are_products`: float32 [hidden]."""
         if self.lm_head is None:
             return self.embed_tokens.dense(torch.float32, slice(token, token + 1))[0]
         (share,) = self.lm_head.shares
         place = token - share.begin
         if self.group is None:
             return self.lm_head.matrix.dense(torch.float32, slice(place, place + 1))[0]
-        row = torch.zeros(self.hidden, dtype=torch.float32, device=self.norm.weight.device)
+        row = torch.zeros(self.hidden, dtype=torch.float32, device=self.embed_tokens.weight.device)
         if share.begin <= token < share.end:
             row.copy_(self.lm_head.matrix.dense(torch.float32, slice(place, place + 1))[0])
         return self.group.sum(row)
 
     def states(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: rows of what `forward` returned → the model's own last hidden states, which logits are made of."""
-        return rms_norm(hidden, self.norm.weight, self.norm.eps)
+        return self.norm(hidden)  # type: ignore[no-any-return]
 
     def known_name(self, tensor: str) -> str | None:
-        return tensor
+        return self.naming.known_name(tensor)
 
     @property
     def twins(self) -> dict[str, str]:
-        return {"lm_head.weight": self.checkpoint_name("embed_tokens.weight")} if self.lm_head is None else {}
+        head = self.checkpoint_name("lm_head.weight")
+        return {head: self.checkpoint_name("embed_tokens.weight")} if self.lm_head is None else {}
 
     def checkpoint_name(self, path: str) -> str:
-        return path if path.startswith("lm_head.") else f"model.{path}"
+        return self.naming.checkpoint_name(path)
 
     def kv_groups(self, block_size: int, dtype: torch.dtype | None = None) -> list[KVGroupSpec]:
         return [
@@ -221,6 +313,10 @@ class DecoderStack(nn.Module):
     def num_weights(self) -> int:
         return num_weights(self)
 
+    def expert_bytes(self, tokens: int | None = None) -> float:
+        """Of all experts' weights; or of those that so many tokens hit."""
+        return sum(module.num_bytes(tokens) for module in self.modules() if isinstance(module, Experts))
+
 
 def num_bytes(module: nn.Module) -> int:
     """Of its parameters."""
@@ -228,11 +324,21 @@ def num_bytes(module: nn.Module) -> int:
 
 
 def num_weights(module: nn.Module) -> int:
-    """Numbers that its parameters stand for, however they are kept."""
+    """Numbers that a token is multiplied by, however they are kept: of experts those of the few that it goes to."""
     return sum(
-        child.num_weights() if isinstance(child, Linear) else sum(p.numel() for p in child.parameters(recurse=False))
+        child.num_weights()
+        if isinstance(child, Linear | Experts)
+        else sum(p.numel() for p in child.parameters(recurse=False))
         for child in module.modules()
     )
+
+
+def _softcap(layers: nn.ModuleList) -> float:
+    """Of attention; one backend serves the layers of a group."""
+    caps = {attention.softcap for attention in layers.modules() if isinstance(attention, Attention)}
+    if len(caps) > 1:
+        raise ConfigError("layers whose attention is capped unlike are not supported")
+    return next(iter(caps), 0.0)
 
 
 def _grouped(layers: nn.ModuleList) -> tuple[list[Keeps], list[int]]:

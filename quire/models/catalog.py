@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from quire.config import own_families
-from quire.config.families import family_of
+from quire.config.families import family_of, own_family
 from quire.config.model_info import ModelInfo
 from quire.config.pooler import PoolerConfig
 from quire.distributed.group import Group
@@ -19,6 +18,7 @@ from quire.distributed.topology import ALONE
 from quire.foundation.errors import ConfigError
 from quire.layers.attention import Attention
 from quire.layers.embedding import Embedding
+from quire.layers.experts import Experts, MixtureOfExperts
 from quire.layers.linear import Linear
 from quire.models.base import DecoderStack, Model
 from quire.models.pooling import PoolingModel, make_head
@@ -82,11 +82,13 @@ def allocate(model: Model, method: QuantizationMethod, group: Group | None = Non
     for path, module in model.named_modules():
         if isinstance(module, Attention | Embedding):
             module.share_with(topology)
-        elif isinstance(module, DecoderStack) and group is not None:
+        elif isinstance(module, DecoderStack | MixtureOfExperts) and group is not None:
             module.join(group)
+        elif isinstance(module, Experts):
+            module.allocate(method, model.checkpoint_name(path), topology)
         if isinstance(module, Linear):
             parent = path.rpartition(".")[0]
-            paths = [f"{parent}.{part}" if part else path for part in module.parts]
+            paths = [f"{parent}.{part}" if part else path for part in module.sources]
             names = (model.checkpoint_name(f"{path}.weight").removesuffix(".weight") for path in paths)
             module.allocate(method, tuple(names), topology, group)
 
@@ -98,8 +100,8 @@ def _config(info: ModelInfo, family: Any) -> dict[str, Any]:
 
 def _family(info: ModelInfo) -> Any:
     if info.family:
-        return own_families.find(info.family)
-    return importlib.import_module(f"quire.models.{family_of(info.architecture).name}")
+        return own_family(info.family)
+    return importlib.import_module(family_of(info.architecture).module)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from quire.layers.mlp import GatedMLP
 from quire.layers.rotary import rotary_table
 from quire.models.base import DecoderStack, Sizes
 
-architectures = ("LlamaForCausalLM", "LLaMAForCausalLM")
+architectures = ("LlamaForCausalLM", "LLaMAForCausalLM", "AquilaForCausalLM", "XverseForCausalLM")
 defaults = {  # as transformers has them
     "vocab_size": 32000,
     "hidden_size": 4096,

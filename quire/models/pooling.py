@@ -11,6 +11,7 @@ from torch import nn
 
 from quire.config.pooler import Mode, PoolerConfig
 from quire.config.reading import read_positive
+from quire.foundation.errors import ConfigError
 from quire.layers.encoder import Dense
 from quire.models.base import DecoderStack, num_bytes, num_weights
 from quire.models.encoder import EncoderStack
@@ -44,14 +45,21 @@ class PoolingModel(nn.Module):
         self, trunk: DecoderStack | EncoderStack, head: list[Dense], pooler: PoolerConfig, unused: str | None
     ) -> None:
         super().__init__()
+        if pooler.label_tokens is not None and isinstance(trunk, DecoderStack) and not trunk.logits_are_products:
+            raise ConfigError(
+                "classifier_from_token is for models whose logits are neither scaled nor capped nor have a bias",
+                "hf_overrides",
+            )
         self.trunk = trunk
         self.head = nn.ModuleList(head)
         self.mode: Mode = pooler.mode or ("last" if trunk.is_causal else "cls")
         self.is_causal = trunk.is_causal
         self.layer_groups = trunk.layer_groups
         self.hidden = trunk.hidden
+        self.softcap = trunk.softcap if isinstance(trunk, DecoderStack) else 0.0
         self._label_tokens = pooler.label_tokens
         self._sources = {layer.source for layer in head}
+        self._prefix = trunk.naming.prefix if isinstance(trunk, DecoderStack) else "model."
         # A trunk may be taken from a checkpoint that goes on behind it.
         self._unused = re.compile("|".join(filter(None, [unused, r"lm_head\.|score\.|classifier\."])))
 
@@ -84,7 +92,7 @@ class PoolingModel(nn.Module):
     def checkpoint_name(self, path: str) -> str:
         part, _, rest = path.partition(".")
         if part == "trunk":
-            return self.trunk.checkpoint_name(rest).removeprefix("model.")
+            return self.trunk.checkpoint_name(rest).removeprefix(self._prefix)
         index, _, tensor = rest.partition(".")
         return f"{self.head[int(index)].source}.{tensor}"
 
@@ -92,7 +100,7 @@ class PoolingModel(nn.Module):
         name = self.trunk.known_name(tensor)
         if name is None:
             return None
-        name = name.removeprefix("model.")
+        name = name.removeprefix(self._prefix)
         wanted = name.rpartition(".")[0] in self._sources or (self._label_tokens and name == "lm_head.weight")
         return None if self._unused.match(name) and not wanted else name
 
@@ -100,7 +108,7 @@ class PoolingModel(nn.Module):
     def twins(self) -> dict[str, str]:
         if self._label_tokens is None:
             return {}
-        return {name.removeprefix("model."): of.removeprefix("model.") for name, of in self.trunk.twins.items()}
+        return {name: of.removeprefix(self._prefix) for name, of in self.trunk.twins.items()}
 
     def kv_groups(self, block_size: int, dtype: torch.dtype | None = None) -> list[KVGroupSpec]:
         return self.trunk.kv_groups(block_size, dtype)

@@ -20,4 +20,4 @@ class ModelRegistry:
 
     @staticmethod
     def get_supported_archs() -> list[str]:
-        return sorted({*families.supported(), *own_families.registered()})
+        return sorted({*families.model_families(), *own_families.registered()})

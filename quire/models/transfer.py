@@ -21,6 +21,7 @@ import torch
 
 from quire.layers.targets import Staging, Target
 from quire.models.safetensors_file import Entry, SafetensorsFile
+from quire.platforms.transfers import pins
 
 CHUNK_BYTES = 16 * 1024**2
 MAX_THREADS = 8
@@ -87,8 +88,10 @@ class NotFiniteError(Exception):
 class Lane:
     """What one thread reads through: two staging buffers, one filled while the other is on its way to the device."""
 
-    def __init__(self, device: torch.device, packing: torch.cuda.Stream | None) -> None:
-        self._on_gpu = device.type == "cuda"
+    def __init__(self, device: torch.device, packing: torch.cuda.Stream | None, in_place: bool | None = None) -> None:
+        """in_place: files are read straight into a target that is as they have it; None: on a CPU."""
+        self._on_gpu = pins(device)
+        self._in_place = device.type == "cpu" if in_place is None else in_place
         self._packing = packing
         self._stream = torch.cuda.Stream(device) if self._on_gpu else None
         self._buffers: list[torch.Tensor] = []
@@ -104,7 +107,7 @@ class Lane:
         for length, place in zip(entry.shape, (*index, begin), strict=False):
             first = first * length + place
         offset, count = entry.start + first * line, (end - begin) * line
-        if not self._on_gpu and memory.dtype == entry.dtype and memory.shape == shape and memory.is_contiguous():
+        if self._in_place and memory.dtype == entry.dtype and memory.shape == shape and memory.is_contiguous():
             file.read_into(_bytes_of(memory), offset)
             _check(piece, memory)
         else:
@@ -184,11 +187,11 @@ def transfer(reads: list[Read], device: torch.device) -> Iterator[int]:
     totals = torch.zeros(len(parts), dtype=torch.float32, device=device)
     pieces = [Piece(*part, total) for part, total in zip(parts, totals.unbind(), strict=True)]
     lanes: list[Lane] = []
-    packing = torch.cuda.Stream(device) if device.type == "cuda" else None
+    packing = torch.cuda.Stream(device) if pins(device) else None
     own = threading.local()
 
     def start() -> None:
-        if device.type == "cuda":
+        if pins(device):
             torch.cuda.set_device(device)
         own.lane = Lane(device, packing)
         lanes.append(own.lane)
@@ -197,7 +200,7 @@ def transfer(reads: list[Read], device: torch.device) -> Iterator[int]:
         count: int = own.lane.fill(piece)
         return count
 
-    threads = max(1, min(MAX_THREADS, os.cpu_count() or 1, len(pieces)))
+    threads = max(1, min(MAX_THREADS if pins(device) or device.type == "cpu" else 1, os.cpu_count() or 1, len(pieces)))
     with ThreadPoolExecutor(threads, "weights", start) as pool:
         futures: list[Future[int]] = [pool.submit(fill, piece) for piece in pieces]
         try:

@@ -9,18 +9,20 @@ import json
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
 
 from quire.foundation.errors import WeightsError
+from quire.layers.experts import Experts
 from quire.layers.linear import Linear
-from quire.layers.targets import HasTargets, Target
+from quire.layers.targets import HasForms, HasStored, HasTargets, Target
 from quire.models.base import Model
 from quire.models.safetensors_file import Entry, MalformedFileError, SafetensorsFile
 from quire.models.transfer import NotFiniteError, Read, transfer
@@ -42,9 +44,10 @@ def load(model: Model, folder: Path, load_format: str, show_progress: bool = Fal
     if load_format == "dummy":
         fill_randomly(model, seed)
         return
-    targets = parameter_targets(model)
     with ExitStack() as stack:
-        checkpoint = _Checkpoint(folder, model, [target.source for target in targets], stack)
+        checkpoint = _Checkpoint(folder, model, stack)
+        targets = parameter_targets(model, checkpoint.shapes())
+        checkpoint.open_parts([target.source for target in targets], stack)
         twins = _twins(model, targets, checkpoint.tensors.keys())
         targets += twins
         checkpoint.check(targets)
@@ -87,7 +90,11 @@ def fill_randomly(model: Model, seed: int) -> None:
     """
     device = next(parameter.device for _, parameter in model.named_parameters())
     generator = torch.Generator(device).manual_seed(seed)
+    dtype = next(m.dtype for _, m in model.named_modules() if isinstance(m, Linear))
     for _, module in model.named_modules():
+        if isinstance(module, Experts):
+            module.fill(lambda *shape: _draw(torch.empty(shape, dtype=dtype, device=device), generator))
+            continue
         matrix = isinstance(module, Linear)
         if isinstance(module, Linear):
             dense = torch.empty(module.out_features, module.in_features, dtype=module.dtype, device=device)
@@ -110,12 +117,18 @@ def _draw(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return tensor.uniform_(-bound, bound, generator=generator)
 
 
-def parameter_targets(model: Model) -> list[Target]:
-    """All that the model wants of a checkpoint, by the checkpoint's names."""
+def parameter_targets(model: Model, stored: Mapping[str, tuple[int, ...]] = MappingProxyType({})) -> list[Target]:
+    """All that the model wants of a checkpoint, by the checkpoint's names. stored: the shapes of what it has."""
     targets: list[Target] = []
     for path, module in model.named_modules():
         if isinstance(module, HasTargets):
             targets += module.targets()
+            continue
+        if isinstance(module, HasForms):
+            targets += module.targets_in(stored)
+            continue
+        if isinstance(module, HasStored):
+            targets += module.stored(model.checkpoint_name(f"{path}.weight").removesuffix(".weight"))
             continue
         for name, parameter in module.named_parameters(recurse=False):
             targets.append(Target(model.checkpoint_name(f"{path}.{name}"), tuple(parameter.shape), parameter.data))
@@ -155,13 +168,18 @@ def _fold_layers(lines: list[str]) -> list[str]:
 class _Checkpoint:
     """The safetensors files of a folder, open, with every header checked."""
 
-    def __init__(self, folder: Path, model: Model, wanted: Iterable[str], stack: ExitStack) -> None:
+    def __init__(self, folder: Path, model: Model, stack: ExitStack) -> None:
         self._folder = folder
         self._problems = _Problems()
         self.tensors: dict[str, tuple[SafetensorsFile, Entry]] = {}  # by the model's names, if it has use for them
         for name in self._file_names():
             self._open(name, model.known_name, stack)
-        # Names with a folder stand for a checkpoint of their own in it.
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: entry.shape for name, (_, entry) in self.tensors.items()}
+
+    def open_parts(self, wanted: Iterable[str], stack: ExitStack) -> None:
+        """Names with a folder stand for a checkpoint of their own in it."""
         for part in sorted({name.rpartition("/")[0] for name in wanted if "/" in name}):
             self._open(f"{part}/model.safetensors", f"{part}/{{}}".format, stack)
 

@@ -13,19 +13,18 @@ _KINDS = ("full_attention", "sliding_attention")
 
 
 def layer_windows(
-    config: Mapping[str, Any], num_layers: int, max_positions: int, *, first_layer: int = 0
+    config: Mapping[str, Any], num_layers: int, max_positions: int, *, first_layer: int = 0, pattern: int = 0
 ) -> list[int | None]:
     """Tokens that a query of each layer sees; None: all, which is also what a window of `max_positions` or more is.
 
-    first_layer: with a window, unless `layer_types` says which have one.
+    first_layer: with a window, unless `layer_types` says which have one. pattern: every so many'th layer has none.
     Raises ConfigError for what cannot be.
     """
     window = None if config["sliding_window"] is None else read_positive(config, "sliding_window")
-    kinds = config["layer_types"]
-    if kinds is None:
+    if config["layer_types"] is None and not pattern:
         slides = [window is not None and layer >= first_layer for layer in range(num_layers)]
     else:
-        slides = [kind == "sliding_attention" for kind in _check_kinds(kinds, num_layers)]
+        slides = sliding_layers(config, num_layers, pattern)
     if any(slides) and window is None:
         raise ConfigError(
             "config.json: layer_types has sliding_attention, but there is no sliding_window (or use_sliding_window is "
@@ -35,6 +34,14 @@ def layer_windows(
     if window is not None and window >= max_positions:
         window = None
     return [window if sliding else None for sliding in slides]
+
+
+def sliding_layers(config: Mapping[str, Any], num_layers: int, pattern: int) -> list[bool]:
+    """Which layers are of the kind that has windows: by `layer_types`, else all but every `pattern`'th."""
+    kinds = config["layer_types"]
+    if kinds is None:
+        return [(layer + 1) % pattern != 0 for layer in range(num_layers)]
+    return [kind == "sliding_attention" for kind in _check_kinds(kinds, num_layers)]
 
 
 def switched_windows(config: Mapping[str, Any], num_layers: int, max_positions: int) -> list[int | None]:

@@ -4,11 +4,29 @@ from __future__ import annotations
 
 import time
 
+from quire.foundation.log import get_logger
+from quire.observe.stat_logger import StatLogger, StatLoggerSetup
 from quire.types.output import EngineStats
+
+_log = get_logger(__name__)
+
+
+class LogLine(StatLogger):
+    """Logs the line."""
+
+    interval = 0.0  # the line knows itself when it is due
+
+    def __init__(self, setup: StatLoggerSetup) -> None:
+        super().__init__(setup)
+        self._line = StatsLine()
+
+    def record(self, stats: EngineStats) -> None:
+        if (line := self._line.take(stats)) is not None:
+            _log.info(line)
 
 
 class StatsLine:
-    """Turns reports of the core (EngineStats, about one a second while it works) into a line every `every` seconds."""
+    """Turns reports of the core (EngineStats, a few a second while it works) into a line every `every` seconds."""
 
     def __init__(self, every: float = 10.0) -> None:
         self._every = every

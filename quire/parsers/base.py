@@ -97,7 +97,7 @@ class ReasoningFormat(Protocol):
 
 
 _TOOLS = "quire.parsers.tools."
-TOOL_FORMATS: Registry = Registry(
+TOOL_FORMATS = Registry(
     "tool parser",
     {
         "apertus": _TOOLS + "json_lists:APERTUS",
@@ -145,9 +145,11 @@ TOOL_FORMATS: Registry = Registry(
         "step3p5": _TOOLS + "qwen3_coder:QWEN3_CODER",
         "xlam": _TOOLS + "json_objects:XLAM",
     },
+    contract="quire.parsers.base:ToolFormat",
+    needs=("needs_special_tokens", "parser", "constraint"),
 )
 _FAMILIES = "quire.parsers.reasoning.families:"
-REASONING_FORMATS: Registry = Registry(
+REASONING_FORMATS = Registry(
     "reasoning parser",
     {
         "cohere_command3": _FAMILIES + "COHERE_COMMAND3",
@@ -179,4 +181,6 @@ REASONING_FORMATS: Registry = Registry(
         "step3": _FAMILIES + "STEP3",
         "step3p5": _FAMILIES + "STEP3P5",
     },
+    contract="quire.parsers.base:ReasoningFormat",
+    needs=("start", "end", "end_before_calls", "wraps_content", "parser", "opening"),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -10,7 +11,15 @@ from quire.types.ranks import ALONE, Rank
 
 
 class Platform(Protocol):
+    """A kind of device, found by its name (`PLATFORMS` in `config/devices.py`)."""
+
     name: str
+    plain_torch: bool  # its kernels are plain torch, whatever the device
+    runs_ahead: bool  # streams of its own, graphs, results that are read late: what torch.cuda has
+
+    def __init__(self, what: str = "") -> None:
+        """what: behind the colon, for a platform of several kinds of device."""
+        ...
 
     def set_up(self, num_threads: int | None, rank: Rank = ALONE) -> torch.device:
         """Make this process ready to compute here.
@@ -37,3 +46,12 @@ class Platform(Protocol):
         ...
 
     def total_bytes(self) -> int: ...
+
+    def growth(self, work: Callable[[], object]) -> int:
+        """Do `work`, which leaves nothing behind: bytes that its tensors take of the device meanwhile; 0 on a CPU, and
+        where nobody tells."""
+        ...
+
+    def release(self) -> None:
+        """Wait for the device, and give back what no tensor needs any more."""
+        ...

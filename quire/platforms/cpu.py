@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -15,6 +16,11 @@ _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 class CPUPlatform:
     name = "cpu"
+    plain_torch = False
+    runs_ahead = False
+
+    def __init__(self, what: str = "") -> None:
+        pass
 
     def set_up(self, num_threads: int | None, rank: Rank = ALONE) -> torch.device:
         # OMP_NUM_THREADS, where it is set, is what torch's own default says: never more than that.
@@ -33,6 +39,13 @@ class CPUPlatform:
 
     def driver_bytes(self) -> int:
         return 0
+
+    def growth(self, work: Callable[[], object]) -> int:
+        work()
+        return 0
+
+    def release(self) -> None:
+        pass
 
     def total_bytes(self) -> int:
         total, limit = _meminfo("MemTotal"), _cgroup_number("memory.max")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from quire.foundation.errors import ConfigError
@@ -10,6 +12,11 @@ from quire.types.ranks import ALONE, Rank
 
 class CUDAPlatform:
     name = "cuda"
+    plain_torch = False
+    runs_ahead = True
+
+    def __init__(self, what: str = "") -> None:
+        pass
 
     def set_up(self, num_threads: int | None, rank: Rank = ALONE) -> torch.device:
         """Raises ConfigError if torch was built without CUDA, the driver does not answer, or there is no GPU for this
@@ -44,6 +51,19 @@ class CUDAPlatform:
         """Memory that is taken, but not by this process's tensors: the driver's own, and other processes'."""
         free, total = torch.cuda.mem_get_info(self._device)
         return total - free - torch.cuda.memory_reserved(self._device)
+
+    def growth(self, work: Callable[[], object]) -> int:
+        self.release()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_reserved()
+        work()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_reserved() - before
+
+    def release(self) -> None:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
 
     def total_bytes(self) -> int:
         return torch.cuda.mem_get_info(self._device)[1]

@@ -21,8 +21,11 @@ import torch
 from quire.foundation.errors import ConfigError
 from quire.foundation.registry import Registry
 from quire.kernels.attention.rope import qk_norm_rope_write
+from quire.kernels.elementwise.norm import rms_norm
 from quire.kernels.gemm.fp8_linear import Fp8Rows
 from quire.kernels.gemm.linear import linear
+from quire.kernels.moe.experts import add_each
+from quire.kernels.moe.routes import Routes
 
 if TYPE_CHECKING:
     from quire.kernels.attention.rope import QkvTarget
@@ -40,6 +43,9 @@ ALL_ROWS = slice(None)
 FORMATS = Registry(
     "weight format",
     {"plain": "quire.quantization.plain:Plain", "fp8": "quire.quantization.fp8:Fp8Channel"},
+    contract="quire.quantization.base:WeightFormat",
+    needs=("tensors", "pack", "matrix", "refuses"),
+    is_class=True,
 )
 
 
@@ -104,6 +110,36 @@ class Matrix(ABC):
         return qk_norm_rope_write(qkv, *place)
 
 
+class ExpertMatrices(ABC):
+    """What a mixture of experts multiplies by: gate and up of each expert [2n, k], and down [k, n]."""
+
+    @abstractmethod
+    def add(self, x: torch.Tensor, routes: Routes, residual: torch.Tensor, norm: Norm | None = None) -> torch.Tensor:
+        """`residual += Σ weight · down(silu(gate(x)) · up(x))` over each token's experts, in place; returns it.
+
+        norm: what x, which may be the residual, goes through first.
+
+        Shapes:
+            x, residual [tokens, k], of one dtype.
+        """
+
+
+class EachExpert(ExpertMatrices):
+    """Any format: the experts that are hit come one after another, with their dense numbers. It waits for the device
+    to know which, and so is not for graphs."""
+
+    def __init__(self, matrix: Callable[[Tensors], Matrix], gate_up: Tensors, down: Tensors) -> None:
+        self._matrix, self._gate_up, self._down = matrix, gate_up, down
+
+    def add(self, x: torch.Tensor, routes: Routes, residual: torch.Tensor, norm: Norm | None = None) -> torch.Tensor:
+        x = x if norm is None else rms_norm(x, *norm)
+
+        def dense(tensors: Tensors, expert: int) -> torch.Tensor:
+            return self._matrix({name: tensor[expert] for name, tensor in tensors.items()}).dense(x.dtype)
+
+        return add_each(x, routes, lambda e: dense(self._gate_up, e), lambda e: dense(self._down, e), residual)
+
+
 class WeightFormat(ABC):
     """How the numbers of one matrix are kept and multiplied."""
 
@@ -118,6 +154,10 @@ class WeightFormat(ABC):
     @abstractmethod
     def matrix(self, tensors: Tensors, bias: torch.Tensor | None) -> Matrix:
         """tensors: as `tensors` says."""
+
+    def experts(self, gate_up: Tensors, down: Tensors) -> ExpertMatrices:
+        """Of many experts: of each tensor as many as there are experts, along a first dimension of its own."""
+        return EachExpert(lambda tensors: self.matrix(tensors, None), gate_up, down)
 
     def refuses(self, device: torch.device, dtype: torch.dtype) -> str | None:  # noqa: ARG002 (for those who do)
         """Why such matrices cannot be multiplied there; None: they can. dtype: of the activations."""

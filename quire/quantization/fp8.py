@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from quire.kernels.dispatch import device_on_cuda
 from quire.kernels.gemm import fp8_linear
 from quire.kernels.gemm.fp8_linear import E4M3
 from quire.quantization.base import (
@@ -29,10 +30,13 @@ from quire.quantization.base import (
     WeightFormat,
     plain_scheme,
 )
+from quire.quantization.experts import StackedExperts
 
 LARGEST = 448.0  # of e4m3
 LEAST = 1e-30  # a line of zeros has some scale
 LINES = 4096
+_NEEDS = "8-bit floats need a GPU"
+_WITHOUT = ("mps",)  # devices on which torch has no 8-bit floats
 
 
 class Fp8Matrix(Matrix):
@@ -79,10 +83,13 @@ class Fp8Channel(WeightFormat):
     def matrix(self, tensors: Tensors, bias: torch.Tensor | None) -> Fp8Matrix:
         return Fp8Matrix(tensors["weight"], tensors["weight_scale"], bias)
 
+    def experts(self, gate_up: Tensors, down: Tensors) -> StackedExperts:
+        return StackedExperts(gate_up["weight"], down["weight"], (gate_up["weight_scale"], down["weight_scale"]))
+
     def refuses(self, device: torch.device, dtype: torch.dtype) -> str | None:  # noqa: ARG002 (the same for all)
-        if device.type == "cpu" or fp8_linear.has_matrix_units(device):
-            return None
-        return "8-bit floats need a GPU of compute capability 8.9 or more"
+        if device_on_cuda(device):
+            return None if fp8_linear.has_matrix_units(device) else f"{_NEEDS} of compute capability 8.9 or more"
+        return f"{_NEEDS}: {device.type} does not know them" if device.type in _WITHOUT else None
 
 
 class OnlineFp8(QuantizationMethod):

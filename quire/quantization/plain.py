@@ -21,6 +21,7 @@ from quire.quantization.base import (
     WeightFormat,
     plain_scheme,
 )
+from quire.quantization.experts import StackedExperts
 
 if TYPE_CHECKING:
     from quire.kernels.attention.rope import QkvTarget
@@ -64,6 +65,9 @@ class Plain(WeightFormat):
 
     def matrix(self, tensors: Tensors, bias: torch.Tensor | None) -> PlainMatrix:
         return PlainMatrix(tensors["weight"], bias)
+
+    def experts(self, gate_up: Tensors, down: Tensors) -> StackedExperts:
+        return StackedExperts(gate_up["weight"], down["weight"])
 
 
 class Unquantized(QuantizationMethod):

@@ -123,12 +123,15 @@ def _join(entries: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> NewBlocks
 
 def prompt_logprobs(build: PlanBuilder) -> PromptLogprobs | None:
     """Rows whose prompt positions are scored, each with the prompt token after its chunk (-1: none)."""
-    rows, next_ids = [], []
-    for row, (request, start, end, _) in enumerate(build.chunks, len(build.decodes)):
-        if request.lacks_prompt_logprobs and start < request.num_prompt - 1:
-            rows.append(row)
-            next_ids.append(_next_prompt_token(request, end))
-    return PromptLogprobs(np.array(rows, np.int32), np.array(next_ids, np.int32)) if rows else None
+    found = [
+        (row, _next_prompt_token(request, end), request.spec.params.prompt_logprobs)
+        for row, (request, start, end, _) in enumerate(build.chunks, len(build.decodes))
+        if request.lacks_prompt_logprobs and start < request.num_prompt - 1
+    ]
+    if not found:
+        return None
+    rows, next_ids, counts = zip(*found, strict=True)
+    return PromptLogprobs(np.array(rows, np.int32), np.array(next_ids, np.int32), np.array(counts, np.int32))
 
 
 def _next_prompt_token(request: Request, position: int) -> int:

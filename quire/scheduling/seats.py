@@ -62,6 +62,7 @@ class HostSeats:
         self._ids = np.full(size, None, object)
         self._appends = np.full(size, None, object)
         self.stops: Counter[int] = Counter()  # tokens that end a seated request, and how many
+        self._is_stop = np.zeros(1, np.bool_)  # the same by token; beyond its end, and at it, there is none
         self._free = list(range(max_seats, PAD_SEAT, -1))
         self._max_seats = max_seats
         self._rows: DecodeRows | None = None
@@ -88,7 +89,8 @@ class HostSeats:
         self.requests[seat] = request
         self._ids[seat] = request.id
         self._appends[seat] = request.tokens.append
-        self.stops.update(request.stops)
+        for token in request.stops:
+            self._add_stop(token)
 
     def give_back(self, request: Request) -> int:
         """Empty the seat of `request`; returns its number."""
@@ -101,8 +103,19 @@ class HostSeats:
             self.stops[token] -= 1
             if not self.stops[token]:
                 del self.stops[token]
+                self._is_stop[token] = False
         self._free.append(seat)
         return seat
+
+    def _add_stop(self, token: int) -> None:
+        self.stops[token] += 1
+        if token + 1 >= len(self._is_stop):
+            self._is_stop = np.concatenate([self._is_stop, np.zeros(token + 2, np.bool_)])
+        self._is_stop[token] = True
+
+    def rows_that_stop(self, tokens: Ints) -> list[int]:
+        """Those whose token ends some seated request, not necessarily their own."""
+        return np.flatnonzero(self._is_stop.take(tokens, mode="clip")).tolist()
 
     def end_catching_up(self, seat: int) -> None:
         """All its known tokens are planned."""
@@ -141,3 +154,5 @@ class HostSeats:
         assert not self.decoding[self._free].any(), "a free seat decodes"
         stops = Counter(token for request in self.requests[taken] for token in request.stops)
         assert dict(self.stops) == dict(stops), "stop tokens of the seated are miscounted"
+        assert np.flatnonzero(self._is_stop).tolist() == sorted(stops), "the table of stop tokens is another one"
+        assert not self._is_stop[-1], "tokens beyond the table of stop tokens stop"

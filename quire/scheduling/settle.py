@@ -33,7 +33,7 @@ def settle(state: State, plan: StepPlan, result: StepResult) -> EngineOutputs:
         raise QuireError(f"step {plan.step} failed, and has nothing to settle: {result.error}")
     sampled = result.tokens[:, 0]
     is_whole = len(sampled) == plan.num_rows
-    if not is_whole or ((sampled[plan.samples] < 0).any() and not _are_over(state, step, sampled)):
+    if not is_whole or ((sampled < 0).any() and _lacks_one(state, step, sampled)):
         raise QuireError(f"step {plan.step}: the result lacks a token of a row that samples")
     state.in_flight.popleft()
     tokens: list[int] = sampled.tolist()
@@ -43,7 +43,7 @@ def settle(state: State, plan: StepPlan, result: StepResult) -> EngineOutputs:
     if plan.num_drafts:
         ids, plain, counts, outputs = settle_drafted(state, step, result, lines, failures)
     else:
-        ids, plain, outputs = _settle_decodes(state, step, tokens, lines, failures)
+        ids, plain, outputs = _settle_decodes(state, step, sampled, tokens, lines, failures)
     if state.drafting is not None:
         learn(state, state.drafting, step, result)
     prompt_lines = lines_by_row(result.prompt_logprobs)
@@ -66,17 +66,21 @@ def settle(state: State, plan: StepPlan, result: StepResult) -> EngineOutputs:
     return EngineOutputs(ids=ids, tokens=plain, counts=counts, special=outputs)
 
 
-def _are_over(state: State, step: PlannedStep, sampled: np.ndarray) -> bool:
-    """Whether rows lack their token because drafts filled them up to their limit in the step before."""
+def _lacks_one(state: State, step: PlannedStep, sampled: np.ndarray) -> bool:
+    """Whether a row lacks its token, but for those that drafts filled up to their limit in the step before."""
     lacking = np.flatnonzero(step.plan.samples & (sampled < 0)).tolist()
     requests = step.decodes.requests
-    return state.drafting is not None and all(row < len(requests) and requests[row].is_finished for row in lacking)
+    full = state.drafting is not None and all(row < len(requests) and requests[row].is_finished for row in lacking)
+    return bool(lacking) and not full
 
 
 def _settle_decodes(
-    state: State, step: PlannedStep, tokens: list[int], lines: Lines, failures: dict[int, str]
+    state: State, step: PlannedStep, sampled: np.ndarray, tokens: list[int], lines: Lines, failures: dict[int, str]
 ) -> tuple[list[str], list[int], list[EngineOutput]]:
-    """The requests with just a token to tell, their tokens, and the news of the others."""
+    """The requests with just a token to tell, their tokens, and the news of the others.
+
+    sampled, tokens: of all rows of the step.
+    """
     rows, seats = step.decodes, state.seats
     if not rows:
         return [], [], []
@@ -95,8 +99,7 @@ def _settle_decodes(
     # Rows with more to tell than their token.
     due = np.flatnonzero(seen >= seats.due.take(seated))
     special = set((due if here is None else here[due]).tolist()) | gone
-    if not seats.stops.keys().isdisjoint(tokens):
-        special.update(row for row, token in enumerate(tokens) if token in seats.stops)
+    special.update(seats.rows_that_stop(sampled[: len(rows)]))
     special.update(row for row in lines if row < len(rows))
     special.update(row for row in failures if row < len(rows))
     special.update(row for row in rows.followed if rows.requests[row].advance())

@@ -17,6 +17,7 @@ from quire.server.batches import files as openai_files
 from quire.server.batches.queue import BatchQueue
 from quire.server.http import errors
 from quire.server.http.auth import ApiKeyMiddleware
+from quire.server.http.body import CloseLongBodies
 from quire.server.http.entry import enter
 from quire.server.http.limits import BodyLimitMiddleware
 from quire.server.http.metrics import CountingMiddleware, HttpMetrics
@@ -85,6 +86,7 @@ def build_app(service: Service) -> FastAPI:
     app.state.responses = ResponseStore(service.serve.response_store_bytes // len(service.counters.pages))
     app.state.peers = None
     errors.install(app)
+    app.add_middleware(CloseLongBodies)
     app.openapi = openapi_document(app)  # type: ignore[method-assign]
     for router in routers_of(service):
         first = [Depends(_check_generates)] if router in GENERATING else []

@@ -24,7 +24,7 @@ class AnyBody(Body, extra="allow"):
 @router.post("/invocations")
 async def invocations(request: Request) -> Response:
     """A generating model: messages, prompt or input; a pooling one: what its tasks take."""
-    fields = (await read_body(request, AnyBody)).model_fields_set
+    fields = (await read_body(request, AnyBody, keeps=True)).model_fields_set
     service: Service = request.app.state.service
     pooler = service.running().info.resolved.pooler
     if pooler is not None:

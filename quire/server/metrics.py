@@ -176,7 +176,7 @@ class Metrics(Collector):
     def finish(self, output: RequestOutput, num_tokens: int, longest: int, params: SamplingParams) -> None:
         """A request is done; `num_tokens` were generated for all its answers, `longest` for one of them at most."""
         n, max_tokens = params.n, params.max_tokens
-        self.prompt_size.observe(len(output.prompt_token_ids))
+        self.prompt_size.observe(output.num_prompt_tokens)
         self.answer_size.observe(num_tokens)
         self.longest_answer.observe(longest)
         self.asked_answers.observe(n)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import TYPE_CHECKING
 
@@ -9,11 +10,13 @@ from quire.config.engine import EngineConfig
 from quire.config.serve import ServeConfig
 from quire.foundation.errors import InputError
 from quire.foundation.shown import clipped
+from quire.frontend.templates.chat import ChatTemplate
 from quire.frontend.templates.sandbox import TemplateSandbox
 from quire.frontend.tokenization.encoder import TextEncoder
 from quire.server.door import Door
 from quire.server.http.errors import ApiError
 from quire.server.http.limits import OpenAnswers
+from quire.server.http.long_body import Greeting, LongBodies
 from quire.server.http.metrics import HttpMetrics
 from quire.server.metrics import Metrics
 from quire.server.processes.pulse import Pings
@@ -79,6 +82,7 @@ class Service:
         self.in_flight = OpenAnswers(self.counters, serve.keepalive_interval)
         self.templates = TemplateSandbox()
         self._encoder: TextEncoder | None = None
+        self.long_bodies: LongBodies | None = None
         self.draining = False  # /readyz says so; requests are still taken during the grace
         self.closed = False  # new requests are refused
         self.progress = Progress()
@@ -93,7 +97,21 @@ class Service:
         self.door.outage = lambda: engine.outage
         self.metrics.wait = self.door.wait
         self.engine = engine
+        self.long_bodies = LongBodies(self._greeting)
         engine.on_stats = self.on_stats
+
+    def _greeting(self) -> bytes:
+        """To the process that reads long bodies: all that it must know, and no secrets."""
+        engine = self.running()
+        tokenizer, template = engine.get_tokenizer(), engine.chat_template
+        if isinstance(template, str):
+            template = ChatTemplate(template)
+        return Greeting(
+            engine.info,
+            dataclasses.replace(self.serve, api_key=[], api_key_file=None),
+            None if tokenizer is None else str(tokenizer.folder),
+            None if template is None else (template.sources, template.special_tokens),
+        ).message()
 
     def on_stats(self, stats: EngineStats) -> None:
         """A report of the core, a few a second while it works and one when it falls idle."""
@@ -127,6 +145,10 @@ class Service:
         if self._encoder is None:
             self._encoder = TextEncoder(self.tokenizer(), self.running().info.max_model_len)
         return self._encoder
+
+    def use_encoder(self, encoder: TextEncoder) -> None:
+        """Before one was needed."""
+        self._encoder = encoder
 
     def check_model(self, name: str | None) -> str:
         """The model's name for the reply. Raises ApiError 404 for a name that is not served."""

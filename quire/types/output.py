@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from quire.types.reply import ToolCall
+from quire.types.request import TokenIds, token_list
 
 ABORTED = "abort"  # the finish_reason of a request that nobody wants any more
 # `stop_reason` of an output with finish_reason "error", for programs; `error` says it to people.
@@ -174,7 +175,7 @@ class RequestMetrics:
 class RequestOutput:
     request_id: str
     prompt: str | None
-    prompt_token_ids: list[int]
+    prompt_ids: TokenIds = field(compare=False)  # an array until somebody asks for the list
     outputs: list[CompletionOutput]
     finished: bool
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
@@ -182,6 +183,16 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     error: str | None = None
     error_param: str | None = None  # the field that it is about, if it is about one
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        if not isinstance(self.prompt_ids, list):
+            self.prompt_ids = token_list(self.prompt_ids)
+        return self.prompt_ids
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_ids)
 
 
 @dataclass(slots=True)

@@ -61,6 +61,7 @@ class PromptLogprobs(msgspec.Struct, frozen=True, tag="prompt_logprobs"):
 
     rows: np.ndarray
     next_ids: np.ndarray
+    k: np.ndarray  # so many of the likeliest tokens beside the prompt's own; -1: all
 
 
 class PromptEmbeds(msgspec.Struct, frozen=True, tag="prompt_embeds"):
@@ -84,7 +85,8 @@ class Pool(msgspec.Struct, frozen=True, tag="pool"):
     second_texts: np.ndarray  # [n] position in the prompt of the first token of type 1; the prompt's length: none
 
 
-# A tagged union: one member a feature that single steps carry.
+# A tagged union: one member a feature that single steps carry. Who acts on it is found by its tag
+# (`worker/features/base.py`); the last two change what a step is: it stops before sampling, or samples nothing.
 Attachment = PromptLogprobs | PromptEmbeds | AwaitMasks | Pool
 
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import msgspec
 
 from quire.foundation.errors import InputError
+from quire.foundation.registry import Registry
 from quire.foundation.shown import shown
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "ebnf", "structural_tag"]
-GrammarBackend = Literal["auto", "llguidance", "xgrammar"]  # "auto": what the server is told to use
+GRAMMAR_BACKENDS = Registry(
+    "grammar backend",
+    {
+        "llguidance": "quire.grammar.llguidance.backend:LLGuidance",
+        "xgrammar": "quire.grammar.xgrammar.backend:XGrammar",
+    },
+    contract="quire.grammar.base:Backend",
+    needs=("compile", "recipe", "build", "fill", "way_to_end", "close_soon"),
+    is_class=True,
+)
 RULES = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 FIELD = "structured_outputs"
 
@@ -24,7 +34,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
     choice: list[str] | None = None
     grammar: str | None = None  # EBNF
     structural_tag: str | dict[str, Any] | None = None
-    backend: GrammarBackend = "auto"
+    backend: str = "auto"  # what the server is told to use, or a name in GRAMMAR_BACKENDS
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
@@ -56,9 +66,8 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
             raise InputError(f"structured_outputs needs exactly one of {', '.join(RULES)}; got {got}", FIELD)
         if self.json_object is False:
             raise InputError("structured_outputs.json_object must be true, or absent", FIELD)
-        backends = get_args(GrammarBackend)
-        if self.backend not in backends:
-            known = ", ".join(backends)
+        if self.backend != "auto" and self.backend not in GRAMMAR_BACKENDS:
+            known = ", ".join(("auto", *GRAMMAR_BACKENDS))
             raise InputError(f"structured_outputs.backend must be one of {known}; got {shown(self.backend)}", FIELD)
         if self.disable_any_whitespace and self.whitespace_pattern is not None:
             raise InputError("disable_any_whitespace and whitespace_pattern cannot both be given", FIELD)
@@ -69,7 +78,7 @@ class GrammarSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
     kind: GrammarKind
     text: str  # JSON text of a schema, a list of choices or a structural tag; else the regex or EBNF itself
-    backend: GrammarBackend = "auto"
+    backend: str = "auto"
     whitespace: Literal["bounded", "none"] | str = "bounded"  # between JSON tokens; else a regex
     is_plain: bool = False  # a schema or tag is checked and in plain form (`json_schema.normalize`, `grammar.tags`)
 

@@ -8,6 +8,7 @@ import torch
 
 from quire.attention.base import AttentionSpec
 from quire.attention.select import select, select_for_prompts
+from quire.config.devices import platform_of
 from quire.config.resolve import Resolved
 from quire.distributed.group import Group
 from quire.distributed.peer_memory import Layout
@@ -30,6 +31,7 @@ from quire.worker.sampling.plugins import LogitsProcessor
 from quire.worker.sampling.sampler import Sampler
 from quire.worker.seat_drafts import SeatDrafts, drafted_rows
 from quire.worker.seats import DeviceSeats
+from quire.worker.steps.parts import StepParts
 from quire.worker.streams import Streams
 
 DTYPES = {
@@ -55,6 +57,7 @@ class Assembly:
         group: Group | None = None,
     ) -> None:
         self._resolved = resolved
+        self._platform = platform_of(resolved.device)
         self._group = group
         self._model = model
         self._pages = pages
@@ -104,17 +107,19 @@ class Assembly:
 
     def _pooling(self, model: PoolingModel, store: KVStore, seats: DeviceSeats, max_model_len: int) -> PoolingRunner:
         rows, tokens = self._resolved.max_num_seqs, self.max_tokens
+        reads_host = None
         if model.is_causal:
-            contexts = decoder_contexts(self._layer_groups(seats, tokens, max_model_len), store)
+            groups = self._layer_groups(seats, tokens, max_model_len)
+            contexts, reads_host = decoder_contexts(groups, store), groups.reads_host
         else:
             name = self._resolved.config.runtime.attention_backend
-            prompts = select_for_prompts(name, self._attention(0, tokens, max_model_len))
+            prompts = select_for_prompts(name, self._attention(0, tokens, max_model_len), self._platform)
             self.backend_name, contexts = prompts.name, encoder_contexts(prompts)
         return PoolingRunner(
             model,
             contexts,
             seats,
-            BatchBuilder(seats, None, rows, tokens, max_model_len, self._device),
+            BatchBuilder(seats, None, rows, tokens, max_model_len, self._device, host_copies=reads_host),
             max_rows=rows,
             staging_capacity=max(_STAGED_INTS, 2 * tokens + 8 * rows),
             device=self._device,
@@ -139,6 +144,7 @@ class Assembly:
         longest = max([round_size(tokens), *(size.tokens for size in mixed)])
         groups = self._layer_groups(seats, longest, max_model_len)
         self._prompt_wave = groups.prompt_wave
+        seats.is_read |= groups.reads_host
         if not groups.graph_support:
             wanted, mixed = [], []
         heads_per_kv_head = model.num_heads // self._pages.groups[0].num_kv_heads
@@ -147,22 +153,37 @@ class Assembly:
             mixed = with_prefixes(mixed)
         drafts = self._drafts(seats)
         padded = PaddedSteps(seats, mixed, heads_per_kv_head, max_model_len, device) if mixed else None
-        return Runner(
+        parts = StepParts(
             model,
             groups,
             store,
             seats,
-            BatchBuilder(seats, prefixes, rows, tokens, max_model_len, device, pads=device.type == "cuda"),
+            BatchBuilder(
+                seats,
+                prefixes,
+                rows,
+                tokens,
+                max_model_len,
+                device,
+                pads=self._streams.compute is not None,
+                host_copies=groups.reads_host,
+            ),
             self._sampler(rows, drafts, custom),
             max_rows=rows,
+            padded_rows=max((size.rows for size in mixed), default=0),
             staging_capacity=max(_STAGED_INTS, 2 * tokens + 8 * rows),
             device=device,
             streams=self._streams,
-            decode_sizes=decode_sizes(wanted, groups.prefix_support),
-            padded=padded,
             drafts=drafts,
-            drafted_sizes=drafted_sizes(drafts.max_rows, drafts.width) if drafts and wanted else (),
             group=self._group,
+        )
+        return Runner(
+            parts,
+            device,
+            self._streams.compute,
+            decode_sizes=decode_sizes(wanted, groups.prefix_support),
+            drafted_sizes=drafted_sizes(drafts.max_rows, drafts.width) if drafts and wanted else (),
+            padded=padded,
         )
 
     def _drafts(self, seats: DeviceSeats) -> SeatDrafts | None:
@@ -183,7 +204,7 @@ class Assembly:
 
     def share_memory(self) -> None:
         """Let ranks write what they tell each other into each other's memory, where they can."""
-        if self._group is None:
+        if self._group is None or self._streams.compute is None:
             return
         generates, rows = isinstance(self._model, DecoderStack), self._resolved.max_num_seqs
         self._group.share_memory(
@@ -215,7 +236,7 @@ class Assembly:
         """max_tokens: of a step, padding included."""
         name, pages = self._resolved.config.runtime.attention_backend, self._pages
         backends = [
-            select(name, self._attention(number, max_tokens, max_model_len))
+            select(name, self._attention(number, max_tokens, max_model_len), self._platform)
             for number, group in enumerate(pages.groups)
             if group.kind != "history"
         ]
@@ -240,4 +261,5 @@ class Assembly:
             max_seq_len=max_model_len,
             drafted=(drafted_rows(rows, self._resolved.max_num_batched_tokens, width), width) if width > 1 else (0, 1),
             sliding_window=group.window or None,
+            softcap=self._model.softcap,
         )

@@ -49,6 +49,7 @@ class BatchBuilder:
     """Owns the step's input buffers.
 
     prefixes: None for an attention that cannot make use of shared prefixes. pads: steps come in round sizes.
+    host_copies: for an attention that reads them; None: on a CPU.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class BatchBuilder:
         device: torch.device,
         *,
         pads: bool = False,
+        host_copies: bool | None = None,
     ) -> None:
         def ints(n: int) -> torch.Tensor:
             return torch.zeros(n, dtype=torch.int32, device=device)
@@ -68,7 +70,7 @@ class BatchBuilder:
         self._seats = seats
         self._prefixes = prefixes
         self._max_seq_len = max_seq_len
-        self._host_copies = device.type == "cpu"
+        self._host_copies = device.type == "cpu" if host_copies is None else host_copies
         # What decode rows are: seats, and behind them the arrays of SharedPrefix, so that one copy brings it all.
         stride = -(-max_rows // ALIGNED) * ALIGNED
         max_tiles = prefix_tiles(max_rows, prefixes.group) if prefixes else 0
@@ -150,6 +152,7 @@ class BatchBuilder:
     def decode_views(self, size: int, plan: StepPlan | None = None, *, shares_prefix: bool = False) -> Batch:
         """The batch of `size` decode rows as graphs see it: always the same memory."""
         host = plan is not None and self._host_copies
+        nobody = [0] * (size - plan.num_rows) if host and plan else []
         return Batch(
             num_rows=size,
             num_tokens=size,
@@ -166,15 +169,20 @@ class BatchBuilder:
                 seq_lens=self._seq_lens[:size],
                 block_table=self._seats.state.block_table,
                 prefix=self._shared_prefix(size) if shares_prefix else None,
-                seats_host=plan.seats.tolist() if host and plan else None,
+                seats_host=plan.seats.tolist() + nobody if host and plan else None,
                 query_start_host=list(range(size + 1)) if host else None,
-                seq_lens_host=(self._seats.num_computed_np[plan.seats] + 1).tolist() if host and plan else None,
+                seq_lens_host=self._lengths(plan, nobody) if host and plan else None,
             ),
             sample_rows=None,
             logit_tokens=None,
             sample_index=None,
             sample_rows_np=self._row_numbers[:size],
         )
+
+    def _lengths(self, plan: StepPlan, nobody: list[int]) -> list[int]:
+        """Of a step's decode rows, those of nobody behind them."""
+        lengths: list[int] = (self._seats.num_computed_np[plan.seats] + 1).tolist()
+        return lengths + [1 for _ in nobody]
 
     def drafted_views(self, size: int, drafts: SeatDrafts) -> Batch:
         """The batch of `size` decode rows with drafts, as graphs see it; what it samples is found in its `drafts`."""

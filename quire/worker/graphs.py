@@ -37,7 +37,7 @@ class StepGraphs(Generic[AnySize]):
     sizes: falling. What they hold is told when they are captured and not kept, so that no graph holds its runner.
     forward(size, layers): everything from gather to logits; tail(size, filtered): sampling and commit, which looks at
     nothing of a size but its rows. What a capture forbids, compiling kernels and loading matrix algorithms, is done
-    before it with one layer alone: all layers are alike.
+    before it with one layer of each group alone: a group's are alike.
     """
 
     def __init__(self, sizes: Iterable[AnySize]) -> None:

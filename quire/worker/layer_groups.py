@@ -48,6 +48,10 @@ class LayerGroups:
         return keeper < len(self.backends) and self.backends[keeper].prefix_support
 
     @property
+    def reads_host(self) -> bool:
+        return any(backend.reads_host for backend in self.backends)
+
+    @property
     def prompt_wave(self) -> int:
         return max(backend.prompt_wave for backend in self.backends)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from quire.types.plan import PromptEmbeds, PromptLogprobs, StepPlan
+from quire.types.plan import StepPlan
 from quire.worker.graphs import StepGraphs
 
 MAX_PROMPTS = 16  # prompt chunks in one step
@@ -66,10 +66,9 @@ class MixedGraphs(StepGraphs[MixedSize]):
     """Small steps with prompt chunks. A tail samples the rows that are due."""
 
     def size_for(self, plan: StepPlan, shares_prefix: bool) -> MixedSize | None:
-        """The smallest size that holds the step; None if none does, or if the step wants more than tokens."""
+        """The smallest size that holds the step; None if none does."""
         decodes, prompt_tokens = plan.num_decodes, len(plan.token_ids)
-        wants_more = any(isinstance(attachment, PromptLogprobs | PromptEmbeds) for attachment in plan.attachments)
-        if wants_more or plan.num_rows - decodes > MAX_PROMPTS:
+        if plan.num_rows - decodes > MAX_PROMPTS:
             return None
         for size in reversed(self.sizes):
             fits = size.decodes >= decodes and size.tokens - size.decodes >= prompt_tokens

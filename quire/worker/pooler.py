@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from quire.models.pooling import PoolingModel
+from quire.platforms.transfers import upload
 from quire.types.plan import Pool, StepPlan
 
 
@@ -86,5 +87,4 @@ class Pooler:
         return part
 
     def _upload(self, values: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(values.astype(np.int64))
-        return tensor if self._device.type == "cpu" else tensor.pin_memory().to(self._device, non_blocking=True)
+        return upload(torch.from_numpy(values.astype(np.int64)), self._device)

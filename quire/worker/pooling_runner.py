@@ -13,6 +13,7 @@ from quire.attention.base import PromptAttention
 from quire.attention.context import EncoderContext, StepContext
 from quire.kernels.step.step import commit
 from quire.models.pooling import PoolingModel
+from quire.platforms.transfers import upload
 from quire.types.plan import Pool, StepPlan
 from quire.types.result import PooledRows, StepResult
 from quire.worker.batch import Batch, BatchBuilder
@@ -50,8 +51,7 @@ def _token_types(plan: StepPlan, wanted: Pool, device: torch.device) -> torch.Te
     if (wanted.second_texts >= plan.num_tokens).all():
         return None
     types = [np.arange(n) >= begin for n, begin in zip(plan.num_tokens, wanted.second_texts, strict=True)]
-    tensor = torch.from_numpy(np.concatenate(types).astype(np.int32))
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+    return upload(torch.from_numpy(np.concatenate(types).astype(np.int32)), device)
 
 
 class PoolingRunner:
@@ -102,8 +102,8 @@ class PoolingRunner:
             return self._read_back(plan, pooled)
 
     def _read_back(self, plan: StepPlan, pooled: PooledTensors) -> StepHandle:
-        if not pooled.values.is_cuda:
-            return ReadyStep(_result(plan, pooled, pooled.values))
+        if self._stream is None or not pooled.values.is_cuda:
+            return ReadyStep(_result(plan, pooled, pooled.values.cpu()))
         host = torch.empty(pooled.values.shape, dtype=torch.float32, pin_memory=True)
         host.copy_(pooled.values, non_blocking=True)
         copied = torch.cuda.Event()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from quire.worker.sampling.logprobs import LogprobTensors
 
 
 class ReadyStep:
-    """A result that is already on the host (CPU)."""
+    """A result that is already on the host: of a platform that does not run ahead."""
 
     def __init__(self, result: StepResult) -> None:
         self._result = result
@@ -69,19 +70,19 @@ class Readback:
         plan: StepPlan,
         tokens: torch.Tensor,
         logprobs: LogprobTensors | None,
-        prompt_logprobs: LogprobTensors | None,
+        answers: Mapping[str, LogprobTensors],
         failures: dict[int, str],
     ) -> StepHandle:
         """tokens: [rows] int32 on the device, -1 where a row did not sample, or outcomes as `kernels.drafts` has them;
-        failures: messages by seat."""
+        answers: of features, by the field of StepResult; failures: messages by seat."""
         failed = [
             RowFailure(row, failures[seat])
             for row, seat in enumerate(plan.seats.tolist() if failures else ())
             if seat in failures
         ]
         if self._stream is None:
-            there = tokens[: plan.num_rows].numpy().copy()
-            return ReadyStep(_result(plan, there, _host(logprobs), _host(prompt_logprobs), failed))
+            there = tokens[: plan.num_rows].cpu().numpy().copy()
+            return ReadyStep(_result(plan, there, logprobs, answers, failed))
         slot, rows = self._slot, plan.num_rows
         self._slot = (slot + 1) % len(self._tokens)
         self._computed[slot].record()
@@ -89,18 +90,15 @@ class Readback:
             self._stream.wait_event(self._computed[slot])
             host_tokens = self._tokens[slot][:rows]
             host_tokens.copy_(tokens[:rows], non_blocking=True)
-            sampled, prompt = _start_copy(logprobs, self._stream), _start_copy(prompt_logprobs, self._stream)
+            sampled = None if logprobs is None else _start_copy(logprobs, self._stream)
+            copies = {field: _start_copy(answer, self._stream) for field, answer in answers.items()}
             self._copied[slot].record()
         return PendingStep(
-            self._copied[slot],
-            lambda: _result(plan, host_tokens.numpy().copy(), _host(sampled), _host(prompt), failed),
+            self._copied[slot], lambda: _result(plan, host_tokens.numpy().copy(), sampled, copies, failed)
         )
 
 
-def _start_copy(tensors: LogprobTensors | None, stream: torch.cuda.Stream) -> LogprobTensors | None:
-    if tensors is None:
-        return None
-
+def _start_copy(tensors: LogprobTensors, stream: torch.cuda.Stream) -> LogprobTensors:
     def copy(source: torch.Tensor) -> torch.Tensor:
         if not source.is_cuda:
             return source
@@ -116,23 +114,21 @@ def _start_copy(tensors: LogprobTensors | None, stream: torch.cuda.Stream) -> Lo
     )
 
 
-def _host(tensors: LogprobTensors | None) -> LogprobRows | None:
-    if tensors is None:
-        return None
+def _host(tensors: LogprobTensors) -> LogprobRows:
     return LogprobRows(
-        rows=tensors.rows.numpy().astype(np.int32),
-        counts=tensors.counts.numpy().astype(np.int32),
-        token_ids=tensors.token_ids.numpy().astype(np.int32),
-        logprobs=tensors.logprobs.numpy().astype(np.float32),
-        ranks=tensors.ranks.numpy().astype(np.int32),
+        rows=tensors.rows.cpu().numpy().astype(np.int32),
+        counts=tensors.counts.cpu().numpy().astype(np.int32),
+        token_ids=tensors.token_ids.cpu().numpy().astype(np.int32),
+        logprobs=tensors.logprobs.cpu().numpy().astype(np.float32),
+        ranks=tensors.ranks.cpu().numpy().astype(np.int32),
     )
 
 
 def _result(
     plan: StepPlan,
     tokens: np.ndarray,
-    logprobs: LogprobRows | None,
-    prompt_logprobs: LogprobRows | None,
+    logprobs: LogprobTensors | None,
+    answers: Mapping[str, LogprobTensors],
     failures: list[RowFailure],
 ) -> StepResult:
     drafted = matched = None
@@ -141,13 +137,14 @@ def _result(
         tokens = np.ascontiguousarray(tokens[:, : 1 + plan.num_drafts])
     else:
         tokens = tokens.reshape(-1, 1)
+    told: dict[str, Any] = {field: _host(answer) for field, answer in answers.items()}
     return StepResult(
         step=plan.step,
         tokens=tokens,
         counts=(tokens >= 0).sum(1, dtype=np.int32),
         drafted=drafted,
         matched=matched,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
+        logprobs=None if logprobs is None else _host(logprobs),
         failures=failures,
+        **told,
     )

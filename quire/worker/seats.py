@@ -46,6 +46,7 @@ class DeviceSeats:
         self.tables = [GroupTable(self.state.block_table, block_size)]
         self.keeper, self._splits = 0, [1]
         self.num_computed_np = np.zeros(seats, dtype=np.int32)
+        self.is_read = device.type == "cpu"  # whether somebody needs the mirror to be exact
 
     def add_groups(self, pages: Pages, max_model_len: int) -> None:
         """All groups, in the order of plans; the keeper's is there already."""
@@ -114,6 +115,6 @@ class DeviceSeats:
         self.num_computed_np[seats] += num_tokens
 
     def look(self) -> None:
-        """Make the mirror exact, on a CPU, where that costs nothing."""
-        if self.state.limit is not None and self.state.limit.device.type == "cpu":
-            np.copyto(self.num_computed_np, self.state.num_computed.numpy())
+        """Make the mirror exact if it is read: on a CPU that costs nothing, elsewhere it waits for the device."""
+        if self.state.limit is not None and self.is_read:
+            np.copyto(self.num_computed_np, self.state.num_computed.cpu().numpy())

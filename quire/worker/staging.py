@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from quire.platforms.transfers import pins
+
 ALIGNED = 4  # elements, 16 bytes: kernels are compiled once for aligned arrays, not once more for others
 
 
@@ -30,11 +32,11 @@ class Staging:
 
     def __init__(self, capacity: int, device: torch.device, slots: int = 4) -> None:
         self.capacity = capacity
-        self._pinned = device.type == "cuda"
+        self._pinned = pins(device)
         self._host = [torch.empty(capacity, dtype=torch.int32, pin_memory=self._pinned) for _ in range(slots)]
         self._host_np = [buffer.numpy() for buffer in self._host]
         self._sent = [torch.cuda.Event() for _ in range(slots)] if self._pinned else []
-        self._device = torch.empty(capacity, dtype=torch.int32, device=device) if self._pinned else None
+        self._device = torch.empty(capacity, dtype=torch.int32, device=device) if device.type != "cpu" else None
         self._slot = 0
         self._fill = 0
 
@@ -57,8 +59,9 @@ class Staging:
         if self._device is None:
             self._latest = self._host[self._slot]
         elif self._fill:
-            self._device[: self._fill].copy_(self._host[self._slot][: self._fill], non_blocking=True)
-            self._sent[self._slot].record()
+            self._device[: self._fill].copy_(self._host[self._slot][: self._fill], non_blocking=self._pinned)
+            if self._pinned:
+                self._sent[self._slot].record()
         self._slot = (self._slot + 1) % len(self._host)
         if self._pinned:
             self._sent[self._slot].synchronize()

@@ -20,15 +20,15 @@ def idle_streams() -> list[torch.cuda.Stream]:
 
 
 class Streams:
-    """Of one engine on `device`; None where there are none (CPU)."""
+    """Of one engine on `device`; None where its platform has none."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, *, runs_ahead: bool) -> None:
+        self._device, self._has_any = device, runs_ahead
         self.readback = self._take()
         self.compute = self._take()
 
     def _take(self) -> torch.cuda.Stream | None:
-        if self._device.type != "cuda":
+        if not self._has_any:
             return None
         idle = _idle[self._device]
         return idle.pop() if idle else torch.cuda.Stream(self._device)

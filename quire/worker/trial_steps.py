@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from quire.types.plan import Admit, Attachment, AwaitMasks, Pool, StepPlan, TokenMasks
+from quire.types.plan import Admit, Attachment, AwaitMasks, Pool, PromptEmbeds, StepPlan, TokenMasks
 from quire.types.sampling import SamplingParams
 from quire.worker.masked_step import MaskedStep
 from quire.worker.readback import StepHandle
@@ -57,6 +57,12 @@ def prompt_chunks(
     )
 
 
+def embeddings(counts: np.ndarray, hidden: int) -> list[Attachment]:
+    """For chunks of these lengths, whose every token is an embedding of its own."""
+    values = np.zeros((int(counts.sum()), hidden), dtype=np.float32)
+    return [PromptEmbeds(np.arange(len(counts), dtype=np.int32), counts, values)]
+
+
 def prompts_to_pool(counts: np.ndarray) -> StepPlan:
     """Whole prompts of the given lengths, whose states are wanted."""
     every, none = np.ones(len(counts), dtype=bool), np.zeros(len(counts), dtype=bool)
@@ -68,7 +74,9 @@ def prompts_to_pool(counts: np.ndarray) -> StepPlan:
 def run_picky(runner: Runner, params: SamplingParams, vocab_size: int) -> StepHandle | MaskedStep:
     """A step with masks and with everything that `params` ask for."""
     counts = np.array([2, 3], dtype=np.int32)
-    step = runner.run(prompt_chunks(counts, [Admit(1, 0, 2, params, [0], 0)], [AwaitMasks()]))
+    # Both begin anew: where a step before them has filled their seats, they would run over the end of the block table.
+    admits = [Admit(1, 0, 2, params, [0], 0), Admit(2, 0, 3, SamplingParams(temperature=0.0), [], 0)]
+    step = runner.run(prompt_chunks(counts, admits, [AwaitMasks()]))
     if not isinstance(step, MaskedStep):  # of a rank that does not sample
         return step
     words = -(-vocab_size // 32)

@@ -7,6 +7,7 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from quire.config.resolve import Resolved
 from quire.distributed.group import Group
 from quire.foundation.errors import ConfigError, InputError
 from quire.foundation.log import get_logger
+from quire.kernels.dispatch import plain_torch
 from quire.models import catalog, weights
 from quire.models.base import DecoderStack
 from quire.models.pooling import PoolingModel
@@ -27,7 +29,7 @@ from quire.platforms import select_platform
 from quire.quantization.base import QuantizationMethod
 from quire.quantization.plain import Unquantized
 from quire.types.kv import WorkerReport
-from quire.types.plan import PromptEmbeds, StepPlan, TokenMasks
+from quire.types.plan import StepPlan, TokenMasks
 from quire.types.ranks import ALONE, Rank
 from quire.worker.assembly import DTYPES, Assembly
 from quire.worker.batch import SIZE_STEP, round_size
@@ -41,7 +43,7 @@ from quire.worker.runner import Runner
 from quire.worker.sampling.custom import make_processors
 from quire.worker.sampling.plugins import ProcessorSetup
 from quire.worker.streams import Streams, idle_streams
-from quire.worker.trial_steps import ALL_FEATURES, prompt_chunks, prompts_to_pool, run_picky, spread
+from quire.worker.trial_steps import ALL_FEATURES, embeddings, prompt_chunks, prompts_to_pool, run_picky, spread
 from quire.worker.workspaces import clear_workspaces
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ class Worker:
         self._resolved = resolved
         self._rank = rank
         self._group: Group | None = None  # None: this is the only one
+        self._platform = select_platform(resolved.device)
         self._phases: dict[str, float] = {}
         self._max_model_len = resolved.max_model_len  # less once it is known what fits
         self.runner: Runner | PoolingRunner | None = None
@@ -75,12 +78,26 @@ class Worker:
     def start(self) -> WorkerReport:
         """Bring the model up. Raises ConfigError (and kin) if it cannot run here, and holds nothing then."""
         try:
-            return self._start()
+            with plain_torch(self._platform.plain_torch):
+                return self._start()
         except BaseException as error:
+            if self._is_lost():
+                raise  # nothing can be given back: what is freed there would end the process before the error is read
             _forget_frames(error)
             self._group = None  # taking leave would wait for the others
             self.shutdown()
             raise
+
+    def _is_lost(self) -> bool:
+        """Whether the device does nothing more in this process, as after an access to memory that is not there."""
+        device = getattr(self, "_device", None)
+        if device is None or device.type != "cuda":
+            return False
+        try:
+            torch.cuda.synchronize(device)
+        except RuntimeError:
+            return True
+        return False
 
     def _start(self) -> WorkerReport:
         resolved, config, info = self._resolved, self._resolved.config, self._resolved.info
@@ -117,7 +134,7 @@ class Worker:
                 before = self._platform.driver_bytes()
                 self.runner.capture()
                 _kept[self._device] += max(0, self._platform.driver_bytes() - before)
-        if self._device.type == "cuda" and isinstance(self.runner, Runner):
+        if self._platform.runs_ahead and isinstance(self.runner, Runner):
             most = round_size(resolved.max_num_batched_tokens)
             self._unprepared = list(range(most, 0, -SIZE_STEP))
         return WorkerReport(
@@ -148,10 +165,9 @@ class Worker:
     def _set_up(self) -> Streams:
         """The device, and the other ranks if there are any."""
         with self._phase("device"):
-            self._platform = select_platform(self._resolved.device)
             self._threads_before = torch.get_num_threads()
             self._device = self._platform.set_up(self._resolved.config.runtime.num_threads, self._rank)
-            streams = Streams(self._device)
+            streams = Streams(self._device, runs_ahead=self._platform.runs_ahead)
             self._free_at_start = self._platform.free_bytes()
         with self._phase("ranks"):
             self._group = Group(self._rank, self._device) if self._rank.size > 1 else None
@@ -187,7 +203,7 @@ class Worker:
 
     def _rehearse(self, assembly: Assembly) -> Rehearsal | None:
         """Go through every kind of step while the weights are not there yet, so that the kernels get compiled."""
-        if self._device.type == "cpu":
+        if self._device.type != "cuda" or self._platform.plain_torch:
             return None
         from quire.kernels.triton.rehearsal import Rehearsal, is_possible
 
@@ -222,18 +238,9 @@ class Worker:
         activations = 0
         if self._device.type != "cpu":
             runner = assembly.runner(1, self._resolved.max_model_len, with_graphs=False)
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_reserved()
-            runner.run(self._step(assembly.max_tokens)).result()
-            if isinstance(runner, Runner):
-                # Everything that few requests ask for, once, so that the first of them does not wait for a compiler.
-                run_picky(runner, ALL_FEATURES, self._resolved.info.vocab_size).result()
-            torch.cuda.synchronize()
-            activations = torch.cuda.max_memory_reserved() - before
+            activations = self._platform.growth(partial(self._run_largest, runner, assembly.max_tokens))
             del runner
-            torch.cuda.empty_cache()
+            self._platform.release()
         return Memory(
             is_cpu=self._device.type == "cpu",
             free=self._platform.free_bytes() // (self._rank.size if self._device.type == "cpu" else 1),
@@ -242,19 +249,19 @@ class Worker:
             kept=_kept[self._device],
         )
 
+    def _run_largest(self, runner: Runner | PoolingRunner, tokens: int) -> None:
+        runner.run(self._step(tokens)).result()
+        if isinstance(runner, Runner):
+            # Everything that few requests ask for, once, so that the first of them does not wait for a compiler.
+            run_picky(runner, ALL_FEATURES, self._resolved.info.vocab_size).result()
+
     def _step(self, tokens: int, rows: int | None = None) -> StepPlan:
         """Of so many tokens in so many rows; None: as many as there can be."""
         counts = spread(tokens, rows or min(tokens, self._resolved.max_num_seqs), self._max_model_len)
         if self._resolved.pooler is None:
-            return prompt_chunks(counts, attachments=self._embeds(counts))
+            given = embeddings(counts, self._model.hidden) if self._resolved.config.model.enable_prompt_embeds else []
+            return prompt_chunks(counts, attachments=given)
         return prompts_to_pool(counts)
-
-    def _embeds(self, counts: np.ndarray) -> list[PromptEmbeds]:
-        """For a step whose every token is an embedding of its own, if there can be such."""
-        if not self._resolved.config.model.enable_prompt_embeds:
-            return []
-        values = np.zeros((int(counts.sum()), self._model.hidden), dtype=np.float32)
-        return [PromptEmbeds(np.arange(len(counts), dtype=np.int32), counts, values)]
 
     # -- serve --------------------------------------------------------------------------------------------------
 
@@ -263,7 +270,8 @@ class Worker:
         if self.runner is None:
             raise ConfigError("the worker was not started")
         self._awaiting = None
-        step = self.runner.run(plan)
+        with plain_torch(self._platform.plain_torch):
+            step = self.runner.run(plan)
         if isinstance(step, MaskedStep):
             self._awaiting = step
         return step
@@ -271,7 +279,8 @@ class Worker:
     def mask(self, masks: TokenMasks) -> None:
         """Let the latest step sample; nothing to do if it could not even be launched."""
         if self._awaiting is not None:
-            self._awaiting.mask(masks)
+            with plain_torch(self._platform.plain_torch):
+                self._awaiting.mask(masks)
             self._awaiting = None
 
     @property
@@ -286,7 +295,8 @@ class Worker:
         trace's path. A function, which only a caller in this process can hand over, gets the worker and the arguments.
         """
         if not isinstance(method, str):
-            return method(self, *args)
+            with plain_torch(self._platform.plain_torch):
+                return method(self, *args)
         methods: dict[str, Callable[..., Any]] = {
             "memory": self._memory,
             "prepare": self._prepare,
@@ -333,6 +343,7 @@ class Worker:
         if torch.cuda.is_initialized():
             clear_workspaces(idle_streams())
             torch.cuda.empty_cache()
+        self._platform.release()
         if self._threads_before is not None:
             torch.set_num_threads(self._threads_before)
             self._threads_before = None

@@ -16,17 +16,17 @@ from quire.kernels.dispatch import INTERPRETED
 ROWS = [[1], [5, 5, 5], [7, 3, 40, 40, 1, 129, 64, 33, 3, 7], [300, 2]]
 HEADS = [(4, 4, 32), (6, 2, 16), (3, 3, 12), (2, 1, 80)]
 CASES = [
-    pytest.param("torch", "cpu", torch.float32, id="torch-cpu"),
+    pytest.param("sdpa", "cpu", torch.float32, id="sdpa-cpu"),
     pytest.param("triton", "cpu", torch.float32, id="triton-interpreted", marks=pytest.mark.skipif(
         not INTERPRETED, reason="needs TRITON_INTERPRET=1")),
     *(pytest.param(name, "cuda", dtype, id=f"{name}-cuda-{str(dtype)[6:]}", marks=[pytest.mark.gpu, pytest.mark.skipif(
         not torch.cuda.is_available(), reason="no GPU")])
-      for name in ("torch", "triton") for dtype in (torch.float32, torch.float16, torch.bfloat16)),
+      for name in ("sdpa", "triton") for dtype in (torch.float32, torch.float16, torch.bfloat16)),
 ]  # fmt: skip
 
 
 def make(name: str, spec: AttentionSpec) -> PromptAttention:
-    if name == "torch":
+    if name == "sdpa":
         return TorchPromptAttention(spec)
     from quire.attention.prompt_triton import TritonPromptAttention
 
@@ -69,8 +69,8 @@ def spec(device: str, dtype: torch.dtype, heads: tuple[int, int, int], window: i
 
 
 def test_selection() -> None:
-    assert select_for_prompts("auto", spec("cpu", torch.float32, (4, 4, 32))).name == "torch"
+    assert select_for_prompts("auto", spec("cpu", torch.float32, (4, 4, 32)), "cpu").name == "sdpa"
     with pytest.raises(ConfigError, match="sliding window"):
-        select_for_prompts("auto", spec("cpu", torch.float32, (4, 4, 32), window=5))
+        select_for_prompts("auto", spec("cpu", torch.float32, (4, 4, 32), window=5), "cpu")
     with pytest.raises(ConfigError, match="unknown"):
-        select_for_prompts("torch_cpu", spec("cpu", torch.float32, (4, 4, 32)))
+        select_for_prompts("torch_cpu", spec("cpu", torch.float32, (4, 4, 32)), "cpu")

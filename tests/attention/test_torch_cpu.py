@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.attention import torch_cpu
-from quire.attention.base import AttentionInputs, AttentionSpec, LayerCache
+from quire.attention.base import AttentionBackend, AttentionInputs, AttentionSpec, LayerCache
 from quire.attention.torch_cpu import TorchCPUAttention
 
 HEAD_DIM = 16
@@ -26,6 +27,9 @@ def attend(
     window: int | None = None,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    head_dim: int = HEAD_DIM,
+    make: type[AttentionBackend] = TorchCPUAttention,
+    device: str = "cpu",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """rows: (query tokens, tokens in all), one-query rows first. Returns ours and the exact result."""
     generator = torch.Generator().manual_seed(seed)
@@ -34,18 +38,18 @@ def attend(
     random.Random(seed).shuffle(ids)
     table = torch.zeros(len(rows) + 1, max_blocks, dtype=torch.int32)
     table[1:] = torch.tensor(ids).view(len(rows), max_blocks)
-    shape = (len(ids) + 1, kv_heads, block_size, HEAD_DIM)
+    shape = (len(ids) + 1, kv_heads, block_size, head_dim)
     cache = LayerCache(*(torch.full(shape, 1e4, dtype=dtype) for _ in "kv"))
     queries = [count for count, _ in rows]
-    q = torch.randn(sum(queries), heads, HEAD_DIM, generator=generator).to(dtype)
+    q = torch.randn(sum(queries), heads, head_dim, generator=generator).to(dtype)
     exact, start = [], 0
     for seat, (count, total) in enumerate(rows, start=1):
-        k, v = (torch.randn(total, kv_heads, HEAD_DIM, generator=generator).to(dtype) for _ in "kv")
+        k, v = (torch.randn(total, kv_heads, head_dim, generator=generator).to(dtype) for _ in "kv")
         for token in range(total):
             block = table[seat, token // block_size]
             cache.k[block, :, token % block_size], cache.v[block, :, token % block_size] = k[token], v[token]
         k, v = (x.double().repeat_interleave(heads // kv_heads, dim=1) for x in (k, v))
-        scores = torch.einsum("qhd,khd->hqk", q[start : start + count].double(), k) * HEAD_DIM**-0.5
+        scores = torch.einsum("qhd,khd->hqk", q[start : start + count].double(), k) * head_dim**-0.5
         position, token = torch.arange(total - count, total)[:, None], torch.arange(total)
         hidden = (token > position) | (token <= position - (window or total))
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
@@ -57,17 +61,18 @@ def attend(
     spec = AttentionSpec(
         num_heads=heads,
         num_kv_heads=kv_heads,
-        head_dim=HEAD_DIM,
+        head_dim=head_dim,
         block_size=block_size,
         dtype=dtype,
         kv_dtype=dtype,
-        device=torch.device("cpu"),
+        device=torch.device(device),
         max_rows=len(rows),
         max_tokens=len(q),
         max_seq_len=max(lengths),
         sliding_window=window,
     )
-    backend = TorchCPUAttention(spec)
+    assert make.refuses(spec) is None
+    backend = make(spec)
     seats = list(range(1, len(rows) + 1))
     plan = backend.plan(
         AttentionInputs(
@@ -76,20 +81,21 @@ def attend(
             num_decodes=decodes,
             max_query_len=max(queries[decodes:], default=0),
             max_seq_len=max(lengths),
-            seats=torch.tensor(seats, dtype=torch.int32),
-            query_start=torch.tensor(starts, dtype=torch.int32),
-            seq_lens=torch.tensor(lengths, dtype=torch.int32),
-            block_table=table,
+            seats=torch.tensor(seats, dtype=torch.int32, device=device),
+            query_start=torch.tensor(starts, dtype=torch.int32, device=device),
+            seq_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
+            block_table=table.to(device),
             seats_host=seats,
             query_start_host=starts,
             seq_lens_host=lengths,
         )
     )
-    return backend.run(q, cache, plan, HEAD_DIM**-0.5), torch.cat(exact)
+    cache = LayerCache(cache.k.to(device), cache.v.to(device))
+    return backend.run(q.to(device), cache, plan, head_dim**-0.5).cpu(), torch.cat(exact)
 
 
-def check(rows: list[tuple[int, int]], dtype: torch.dtype = torch.float32, **options: int | None) -> None:
-    ours, exact = attend(rows, dtype=dtype, **options)  # type: ignore[arg-type]
+def check(rows: list[tuple[int, int]], dtype: torch.dtype = torch.float32, **options: Any) -> None:
+    ours, exact = attend(rows, dtype=dtype, **options)
     assert ours.shape == exact.shape
     assert (ours.double() - exact).norm() / exact.norm() <= LIMITS[dtype]
 

@@ -36,9 +36,9 @@ def inputs(queries: list[int], seq_lens: list[int], num_decodes: int, device: st
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize(("window", "softcap"), [(None, 0.0), (20, 0.0), (None, 0.3), (20, 0.3)])
 @pytest.mark.parametrize("num_decodes", [0, 2, 4])
-def test_decodes_and_prefills_in_one_batch(num_decodes: int, window: int | None, device: str) -> None:
+def test_decodes_and_prefills_in_one_batch(num_decodes: int, window: int | None, softcap: float, device: str) -> None:
     """A decode row is a prefill row of one token: wherever the line between them is drawn, the result is the same."""
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU")
@@ -47,18 +47,18 @@ def test_decodes_and_prefills_in_one_batch(num_decodes: int, window: int | None,
     step = inputs(queries, seq_lens, num_decodes, device)
     cache = LayerCache(*(torch.randn(40, KV_HEADS, BLOCK_SIZE, DIM, device=device) for _ in "kv"))
     q = torch.randn(sum(queries), HEADS, DIM, device=device)
-    backend = TritonAttention(spec(device, sliding_window=window))
+    backend = TritonAttention(spec(device, sliding_window=window, softcap=softcap))
     out = backend.run(q, cache, backend.plan(step), 0.125)
     expected = paged_attention.attention_reference(
         q.double(), cache.k.double(), cache.v.double(), step.seats, step.block_table, step.query_start, step.seq_lens,
-        4, 0.125, window or 0,
+        4, 0.125, window or 0, softcap,
     )  # fmt: skip
     torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("window", [None, 50])
-def test_shared_prefixes_change_nothing(window: int | None, device: str) -> None:
+@pytest.mark.parametrize(("window", "softcap"), [(None, 0.0), (50, 0.0), (None, 0.3)])
+def test_shared_prefixes_change_nothing(window: int | None, softcap: float, device: str) -> None:
     """Three of four decode rows begin with the same two blocks; a catch-up row follows them."""
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU")
@@ -74,11 +74,11 @@ def test_shared_prefixes_change_nothing(window: int | None, device: str) -> None
     )  # fmt: skip
     cache = LayerCache(*(torch.randn(48, KV_HEADS, BLOCK_SIZE, DIM, device=device) for _ in "kv"))
     q = torch.randn(sum(queries), HEADS, DIM, device=device)
-    backend = TritonAttention(spec(device, sliding_window=window))
+    backend = TritonAttention(spec(device, sliding_window=window, softcap=softcap))
     out = backend.run(q, cache, backend.plan(replace(step, prefix=prefix)), 0.125)
     expected = paged_attention.attention_reference(
         q.double(), cache.k.double(), cache.v.double(), step.seats, step.block_table, step.query_start, step.seq_lens,
-        5, 0.125, window or 0,
+        5, 0.125, window or 0, softcap,
     )  # fmt: skip
     torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-5)
 

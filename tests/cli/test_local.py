@@ -164,6 +164,7 @@ def test_bench_throughput(model: Path, tmp_path: Path) -> None:
     assert numbers["tokens_per_second"] == pytest.approx(numbers["total_num_tokens"] / numbers["elapsed_time"])
 
 
+@pytest.mark.long
 def test_bench_latency(model: Path, tmp_path: Path) -> None:
     shape = [
         "--batch-size",
@@ -182,6 +183,7 @@ def test_bench_latency(model: Path, tmp_path: Path) -> None:
     assert min(numbers["latencies"]) <= numbers["avg_latency"] <= max(numbers["latencies"])
 
 
+@pytest.mark.long
 def test_bench_startup(model: Path, tmp_path: Path) -> None:
     numbers = bench("startup", model, tmp_path / "n.json", "--num-iters-warm", "1", "--num-iters-warmup", "0")
     (one,) = numbers["runs"]

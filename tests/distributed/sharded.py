@@ -50,9 +50,8 @@ def logits_of(model: DecoderStack) -> torch.Tensor:
         found = rows.step([1, 2], PROMPTS)
         for token in (11, 12, 13, 14):
             found += rows.step([1, 2], [[token], [token + 1]])
-        heads = [
-            model.output_row(token)[None].repeat(1, 2) for token in (0, model.sizes.vocab // 2, model.sizes.vocab - 1)
-        ]
+        tokens = (0, model.sizes.vocab // 2, model.sizes.vocab - 1) if model.logits_are_products else ()
+        heads = [model.output_row(token)[None].repeat(1, 2) for token in tokens]
         width = max(part.shape[1] for part in (*found, *heads))
         return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in (*found, *heads)])
 

@@ -168,11 +168,11 @@ def tails(
     def build_with_graphs(self: Assembly, *args: Any, **options: Any) -> Runner:
         runner = build(self, *args, **options)
         sizes = decode_sizes([1, 2, 4, 6], False)
-        runner.graphs = graphs = DecodeGraphs(sizes)
+        runner.decode.graphs = graphs = DecodeGraphs(sizes)
         for size in sizes:
-            graphs._forwards[size] = SimpleNamespace(replay=partial(runner._forward_decode, size, None))
+            graphs._forwards[size] = SimpleNamespace(replay=partial(runner.decode.forward, size, None))
             for filtered in (False, True):
-                tail = partial(runner._tail_decode, size, filtered)
+                tail = partial(runner.decode.tail, size, filtered)
                 graphs._tails[size.rows, filtered] = SimpleNamespace(replay=tail)
         graphs.tail = lambda size, *, filtered: (  # type: ignore[method-assign]
             replayed.append(size),

@@ -64,19 +64,19 @@ def replayed(monkeypatch: pytest.MonkeyPatch, steps: list[tuple[StepPlan, MixedS
 
     def build_with_graphs(self: Assembly, num_blocks: int, max_model_len: int, **options: Any) -> Runner:
         runner = build(self, num_blocks, max_model_len, **options)
-        assert runner._drafts is not None
-        runner._logits = torch.full(
-            (len(runner._logits) + runner._drafts.max_tokens, runner._sampler.vocab_size), torch.nan
-        )
+        parts, drafted = runner.parts, runner.drafted
+        assert parts.drafts is not None
+        assert drafted is not None
+        parts.logits = torch.full((len(parts.logits) + parts.drafts.max_tokens, parts.sampler.vocab_size), torch.nan)
         decode = DecodeGraphs([DecodeSize(rows, shares_prefix=False) for rows in (12, 7, 3, 1)])
-        runner.graphs = filled(decode, runner._forward_decode, runner._tail_decode)
-        drafted = DraftedGraphs(drafted_sizes(runner._drafts.max_rows, runner._drafts.width))
-        runner.drafted_graphs = filled(drafted, runner._forward_drafted, runner._tail_drafted)
+        runner.decode.graphs = filled(decode, runner.decode.forward, runner.decode.tail)
+        graphs = DraftedGraphs(drafted_sizes(parts.drafts.max_rows, parts.drafts.width))
+        drafted.graphs = filled(graphs, drafted.forward, drafted.tail)
         return runner
 
     monkeypatch.setattr(Assembly, "runner", torch.inference_mode()(build_with_graphs))
     monkeypatch.setattr(StepGraphs, "seconds", lambda _, size: 1.0 + 99 * isinstance(size, DraftedSize))
-    monkeypatch.setattr(assembly_module, "select", lambda _name, spec: SlowDraftedAttention(spec))
+    monkeypatch.setattr(assembly_module, "select", lambda _name, spec, _platform: SlowDraftedAttention(spec))
     return seen
 
 

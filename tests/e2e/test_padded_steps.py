@@ -36,6 +36,7 @@ class SlowAttention:
     """Reads its rows on the device only, as a captured kernel must; what no row owns comes out as NaN."""
 
     name = "slow"
+    reads_host = False
     graph_support = True
     prefix_support = True
     prompt_wave = 0
@@ -74,29 +75,30 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[StepPlan, MixedSize | N
         sizes = mixed_sizes(self._resolved.max_num_seqs, self._resolved.max_num_batched_tokens, 1000)
         sizes = with_prefixes(sizes)
         group = self._model.num_heads // self._pages.groups[0].num_kv_heads
-        runner._groups.reserve(max(size.tokens for size in sizes))
-        runner._padded = PaddedSteps(runner._seats, sizes, group, max_model_len, runner._device)
-        runner._logits = torch.full((max(s.rows for s in sizes), runner._sampler.vocab_size), torch.nan)
+        parts, mixed = runner.parts, runner.mixed
+        parts.groups.reserve(max(size.tokens for size in sizes))
+        mixed._padded = PaddedSteps(parts.seats, sizes, group, max_model_len, self._device)
+        parts.logits = torch.full((max(s.rows for s in sizes), parts.sampler.vocab_size), torch.nan)
         graphs = MixedGraphs(sizes)
         for size in sizes:
-            runner._forward_padded(size, 1)  # as a capture does: whatever it reads then must be harmless
-            graphs._forwards[size] = SimpleNamespace(replay=partial(runner._forward_padded, size, None))
+            mixed.forward(size, 1)  # as a capture does: whatever it reads then must be harmless
+            graphs._forwards[size] = SimpleNamespace(replay=partial(mixed.forward, size, None))
             for filtered in (False, True):
-                runner._tail_padded(size, filtered)
-                tail = partial(runner._tail_padded, size, filtered)
+                mixed.tail(size, filtered)
+                tail = partial(mixed.tail, size, filtered)
                 graphs._tails[size.rows, filtered] = SimpleNamespace(replay=tail)
-        size_for = graphs.size_for
+        mixed.graphs = graphs
+        size_for = mixed.size_for
 
-        def noted(plan: StepPlan, shares_prefix: bool) -> MixedSize | None:
-            seen.append((plan, size_for(plan, shares_prefix)))
+        def noted(plan: StepPlan, *about: Any) -> MixedSize | None:
+            seen.append((plan, size_for(plan, *about)))
             return seen[-1][1]
 
-        graphs.size_for = noted
-        runner.mixed_graphs = graphs
+        mixed.size_for = noted
         return runner
 
     monkeypatch.setattr(Assembly, "runner", torch.inference_mode()(build_padded))
-    monkeypatch.setattr(assembly_module, "select", lambda _name, spec: SlowAttention(spec))
+    monkeypatch.setattr(assembly_module, "select", lambda _name, spec, _platform: SlowAttention(spec))
     return seen
 
 

@@ -29,9 +29,9 @@ def test_text_is_what_transformers_gives(
     seen: list[tuple[int, int]] = []
     build = BatchBuilder.__init__
 
-    def build_padding(self: BatchBuilder, *args: Any, pads: bool) -> None:
+    def build_padding(self: BatchBuilder, *args: Any, pads: bool, **named: Any) -> None:
         assert not pads, "this is a CPU"
-        build(self, *args, pads=True)
+        build(self, *args, pads=True, **named)
 
     def noted(_: SlowAttention, inputs: Any) -> Any:
         seen.append((inputs.num_rows, inputs.num_tokens))
@@ -41,7 +41,7 @@ def test_text_is_what_transformers_gives(
     monkeypatch.setattr(batch_module, "SIZE_STEP", 8)
     monkeypatch.setattr(BatchBuilder, "__init__", torch.inference_mode()(build_padding))
     monkeypatch.setattr(SlowAttention, "plan", noted)
-    monkeypatch.setattr(assembly_module, "select", lambda _name, spec: SlowAttention(spec))
+    monkeypatch.setattr(assembly_module, "select", lambda _name, spec, _platform: SlowAttention(spec))
     wanted = prompts(24)
     assert run(tiny_qwen3, wanted, TOKENS, **options) == [reference.greedy(p, TOKENS) for p in wanted]
     assert all(tokens <= 3 or tokens % 8 == 0 or tokens == options["max_num_seqs"] for _, tokens in seen)

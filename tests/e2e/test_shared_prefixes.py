@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.attention import select
 from quire.attention.base import prefix_tile_rows
+from quire.config.attention import ATTENTION_BACKENDS
 from quire.config.engine import EngineConfig
 from quire.config.resolve import resolve
 from quire.engine import core
@@ -41,7 +41,9 @@ OPTIONS: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def reference_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(select.BACKENDS, "prefix_reference", "tests.attention.prefix_reference:PrefixReference")
+    monkeypatch.setitem(
+        ATTENTION_BACKENDS._targets, "prefix_reference", "tests.attention.prefix_reference:PrefixReference"
+    )
     monkeypatch.setattr(PrefixReference, "num_shared_rows", 0)
     monkeypatch.setattr(PrefixReference, "num_tiles", 0)
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
-from quire.attention import select
+from quire.config.attention import ATTENTION_BACKENDS
 from quire.engine import core
 from quire.scheduling.prefixes import SharingThresholds
 from quire.scheduling.scheduler import Scheduler
@@ -118,13 +118,18 @@ CACHED = [pytest.param(name, marks=() if "five" in name or "all" in name else py
 
 
 def check(model: Model, llm: LLM, wanted: list[list[int]], params: SamplingParams = GREEDY) -> list[int]:
-    """Every token is transformers' likeliest, with its log-probability. Returns how many tokens of each were cached."""
+    """Every token is a likeliest one of transformers', with its log-probability.
+
+    Returns how many tokens of each were cached.
+    """
     outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in wanted], params, use_tqdm=False)
     assert llm.call("check") is None
     for prompt, output in zip(wanted, outputs, strict=True):
         answer = output.outputs[0]
         expected = model.logprobs(prompt + answer.token_ids)
-        assert answer.token_ids == expected[len(prompt) - 1 : -1].argmax(-1).tolist()
+        likely = expected[len(prompt) - 1 : -1]
+        taken = likely.gather(-1, torch.tensor(answer.token_ids).unsqueeze(-1)).squeeze(-1)
+        assert (likely.max(-1).values - taken).max() <= 2e-4  # of two that are as good as alike, either may win
         for position, found in enumerate(answer.logprobs, len(prompt) - 1):
             for token, line in found.items():
                 assert abs(line.logprob - expected[position, token].item()) <= 1e-4
@@ -192,7 +197,9 @@ def test_penalties_see_the_whole_history(models: Callable[[str], Model], name: s
 def test_rows_that_begin_alike_are_read_once_where_layers_see_everything(
     five_to_one: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(select.BACKENDS, "prefix_reference", "tests.attention.prefix_reference:PrefixReference")
+    monkeypatch.setitem(
+        ATTENTION_BACKENDS._targets, "prefix_reference", "tests.attention.prefix_reference:PrefixReference"
+    )
     monkeypatch.setattr(PrefixReference, "num_shared_rows", 0)
     monkeypatch.setattr(core, "Scheduler", partial(Scheduler, sharing_thresholds=SharingThresholds(1, 1, 1)))
     with engine(five_to_one, attention_backend="prefix_reference", async_scheduling=True) as llm:

@@ -25,7 +25,7 @@ gc.disable()
 frozen = gc.get_freeze_count()
 from quire import LLM
 llm = LLM(max_model_len=64)
-held = weakref.ref(llm._client._core._executor._worker.runner._store.data)
+held = weakref.ref(llm._client._core._executor._worker.runner.parts.store.data)
 del llm
 assert held() is None, gc.get_referrers(held())
 assert gc.get_freeze_count() == frozen
@@ -50,6 +50,22 @@ assert max(left) - left[0] < 10e6, left
 """
 WORKSPACE = 34e6  # bytes that the library keeps for a stream while somebody else holds tensors
 
+LOST_DEVICE = """
+import torch
+from quire import LLM
+from quire.worker.worker import Worker
+
+def lose(self, *rest, **named):
+    torch.zeros(1, device="cuda")[torch.tensor([1 << 40], device="cuda")]
+    torch.cuda.synchronize()
+
+Worker._measure = lose
+try:
+    LLM(max_model_len=64, device="cuda", gpu_memory_utilization=0.3)
+except RuntimeError as error:
+    print("read:", type(error).__name__, flush=True)
+"""
+
 
 @pytest.fixture
 def without_collector() -> Iterator[None]:
@@ -66,8 +82,8 @@ def held_by(llm: LLM) -> dict[str, weakref.ref]:
         "worker": worker,
         "model": worker._model,
         "runner": runner,
-        "KV": runner._store.data,
-        "logits": runner._logits,
+        "KV": runner.parts.store.data,
+        "logits": runner.parts.logits,
     }
     return {name: weakref.ref(one) for name, one in found.items()}
 
@@ -170,3 +186,10 @@ def test_ten_engines_in_a_row_are_alike_and_give_all_back() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_first_engine_gives_the_librarys_workspace_back_too_where_nobody_else_has_tensors() -> None:
     subprocess.run([sys.executable, "-c", FIRST_ON_A_GPU], check=True, cwd=Path(__file__).parents[2], timeout=300)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_the_error_of_a_start_that_lost_the_device_can_be_read() -> None:
+    child = subprocess.run([sys.executable, "-c", LOST_DEVICE], capture_output=True, text=True, check=False)
+    assert "read: AcceleratorError" in child.stdout, child.stderr[-2000:]

@@ -60,7 +60,7 @@ def test_a_plan_and_a_result_come_back() -> None:
         blocks=[NewBlocks(ints(3), ints(1), ints(9))],
         max_seq_len=33,
         releases=[2],
-        attachments=[PromptLogprobs(ints(1), ints(2)), PromptLogprobs(ints(0), ints(-1))],
+        attachments=[PromptLogprobs(ints(1), ints(2), ints(5)), PromptLogprobs(ints(0), ints(-1), ints(-1))],
         prefixes=SharedPrefixes(ints(1, 5), ints(0, 2), ints(32)),
     )
     back = Decoder[StepPlan](StepPlan).decode(ENCODER.encode(plan))

@@ -25,6 +25,7 @@ WORDS = "The quick brown fox, Größe and 世界 👋🏽. "
 
 
 def text_of(length: int) -> str:
+    """Some of its characters take several bytes: each counts as four."""
     return (WORDS * (length // len(WORDS) + 1))[:length]
 
 
@@ -58,7 +59,7 @@ def test_long_texts_are_encoded_elsewhere_and_alike(
     monkeypatch.setattr(encoder, "SHORT", short)
     monkeypatch.setattr(encoder, "LONG", long)
     monkeypatch.setattr(encoder, "PIECE", 2 * long)
-    sizes = [(short, "loop"), (short + 1, "thread"), (long, "thread"), (long + 1, None)]
+    sizes = [(short // 4, "loop"), (short // 4 + 1, "thread"), (long // 4, "thread"), (long // 4 + 1, None)]
 
     async def ask(encoder: TextEncoder) -> None:
         for size, where in sizes:

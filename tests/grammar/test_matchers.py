@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from quire.foundation.errors import ConfigError
-from quire.grammar.base import BACKENDS
 from quire.grammar.vocabulary import Vocabulary
-from quire.types.structured import GrammarSpec
+from quire.types.structured import GRAMMAR_BACKENDS, GrammarSpec
 from tests.frontend.tokenizers_for_tests import byte_fallback, byte_level, word_level
 from tests.grammar.walk import DEMO_MODEL, allowed, answer, demo
 
@@ -21,7 +20,7 @@ SPECS = [
 ]
 
 
-@pytest.mark.parametrize("name", list(BACKENDS))
+@pytest.mark.parametrize("name", list(GRAMMAR_BACKENDS))
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.kind)
 def test_rollback_and_fork(spec: GrammarSpec, name: str) -> None:
     backend, rng = demo(name), random.Random(0)
@@ -47,7 +46,7 @@ def test_rollback_and_fork(spec: GrammarSpec, name: str) -> None:
         assert matcher.accept(token)
 
 
-@pytest.mark.parametrize("name", list(BACKENDS))
+@pytest.mark.parametrize("name", list(GRAMMAR_BACKENDS))
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.kind)
 def test_what_the_mask_forbids_is_not_taken_and_changes_nothing(spec: GrammarSpec, name: str) -> None:
     backend, rng = demo(name), random.Random(1)
@@ -64,7 +63,7 @@ def test_what_the_mask_forbids_is_not_taken_and_changes_nothing(spec: GrammarSpe
             return
 
 
-@pytest.mark.parametrize("name", list(BACKENDS))
+@pytest.mark.parametrize("name", list(GRAMMAR_BACKENDS))
 def test_stop_tokens_are_allowed_exactly_where_the_grammar_may_end(name: str) -> None:
     backend = demo(name)
     matcher = backend.compile(GrammarSpec("regex", "aa?")).matcher()
@@ -87,13 +86,13 @@ def test_stop_tokens_are_allowed_exactly_where_the_grammar_may_end(name: str) ->
     assert allowed(backend, matcher) == [0, 2]
 
 
-@pytest.mark.parametrize("name", list(BACKENDS))
+@pytest.mark.parametrize("name", list(GRAMMAR_BACKENDS))
 @pytest.mark.parametrize("make", [byte_level, byte_fallback])
 def test_other_vocabularies(make: object, name: str, tmp_path: Path) -> None:
     tokenizer = make()  # type: ignore[operator]
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     size = tokenizer.get_vocab_size() + 70  # a model's logits are padded
-    backend = BACKENDS.get(name)(Vocabulary(tmp_path, size, [1]))
+    backend = GRAMMAR_BACKENDS.get(name)(Vocabulary(tmp_path, size, [1]))
     rng = random.Random(0)
     for spec in SPECS:
         for _ in range(5):

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from quire.foundation.errors import InputError
-from quire.grammar.base import BACKENDS, Backend
+from quire.grammar.base import Backend
 from quire.grammar.tags import plain
-from quire.types.structured import GrammarSpec
+from quire.types.structured import GRAMMAR_BACKENDS, GrammarSpec
 from tests.grammar.walk import answer, demo, takes
 
 CHOICES = ["a/b\n", '"quoted"', "é😀", "\x01", "ab", "abc", "<|im_end|>", "\\d"]
@@ -32,7 +32,7 @@ GRAMMARS = [
 ]
 
 
-@pytest.mark.parametrize("name", list(BACKENDS))
+@pytest.mark.parametrize("name", list(GRAMMAR_BACKENDS))
 def test_choices(name: str) -> None:
     backend, rng = demo(name), random.Random(0)
     grammar = backend.compile(GrammarSpec("choice", json.dumps(CHOICES)))
@@ -49,7 +49,7 @@ def test_choices(name: str) -> None:
         assert text.decode() in CHOICES
 
 
-@pytest.mark.parametrize("name", list(BACKENDS))
+@pytest.mark.parametrize("name", list(GRAMMAR_BACKENDS))
 @pytest.mark.parametrize("pattern", REGEXES)
 def test_regexes(pattern: str, name: str) -> None:
     backend, rng = demo(name), random.Random(pattern)
@@ -67,7 +67,7 @@ def test_regexes(pattern: str, name: str) -> None:
         assert re.fullmatch(pattern, text.decode()), text
 
 
-@pytest.mark.parametrize("name", list(BACKENDS))
+@pytest.mark.parametrize("name", list(GRAMMAR_BACKENDS))
 @pytest.mark.parametrize(("source", "pattern"), GRAMMARS)
 def test_grammars(source: str, pattern: re.Pattern[str] | None, name: str) -> None:
     backend, rng = demo(name), random.Random(source)
@@ -82,7 +82,7 @@ def test_grammars(source: str, pattern: re.Pattern[str] | None, name: str) -> No
             assert pattern.fullmatch(text.decode()), text
 
 
-@pytest.mark.parametrize("name", list(BACKENDS))
+@pytest.mark.parametrize("name", list(GRAMMAR_BACKENDS))
 def test_json_objects(name: str) -> None:
     backend, rng = demo(name), random.Random(1)
     grammar = backend.compile(GrammarSpec("json_object", ""))
@@ -93,7 +93,7 @@ def test_json_objects(name: str) -> None:
 
 
 @pytest.mark.parametrize("start", ["[", '{"a":', "[1.", "[1e", "[-"])
-@pytest.mark.parametrize("name", list(BACKENDS))
+@pytest.mark.parametrize("name", list(GRAMMAR_BACKENDS))
 def test_numbers_stay_finite(start: str, name: str) -> None:
     """Digits only, for as long as they are allowed."""
     backend = demo(name)
@@ -186,7 +186,7 @@ TAGS: list[tuple[Any, list[str], list[str]]] = [  # tag, answers, others
 
 
 @pytest.mark.parametrize(("given", "answers", "others"), TAGS, ids=lambda x: x["type"] if isinstance(x, dict) else "")
-@pytest.mark.parametrize("name", list(BACKENDS))
+@pytest.mark.parametrize("name", list(GRAMMAR_BACKENDS))
 def test_structural_tags(given: Any, answers: list[str], others: list[str], name: str) -> None:
     backend, rng = demo(name), random.Random(0)
     once = plain(given, "response_format")

@@ -9,15 +9,16 @@ from pathlib import Path
 import numpy as np
 
 import quire
-from quire.grammar.base import BACKENDS, Backend, Matcher
+from quire.grammar.base import Backend, Matcher
 from quire.grammar.vocabulary import Vocabulary
+from quire.types.structured import GRAMMAR_BACKENDS
 
 DEMO_MODEL = Path(quire.__file__).parent / "demo_model"
 
 
 @cache
 def demo(name: str = "llguidance") -> Backend:
-    found: Backend = BACKENDS.get(name)(Vocabulary(DEMO_MODEL, 4096, [2, 0]))
+    found: Backend = GRAMMAR_BACKENDS.get(name)(Vocabulary(DEMO_MODEL, 4096, [2, 0]))
     return found
 
 

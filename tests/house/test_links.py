@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     page
-    for folder in (ROOT, ROOT / "docs", ROOT / "demo", ROOT / "examples", ROOT / "quire")
+    for folder in (ROOT, ROOT / "docs", ROOT / "demo", ROOT / "examples", ROOT / "examples" / "plugin", ROOT / "quire")
     for page in (folder.rglob("*.md") if folder.name == "quire" else folder.glob("*.md"))
     if not any(part.startswith(".") for part in page.relative_to(ROOT).parts)
 )
@@ -55,6 +55,14 @@ def test_links_lead_somewhere(page: Path) -> None:
 )
 def test_files_that_are_named_exist(page: Path) -> None:
     assert list(missing_files(page)) == []
+
+
+def test_the_lines_of_those_that_are_there_are_near_what_is_said() -> None:
+    said = re.findall(r"\| `([\w/]+\.py)` (\d+) \|$", (ROOT / "docs" / "design.md").read_text("utf-8"), re.MULTILINE)
+    assert len(said) >= 10
+    for name, lines in said:
+        count = len((ROOT / "quire" / name).read_text("utf-8").splitlines())
+        assert abs(count - int(lines)) <= max(10, count // 5), (name, count)
 
 
 def test_the_design_is_read_in_half_an_hour() -> None:

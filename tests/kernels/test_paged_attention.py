@@ -7,7 +7,7 @@ import torch
 
 from quire.attention.base import prefix_tile_rows
 from quire.kernels.attention import paged as paged_attention
-from quire.kernels.dispatch import INTERPRETED
+from quire.kernels.dispatch import device_on_triton
 from tests.kernels.compare import NARROW, assert_near
 
 
@@ -233,7 +233,7 @@ def test_many_rows_find_their_tiles(device: torch.device) -> None:
 
 @pytest.mark.parametrize("window", [0, 700])
 def test_shares_cover_every_token_once_and_the_longest_stand_first(device: torch.device, window: int) -> None:
-    if device.type == "cpu" and not INTERPRETED:
+    if not device_on_triton(device):
         pytest.skip("plain torch goes row by row")
     seq_lens = [1, 5000, 300, 33, 2000, 32, 64, 5000, 1]
     lens = torch.tensor(seq_lens, device=device, dtype=torch.int32)
@@ -260,7 +260,7 @@ def test_shares_cover_every_token_once_and_the_longest_stand_first(device: torch
 
 
 def test_a_workspace_too_small_is_refused(device: torch.device) -> None:
-    if device.type == "cpu" and not INTERPRETED:
+    if not device_on_triton(device):
         pytest.skip("plain torch needs none")
     cache = make_cache([50, 20], 2, 64, 16, NARROW, device)
     lens = torch.tensor([50, 20], device=device, dtype=torch.int32)

@@ -131,7 +131,7 @@ def test_the_longest_kernel_is_compiled_first(counting: CountingDriver, monkeypa
     """By its source and that of what it calls."""
     add, _ = kernels()
     order: list[str] = []
-    monkeypatch.setattr(rehearsing, "_compile", lambda function, _: order.append(function.fn.__name__))
+    monkeypatch.setattr(rehearsing, "_compile", lambda function, *_: order.append(function.fn.__name__))
     monkeypatch.setattr(rehearsing, "_MAX_THREADS", 1)
     x = torch.zeros(64)
     with Rehearsal() as rehearsal:

@@ -14,24 +14,36 @@ def cos_sin_table(rotary_dim: int, device: torch.device) -> torch.Tensor:
     return torch.cat([angle.cos(), angle.sin()], dim=1).float().to(device)
 
 
-def rotate(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Complex multiplication of each pair (i, i + rotary_dim / 2): another way to say what the kernel does."""
+def rotate(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
+    """Complex multiplication of each pair (i, i + rotary_dim / 2), or (2i, 2i + 1): another way to say what the kernel
+    does."""
     rotary_dim = table.shape[1]
     half = rotary_dim // 2
     turn = torch.complex(table[:, :half].double(), table[:, half:].double())[positions.long()][:, None]
+    if interleaved:
+        pairs = torch.view_as_complex(x[..., :rotary_dim].unflatten(-1, (half, 2)).contiguous()) * turn
+        return torch.cat([torch.view_as_real(pairs).flatten(-2), x[..., rotary_dim:]], dim=-1)
     pairs = torch.complex(x[..., :half], x[..., half:rotary_dim]) * turn
     return torch.cat([pairs.real, pairs.imag, x[..., rotary_dim:]], dim=-1)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(
     ("tokens", "heads", "kv_heads", "dim", "rotary_dim"),
-    [(1, 16, 8, 128, 128), (9, 4, 1, 96, 96), (5, 6, 2, 64, 32), (140, 7, 1, 80, 80), (2, 2, 2, 256, 64)],
+    [
+        (1, 16, 8, 128, 128),
+        (9, 4, 1, 96, 96),
+        (5, 6, 2, 64, 32),
+        (140, 7, 1, 80, 80),
+        (2, 2, 2, 256, 64),
+        (3, 4, 2, 64, 2),
+    ],
 )
 def test_rotates_norms_and_writes(
     device: torch.device, tokens: int, heads: int, kv_heads: int, dim: int, rotary_dim: int, normed: bool,
-    dtype: torch.dtype,
+    interleaved: bool, dtype: torch.dtype,
 ) -> None:  # fmt: skip
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim, device=device, dtype=dtype)
     table = cos_sin_table(rotary_dim, device)
@@ -43,7 +55,7 @@ def test_rotates_norms_and_writes(
     # One allocation for both, as a pool would have it: the caches are strided views.
     pool = torch.full((NUM_BLOCKS, 2, kv_heads, BLOCK_SIZE, dim), 7.0, device=device, dtype=dtype)
     q_out = qk_norm_rope_write(
-        qkv, table, positions, slots, pool[:, 0], pool[:, 1], heads, kv_heads, dim, *weights, 1e-6
+        qkv, table, positions, slots, pool[:, 0], pool[:, 1], heads, kv_heads, dim, *weights, 1e-6, interleaved
     )
 
     q, k, v = qkv.double().view(tokens, -1, dim).split([heads, kv_heads, kv_heads], dim=1)
@@ -55,8 +67,8 @@ def test_rotates_norms_and_writes(
     written = pool.transpose(2, 3).reshape(NUM_BLOCKS, 2, BLOCK_SIZE, kv_heads, dim)
     real = slots >= 0
     block, offset = slots[real].long() // BLOCK_SIZE, slots[real].long() % BLOCK_SIZE
-    assert_near(q_out, rotate(q, positions, table), dtype)
-    assert_near(written[block, 0, offset], rotate(k, positions, table)[real], dtype)
+    assert_near(q_out, rotate(q, positions, table, interleaved), dtype)
+    assert_near(written[block, 0, offset], rotate(k, positions, table, interleaved)[real], dtype)
     assert torch.equal(written[block, 1, offset], v.to(dtype)[real])
     untouched = torch.ones(NUM_BLOCKS, BLOCK_SIZE, dtype=torch.bool, device=device)
     untouched[block, offset] = False

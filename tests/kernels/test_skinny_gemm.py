@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels.dispatch import INTERPRETED
+from quire.kernels.dispatch import device_on_triton
 from quire.kernels.gemm.linear import linear_reference
 from quire.kernels.gemm.triton.plan import Plan, Registers, Shared, Vector
 from tests.kernels.compare import NARROW, assert_near
@@ -23,7 +23,7 @@ PLANS = [
 @pytest.mark.parametrize("how", PLANS, ids=str)
 @pytest.mark.parametrize(("n", "k", "biased"), [(48, 1024, True), (37, 96, False), (130, 1504, True)])
 def test_kernels(device: torch.device, m: int, n: int, k: int, biased: bool, how: Plan) -> None:
-    if device.type == "cpu" and (not INTERPRETED or isinstance(how, Registers)):
+    if not device_on_triton(device) or (device.type == "cpu" and isinstance(how, Registers)):
         pytest.skip("the kernels need a GPU, or an interpreter")
     if isinstance(how, Vector) and m > 1:
         pytest.skip("one row")
@@ -44,7 +44,7 @@ def test_kernels(device: torch.device, m: int, n: int, k: int, biased: bool, how
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(("m", "n", "k", "biased"), [(1, 48, 1024, True), (1, 37, 600, False), (6, 70, 512, True)])
 def test_norm_and_gate(device: torch.device, m: int, n: int, k: int, biased: bool, gated: bool, how: Plan) -> None:
-    if device.type == "cpu" and (not INTERPRETED or isinstance(how, Registers)):
+    if not device_on_triton(device) or (device.type == "cpu" and isinstance(how, Registers)):
         pytest.skip("the kernels need a GPU, or an interpreter")
     if isinstance(how, Vector) and m > 1:
         pytest.skip("one row")

@@ -39,10 +39,10 @@ SCALINGS: list[dict[str, Any]] = [
 
 
 def rotary_table(config: dict[str, Any], head_dim: int, positions: int) -> torch.Tensor:
-    """Through the reader of config.json."""
-    return rotary.rotary_table(
-        hf_config({"architectures": ["LlamaForCausalLM"], **config}, {}).values, head_dim, positions
-    )
+    """Through the reader of config.json: of Llama, or of a family of which a part of the head may turn."""
+    architecture = "NemotronForCausalLM" if "partial_rotary_factor" in str(config) else "LlamaForCausalLM"
+    given = {"architectures": [architecture], "max_position_embeddings": 2048, **config}
+    return rotary.rotary_table(hf_config(given, {}).values, head_dim, positions)
 
 
 def reference(theta: float, scaling: dict[str, Any], positions: int = POSITIONS) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import transformers
 from quire.config.model_info import read_model_info
 from quire.models import catalog, weights
 from quire.models.base import DecoderStack
+from tests.models import twins
 
 CPU = torch.device("cpu")
 TINY = {
@@ -23,26 +25,41 @@ TINY = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
 }
+TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+# Families whose class is called otherwise, and those whose norms are added to 1.
+MODELS = {"Gemma3Text": "Gemma3ForCausalLM", "GPT2": "GPT2LMHeadModel"}
+ADDED_TO_1 = ("Gemma", "Gemma2", "Gemma3Text", "VaultGemma", "Nemotron")
+
+
+def config_class(family: str) -> type[transformers.PreTrainedConfig]:
+    found: type[transformers.PreTrainedConfig] = getattr(transformers, f"{family}Config")
+    return found
 
 
 def make(family: str, seed: int = 0, **config: Any) -> transformers.PreTrainedModel:
-    """A float32 model with weights large enough for its outputs to depend on everything before."""
-    made = getattr(transformers, f"{family}Config")(**{**TINY, **config})
+    """A float32 model with weights large enough for its outputs to depend on everything before. family: transformers'
+    name, and behind a colon what `save` turns the checkpoint into. config: `...` leaves a key out."""
+    family, _, turned = family.partition(":")
+    wanted = {key: value for key, value in {**TINY, **TOKENS, **config}.items() if value is not ...}
+    made = config_class(family)(**copy.deepcopy(wanted))  # which fills in what a rotary section lacks
     made._attn_implementation = "eager"
     torch.manual_seed(seed)
-    model = getattr(transformers, f"{family}ForCausalLM")(made).eval()
+    model = getattr(transformers, MODELS.get(family, f"{family}ForCausalLM"))(made).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("norm.weight"):
-                parameter.uniform_(0.5, 1.5)
+            if parameter.dim() == 1 and name.endswith("weight"):
+                parameter.uniform_(0.5, 1.5).sub_(1 if family in ADDED_TO_1 else 0)
             else:
                 parameter.normal_(0, 0.15)
     model.tie_weights()
+    model.saved_as = turned
     return model
 
 
 def save(model: transformers.PreTrainedModel, folder: Path, **arguments: Any) -> Path:
     model.save_pretrained(folder, **arguments)
+    if getattr(model, "saved_as", ""):
+        twins.turn(model.saved_as, folder)
     return folder
 
 

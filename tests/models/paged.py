@@ -59,6 +59,7 @@ class PagedRows:
                     max_tokens=max_rows * max_seq_len,
                     max_seq_len=max_seq_len,
                     sliding_window=group.window or None,
+                    softcap=model.softcap,
                 ),
             )
             for group in groups

@@ -17,6 +17,7 @@ from quire.frontend.llm_engine import LLMEngine
 from quire.models import qwen3
 from quire.models.base import DecoderStack
 from quire.types.sampling import SamplingParams
+from tests.foundation.packages import install
 
 ARCHITECTURE = "OwnForCausalLM"
 PROMPT, GREEDY = [1, 2, 3], SamplingParams(max_tokens=4, temperature=0.0)
@@ -96,14 +97,14 @@ def test_what_is_no_family_is_refused_by_name(family: Any, message: str) -> None
         start()
 
 
-def test_installed_packages_register_theirs(tmp_path: Path) -> None:
-    folder = tmp_path / "own-1.0.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1.0\n")
-    (folder / "entry_points.txt").write_text(f"[quire.model]\n{ARCHITECTURE} = own.family\n")
-    code = f"import sys; sys.path.append({str(tmp_path)!r}); from quire.config import own_families; "
-    code += f"print(own_families.family_name({ARCHITECTURE!r}), 'torch' in sys.modules)"
+def test_installed_packages_add_families_and_take_none_over(tmp_path: Path) -> None:
+    points = {ARCHITECTURE: "own.family", "Qwen3ForCausalLM": "own.family"}
+    install(tmp_path, "own", {"quire.model_family": points})
+    code = f"import sys; sys.path.append({str(tmp_path)!r}); from quire.config.families import family_of; "
+    code += f"print(*(family_of(name).name for name in {[*points]}), 'torch' in sys.modules, 'own' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
     )
-    assert done.stdout.split() == ["own.family", "False"]
+    assert done.stdout.split() == [ARCHITECTURE, "qwen3", "False", "False"]
+    assert "own.family of the package own" in done.stderr
+    assert "is not used: Quire has a model family of that name" in done.stderr

@@ -25,7 +25,7 @@ def embed(folder: Path, prompts: list[list[int]], **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize("backend", ["triton", "torch"])
+@pytest.mark.parametrize("backend", ["triton", "sdpa"])
 def test_encoders(backend: str, dtype: str, tmp_path: Path) -> None:
     from tests.pooling import checkpoints
 

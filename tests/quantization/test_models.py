@@ -21,7 +21,9 @@ from quire.models import catalog, weights
 from quire.models.base import DecoderStack
 from quire.quantization.base import FLOATS, INPUTS, OUTPUTS, MatrixInfo, QuantizationMethod, Scheme, Source
 from quire.quantization.fp8 import Fp8Channel, OnlineFp8
+from tests.effort import sampled
 from tests.models import checkpoints
+from tests.models.cases import CASES, FAMILIES
 from tests.models.paged import PagedRows
 from tests.pooling import checkpoints as pooling
 from tests.quantization.test_formats import Halves
@@ -130,10 +132,20 @@ def test_what_is_missing_is_said_as_ever(folder: Path) -> None:
     assert "q_proj.weight is [48, 47], the model needs [48, 48]" in str(caught.value)
 
 
-@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Mistral"])
-@pytest.mark.parametrize("tied", [False, True])
-def test_logits_are_those_of_the_widened_model(family: str, tied: bool, tmp_path: Path) -> None:
-    folder = checkpoints.save(checkpoints.make(family, tie_word_embeddings=tied), tmp_path)
+WIDENED = [
+    *(
+        (family, {"tie_word_embeddings": tied})
+        for family in ("Llama", "Qwen2", "Qwen3", "Mistral")
+        for tied in (False, True)
+    ),
+    *(CASES[name] for name in FAMILIES),
+]
+USUAL = ("Llama", "Qwen3", "Gemma2", "Phi3", "GPT2", "Falcon")
+
+
+@pytest.mark.parametrize(("family", "config"), sampled(WIDENED, lambda case: case[0] in USUAL))
+def test_logits_are_those_of_the_widened_model(family: str, config: dict[str, Any], tmp_path: Path) -> None:
+    folder = checkpoints.save(checkpoints.make(family, **config), tmp_path)
     fp8, plain = build(folder, OnlineFp8()), build(folder)
     for path, linear in linears(plain).items():
         linear.set_dense(linears(fp8)[path].matrix.dense(torch.float32))

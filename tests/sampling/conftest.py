@@ -1,4 +1,5 @@
-"""The same tests run on the CPU (plain torch), on a GPU, and on the Triton kernels under Triton's interpreter.
+"""The same tests run on the CPU, in plain torch there and on a GPU, on a GPU, and on the Triton kernels under Triton's
+interpreter.
 
 The interpreter needs TRITON_INTERPRET=1 and an importable triton; it is slow, so those tests keep vocabularies small.
 """
@@ -7,18 +8,24 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 
 import pytest
 import torch
 
+from quire.kernels.dispatch import plain_torch
 from quire.kernels.sampling import sampling
 from quire.kernels.sampling.sampling import History, Scratch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
-BACKENDS = ["torch", "interpreter", pytest.param("cuda", marks=pytest.mark.gpu)]
+BACKENDS = [
+    "torch",
+    "plain",
+    "interpreter",
+    *(pytest.param(name, marks=pytest.mark.gpu) for name in ("cuda", "plain, cuda")),
+]
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,10 @@ class Backend:
     device: torch.device
     _sample: Callable[..., None]
     _penalize: Callable[..., None]
+
+    @property
+    def is_torch(self) -> bool:
+        return self.name not in ("interpreter", "cuda")
 
     @property
     def fast(self) -> bool:
@@ -53,7 +64,7 @@ class Backend:
             torch.tensor(seats, dtype=torch.int32, device=self.device),
             torch.tensor(lengths, dtype=torch.int32, device=self.device),
             out,
-            None if self.name == "torch" else Scratch.allocate(rows, 1, logits.shape[1], self.device),
+            None if self.is_torch else Scratch.allocate(rows, 1, logits.shape[1], self.device),
             filtered=filtered,
         )
         return out.tolist()
@@ -67,7 +78,7 @@ class Backend:
         history: History,
     ) -> torch.Tensor:
         logits = logits.to(self.device, copy=True)
-        scratch = None if self.name == "torch" else Scratch.allocate(1, len(logits), logits.shape[1], self.device)
+        scratch = None if self.is_torch else Scratch.allocate(1, len(logits), logits.shape[1], self.device)
         table = history.block_table.to(self.device)
         history = History(history.token_of_slot.to(self.device), table, history.block_size)
         arguments = [tensor.to(self.device) for tensor in (columns, seats, lengths)]
@@ -78,18 +89,20 @@ class Backend:
 
 
 @pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> Backend:
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     name = request.param
     if name == "interpreter" and not INTERPRETED:
         pytest.skip("needs TRITON_INTERPRET=1 and triton")
-    if name == "cuda" and not torch.cuda.is_available():
+    if "cuda" in name and not torch.cuda.is_available():
         pytest.skip("no GPU")
     torch.manual_seed(0)
     if name == "interpreter":
         kernels, penalties = _triton()
-        return Backend(name, torch.device("cpu"), kernels.sample, penalties.penalize)
-    device = torch.device("cuda" if name == "cuda" else "cpu")
-    return Backend(name, device, sampling.sample, sampling.penalize)
+        yield Backend(name, torch.device("cpu"), kernels.sample, penalties.penalize)
+        return
+    device = torch.device("cuda" if "cuda" in name else "cpu")
+    with plain_torch("plain" in name):
+        yield Backend(name, device, sampling.sample, sampling.penalize)
 
 
 def _triton() -> tuple[ModuleType, ModuleType]:

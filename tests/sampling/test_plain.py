@@ -145,3 +145,11 @@ def test_the_uniform_is_exact_integer_arithmetic(seed: int, length: int) -> None
     u = uniform(torch.tensor([low], dtype=torch.int32), torch.tensor([high], dtype=torch.int32), torch.tensor([length]))
     assert u.item() == (splitmix64(key, length) >> 40) / 2**24
     assert 0 <= u.item() < 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_the_uniform_is_the_same_number_on_every_device() -> None:
+    low, high = (torch.randint(-(2**31), 2**31 - 1, (5000,), dtype=torch.int32) for _ in range(2))
+    lengths = torch.arange(5000, dtype=torch.int32)
+    assert torch.equal(uniform(low.cuda(), high.cuda(), lengths.cuda()).cpu(), uniform(low, high, lengths))

@@ -187,7 +187,7 @@ class EchoLLM:
                     yield RequestOutput(
                         request_id=request_id,
                         prompt=prompt.text,
-                        prompt_token_ids=ids,
+                        prompt_ids=ids,
                         outputs=[self._answer(n, answer, params, last) for n, answer in enumerate(news)],
                         finished=last,
                         prompt_logprobs=self._prompt_logprobs(ids, params),

@@ -183,6 +183,7 @@ def test_refusals(client: openai.OpenAI, server: ServerProcess) -> None:
     assert httpx.post(f"{server.url}/v1/files", json={}).status_code == 400
 
 
+@pytest.mark.long
 def test_cancelled_batches_keep_their_answers(client: openai.OpenAI) -> None:
     body = {"prompt": "Once", "max_tokens": 200, "ignore_eos": True}
     batch = submit(client, [line(n, body, "/v1/completions") for n in range(250)], "/v1/completions")
@@ -247,6 +248,7 @@ def read_results(folder: Path, file_id: str | None) -> list[dict[str, Any]]:
     return [json.loads(one) for one in (folder / "files" / f"{file_id}.data").read_bytes().splitlines()]
 
 
+@pytest.mark.long
 def test_who_waits_is_served_before_a_batch(tmp_path: Path) -> None:
     """All seats are taken by a batch that takes minutes; a request gets one at once."""
     body = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True}
@@ -271,6 +273,7 @@ def test_who_waits_is_served_before_a_batch(tmp_path: Path) -> None:
         assert finish(client, batch).status == "cancelled"
 
 
+@pytest.mark.long
 def test_one_directory_one_server(client: openai.OpenAI, folder: Path) -> None:
     file = client.files.create(file=("in.jsonl", jsonl([line(1)])), purpose="batch")
     with serve(folder) as second:

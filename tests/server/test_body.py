@@ -159,3 +159,14 @@ def test_a_text_that_no_prompt_may_have_is_refused_off_the_bytes(
             shape.check_shape(raw, 1000)
     else:
         shape.check_shape(raw, 1000)
+
+
+@pytest.mark.parametrize("size", range(3, 60))
+def test_a_key_that_lies_in_two_pieces_is_a_key(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shape, "SCANNED_AT_ONCE", size)
+    monkeypatch.setattr(shape, "MAX_VALUES", 20)
+    long = "x" * 1500
+    shape.check_shape(json.dumps({"n": 1, "stop": long}).encode(), 1000)
+    shape.check_shape(json.dumps({"prompt_embeds": [long], "guided_regex": long}).encode(), 1000)
+    with pytest.raises(ContextLengthError):
+        shape.check_shape(json.dumps({"prompt_embeds": "", "prompt": long}).encode(), 1000)

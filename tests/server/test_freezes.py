@@ -132,7 +132,7 @@ def test_every_field_has_a_limit_that_is_seen_before_its_value_is_made(kind: typ
             continue
         raw = b'{"%b": "%b"}' % (name.encode(), b"a" * most)
         with pytest.raises(InputError) as error:
-            bodies._read(raw, kind, "")
+            bodies.read(raw, kind, "")
         assert error.value.param == (kind.within or name)
         path = f"{kind.within}.{name}" if kind.within else name
         assert error.value.message == f"{path} takes {most + 2} bytes of JSON, and may take {most}"
@@ -162,7 +162,7 @@ LONG_FORMAT = {"type": "json_schema", "name": "a", "schema": LONG_SCHEMA}
 def test_what_lies_within_a_field_may_be_as_long_as_in_other_apis(kind: type[Body], body: dict[str, Any]) -> None:
     raw = json.dumps({"model": "m", **body}).encode()
     assert len(raw) > USUAL
-    bodies._read(raw, kind, "")
+    bodies.read(raw, kind, "")
 
 
 def test_limits_are_of_fields_that_there_are() -> None:

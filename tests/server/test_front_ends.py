@@ -168,6 +168,7 @@ def test_they_are_one_server(server: ServerProcess, pair: Any) -> None:
     assert httpx.get(f"{server.url}/load").json() == {"server_load": 0}
 
 
+@pytest.mark.long
 def test_a_request_id_is_taken_on_both(pair: Any) -> None:
     zero, one = pair
     options = {"model": MODEL, "prompt": "a", "max_tokens": 400, "extra_body": {"request_id": "x", "ignore_eos": True}}
@@ -393,6 +394,7 @@ def test_a_dead_core_that_is_not_to_be_started_again_ends_them_all(tmp_path: Pat
         assert not any(map(is_alive, family))
 
 
+@pytest.mark.long
 def test_front_ends_that_keep_dying_end_the_server(tmp_path: Path) -> None:
     with serve(tmp_path) as server:
         assert server.url

@@ -172,7 +172,7 @@ async def disturbed(server: ServerProcess, killer: Killer, expected: list[dict[s
 
 @pytest.mark.parametrize("arguments", [
     pytest.param(["--distributed-executor-backend", "mp"], id="worker of its own"),
-    pytest.param(["--api-server-count", "2"], id="two front ends"),
+    pytest.param(["--api-server-count", "2"], id="two front ends", marks=pytest.mark.long),
 ])  # fmt: skip
 @pytest.mark.parametrize(("count", "kills"), [(28, 2), pytest.param(STREAMS, 20, marks=pytest.mark.long)])
 def test_every_stream_goes_on(tmp_path: Path, arguments: list[str], count: int, kills: int) -> None:

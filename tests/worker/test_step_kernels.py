@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
 
+from quire.kernels.dispatch import plain_torch
 from quire.kernels.step import step
 from quire.kernels.step.state import SeatState, StepBuffers
 
@@ -37,10 +40,12 @@ def buffers(rows: int, tokens: int, device: str) -> StepBuffers:
     return StepBuffers(poisoned(tokens), poisoned(tokens), poisoned(tokens), poisoned(rows))
 
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+@pytest.fixture(params=["cpu", *(pytest.param(kind, marks=pytest.mark.gpu) for kind in ("cuda", "plain, cuda"))])
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    with plain_torch("plain" in request.param):
+        yield "cuda" if "cuda" in request.param else "cpu"
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("padding", [0, 3, 600])
 def test_gather_finds_every_token(device: str, seed: int, padding: int) -> None:
@@ -81,7 +86,6 @@ def test_gather_finds_every_token(device: str, seed: int, padding: int) -> None:
     assert (out.slots[behind] == -1).all(), "padding tokens are written nowhere"
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("size", [4, 16, 24])
 @pytest.mark.parametrize("padding", [0, 3, 500])
 def test_slots_of_another_group(device: str, size: int, padding: int) -> None:
@@ -113,7 +117,6 @@ def test_slots_of_another_group(device: str, size: int, padding: int) -> None:
         assert each.tolist() == [table[s, p // size] * size + p % size for s, p in places]
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_decode_rows_and_padding(device: str) -> None:
     s, out = state(5, device), buffers(6, 6, device)
     seats = torch.tensor([3, 8, 1, 0, 0, 0], dtype=torch.int32, device=device)
@@ -128,7 +131,6 @@ def test_decode_rows_and_padding(device: str) -> None:
     assert out.slots[3:].tolist() == [0, 0, 0], "padding writes to the null block"
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("every_row", [True, False])
 def test_commit_advances_real_seats_only(device: str, every_row: bool) -> None:
     s = state(6, device)
@@ -153,7 +155,6 @@ def test_commit_advances_real_seats_only(device: str, every_row: bool) -> None:
     assert s.last_token.tolist() == last.tolist()
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_scatter(device: str) -> None:
     table = torch.zeros(50, 100, dtype=torch.int32, device=device)
     index = torch.randperm(5000)[:3000].to(torch.int32)

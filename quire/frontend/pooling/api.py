@@ -16,7 +16,13 @@ from quire.frontend.pooling.requests import PoolingPrompt, pooler_of
 from quire.frontend.progress import ProgressFactory
 from quire.frontend.templates.chat import ChatTemplate
 from quire.frontend.tokenization.tokenizer import Tokenizer
-from quire.frontend.tokenization.truncation import Side, TokenizationOptions, Truncation, encode_texts
+from quire.frontend.tokenization.truncation import (
+    Side,
+    TokenizationOptions,
+    Truncation,
+    check_least_tokens,
+    encode_texts,
+)
 from quire.types.pooling import (
     CLASSIFY,
     EMBED,
@@ -76,6 +82,9 @@ class PoolingAPI:
         cut = self._cut(options)
         texts = [prompt.text or "" for prompt in given if prompt.token_ids is None]
         special = options.special(True)
+        if texts and cut.limit is None:
+            context = self.info.max_model_len
+            check_least_tokens(self.get_tokenizer(), texts, context, context)
         encoded = iter(encode_texts(self.get_tokenizer(), texts, cut, add_special_tokens=special) if texts else ())
         ready = [
             PoolingPrompt(cut.cut(p.token_ids) if p.token_ids is not None else next(encoded), None, p.cache_salt)

@@ -13,16 +13,18 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 
-from quire.foundation import aside
-from quire.foundation.async_forks import AsyncForks
-from quire.foundation.errors import ContextLengthError, InputError, OverloadedError
-from quire.foundation.fork_server import ForkServer, Limits
+from quire.foundation.async_forks import MAX_TRIES
+from quire.foundation.errors import ContextLengthError, InputError, OverloadedError, QuireError
+from quire.foundation.fork_server import Limits
+from quire.foundation.kept_bodies import BodyServer, KeptBody, KeptElsewhere
+from quire.foundation.value_pieces import Pieces, pieces_of
 from quire.frontend.pooling.prompts import Pair, PairEncoder
 from quire.frontend.pooling.requests import PoolingPrompt
 from quire.frontend.text import check_text
@@ -30,37 +32,40 @@ from quire.frontend.tokenization.tokenizer import Tokenizer
 from quire.frontend.tokenization.truncation import FIELD, NO_TRUNCATION, Side, Truncation, check_length, encode_texts
 from quire.types.request import TokenIds, token_array
 
-SHORT = aside.LONG  # characters of all texts that are encoded in place
-LONG = 256 * 1024  # more are encoded in a fork
+SHORT = 8 * 1024  # bytes of all texts that are encoded in place
+LONG = 48 * 1024  # more are encoded in a fork: as lists of numbers their ids would hold up others
+MAX_CHAR = 4  # bytes
+_SENT = 16 * 1024  # characters that are sent to a fork at a time
 PIECE = 1024 * 1024  # characters that one fork encodes, unless they are one text
 WIDTH = max(1, min(4, (os.cpu_count() or 1) // 4))  # threads at a time, and forks
-MAX_WAITING = 64  # requests
+MAX_WAITING = 1024  # requests
 LIMITS = Limits(cpu_seconds=60, wall_seconds=600.0, memory_bytes=2 * 1024**3, forks=WIDTH)
 
 T = TypeVar("T")
 
 
-class _Piece(msgspec.Struct, frozen=True, array_like=True):
-    texts: list[str]
+class _Question(msgspec.Struct, frozen=True, array_like=True):
+    sizes: list[int]  # bytes of each text
     limit: int | None
     side: Side
     add_special_tokens: bool
     keep: int | None  # ids of a text that has more tokens are not sent
 
 
-class _Encoded(msgspec.Struct, frozen=True, array_like=True):
-    count: int
-    ids: bytes | None  # int32
+class TakesLongError(Exception):
+    """There is more to encode than was allowed."""
 
 
 class TextEncoder:
-    """Used on one event loop. context: tokens (max_model_len)."""
+    """Used on one event loop. context: tokens (max_model_len). is_alone: nobody is held up by what is done here."""
 
-    def __init__(self, tokenizer: Tokenizer, context: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, context: int, *, is_alone: bool = False) -> None:
         self.tokenizer = tokenizer
+        self._is_alone = is_alone
+        self.at_once: int | None = None  # characters that one who is alone may encode
         self._context = context
         self._threads = asyncio.Semaphore(WIDTH)
-        self._forks = AsyncForks(
+        self._forks = KeptElsewhere(
             "quire.frontend.tokenization.encoder", str(tokenizer.folder), TOKENIZERS_PARALLELISM="false"
         )
         self._num_waiting = 0
@@ -103,7 +108,7 @@ class TextEncoder:
 
     async def encode_pairs(self, encoder: PairEncoder, pairs: Sequence[Pair]) -> list[PoolingPrompt]:
         """The prompts of pairs. Raises InputError."""
-        if sum(len(a) + len(b) for a, b in pairs) <= SHORT:
+        if self._is_alone or sum(len(a) + len(b) for a, b in pairs) <= SHORT:
             return encoder.encode(pairs)
         found: list[PoolingPrompt] = []
         for batch in _batches(pairs, LONG, lambda pair: len(pair[0]) + len(pair[1])):
@@ -117,7 +122,9 @@ class TextEncoder:
         """Number and ids of the tokens of each text; no ids of one with more than `keep` that was not encoded here."""
         for text in texts:
             check_length(self.tokenizer, text, self._context, most, is_cut=cut.limit is not None)
-        size = sum(map(len, texts))
+        if self.at_once is not None and sum(map(len, texts)) > self.at_once:
+            raise TakesLongError
+        size = 0 if self._is_alone else sum(map(_num_bytes, texts))
         if size > LONG:
             return await self._in_forks(texts, cut, keep, add_special_tokens=add_special_tokens)
 
@@ -140,23 +147,41 @@ class TextEncoder:
         found: list[tuple[int, TokenIds | None]] = []
         try:
             for batch in _batches(texts, PIECE, len):
-                for text in batch:
-                    check_text(text, "prompt")
-                piece = _Piece(batch, cut.limit, cut.side, add_special_tokens, keep)
-                answer = await self._forks.ask(msgspec.msgpack.encode(piece))
-                if not answer:
-                    raise InputError(
-                        f"prompt takes more than {LIMITS.memory_bytes // 1024**2} MiB of memory or "
-                        f"{LIMITS.cpu_seconds} s of processor time to tokenize",
-                        "prompt",
-                    )
-                result = msgspec.msgpack.decode(answer, type=list[_Encoded] | str)
+                result = await self._in_fork(batch, cut, keep, add_special_tokens=add_special_tokens)
                 if isinstance(result, str):
                     raise InputError(result, FIELD)
-                found += [(one.count, None if one.ids is None else np.frombuffer(one.ids, np.int32)) for one in result]
+                found += map(tuple, result)
         finally:
             self._num_waiting -= 1
         return found
+
+    async def _in_fork(
+        self, texts: Sequence[str], cut: Truncation, keep: int | None, *, add_special_tokens: bool
+    ) -> Any:
+        """Number and ids of each text, or what is wrong with all."""
+        for number in range(1, MAX_TRIES + 1):
+            body = await self._forks.open()
+            try:
+                sizes = [await _send(body, text) for text in texts]
+                question = _Question(sizes, cut.limit, cut.side, add_special_tokens, keep)
+                return await body.ask(msgspec.msgpack.encode(question), Pieces())
+            except ConnectionError:
+                if number == MAX_TRIES:
+                    raise QuireError("the process that encodes long texts has ended") from None
+            except EOFError:
+                raise InputError(
+                    f"prompt takes more than {LIMITS.memory_bytes // 1024**2} MiB of memory or "
+                    f"{LIMITS.cpu_seconds} s of processor time to tokenize",
+                    "prompt",
+                ) from None
+            finally:
+                body.close()
+        raise AssertionError
+
+
+def _num_bytes(text: str) -> int:
+    """At most, of one that is not ASCII."""
+    return len(text) if text.isascii() else MAX_CHAR * len(text)
 
 
 def _batches(items: Sequence[T], most: int, size_of: Callable[[T], int]) -> Iterator[list[T]]:
@@ -173,23 +198,37 @@ def _batches(items: Sequence[T], most: int, size_of: Callable[[T], int]) -> Iter
         yield batch
 
 
-def _work(tokenizer: Tokenizer, body: bytes) -> bytes:
+async def _send(body: KeptBody, text: str) -> int:
+    """Its size in bytes. Raises InputError for one that is not valid Unicode."""
+    size = 0
+    for start in range(0, len(text), _SENT):
+        try:
+            part = text[start : start + _SENT].encode()
+        except UnicodeEncodeError:
+            check_text(text, "prompt")
+            raise
+        size += len(part)
+        await body.add(part)
+    return size
+
+
+def _work(tokenizer: Tokenizer, asked: bytes, body: bytearray) -> Iterator[bytes]:
     """In a fork."""
-    piece = msgspec.msgpack.decode(body, type=_Piece)
-    cut = Truncation(piece.limit, piece.side)
+    question = msgspec.msgpack.decode(asked, type=_Question)
+    ends = list(accumulate(question.sizes, initial=0))
+    texts = [body[start:end].decode() for start, end in pairwise(ends)]
+    cut, keep = Truncation(question.limit, question.side), question.keep
     try:
-        found = encode_texts(tokenizer, piece.texts, cut, add_special_tokens=piece.add_special_tokens)
+        found = encode_texts(tokenizer, texts, cut, add_special_tokens=question.add_special_tokens)
     except InputError as error:
-        return msgspec.msgpack.encode(error.message)
-    keep = piece.keep
-    return msgspec.msgpack.encode(
-        [_Encoded(len(ids), token_array(ids).tobytes() if keep is None or len(ids) <= keep else None) for ids in found]
-    )
+        return pieces_of(error.message)
+    return pieces_of([[len(ids), token_array(ids) if keep is None or len(ids) <= keep else None] for ids in found])
 
 
 def _serve(descriptor: int, folder: Path) -> None:
     tokenizer = Tokenizer(folder)
-    ForkServer(socket.socket(fileno=descriptor), lambda body: _work(tokenizer, body), LIMITS).run()
+    answer = partial(_work, tokenizer)
+    BodyServer(socket.socket(fileno=descriptor), answer, LIMITS).run()
 
 
 if __name__ == "__main__":

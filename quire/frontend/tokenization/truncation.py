@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -79,11 +79,17 @@ def check_length(tokenizer: Tokenizer, text: str, context: int, most: int | None
     most: tokens that it may have, None for any number; is_cut: whether it is cut to as many.
     """
     if most is not None and not is_cut:
+        check_least_tokens(tokenizer, [text], context, most)
+    if len(text) > most_chars(context):
+        raise ContextLengthError.of_chars(len(text), most_chars(context), context)
+
+
+def check_least_tokens(tokenizer: Tokenizer, texts: Iterable[str], context: int, most: int) -> None:
+    """Raises ContextLengthError for a text that has more than `most` tokens whatever they are."""
+    for text in texts:
         least = tokenizer.least_tokens(len(text))
         if least > most:
             raise ContextLengthError.of_text(len(text), least, most, context)
-    if len(text) > most_chars(context):
-        raise ContextLengthError.of_chars(len(text), most_chars(context), context)
 
 
 def encode_texts(

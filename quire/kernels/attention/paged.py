@@ -3,7 +3,8 @@
 Caches are [num_blocks, num_kv_heads, block_size, head_dim], both of the same strides, the last two dims contiguous.
 Token t of the row in seat s lies in block `block_table[s, t // block_size]`. Query heads g*n … g*n + g-1 share KV head
 n (g heads a group). Caches may be of an 8-bit float type while q is not: what is read is widened to q's type. A
-`sliding_window` of w lets a query see the last w tokens, its own included; 0: all of them. `out` (contiguous) takes the
+`sliding_window` of w lets a query see the last w tokens, its own included; 0: all of them. A `softcap` of c makes
+c · tanh(score / c) of scores; 0: they stay. `out` (contiguous) takes the
 result where given. The kernel launched just before may write q and the KV of the rows' newest tokens; everything else,
 the integer tensors too, is read ahead of that one's end.
 """
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from quire.kernels.dispatch import INTERPRETED, on_triton
+from quire.kernels.dispatch import device_on_cuda, device_on_triton, on_triton
 
 if TYPE_CHECKING:
     from quire.kernels.attention.triton import decode as decode_kernels
@@ -33,7 +34,7 @@ def decode_workspace(
 
     drafted: (rows, queries each) of the largest step with several queries a row.
     """
-    if device.type != "cuda" and not INTERPRETED:
+    if not device_on_triton(device):
         return torch.empty(0, device=device)
     from quire.kernels.attention.triton.decode import workspace_elements
     from quire.kernels.triton.launch import num_processors
@@ -51,6 +52,7 @@ class DecodeSchedule:
     sliding_window: int
     shares: decode_kernels.Schedule | None  # None: plain torch, which goes row by row
     drafted: tuple[int, torch.Tensor] | None = None
+    softcap: float = 0.0
 
 
 def decode_schedule(
@@ -63,6 +65,7 @@ def decode_schedule(
     sliding_window: int = 0,
     prefix: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
     drafted: tuple[int, torch.Tensor] | None = None,
+    softcap: float = 0.0,
 ) -> DecodeSchedule:
     """Once a step, for `decode` of its layers: seats, seq_lens int32 [rows]; row i sees its `seq_lens[i]` tokens.
 
@@ -76,13 +79,13 @@ def decode_schedule(
     place among the row numbers, rows (0: unused tile), shared tokens. It changes how often they are read, nothing else.
     """
     if not on_triton(seq_lens):
-        return DecodeSchedule(seats, seq_lens, sliding_window, None, drafted)
+        return DecodeSchedule(seats, seq_lens, sliding_window, None, drafted, softcap)
     from quire.kernels.attention.triton import decode
 
     shares = decode.schedule(
         seats, seq_lens, num_heads, num_kv_heads, head_dim, kv_dtype.itemsize, sliding_window, prefix, drafted=drafted
     )
-    return DecodeSchedule(seats, seq_lens, sliding_window, shares)
+    return DecodeSchedule(seats, seq_lens, sliding_window, shares, softcap=softcap)
 
 
 def decode(
@@ -105,14 +108,33 @@ def decode(
         from quire.kernels.attention.triton import decode
 
         return decode.decode(
-            q, k_cache, v_cache, block_table, schedule.shares, scale, workspace, schedule.sliding_window, out
+            q,
+            k_cache,
+            v_cache,
+            block_table,
+            schedule.shares,
+            scale,
+            workspace,
+            schedule.sliding_window,
+            out,
+            schedule.softcap,
         )
     seats, seq_lens = schedule.seats, schedule.seq_lens
     if schedule.drafted is not None:
         return _drafted_reference(q, k_cache, v_cache, block_table, schedule, *schedule.drafted, scale, out)
-    query_start = torch.arange(len(seats) + 1, dtype=torch.int32)
+    query_start = torch.arange(len(seats) + 1, dtype=torch.int32, device=q.device)
     result = attention_reference(
-        q, k_cache, v_cache, seats, block_table, query_start, seq_lens, len(seats), scale, schedule.sliding_window
+        q,
+        k_cache,
+        v_cache,
+        seats,
+        block_table,
+        query_start,
+        seq_lens,
+        len(seats),
+        scale,
+        schedule.sliding_window,
+        schedule.softcap,
     )
     return result if out is None else out.copy_(result)
 
@@ -129,12 +151,22 @@ def _drafted_reference(
     out: torch.Tensor | None,
 ) -> torch.Tensor:
     """Query by query, each a row of its own."""
-    place = torch.arange(queries, dtype=torch.int32)
+    place = torch.arange(queries, dtype=torch.int32, device=q.device)
     seen = torch.minimum(first_lens.unsqueeze(1) + place, schedule.seq_lens.unsqueeze(1)).flatten()
     seats = schedule.seats.repeat_interleave(queries)
-    each = torch.arange(len(seen) + 1, dtype=torch.int32)
+    each = torch.arange(len(seen) + 1, dtype=torch.int32, device=q.device)
     result = attention_reference(
-        q, k_cache, v_cache, seats, block_table, each, seen, len(seen), scale, schedule.sliding_window
+        q,
+        k_cache,
+        v_cache,
+        seats,
+        block_table,
+        each,
+        seen,
+        len(seen),
+        scale,
+        schedule.sliding_window,
+        schedule.softcap,
     )
     return result if out is None else out.copy_(result)
 
@@ -149,6 +181,7 @@ class PrefillSchedule:
     max_query_len: int
     sliding_window: int
     tiles: torch.Tensor | None  # None: the kernel that runs finds them itself
+    softcap: float = 0.0
 
 
 def prefill_schedule(
@@ -165,6 +198,7 @@ def prefill_schedule(
     sliding_window: int = 0,
     *,
     is_far: bool = False,
+    softcap: float = 0.0,
 ) -> PrefillSchedule:
     """Once a step, for `prefill` of its layers: seats, seq_lens int32 [rows], query_start int32 [rows + 1].
 
@@ -175,14 +209,14 @@ def prefill_schedule(
     captures.
     """
     tiles = None
-    if on_triton(seats) and len(seats):
+    if on_triton(seats) and len(seats) and not softcap:
         from quire.kernels.attention.triton import prefill
 
         tiles = prefill.schedule(
             seats, query_start, seq_lens, num_tokens, max_query_len, num_heads, num_kv_heads, head_dim, block_size,
             kv_dtype, is_far,
         )  # fmt: skip
-    return PrefillSchedule(seats, query_start, seq_lens, max_query_len, sliding_window, tiles)
+    return PrefillSchedule(seats, query_start, seq_lens, max_query_len, sliding_window, tiles, softcap)
 
 
 def prefill_wave(
@@ -190,7 +224,7 @@ def prefill_wave(
 ) -> int:
     """Query tokens of one row that occupy the device once, where `prefill` of fewer that are far takes as long; 0: it
     does not."""
-    if device.type != "cuda":
+    if not device_on_cuda(device):
         return 0
     from quire.kernels.attention.triton import prefill
 
@@ -213,10 +247,20 @@ def prefill(
 
         return prefill.prefill(
             q, k_cache, v_cache, seats, block_table, query_start, seq_lens, schedule.max_query_len, scale,
-            schedule.sliding_window, schedule.tiles, out,
+            schedule.sliding_window, schedule.tiles, out, schedule.softcap,
         )  # fmt: skip
     result = attention_reference(
-        q, k_cache, v_cache, seats, block_table, query_start, seq_lens, len(seats), scale, schedule.sliding_window
+        q,
+        k_cache,
+        v_cache,
+        seats,
+        block_table,
+        query_start,
+        seq_lens,
+        len(seats),
+        scale,
+        schedule.sliding_window,
+        schedule.softcap,
     )
     return result if out is None else out.copy_(result)
 
@@ -232,6 +276,7 @@ def attention_reference(
     num_rows: int,
     scale: float,
     sliding_window: int = 0,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
     """Row by row in float32 (float64 stays): simple, slow, on any device."""
     num_heads, dim = q.shape[1:]
@@ -250,6 +295,8 @@ def attention_reference(
         queries = q[starts[row] : starts[row + 1]].to(wide).transpose(0, 1)  # [heads, queries, dim]
         grouped = queries.reshape(num_kv_heads, num_heads // num_kv_heads, -1, dim)
         scores = torch.einsum("ngqd,ntd->ngqt", grouped, k) * scale
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
         last = torch.arange(seq_len - queries.shape[1], seq_len, device=q.device)[:, None]  # the query's own token
         token = torch.arange(first * block_size, seq_len, device=q.device)[None, :]
         hidden = token > last

@@ -6,6 +6,8 @@ import itertools
 
 import torch
 
+from quire.kernels.dispatch import on_triton
+
 
 def attend(
     qkv: torch.Tensor,
@@ -21,6 +23,8 @@ def attend(
     qkv: [tokens, (heads + 2 * kv_heads) * head_dim], rows contiguous; query_start: int32 [rows + 1]; max_len: of any
     row; heads: (heads, KV heads, head_dim); out: [tokens, heads * head_dim], which is returned.
     """
+    if not on_triton(qkv):
+        return out.copy_(attend_reference(qkv, query_start, heads, scale))
     from quire.kernels.attention.triton import prompt as prompt_attention
 
     return prompt_attention.attend(qkv, query_start, num_rows, max_len, heads, scale, out)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from quire.kernels.attention.rope import QkvTarget, qk_norm_rope_write
-from quire.kernels.dispatch import INTERPRETED
+from quire.kernels.dispatch import INTERPRETED, on_cuda
 from quire.kernels.elementwise.norm import rms_norm
 from quire.kernels.gemm.linear import linear
 
@@ -35,7 +35,13 @@ def qkv_rope_write(
 
 def _in_one(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, place: QkvTarget) -> bool:
     """Whether there is a kernel for all of it that beats two."""
-    if not x.is_cuda or not len(x) or x.dtype not in (torch.bfloat16, torch.float16) or INTERPRETED:
+    if (
+        not on_cuda(x)
+        or not len(x)
+        or x.dtype not in (torch.bfloat16, torch.float16)
+        or INTERPRETED
+        or place.interleaved
+    ):
         return False
     from quire.kernels.triton import launch
 

@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import torch
 
-from quire.kernels.dispatch import on_triton
+from quire.kernels.dispatch import on_cpu, on_triton
 from quire.kernels.elementwise import cpu as cpu_elementwise
 from quire.kernels.elementwise.norm import rms_norm_reference
+from quire.kernels.masked import only
 
 
 class QkvTarget(NamedTuple):
@@ -25,6 +26,7 @@ class QkvTarget(NamedTuple):
     q_weight: torch.Tensor | None = None
     k_weight: torch.Tensor | None = None
     eps: float = 1e-6
+    interleaved: bool = False
 
 
 def qk_norm_rope_write(
@@ -40,6 +42,7 @@ def qk_norm_rope_write(
     q_weight: torch.Tensor | None = None,
     k_weight: torch.Tensor | None = None,
     eps: float = 1e-6,
+    interleaved: bool = False,
 ) -> torch.Tensor:
     """Returns rotated q [tokens, num_heads, head_dim]; k and v go to their slots in the cache.
 
@@ -47,7 +50,8 @@ def qk_norm_rope_write(
     cos, second half sin; positions, slots int32 [tokens] with slot = block * block_size + offset, or -1 for a padding
     token, which is written nowhere; caches [num_blocks, num_kv_heads, block_size, head_dim], last two dims contiguous.
     q_weight and k_weight [head_dim] turn on the per-head RMS norm: give both or neither. Rotation pairs column i
-    with i + rotary_dim / 2 (Su et al., 2021, in the half-split form of GPT-NeoX); columns ≥ rotary_dim pass through.
+    with i + rotary_dim / 2 (Su et al., 2021, in the half-split form of GPT-NeoX), or, interleaved, 2i with 2i + 1;
+    columns ≥ rotary_dim pass through.
     The caches may be of an 8-bit float type; values beyond its range become its largest.
     positions and slots must not be written by the kernel launched just before: they are read ahead of its end.
     """
@@ -55,8 +59,16 @@ def qk_norm_rope_write(
     if on_triton(qkv):
         from quire.kernels.attention.triton import rope
 
-        return rope.qk_norm_rope_write(*arguments, q_weight, k_weight, eps)
-    return cpu_elementwise.qk_norm_rope_write(*arguments, q_weight, k_weight, eps)
+        return rope.qk_norm_rope_write(*arguments, q_weight, k_weight, eps, interleaved)
+    if on_cpu(qkv):
+        return cpu_elementwise.qk_norm_rope_write(*arguments, q_weight, k_weight, eps, interleaved)
+    return qk_norm_rope_write_reference(*arguments, q_weight, k_weight, eps, interleaved)
+
+
+def rotate(x: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor, *, interleaved: bool) -> torch.Tensor:
+    """The rotation alone: x [tokens, heads, head_dim], float32 inside."""
+    cos, sin = cos_sin[positions.long()].unsqueeze(1).chunk(2, dim=-1)
+    return _rotate(x.float(), cos, sin, interleaved).to(x.dtype)
 
 
 def qk_norm_rope_write_reference(
@@ -72,6 +84,7 @@ def qk_norm_rope_write_reference(
     q_weight: torch.Tensor | None = None,
     k_weight: torch.Tensor | None = None,
     eps: float = 1e-6,
+    interleaved: bool = False,
 ) -> torch.Tensor:
     heads = qkv.view(-1, num_heads + 2 * num_kv_heads, head_dim)
     q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
@@ -79,11 +92,18 @@ def qk_norm_rope_write_reference(
     if q_weight is not None and k_weight is not None:
         q, k = rms_norm_reference(q, q_weight, eps), rms_norm_reference(k, k_weight, eps)
     cos, sin = cos_sin[positions.long()].unsqueeze(1).chunk(2, dim=-1)  # [tokens, 1, rotary_dim / 2]
-    real = slots >= 0
-    blocks, offsets = slots[real].long() // k_cache.shape[2], slots[real].long() % k_cache.shape[2]
-    k_cache[blocks, :, offsets] = _narrowed(_rotate(k, cos, sin), k_cache.dtype)[real]
-    v_cache[blocks, :, offsets] = _narrowed(v, v_cache.dtype)[real]
-    return _rotate(q, cos, sin).to(qkv.dtype)
+    _write(k_cache, slots, _rotate(k, cos, sin, interleaved))
+    _write(v_cache, slots, v)
+    return _rotate(q, cos, sin, interleaved).to(qkv.dtype)
+
+
+def _write(cache: torch.Tensor, slots: torch.Tensor, values: torch.Tensor) -> None:
+    """values [tokens, kv_heads, head_dim] to their slots, but for those that have none."""
+    values, size = _narrowed(values, cache.dtype), cache.shape[2]
+    if cache.itemsize == 1:  # which few operations know
+        values, cache = values.view(torch.uint8), cache.view(torch.uint8)
+    index, values = only(slots >= 0, slots.long(), values, lambda at: cache[at // size, :, at % size])
+    cache[index // size, :, index % size] = values
 
 
 def _narrowed(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -94,7 +114,12 @@ def _narrowed(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return x.to(dtype)
 
 
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
     half = cos.shape[-1]
-    first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
+    turned, rest = x.split([2 * half, x.shape[-1] - 2 * half], dim=-1)
+    if interleaved:
+        first, second = turned[..., 0::2], turned[..., 1::2]
+        pairs = torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1)
+        return torch.cat([pairs.flatten(-2), rest], dim=-1)
+    first, second = turned.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)

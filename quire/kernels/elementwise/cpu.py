@@ -19,6 +19,11 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.silu(gate).mul_(up)
 
 
+def gelu_tanh_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.nn.functional.gelu(gate, approximate="tanh").mul_(up)
+
+
 def qk_norm_rope_write(
     qkv: torch.Tensor,
     cos_sin: torch.Tensor,
@@ -32,6 +37,7 @@ def qk_norm_rope_write(
     q_weight: torch.Tensor | None,
     k_weight: torch.Tensor | None,
     eps: float,
+    interleaved: bool = False,
 ) -> torch.Tensor:
     heads = qkv.view(-1, num_heads + 2 * num_kv_heads, head_dim)
     qk, v = torch.split(heads, [num_heads + num_kv_heads, num_kv_heads], dim=1)
@@ -39,7 +45,7 @@ def qk_norm_rope_write(
     if q_weight is not None and k_weight is not None:
         weights = torch.cat([q_weight.expand(num_heads, -1), k_weight.expand(num_kv_heads, -1)])
         qk = (qk * _inverse_rms(qk, eps)).mul_(weights)
-    qk = _rotate(qk, cos_sin[positions.long()].unsqueeze(1)).to(qkv.dtype)
+    qk = _rotate(qk, cos_sin[positions.long()].unsqueeze(1), interleaved).to(qkv.dtype)
     k = qk[:, num_heads:]
     if slots.numel() and slots.min() < 0:
         real = slots >= 0
@@ -55,15 +61,21 @@ def _inverse_rms(wide: torch.Tensor, eps: float) -> torch.Tensor:
     return norm.square_().div_(wide.shape[-1]).add_(eps).rsqrt_()
 
 
-def _rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
+def _rotate(x: torch.Tensor, cos_sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
     """x [tokens, heads, head_dim], cos_sin [tokens, 1, rotary_dim], both float32."""
     cos, sin = cos_sin.chunk(2, dim=-1)
-    half = cos.shape[-1]
-    parts = [half, half, x.shape[-1] - 2 * half]
-    first, second, rest = torch.split(x, parts, dim=-1)
     y = torch.empty_like(x)
-    y_first, y_second, y_rest = torch.split(y, parts, dim=-1)
+    first, second, rest = _halves(x, cos.shape[-1], interleaved)
+    y_first, y_second, y_rest = _halves(y, cos.shape[-1], interleaved)
     torch.mul(first, cos, out=y_first).addcmul_(second, sin, value=-1)
     torch.mul(second, cos, out=y_second).addcmul_(first, sin)
     y_rest.copy_(rest)
     return y
+
+
+def _halves(x: torch.Tensor, half: int, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The columns that are turned with one another, and the rest."""
+    if interleaved:
+        return x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2], x[..., 2 * half :]
+    first, second, rest = torch.split(x, [half, half, x.shape[-1] - 2 * half], dim=-1)
+    return first, second, rest

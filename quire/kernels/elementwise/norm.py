@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from quire.kernels.dispatch import on_triton
+from quire.kernels.dispatch import on_cpu, on_triton
 from quire.kernels.elementwise import cpu as cpu_elementwise
 
 
@@ -14,7 +14,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         from quire.kernels.elementwise.triton import norm
 
         return norm.rms_norm(x, weight, eps)
-    return cpu_elementwise.rms_norm(x, weight, eps)
+    return cpu_elementwise.rms_norm(x, weight, eps) if on_cpu(x) else rms_norm_reference(x, weight, eps)
 
 
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from quire.kernels.dispatch import INTERPRETED
+from quire.kernels.dispatch import INTERPRETED, on_cuda
 
 if TYPE_CHECKING:
     from quire.kernels.gemm.triton.plan import Plan
@@ -46,7 +46,7 @@ def plan(x: torch.Tensor, weight: torch.Tensor, *, gated: bool, residual: bool) 
     """How to multiply x [m, k] by weight ([n, k], or [2n, k] if gated), with norm, gate and residual sum if asked for;
     None: not here."""
     m, k = x.shape
-    if not (x.is_cuda and m and k >= 64 and x.dtype in (torch.bfloat16, torch.float16)):
+    if not (on_cuda(x) and m and k >= 64 and x.dtype in (torch.bfloat16, torch.float16)):
         return None
     from quire.kernels.gemm.triton.plan import Registers, Shared, Vector
     from quire.kernels.gemm.triton.plan import plan as plan_of
@@ -62,7 +62,7 @@ def plan(x: torch.Tensor, weight: torch.Tensor, *, gated: bool, residual: bool) 
 def plan_8_bits(x: torch.Tensor, weight: torch.Tensor, *, gated: bool, residual: bool) -> Plan | None:
     """The same for a weight of 8 bits with a scale an output."""
     m, k = x.shape
-    if not (x.is_cuda and m and k >= 64 and x.dtype in (torch.bfloat16, torch.float16)):
+    if not (on_cuda(x) and m and k >= 64 and x.dtype in (torch.bfloat16, torch.float16)):
         return None
     from quire.kernels.gemm.triton.plan import Registers, Shared, Vector
     from quire.kernels.gemm.triton.plan import plan_8_bits as plan_of

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from quire.kernels.dispatch import device_on_cuda
 from quire.kernels.elementwise.activation import silu_and_mul
 from quire.kernels.gemm import decode_gemm
 from quire.kernels.gemm.linear import linear as plain_linear
@@ -28,10 +29,14 @@ class Fp8Rows(NamedTuple):
     scale: torch.Tensor
 
 
-@cache
 def has_matrix_units(device: torch.device) -> bool:
-    """Whether the library multiplies 8-bit floats with scales of rows and columns there."""
-    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 9)
+    """Whether the library multiplies 8-bit floats with scales of rows and columns there, beside kernels of ours."""
+    return device_on_cuda(device) and _multiplies_8_bits(device)
+
+
+@cache
+def _multiplies_8_bits(device: torch.device) -> bool:
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def takes_rows(weight: torch.Tensor) -> bool:

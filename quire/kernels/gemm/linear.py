@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from quire.kernels.dispatch import on_cpu, on_cuda
 from quire.kernels.elementwise.activation import silu_and_mul
 from quire.kernels.elementwise.norm import rms_norm, rms_norm_reference
 from quire.kernels.gemm import cpu_linear, decode_gemm, wide_gemm
@@ -51,9 +52,9 @@ def linear(
         return wide_gemm.gated(x, weight)
     if gated:
         return silu_and_mul(_product(x, weight, bias))
-    if x.is_cuda and residual is not None:
+    if on_cuda(x) and residual is not None:
         return _add_on_gpu(x, weight, bias, residual)
-    if x.is_cuda and own_output:
+    if on_cuda(x) and own_output:
         return _wide_on_gpu(x, weight, bias, out_dtype, out)
     y = _product(x, weight, bias)
     if residual is not None:
@@ -62,7 +63,7 @@ def linear(
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return torch.nn.functional.linear(x, weight, bias) if x.is_cuda else cpu_linear.linear(x, weight, bias)
+    return cpu_linear.linear(x, weight, bias) if on_cpu(x) else torch.nn.functional.linear(x, weight, bias)
 
 
 def _add_on_gpu(

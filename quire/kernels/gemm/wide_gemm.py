@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from quire.kernels.dispatch import INTERPRETED
+from quire.kernels.dispatch import INTERPRETED, on_cuda
 
 MIN_ROWS = 1024
 BUSY = 0.8  # share of the last round of tiles' processors, and of the tiles' rows, that must have something to do
@@ -12,7 +12,7 @@ BUSY = 0.8  # share of the last round of tiles' processors, and of the tiles' ro
 
 def pays(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether `gated` takes x [m, k] and weight [2n, k], and beats the library with a kernel behind it."""
-    if not x.is_cuda or not len(x) or x.dtype not in (torch.bfloat16, torch.float16) or INTERPRETED:
+    if not on_cuda(x) or not len(x) or x.dtype not in (torch.bfloat16, torch.float16) or INTERPRETED:
         return False
     from quire.kernels.triton import launch
 

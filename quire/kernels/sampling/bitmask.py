@@ -7,7 +7,8 @@ import math
 import numpy as np
 import torch
 
-from quire.kernels.dispatch import on_triton
+from quire.kernels.dispatch import on_cpu, on_triton
+from quire.kernels.sampling import plain
 
 
 def apply_bitmask(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
@@ -20,6 +21,9 @@ def apply_bitmask(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) 
         from quire.kernels.sampling.triton import bitmask
 
         bitmask.apply_bitmask(logits, rows, bits)
+        return
+    if not on_cpu(logits):
+        plain.apply_bitmask(logits, rows, bits)
         return
     vocab = logits.shape[1]
     for row, words in zip(rows.tolist(), bits.numpy().view(np.uint8), strict=True):

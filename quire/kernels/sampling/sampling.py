@@ -17,14 +17,13 @@ import math
 
 import torch
 
+from quire.kernels.dispatch import on_cpu, on_cuda
+from quire.kernels.sampling import plain
+from quire.kernels.sampling.draws import LARGEST, clean, floats, pick, seed_key, uniform
 from quire.kernels.sampling.state import CHUNK, Column, History, Scratch
 
 __all__ = ["Column", "History", "Scratch", "penalize", "sample", "seed_key", "uniform"]
 
-_GOLDEN = 0x9E3779B97F4A7C15
-_MIX_1 = 0xBF58476D1CE4E5B9
-_MIX_2 = 0x94D049BB133111EB
-_LARGEST = torch.finfo(torch.float32).max
 _CPU_SLICE_BYTES = 8 * 1024**2
 
 
@@ -41,17 +40,20 @@ def sample(
     """Write one token a row to `out`.
 
     logits: float32 [rows, vocab]; columns: int32 [seats, len(Column)]; seats, lengths, out: int32 [rows].
-    lengths: tokens the request has before the one sampled. scratch: needed on a GPU, at least `rows` long.
+    lengths: tokens the request has before the one sampled. scratch: needed by the GPU's kernels, at least `rows` long.
     Without `filtered`, top-k, top-p and min-p of the columns are not looked at. Fit for a CUDA graph.
     """
-    if logits.is_cuda:
+    if on_cuda(logits):
         from quire.kernels.sampling.triton import sampling
 
         assert scratch is not None
         sampling.sample(logits, columns, seats, lengths, out, scratch, filtered=filtered)
         return
+    if not on_cpu(logits):
+        plain.sample(logits, columns, seats, lengths, out, filtered=filtered)
+        return
     rows = columns[seats.long()]
-    drawing = _floats(rows, Column.INV_TEMPERATURE) > 0
+    drawing = floats(rows, Column.INV_TEMPERATURE) > 0
     if not drawing.any():
         out.copy_(_argmax(logits))
     else:
@@ -75,15 +77,18 @@ def penalize(
     presence and frequency over the output: logit - presence * [count > 0] - frequency * count (OpenAI's definition).
     logits: [rows, vocab] with at most `len(scratch.counts)` rows on a GPU; seats, lengths: int32 [rows].
     """
-    if logits.is_cuda:
+    if on_cuda(logits):
         from quire.kernels.sampling.triton import penalties
 
         assert scratch is not None
         penalties.penalize(logits, columns, seats, lengths, history, scratch)
         return
+    if not on_cpu(logits):
+        plain.penalize(logits, columns, seats, lengths, history)
+        return
     rows = columns[seats.long()]
     prompt = rows[:, Column.NUM_PROMPT].tolist()
-    penalty = [_floats(rows, column) for column in (Column.REPETITION, Column.PRESENCE, Column.FREQUENCY)]
+    penalty = [floats(rows, column) for column in (Column.REPETITION, Column.PRESENCE, Column.FREQUENCY)]
     for row, (repetition, presence, frequency) in enumerate(torch.stack(penalty, 1).tolist()):
         if seats[row] == 0 or (repetition == 1 and presence == 0 and frequency == 0):
             continue
@@ -95,53 +100,14 @@ def penalize(
         logits[row, seen] -= presence + frequency * counts
 
 
-# -- the random number ------------------------------------------------------------------------------------------
-
-
-def seed_key(seed: int) -> tuple[int, int]:
-    """The 64-bit key of a seed as two int32 (low, high): one round of splitmix64 (Steele et al., 2014)."""
-    z = (seed + _GOLDEN) & 0xFFFFFFFFFFFFFFFF
-    z = ((z ^ (z >> 30)) * _MIX_1) & 0xFFFFFFFFFFFFFFFF
-    z = ((z ^ (z >> 27)) * _MIX_2) & 0xFFFFFFFFFFFFFFFF
-    z ^= z >> 31
-    return _signed(z & 0xFFFFFFFF, 32), _signed(z >> 32, 32)
-
-
-def uniform(key_low: torch.Tensor, key_high: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Output number `length` of splitmix64 started at the key: float32 in [0, 1), a multiple of 2**-24. All [n]."""
-    z = (key_high.long() << 32) | (key_low.long() & 0xFFFFFFFF)
-    z = z + lengths.long() * _signed(_GOLDEN, 64)  # int64 wraps
-    z = (z ^ _shift(z, 30)) * _signed(_MIX_1, 64)
-    z = (z ^ _shift(z, 27)) * _signed(_MIX_2, 64)
-    z = z ^ _shift(z, 31)
-    return _shift(z, 40).float() * 2.0**-24
-
-
-def _signed(value: int, bits: int) -> int:
-    return value - (1 << bits) if value >> (bits - 1) else value
-
-
-def _shift(z: torch.Tensor, count: int) -> torch.Tensor:
-    """Logical shift to the right of int64."""
-    return (z >> count) & ((1 << (64 - count)) - 1)
-
-
 # -- CPU --------------------------------------------------------------------------------------------------------
-
-
-def _floats(rows: torch.Tensor, column: Column) -> torch.Tensor:
-    return rows[:, column].contiguous().view(torch.float32)
-
-
-def _clean(logits: torch.Tensor) -> torch.Tensor:
-    return torch.nan_to_num(logits, nan=-math.inf, posinf=_LARGEST, neginf=-math.inf)
 
 
 def _argmax(logits: torch.Tensor) -> torch.Tensor:
     best = logits.argmax(-1)  # the first of equals
     broken = logits.gather(1, best.unsqueeze(1)).squeeze(1).isnan()
     if broken.any():  # torch takes NaN for the largest
-        best[broken] = _clean(logits[broken]).argmax(-1)
+        best[broken] = clean(logits[broken]).argmax(-1)
     return best
 
 
@@ -150,14 +116,14 @@ def _draw_rows(logits: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor, 
     n, vocab = logits.shape
     top = logits.amax(-1, keepdim=True)
     if not torch.isfinite(top).all():
-        logits = _clean(logits)
-        top = logits.amax(-1, keepdim=True).clamp(min=-_LARGEST)
+        logits = clean(logits)
+        top = logits.amax(-1, keepdim=True).clamp(min=-LARGEST)
     width = min(vocab, CHUNK)
     chunks = -(-vocab // width)
     weights = torch.zeros(n, chunks * width)
     inside = weights[:, :vocab]
     torch.sub(logits, top, out=inside)
-    inside.mul_(_floats(rows, Column.INV_TEMPERATURE).unsqueeze(1)).exp_()
+    inside.mul_(floats(rows, Column.INV_TEMPERATURE).unsqueeze(1)).exp_()
     if filtered:
         for i in range(n):
             cut = _cut(logits[i], inside[i], rows[i])
@@ -166,31 +132,17 @@ def _draw_rows(logits: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor, 
     weights = weights.view(n, chunks, width)
     sums = weights.sum(-1)
     u = uniform(rows[:, Column.KEY_LOW], rows[:, Column.KEY_HIGH], lengths)
-    chunk, rest = _pick(sums, u * sums.sum(-1))
-    token, _ = _pick(weights[torch.arange(n), chunk], rest)
+    chunk, rest = pick(sums, u * sums.sum(-1))
+    token, _ = pick(weights[torch.arange(n), chunk], rest)
     return chunk * width + token
-
-
-def _pick(weights: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first place where the running sum passes `target`, and what is left of the target there.
-
-    weights: [n, m] >= 0; target: [n]. A place of weight 0 is only taken if all are 0.
-    """
-    running = weights.cumsum(-1)
-    passed = (running > target.unsqueeze(1)) & (weights > 0)
-    # Rounding may leave the target past the end: then the last place that has weight.
-    last = (weights.shape[1] - 1 - (weights > 0).int().flip(1).argmax(1)) * (weights > 0).any(1)
-    place = torch.where(passed.any(1), passed.int().argmax(1), last)
-    at = place.unsqueeze(1)
-    return place, target - (running.gather(1, at) - weights.gather(1, at)).squeeze(1)
 
 
 def _cut(logits: torch.Tensor, weights: torch.Tensor, row: torch.Tensor) -> float:
     """The logit below which a token is cut. logits, weights: [vocab], weights = exp((logit - max) / temperature)."""
     row = row.unsqueeze(0)
-    top_k, top_p = int(row[0, Column.TOP_K]), _floats(row, Column.TOP_P).item()
+    top_k, top_p = int(row[0, Column.TOP_K]), floats(row, Column.TOP_P).item()
     top = logits.max().item()
-    cut = top + _floats(row, Column.MIN_P_CUT).item()
+    cut = top + floats(row, Column.MIN_P_CUT).item()
     if 0 < top_k < len(logits):
         cut = max(cut, logits.topk(top_k).values[-1].item())
     if top_p >= 1 or top == -math.inf:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from quire.kernels.dispatch import on_triton
+from quire.kernels.masked import only
 from quire.kernels.step.state import GroupTable, SeatState, StepBuffers
 
 __all__ = ["GroupTable", "SeatState", "StepBuffers", "commit", "find_slots", "gather", "gather_decode", "scatter"]
@@ -46,25 +47,34 @@ def gather(
 
         step.gather(state, out, seats, query_start, staged_ids, num_decodes, max_query_len)
         return
-    rows = seats.long()
-    lens = query_start[1:] - query_start[:-1]
-    row_of_token = torch.repeat_interleave(torch.arange(len(rows)), lens.long())
-    offset = torch.arange(len(row_of_token)) - query_start[:-1].long()[row_of_token]
-    seat_of_token = rows[row_of_token]
-    positions = state.num_computed[seat_of_token] + offset
-    blocks = state.block_table[seat_of_token, positions // state.block_size].long()
-    slots = blocks * state.block_size + positions % state.block_size
+    rows, lens = seats.long(), query_start[1:] - query_start[:-1]
+    row, real = _rows_of_tokens(query_start, len(out.input_ids))
+    token = torch.arange(len(row), device=row.device)
+    seat = rows[row]
+    positions = (state.num_computed[seat] + token - query_start[row]).masked_fill_(~real, 0)
+    slots = state.block_table[seat, positions // state.block_size].long() * state.block_size
+    slots += positions % state.block_size
     over = torch.zeros_like(lens)
     if state.limit is not None:
         over[:num_decodes] = _at_limit(state, rows[:num_decodes])
-        slots.masked_fill_(over[row_of_token] > 0, -1)
-    tokens = len(row_of_token)
-    ids = torch.cat([state.last_token[rows[:num_decodes]], staged_ids[: tokens - num_decodes]])
-    for buffer, values, padding in ((out.input_ids, ids, 0), (out.positions, positions, 0), (out.slots, slots, -1)):
-        buffer[:tokens] = values
-        buffer[tokens:] = padding
+        real &= over[row] == 0
+    ids = state.last_token[seat]
+    if len(staged_ids):
+        staged = staged_ids[(token - num_decodes).clamp_(0, len(staged_ids) - 1)]
+        ids = torch.where(token < num_decodes, ids, staged)
+    out.input_ids.copy_(ids.masked_fill(token >= query_start[-1], 0))
+    out.positions.copy_(positions)
+    out.slots.copy_(slots.masked_fill(~real, -1))
     out.seq_lens.copy_(state.num_computed[rows] + lens - over)
-    _remember(state, slots, ids)
+    _remember(state, slots, ids, real)
+
+
+def _rows_of_tokens(query_start: torch.Tensor, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The row of each of so many tokens, and whether it has one; else the last row stands there."""
+    ends = query_start[1:].contiguous()
+    token = torch.arange(tokens, dtype=ends.dtype, device=ends.device)
+    row = torch.searchsorted(ends, token, right=True)
+    return row.clamp(max=len(ends) - 1), row < len(ends)
 
 
 def gather_decode(state: SeatState, out: StepBuffers, seats: torch.Tensor) -> None:
@@ -79,16 +89,17 @@ def gather_decode(state: SeatState, out: StepBuffers, seats: torch.Tensor) -> No
     slots = state.block_table[rows, positions // state.block_size].long() * state.block_size
     slots += positions % state.block_size
     ids = state.last_token[rows]
-    seq_lens = positions + 1
+    seq_lens, real = positions + 1, None
+    out.slots.copy_(slots)
     if state.limit is not None:
         over = _at_limit(state, rows)
-        slots.masked_fill_(over, -1)
+        out.slots.masked_fill_(over, -1)
         seq_lens -= over.long()
+        real = ~over
     out.input_ids.copy_(ids)
     out.positions.copy_(positions)
-    out.slots.copy_(slots)
     out.seq_lens.copy_(seq_lens)
-    _remember(state, slots, ids)
+    _remember(state, slots, ids, real)
 
 
 def _at_limit(state: SeatState, rows: torch.Tensor) -> torch.Tensor:
@@ -97,9 +108,10 @@ def _at_limit(state: SeatState, rows: torch.Tensor) -> torch.Tensor:
     return (state.limit[rows] > 0) & (state.num_computed[rows] + 1 >= state.limit[rows])
 
 
-def _remember(state: SeatState, slots: torch.Tensor, ids: torch.Tensor) -> None:
-    if state.limit is not None:
-        slots, ids = slots[slots >= 0], ids[slots >= 0]
+def _remember(state: SeatState, slots: torch.Tensor, ids: torch.Tensor, real: torch.Tensor | None) -> None:
+    """real: tokens that are written; None: all."""
+    if real is not None:
+        slots, ids = only(real, slots, ids, lambda at: state.token_of_slot[at])
     state.token_of_slot[slots] = ids
 
 
@@ -124,12 +136,16 @@ def find_slots(
         step.find_slots(table, seats, query_start, positions, known, slots, max_query_len)
         return
     rows, size = seats.long(), table.block_size
-    lens = len(positions) // len(rows) if query_start is None else (query_start[1:] - query_start[:-1]).long()
-    rows = torch.repeat_interleave(rows, lens)
+    if query_start is None:
+        rows = rows.repeat_interleave(len(positions) // len(rows))
+        real = known[: len(rows)] >= 0
+    else:
+        row, real = _rows_of_tokens(query_start, len(positions))
+        rows, real = rows[row], real & (known >= 0)
     tokens = len(rows)
-    there = positions[:tokens].long()
-    found = table.blocks[rows, there // size] * size + (there % size).int()
-    slots[:tokens] = torch.where(known[:tokens] < 0, -1, found)
+    there = positions[:tokens].long().masked_fill(~real, 0)
+    found = table.blocks[rows, there // size] * size + there % size
+    slots[:tokens] = found.masked_fill(~real, -1)
     slots[tokens:] = -1
 
 
@@ -158,7 +174,6 @@ def commit(
         place = sample_index.long()
         tokens = torch.where(place >= 0, sampled[place.clamp(min=0)] if len(sampled) else place.int(), -1)
     out_tokens.copy_(tokens)
-    real = rows > 0
-    state.num_computed[rows[real]] = seq_lens[real]
-    sampling = real & (tokens >= 0)
-    state.last_token[rows[sampling]] = tokens[sampling].to(torch.int32)
+    real = rows > 0  # the others are one and the same seat, whose old values are written again
+    state.num_computed[rows] = torch.where(real, seq_lens, state.num_computed[rows])
+    state.last_token[rows] = torch.where(real & (tokens >= 0), tokens.int(), state.last_token[rows])

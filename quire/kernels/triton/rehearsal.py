@@ -15,12 +15,15 @@ import os
 import threading
 from collections.abc import Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
 import triton
 from triton.runtime.jit import JITFunction
+
+from quire.kernels.triton.compile_lock import CompileLock
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +54,7 @@ class Rehearsal:
         self._pool = ThreadPoolExecutor(
             min(_num_cpus() + 1, _MAX_THREADS), "compile", initializer=torch.cuda.set_device, initargs=(device,)
         )
+        self._lock = CompileLock(Path(triton.knobs.cache.dir))
         self._noted: dict[tuple[Any, str], str] = {}  # the kernel's specialization
         self._compiling: list[Future[None]] = []
 
@@ -81,7 +85,7 @@ class Rehearsal:
             return
         longest_first = sorted(self._noted.items(), key=lambda item: _length(item[0][0], set()), reverse=True)
         for (function, _), specialization in longest_first:
-            self._compiling.append(self._pool.submit(_compile, function, specialization))
+            self._compiling.append(self._pool.submit(_compile, function, specialization, self._lock))
 
     def wait(self) -> int:
         """Until everything noted is compiled and loaded; returns how many kernels that were."""
@@ -99,9 +103,10 @@ class Rehearsal:
         return True
 
 
-def _compile(function: Any, specialization: str) -> None:
-    kernel = function.preload(specialization)
-    _ = kernel.run  # builds and loads the launcher, and the kernel onto the device
+def _compile(function: Any, specialization: str, lock: CompileLock) -> None:
+    with lock:
+        kernel = function.preload(specialization)
+        _ = kernel.run  # builds and loads the launcher, and the kernel onto the device
 
 
 def _length(function: Any, counted: set[Any]) -> int:

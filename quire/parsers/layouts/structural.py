@@ -13,11 +13,11 @@ from typing import Any
 from quire.foundation.errors import InputError
 from quire.grammar.json_schema import normalize as json_schema
 from quire.types.reply import Tool
-from quire.types.structured import GrammarBackend, GrammarSpec
+from quire.types.structured import GrammarSpec
 
 Part = dict[str, Any]
 
-CALLS_BACKEND: GrammarBackend = "llguidance"  # whichever binds content: calls are marked by special tokens
+CALLS_BACKEND = "llguidance"  # whichever binds content: calls are marked by special tokens
 MAX_WHITESPACE = 8  # characters between JSON tokens: a model must not fill its answer with them
 
 

@@ -16,6 +16,7 @@ from quire.server.generate.conversation import Conversation, takes_late_system
 from quire.server.generate.protocol import ChatBody
 from quire.server.http.body import look_into, openapi_body, read_body
 from quire.server.http.errors import ApiError
+from quire.server.http.long_body import Prepared
 from quire.server.http.sse import EventStream, JsonReply
 from quire.server.service import Service
 
@@ -75,6 +76,8 @@ def refuse_thread(body: MessagesBody) -> None:
 
 def chat_request(service: Service, body: CountTokensBody) -> ChatBody:
     """The chat request that this means. Raises InputError naming the client's field."""
+    if isinstance(body.messages, Prepared):
+        return body.messages.take()
     talk = Conversation(late_system=takes_late_system(service.running().chat_template))
     add_system(talk, body.system)
     add_messages(talk, body.messages)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request
@@ -19,14 +20,24 @@ from quire.server.generate.chat_prompt import render_chat
 from quire.server.generate.conversation import count_turns, shortened
 from quire.server.generate.generation import Generation, PromptIds
 from quire.server.generate.params import NAMES, field_names, sampling_params
-from quire.server.generate.protocol import ChatBody, ChatFields
+from quire.server.generate.protocol import ChatBatchBody, ChatBody, ChatFields
 from quire.server.http.body import look_into
 from quire.server.http.errors import explain_validation
+from quire.server.http.long_body import Prepared, sent
 from quire.server.service import Service
 from quire.types.reply import NamedTool
 from quire.types.sampling import SamplingParams
 
 Messages = Sequence[Mapping[str, Any]]
+
+
+@sent
+@dataclass(frozen=True, slots=True)
+class ReadChat:
+    """A conversation, rendered and encoded. continued: the last text, if the answer goes on with it."""
+
+    prompt: PromptIds
+    continued: str
 
 
 class ChatJob:
@@ -50,12 +61,12 @@ class ChatJob:
             self.wish = self._wish()
         self.template_kwargs = self._template_kwargs()
 
-    async def plan(self, messages: Messages) -> tuple[PromptIds, ReplyPlan]:
+    async def plan(self, messages: Messages | ReadChat) -> tuple[PromptIds, ReplyPlan]:
         """The prompt of a conversation, and what its answers are made of."""
-        prompt = await self.prompt(messages)
-        text = prompt.text
+        chat = messages if isinstance(messages, ReadChat) else await self.read_chat(messages)
+        prompt, text = chat.prompt, chat.prompt.text
         assert text is not None
-        continued = continued_text(messages) if self.body.continue_final_message else None
+        continued = chat.continued if self.body.continue_final_message else None
 
         def make() -> tuple[PromptIds, ReplyPlan]:
             plan = ReplyPlan(self.engine.formats, self.wish, text, self.template_kwargs, continued=continued)
@@ -64,7 +75,11 @@ class ChatJob:
         with field_names(self.names):
             return await look_into(self.request, make)
 
-    async def prompt(self, messages: Messages) -> PromptIds:
+    async def read_chat(self, messages: Messages) -> ReadChat:
+        prompt = await self._prompt(messages)
+        return ReadChat(prompt, continued_text(messages) if self.body.continue_final_message or self.body.echo else "")
+
+    async def _prompt(self, messages: Messages) -> PromptIds:
         """Of one that the context cannot hold it says so where the answer would begin: agents look for it there."""
         with field_names(self.names):
             cut = generation.truncation(self.service, self.body, self.params)
@@ -76,8 +91,10 @@ class ChatJob:
             return PromptIds([], text, refusal=error)
         return PromptIds(ids, text)
 
-    async def count(self, messages: Messages) -> int:
+    async def count(self, messages: Messages | Prepared) -> int:
         """Tokens of the prompt, however many they are."""
+        if isinstance(messages, Prepared):
+            return int(messages.take())
         text = await render_chat(self.service, self.body, self.template_kwargs, messages=messages)
         return await self.service.encoder.count(text, add_special_tokens=self.body.add_special_tokens)
 
@@ -150,6 +167,16 @@ class ChatJob:
         return kwargs | body.chat_template_kwargs
 
 
+def conversations_of(body: ChatFields) -> list[list[dict[str, Any]]] | list[ReadChat]:
+    """Of a chat request, or of several at once. Raises InputError for one that was read elsewhere and cannot be."""
+    messages: Any = body.messages if isinstance(body, ChatBody | ChatBatchBody) else []
+    if isinstance(messages, Prepared):
+        messages = messages.take()
+    elif isinstance(body, ChatBody):
+        messages = [messages]
+    return messages  # type: ignore[no-any-return]
+
+
 def chat_body(fields: Mapping[str, Any], names: Mapping[str, str]) -> ChatBody:
     """The chat request that a request of another API means; `names`: what its client calls the fields.
 
@@ -178,7 +205,9 @@ async def start_chat(
     """
     with field_names(names):
         chat = await ChatJob.read(request, body)
-        messages = await chat.fitting(body.messages) if shorten else body.messages
+        [messages] = conversations_of(body)
+        if shorten and not isinstance(messages, ReadChat):
+            messages = await chat.fitting(messages)
         prompt, plan = await chat.plan(messages)
         job = generation.start(request, body, model, [prompt], plan.params(chat.params), job_id, clamp=clamp)
     job.id = job_id

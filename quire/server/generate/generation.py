@@ -27,6 +27,7 @@ from quire.server.generate.protocol import GenerationBody, LabelledBody
 from quire.server.http.entry import IN_BACKGROUND, hand_over, retry_seconds
 from quire.server.http.errors import ApiError
 from quire.server.http.limits import MAX_ANSWERS
+from quire.server.http.long_body import sent
 from quire.server.metrics import RequestClock
 from quire.server.service import Service
 from quire.types.output import ABORTED, RequestOutput
@@ -39,9 +40,11 @@ log = get_logger(__name__)
 FINGERPRINT = f"quire-{__version__}"
 REFUSALS = {"queue_full": 503, "draining": 503, "invalid_request": 400}  # stop_reason → HTTP status; others 500
 _ENDED = {ABORTED: "aborted", "error": "failed"}  # as the log says it
+A_CHOICE = 8  # log-probabilities that one takes as long as to write
 STARTED_A_TURN = 16  # prompts of one request
 
 
+@sent
 @dataclass(frozen=True, slots=True)
 class PromptIds:
     token_ids: TokenIds
@@ -229,9 +232,13 @@ async def tokenize_all(
 
 
 async def build_reply(outputs: Iterable[RequestOutput], build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """`build()`, on a thread if the prompts' log-probabilities are many, so that other streams go on."""
-    scored = sum(len(output.prompt_logprobs or ()) for output in outputs)
-    return await aside(build, scored, MANY)
+    """`build()`, on a thread if log-probabilities or answers are many, so that other streams go on."""
+    size = 0
+    for output in outputs:
+        size += len(output.prompt_logprobs or ())
+        for answer in output.outputs:
+            size += A_CHOICE + len(answer.logprobs or ())
+    return await aside(build, size, MANY)
 
 
 def truncation(service: Service, body: GenerationBody, params: SamplingParams) -> Truncation:

@@ -13,14 +13,17 @@ import orjson
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.foundation.aside import LONG
 from quire.foundation.errors import InputError
 from quire.foundation.log import get_logger
 from quire.foundation.shown import shown
 from quire.frontend.text import most_chars
+from quire.server.http import long_body
 from quire.server.http.errors import ClientGoneError
 from quire.server.http.field_limits import most_bytes
+from quire.server.http.long_body import LONG_BODY, MANY_VALUES, LongBodies, LongBody, Question, Refused
 from quire.server.http.shape import check_shape
 from quire.types.json_text import JsonText
 
@@ -35,6 +38,7 @@ SCHEMAS = {  # the fields that hold them
     "output_config": {"format": {"schema": _TEXT}},
     "output_format": {"schema": _TEXT},
 }
+_LONG_BODY = "quire.long_body"  # in the scope of a request that has one
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -84,24 +88,84 @@ class Body(BaseModel):
 AnyBody = TypeVar("AnyBody", bound=Body)
 
 
-async def read_body(request: Request, model: type[AnyBody]) -> AnyBody:
-    """Raises InputError for anything that is not a JSON object and ValidationError for one that does not fit."""
+async def read_body(request: Request, model: type[AnyBody], *, keeps: bool = False) -> AnyBody:
+    """Of a long body, `Prepared` may stand in fields that are long.
+
+    keeps: a long body will be asked for again.
+
+    Raises InputError for anything that is not a JSON object and ValidationError for one that does not fit.
+    """
     content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if content_type != "application/json":
         raise InputError(f"the content type must be application/json, got {shown(content_type)}")
     raw, engine = await body_bytes(request), request.app.state.service.engine
     most = None if engine is None else most_chars(engine.info.max_model_len)
-    return await look_into(request, lambda: _read(raw, model, request.url.path, most))
+    if not isinstance(raw, LongBody):
+        return await look_into(request, lambda: read(raw, model, request.url.path, most))
+    question = Question(name_of(model), request.url.path, most)
+    found = await raw.ask(request, question, {"body": _made_again})
+    if not keeps:
+        raw.close()
+    if isinstance(found, Refused):
+        raise found.error
+    assert isinstance(found, model)
+    return found
 
 
-async def body_bytes(request: Request) -> bytes | bytearray:
-    """The whole body. A long one grows in its place: to join its pieces would hold up every stream."""
+async def body_bytes(request: Request) -> bytes | LongBody:
+    """The whole body, or where it is kept if it is long. Raises OverloadedError if too many are."""
     if not hasattr(request, "_body"):
-        read = bytearray()
-        async for piece in request.stream():
-            read += piece
-        request._body = bytes(read) if len(read) <= LONG else read  # type: ignore[assignment]  # `body` returns it
+        request._body = await _receive(request)  # type: ignore[assignment]  # `body` returns it
     return request._body
+
+
+async def _receive(request: Request) -> bytes | LongBody:
+    bodies: LongBodies | None = request.app.state.service.long_bodies
+    long: LongBody | None = None
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if long is not None:
+            await long.add(part)
+            continue
+        parts.append(part)
+        if bodies is not None and size > LONG_BODY:
+            long = await _set_aside(request, bodies, parts)
+    if long is not None:
+        return long
+    raw = parts[0] if len(parts) == 1 else b"".join(parts)
+    if bodies is not None and size > LONG and sum(map(raw.count, (b",", b"[", b"{"))) > MANY_VALUES:
+        return await _set_aside(request, bodies, parts)
+    return raw
+
+
+async def _set_aside(request: Request, bodies: LongBodies, parts: list[bytes]) -> LongBody:
+    long = request.scope[_LONG_BODY] = await bodies.open()
+    for part in parts:
+        await long.add(part)
+    parts.clear()
+    return long
+
+
+async def whole_body(request: Request) -> bytes:
+    """The bytes of a body, also of one that is kept."""
+    raw = await body_bytes(request)
+    return await raw.content(request) if isinstance(raw, LongBody) else raw
+
+
+class CloseLongBodies:
+    """Around the app: however a request ends, its body is kept no longer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            if _LONG_BODY in scope:
+                scope[_LONG_BODY].close()
 
 
 async def look_into(request: Request, call: Callable[[], T]) -> T:
@@ -121,8 +185,8 @@ async def on_thread(call: Callable[[], T]) -> T:
     return await asyncio.to_thread(run)
 
 
-def _read(raw: bytes | bytearray, model: type[AnyBody], path: str, most: int | None = None) -> AnyBody:
-    """most: characters of a prompt."""
+def read(raw: bytes | bytearray, model: type[AnyBody], path: str, most: int | None = None) -> AnyBody:
+    """most: characters of a prompt. Raises as `read_body` does."""
     check_shape(raw, most)
     if raw[:1].isspace():
         raw = bytes(raw).strip()
@@ -172,6 +236,39 @@ def parse(raw: bytes | bytearray | msgspec.Raw, schemas: Any) -> Any:
             return JsonText(bytes(raw), "utf-8")
         return {name: parse(value, schemas.get(name)) for name, value in _FIELDS.decode(raw).items()}
     return orjson.loads(memoryview(raw))
+
+
+# -- bodies that were read elsewhere -----------------------------------------------------------------------------
+
+
+def name_of(kind: type[Body]) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def kind_of(name: str) -> type[Body]:
+    """Of the kinds that there are by now."""
+    pending: list[type[Body]] = [Body]
+    while pending:
+        kind = pending.pop()
+        if name_of(kind) == name:
+            return kind
+        pending += kind.__subclasses__()
+    raise KeyError(name)
+
+
+def taken_apart(value: Any) -> tuple[str, Any]:
+    """What of a body that was read is sent: what it says, and not what is usual."""
+    if isinstance(value, Body):
+        said = value.model_fields_set
+        held = {name: item for name, item in {**value.__dict__, **(value.model_extra or {})}.items() if name in said}
+        return "body", [name_of(type(value)), held, sorted(said)]
+    return long_body.taken_apart(value)
+
+
+def _made_again(parts: list[Any]) -> Body:
+    """It was checked."""
+    name, held, said = parts
+    return kind_of(name).model_construct(set(said), **held)
 
 
 def openapi_body(model: type[Body]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from fastapi import Request
 from quire.server.http.body import body_bytes, is_gone
 from quire.server.http.errors import ClientGoneError
 from quire.server.http.limits import IS_GONE
+from quire.server.http.long_body import PRIORITY, LongBody, Question
 from quire.server.service import Service
 
 IN_BACKGROUND = "quire.in_background"  # in the scope of a request that nobody waits for
@@ -78,8 +79,15 @@ async def _priority(request: Request, service: Service) -> int:
     """Only where priorities count is a body read for it; what is wrong with it, others say."""
     if service.config.schedule.scheduling_policy != "priority":
         return 0
+    raw = await body_bytes(request)
+    if isinstance(raw, LongBody):
+        return int(await raw.ask(request, Question(PRIORITY)))
+    return priority_of(raw)
+
+
+def priority_of(raw: bytes | bytearray) -> int:
     try:
-        return _PRIORITY.decode(await body_bytes(request)).priority
+        return _PRIORITY.decode(raw).priority
     except (msgspec.DecodeError, UnicodeDecodeError):
         return 0
 

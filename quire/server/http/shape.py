@@ -60,8 +60,7 @@ def check_shape(body: bytes | bytearray, most_chars: int | None = None) -> None:
             _refuse_shape(body)
         if len(marks):
             depth, in_text = int(depths[-1]), int(is_text[-1])
-        if in_text:
-            open_text.take(piece, text)
+        open_text.take(piece, text, is_open=bool(in_text))
         start = end
 
 
@@ -71,16 +70,24 @@ class _OpenText:
     def __init__(self, body: bytes | bytearray, most: int | None) -> None:
         self._body, self._most = body, most
         self._before = b""  # what stands before it
+        self._end = b""  # what the pieces so far end with: a key may lie in two of them
         self._chars = 0
 
-    def take(self, piece: bytes | bytearray, text: np.ndarray) -> None:
-        """text: the piece without escaped quotes and backslashes. Raises ContextLengthError if it is no prompt's."""
+    def take(self, piece: bytes | bytearray, text: np.ndarray, *, is_open: bool) -> None:
+        """text: the piece without escaped quotes and backslashes. is_open: it ends inside a text.
+
+        Raises ContextLengthError if that is no prompt's.
+        """
         if self._most is None:
             return
-        quotes = np.flatnonzero(text == _QUOTE)
+        quotes, before = np.flatnonzero(text == _QUOTE), self._end
+        self._end = (before + text[-_KEY_BYTES:].tobytes())[-_KEY_BYTES:]
+        if not is_open:
+            return
         if len(quotes):
             opening = int(quotes[-1])
-            self._before, self._chars = text[max(0, opening - _KEY_BYTES) : opening].tobytes(), 0
+            self._before = (before + text[max(0, opening - _KEY_BYTES) : opening].tobytes())[-_KEY_BYTES:]
+            self._chars = 0
             return
         self._chars += _least_chars(piece, text)
         if self._chars > self._most and self._is_prompt():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from quire.foundation.json_parts import json_parts
 from quire.foundation.log import get_logger
 from quire.server.http.errors import ApiError, error_body, explain
 from quire.server.http.limits import OpenAnswers
@@ -21,6 +22,7 @@ log = get_logger(__name__)
 
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keepalive\n\n"  # a comment: clients skip it
+PART = 64 * 1024  # bytes of a long reply that are sent at a time
 TEXT = "\0text\0"  # stands for the text in a chunk that others are like
 SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -183,6 +185,34 @@ class EventStream(LiveReply):
         await send({"type": "http.response.body", "body": self.failed(error)})
 
 
+class LongReply(Response):
+    """JSON that is there already, sent in parts: a client that reads slowly is waited for, and no part is long."""
+
+    def __init__(self, parts: bytes | memoryview | list[bytes]) -> None:
+        self._parts: Sequence[bytes | memoryview] = parts if isinstance(parts, list) else [parts]
+        length = str(sum(map(len, self._parts)))
+        super().__init__(None, headers={"content-length": length}, media_type="application/json")
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send_parts(send, self._parts)
+
+
+async def send_parts(send: Send, parts: Sequence[bytes | memoryview]) -> None:
+    """A whole body, some of it at a time."""
+    pending = bytearray()
+    for number, part in enumerate(parts, 1):
+        if not pending and number == len(parts) and len(part) <= PART:
+            await send({"type": "http.response.body", "body": bytes(part)})
+            return
+        for start in range(0, len(part), PART):
+            pending += part[start : start + PART]
+            if len(pending) >= PART:
+                await send({"type": "http.response.body", "body": bytes(pending), "more_body": True})
+                pending.clear()
+    await send({"type": "http.response.body", "body": bytes(pending)})
+
+
 class JsonReply(LiveReply):
     """Sends one JSON object once it is made."""
 
@@ -197,12 +227,12 @@ class JsonReply(LiveReply):
         self.make = make
 
     async def produce(self, send: Send) -> None:
-        body = orjson.dumps(await self.make(), option=orjson.OPT_SERIALIZE_NUMPY)
+        parts = await json_parts(await self.make())
         self.started = True
-        length = str(len(body)).encode()
+        length = str(sum(map(len, parts))).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", length), *self.extra_headers]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        await send_parts(send, parts)
 
 
 async def _client_gone(receive: Receive) -> None:

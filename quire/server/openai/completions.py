@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -20,6 +21,7 @@ from quire.server.generate.params import field_names, sampling_params
 from quire.server.generate.protocol import CompletionBody
 from quire.server.http.body import look_into, on_thread, openapi_body, read_body
 from quire.server.http.limits import MAX_PROMPTS
+from quire.server.http.long_body import Prepared
 from quire.server.http.sse import TEXT, ChunkWriter, EventStream, JsonReply
 from quire.server.service import Service
 from quire.types.output import CompletionOutput, RequestOutput
@@ -59,6 +61,8 @@ async def read_completion(request: Request, body: CompletionBody) -> tuple[list[
     with field_names(_names(body)):
         constraint = await look_into(request, lambda: constraint_of(params.structured_outputs))
     cut = generation.truncation(service, body, params)
+    if isinstance(body.prompt, Prepared):
+        return [dataclasses.replace(prompt, constraint=constraint) for prompt in body.prompt.take()], params
     prompts = [PromptIds([0] * len(embeds), None, constraint, embeds) for embeds in await _embeds(service, body)]
     if prompts and cut.limit is not None:
         raise InputError("prompt_embeds are not cut: send fewer rows", "truncate_prompt_tokens")

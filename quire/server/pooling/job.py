@@ -23,6 +23,7 @@ from quire.server.generate.params import field_names
 from quire.server.http.body import look_into
 from quire.server.http.entry import IN_BACKGROUND, hand_over, retry_seconds
 from quire.server.http.errors import ApiError
+from quire.server.http.long_body import Prepared, sent
 from quire.server.pooling.protocol import InputBody, PoolingBase
 from quire.server.service import Service
 from quire.types.output import ABORTED
@@ -30,6 +31,7 @@ from quire.types.pooling import PoolingOutput, PoolingParams, PoolingRequestOutp
 from quire.types.request import BACKGROUND, TokenIds
 
 MAX_INPUTS = 2048  # of one request
+sent(PoolingPrompt)
 Output = PoolingRequestOutput[PoolingOutput]
 
 
@@ -139,6 +141,8 @@ def start(
 
 async def prompts_of(request: Request, body: InputBody) -> list[PoolingPrompt]:
     """The prompts of a body. Raises InputError naming the field that cannot be."""
+    if isinstance(body.input, Prepared):
+        return body.input.take()  # type: ignore[no-any-return]
     service: Service = request.app.state.service
     cut = Truncation.of(body.truncate_prompt_tokens, body.truncation_side, service.running().info)
     chats = _conversations(body)
@@ -155,6 +159,12 @@ async def prompts_of(request: Request, body: InputBody) -> list[PoolingPrompt]:
     encoded = iter(await encode(service, texts, cut, field, add_special_tokens=special) if texts else ())
     ids = [next(encoded) if isinstance(item, str) else cut.cut(item) for item in given]
     return [PoolingPrompt(one, None, body.cache_salt) for one in ids]
+
+
+def given(body: InputBody) -> Sequence[Any]:
+    """The inputs, a text in the place of each conversation. Raises InputError."""
+    chats = _conversations(body)
+    return parse_input(body.input) if chats is None else [""] * len(chats)
 
 
 async def encode(

@@ -17,6 +17,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.foundation.log import get_logger
+from quire.server.http.body import whole_body
 from quire.server.http.entry import IN_BACKGROUND
 from quire.server.http.errors import ApiError, NotStoredError, error_response, explain
 from quire.server.http.limits import OpenAnswers
@@ -57,7 +58,7 @@ class PeerServers:
                 headers = {_NOT_STORED_HEADER.decode(): "1"}
                 return error_response(*explain(error), headers=headers, path=request.url.path)
             nowhere = ApiError(error.status, error.message, error.param)
-            answer = self._ask(request.scope, bytes(await request.body()), self._holders(error.response_id), nowhere)
+            answer = self._ask(request.scope, await whole_body(request), self._holders(error.response_id), nowhere)
             return Relay(self._in_flight, answer)
 
         app.add_exception_handler(NotStoredError, elsewhere)

@@ -33,7 +33,7 @@ WISH = (
 @router.post("/v1/responses/compact", openapi_extra=openapi_body(CountBody))
 async def compact(request: Request) -> Response:
     """The oldest turns are left out of what is summarised if the context does not hold all."""
-    body = await read_body(request, CountBody)
+    body = await read_body(request, CountBody, keeps=request.app.state.peers is not None)
     service: Service = request.app.state.service
     context = service.running().info.max_model_len
     model = service.check_model(body.model)

@@ -41,7 +41,7 @@ async def is_kept_elsewhere(request: Request, response_id: str) -> bool:
 
 @router.post("/v1/responses", openapi_extra=openapi_body(ResponsesBody))
 async def responses(request: Request) -> Response:
-    body = await read_body(request, ResponsesBody)
+    body = await read_body(request, ResponsesBody, keeps=request.app.state.peers is not None)
     service: Service = request.app.state.service
     service.running()
     store = store_of(request)
@@ -88,7 +88,7 @@ async def responses(request: Request) -> Response:
 @router.post("/v1/responses/input_tokens", openapi_extra=openapi_body(CountBody))
 async def input_tokens(request: Request) -> Response:
     """How many tokens the prompt of such a request has."""
-    body = await read_body(request, CountBody)
+    body = await read_body(request, CountBody, keeps=request.app.state.peers is not None)
     service: Service = request.app.state.service
     service.running()
     service.check_model(body.model)

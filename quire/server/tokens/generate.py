@@ -14,10 +14,12 @@ from quire.server.generate import generation
 from quire.server.generate.generation import Generation, PromptIds
 from quire.server.generate.logprobs import LogprobWriter, prompt_logprobs
 from quire.server.http.body import openapi_body, read_body
+from quire.server.http.long_body import Prepared
 from quire.server.http.sse import ChunkWriter, EventStream, JsonReply
 from quire.server.service import Service
 from quire.server.tokens.protocol import TokenGenerateBody
 from quire.types.output import CompletionOutput
+from quire.types.request import TokenIds
 from quire.types.sampling import RequestOutputKind, SamplingParams
 
 router = APIRouter()
@@ -33,7 +35,7 @@ async def generate(request: Request) -> Response:
         raise InputError("prompt_logprobs cannot be streamed; use stream=false", "sampling_params")
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
     params = asked.clone(output_kind=kind, detokenize=bool(asked.stop))
-    job = generation.start(request, body, model, [PromptIds(body.token_ids)], params, "gen")
+    job = generation.start(request, body, model, [PromptIds(_ids_of(body))], params, "gen")
     job.names = {"prompt": "token_ids"}
     if body.request_id is not None:
         job.id = body.request_id
@@ -41,6 +43,11 @@ async def generate(request: Request) -> Response:
     if body.stream:
         return EventStream(service.in_flight, job.num_answers, reply.frames, [])
     return JsonReply(service.in_flight, job.num_answers, reply.whole, [])
+
+
+def _ids_of(body: TokenGenerateBody) -> TokenIds:
+    ids: Any = body.token_ids
+    return ids.take() if isinstance(ids, Prepared) else ids  # type: ignore[no-any-return]
 
 
 def read_sampling_params(given: dict[str, Any]) -> SamplingParams:

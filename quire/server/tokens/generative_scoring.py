@@ -14,6 +14,7 @@ from quire.server.generate.generation import PromptIds
 from quire.server.generate.params import field_names
 from quire.server.http.body import openapi_body, read_body
 from quire.server.http.limits import MAX_PROMPTS
+from quire.server.http.long_body import Prepared
 from quire.server.http.sse import JsonReply
 from quire.server.service import Service
 from quire.server.tokens.protocol import GenerativeScoringBody
@@ -43,7 +44,7 @@ async def generative_scoring(request: Request) -> Response:
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
     with field_names(NAMES):
-        prompts = await _prompts(service, body)
+        prompts = body.items.take() if isinstance(body.items, Prepared) else await prompts_of(service, body)
     job = generation.start(request, body, model, prompts, params, "generative-scoring")
     job.names = NAMES
 
@@ -61,7 +62,7 @@ async def generative_scoring(request: Request) -> Response:
     return JsonReply(service.in_flight, len(prompts), make, [])
 
 
-async def _prompts(service: Service, body: GenerativeScoringBody) -> list[PromptIds]:
+async def prompts_of(service: Service, body: GenerativeScoringBody) -> list[PromptIds]:
     """Query and item, or item and query, as token ids; special tokens stand in front of the first of the two."""
     if len(body.items) > MAX_PROMPTS:
         raise InputError(f"items may hold at most {MAX_PROMPTS}, got {len(body.items)}", "items")

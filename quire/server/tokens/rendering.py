@@ -10,20 +10,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, Request, Response
 
 from quire.foundation.errors import InputError
+from quire.foundation.json_parts import json_parts
 from quire.frontend.inputs import main_eos
 from quire.frontend.outputs import Answer
 from quire.frontend.structured import constraint_of
 from quire.frontend.templates.chat import continued_text
 from quire.frontend.tokenization.stops import stop_automaton
 from quire.server.generate import generation
-from quire.server.generate.chat_job import ChatJob
+from quire.server.generate.chat_job import ChatJob, conversations_of
 from quire.server.generate.generation import Generation, PromptIds
 from quire.server.generate.protocol import ChatBody, CompletionBody, GenerationBody
 from quire.server.http.body import openapi_body, read_body
+from quire.server.http.sse import LongReply
 from quire.server.openai.chat_reply import ChatReply
 from quire.server.openai.completions import Completion, read_completion
 from quire.server.service import Service
@@ -37,29 +38,30 @@ AS_ID = "token_id:"
 
 
 @router.post("/v1/chat/completions/render", openapi_extra=openapi_body(ChatBody))
-async def render_chat(request: Request) -> JSONResponse:
+async def render_chat(request: Request) -> Response:
     body = await read_body(request, ChatBody)
     service: Service = request.app.state.service
     model = service.check_model(body.model)
     chat = await ChatJob.read(request, body)
-    prompt, plan = await chat.plan(body.messages)
+    [messages] = conversations_of(body)
+    prompt, plan = await chat.plan(messages)
     job = generation.start(request, body, model, [prompt], plan.params(chat.params), "chatcmpl")
     (rendered,) = _requests(job, body)
-    return JSONResponse(rendered)
+    return LongReply(await json_parts(rendered))
 
 
 @router.post("/v1/completions/render", openapi_extra=openapi_body(CompletionBody))
-async def render_completion(request: Request) -> JSONResponse:
+async def render_completion(request: Request) -> Response:
     body = await read_body(request, CompletionBody)
     service: Service = request.app.state.service
     model = service.check_model(body.model)
     prompts, params = await read_completion(request, body)
     job = generation.start(request, body, model, prompts, params, "cmpl")
-    return JSONResponse(_requests(job, body))
+    return LongReply(await json_parts(_requests(job, body)))
 
 
 @router.post("/v1/chat/completions/derender", openapi_extra=openapi_body(ChatDerenderBody))
-async def derender_chat(request: Request) -> JSONResponse:
+async def derender_chat(request: Request) -> Response:
     given = await read_body(request, ChatDerenderBody)
     service: Service = request.app.state.service
     body = given.chat_request
@@ -70,11 +72,11 @@ async def derender_chat(request: Request) -> JSONResponse:
     job = generation.start(request, body, model, [prompt], params, "chatcmpl")
     outputs = [_output(service, prompt, given.generate_response, params)]
     reply = ChatReply(job, body, [plan], continued_text(body.messages) if body.echo else "").reply(outputs)
-    return JSONResponse(_counted(reply, given.prompt_tokens))
+    return LongReply(await json_parts(_counted(reply, given.prompt_tokens)))
 
 
 @router.post("/v1/completions/derender", openapi_extra=openapi_body(CompletionDerenderBody))
-async def derender_completion(request: Request) -> JSONResponse:
+async def derender_completion(request: Request) -> Response:
     given = await read_body(request, CompletionDerenderBody)
     service: Service = request.app.state.service
     body = given.completion_request
@@ -91,7 +93,7 @@ async def derender_completion(request: Request) -> JSONResponse:
     job = generation.start(request, body, model, prompts, params, "cmpl")
     answers = zip(prompts, given.generate_responses, strict=True)
     outputs = {index: _output(service, prompt, one, params) for index, (prompt, one) in enumerate(answers)}
-    return JSONResponse(_counted(Completion(job, body).reply(outputs), sum(given.prompt_tokens)))
+    return LongReply(await json_parts(_counted(Completion(job, body).reply(outputs), sum(given.prompt_tokens))))
 
 
 def _requests(job: Generation, body: GenerationBody) -> list[dict[str, Any]]:
@@ -115,7 +117,7 @@ def _requests(job: Generation, body: GenerationBody) -> list[dict[str, Any]]:
     return [
         {
             "request_id": job.engine_id if len(job.prompts) == 1 else f"{job.engine_id}-{index}",
-            "token_ids": token_list(prompt.token_ids),
+            "token_ids": prompt.token_ids,
             "features": None,
             "sampling_params": params,
             "model": job.model,

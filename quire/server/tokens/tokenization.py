@@ -17,6 +17,8 @@ from quire.server.generate.chat_prompt import render_chat
 from quire.server.generate.protocol import DetokenizeBody, TokenizeBody
 from quire.server.http.body import openapi_body, read_body
 from quire.server.http.errors import ApiError
+from quire.server.http.long_body import Prepared
+from quire.server.http.sse import LongReply
 from quire.server.service import Service
 from quire.types.request import TokenIds
 
@@ -27,9 +29,17 @@ router = APIRouter()
 async def tokenize(request: Request) -> Response:
     body = await read_body(request, TokenizeBody)
     service: Service = request.app.state.service
-    engine = service.running()
+    service.running()
     service.check_model(body.model)
-    special = body.add_special_tokens
+    if isinstance(body.prompt, Prepared):
+        return LongReply(memoryview(body.prompt.take()))
+    return LongReply(await tokenized(request, body))
+
+
+async def tokenized(request: Request, body: TokenizeBody) -> bytes:
+    """The reply."""
+    service: Service = request.app.state.service
+    engine, special = service.running(), body.add_special_tokens
     if body.messages is not None:
         kwargs = service.config.replies.default_chat_template_kwargs | body.chat_template_kwargs
         text = await render_chat(service, body, kwargs, messages=body.messages)
@@ -39,8 +49,7 @@ async def tokenize(request: Request) -> Response:
         ids = await service.encoder.tokens(body.prompt, add_special_tokens=special is not False)
     tokenizer = service.tokenizer() if body.return_token_strs else None
     write = partial(_reply, ids, engine.info.max_model_len, tokenizer)
-    reply = await aside(write, len(ids))
-    return Response(reply, media_type="application/json")
+    return await aside(write, len(ids))
 
 
 def _reply(ids: TokenIds, context: int, tokenizer: Tokenizer | None) -> bytes:
@@ -68,18 +77,20 @@ def _dump(items: Sequence[int | str | None]) -> bytes:
 async def detokenize(request: Request) -> Response:
     body = await read_body(request, DetokenizeBody)
     service: Service = request.app.state.service
-    engine = service.running()
+    service.running()
     service.check_model(body.model)
-    vocab, tokenizer = engine.info.resolved.info.vocab_size, service.tokenizer()
+    if isinstance(body.tokens, Prepared):
+        return LongReply(memoryview(body.tokens.take()))
+    return LongReply(await aside(partial(detokenized, service, body.tokens), len(body.tokens)))
 
-    def decode() -> bytes:
-        for token in body.tokens:
-            if not 0 <= token < vocab:
-                raise InputError(f"tokens must be in [0, {vocab}), got {token}", "tokens")
-        return orjson.dumps({"prompt": tokenizer.decode(body.tokens)})
 
-    reply = await aside(decode, len(body.tokens))
-    return Response(reply, media_type="application/json")
+def detokenized(service: Service, tokens: list[int]) -> bytes:
+    """The reply. Raises InputError."""
+    vocab, tokenizer = service.running().info.resolved.info.vocab_size, service.tokenizer()
+    for token in tokens:
+        if not 0 <= token < vocab:
+            raise InputError(f"tokens must be in [0, {vocab}), got {token}", "tokens")
+    return orjson.dumps({"prompt": tokenizer.decode(tokens)})
 
 
 @router.get("/tokenizer_info")

@@ -11,6 +11,7 @@ from quire.config.logits_processors import processor_classes
 from quire.foundation.errors import ConfigError
 from quire.foundation.log import get_logger
 from quire.kernels.sampling.sampling import History
+from quire.platforms.transfers import upload
 from quire.types.plan import Admit
 from quire.worker.sampling.plugins import LogitsProcessor, ProcessorSetup, Row, Rows
 
@@ -92,9 +93,7 @@ class CustomProcessors:
                     logits[place].zero_()
             return
         all_rows = len(places) == len(logits)
-        index = None if all_rows else torch.tensor(places)
-        if index is not None and logits.is_cuda:
-            index = index.pin_memory().to(logits.device, non_blocking=True)
+        index = None if all_rows else upload(torch.tensor(places), logits.device)
         part = logits if index is None else logits.index_select(0, index)
         try:
             _write_back(processor.apply(part, rows), part)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from quire.kernels.sampling.sampling import History
+from quire.platforms.transfers import upload
 from quire.types.sampling import SamplingParams
 
 
@@ -164,5 +165,4 @@ class Rows(Sequence[Row]):
 
     def _on_device(self, values: list[int]) -> torch.Tensor:
         """int64, without a wait."""
-        tensor = torch.tensor(values)
-        return tensor if self._device.type == "cpu" else tensor.pin_memory().to(self._device, non_blocking=True)
+        return upload(torch.tensor(values), self._device)

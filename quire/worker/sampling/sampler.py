@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from quire.kernels.dispatch import device_on_cuda
 from quire.kernels.sampling import sampling as kernels
 from quire.kernels.sampling.sampling import History, Scratch
+from quire.platforms.transfers import upload
 from quire.types.kv import PAD_SEAT
 from quire.types.plan import Admit, TokenMasks
 from quire.worker.sampling.columns import Columns, Features
@@ -72,7 +74,7 @@ class Sampler:
         self._custom = custom
         self._slice_rows = max(1, min(max_rows, _SLICE_BYTES // (4 * vocab_size)))
         self._scratch: Scratch | None = None
-        if device.type == "cuda":
+        if device_on_cuda(device):
             self._scratch = Scratch.allocate(max_rows, self._slice_rows, vocab_size, device)
         self._cache: dict[bytes, _Prepared] = {}  # by seats, of one generation of the columns
         self._generation = 0
@@ -229,11 +231,7 @@ class Sampler:
         )
 
     def _upload(self, values: np.ndarray) -> torch.Tensor:
-        """To the device without waiting: torch's pinned-memory pool keeps the source until the copy has read it."""
-        tensor = torch.from_numpy(values)
-        if self._device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self._device, non_blocking=True)
+        return upload(torch.from_numpy(values), self._device)
 
 
 def _logprobs(raw: torch.Tensor, token_ids: torch.Tensor, wanted: _Lines, first_row: int) -> LogprobTensors:

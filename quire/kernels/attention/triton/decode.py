@@ -20,10 +20,8 @@ import triton
 import triton.language as tl
 
 from quire.kernels.attention.triton import decode_prefix, decode_schedule
-from quire.kernels.attention.triton.operand import query_operand
+from quire.kernels.attention.triton.operand import LOG2_E, cap, query_operand, softcapped
 from quire.kernels.triton.launch import dot_width, has_pdl, next_power_of_2, num_processors
-
-LOG2_E = 1.4426950408889634
 
 
 @triton.jit
@@ -93,7 +91,7 @@ def _decode_kernel(
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
     CHUNK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, ITEM: tl.constexpr, PREFIX: tl.constexpr,
-    EARLY: tl.constexpr, PDL: tl.constexpr, QUERIES: tl.constexpr,
+    EARLY: tl.constexpr, PDL: tl.constexpr, QUERIES: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     KV_HEADS: tl.constexpr = HEADS // GROUP
     LINES: tl.constexpr = GROUP * QUERIES
@@ -165,6 +163,8 @@ def _decode_kernel(
                 tl.extra.cuda.gdc_wait()
                 q = query_operand(tl.load(at_q, mask, 0.0, cache_modifier=".cg"), k_ptr)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        if SOFTCAP > 0:
+            s = softcapped(s, SOFTCAP)
         if QUERIES > 1:
             visible = position[None, :] < tl.minimum(end, first_len + query)[:, None]
             if WINDOW > 0:
@@ -324,6 +324,7 @@ def decode(
     workspace: torch.Tensor,
     sliding_window: int = 0,
     out: torch.Tensor | None = None,
+    softcap: float = 0.0,
     cut: Shape | None = None,
     wide: decode_prefix.PrefixShape | None = None,
 ) -> torch.Tensor:
@@ -349,7 +350,7 @@ def decode(
         decode_prefix.attend(
             q, k_cache, v_cache, block_table, prefix.items, prefix.count, prefix.members, scale * LOG2_E,
             prefix_partial, prefix_lse, prefix.programs,
-            wide or decode_prefix.shape(dim, k_cache.element_size(), group),
+            wide or decode_prefix.shape(dim, k_cache.element_size(), group), softcap,
         )  # fmt: skip
     pdl = has_pdl(q.device)
     block_group = next_power_of_2(group * plan.queries)
@@ -360,7 +361,7 @@ def decode(
         BLOCK_SIZE=block_size, WINDOW=sliding_window, BLOCK_M=max(block_group, 16), BLOCK_N=cut.tokens,
         BLOCK_GROUP=block_group, BLOCK_DIM=dot_width(dim), CHUNK=max(cut.lines // block_group, 1), STAGES=cut.stages,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", ITEM=decode_schedule.ITEM, PREFIX=prefix is not None,
-        EARLY=pdl and prefix is None and q.element_size() == 2, PDL=pdl, QUERIES=plan.queries, num_warps=cut.warps,
-        launch_pdl=pdl,
+        EARLY=pdl and prefix is None and q.element_size() == 2, PDL=pdl, QUERIES=plan.queries, SOFTCAP=cap(softcap),
+        num_warps=cut.warps, launch_pdl=pdl,
     )  # fmt: skip
     return out

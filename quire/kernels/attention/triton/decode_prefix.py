@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.attention.triton.decode_schedule import ITEM
-from quire.kernels.attention.triton.operand import query_operand
+from quire.kernels.attention.triton.operand import cap, query_operand, softcapped
 from quire.kernels.triton.launch import dot_width, has_pdl, next_power_of_2
 
 
@@ -22,7 +22,7 @@ from quire.kernels.triton.launch import dot_width, has_pdl, next_power_of_2
 def _pass(
     acc, top, total, q, table, k_head, v_head, begin, end, block_stride, scale,
     DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, MASKED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """One online-softmax pass over tokens [begin, end), whole tiles unless MASKED; scores are in units of log 2."""
     token = tl.arange(0, BLOCK_N)
@@ -47,6 +47,8 @@ def _pass(
             k, v = tl.load(k_head + at), tl.load(v_head + at)
         k, v = k.to(q.dtype), v.to(q.dtype)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [lines, tokens]
+        if SOFTCAP > 0:
+            s = softcapped(s * scale, SOFTCAP) / scale
         if MASKED:
             s = tl.where((position < end)[None, :], s, float("-inf"))
         new_top = tl.maximum(top, tl.max(s, axis=1) * scale)
@@ -66,7 +68,7 @@ def _prefix_kernel(
     q_stride, table_stride, block_stride, head_stride, scale,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr, STAGES: tl.constexpr,
-    PRECISION: tl.constexpr, ITEM: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr, ITEM: tl.constexpr, PDL: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     kv_head = tl.program_id(0)
     line = tl.arange(0, BLOCK_M)
@@ -95,11 +97,11 @@ def _prefix_kernel(
         whole = begin + (end - begin) // BLOCK_N * BLOCK_N
         acc, top, total = _pass(
             acc, top, total, q, table, k_head, v_head, begin, whole, block_stride, scale, DIM, BLOCK_SIZE, False,
-            BLOCK_N, BLOCK_DIM, STAGES, PRECISION,
+            BLOCK_N, BLOCK_DIM, STAGES, PRECISION, SOFTCAP,
         )  # fmt: skip
         acc, top, total = _pass(
             acc, top, total, q, table, k_head, v_head, whole, end, block_stride, scale, DIM, BLOCK_SIZE, True,
-            BLOCK_N, BLOCK_DIM, STAGES, PRECISION,
+            BLOCK_N, BLOCK_DIM, STAGES, PRECISION, SOFTCAP,
         )  # fmt: skip
         result = (place * (HEADS // GROUP) + kv_head) * GROUP + line % GROUP
         tl.store(partial_ptr + result[:, None] * DIM + column[None, :], acc / total[:, None], mask)
@@ -155,6 +157,7 @@ def attend(
     lse: torch.Tensor,
     programs: int,
     cut: PrefixShape,
+    softcap: float = 0.0,
 ) -> None:
     """q [rows, heads, dim] over the shares of prefixes in `items` (see `decode_schedule.prefixes`).
 
@@ -168,6 +171,6 @@ def attend(
         q, k_cache, v_cache, partial, lse, items, count, members, block_table, q.stride(0), block_table.stride(0),
         k_cache.stride(0), k_cache.stride(1), scale, HEADS=num_heads, GROUP=num_heads // num_kv_heads, DIM=dim,
         BLOCK_SIZE=block_size, BLOCK_M=cut.lines, BLOCK_N=cut.tokens, BLOCK_DIM=dot_width(dim), STAGES=cut.stages,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", ITEM=ITEM, PDL=pdl, num_warps=cut.warps,
-        launch_pdl=pdl,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", ITEM=ITEM, PDL=pdl, SOFTCAP=cap(softcap),
+        num_warps=cut.warps,         launch_pdl=pdl,
     )  # fmt: skip

@@ -14,8 +14,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.attention.triton import prefill_schedule
-from quire.kernels.attention.triton.decode import LOG2_E
-from quire.kernels.attention.triton.operand import query_operand
+from quire.kernels.attention.triton.operand import LOG2_E, cap, query_operand, softcapped
 from quire.kernels.triton.launch import dot_width, has_gluon_sm90, has_pdl, next_power_of_2, num_processors
 
 
@@ -35,6 +34,7 @@ def _attend(
     acc, top, total, q, table, k_head, v_head, begin, end, query_position, seen_from, seq_len, block_stride, scale,
     DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """One online-softmax pass over tokens [begin, end), begin a multiple of BLOCK_N; scores are in units of log 2.
 
@@ -66,6 +66,8 @@ def _attend(
             k, v = tl.load(k_head + at), tl.load(v_head + at)
         k, v = k.to(q.dtype), v.to(q.dtype)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [lines, tokens]
+        if SOFTCAP > 0:
+            s = softcapped(s * scale, SOFTCAP) / scale
         if MASKED:
             seen = position[None, :] <= query_position[:, None]
             if WINDOW > 0:
@@ -93,7 +95,7 @@ def _prefill_kernel(
     q_stride, table_stride, block_stride, head_stride, scale,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr, STAGES: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     TOKENS: tl.constexpr = BLOCK_M // GROUP
     kv_head = tl.program_id(0)
@@ -137,11 +139,11 @@ def _prefill_kernel(
         diagonal = begin
     acc, top, total = _attend(
         acc, top, total, q, table, k_head, v_head, begin, diagonal, query_position, seen_from, seq_len, block_stride,
-        scale, DIM, BLOCK_SIZE, WINDOW, False, BLOCK_N, BLOCK_DIM, STAGES, PRECISION,
+        scale, DIM, BLOCK_SIZE, WINDOW, False, BLOCK_N, BLOCK_DIM, STAGES, PRECISION, SOFTCAP,
     )  # fmt: skip
     acc, top, total = _attend(
         acc, top, total, q, table, k_head, v_head, diagonal, end, query_position, seen_from, seq_len, block_stride,
-        scale, DIM, BLOCK_SIZE, WINDOW, True, BLOCK_N, BLOCK_DIM, STAGES, PRECISION,
+        scale, DIM, BLOCK_SIZE, WINDOW, True, BLOCK_N, BLOCK_DIM, STAGES, PRECISION, SOFTCAP,
     )  # fmt: skip
     out = out_ptr + (query_token * HEADS + head)[:, None] * DIM + column[None, :]
     tl.store(out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), q_mask)
@@ -214,6 +216,7 @@ def prefill(
     sliding_window: int,
     listed: torch.Tensor | None,
     out: torch.Tensor | None = None,
+    softcap: float = 0.0,
     tiles: tuple[int, int, int, int] | None = None,
 ) -> torch.Tensor:
     """See `quire.kernels.attention.paged`; `listed` is what `schedule` returned, `tiles` is for measuring."""
@@ -238,6 +241,7 @@ def prefill(
         q.stride(0), block_table.stride(0), k_cache.stride(0), k_cache.stride(1), scale * LOG2_E,
         HEADS=num_heads, GROUP=group, DIM=dim, BLOCK_SIZE=block_size, WINDOW=sliding_window,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_DIM=dot_width(dim), STAGES=num_stages,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl, num_warps=num_warps, launch_pdl=pdl,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl, SOFTCAP=cap(softcap), num_warps=num_warps,
+        launch_pdl=pdl,
     )  # fmt: skip
     return out

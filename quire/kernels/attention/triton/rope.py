@@ -21,9 +21,12 @@ def _qk_norm_rope_write_kernel(
     num_tokens, qkv_stride, cos_sin_stride, k_block_stride, k_head_stride, v_block_stride, v_head_stride, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     NORM: tl.constexpr, TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr,
-    BLOCK_REST: tl.constexpr, SAME_TYPE: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_REST: tl.constexpr, SAME_TYPE: tl.constexpr, PDL: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     HALF: tl.constexpr = ROTARY // 2
+    # Of columns that are turned with one another, where the first of all lie, and how far behind one the other is.
+    EVERY: tl.constexpr = 2 if INTERLEAVED else 1
+    OTHER: tl.constexpr = 1 if INTERLEAVED else HALF
     Q_GROUPS: tl.constexpr = (HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
     KV_GROUPS: tl.constexpr = (KV_HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
     group = tl.program_id(1)  # of query heads, then of key heads, then of value heads
@@ -41,8 +44,8 @@ def _qk_norm_rope_write_kernel(
     sin = tl.load(angle + HALF, turns, 0.0)[:, None, :]
     if NORM:
         weight_ptr = tl.where(is_q, q_weight_ptr, k_weight_ptr)
-        first_weight = tl.load(weight_ptr + half, in_half, 0.0).to(tl.float32)[None, None, :]
-        second_weight = tl.load(weight_ptr + half + HALF, in_half, 0.0).to(tl.float32)[None, None, :]
+        first_weight = tl.load(weight_ptr + half * EVERY, in_half, 0.0).to(tl.float32)[None, None, :]
+        second_weight = tl.load(weight_ptr + half * EVERY + OTHER, in_half, 0.0).to(tl.float32)[None, None, :]
     if PDL:  # what is read above is the step's own input
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -67,10 +70,10 @@ def _qk_norm_rope_write_kernel(
     out = out_ptr + place[:, None, None] + (head.to(tl.int64) * head_stride)[None, :, None]
     there = in_tokens[:, None, None] & in_heads
     wanted = alive[:, None, None] & in_heads
-    columns, column_mask = half[None, None, :], in_half[None, None, :]
+    columns, column_mask = (half * EVERY)[None, None, :], in_half[None, None, :]
 
     first = tl.load(row + columns, there & column_mask, 0.0).to(tl.float32)  # [tokens, heads, half]
-    second = tl.load(row + HALF + columns, there & column_mask, 0.0).to(tl.float32)
+    second = tl.load(row + OTHER + columns, there & column_mask, 0.0).to(tl.float32)
     rest_columns = (ROTARY + tl.arange(0, BLOCK_REST))[None, None, :]
     rest_mask = rest_columns < DIM
     rest = tl.zeros([TOKENS, BLOCK_HEADS, BLOCK_REST], tl.float32)
@@ -93,12 +96,12 @@ def _qk_norm_rope_write_kernel(
     if not SAME_TYPE and is_q:
         out_q = q_ptr + place[:, None, None] + (head.to(tl.int64) * head_stride)[None, :, None]
         tl.store(out_q + columns, first.to(q_ptr.dtype.element_ty), wanted & column_mask)
-        tl.store(out_q + HALF + columns, second.to(q_ptr.dtype.element_ty), wanted & column_mask)
+        tl.store(out_q + OTHER + columns, second.to(q_ptr.dtype.element_ty), wanted & column_mask)
         if ROTARY < DIM:
             tl.store(out_q + rest_columns, rest.to(q_ptr.dtype.element_ty), wanted & rest_mask)
         return
     tl.store(out + columns, first.to(out_ptr.dtype.element_ty), wanted & column_mask)
-    tl.store(out + HALF + columns, second.to(out_ptr.dtype.element_ty), wanted & column_mask)
+    tl.store(out + OTHER + columns, second.to(out_ptr.dtype.element_ty), wanted & column_mask)
     if ROTARY < DIM:
         tl.store(out + rest_columns, rest.to(out_ptr.dtype.element_ty), wanted & rest_mask)
 
@@ -116,6 +119,7 @@ def qk_norm_rope_write(
     q_weight: torch.Tensor | None,
     k_weight: torch.Tensor | None,
     eps: float,
+    interleaved: bool = False,
     tile: tuple[int, int, int] | None = None,
 ) -> torch.Tensor:
     """See `quire.kernels.attention.rope`; `tile` (tokens, heads, warps) is for measuring."""
@@ -133,6 +137,6 @@ def qk_norm_rope_write(
         eps, HEADS=num_heads, KV_HEADS=num_kv_heads, DIM=head_dim, ROTARY=rotary, BLOCK_SIZE=k_cache.shape[2],
         NORM=q_weight is not None, TOKENS=tokens, BLOCK_HEADS=heads, BLOCK_HALF=next_power_of_2(rotary // 2),
         BLOCK_REST=next_power_of_2(max(head_dim - rotary, 1)), SAME_TYPE=k_cache.dtype == qkv.dtype, PDL=pdl,
-        num_warps=num_warps, launch_pdl=pdl,
+        INTERLEAVED=interleaved, num_warps=num_warps, launch_pdl=pdl,
     )  # fmt: skip
     return q

@@ -106,13 +106,13 @@ def plan(m: int, n: int, k: int, *, gated: bool, residual: bool, bulk: bool) -> 
 @cache
 def plan_8_bits(m: int, n: int, k: int, *, gated: bool, residual: bool, bulk: bool) -> Plan | None:
     """The same for a weight of 8 bits; None: by the library, which wants x in 8 bits too."""
+    if m == 1:
+        return _one_row_8_bits(n, k, gated=gated, residual=residual)
     if m <= 16:
         how = plan(m, n, k, gated=gated, residual=residual, bulk=False)
         if isinstance(how, Registers):
-            return Registers(how.outputs, how.step, 2 * how.depth, how.warps)
-        lines = how.outputs * (2 if gated else 1) if isinstance(how, Vector) else 0
-        # An unrolled loop of more turns would need more registers than there are.
-        return how if isinstance(how, Vector) and lines * k <= 1 << 17 else Shared(16, 256, 3, 4)
+            return Registers(how.outputs, how.step, 4 if residual else 2 * how.depth, how.warps)
+        return Shared(16, 128 if gated else 256, 3, 4)
     if not bulk or m > 64:
         return None
     rows = 32 if m <= 32 else 64
@@ -140,6 +140,21 @@ def _one_row(n: int, k: int, *, gated: bool, residual: bool) -> Plan:
     if n >= MANY_OUTPUTS or k <= 1024:
         return Vector(4, 1024, 4)
     return Vector(8, 512, 4) if k <= 2048 else Vector(2, 2048, 4, apart=True)
+
+
+def _one_row_8_bits(n: int, k: int, *, gated: bool, residual: bool) -> Plan:
+    """Few long lines for gate and up, many short ones where outputs are few. The loop over K is unrolled: more turns
+    than these would need more registers than there are."""
+    if (gated and k <= 1024) or (residual and n * k < 1 << 22):
+        return Registers(16, 128, 4, 4 if gated else 8)
+    even = k % 2048 == 0
+    if gated:
+        how = Vector(2, 2048 if even else 1024, 4, apart=True) if k >= 4096 else Vector(8, 512, 4, apart=True)
+    elif residual:
+        how = Vector(8, 512, 4) if k <= 16384 else Vector(2, 2048 if even else 1024, 4)
+    else:
+        how = Vector(4, 1024, 4, apart=k > 2048) if k >= 4096 or k <= 1024 else Vector(8, 512, 4, apart=k > 2048)
+    return how if k <= 32 * how.width else Shared(16, 256, 3, 4)
 
 
 def _few_rows(n: int, k: int, *, gated: bool, residual: bool, bulk: bool) -> Plan:

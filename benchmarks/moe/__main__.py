@@ -1,0 +1,263 @@
+"""Each kernel of a mixture of experts: microseconds, and its share of the memory's rate or of the matrix units'.
+
+    python -m benchmarks.moe --model qwen3-30b-a3b --rows 1 2 8 32 64 256 1024 4096
+    python -m benchmarks.moe --model qwen3-30b-a3b --rows 8 64 --sweep
+
+First the whole is compared with plain torch. Then chains of calls are timed in graphs, over so many layers' weights
+that the L2 cache holds none, with choices as even as random ones are. Bytes are the least that must move; ceilings are
+the measured ones of benchmarks/peers.py. --sweep: other ways to cut the products up, the fastest first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import torch
+
+from benchmarks import workloads
+from benchmarks.kernels import microseconds
+from benchmarks.peers import COPY_BYTES_PER_S, MATMUL_FLOPS
+from quire.kernels.elementwise.norm import rms_norm
+from quire.kernels.moe.experts import add_each, norms_inside
+from quire.kernels.moe.router import router_logits
+from quire.kernels.moe.routing import Routes, Rule, route_reference
+from quire.kernels.moe.triton import direct, routing
+from quire.kernels.moe.triton.experts import add_experts
+from quire.kernels.moe.triton.grouped import combine, grouped
+from quire.kernels.moe.triton.plan import Direct, Plan, Tiles, plan
+
+DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
+PAST_L2 = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Line:
+    rows: int
+    kernel: str
+    us: float
+    mbytes: float
+    of_memory: float  # share of the measured copy rate
+    of_matrix: float  # share of the measured rate of products
+    floor_us: float
+
+
+@dataclass
+class Layer:
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    router: torch.Tensor
+    routes: Routes
+
+
+class Setting:
+    """A model's sizes, some layers' weights, and the choices of `rows` tokens in each."""
+
+    def __init__(self, model: str, rows: int) -> None:
+        sparse = workloads.experts_of(model)
+        if sparse is None:
+            raise SystemExit(f"{model} has no experts")
+        self.experts, self.top_k, self.inner = sparse
+        self.hidden, self.rows = workloads.config_of(model)["hidden_size"], rows
+        self.rule = Rule(self.experts, self.top_k, renormalize=True)
+        self.x = torch.randn(rows, self.hidden, device=DEVICE, dtype=DTYPE)
+        self.residual = torch.randn(rows, self.hidden, device=DEVICE, dtype=DTYPE)
+        self.norm = torch.ones(self.hidden, device=DEVICE, dtype=DTYPE)
+        one = 3 * self.inner * self.hidden * 2
+        count = min(max(PAST_L2 // int(one * workloads.experts_hit(self.experts, self.top_k, rows)) + 1, 2), 16)
+        room = int(100e9) // (one * self.experts)
+        self.layers = [self._layer() for _ in range(max(min(count, room), 1))]
+
+    def _layer(self) -> Layer:
+        gate_up = self._random(self.experts, 2 * self.inner, self.hidden)
+        down = self._random(self.experts, self.hidden, self.inner)
+        router = self._random(self.experts, self.hidden)
+        logits = torch.randn(self.rows, self.experts, device=DEVICE)
+        return Layer(gate_up, down, router, routing.route(logits, self.rule, None, None))
+
+    def _random(self, *shape: int) -> torch.Tensor:
+        bound = (3 / shape[-1]) ** 0.5
+        return torch.empty(shape, device=DEVICE, dtype=DTYPE).uniform_(-bound, bound)
+
+    def hit(self) -> float:
+        """Experts, in the mean of the layers."""
+        return sum(len(layer.routes.experts.unique()) for layer in self.layers) / len(self.layers)
+
+    def tiled(self, rows: int) -> list[Layer]:
+        """The layers, their choices ordered in tiles of other heights."""
+        made = []
+        for layer in self.layers:
+            scattered = torch.full((self.rows, self.experts), -9.0, device=DEVICE)
+            scattered.scatter_(1, layer.routes.experts.long(), layer.routes.weights.log())
+            made.append(replace(layer, routes=routing.route(scattered, self.rule, None, None, rows)))
+        return made
+
+
+def check(setting: Setting) -> float:
+    """The whole against plain torch with float32 sums; relative error."""
+    layer = setting.layers[0]
+    few = torch.arange(0, setting.rows, max(setting.rows // 64, 1), device=DEVICE)
+    zeros = torch.zeros_like(setting.residual)
+    ours = add_experts(setting.x, layer.routes, layer.gate_up, layer.down, zeros, None)[few].float()
+    some = Routes(layer.routes.experts[few], layer.routes.weights[few])
+    wide = torch.zeros(len(few), setting.hidden, device=DEVICE)
+    exact = add_each(
+        setting.x[few].float(), some, lambda e: layer.gate_up[e].float(), lambda e: layer.down[e].float(), wide
+    )
+    error = ((ours - exact).norm() / exact.norm()).item()
+    if not error <= 1e-2:
+        raise SystemExit(f"{setting.rows} rows: the kernels are wrong: relative error {error:.2e}")
+    logits = torch.randn(setting.rows, setting.experts, device=DEVICE)
+    ours_chosen = routing.route(logits, setting.rule, None, None).experts.sort(-1).values
+    if not torch.equal(ours_chosen, route_reference(logits, setting.rule).experts.sort(-1).values):
+        raise SystemExit(f"{setting.rows} rows: other experts are chosen than by plain torch")
+    return error
+
+
+def line(setting: Setting, kernel: str, us: float, num_bytes: float, flops: float) -> Line:
+    floor = max(num_bytes / COPY_BYTES_PER_S, flops / MATMUL_FLOPS) * 1e6
+    return Line(
+        setting.rows, kernel, round(us, 2), round(num_bytes / 1e6, 2),
+        round(num_bytes / us * 1e6 / COPY_BYTES_PER_S, 3), round(flops / us * 1e6 / MATMUL_FLOPS, 3), round(floor, 2),
+    )  # fmt: skip
+
+
+def timed(setting: Setting, call: Callable[[Layer], object], layers: list[Layer] | None = None) -> float:
+    return microseconds([partial(call, layer) for layer in layers or setting.layers])
+
+
+def lines(setting: Setting) -> Iterator[Line]:
+    s, (rows, top_k, hidden, inner) = setting, (setting.rows, setting.top_k, setting.hidden, setting.inner)
+    choices, hit = rows * top_k, setting.hit()
+    stream, lists = rows * hidden * 2, choices * 8
+    yield line(s, "norm", timed(s, lambda _: rms_norm(s.residual, s.norm, 1e-6)), 2 * stream, 0)
+    router = timed(s, lambda layer: router_logits(s.x, layer.router))
+    yield line(s, "router", router, (rows + s.experts) * hidden * 2, 2 * rows * s.experts * hidden)
+    logits = torch.randn(rows, s.experts, device=DEVICE)
+    chosen = timed(s, lambda _: routing.route(logits, s.rule, None, None))
+    yield line(s, "choice", chosen, rows * s.experts * 4 + lists, 0)
+    how, weights = plan(rows, top_k, s.experts), hit * hidden * inner * 2
+    if how.direct is None:
+        middle = torch.randn(choices, inner, device=DEVICE, dtype=DTYPE)
+        parts = torch.randn(choices, hidden, device=DEVICE, dtype=DTYPE)
+        yield line(s, f"gate_up {how.gate_up}", timed(s, partial(_gate_up, s, middle, how)),
+                   2 * weights + stream + choices * inner * 2, 4 * choices * hidden * inner)  # fmt: skip
+        yield line(s, f"down {how.down}", timed(s, partial(_down, s, middle, parts, how)),
+                   weights + choices * (inner + hidden) * 2, 2 * choices * hidden * inner)  # fmt: skip
+        sums = timed(s, lambda layer: combine(parts, layer.routes.experts, s.residual))
+        yield line(s, "combine", sums, choices * hidden * 2 + 2 * stream, 0)
+    whole = timed(s, lambda layer: add_experts(s.x, layer.routes, layer.gate_up, layer.down, s.residual, None))
+    yield line(s, "experts", whole, 3 * weights + 3 * stream, 6 * choices * hidden * inner)
+    yield line(s, "all", timed(s, partial(_all, s)), 3 * weights + 3 * stream, 6 * choices * hidden * inner)
+
+
+def _gate_up(s: Setting, out: torch.Tensor, how: Plan, layer: Layer) -> None:
+    tiling = layer.routes.tiling
+    assert tiling is not None
+    grouped(s.x, layer.gate_up, None, None, out, tiling, s.top_k, how.gate_up, bulk=True)
+
+
+def _down(s: Setting, x: torch.Tensor, out: torch.Tensor, how: Plan, layer: Layer) -> None:
+    tiling = layer.routes.tiling
+    assert tiling is not None
+    grouped(x, layer.down, None, layer.routes.weights, out, tiling, s.top_k, how.down, bulk=True)
+
+
+def _all(s: Setting, layer: Layer) -> None:
+    x, norm = s.residual, (s.norm, 1e-6)
+    inside: tuple[torch.Tensor, float] | None = norm
+    if not norms_inside(x, s.rule):
+        x, inside = rms_norm(x, *norm), None
+    routes = routing.route(router_logits(x, layer.router, inside), s.rule, None, None)
+    add_experts(x, routes, layer.gate_up, layer.down, s.residual, None, inside)
+
+
+def sweep(setting: Setting) -> Iterator[tuple[float, str]]:
+    """Other configurations than the plan's, each product by itself."""
+    s, rows = setting, setting.rows
+    how, choices = plan(rows, s.top_k, s.experts), rows * s.top_k
+    if rows <= 8:
+        usual = Direct()
+        gates = [
+            replace(usual, outputs=n, columns=k, warps=w)
+            for n, k, w in product((1, 2, 4), (512, 1024, 2048), (2, 4, 8))
+        ]
+        downs = [replace(usual, down_outputs=n, down_columns=k, warps=w)
+                 for n, k, w in product((2, 4, 8), (128, 256, 512), (2, 4, 8))]  # fmt: skip
+        for config in dict.fromkeys(gates + downs):
+            call = partial(_direct, s, config)
+            yield from _try(s, f"direct {config}", call, s.layers)
+    middle = torch.randn(choices, s.inner, device=DEVICE, dtype=DTYPE)
+    parts = torch.randn(choices, s.hidden, device=DEVICE, dtype=DTYPE)
+    for height in (16, 32, 64, 128) if choices > s.experts else (16,):
+        if not 0.25 <= height / max(how.gate_up.rows, 1) <= 4:
+            continue
+        layers = s.tiled(height)
+        tall = height <= 64
+        for wide, block_n, block_k, stages, warps in product((False, True), (32, 64, 128, 256), (64, 128, 256),
+                                                             (2, 3, 4, 5, 6), (4, 8)):  # fmt: skip
+            lines_ = block_n * (1 if wide else 2)
+            stage = (height + lines_) * block_k * 2
+            if (
+                not 40 * 1024 <= stages * stage <= 226 * 1024
+                or lines_ * height > 1 << 15
+                or (tall and block_n < 16 * warps)
+            ):
+                continue
+            config = Tiles(height, block_n, block_k, stages, warps, tall)
+            one = replace(how, gate_up=config, down=config, direct=None)
+            call = partial(_down, s, middle, parts, one) if wide else partial(_gate_up, s, middle, one)
+            yield from _try(s, f"{'down' if wide else 'gate_up'} {config}", call, layers)
+
+
+def _direct(s: Setting, config: Direct, layer: Layer) -> None:
+    routes = layer.routes
+    direct.add_experts(s.x, routes.experts, routes.weights, layer.gate_up, layer.down, s.residual, None, None, config)
+
+
+def _try(s: Setting, name: str, call: Callable[[Layer], object], layers: list[Layer]) -> Iterator[tuple[float, str]]:
+    try:
+        yield timed(s, call, layers), name
+    except Exception as error:  # one that does not fit
+        print(f"{name}: {type(error).__name__}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--model", default="qwen3-30b-a3b", choices=[m for m in workloads.MODELS if workloads.experts_of(m)]
+    )
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 8, 32, 64, 256, 1024, 4096])
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    found: list[dict[str, object]] = []
+    with torch.inference_mode():
+        for rows in args.rows:
+            setting = Setting(args.model, rows)
+            print(f"{args.model}, {rows} rows: {setting.hit():.1f} experts hit, {len(setting.layers)} layers, "
+                  f"relative error {check(setting):.1e}", flush=True)  # fmt: skip
+            if args.sweep:
+                ranked = sorted(sweep(setting))
+                for kind in ("direct", "gate_up", "down"):
+                    for us, name in [one for one in ranked if one[1].startswith(kind)][:8]:
+                        print(f"  {us:9.2f} us  {name}", flush=True)
+                continue
+            for one in lines(setting):
+                found.append(asdict(one))
+                print(f"  {one.us:9.2f} us (floor {one.floor_us:8.2f}) {one.mbytes:9.2f} MB "
+                      f"{one.of_memory:6.1%} of memory {one.of_matrix:6.1%} of matrix  {one.kernel}")  # fmt: skip
+            del setting
+            torch.cuda.empty_cache()
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

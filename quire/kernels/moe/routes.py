@@ -1,0 +1,55 @@
+"""What is said of choices of experts: the rule, whose tokens count, and the outcome."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+
+from quire.kernels.moe.tiling import Tiling
+
+Scoring = Literal["softmax", "sigmoid", "sparse_mixer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How logits become choices and weights.
+
+    groups, top_groups: experts stand in so many groups of neighbours, and only those of the best `top_groups` may be
+    chosen; a group is as good as its best `group_best` experts together. renormalize: the weights of the chosen are
+    divided by their sum, or by `least_sum` if that is more. scale: of the weights, at last. jitter: of the sparse
+    mixer, how far below the best a logit may lie (relative, twice this) to count.
+    """
+
+    experts: int
+    top_k: int
+    scoring: Scoring = "softmax"
+    renormalize: bool = False
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    group_best: int = 1
+    least_sum: float = 1e-20
+    jitter: float = 0.01
+
+
+class Live(NamedTuple):
+    """Which tokens are somebody's: those with a slot in the cache outside of its null block.
+
+    The others, padding of graphs, are sent to no expert.
+    """
+
+    slots: torch.Tensor  # int32 [tokens]
+    first: int  # the least slot of a living token
+
+
+class Routes(NamedTuple):
+    """experts int32 [tokens, top_k], -1 throughout for a token that is nobody's; weights float32 of the same shape.
+
+    tiling: on a GPU, what kernels work through; None where they need no order.
+    """
+
+    experts: torch.Tensor
+    weights: torch.Tensor
+    tiling: Tiling | None = None

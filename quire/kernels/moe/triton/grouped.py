@@ -1,0 +1,207 @@
+"""x @ weight[expert].T for choices ordered by expert, in tiles: gate and up with the gate, or down with the weights of
+the choices.
+
+A program owns BLOCK_N outputs of one tile of choices, all of one expert. The table of tiles is the device's own, so the
+grid has room for the most tiles there can be, and those that are none leave at once. Tiles of the weight come through
+the bulk copy engine, several deep; with few rows the weight is the tall operand of the matrix units.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from quire.kernels.dispatch import INTERPRETED
+from quire.kernels.gemm.triton.fp8_widen import widened
+from quire.kernels.moe.tiling import Tiling
+from quire.kernels.moe.triton.plan import HEIGHTS, Tiles, of_rows
+from quire.kernels.triton.launch import has_pdl
+
+COMBINED = 512  # columns of a token that a program adds up
+_built: set[tuple[object, ...]] = set()  # what the kernels were compiled for
+
+
+@triton.jit
+def _tile(desc, ptr, first, k, LINES: tl.constexpr, COLUMNS: tl.constexpr, K: tl.constexpr, num_lines,
+          BULK: tl.constexpr):  # fmt: skip
+    """[LINES, COLUMNS] of a matrix [num_lines, K], zeros outside of it."""
+    if BULK:
+        return desc.load([first, k])
+    line, column = first + tl.arange(0, LINES), k + tl.arange(0, COLUMNS)
+    inside = (line < num_lines)[:, None] & (column < K)[None, :]
+    return tl.load(ptr + line.to(tl.int64)[:, None] * K + column[None, :], inside, 0.0)
+
+
+@triton.jit
+def _dot(x, weight, acc, TALL: tl.constexpr, PRECISION: tl.constexpr):
+    if TALL:
+        acc = tl.dot(widened(weight, x), tl.trans(x), acc, input_precision=PRECISION)
+    else:
+        acc = tl.dot(x, tl.trans(widened(weight, x)), acc, input_precision=PRECISION)
+    return acc
+
+
+@triton.jit(do_not_specialize=["num_choices", "most"])
+def _grouped_kernel(
+    x_ptr, x_desc, weight_ptr, weight_desc, scale_ptr, share_ptr, out_ptr, order_ptr, tiles_ptr, num_choices, most,
+    num_lines, x_stride,
+    N: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, STAGES: tl.constexpr, TALL: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr,
+    BULK: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """GATED: x are the tokens, looked up by choice; out is in the order of the choices. Else x is what that made, and
+    out is by choice, times its share."""
+    first_n, tile = tl.program_id(0) * BLOCK_N, tl.program_id(1)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    expert = tl.load(tiles_ptr + tile)
+    if expert < 0:
+        return
+    begin, count = tl.load(tiles_ptr + most + tile), tl.load(tiles_ptr + 2 * most + tile)
+    row = tl.arange(0, ROWS)
+    there = row < count
+    LINES: tl.constexpr = 2 * N if GATED else N
+    line = expert * LINES + first_n
+    k = tl.arange(0, BLOCK_K)
+    x_at = x_ptr + k[None, :]
+    choice = tl.load(order_ptr + begin + row, there, 0)
+    if GATED:
+        x_at += (choice // TOP_K).to(tl.int64)[:, None] * x_stride
+
+    HEIGHT: tl.constexpr = BLOCK_N if TALL else ROWS
+    WIDTH: tl.constexpr = ROWS if TALL else BLOCK_N
+    acc = tl.zeros([HEIGHT, WIDTH], tl.float32)
+    acc_up = tl.zeros([HEIGHT, WIDTH], tl.float32)
+    for step in tl.range(0, (K + BLOCK_K - 1) // BLOCK_K, num_stages=STAGES):
+        start = step * BLOCK_K
+        weight = _tile(weight_desc, weight_ptr, line, start, BLOCK_N, BLOCK_K, K, num_lines, BULK)
+        if GATED:
+            weight_up = _tile(weight_desc, weight_ptr, line + N, start, BLOCK_N, BLOCK_K, K, num_lines, BULK)
+            if K % BLOCK_K == 0:
+                x = tl.load(x_at + start, there[:, None], 0.0)
+            else:
+                x = tl.load(x_at + start, there[:, None] & (start + k < K)[None, :], 0.0)
+            acc_up = _dot(x, weight_up, acc_up, TALL, PRECISION)
+        else:
+            x = _tile(x_desc, x_ptr, begin, start, ROWS, BLOCK_K, K, num_choices, BULK)
+        acc = _dot(x, weight, acc, TALL, PRECISION)
+    y = tl.trans(acc) if TALL else acc
+    n = first_n + tl.arange(0, BLOCK_N)
+    in_n = n < N
+    if SCALED:
+        y *= tl.load(scale_ptr + expert * LINES + n, in_n, 0.0)[None, :]
+    if GATED:
+        up = tl.trans(acc_up) if TALL else acc_up
+        if SCALED:
+            up *= tl.load(scale_ptr + expert * LINES + N + n, in_n, 0.0)[None, :]
+        y = y * tl.sigmoid(y) * up
+        place = begin + row
+    else:
+        y *= tl.load(share_ptr + choice, there, 0.0)[:, None]
+        place = choice
+    out_at = out_ptr + place.to(tl.int64)[:, None] * N + n[None, :]
+    tl.store(out_at, y.to(out_ptr.dtype.element_ty), there[:, None] & in_n[None, :])
+
+
+@triton.jit
+def _combine_kernel(
+    parts_ptr, experts_ptr, residual_ptr, residual_stride,
+    N: tl.constexpr, TOP_K: tl.constexpr, TOP_BLOCK: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    token, n = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    place = tl.arange(0, TOP_BLOCK)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    if tl.load(experts_ptr + token * TOP_K) < 0:
+        return
+    at = parts_ptr + (token * TOP_K + place)[:, None] * N + n[None, :]
+    parts = tl.load(at, (place < TOP_K)[:, None] & (n < N)[None, :], 0.0)
+    out = residual_ptr + token * residual_stride + n
+    total = tl.load(out, n < N, 0.0).to(tl.float32) + tl.sum(parts.to(tl.float32), axis=0)
+    tl.store(out, total.to(residual_ptr.dtype.element_ty), n < N)
+
+
+def _bulk(weight: torch.Tensor, config: Tiles) -> TensorDescriptor:
+    """weight [experts, lines, k], as one matrix."""
+    experts, lines, k = weight.shape
+    return TensorDescriptor.from_tensor(weight.view(experts * lines, k), [config.block_n, config.block_k])
+
+
+def grouped(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor | None,
+    share: torch.Tensor | None,
+    out: torch.Tensor,
+    tiling: Tiling,
+    top_k: int,
+    config: Tiles,
+    *,
+    bulk: bool,
+    compile_only: bool = False,
+) -> torch.Tensor:
+    """Without `share`: x [tokens, k] → out [choices, n] in the order of `tiling`, silu(gate) · up. With it, float32
+    [choices]: x [choices, k] in that order → out [choices, n], each where its choice is, times its share.
+
+    weight: [experts, 2n or n, k], contiguous. bulk: its lines, and those of x, can be read by the copy engine.
+    """
+    experts, lines, k = weight.shape
+    gated = share is None
+    n = lines // 2 if gated else lines
+    most = tiling.tiles.shape[1]
+    pdl = has_pdl(x.device)
+    weight_desc = _bulk(weight, config) if bulk else weight
+    x_desc = x
+    if bulk and not gated:
+        x_desc = TensorDescriptor.from_tensor(x, [config.rows, config.block_k])
+    grid = (triton.cdiv(n, config.block_n), most)
+    launch = partial(_grouped_kernel.warmup, grid=grid) if compile_only else _grouped_kernel[grid]
+    launch(
+        x, x_desc, weight, weight_desc, weight if scale is None else scale, weight if share is None else share, out,
+        tiling.order, tiling.tiles, len(tiling.order), most, experts * lines, x.stride(0),
+        N=n, K=k, TOP_K=top_k, ROWS=config.rows, BLOCK_N=config.block_n, BLOCK_K=config.block_k, STAGES=config.stages,
+        TALL=config.tall, GATED=gated, SCALED=scale is not None, BULK=bulk,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32", PDL=pdl, num_warps=config.warps, launch_pdl=pdl,
+    )  # fmt: skip
+    return out
+
+
+def compile_once(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor | None,
+    share: torch.Tensor | None,
+    out: torch.Tensor,
+    tiling: Tiling,
+    top_k: int,
+    *,
+    bulk: bool,
+) -> None:
+    """All that any number of tokens will need: nothing is compiled in mid-service."""
+    kind = (x.device, x.dtype, weight.dtype, weight.shape, share is None, top_k)
+    if kind in _built or INTERPRETED:
+        return
+    _built.add(kind)
+    for rows in HEIGHTS:
+        how = of_rows(rows, weight.itemsize)
+        config = how.gate_up if share is None else how.down
+        grouped(x, weight, scale, share, out, tiling, top_k, config, bulk=bulk, compile_only=True)
+
+
+def combine(parts: torch.Tensor, experts: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    """residual [tokens, n] += the sum over top_k of parts [tokens · top_k, n], in place, rounded once; a token whose
+    experts [tokens, top_k] are -1 has none. Returns it."""
+    tokens, top_k = experts.shape
+    n = residual.shape[1]
+    pdl = has_pdl(residual.device)
+    _combine_kernel[(tokens, triton.cdiv(n, COMBINED))](
+        parts, experts, residual, residual.stride(0), N=n, TOP_K=top_k, TOP_BLOCK=triton.next_power_of_2(top_k),
+        BLOCK=COMBINED, PDL=pdl, launch_pdl=pdl, num_warps=4,
+    )  # fmt: skip
+    return residual

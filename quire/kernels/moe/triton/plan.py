@@ -1,0 +1,100 @@
+"""How to multiply by experts: which kernels, and how they cut the products up. A rule of tokens, experts and sizes.
+
+- So few tokens that hardly two want the same expert: each choice by itself, on the ordinary cores, without any order;
+  the product down adds all of a token's experts to the residual at once.
+- Else choices are ordered by expert. Few a tile: the weight is the tall operand of the matrix units and streams through
+  shared memory once. Many: tiles as for any product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+from quire.kernels.gemm.triton.plan import MAX_STAGES, SHARED_BYTES
+
+LEAST_APART = 0.88  # share of the choices that must be of unlike experts for each to go by itself
+
+
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """A program has `outputs` of gate and up of one choice, or `down_outputs` of all of a token's; columns of K at a
+    time, down for eight choices."""
+
+    outputs: int = 2
+    columns: int = 2048
+    down_outputs: int = 4
+    down_columns: int = 256
+    warps: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """rows: of a tile of choices. block_n, block_k: outputs (of gate and up each) and columns of a tile of the weight.
+    tall: the weight is the operand whose lines the matrix units take 64 at a time."""
+
+    rows: int
+    block_n: int
+    block_k: int
+    stages: int
+    warps: int = 4
+    tall: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """direct: then nothing else counts; gate_up and down have the same `rows`."""
+
+    gate_up: Tiles
+    down: Tiles
+    direct: Direct | None = None
+
+
+@cache
+def plan(tokens: int, top_k: int, experts: int, width: int = 2) -> Plan:
+    """width: bytes of a weight's element."""
+    choices = tokens * top_k
+    apart = experts * (1 - (1 - top_k / experts) ** tokens)
+    direct = Direct() if apart >= LEAST_APART * choices else None
+    mean = choices / experts
+    if mean <= 8:
+        rows = 16
+    elif mean <= 20:
+        rows = 32
+    else:
+        rows = 64 if mean <= 80 else 128
+    return replace(of_rows(rows, width), direct=direct)
+
+
+HEIGHTS = (16, 32, 64, 128)  # of tiles, that there are plans for
+
+
+@cache
+def of_rows(rows: int, width: int) -> Plan:
+    """For choices that are ordered in tiles of so many rows."""
+    if width == 4:  # on the ordinary cores
+        return Plan(_tiles(rows, 32, 32, 2, width, gated=True), _tiles(rows, 64, 32, 2, width))
+    if rows <= 32:
+        block_k = 128 if rows == 16 else 64  # room for three tiles of the weight or more on their way
+        gate_up = _tiles(rows, 64, block_k, 2, width, gated=True, tall=True)
+        return Plan(gate_up, _tiles(rows, 128, block_k, 2, width, tall=True))
+    if rows == 64:
+        return Plan(_tiles(64, 64, 64, 2, width, gated=True), _tiles(64, 128, 64, 2, width))
+    return Plan(_tiles(128, 128, 64, 1, width, gated=True, warps=8), _tiles(128, 256, 64, 1, width, warps=8))
+
+
+def _tiles(
+    rows: int,
+    block_n: int,
+    block_k: int,
+    programs: int,
+    width: int,
+    *,
+    gated: bool = False,
+    warps: int = 4,
+    tall: bool = False,
+) -> Tiles:
+    """As many stages as leave room for `programs` on a processor; x has two bytes an element, or four."""
+    stage = (rows * max(width, 2) + block_n * (2 if gated else 1) * width) * block_k
+    stages = max(min(SHARED_BYTES // programs // stage, MAX_STAGES), 2)
+    return Tiles(rows, block_n, block_k, min(stages, 4 if tall else 5), warps, tall)

@@ -1,0 +1,262 @@
+"""Mixtures of experts: of many feed-forward layers each token goes through the few that a router chooses for it.
+
+The experts' matrices are kept as two, one line of experts each: gate and up together [experts, 2 · inner, hidden], and
+down [experts, hidden, inner], in the weight format of the model. Ranks share every expert, by `inner`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from quire.attention.context import StepContext
+from quire.distributed.group import Group
+from quire.distributed.topology import ALONE, Topology
+from quire.kernels.across_ranks import reduce_add
+from quire.kernels.elementwise.norm import rms_norm
+from quire.kernels.moe.experts import norms_inside
+from quire.kernels.moe.gate import sigmoid_gate
+from quire.kernels.moe.router import router_logits
+from quire.kernels.moe.routing import Live, Routes, route
+from quire.kernels.moe.routing import Rule as Rule  # for families
+from quire.layers.attention import Attention
+from quire.layers.block import DecoderLayer
+from quire.layers.linear import Linear
+from quire.layers.mlp import GatedMLP
+from quire.layers.norm import Norm, RMSNorm
+from quire.layers.targets import Staged, Staging, Target, store
+from quire.quantization.base import INPUTS, OUTPUTS, ExpertMatrices, QuantizationMethod, Spec
+from quire.quantization.base import Norm as Gain
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Of the tensors that a checkpoint has."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """What checkpoints call an expert's matrices, behind `experts.N.`; and all experts' in one tensor each, [experts,
+    outputs, inputs] with gate and up stacked, behind `experts.`, for those that store them so."""
+
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    all_gate_up: str = "gate_up_proj"
+    all_down: str = "down_proj"
+
+
+class Router(nn.Module):
+    """Logits of the experts, plain in every model and whole on every rank.
+
+    correction: what checkpoints call the bias [experts] that takes part in the choice alone, if they have one.
+    lines: 1 if checkpoints have that as [1, experts]. dtype: of the weight and of the product, by default the model's.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        rule: Rule,
+        *,
+        correction: str | None = None,
+        lines: int = 0,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.rule, self.correction = rule, correction
+        self.weight = nn.Parameter(torch.empty(rule.experts, hidden, dtype=dtype), requires_grad=False)
+        if correction is not None:
+            shape = (lines, rule.experts) if lines else (rule.experts,)
+            bias = nn.Parameter(torch.empty(shape, dtype=torch.float32), requires_grad=False)
+            self.register_parameter(correction, bias)
+
+    def forward(self, x: torch.Tensor, live: Live | None, norm: Gain | None = None) -> Routes:
+        """x [tokens, hidden], or norm(x) → where its tokens go."""
+        if x.dtype != self.weight.dtype:
+            x, norm = (x if norm is None else rms_norm(x, *norm)).to(self.weight.dtype), None
+        logits = router_logits(x, self.weight, norm)
+        return route(logits, self.rule, getattr(self, self.correction) if self.correction else None, live)
+
+
+class Experts(nn.Module):
+    """The matrices of all routed experts. It has no parameters before `allocate`."""
+
+    matrices: ExpertMatrices
+
+    def __init__(self, rule: Rule, hidden: int, inner: int, names: ExpertNames | None = None) -> None:
+        super().__init__()
+        self.experts, self.top_k, self.names = rule.experts, rule.top_k, names or ExpertNames()
+        gate_up = Linear(
+            hidden, 2 * inner, bias=False, parts={self.names.gate: inner, self.names.up: inner}, gated=True, role="rows"
+        )
+        # One expert's, as patterns: of shares, formats and targets. In a tuple, so that they are no layers.
+        self._pair = (gate_up, Linear(inner, hidden, bias=False, parts={self.names.down: hidden}, role="columns"))
+
+    def allocate(self, method: QuantizationMethod, name: str, topology: Topology = ALONE) -> None:
+        """Make the parameters, in the default dtype and on the default device. name: what checkpoints call this module.
+
+        Raises ConfigError if ranks cannot share them.
+        """
+        self.name = name
+        self._kept: list[dict[str, torch.Tensor]] = []
+        for kind, one in zip(("gate_up", "down"), self._pair, strict=True):
+            with torch.device("meta"):
+                one.allocate(method, tuple(f"{name}.0.{part}" for part in one.parts), topology)
+            specs = one.scheme.format.tensors(*one.local_shape, one.dtype)
+            kept = {}
+            for tensor, spec in specs.items():
+                whole = torch.empty((self.experts, *spec.shape), dtype=spec.dtype)
+                self.register_parameter(f"{kind}_{tensor}", nn.Parameter(whole, requires_grad=False))
+                kept[tensor] = whole
+            self._kept.append(kept)
+        self.matrices = self._pair[0].scheme.format.experts(*self._kept)
+
+    def num_weights(self) -> int:
+        """Numbers that the parameters of a token's experts stand for: what it is multiplied by."""
+        return self.top_k * sum(one.num_weights() for one in self._pair)
+
+    def num_bytes(self, tokens: int | None = None) -> float:
+        """Of the parameters; of those of the experts that so many tokens hit, if they choose evenly."""
+        every = sum(parameter.numel() * parameter.element_size() for parameter in self.parameters())
+        return every if tokens is None else every * (1 - (1 - self.top_k / self.experts) ** tokens)
+
+    def fill(self, draw: Callable[[int, int], torch.Tensor]) -> None:
+        """draw: (rows, columns) → numbers of one expert's matrix, of all ranks."""
+        for expert in range(self.experts):
+            for one, kept in zip(self._pair, self._kept, strict=True):
+                dense = one.cut(draw(one.out_features, one.in_features))
+                store({name: tensor[expert] for name, tensor in kept.items()}, one.scheme.format.pack(dense))
+
+    # -- loading ------------------------------------------------------------------------------------------------
+
+    def targets_in(self, stored: Shapes) -> Iterator[Target]:
+        """Of every tensor that a checkpoint has for them, be it one an expert or one for all."""
+        for one, kept, whole in zip(self._pair, self._kept, (self.names.all_gate_up, self.names.all_down), strict=True):
+            together = f"{self.name}.{whole}"
+            for expert in range(self.experts):
+                own = {name: tensor[expert] for name, tensor in kept.items()}
+                if together in stored:
+                    yield from self._part_of(together, expert, one, own)
+                else:
+                    modules = tuple(f"{self.name}.{expert}.{part}" for part in one.parts)
+                    yield from one.targets_into(modules, own)
+
+    def _part_of(self, source: str, expert: int, one: Linear, own: dict[str, torch.Tensor]) -> Iterator[Target]:
+        """One expert's part of a tensor that holds all of them."""
+        scheme = one.scheme
+        plain = scheme.sources[0]
+        if len(scheme.sources) > 1 or plain.axes != (OUTPUTS, INPUTS):
+            return
+        into: torch.Tensor | Staged
+        if scheme.pack is None:
+            into = own[plain.name]
+        else:
+            device = next(iter(own.values())).device
+            staging = Staging({plain.name: Spec(one.local_shape, plain.kept)}, device, scheme.pack, own)
+            into = Staged(staging, plain.name)
+        shape, first, place = (self.experts, one.out_features, one.in_features), 0, 0
+        columns = slice(*one.columns[:2])
+        for rows, share in zip(one.parts.values(), one.shares, strict=True):
+            lines = slice(first + share.begin, first + share.end)
+            at = (None, slice(place, place + share.end - share.begin))
+            yield Target(source, shape, into, plain.dtypes, (slice(expert, expert + 1), lines, columns), at)
+            first, place = first + rows, place + share.room
+
+
+class SparseLayer(DecoderLayer):
+    """A decoder layer whose feed-forward part may be a mixture of experts: tokens that are nobody's go to none.
+
+    scale: that what a half adds is multiplied by, in layers with experts.
+    """
+
+    def __init__(
+        self, self_attn: Attention, mlp: GatedMLP | MixtureOfExperts, hidden: int, eps: float, *, scale: float = 1.0
+    ) -> None:
+        super().__init__(self_attn, mlp, hidden, eps)
+        self.scale = scale
+
+    def forward(self, residual: torch.Tensor, ctx: StepContext) -> torch.Tensor:
+        if not isinstance(self.mlp, MixtureOfExperts):
+            return super().forward(residual, ctx)
+        live = Live(ctx.groups[0].slots, ctx.caches[0].k.shape[2])  # what lies in the null block is nobody's
+        if self.scale == 1.0:
+            residual = self.self_attn(residual, self.input_layernorm, ctx)
+            return self.mlp.add(residual, self.post_attention_layernorm, residual, live)
+        residual.add_(self.self_attn.attend(residual, self.input_layernorm, ctx), alpha=self.scale)
+        return residual.add_(self.mlp.add(residual, self.post_attention_layernorm, None, live), alpha=self.scale)
+
+
+class SharedGate(nn.Module):
+    """How much of the shared expert a token gets: sigmoid(x · weight)."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(1, hidden), requires_grad=False)
+
+
+class MixtureOfExperts(nn.Module):
+    """Routed experts, and shared ones that every token goes through.
+
+    Submodules are named as in checkpoints: `gate` (the router), `experts`, and `shared_name`, if `shared` is not 0: the
+    inner size of the shared experts, which are one feed-forward layer. shared_gate: the name of the gate before them.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        inner: int,
+        router: Router,
+        *,
+        names: ExpertNames | None = None,
+        shared: int = 0,
+        shared_name: str = "shared_experts",
+        shared_gate: str | None = None,
+        shared_bias: bool = False,
+    ) -> None:
+        super().__init__()
+        self.gate = router
+        self.experts = Experts(router.rule, hidden, inner, names)
+        self._shared_name, self._gate_name = shared_name if shared else None, shared_gate
+        if shared:
+            self.add_module(shared_name, GatedMLP(hidden, shared, bias=shared_bias))
+        if shared_gate is not None:
+            self.add_module(shared_gate, SharedGate(hidden))
+        self.group: Group | None = None
+
+    def join(self, group: Group) -> None:
+        """Be the share of one of several ranks, which add their parts up."""
+        self.group = group
+
+    def forward(self, residual: torch.Tensor, norm: Norm) -> torch.Tensor:
+        """`residual += experts(norm(residual))` in place, [tokens, hidden]; returns it."""
+        return self.add(residual, norm, residual)
+
+    def add(
+        self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None, live: Live | None = None
+    ) -> torch.Tensor:
+        """`residual += experts(norm(x))` in place; without a residual, experts(norm(x)). live: None, all tokens are."""
+        inside: Gain | None = None
+        if isinstance(norm, RMSNorm) and self._shared_name is None and norms_inside(x, self.gate.rule):
+            inside = (norm.weight, norm.eps)
+        elif norm is not None:
+            x = norm(x)
+        routes = self.gate(x, live, inside)
+        if self.group is None:
+            into = torch.zeros_like(x) if residual is None else residual
+            return self.experts.matrices.add(x, routes, self._add_shared(x, into), inside)
+        partial = self.experts.matrices.add(x, routes, self._add_shared(x, torch.zeros_like(x)), inside)
+        return reduce_add(partial, torch.zeros_like(x) if residual is None else residual, self.group)
+
+    def _add_shared(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        if self._shared_name is None:
+            return residual
+        shared: GatedMLP = self.get_submodule(self._shared_name)  # type: ignore[assignment]
+        if self._gate_name is None:
+            inner = shared.gate_up_proj(x, reader=shared.down_proj)
+        else:
+            inner = shared.gate_up_proj(x)
+            sigmoid_gate(inner, x, self.get_parameter(f"{self._gate_name}.weight"))
+        y = shared.down_proj.matrix.linear(inner, residual=residual)
+        assert isinstance(y, torch.Tensor)
+        return y

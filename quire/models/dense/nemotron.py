@@ -1,0 +1,51 @@
+"""Nemotron 3 and 4, Minitron: layer norms whose weights are added to 1, squared ReLU without a gate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quire.config.reading import read
+from quire.layers.attention import Attention
+from quire.layers.block import DecoderLayer
+from quire.layers.mlp import MLP
+from quire.layers.norm import LayerNorm
+from quire.layers.rotary import rotary_table
+from quire.models.base import DecoderStack, Sizes
+
+architectures = ("NemotronForCausalLM",)
+defaults = {  # as transformers has them
+    "vocab_size": 256000,
+    "hidden_size": 6144,
+    "intermediate_size": 24576,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 48,
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "hidden_act": "relu2",
+    "max_position_embeddings": 4096,
+    "norm_eps": 1e-05,
+    "tie_word_embeddings": False,
+    "rope_parameters": None,
+    "attention_bias": False,
+    "mlp_bias": False,
+}
+fixed = {"is_causal": (True, None), "is_encoder_decoder": (False, None)}
+rotary = {"partial_rotary_factor": 0.5}
+shared = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+
+
+def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
+    sizes, act = Sizes.read(config, "norm_eps"), read(str, config, "hidden_act")
+    cos_sin = rotary_table(config, sizes.head_dim, max_positions)
+    bias, mlp_bias = read(bool, config, "attention_bias"), read(bool, config, "mlp_bias")
+
+    def norm() -> LayerNorm:
+        return LayerNorm(sizes.hidden, sizes.eps, plus_one=True)
+
+    def layer(index: int) -> DecoderLayer:
+        attention = Attention(index, *sizes.attention, cos_sin, qkv_bias=bias, out_bias=bias)
+        mlp = MLP(sizes.hidden, sizes.intermediate, act, bias=mlp_bias)
+        return DecoderLayer(attention, mlp, sizes.hidden, sizes.eps, norms=(norm(), norm()))
+
+    return DecoderStack(sizes, layer, tied=read(bool, config, "tie_word_embeddings"), norm=norm())

@@ -1,0 +1,48 @@
+"""Seed-OSS: Llama with biases on query, key and value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quire.config.reading import read
+from quire.layers.attention import Attention
+from quire.layers.block import DecoderLayer
+from quire.layers.mlp import GatedMLP
+from quire.layers.rotary import rotary_table
+from quire.models.base import DecoderStack, Sizes
+
+architectures = ("SeedOssForCausalLM",)
+defaults = {  # as transformers has them
+    "vocab_size": 155136,
+    "hidden_size": 4096,
+    "intermediate_size": 27648,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 80,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "max_position_embeddings": 524288,
+    "rms_norm_eps": 1e-06,
+    "tie_word_embeddings": False,
+    "rope_parameters": None,
+    "attention_bias": True,
+    "attention_out_bias": False,
+    "mlp_bias": False,
+}
+fixed = {"is_causal": (True, None), "is_encoder_decoder": (False, None)}
+shared = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+
+
+def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
+    sizes, act = Sizes.read(config), read(str, config, "hidden_act")
+    cos_sin = rotary_table(config, sizes.head_dim, max_positions)
+    bias, out_bias = read(bool, config, "attention_bias"), read(bool, config, "attention_out_bias")
+    mlp_bias = read(bool, config, "mlp_bias")
+
+    def layer(index: int) -> DecoderLayer:
+        attention = Attention(index, *sizes.attention, cos_sin, qkv_bias=bias, out_bias=out_bias)
+        mlp = GatedMLP(sizes.hidden, sizes.intermediate, act=act, bias=mlp_bias)
+        return DecoderLayer(attention, mlp, sizes.hidden, sizes.eps)
+
+    return DecoderStack(sizes, layer, tied=read(bool, config, "tie_word_embeddings"))

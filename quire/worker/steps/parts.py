@@ -1,0 +1,163 @@
+"""What steps of every kind are made of: the forward pass, sampling, commit, and the way back to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+
+from quire.attention.context import StepContext
+from quire.distributed.group import Group
+from quire.kernels.across_ranks import from_first
+from quire.kernels.step.step import commit
+from quire.models.base import DecoderStack, GivenEmbeddings
+from quire.types.plan import StepPlan, TokenMasks
+from quire.worker.batch import Batch, BatchBuilder, round_size
+from quire.worker.kv_store import KVStore
+from quire.worker.layer_groups import LayerGroups
+from quire.worker.mixed_graphs import MAX_PROMPTS
+from quire.worker.readback import Readback, StepHandle
+from quire.worker.sampling.follower import Follower
+from quire.worker.sampling.logprobs import LogprobTensors
+from quire.worker.sampling.masks import Masks
+from quire.worker.sampling.sampler import Features, History, Sampler
+from quire.worker.seat_drafts import SeatDrafts
+from quire.worker.seats import DeviceSeats
+from quire.worker.staging import Staging
+from quire.worker.streams import Streams
+
+Sample = Callable[[TokenMasks | None], StepHandle]  # the second half of a step: everything after the logits
+NOTHING: Mapping[str, LogprobTensors] = {}
+
+
+class StepParts:
+    """max_rows: of any plan; padded_rows: of the largest step with prompt chunks that is padded to the size of a graph.
+    drafts: None: nothing is drafted. group: None: this is the only rank.
+    """
+
+    def __init__(
+        self,
+        model: DecoderStack,
+        groups: LayerGroups,
+        store: KVStore,
+        seats: DeviceSeats,
+        builder: BatchBuilder,
+        sampler: Sampler | Follower,
+        *,
+        max_rows: int,
+        padded_rows: int,
+        staging_capacity: int,
+        device: torch.device,
+        streams: Streams,
+        drafts: SeatDrafts | None = None,
+        group: Group | None = None,
+    ) -> None:
+        self.model = model
+        self.groups = groups
+        self.store = store
+        self.seats = seats
+        self.builder = builder
+        self.sampler = sampler
+        self.history = History(store.token_of_slot, seats.state.block_table, seats.state.block_size)
+        self.staging = Staging(staging_capacity, device)
+        self.drafts = drafts
+        self.readback = Readback(max_rows, streams.readback, columns=drafts.outcome.shape[1] if drafts else 0)
+        drafted_tokens = drafts.max_tokens if drafts else 0
+        most = max(max_rows + MAX_PROMPTS, drafted_tokens)
+        self.sampled = torch.zeros(most, dtype=torch.int32, device=device)
+        self.tokens = torch.zeros(max_rows + MAX_PROMPTS, dtype=torch.int32, device=device)
+        self._group = group
+        rows = max(round_size(max_rows), drafted_tokens, padded_rows)
+        shared = group.peers.logits if group and group.peers else None
+        self.logits = (
+            torch.empty(rows, sampler.vocab_size, dtype=torch.float32, device=device)
+            if shared is None
+            else shared[:rows]
+        )
+
+    # -- to the logits ------------------------------------------------------------------------------------------
+
+    def forward(self, batch: Batch, layers: int | None = None, given: GivenEmbeddings | None = None) -> torch.Tensor:
+        """The residual stream after the last layer, [tokens, hidden]."""
+        context = StepContext(
+            positions=batch.buffers.positions,
+            caches=self.store.layers,
+            groups=self.groups.contexts(batch),
+        )
+        return self.model.forward(batch.buffers.input_ids, context, layers, given)
+
+    def write_logits(self, hidden: torch.Tensor) -> None:
+        self.model.logits(hidden, out=self.logits[: len(hidden)])
+
+    # -- from the logits ----------------------------------------------------------------------------------------
+
+    def sample_eagerly(
+        self, plan: StepPlan, batch: Batch, answers: Mapping[str, LogprobTensors], masks: TokenMasks | None
+    ) -> StepHandle:
+        """From the logits of the rows that are due, if there are any. answers: of features, see StepFeature."""
+        rows = batch.sample_rows_np
+        logprobs = None
+        if len(rows):
+            seats = plan.seats[rows]
+            found = self.sampler.masks(masks, rows)
+            logprobs = self.sample(batch, seats, self.logits[: len(rows)], self.sampler.features(seats), found)
+        else:
+            self.commit(batch, self.sampled[:0])
+        return self.read_back(plan, logprobs, answers)
+
+    def sample(
+        self, batch: Batch, seats_np: np.ndarray, logits: torch.Tensor, features: Features, masks: Masks | None
+    ) -> LogprobTensors | None:
+        """Sample the rows that are due and commit; log-probabilities name plan rows."""
+        rows = batch.sample_rows
+        seats = batch.seats if rows is None else batch.seats.index_select(0, rows)
+        lengths = batch.buffers.seq_lens if rows is None else batch.buffers.seq_lens.index_select(0, rows)
+        logprobs = None
+        if features.plain:
+            if masks is not None:
+                masks.apply(logits)
+            sampled = self.sampled[: len(seats_np)]
+            self.sampler.sample_plain(logits, seats, lengths, sampled)
+        else:
+            output = self.sampler.sample(logits, seats, lengths, self.history, features, seats_np, masks)
+            sampled, logprobs = output.token_ids[:, 0].contiguous(), output.logprobs
+        self.commit(batch, sampled)
+        if logprobs is None or rows is None:
+            return logprobs
+        return logprobs.with_rows(rows.index_select(0, logprobs.rows.to(rows.device)))
+
+    def commit(self, batch: Batch, sampled: torch.Tensor) -> None:
+        """The end of a step that no graph holds."""
+        self.readback.before_commit()
+        self.write_tokens(batch, sampled)
+
+    def write_tokens(self, batch: Batch, sampled: torch.Tensor) -> None:
+        """What was sampled becomes the seats' last tokens, and drafts are made from there. Part of tails too."""
+        tokens = self.tokens[: batch.num_rows]
+        sampled = self._agreed(sampled)
+        commit(self.seats.state, tokens, batch.seats, batch.buffers.seq_lens, sampled, batch.sample_index)
+        if self.drafts:
+            self.drafts.follow(batch.seats, tokens, batch.attention.num_decodes)
+
+    def _agreed(self, sampled: torch.Tensor) -> torch.Tensor:
+        """The same tokens on every rank: the first one's. Ranks may pad differently, so as many as there can be."""
+        if self._group is None or not len(sampled):
+            return sampled
+        ours = self.sampled[: len(sampled)]
+        if ours.data_ptr() != sampled.data_ptr():
+            ours.copy_(sampled)
+        from_first(self.sampled, self._group)
+        return ours
+
+    def read_back(
+        self,
+        plan: StepPlan,
+        logprobs: LogprobTensors | None,
+        answers: Mapping[str, LogprobTensors] = NOTHING,
+        first: int = 0,
+    ) -> StepHandle:
+        """first: the plan's row 0 among those of the step."""
+        failures = self.sampler.take_failures(plan.seats)
+        tokens = (self.drafts.outcome if self.drafts else self.tokens)[first:]
+        return self.readback.start(plan, tokens, logprobs, answers, failures)

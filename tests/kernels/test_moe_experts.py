@@ -1,0 +1,170 @@
+"""Products with chosen experts: Triton's kernels and plain torch against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from quire.kernels.dispatch import INTERPRETED
+from quire.kernels.moe.experts import add_experts
+from quire.kernels.moe.gate import sigmoid_gate
+from quire.kernels.moe.router import router_logits
+from quire.kernels.moe.routing import Live, Routes, Rule, route
+from quire.quantization.fp8 import Fp8Channel
+from tests.kernels.compare import NARROW, assert_near
+
+HIDDEN, INNER = 192, 80
+
+
+def exact(
+    x: torch.Tensor, routes: Routes, gate_up: torch.Tensor, down: torch.Tensor, residual: torch.Tensor
+) -> torch.Tensor:
+    """In float64, token by token."""
+    y = residual.double().cpu()
+    x, gate_up, down = x.double().cpu(), gate_up.double().cpu(), down.double().cpu()
+    for token, (experts, weights) in enumerate(
+        zip(routes.experts.tolist(), routes.weights.double().tolist(), strict=True)
+    ):
+        for expert, weight in zip(experts, weights, strict=True):
+            if expert >= 0:
+                gate, up = (gate_up[expert] @ x[token]).chunk(2)
+                y[token] += weight * (down[expert] @ (torch.nn.functional.silu(gate) * up))
+    return y
+
+
+def make(
+    experts: int, tokens: int, device: torch.device, hidden: int = HIDDEN, inner: int = INNER, dtype: Any = NARROW
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """x, gate_up, down, residual."""
+    gate_up = torch.randn(experts, 2 * inner, hidden, device=device) / hidden**0.5
+    down = torch.randn(experts, hidden, inner, device=device) / inner**0.5
+    x, residual = (torch.randn(tokens, hidden, device=device) for _ in "xr")
+    return tuple(tensor.to(dtype) for tensor in (x, gate_up, down, residual))  # type: ignore[return-value]
+
+
+def routes_of(experts: int, tokens: int, top_k: int, device: torch.device, dead: int = 0) -> Routes:
+    """Some experts are nobody's, one is everybody's; the last `dead` tokens are padding."""
+    logits = torch.randn(tokens, experts, device=device)
+    logits[:, 0] += 5
+    logits[:, experts // 2] -= 50
+    slots = torch.full((tokens,), 99, dtype=torch.int32, device=device)
+    slots[tokens - dead :] = 0
+    return route(logits, Rule(experts, top_k, renormalize=True), None, Live(slots, 16))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 9, 70, 300])
+@pytest.mark.parametrize(("experts", "top_k"), [(16, 4), (9, 3), (128, 8)])
+def test_sums_of_experts(experts: int, top_k: int, tokens: int, device: torch.device) -> None:
+    x, gate_up, down, residual = make(experts, tokens, device)
+    routes = routes_of(experts, tokens, top_k, device)
+    wanted = exact(x, routes, gate_up, down, residual)
+    assert_near(add_experts(x, routes, gate_up, down, residual), wanted, NARROW)
+
+
+@pytest.mark.parametrize(("hidden", "inner"), [(64, 24), (96, 100), (40, 36)])
+@pytest.mark.parametrize("tokens", [1, 12, 150])
+def test_odd_sizes(tokens: int, hidden: int, inner: int, device: torch.device) -> None:
+    """Lines that the copy engine can read, and lines that it cannot."""
+    x, gate_up, down, residual = make(6, tokens, device, hidden, inner)
+    routes = routes_of(6, tokens, 3, device)
+    wanted = exact(x, routes, gate_up, down, residual)
+    assert_near(add_experts(x, routes, gate_up, down, residual), wanted, NARROW)
+
+
+@pytest.mark.parametrize("tokens", [4, 20, 100])
+def test_padding_is_left_alone(tokens: int, device: torch.device) -> None:
+    x, gate_up, down, residual = make(16, tokens, device)
+    x[tokens // 2 :] = float("nan")
+    before = residual.clone()
+    routes = routes_of(16, tokens, 4, device, dead=tokens - tokens // 2)
+    wanted = exact(x, routes, gate_up, down, residual)
+    assert_near(add_experts(x, routes, gate_up, down, residual), wanted, NARROW)
+    assert torch.equal(residual[tokens // 2 :], before[tokens // 2 :])
+
+
+@pytest.mark.parametrize("tokens", [1, 10, 80, 400])
+def test_weights_of_8_bits(tokens: int, device: torch.device) -> None:
+    x, gate_up, down, residual = make(8, tokens, device, 128, 64)
+    packed = [[Fp8Channel().pack(matrix) for matrix in whole] for whole in (gate_up, down)]
+    weights = [torch.stack([one["weight"] for one in each]) for each in packed]
+    scales = [torch.stack([one["weight_scale"] for one in each]) for each in packed]
+    dense = [weight.double() * scale[..., None].double() for weight, scale in zip(weights, scales, strict=True)]
+    routes = routes_of(8, tokens, 2, device)
+    wanted = exact(x, routes, *dense, residual)
+    assert_near(add_experts(x, routes, *weights, residual, tuple(scales)), wanted, NARROW)
+
+
+def test_a_thousand_tokens(device: torch.device) -> None:
+    if INTERPRETED:
+        tokens, experts, hidden, inner = 256, 32, 64, 32
+    else:
+        tokens, experts, hidden, inner = 1024, 128, 128, 64
+    x, gate_up, down, residual = make(experts, tokens, device, hidden, inner)
+    routes = routes_of(experts, tokens, 8, device)
+    wanted = exact(x, routes, gate_up, down, residual)
+    assert_near(add_experts(x, routes, gate_up, down, residual), wanted, NARROW)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 30])
+def test_a_norm_before(tokens: int, device: torch.device) -> None:
+    """Of the residual itself, which is written to in the end."""
+    _, gate_up, down, residual = make(16, tokens, device)
+    routes, gain = routes_of(16, tokens, 4, device), torch.rand(HIDDEN, device=device).to(NARROW)
+    normed = residual.double() * torch.rsqrt(residual.double().square().mean(-1, keepdim=True) + 1e-5) * gain.double()
+    wanted = exact(normed, routes, gate_up, down, residual)
+    assert_near(add_experts(residual, routes, gate_up, down, residual, None, (gain, 1e-5)), wanted, NARROW)
+
+
+def test_no_tokens(device: torch.device) -> None:
+    x, gate_up, down, residual = make(8, 0, device)
+    routes = routes_of(8, 0, 2, device)
+    assert add_experts(x, routes, gate_up, down, residual).shape == (0, HIDDEN)
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 16, 30, 64, 120, 300])
+@pytest.mark.parametrize("experts", [128, 60])
+def test_logits_of_a_router(tokens: int, experts: int, device: torch.device) -> None:
+    """In float32, whatever x is of."""
+    if INTERPRETED:
+        pytest.skip("of a GPU alone: elsewhere it is a product as any other")
+    x, weight = (torch.randn(n, 2048, device=device).bfloat16() for n in (tokens, experts))
+    weight, gain = weight / 45, torch.rand(2048, device=device).bfloat16()
+    assert_near(router_logits(x, weight), x.double() @ weight.double().T, torch.bfloat16)
+    normed = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + 1e-6) * gain.double()
+    assert_near(router_logits(x, weight, (gain, 1e-6)), normed @ weight.double().T, torch.bfloat16)
+
+
+@pytest.mark.parametrize("tokens", [1, 37])
+def test_a_gate_a_token(tokens: int, device: torch.device) -> None:
+    y, x = torch.randn(tokens, 90, device=device).to(NARROW), torch.randn(tokens, 1100, device=device).to(NARROW)
+    weight = torch.randn(1, 1100, device=device).to(NARROW) / 30
+    wanted = y.double() * torch.sigmoid(x.double() @ weight[0].double())[:, None]
+    assert_near(sigmoid_gate(y, x, weight), wanted, NARROW)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 2, 4, 8, 32, 64, 256, 1024, 3000])
+@pytest.mark.parametrize(("experts", "top_k", "hidden", "inner"), [(128, 8, 2048, 768), (64, 8, 2048, 1024)])
+def test_real_sizes(experts: int, top_k: int, hidden: int, inner: int, tokens: int) -> None:
+    """And twice the same, in a graph: nothing is read back, and sums do not depend on who came first."""
+    device = torch.device("cuda")
+    torch.manual_seed(0)
+    x, gate_up, down, residual = make(experts, tokens, device, hidden, inner)
+    logits, rule = torch.randn(tokens, experts, device=device), Rule(experts, top_k, renormalize=True)
+    again = residual.clone()
+    graph = torch.cuda.CUDAGraph()
+    add_experts(x, route(logits, rule), gate_up, down, residual)
+    with torch.cuda.graph(graph):
+        add_experts(x, route(logits, rule), gate_up, down, again)
+    saved = again.clone()
+    for _ in range(3):
+        again.copy_(saved)
+        graph.replay()
+        assert torch.equal(again, residual)
+    routes = route(logits, rule)
+    few = torch.arange(0, tokens, max(tokens // 16, 1), device=device)
+    some = Routes(routes.experts[few], routes.weights[few])
+    wanted = exact(x[few], some, gate_up, down, saved[few])
+    assert_near(residual[few], wanted, NARROW)

@@ -1,0 +1,321 @@
+"""Every kernel that Triton has is there in plain torch as well, does the same, and waits for no device."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire.kernels import drafts
+from quire.kernels.attention import paged, prompt, qkv, rope
+from quire.kernels.dispatch import INTERPRETED, plain_torch
+from quire.kernels.draft_state import DraftBuffers, DraftState
+from quire.kernels.elementwise import activation, norm
+from quire.kernels.gemm import fp8_linear
+from quire.kernels.gemm.linear import linear
+from quire.kernels.moe import experts, gate, routing
+from quire.kernels.moe.routes import Rule
+from quire.kernels.sampling import bitmask, sampling
+from quire.kernels.sampling.state import History, Scratch
+from quire.kernels.step import step
+from quire.kernels.step.state import GroupTable, SeatState, StepBuffers
+from quire.platforms.transfers import upload
+from quire.quantization.fp8 import Fp8Channel
+from tests.kernels.compare import LIMITS, NARROW
+from tests.sampling.rows import columns, history
+
+ROOM = Path(__file__).parents[2] / "quire" / "kernels"
+SEATS, SIZE, TABLE, DRAFTS = 6, 4, 8, 3
+PLAN = "a kernel's plan, or whether it pays: plain torch has none"
+INNER = "a way of `linear`, which has a twin"
+RANKS = "between ranks: a Group has the library's"
+WITHOUT = {
+    "decode_workspace": PLAN, "decode_schedule": PLAN, "prefill_schedule": PLAN, "prefill_wave": PLAN, "pays": PLAN,
+    "plan": PLAN, "plan_8_bits": PLAN, "decode_gemm.linear": INNER, "gated": INNER, "by_library": INNER,
+    "norms_inside": PLAN, "reduce_add": RANKS, "gather_columns": RANKS, "from_first": RANKS,
+}  # fmt: skip
+Results = list[torch.Tensor]
+
+
+def public_kernels() -> set[str]:
+    """Functions that import Triton's side of themselves; `linear`s by their file as well."""
+    found = set()
+    for file in ROOM.rglob("*.py"):
+        if "triton" in file.parts:
+            continue
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if not isinstance(node, ast.FunctionDef) or node.name.startswith("_"):
+                continue
+            modules = [n.module or "" for n in ast.walk(node) if isinstance(n, ast.ImportFrom)]
+            if any("triton" in module for module in modules):
+                found.add(f"{file.stem}.{node.name}" if node.name == "linear" else node.name)
+    return found
+
+
+def random(device: torch.device, *shape: int, dtype: torch.dtype = NARROW) -> torch.Tensor:
+    return upload(torch.randn(shape).to(dtype), device)
+
+
+def ints(values: object, device: torch.device) -> torch.Tensor:
+    return upload(torch.tensor(values, dtype=torch.int32), device)
+
+
+def seated(device: torch.device) -> tuple[SeatState, DraftState]:
+    """Requests of 5, 9, … tokens that repeat themselves; one at its limit, seat 0 is nobody's."""
+    table = torch.cat([torch.zeros(1, TABLE), torch.randperm((SEATS - 1) * TABLE).view(SEATS - 1, TABLE) + 1])
+    tokens = torch.arange((SEATS * TABLE + 1) * SIZE) % 3 + 11
+    state = SeatState(
+        ints([0, 7, 8, 9, 10, 11], device), ints([0, 5, 9, 13, 17, 21], device), upload(table.int(), device),
+        upload(tokens.int(), device), SIZE, ints([0, 30, 10, 0, 20, 32], device),
+    )  # fmt: skip
+    made = upload(torch.arange(SEATS * DRAFTS, dtype=torch.int32).view(SEATS, DRAFTS), device)
+    return state, DraftState(made, ints([0, 3, 1, 0, 2, 3], device), ints([0, 1, 1, 1, 0, 1], device))
+
+
+def buffers(tokens: int, rows: int, device: torch.device) -> StepBuffers:
+    return StepBuffers(*(ints([-9] * n, device) for n in (tokens, tokens, tokens, rows)))
+
+
+def told(state: SeatState, made: DraftState | None = None, out: StepBuffers | None = None) -> Results:
+    results = [state.last_token, state.num_computed, state.token_of_slot]
+    results += [made.tokens, made.count] if made else []
+    return results + ([out.input_ids, out.positions, out.slots, out.seq_lens] if out else [])
+
+
+def decode_rows(device: torch.device) -> Results:
+    (q, *cache), seats = (
+        (random(device, 5, 4, 32), *(random(device, 40, 2, 16, 32) for _ in "kv")),
+        ints([*range(5)], device),
+    )
+    table, lens = ints(torch.arange(40).view(5, 8).tolist(), device), ints([1, 17, 33, 90, 128], device)
+    schedule = paged.decode_schedule(seats, lens, 4, 2, 32, NARROW)
+    return [paged.decode(q, *cache, table, schedule, 0.2, paged.decode_workspace(5, 4, 2, 32, device))]
+
+
+def prefill_rows(device: torch.device) -> Results:
+    (q, *cache), seats = (
+        (random(device, 40, 4, 32), *(random(device, 40, 2, 16, 32) for _ in "kv")),
+        ints([4, 1], device),
+    )
+    table, starts, lens = (
+        ints(torch.arange(40).view(5, 8).tolist(), device),
+        ints([0, 30, 40], device),
+        ints([90, 10], device),
+    )
+    schedule = paged.prefill_schedule(seats, starts, lens, 40, 30, 4, 2, 32, 16, NARROW, 20)
+    return [paged.prefill(q, *cache, table, schedule, 0.2)]
+
+
+def whole_prompts(device: torch.device) -> Results:
+    out = torch.empty(31, 64, dtype=NARROW, device=device)
+    return [prompt.attend(random(device, 31, 128), ints([0, 20, 31], device), 2, 20, (4, 2, 16), 0.25, out)]
+
+
+def place(device: torch.device, tokens: int) -> rope.QkvTarget:
+    slots = torch.randperm(96)[:tokens]
+    slots[3] = slots[5] = -1
+    angles = torch.randn(64, 16)
+    return rope.QkvTarget(
+        upload(torch.cat([angles.cos(), angles.sin()], 1), device),
+        ints(torch.randint(0, 64, (tokens,)).tolist(), device), upload(slots.int(), device),
+        *(torch.full((6, 2, 16, 32), 7.0, dtype=NARROW, device=device) for _ in "kv"), 4, 2, 32,
+        random(device, 32), random(device, 32),
+    )  # fmt: skip
+
+
+def rotated(device: torch.device) -> Results:
+    at = place(device, 12)
+    return [rope.qk_norm_rope_write(random(device, 12, 256), *at), at.k_cache, at.v_cache]
+
+
+def projected(device: torch.device) -> Results:
+    at, gain = place(device, 12), (random(device, 96), 1e-6)
+    return [qkv.qkv_rope_write(random(device, 12, 96), random(device, 256, 96), None, gain, at), at.k_cache, at.v_cache]
+
+
+def products(device: torch.device) -> Results:
+    gain, weight = (random(device, 96), 1e-6), random(device, 64, 96) * 0.1
+    found = []
+    for rows in (1, 12, 70):
+        x, residual = random(device, rows, 96), random(device, rows, 64)
+        found += [
+            linear(x, weight), linear(x, weight, norm=gain, gated=True), linear(x, weight, residual=residual.clone()),
+            linear(x, weight, random(device, 64), out_dtype=torch.float32),
+        ]  # fmt: skip
+    return found
+
+
+def products_of_8_bits(device: torch.device) -> Results:
+    packed = Fp8Channel().pack(random(device, 64, 96) * 0.1)
+    x = random(device, 12, 96)
+    found = fp8_linear.linear(x, packed["weight"], packed["weight_scale"], norm=(random(device, 96), 1e-6))
+    assert isinstance(found, torch.Tensor)
+    return [found]
+
+
+def gathered(device: torch.device) -> Results:
+    state, _ = seated(device)
+    out = buffers(14, 4, device)
+    starts = ints([0, 1, 2, 9, 12], device)
+    step.gather(state, out, ints([2, 5, 3, 1], device), starts, ints([*range(50, 60)], device), 2, 7)
+    other, slots = GroupTable(state.block_table + 100, SIZE), ints([-9] * 14, device)
+    step.find_slots(other, ints([2, 5, 3, 1], device), starts, out.positions, out.slots, slots, 7)
+    return [*told(state, out=out), slots]
+
+
+def gathered_decodes(device: torch.device) -> Results:
+    state, _ = seated(device)
+    out = buffers(5, 5, device)
+    step.gather_decode(state, out, ints([4, 2, 1, 0, 0], device))
+    return told(state, out=out)
+
+
+def committed(device: torch.device) -> Results:
+    state, _ = seated(device)
+    told_tokens = ints([0] * 5, device)
+    sampled, index = ints([71, 72], device), ints([1, -1, 0, -1, -1], device)
+    step.commit(state, told_tokens, ints([4, 2, 1, 0, 0], device), ints([18, 10, 6, 1, 1], device), sampled, index)
+    return [*told(state), told_tokens]
+
+
+def scattered(device: torch.device) -> Results:
+    table = torch.zeros(5, 6, dtype=torch.int32, device=device)
+    step.scatter(table, ints([4, 29, 0], device), ints([1, 2, 3], device))
+    return [table]
+
+
+def drafted(device: torch.device) -> Results:
+    state, made = seated(device)
+    seats, width = ints([5, 2, 1, 4, 0, 0], device), made.width
+    out = buffers(6 * width, 6, device)
+    more = DraftBuffers(*(ints([-9] * n, device) for n in (6 * width, 6 * width, 6, 6)))
+    drafts.gather_drafted(state, made, out, more, seats)
+    sampled = ints([15, 16, 3, 4] * 6, device)
+    outcome = torch.zeros(6, width + 2, dtype=torch.int32, device=device)
+    drafts.commit_drafted(state, outcome, more, seats, out.input_ids, sampled)
+    return [*told(state, made, out), outcome, more.seats, more.lengths, more.first_lens, more.used]
+
+
+def probed(device: torch.device) -> Results:
+    _, made = seated(device)
+    outcome = torch.zeros(5, made.width + 2, dtype=torch.int32, device=device)
+    drafts.probe(made, outcome, ints([5, 2, 1, 4, 0], device), ints([15, 6, 0, 12, 0], device), 4)
+    return [outcome]
+
+
+def proposed(device: torch.device) -> Results:
+    state, made = seated(device)
+    drafts.propose_ngram(state, made, ints([5, 2, 1, 4, 3, 0], device), ints([0] * 6, device), 3, 1)
+    return [made.count, made.tokens]
+
+
+ROWS = [{"temperature": 0}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}, {"top_p": 0.9, "temperature": 1.5}]
+
+
+def sampled(device: torch.device) -> Results:
+    out = ints([-1] * 5, device)
+    rows = upload(columns([{**row, "seed": 3 + seed} for seed, row in enumerate(ROWS)]), device)
+    logits, seats = upload(torch.randn(5, 300), device), ints([1, 2, 3, 4, 5], device)
+    scratch = Scratch.allocate(5, 1, 300, device)
+    sampling.sample(logits, rows, seats, ints([4, 5, 6, 7, 8], device), out, scratch, filtered=True)
+    return [out]
+
+
+def penalized(device: torch.device) -> Results:
+    paged_texts, seats, lengths = history([[5, 5, 7], [1, 2, 3, 1], [9]])
+    texts = History(upload(paged_texts.token_of_slot, device), upload(paged_texts.block_table, device), 4)
+    rows = columns(
+        [{"num_prompt": 1, "repetition_penalty": 1.3, "frequency_penalty": 0.5}, {}, {"presence_penalty": 1}]
+    )
+    logits = upload(torch.randn(3, 300), device)
+    scratch = Scratch.allocate(1, 3, 300, device)
+    sampling.penalize(logits, *(upload(x, device) for x in (rows, seats, lengths)), texts, scratch)
+    return [logits]
+
+
+def masked(device: torch.device) -> Results:
+    logits = upload(torch.randn(5, 300), device)
+    bits = torch.randint(-(2**31), 2**31 - 1, (2, 10), dtype=torch.int32)
+    bitmask.apply_bitmask(logits, ints([4, 1], device), upload(bits, device))
+    return [logits.clamp(min=-1e9)]
+
+
+def normed(device: torch.device) -> Results:
+    return [norm.rms_norm(random(device, 9, 96), random(device, 96), 1e-6)]
+
+
+def activated(device: torch.device) -> Results:
+    pairs = random(device, 9, 96)
+    capped = activation.softcap_(random(device, 5, 300, dtype=torch.float32), 30.0, 0.5)
+    return [activation.silu_and_mul(pairs), activation.gelu_tanh_and_mul(pairs), capped]
+
+
+def mixed(device: torch.device) -> Results:
+    rule = Rule(8, 2, renormalize=True)
+    routes = routing.route(random(device, 9, 8, dtype=torch.float32), rule)
+    x, residual = random(device, 9, 64), random(device, 9, 64)
+    gate_up, down = random(device, 8, 64, 64) / 8, random(device, 8, 64, 32) / 8
+    found = experts.add_experts(x, routes, gate_up, down, residual)
+    return [routes.experts, routes.weights, found, gate.sigmoid_gate(random(device, 9, 64), x, random(device, 1, 64))]
+
+
+CASES: dict[Callable[[torch.device], Results], tuple[str, ...]] = {
+    decode_rows: ("decode",), prefill_rows: ("prefill",), whole_prompts: ("attend",), projected: ("qkv_rope_write",),
+    rotated: ("qk_norm_rope_write",), products: ("linear",), products_of_8_bits: ("fp8_linear",),
+    masked: ("apply_bitmask",), gathered: ("gather", "find_slots"), gathered_decodes: ("gather_decode",),
+    committed: ("commit",),
+    scattered: ("scatter",), drafted: ("gather_drafted", "commit_drafted"), probed: ("probe",), normed: ("rms_norm",),
+    proposed: ("propose_ngram",), sampled: ("sample",), penalized: ("penalize",),
+    activated: ("silu_and_mul", "gelu_tanh_and_mul", "softcap_"), mixed: ("route", "add_experts", "sigmoid_gate"),
+}  # fmt: skip
+# References; on a device `SDPAttention` takes the place of the first three, and experts come one after another.
+ROW_BY_ROW = {decode_rows, prefill_rows, whole_prompts, mixed}
+
+
+def test_every_kernel_has_a_case() -> None:
+    named = {name for names in CASES.values() for name in names}
+    assert public_kernels() - WITHOUT.keys() == named - {"linear", "fp8_linear"}
+    assert WITHOUT.keys() <= public_kernels()
+
+
+@pytest.mark.parametrize("place", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_the_same_in_plain_torch(case: Callable[[torch.device], Results], place: str) -> None:
+    if place == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    if INTERPRETED and case is products_of_8_bits:
+        pytest.skip("Triton's interpreter rounds 8-bit floats otherwise")
+    device = torch.device(place)
+    torch.manual_seed(0)
+    expected = case(device)
+    torch.manual_seed(0)
+    with plain_torch():
+        found = case(device)
+    assert len(found) == len(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.shape == theirs.shape
+        assert ours.dtype == theirs.dtype
+        if not theirs.is_floating_point():
+            assert torch.equal(ours, theirs)
+            continue
+        error = torch.linalg.vector_norm(ours.double() - theirs.double()) / torch.linalg.vector_norm(theirs.double())
+        # Both have rounded, some of it twice on the way; rows in 8 bits are for matrix units.
+        assert error <= (0.05 if case is products_of_8_bits else 3 * LIMITS[NARROW])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("case", [case for case in CASES if case not in ROW_BY_ROW], ids=lambda case: case.__name__)
+def test_nothing_waits(case: Callable[[torch.device], Results]) -> None:
+    """A case's own tensors cross without a wait, so that only the kernels could."""
+    with plain_torch():
+        case(torch.device("cuda"))
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            case(torch.device("cuda"))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

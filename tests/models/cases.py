@@ -1,0 +1,284 @@
+"""The families, and tiny configs of each that cover what changes the maths: (transformers' class, its config)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.config.families import families
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-mha-tied": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
+    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-3}),
+    "llama-head-dim": ("Llama", {"head_dim": 32, "num_key_value_heads": 1}),
+    "llama-3": ("Llama", {"rope_parameters": LLAMA3}),
+    "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.5, "rope_theta": 10000.0}}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "mistral-window": ("Mistral", {"sliding_window": 7, "tie_word_embeddings": True}),
+    "mistral-wide-window": ("Mistral", {"sliding_window": 30, "head_dim": 16}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True, "num_attention_heads": 6, "num_key_value_heads": 2}),
+    "qwen2-yarn": ("Qwen2", {"rope_parameters": YARN}),
+    "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 0}),
+    "qwen2-upper-windows": ("Qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
+    "ministral": ("Ministral", {"head_dim": 12, "sliding_window": 11, "layer_types": [SLIDING, FULL, SLIDING]}),
+    "qwen3": ("Qwen3", {"head_dim": 16}),
+    "qwen3-windows": (
+        "Qwen3",
+        {"head_dim": 16, "use_sliding_window": True, "sliding_window": 20, "layer_types": [FULL, SLIDING, FULL]},
+    ),
+    "qwen3-tied": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True, "num_key_value_heads": 4}),
+    "qwen3-biases": ("Qwen3", {"head_dim": 16, "attention_bias": True}),
+    "qwen3-yarn": ("Qwen3", {"head_dim": 16, "rope_parameters": {**YARN, "attention_factor": 1.3, "beta_fast": 16.0}}),
+}
+
+_BY_LAYER = {
+    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 200.0},
+}
+_YARN_BELOW = {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 300.0}}
+_MIXED = [SLIDING, FULL, SLIDING]
+CASES |= {
+    "gemma": ("Gemma", {"head_dim": 16}),
+    "gemma-biases": ("Gemma", {"head_dim": 12, "attention_bias": True, "hidden_act": "gelu", "num_key_value_heads": 1}),
+    "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 9, "query_pre_attn_scalar": 24}),
+    "gemma2-untied": (
+        "Gemma2",
+        {
+            "head_dim": 12,
+            "layer_types": [FULL, FULL, SLIDING],
+            "sliding_window": 20,
+            "tie_word_embeddings": False,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma2-without-caps": (
+        "Gemma2",
+        {"head_dim": 16, "attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True},
+    ),
+    "gemma3": ("Gemma3Text", {"head_dim": 16, "sliding_window": 11, "num_hidden_layers": 7}),
+    "gemma3-rope": (
+        "Gemma3Text",
+        {
+            "head_dim": 16,
+            "sliding_window": 11,
+            "layer_types": _MIXED,
+            "rope_parameters": _BY_LAYER,
+            "final_logit_softcapping": 4.0,
+            "query_pre_attn_scalar": 10,
+        },
+    ),
+    "cohere": ("Cohere", {"logit_scale": 1.5}),
+    "cohere-norms": (
+        "Cohere",
+        {"logit_scale": 2.0, "use_qk_norm": True, "attention_bias": True, "tie_word_embeddings": False},
+    ),
+    "cohere2": ("Cohere2", {"logit_scale": 1.5, "sliding_window": 10, "num_hidden_layers": 4}),
+    "cohere2-biases": (
+        "Cohere2",
+        {"sliding_window": 10, "layer_types": _MIXED, "attention_bias": True, "logit_scale": 2.0},
+    ),
+    "olmo": ("Olmo", {}),
+    "olmo-clipped": ("Olmo", {"clip_qkv": 0.5, "attention_bias": True, "tie_word_embeddings": True}),
+    "olmo2": ("Olmo2", {}),
+    "olmo2-biases": ("Olmo2", {"attention_bias": True, "tie_word_embeddings": True}),
+    "olmo3": ("Olmo3", {"sliding_window": 10, "num_hidden_layers": 4}),
+    "olmo3-yarn": ("Olmo3", {"sliding_window": 10, "layer_types": _MIXED, "rope_parameters": _YARN_BELOW}),
+    "exaone4": ("Exaone4", {"sliding_window": 10, "num_hidden_layers": 4}),
+    "exaone4-full": ("Exaone4", {"sliding_window": None, "layer_types": [FULL] * 3, "tie_word_embeddings": True}),
+    "exaone4-types": ("Exaone4", {"sliding_window": 9, "layer_types": _MIXED}),
+    "ministral3": (
+        "Ministral3",
+        {
+            "head_dim": 16,
+            "rope_parameters": {
+                **YARN,
+                "original_max_position_embeddings": 16,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.3,
+            },
+        },
+    ),
+    "ministral3-window": (
+        "Ministral3",
+        {
+            "head_dim": 16,
+            "sliding_window": 12,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "llama_4_scaling_beta": 0.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
+}
+
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5],
+    "long_factor": [1.0, 2.0, 3.0, 5.0, 8.0, 13.0],
+}
+_GPT = {"num_key_value_heads": ..., "intermediate_size": ...}
+CASES |= {
+    "phi": ("Phi", {}),
+    "phi-norms": ("Phi", {"qk_layernorm": True, "hidden_act": "gelu", "num_key_value_heads": 4}),
+    "phi3": ("Phi3", {"tie_word_embeddings": True}),
+    "phi3-window": ("Phi3", {"sliding_window": 10, "partial_rotary_factor": 0.5, "num_key_value_heads": 1}),
+    "phi3-longrope": (
+        "Phi3",
+        {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 128, "max_position_embeddings": 128},
+    ),
+    "granite": (
+        "Granite",
+        {"embedding_multiplier": 6.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 0.5},
+    ),
+    "granite-biases": ("Granite", {"attention_bias": True, "mlp_bias": True, "attention_multiplier": 0.3}),
+    "hyperclovax": (
+        "HyperCLOVAX",
+        {"embedding_multiplier": 3.0, "residual_multiplier": 0.7, "logits_scaling": 0.8, "head_dim": 16},
+    ),
+    "hyperclovax-plain": (
+        "HyperCLOVAX",
+        {"use_post_norm": False, "attention_multiplier": 0.3, "mlp_bias": True, "attention_bias": True},
+    ),
+    "glm": ("Glm", {"head_dim": 16}),
+    "glm-plain": ("Glm", {"head_dim": 12, "attention_bias": False, "partial_rotary_factor": 1.0}),
+    "glm4": ("Glm4", {"head_dim": 16}),
+    "stablelm": ("StableLm", {"hidden_size": 64}),
+    "stablelm-norms": ("StableLm", {"hidden_size": 64, "qk_layernorm": True, "use_qkv_bias": True}),
+    "stablelm-parallel": ("StableLm", {"use_parallel_residual": True, "partial_rotary_factor": 0.5}),
+    "starcoder2": ("Starcoder2", {}),
+    "starcoder2-window": ("Starcoder2", {"sliding_window": 9, "use_bias": False, "hidden_act": "gelu"}),
+    "gpt_neox": ("GPTNeoX", {"hidden_size": 64}),
+    "gpt_neox-sequential": (
+        "GPTNeoX",
+        {"use_parallel_residual": False, "attention_bias": False, "rotary_pct": 1.0, "hidden_act": "gelu_new"},
+    ),
+    "gpt2": ("GPT2", {**_GPT}),
+    "gpt2-scales": (
+        "GPT2",
+        {**_GPT, "scale_attn_by_inverse_layer_idx": True, "n_inner": 70, "scale_attn_weights": False},
+    ),
+    "gpt_bigcode": ("GPTBigCode", {**_GPT}),
+    "gpt_bigcode-heads": ("GPTBigCode", {**_GPT, "multi_query": False, "n_inner": 70}),
+    "gptj": ("GPTJ", {**_GPT, "rotary_dim": 8}),
+    "opt": ("OPT", {**_GPT, "ffn_dim": 80}),
+    "opt-after": ("OPT", {**_GPT, "ffn_dim": 80, "do_layer_norm_before": False, "enable_bias": False}),
+    "opt-plain": (
+        "OPT",
+        {
+            **_GPT,
+            "ffn_dim": 80,
+            "_remove_final_layer_norm": True,
+            "layer_norm_elementwise_affine": False,
+            "activation_function": "gelu",
+        },
+    ),
+    "falcon": ("Falcon", {**_GPT}),
+    "falcon-new": ("Falcon", {**_GPT, "new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "falcon-new-one-norm": (
+        "Falcon",
+        {**_GPT, "new_decoder_architecture": True, "num_kv_heads": 4, "num_ln_in_parallel_attn": 1},
+    ),
+    "falcon-sequential": (
+        "Falcon",
+        {**_GPT, "parallel_attn": False, "multi_query": False, "ffn_hidden_size": 60, "bias": True},
+    ),
+    "nemotron": ("Nemotron", {"hidden_size": 64}),
+    "nemotron-biases": ("Nemotron", {"head_dim": 16, "attention_bias": True, "mlp_bias": True, "hidden_act": "relu"}),
+    "seed_oss": ("SeedOss", {"head_dim": 16}),
+    "seed_oss-biases": ("SeedOss", {"head_dim": 12, "attention_out_bias": True, "mlp_bias": True}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 4, "no_rope_layer_interval": 2}),
+    "smollm3-windows": (
+        "SmolLM3",
+        {
+            "no_rope_layers": [1, 0, 0],
+            "use_sliding_window": True,
+            "sliding_window": 10,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "apertus": ("Apertus", {}),
+    "apertus-biases": ("Apertus", {"attention_bias": True, "head_dim": 16}),
+    "arcee": ("Arcee", {}),
+    "arcee-biases": ("Arcee", {"mlp_bias": True, "attention_bias": True, "head_dim": 16}),
+    "helium": ("Helium", {"head_dim": 12}),
+    "helium-biases": ("Helium", {"head_dim": 12, "attention_bias": True, "mlp_bias": True}),
+    "ernie4_5": ("Ernie4_5", {"head_dim": 16}),
+    "ernie4_5-biases": ("Ernie4_5", {"head_dim": 12, "use_bias": True, "tie_word_embeddings": False}),
+    "hunyuan_v1_dense": ("HunYuanDenseV1", {"head_dim": 16}),
+    "hunyuan_v1_dense-alpha": (
+        "HunYuanDenseV1",
+        {
+            "head_dim": 16,
+            "attention_bias": True,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 100.0, "factor": 1.0},
+        },
+    ),
+    "cwm": ("Cwm", {"head_dim": 12, "sliding_window": 10, "num_hidden_layers": 5}),
+    "cwm-types": ("Cwm", {"head_dim": 16, "sliding_window": 12, "layer_types": _MIXED, "rope_parameters": LLAMA3}),
+    "jais2": ("Jais2", {}),
+    "jais2-plain": ("Jais2", {"attention_bias": False, "mlp_bias": False, "hidden_act": "gelu"}),
+}
+
+# "Llama:internlm": a checkpoint of Llama's, turned into one of InternLM's (`tests/models/twins.py`).
+TWIN_CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "internlm": ("Llama:internlm", {"num_key_value_heads": 4, "attention_bias": True}),
+    "internlm2": ("Llama:internlm2", {}),
+    "internlm2-biases": ("Llama:internlm2", {"attention_bias": True, "rope_parameters": LLAMA3}),
+    "internlm3": ("SeedOss:internlm3", {"head_dim": 16}),
+    "internlm3-biases": ("SeedOss:internlm3", {"head_dim": 12, "attention_out_bias": True, "mlp_bias": True}),
+    "minicpm": (
+        "Granite:minicpm",
+        {
+            "embedding_multiplier": 5.0,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 2.0,
+            "attention_multiplier": 12**-0.5,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "mimo": ("Qwen2:mimo", {}),
+    "exaone": ("Llama:exaone", {"rope_parameters": LLAMA3}),
+    "qwen": ("Qwen2:qwen", {"num_key_value_heads": 4}),
+    "orion": ("StableLm:orion", {"partial_rotary_factor": 1.0}),
+    "chatglm": ("Glm:chatglm", {"head_dim": 16}),
+    "chatglm-base": (
+        "Glm:chatglm",
+        {
+            "head_dim": 12,
+            "attention_bias": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e4, "partial_rotary_factor": 0.5},
+        },
+    ),
+}
+CASES |= {
+    "vaultgemma": ("VaultGemma", {"head_dim": 16, "sliding_window": 9, "query_pre_attn_scalar": 24}),
+    "vaultgemma-types": (
+        "VaultGemma",
+        {"head_dim": 12, "sliding_window": 9, "layer_types": _MIXED, "attn_logit_softcapping": 2.0},
+    ),
+    **TWIN_CASES,
+}
+
+FAMILIES = [name for name in CASES if name in families()]
+"""The main case of each family, called as its file."""
+TWINS = [name for name in TWIN_CASES if name in FAMILIES]
+USUAL = ("llama", "gemma2", "gemma3", "cohere2", "olmo3", "phi3", "gpt_neox", "gpt2", "falcon", "granite")
+"""Whose tests run by default, of the sweeps that take a second a family."""

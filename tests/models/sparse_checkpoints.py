@@ -1,0 +1,94 @@
+"""Tiny models with experts, one for every way to choose them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+
+from tests.models import checkpoints
+
+HALF_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+QWEN3 = {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+QWEN2 = {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40,
+}  # fmt: skip
+GLM = {
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "rope_parameters": HALF_ROPE,
+    "num_mtp_layers": 0,
+}  # fmt: skip
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3": ("Qwen3Moe", {**QWEN3, "norm_topk_prob": True}),
+    "qwen3-some-dense": (
+        "Qwen3Moe",
+        {**QWEN3, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
+    ),
+    "qwen3-window-biases": (
+        "Qwen3Moe",
+        {**QWEN3, "attention_bias": True, "use_sliding_window": True, "sliding_window": 9},
+    ),
+    "qwen3-one-expert": ("Qwen3Moe", {**QWEN3, "num_experts_per_tok": 1}),
+    "qwen3-all-experts": ("Qwen3Moe", {**QWEN3, "num_experts_per_tok": 8, "tie_word_embeddings": True}),
+    "qwen2": ("Qwen2Moe", QWEN2),
+    "qwen2-windows": (
+        "Qwen2Moe",
+        {**QWEN2, "norm_topk_prob": True, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2},
+    ),
+    "mixtral": ("Mixtral", {"num_local_experts": 4}),
+    "mixtral-window": ("Mixtral", {"num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": 11}),
+    "olmoe": ("Olmoe", {"num_experts": 8, "num_experts_per_tok": 3, "clip_qkv": 0.8, "eos_token_id": 2}),
+    "olmoe-normed": ("Olmoe", {"num_experts": 7, "num_experts_per_tok": 2, "norm_topk_prob": True, "eos_token_id": 2}),
+    "glm": ("Glm4Moe", {**GLM, "routed_scaling_factor": 1.5, "use_qk_norm": True}),
+    "glm-groups": ("Glm4Moe", {**GLM, "n_group": 4, "topk_group": 2, "norm_topk_prob": False, "attention_bias": True}),
+    "granite": (
+        "GraniteMoe",
+        {
+            "num_local_experts": 5, "num_experts_per_tok": 2, "embedding_multiplier": 3.0, "residual_multiplier": 0.4,
+            "attention_multiplier": 0.2, "logits_scaling": 0.7,
+        },
+    ),
+    "granite-plain": ("GraniteMoe", {"num_local_experts": 4, "attention_bias": True}),
+    "ernie": (
+        "Ernie4_5_Moe",
+        {
+            "num_hidden_layers": 5, "moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 24, "use_bias": False,
+            "moe_layer_start_index": 1, "moe_layer_end_index": 3, "tie_word_embeddings": False,
+        },
+    ),
+    "ernie-none-shared": (
+        "Ernie4_5_Moe",
+        {
+            "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24, "moe_num_shared_experts": 0,
+            "moe_layer_interval": 2,
+        },
+    ),
+    "hunyuan": ("HunYuanMoEV1", {"num_experts": 6, "moe_topk": [1, 2, 3], "head_dim": 16}),
+    "dots": (
+        "Dots1",
+        {
+            "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_shared_experts": 2,
+            "first_k_dense_replace": 1, "norm_topk_prob": True, "n_group": 2, "topk_group": 1,
+        },
+    ),
+}  # fmt: skip
+_FILES = {
+    "Dots1": "dots1", "Ernie4_5_Moe": "ernie4_5_moe", "Glm4Moe": "glm4_moe", "GraniteMoe": "granitemoe",
+    "HunYuanMoEV1": "hunyuan_v1_moe", "Mixtral": "mixtral", "Olmoe": "olmoe", "Qwen2Moe": "qwen2_moe",
+    "Qwen3Moe": "qwen3_moe",
+}  # fmt: skip
+FAMILIES = {file: [name for name, (made, _) in CASES.items() if made == cls] for cls, file in _FILES.items()}
+"""The cases of each family, called as its file."""
+SHARED = ("qwen3", "qwen3-some-dense", "qwen2", "mixtral", "glm-groups", "dots", "granite", "ernie", "hunyuan")
+"""Those that ranks can share."""
+
+
+def make(case: str, **more: Any) -> transformers.PreTrainedModel:
+    family, config = CASES[case]
+    model = checkpoints.make(family, **{**config, **more})
+    with torch.no_grad():
+        for name, tensor in [*model.named_buffers(), *model.named_parameters()]:
+            if name.endswith("e_score_correction_bias"):
+                torch.manual_seed(1)
+                tensor.normal_(0, 0.3)
+    return model

@@ -1,0 +1,120 @@
+"""docs/models.md: the families, from their files and from the configs that they are tested with.
+
+python -m tests.models.table     measures how far each is from transformers and writes the page
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+
+import torch
+
+from quire.config.families import Family, families
+from tests.models import checkpoints, sparse_checkpoints
+from tests.models.cases import CASES, FAMILIES
+from tests.models.paged import PagedRows
+from tests.models.test_parity import expected, random_tokens
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+ROOM = Path(__file__).parents[2] / "quire" / "models"
+HEAD = """# Models
+
+A model runs if `architectures` in its config.json is listed here. A family is one file; [adding one](adding_a_model.md)
+takes no more. Every key of config.json that changes the maths is honoured or refused by name, and the variants listed
+are compared with transformers token by token (`tests/models/test_families.py`, `test_sparse_parity.py`). The page is
+made by `make docs`.
+
+**Difference**: the largest of any token's log-probability from transformers, float32 on a CPU, over all variants, with
+random weights. Families whose code transformers does not have are compared by way of one that computes the same
+(`tests/models/twins.py`). **Ranks**: whether several GPUs may share the model. Decoders also serve embedders and
+classifiers made of them (`...Model`, `...ForSequenceClassification`).
+
+| Family | Architectures | Variants tested | Windows | Soft caps | Ranks | Lines | Difference |
+|---|---|---|---|---|---|---|---|
+"""
+FOOT = """
+## Encoders, for vectors
+
+| Family | Architectures | Lines |
+|---|---|---|
+"""
+NOT_YET = """
+## Not yet
+
+Positions by a bias on scores (ALiBi: BLOOM, MPT, Falcon RW, Baichuan 13B): attention has no such term. A config that
+asks for it is refused by name.
+"""
+
+
+def variants(family: str) -> list[str]:
+    """Of the cases whose architecture is the family's."""
+    if family in sparse_checkpoints.FAMILIES:
+        return [f"{family}-{name}" for name in sparse_checkpoints.FAMILIES[family]]
+    return [name for name in CASES if name == family or name.startswith(f"{family}-") or name in KIN.get(family, ())]
+
+
+KIN = {"mistral": ("ministral",)}
+
+
+def render(differences: dict[str, str]) -> str:
+    both = families().items()
+    rows = [
+        _row(name, family, differences.get(name, "-"))
+        for name, family in both
+        if "hidden_size" in family.defaults and "type_vocab_size" not in family.defaults
+    ]
+    encoders = [
+        f"| {name} | {', '.join(family.architectures)} | {_lines(family)} |"
+        for name, family in both
+        if "type_vocab_size" in family.defaults
+    ]
+    return HEAD + "\n".join(rows) + "\n" + FOOT + "\n".join(encoders) + "\n" + NOT_YET
+
+
+def _row(name: str, family: Family, difference: str) -> str:
+    told = [case.removeprefix(f"{name}-") for case in variants(name) if case != name]
+    marks = (
+        "yes" if "sliding_window" in family.defaults else "",
+        "yes" if any("softcapping" in key for key in family.defaults) else "",
+        "yes" if family.shared else "one",
+    )
+    architectures = ", ".join(family.architectures)
+    cells = (name, architectures, ", ".join(told) or "-", *marks, str(_lines(family)), difference)
+    return f"| {' | '.join(cells)} |"
+
+
+def _lines(family: Family) -> int:
+    path = family.module.removeprefix("quire.models.").replace(".", "/")
+    return len((ROOM / f"{path}.py").read_text(encoding="utf-8").splitlines())
+
+
+def differences_of(page: str) -> dict[str, str]:
+    """What a page says, by family."""
+    return dict(re.findall(r"^\| (\w+) \|.*\| ([^|]+) \|$", page, re.MULTILINE))
+
+
+def measure() -> dict[str, str]:
+    every = (*FAMILIES, *sparse_checkpoints.FAMILIES)
+    return {family: f"{max(map(difference, variants(family))):.0e}" for family in every}
+
+
+def difference(case: str) -> float:
+    """Of four prompts of unlike length, together."""
+    family, _, name = case.partition("-")
+    if family in sparse_checkpoints.FAMILIES:
+        reference = sparse_checkpoints.make(name)
+    else:
+        made, config = CASES[case]
+        reference = checkpoints.make(made, **config)
+    tokens = sorted(random_tokens(0, [50, 1, 17, 33]), key=len)
+    with tempfile.TemporaryDirectory() as folder:
+        model = checkpoints.load(checkpoints.save(reference, Path(folder)))
+    ours = PagedRows(model).step([1, 2, 3, 4], tokens)
+    both = zip(ours, expected(reference, tokens), strict=True)
+    return max((torch.log_softmax(a, -1) - torch.log_softmax(b, -1)).abs().max().item() for a, b in both)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render(measure()), encoding="utf-8")
