@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.cli import options
-from quire.cli.talk import Message, TalkConfig, open_talker, show
+from quire.cli.talk import Message, TalkConfig, Talker, open_talker, show
 from quire.foundation.errors import InputError
 
 HELP = "Commands: /help, /clear forgets the conversation, /quit leaves (so does Ctrl-D); Ctrl-C stops an answer."
@@ -42,25 +42,40 @@ def run(arguments: Sequence[str]) -> int:
             return 0
         if _is_dialogue():
             print(f"{talker.name}. {HELP}")
-        messages = list(opening)
-        while (line := _ask()) is not None:
-            command = COMMAND.match(line)
-            if command is not None and line == "/clear":
-                messages = list(opening)
-            elif command is not None and line == "/quit":
-                break
-            elif command is not None:
-                print(HELP if line == "/help" else f"there is no command {line!r}. {HELP}", file=sys.stderr)
-            elif line:
-                messages.append({"role": "user", "content": line})
-                try:
-                    messages.append({"role": "assistant", "content": show(talker, messages, talk)})
-                except InputError as error:  # too long, refused: the conversation goes on without this line
-                    messages.pop()
-                    print(f"  {error}", file=sys.stderr)
+        _converse(talker, opening, talk)
         return 0
     finally:
         talker.close()
+
+
+def _converse(talker: Talker, opening: list[Message], talk: TalkConfig) -> None:
+    """Line after line until the user leaves. Ctrl-C, wherever it falls, ends what is being done and nothing else."""
+    messages = list(opening)
+    while True:
+        try:
+            line = _ask()
+            if line is None or line == "/quit":
+                return
+            if line == "/clear":
+                messages = list(opening)
+            elif COMMAND.match(line):
+                print(HELP if line == "/help" else f"there is no command {line!r}. {HELP}", file=sys.stderr)
+            elif line:
+                messages = _answer(talker, messages, line, talk)
+        except KeyboardInterrupt:
+            if not _is_dialogue():
+                raise
+            print("  (Ctrl-D leaves)")  # as in a shell: the line is dropped
+
+
+def _answer(talker: Talker, messages: list[Message], line: str, talk: TalkConfig) -> list[Message]:
+    """The conversation after the answer to `line`; as it was if the line is refused (too long, say)."""
+    asked = [*messages, {"role": "user", "content": line}]
+    try:
+        return [*asked, {"role": "assistant", "content": show(talker, asked, talk)}]
+    except InputError as error:
+        print(f"  {error}", file=sys.stderr)
+        return messages
 
 
 def _is_dialogue() -> bool:
@@ -75,11 +90,8 @@ def _ask() -> str | None:
         return line.strip() if line else None
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  gives input() a history and line editing
-    while True:
-        try:
-            return input("> ").strip()
-        except KeyboardInterrupt:
-            print("  (Ctrl-D leaves)")  # as in a shell: the line is dropped
-        except EOFError:
-            print()
-            return None
+    try:
+        return input("> ").strip()
+    except EOFError:
+        print()
+        return None
