@@ -68,6 +68,7 @@ UNSAID = {
     "falcon": {"rotary", "head_dim"},
     "gpt_neox": {"head_dim"},
     "gpt_bigcode": {"num_key_value_heads"},
+    "solar_open": {"intermediate_size"},
 }
 
 

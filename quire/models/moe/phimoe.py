@@ -41,7 +41,6 @@ fixed = {
     "hidden_act": ("silu", "swish"),
     "is_causal": (True, None),
     "is_encoder_decoder": (False, None),
-    "num_experts_per_tok": (2,),
 }
 rotary = {"rope_theta": 1000000.0, "short_mscale": 0.0, "long_mscale": 0.0}
 aliases = {"num_experts": "num_local_experts"}
@@ -56,6 +55,10 @@ def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
     windows = layer_windows({**config, "layer_types": None}, sizes.layers, max_positions)
     bias = read(bool, config, "attention_bias")
     experts, top_k = chosen(config, "num_local_experts", "num_experts_per_tok")
+    if top_k != 2:
+        raise ConfigError(
+            f"config.json: num_experts_per_tok={top_k} is not supported: the mixer chooses 2", "num_experts_per_tok"
+        )
     rule = Rule(experts, top_k, scoring="sparse_mixer", jitter=read(float, config, "router_jitter_noise"))
     names = ExpertNames(gate="w1", up="w3", down="w2")
 
