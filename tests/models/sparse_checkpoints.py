@@ -18,6 +18,8 @@ GLM = {
     "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "rope_parameters": HALF_ROPE,
     "num_mtp_layers": 0,
 }  # fmt: skip
+FULL, SLIDING = "full_attention", "sliding_attention"
+GPT_OSS = {"head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 40}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3Moe", {**QWEN3, "norm_topk_prob": True}),
     "qwen3-some-dense": (
@@ -71,15 +73,35 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "first_k_dense_replace": 1, "norm_topk_prob": True, "n_group": 2, "topk_group": 1,
         },
     ),
+    "gpt_oss": ("GptOss", {**GPT_OSS, "sliding_window": 10}),
+    "gpt_oss-plain-rope": (
+        "GptOss",
+        {
+            **GPT_OSS, "num_experts_per_tok": 2, "sliding_window": 6, "layer_types": [FULL, SLIDING, SLIDING],
+            "attention_bias": False, "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+            "num_key_value_heads": 1,
+        },
+    ),
 }  # fmt: skip
 _FILES = {
     "Dots1": "dots1", "Ernie4_5_Moe": "ernie4_5_moe", "Glm4Moe": "glm4_moe", "GraniteMoe": "granitemoe",
     "HunYuanMoEV1": "hunyuan_v1_moe", "Mixtral": "mixtral", "Olmoe": "olmoe", "Qwen2Moe": "qwen2_moe",
-    "Qwen3Moe": "qwen3_moe",
+    "Qwen3Moe": "qwen3_moe", "GptOss": "gpt_oss",
 }  # fmt: skip
 FAMILIES = {file: [name for name, (made, _) in CASES.items() if made == cls] for cls, file in _FILES.items()}
 """The cases of each family, called as its file."""
-SHARED = ("qwen3", "qwen3-some-dense", "qwen2", "mixtral", "glm-groups", "dots", "granite", "ernie", "hunyuan")
+SHARED = (
+    "qwen3",
+    "qwen3-some-dense",
+    "qwen2",
+    "mixtral",
+    "glm-groups",
+    "dots",
+    "granite",
+    "ernie",
+    "hunyuan",
+    "gpt_oss",
+)
 """Those that ranks can share."""
 
 

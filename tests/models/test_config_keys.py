@@ -28,7 +28,7 @@ FAMILIES = sorted(families())
 CONFIGS = {
     "bert": "Bert", "dots1": "Dots1", "ernie4_5_moe": "Ernie4_5_Moe", "glm4_moe": "Glm4Moe", "granitemoe": "GraniteMoe",
     "hunyuan_v1_moe": "HunYuanMoEV1", "mixtral": "Mixtral", "olmoe": "Olmoe", "qwen2_moe": "Qwen2Moe",
-    "qwen3_moe": "Qwen3Moe", "roberta": "Roberta", "xlm_roberta": "XLMRoberta",
+    "gpt_oss": "GptOss", "qwen3_moe": "Qwen3Moe", "roberta": "Roberta", "xlm_roberta": "XLMRoberta",
 }  # fmt: skip
 CONFIGS |= {name: made for name, (made, _) in CASES.items() if name in FAMILIES and name not in TWINS}
 
