@@ -27,6 +27,12 @@ class AttentionSpec:
     sliding_window: int | None = None  # counts the current token
     softcap: float = 0.0  # c: scores become c · tanh(score / c); 0: they stay
     planes: int = 1  # of which a cache is every so many'th block
+    value_dim: int = 0  # of a latent cache, whose one row a token is the key, and its first so many numbers the value
+
+    @property
+    def out_dim(self) -> int:
+        """Of a head's result."""
+        return self.value_dim or self.head_dim
 
 
 def prefix_tile_rows(group: int) -> int:
@@ -88,7 +94,8 @@ class AttentionInputs:
 class LayerCache:
     """KV of one layer, paged: [num_blocks, kv_heads, block_size, head_dim] each, of the same strides.
 
-    A block is contiguous. The next one follows it, or lies `AttentionSpec.planes` blocks further.
+    A block is contiguous. The next one follows it, or lies `AttentionSpec.planes` blocks further. Of a latent cache v
+    is a view of the first columns of k.
     """
 
     k: torch.Tensor
@@ -125,7 +132,7 @@ class AttentionBackend(Protocol):
             scale: that products of queries and keys are multiplied by.
 
         Shapes:
-            q: [tokens, heads, head_dim]. Returns [tokens, heads * head_dim].
+            q: [tokens, heads, head_dim]. Returns [tokens, heads * out_dim].
         """
         ...
 

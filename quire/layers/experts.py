@@ -22,7 +22,7 @@ from quire.kernels.moe.gate import sigmoid_gate
 from quire.kernels.moe.router import router_logits
 from quire.kernels.moe.routing import Live, Routes, route
 from quire.kernels.moe.routing import Rule as Rule  # for families
-from quire.layers.attention import Attention
+from quire.layers.attention import SelfAttention
 from quire.layers.block import DecoderLayer
 from quire.layers.linear import Linear
 from quire.layers.mlp import GatedMLP
@@ -171,7 +171,7 @@ class SparseLayer(DecoderLayer):
     """
 
     def __init__(
-        self, self_attn: Attention, mlp: GatedMLP | MixtureOfExperts, hidden: int, eps: float, *, scale: float = 1.0
+        self, self_attn: SelfAttention, mlp: GatedMLP | MixtureOfExperts, hidden: int, eps: float, *, scale: float = 1.0
     ) -> None:
         super().__init__(self_attn, mlp, hidden, eps)
         self.scale = scale

@@ -16,7 +16,7 @@ from quire.distributed.group import Group
 from quire.foundation.errors import ConfigError
 from quire.kernels.across_ranks import gather_columns
 from quire.kernels.elementwise.activation import softcap_
-from quire.layers.attention import Attention, Keeps
+from quire.layers.attention import Keeps, SelfAttention
 from quire.layers.embedding import Embedding
 from quire.layers.experts import Experts
 from quire.layers.linear import Linear
@@ -303,6 +303,8 @@ class DecoderStack(nn.Module):
                 head_dim=keeps.head_dim,
                 dtype_bytes=(dtype or self.embed_tokens.weight.dtype).itemsize,
                 window=keeps.window,
+                planes=1 if keeps.value_dim else 2,
+                value_dim=keeps.value_dim,
             )
             for number, keeps in enumerate(self._keeps)
         ]
@@ -335,7 +337,7 @@ def num_weights(module: nn.Module) -> int:
 
 def _softcap(layers: nn.ModuleList) -> float:
     """Of attention; one backend serves the layers of a group."""
-    caps = {attention.softcap for attention in layers.modules() if isinstance(attention, Attention)}
+    caps = {attention.softcap for attention in layers.modules() if isinstance(attention, SelfAttention)}
     if len(caps) > 1:
         raise ConfigError("layers whose attention is capped unlike are not supported")
     return next(iter(caps), 0.0)
@@ -343,8 +345,8 @@ def _softcap(layers: nn.ModuleList) -> float:
 
 def _grouped(layers: nn.ModuleList) -> tuple[list[Keeps], list[int]]:
     """What each group keeps, and the number of each layer's group, which the layers are told."""
-    attentions = sorted((m for m in layers.modules() if isinstance(m, Attention)), key=lambda m: m.index)
-    keeps = sorted({attention.keeps for attention in attentions})  # "full" stands before "window"
+    attentions = sorted((m for m in layers.modules() if isinstance(m, SelfAttention)), key=lambda m: m.index)
+    keeps = sorted({attention.keeps for attention in attentions})  # "full" and "latent" stand before "window"
     for attention in attentions:
         attention.group = keeps.index(attention.keeps)
     return keeps, [attention.group for attention in attentions]
