@@ -42,7 +42,7 @@ HARMLESS = _words(
     summary_last_dropout summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params
     temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript
     transformers_version typical_p unk_token_id use_bfloat16 use_cache use_return_dict
-    output_router_logits router_aux_loss_coef
+    aux_loss_alpha embedding_initializer_range ep_size output_router_logits router_aux_loss_coef seq_aux
     """
 )
 # Of other families: in a config of one that does not know them they would be ignored without a word.
@@ -60,7 +60,10 @@ ELSEWHERE = _words(
     use_qk_norm word_embed_proj_dim
     """
 )
-_NULLABLE = {"num_key_value_heads", "sliding_window", "attn_logit_softcapping", "final_logit_softcapping"}
+_NULLABLE = _words("""
+    attn_logit_softcapping dim_model_base final_logit_softcapping num_key_value_heads q_lora_rank scale_depth
+    sliding_window
+    """)
 # Numbers, though there are none by default.
 _NUMBERS = {"attn_logit_softcapping", "final_logit_softcapping", "clip_qkv", "attention_multiplier"}
 _SIZES = {"num_key_value_heads", "head_dim", "intermediate_size"}  # some families have but the usual ones

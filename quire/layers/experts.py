@@ -25,7 +25,7 @@ from quire.kernels.moe.inside import Inside
 from quire.kernels.moe.router import router_logits
 from quire.kernels.moe.routing import Live, Routes, route
 from quire.kernels.moe.routing import Rule as Rule  # for families
-from quire.layers.attention import Attention
+from quire.layers.attention import SelfAttention
 from quire.layers.block import DecoderLayer, OuterNormLayer
 from quire.layers.linear import Linear
 from quire.layers.mlp import GatedMLP
@@ -255,7 +255,7 @@ class SparseLayer(DecoderLayer):
 
     def __init__(
         self,
-        self_attn: Attention,
+        self_attn: SelfAttention,
         mlp: GatedMLP | MixtureOfExperts,
         hidden: int,
         eps: float,

@@ -17,7 +17,7 @@ from quire.distributed.group import Group
 from quire.foundation.errors import ConfigError
 from quire.kernels.across_ranks import gather_columns
 from quire.kernels.elementwise.activation import softcap_
-from quire.layers.attention import Attention, Keeps
+from quire.layers.attention import Keeps, SelfAttention
 from quire.layers.embedding import Embedding
 from quire.layers.experts import Experts
 from quire.layers.linear import Linear
@@ -304,6 +304,8 @@ class DecoderStack(nn.Module):
                 head_dim=keeps.head_dim,
                 dtype_bytes=(dtype or self.embed_tokens.weight.dtype).itemsize,
                 window=keeps.window,
+                planes=1 if keeps.value_dim else 2,
+                value_dim=keeps.value_dim,
             )
             for number, keeps in enumerate(self._keeps)
         ]
@@ -338,7 +340,10 @@ def _scores(layers: nn.ModuleList, groups: int) -> list[Scores]:
     """Of attention, by group: one backend serves the layers of each."""
     found: dict[int, Scores] = {}
     for attention in layers.modules():
-        if isinstance(attention, Attention) and found.setdefault(attention.group, attention.scores) != attention.scores:
+        if (
+            isinstance(attention, SelfAttention)
+            and found.setdefault(attention.group, attention.scores) != attention.scores
+        ):
             raise ConfigError(
                 "layers that keep the same, of which some have another soft cap or alone have sinks or slopes, are not "
                 "supported"
@@ -348,8 +353,10 @@ def _scores(layers: nn.ModuleList, groups: int) -> list[Scores]:
 
 def _grouped(layers: nn.ModuleList) -> tuple[list[Keeps], list[int]]:
     """What each group keeps, and the number of each layer's group, which the layers are told."""
-    attentions = sorted((m for m in layers.modules() if isinstance(m, Attention)), key=lambda m: m.index)
-    keeps = sorted({attention.keeps for attention in attentions}, key=lambda keeps: (keeps.kind != "full", keeps))
+    attentions = sorted((m for m in layers.modules() if isinstance(m, SelfAttention)), key=lambda m: m.index)
+    keeps = sorted(
+        {attention.keeps for attention in attentions}, key=lambda keeps: (keeps.kind not in ("full", "latent"), keeps)
+    )
     for attention in attentions:
         attention.group = keeps.index(attention.keeps)
     return keeps, [attention.group for attention in attentions]

@@ -16,7 +16,7 @@ from quire.config.pooler import PoolerConfig
 from quire.distributed.group import Group
 from quire.distributed.topology import ALONE
 from quire.foundation.errors import ConfigError
-from quire.layers.attention import Attention
+from quire.layers.attention import SelfAttention
 from quire.layers.embedding import Embedding
 from quire.layers.experts import Experts, MixtureOfExperts
 from quire.layers.linear import Linear
@@ -80,7 +80,7 @@ def allocate(model: Model, method: QuantizationMethod, group: Group | None = Non
     """
     topology = ALONE if group is None else group.topology
     for path, module in model.named_modules():
-        if isinstance(module, Attention | Embedding):
+        if isinstance(module, SelfAttention | Embedding):
             module.share_with(topology)
         elif isinstance(module, DecoderStack | MixtureOfExperts) and group is not None:
             module.join(group)

@@ -225,10 +225,11 @@ class Assembly:
         weights = num_weights(self._model.layers)
         full, windows = 0.0, []
         for group in self._pages.groups:
-            cost = 2 * group.num_layers * self._model.num_heads * group.head_dim / weights
+            dims = group.head_dim + (group.value_dim or group.head_dim)
+            cost = group.num_layers * self._model.num_heads * dims / weights
             if group.kind in ("window", "chunk"):
                 windows.append((group.window, cost))
-            elif group.kind == "full":
+            elif group.keeps_all:
                 full += cost
         return PromptCost(full, self._prompt_wave, windows)
 
@@ -253,6 +254,7 @@ class Assembly:
             head_dim=group.head_dim,
             block_size=self._pages.kernel_block(number),
             planes=self._pages.planes_a_slab(number) if group.num_layers else 1,
+            value_dim=group.value_dim,
             dtype=DTYPES[self._resolved.dtype],
             kv_dtype=DTYPES[self._resolved.kv_dtype],
             device=self._device,

@@ -39,9 +39,10 @@ class PagedRows:
         self.lengths = [0] * (max_rows + 1)
         shape = (num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
         # Poison, but for the null block: what was never written must never be seen.
+        planes = [[torch.full(shape, 1e4, dtype=weight.dtype, device=self.device) for _ in range(spec.planes)] for _ in
+                  model.layer_groups]  # fmt: skip
         self.caches = [
-            LayerCache(*(torch.full(shape, 1e4, dtype=weight.dtype, device=self.device) for _ in "kv"))
-            for _ in model.layer_groups
+            LayerCache(own[0], own[0][..., : spec.value_dim] if spec.value_dim else own[1]) for own in planes
         ]
         # All groups share one table here; a real worker has one for each.
         self.backends: list[AttentionBackend] = [
@@ -59,6 +60,7 @@ class PagedRows:
                     max_tokens=max_rows * max_seq_len,
                     max_seq_len=max_seq_len,
                     scores=scores,
+                    value_dim=group.value_dim,
                 ),
             )
             for group, scores in zip(groups, model.scores, strict=True)

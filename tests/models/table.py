@@ -43,8 +43,8 @@ FOOT = """
 NOT_YET = """
 ## Not yet
 
-Positions by a bias on scores (ALiBi: BLOOM, MPT, Falcon RW, Baichuan 13B): attention has no such term. A config that
-asks for it is refused by name.
+Positions by a bias on scores (ALiBi: BLOOM, MPT, Falcon RW, Baichuan 13B): attention has no such term. Attention to
+tokens that an indexer chooses (DeepSeek-V3.2, GLM-5). A config that asks for one is refused by name.
 """
 
 
