@@ -23,7 +23,7 @@ from quire.foundation.errors import ConfigError, InputError
 from quire.foundation.log import get_logger
 from quire.kernels.dispatch import plain_torch
 from quire.models import catalog, weights
-from quire.models.base import DecoderStack
+from quire.models.base import Decoder
 from quire.models.pooling import PoolingModel
 from quire.platforms import select_platform
 from quire.quantization.base import QuantizationMethod
@@ -161,6 +161,8 @@ class Worker:
         given, path = self._resolved.config.model, Path(self._resolved.info.path)
         progress = given.use_tqdm_on_load and self._rank.is_first
         weights.load(self._model, path, load_format=given.load_format, show_progress=progress, seed=given.seed)
+        if isinstance(self._model, Decoder):
+            self._model.check()
 
     def _set_up(self) -> Streams:
         """The device, and the other ranks if there are any."""
@@ -183,7 +185,7 @@ class Worker:
     def _mark(self) -> str:
         return f"-rank{self._rank.index}" if self._rank.size > 1 else ""
 
-    def _build_model(self) -> DecoderStack | PoolingModel:
+    def _build_model(self) -> Decoder | PoolingModel:
         resolved, group = self._resolved, self._group
         dtype, positions = DTYPES[resolved.dtype], resolved.max_model_len
         method = self._quantization(dtype)
@@ -204,6 +206,8 @@ class Worker:
     def _rehearse(self, assembly: Assembly) -> Rehearsal | None:
         """Go through every kind of step while the weights are not there yet, so that the kernels get compiled."""
         if self._device.type != "cuda" or self._platform.plain_torch:
+            return None
+        if isinstance(self._model, Decoder) and not self._model.rehearsable:
             return None
         from quire.kernels.triton.rehearsal import Rehearsal, is_possible
 
@@ -284,7 +288,7 @@ class Worker:
             self._awaiting = None
 
     @property
-    def model(self) -> DecoderStack | PoolingModel:
+    def model(self) -> Decoder | PoolingModel:
         """As it computes, with its parameters on the device."""
         return self._model
 

@@ -12,7 +12,7 @@ import transformers
 
 from quire.config.model_info import read_model_info
 from quire.models import catalog, weights
-from quire.models.base import DecoderStack
+from quire.models.base import Decoder
 from tests.models import twins
 
 CPU = torch.device("cpu")
@@ -27,7 +27,7 @@ TINY = {
 }
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 # Families whose class is called otherwise, and those whose norms are added to 1.
-MODELS = {"Gemma3Text": "Gemma3ForCausalLM", "GPT2": "GPT2LMHeadModel"}
+MODELS = {"Gemma3Text": "Gemma3ForCausalLM", "GPT2": "GPT2LMHeadModel", "CTRL": "CTRLLMHeadModel"}
 ADDED_TO_1 = ("Gemma", "Gemma2", "Gemma3Text", "VaultGemma", "Nemotron")
 
 
@@ -64,12 +64,18 @@ def save(model: transformers.PreTrainedModel, folder: Path, **arguments: Any) ->
 
 
 def load(
-    folder: Path, dtype: torch.dtype = torch.float32, device: torch.device = CPU, **overrides: Any
-) -> DecoderStack:
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = CPU,
+    impl: str = "auto",
+    trusted: bool = False,
+    **overrides: Any,
+) -> Decoder:
     """Through the same doors as the worker."""
-    info = read_model_info(folder, overrides)
+    info = read_model_info(folder, overrides, impl=impl, trusted=trusted)
     model = catalog.build(info, dtype, device, info.max_position)
     weights.load(model, folder, "auto")
+    model.check()
     return model
 
 
