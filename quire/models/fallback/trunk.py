@@ -39,7 +39,7 @@ class Trunk:
                 return self._outputs(self._given)
             raise _Reached(original(*args, **kwargs))
 
-        module.forward = forward  # type: ignore[method-assign]
+        module.forward = forward
 
     def _outputs(self, states: torch.Tensor) -> Any:
         return (states,) if issubclass(self._kind, tuple) else self._kind(last_hidden_state=states)
