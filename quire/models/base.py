@@ -170,13 +170,26 @@ class Decoder(nn.Module):
 
     is_causal = True
     graph_support = True  # its steps may be captured in CUDA graphs
-    rehearsable = True  # steps may run before the weights are there
+    is_foreign = False  # somebody else's code, which may do what graphs and rehearsals do not allow
     group: Group | None = None  # of ranks that share it
     hidden: int
     num_heads: int
     softcap: float  # of attention
     layer_groups: list[int]
     _keeps: list[Keeps]  # by group
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        ctx: StepContext,
+        layers: int | None = None,
+        given: GivenEmbeddings | None = None,
+    ) -> torch.Tensor:
+        """input_ids int32 [tokens] → something of all tokens, [tokens, hidden].
+
+        layers: 1, to warm up: one of each group will do. given: what some tokens are instead of their ids' embeddings.
+        """
+        raise NotImplementedError
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """hidden: rows of what `forward` returned, [rows, hidden] → float32 [rows, vocab], in `out` if given."""

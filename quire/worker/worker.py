@@ -132,7 +132,16 @@ class Worker:
         with self._phase("graphs"):
             if isinstance(self.runner, Runner):
                 before = self._platform.driver_bytes()
-                self.runner.capture()
+                try:
+                    self.runner.capture()
+                except RuntimeError as error:
+                    if not self._is_foreign:
+                        raise
+                    _log.warning("steps are launched from Python, as they cannot be captured in graphs: %s", error)
+                    self.runner = None
+                    self.runner = assembly.runner(
+                        size.num_blocks, size.max_model_len, with_graphs=False, processors=processors
+                    )
                 _kept[self._device] += max(0, self._platform.driver_bytes() - before)
         if self._platform.runs_ahead and isinstance(self.runner, Runner):
             most = round_size(resolved.max_num_batched_tokens)
@@ -156,6 +165,10 @@ class Worker:
             max_num_batched_tokens=assembly.max_tokens,
             notes=[size.note] if size.note else [],
         )
+
+    @property
+    def _is_foreign(self) -> bool:
+        return isinstance(self._model, Decoder) and self._model.is_foreign
 
     def _load_weights(self) -> None:
         given, path = self._resolved.config.model, Path(self._resolved.info.path)
@@ -207,7 +220,7 @@ class Worker:
         """Go through every kind of step while the weights are not there yet, so that the kernels get compiled."""
         if self._device.type != "cuda" or self._platform.plain_torch:
             return None
-        if isinstance(self._model, Decoder) and not self._model.rehearsable:
+        if self._is_foreign:
             return None
         from quire.kernels.triton.rehearsal import Rehearsal, is_possible
 

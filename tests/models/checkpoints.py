@@ -36,6 +36,10 @@ def config_class(family: str) -> type[transformers.PreTrainedConfig]:
     return found
 
 
+def class_name(family: str) -> str:
+    return MODELS.get(family, f"{family}ForCausalLM")
+
+
 def make(family: str, seed: int = 0, **config: Any) -> transformers.PreTrainedModel:
     """A float32 model with weights large enough for its outputs to depend on everything before. family: transformers'
     name, and behind a colon what `save` turns the checkpoint into. config: `...` leaves a key out."""
@@ -44,7 +48,7 @@ def make(family: str, seed: int = 0, **config: Any) -> transformers.PreTrainedMo
     made = config_class(family)(**copy.deepcopy(wanted))  # which fills in what a rotary section lacks
     made._attn_implementation = "eager"
     torch.manual_seed(seed)
-    model = getattr(transformers, MODELS.get(family, f"{family}ForCausalLM"))(made).eval()
+    model = getattr(transformers, class_name(family))(made).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1 and name.endswith("weight"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from quire.foundation.errors import ConfigError, WeightsError
 from quire.models.fallback.model import TransformersModel
 from tests.effort import sampled
 from tests.models import checkpoints
+from tests.models.cases import CASES
 from tests.models.fallback_cases import FALLBACK, USUAL
 from tests.models.paged import PagedRows
 from tests.models.test_families import check_engine
@@ -90,6 +92,29 @@ def test_the_list_of_classes_is_transformers_own() -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     assert transformers_models.causal_models() == set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+
+
+def test_bfloat16_is_no_worse_than_the_reference(tmp_path: Path) -> None:
+    """Both in bfloat16 against float32: root mean squares of the logits' errors."""
+    family, config = CASES["gemma2"]
+    reference = checkpoints.make(family, **config)
+    tokens = random_tokens(3, [40, 30])
+    exact = torch.cat(expected(reference, tokens))
+    checkpoints.save(reference, tmp_path)
+    theirs = torch.cat(expected(type(reference).from_pretrained(tmp_path, dtype=torch.bfloat16), tokens))
+    rows = PagedRows(checkpoints.load(tmp_path, torch.bfloat16, impl="transformers"), block_size=16)
+    ours = torch.cat(rows.step([1, 2], tokens))
+    assert (ours - exact).square().mean() <= 1.5**2 * (theirs - exact).square().mean()
+
+
+def test_norms_are_ours_where_they_compute_the_same(tmp_path: Path) -> None:
+    """Llama's, Gemma's whose weights are added to 1; not those that take the mean away."""
+    for case, wanted in (("llama", 7), ("gemma2", 13), ("gpt2", 0)):
+        family, config = CASES[case]
+        folder = checkpoints.save(checkpoints.make(family, **config), tmp_path / case)
+        model = checkpoints.load(folder, impl="transformers")
+        fused = [module for module in model.modules() if isinstance(vars(module).get("forward"), partial)]
+        assert len(fused) == wanted, case
 
 
 @pytest.mark.gpu

@@ -202,9 +202,10 @@ class PagedAttention:
     groups: of the sites.
     """
 
-    def __init__(self, sites: list[Site], groups: list[int]) -> None:
+    def __init__(self, sites: list[Site], groups: list[int], device: torch.device) -> None:
         self._sites, self._groups = sites, groups
-        self._still: dict[int, torch.Tensor] = {}  # tables of one line, by head_dim: what is given is turned already
+        # Tables of one line, by head_dim: what is given is turned already.
+        self._still = {size: no_rotation(1, size).to(device) for size in {site.keeps.head_dim for site in sites}}
         self._place = 0  # the site that is next
         self._ctx: StepContext | None = None
         self._first = torch.empty(0)
@@ -238,11 +239,9 @@ class PagedAttention:
             v = nn.functional.pad(v, (0, head_dim - site.value_dim))
         tokens = q.shape[2]
         qkv = torch.cat([x[0].transpose(0, 1).reshape(tokens, -1) for x in (q, k, v)], dim=1)
-        still = self._still.get(head_dim)
-        if still is None:
-            still = self._still[head_dim] = no_rotation(1, head_dim).to(q.device)
         q = qk_norm_rope_write(
-            qkv, still, self._first, group.slots, cache.k, cache.v, site.heads, site.keeps.num_kv_heads, head_dim
-        )
+            qkv, self._still[head_dim], self._first, group.slots, cache.k, cache.v, site.heads, site.keeps.num_kv_heads,
+            head_dim,
+        )  # fmt: skip
         y = group.backend.run(q, cache, group.plan, site.scale)
         return y.view(1, tokens, site.heads, head_dim)[..., : site.value_dim].contiguous()

@@ -94,7 +94,9 @@ def _check_rope(config: Any, architecture: str, max_positions: int) -> None:
     length that was trained nothing depends on it."""
     for rope in _sections(getattr(config, "rope_parameters", None)):
         kind = rope.get("rope_type", "default")
-        trained = rope.get("original_max_position_embeddings") or getattr(config, "max_position_embeddings", 0)
+        trained = int(
+            rope.get("original_max_position_embeddings") or getattr(config, "max_position_embeddings", None) or 0
+        )
         if kind in ("dynamic", "longrope") and max_positions > trained:
             raise ConfigError(
                 f"config.json: rope_type={kind} beyond {trained} positions depends on the length of a text, and "

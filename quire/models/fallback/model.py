@@ -16,6 +16,7 @@ from quire.models.base import Decoder, GivenEmbeddings
 from quire.models.fallback.attention import LOOKING, SERVING, Door, PagedAttention, Recorder, Site, hang, use
 from quire.models.fallback.checkpoint import Checkpoint
 from quire.models.fallback.checks import check_attention, check_tokens, waits_for_device
+from quire.models.fallback.norms import fuse_norms
 from quire.models.fallback.trunk import Trunk, find_trunk
 
 _log = get_logger(__name__)
@@ -30,7 +31,7 @@ class TransformersModel(Decoder):
     """
 
     graph_support = False  # until it is known
-    rehearsable = False
+    is_foreign = True
 
     def __init__(self, causal: Any, max_positions: int, vocab_size: int) -> None:
         super().__init__()
@@ -45,7 +46,7 @@ class TransformersModel(Decoder):
         self.num_heads = self._only("num_heads", {site.heads for site in self._sites})
         self.softcap = self._only("softcap", {site.softcap for site in self._sites})
         self.hidden = self._trunk.hidden
-        self._paged = PagedAttention(self._sites, self.layer_groups)
+        self._paged = PagedAttention(self._sites, self.layer_groups, self._device)
         self._door.attends = self._paged
         self._checkpoint = Checkpoint(causal)
 
@@ -146,12 +147,13 @@ class TransformersModel(Decoder):
             if isinstance(end, nn.Module)
             for parameter in end.parameters()
         }
-        return max(1, sum(p.numel() for p in self.causal.parameters() if id(p) not in ends))
+        return max(1, sum(int(p.numel()) for p in self.causal.parameters() if id(p) not in ends))
 
     @torch.inference_mode()
     def check(self) -> None:
         """Whether tokens meet in attention alone, and each where its position says; whether attention is what the class
         says; whether a step waits for the device. A few forward passes of three tokens."""
+        fuse_norms(self.causal)
         try:
             check_tokens(self.name, self._door, self._states, self._device, self._vocab_size, self._max_positions)
             check_attention(self.name, self._door, self._states, self._device, self._sites)
