@@ -130,19 +130,13 @@ class Worker:
         with self._phase("kv_cache"):
             self.runner = assembly.runner(size.num_blocks, size.max_model_len, processors=processors)
         with self._phase("graphs"):
-            if isinstance(self.runner, Runner):
-                before = self._platform.driver_bytes()
-                try:
-                    self.runner.capture()
-                except RuntimeError as error:
-                    if not self._is_foreign:
-                        raise
-                    _log.warning("steps are launched from Python, as they cannot be captured in graphs: %s", error)
-                    self.runner = None
-                    self.runner = assembly.runner(
-                        size.num_blocks, size.max_model_len, with_graphs=False, processors=processors
-                    )
-                _kept[self._device] += max(0, self._platform.driver_bytes() - before)
+            before = self._platform.driver_bytes()
+            if not self._capture():
+                self.runner = None  # whose cache must be gone before there is another
+                self.runner = assembly.runner(
+                    size.num_blocks, size.max_model_len, with_graphs=False, processors=processors
+                )
+            _kept[self._device] += max(0, self._platform.driver_bytes() - before)
         if self._platform.runs_ahead and isinstance(self.runner, Runner):
             most = round_size(resolved.max_num_batched_tokens)
             self._unprepared = list(range(most, 0, -SIZE_STEP))
@@ -165,6 +159,18 @@ class Worker:
             max_num_batched_tokens=assembly.max_tokens,
             notes=[size.note] if size.note else [],
         )
+
+    def _capture(self) -> bool:
+        """Whether steps are in graphs, if they may be; only of somebody else's code it is not known before."""
+        try:
+            if isinstance(self.runner, Runner):
+                self.runner.capture()
+        except RuntimeError as error:
+            if not self._is_foreign:
+                raise
+            _log.warning("steps are launched from Python, as they cannot be captured in graphs: %s", error)
+            return False
+        return True
 
     @property
     def _is_foreign(self) -> bool:
