@@ -17,7 +17,9 @@ from quire.config.model_info import DTYPE_ALIASES, ModelInfo, check_architecture
 from quire.config.pooler import PoolerConfig, resolve_pooler
 from quire.config.quantization import check_quantization
 from quire.config.ranks import check_ranks
+from quire.config.runtime import RuntimeConfig
 from quire.config.speculative import SpeculativeConfig
+from quire.config.transformers_models import TRANSFORMERS
 from quire.foundation.errors import ConfigError
 
 DEMO_MODEL = Path(__file__).parent.parent / "demo_model"
@@ -53,12 +55,18 @@ def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
     _check(config)
     if config.model.quantization is not None:
         check_quantization(config.model.quantization)
-    info = read_model_info(locate_model(config.model), config.model.hf_overrides, config.model.generation_config)
+    given = config.model
+    info = read_model_info(
+        locate_model(given), given.hf_overrides, given.generation_config, given.model_impl,
+        trusted=given.trust_remote_code,
+    )  # fmt: skip
     if info.unknown_keys:
         notes.append(f"config.json has keys that mean nothing to {info.architecture}: {', '.join(info.unknown_keys)}")
     device, on_cpu = _device(config, notes)
     check_ranks(config.runtime.tensor_parallel_size, info, device)
     pooler = resolve_pooler(config.model, info)
+    if info.impl == TRANSFORMERS:
+        _check_fallback(config, info, pools=pooler is not None)
     if config.model.logits_processors:
         if pooler is not None:
             raise ConfigError("logits_processors are for models that generate, and this one pools", "logits_processors")
@@ -80,7 +88,7 @@ def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
         raise ConfigError(
             f"max_model_len={longest} is more than the model's {info.max_position} positions", "max_model_len"
         )
-    executor = _executor(config.runtime.distributed_executor_backend, config.runtime.tensor_parallel_size)
+    executor = _executor(config.runtime, apart=info.runs_code)
     overlap = config.schedule.async_scheduling
     if overlap is None:
         overlap = device == "cuda" or executor != "uni"
@@ -100,6 +108,18 @@ def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
         speculative=speculative,
         notes=tuple(notes),
     )
+
+
+def _check_fallback(config: EngineConfig, info: ModelInfo, *, pools: bool) -> None:
+    """What models that run through transformers do not do."""
+    if pools:
+        raise ConfigError(f"{info.architecture} runs through transformers, where models do not pool", "runner")
+    if config.model.quantization is not None:
+        raise ConfigError(
+            f"quantization={config.model.quantization}: {info.architecture} runs through transformers, where "
+            "weights stay as they are",
+            "quantization",
+        )
 
 
 def _speculative(config: EngineConfig, max_tokens: int, *, pools: bool) -> SpeculativeConfig | None:
@@ -157,6 +177,8 @@ def _download(model: ModelConfig, *, is_model: bool) -> Path:
     patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "*.txt"]
     if model.load_format == "dummy":
         patterns.remove("*.safetensors")
+    if model.trust_remote_code and is_model:
+        patterns.append("*.py")
 
     def fetch(*wanted: str) -> Path:
         folder: str = snapshot_download(
@@ -171,7 +193,9 @@ def _download(model: ModelConfig, *, is_model: bool) -> Path:
 
     try:
         if is_model:  # what cannot run is not downloaded
-            check_architecture(fetch("config.json"), model.hf_overrides)
+            check_architecture(
+                fetch("config.json"), model.hf_overrides, model.model_impl, trusted=model.trust_remote_code
+            )
         return fetch(*patterns)
     except ConfigError:
         raise
@@ -209,14 +233,16 @@ def _check(config: EngineConfig) -> None:
         raise ConfigError(f"max_queue_seconds must be >= 0 and finite, got {seconds}", "max_queue_seconds")
 
 
-def _executor(wanted: str, ranks: int) -> str:
+def _executor(runtime: RuntimeConfig, *, apart: bool) -> str:
+    """apart: unless it is said otherwise, the worker has a process of its own."""
+    wanted, ranks = runtime.distributed_executor_backend, runtime.tensor_parallel_size
     if wanted == "uni" and ranks > 1:
         raise ConfigError(
             f"distributed_executor_backend=uni has one worker, and tensor_parallel_size={ranks} needs a process each: "
             "use mp",
             "distributed_executor_backend",
         )
-    return ("mp" if ranks > 1 else "uni") if wanted == "auto" else wanted
+    return ("mp" if ranks > 1 or apart else "uni") if wanted == "auto" else wanted
 
 
 def _device(config: EngineConfig, notes: list[str]) -> tuple[str, bool]:

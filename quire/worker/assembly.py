@@ -12,7 +12,7 @@ from quire.config.devices import platform_of
 from quire.config.resolve import Resolved
 from quire.distributed.group import Group
 from quire.distributed.peer_memory import Layout
-from quire.models.base import DecoderStack, num_weights
+from quire.models.base import Decoder
 from quire.models.pooling import PoolingModel
 from quire.types.kv import PromptCost
 from quire.worker.batch import BatchBuilder, round_size
@@ -50,7 +50,7 @@ class Assembly:
     def __init__(
         self,
         resolved: Resolved,
-        model: DecoderStack | PoolingModel,
+        model: Decoder | PoolingModel,
         pages: Pages,
         device: torch.device,
         streams: Streams,
@@ -128,7 +128,7 @@ class Assembly:
 
     def _generating(
         self,
-        model: DecoderStack,
+        model: Decoder,
         store: KVStore,
         seats: DeviceSeats,
         max_model_len: int,
@@ -145,7 +145,7 @@ class Assembly:
         groups = self._layer_groups(seats, longest, max_model_len)
         self._prompt_wave = groups.prompt_wave
         seats.is_read |= groups.reads_host
-        if not groups.graph_support:
+        if not (groups.graph_support and model.graph_support):
             wanted, mixed = [], []
         heads_per_kv_head = model.num_heads // self._pages.groups[0].num_kv_heads
         prefixes = PrefixRows(rows, heads_per_kv_head) if groups.prefix_support else None
@@ -206,7 +206,7 @@ class Assembly:
         """Let ranks write what they tell each other into each other's memory, where they can."""
         if self._group is None or self._streams.compute is None:
             return
-        generates, rows = isinstance(self._model, DecoderStack), self._resolved.max_num_seqs
+        generates, rows = isinstance(self._model, Decoder), self._resolved.max_num_seqs
         self._group.share_memory(
             Layout(
                 size=self._group.topology.size,
@@ -220,9 +220,9 @@ class Assembly:
 
     def prompt_cost(self) -> PromptCost:
         """By operations: a weight of the layers costs a token two, attending to one token four a head and dimension."""
-        if not isinstance(self._model, DecoderStack):
+        if not isinstance(self._model, Decoder):
             return PromptCost()
-        weights = num_weights(self._model.layers)
+        weights = self._model.prompt_weights()
         full, windows = 0.0, []
         for group in self._pages.groups:
             dims = group.head_dim + (group.value_dim or group.head_dim)
