@@ -18,6 +18,7 @@ from quire.config.pooler import PoolerConfig, resolve_pooler
 from quire.config.quantization import check_quantization
 from quire.config.ranks import check_ranks
 from quire.config.speculative import SpeculativeConfig
+from quire.config.tokenizer_files import tokenizer_folder
 from quire.foundation.errors import ConfigError
 
 DEMO_MODEL = Path(__file__).parent.parent / "demo_model"
@@ -138,14 +139,20 @@ def locate_model(model: ModelConfig, *, is_model: bool = True) -> Path:
 
 
 def locate_tokenizer(resolved: Resolved) -> Path | None:
-    """The local folder of the tokenizer that an engine was configured with; None with skip_tokenizer_init."""
+    """The local folder of the tokenizer that an engine was configured with; None with skip_tokenizer_init.
+
+    It has a tokenizer.json, which may have been made of what the model has. Raises ConfigError if it cannot be.
+    """
     model = resolved.config.model
     if model.skip_tokenizer_init:
         return None
-    if model.tokenizer is None:
-        return Path(resolved.info.path)
-    # "dummy" leaves the weights out of a download
-    return locate_model(replace(model, model=model.tokenizer, load_format="dummy"), is_model=False)
+    folder = Path(resolved.info.path)
+    if model.tokenizer is not None:
+        revision = model.tokenizer_revision or model.revision
+        # "dummy" leaves the weights out of a download
+        wanted = replace(model, model=model.tokenizer, revision=revision, load_format="dummy")
+        folder = locate_model(wanted, is_model=False)
+    return tokenizer_folder(folder, model.tokenizer_mode)
 
 
 def _download(model: ModelConfig, *, is_model: bool) -> Path:
@@ -154,7 +161,7 @@ def _download(model: ModelConfig, *, is_model: bool) -> Path:
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
     except ImportError:
         raise ConfigError("downloading from the hub needs `pip install quire[hub]`", "model") from None
-    patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "*.txt"]
+    patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "*.tiktoken", "*.txt"]
     if model.load_format == "dummy":
         patterns.remove("*.safetensors")
 
