@@ -28,7 +28,7 @@ from quire.layers.linear import Linear
 from quire.layers.mlp import GatedMLP
 from quire.layers.norm import Norm, RMSNorm
 from quire.layers.targets import Staged, Staging, Target, store
-from quire.quantization.base import INPUTS, OUTPUTS, ExpertMatrices, QuantizationMethod, Spec
+from quire.quantization.base import INPUTS, OUTPUTS, ExpertMatrices, QuantizationMethod, Spec, WeightFormat
 from quire.quantization.base import Norm as Gain
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -111,6 +111,11 @@ class Experts(nn.Module):
                 kept[tensor] = whole
             self._kept.append(kept)
         self.matrices = self._pair[0].scheme.format.experts(*self._kept)
+
+    @property
+    def format(self) -> WeightFormat:
+        """Of all its matrices, once they are allocated."""
+        return self._pair[0].scheme.format
 
     def num_weights(self) -> int:
         """Numbers that the parameters of a token's experts stand for: what it is multiplied by."""
