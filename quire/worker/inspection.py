@@ -15,7 +15,6 @@ import msgspec
 import torch
 from torch import nn
 
-from quire.attention.base import AttentionSpec
 from quire.attention.select import ORDER, PLAIN, PROMPT_ORDER, select, select_for_prompts
 from quire.config.devices import platform_of
 from quire.config.inspection import Findings, Fit, Question
@@ -34,7 +33,7 @@ from quire.models.pooling import PoolingModel
 from quire.quantization.base import FORMATS, WeightFormat
 from quire.quantization.plain import Unquantized
 from quire.types.kv import capacity, tokens_held
-from quire.worker.assembly import DTYPES
+from quire.worker.assembly import DTYPES, attention_spec
 from quire.worker.memory import CacheSize, Memory, size_cache
 from quire.worker.pages import Pages, lay_out
 
@@ -146,24 +145,10 @@ def _attention(resolved: Resolved, model: Model, pages: Pages) -> str:
     """The backend of the first group."""
     name, platform = resolved.config.runtime.attention_backend, platform_of(resolved.device)
     for_prompts = isinstance(model, PoolingModel) and not model.is_causal
-    group = pages.groups[0]
-    kind = resolved.device.partition(":")[2] or platform
-    spec = AttentionSpec(
-        num_heads=model.num_heads,
-        num_kv_heads=group.num_kv_heads,
-        head_dim=group.head_dim,
-        block_size=pages.kernel_block(0),
-        planes=pages.planes_a_slab(0) if pages.slabs else 1,
-        dtype=DTYPES[resolved.dtype],
-        kv_dtype=DTYPES[resolved.kv_dtype],
-        device=torch.device(kind),
-        max_rows=resolved.max_num_seqs,
-        max_tokens=resolved.max_num_batched_tokens,
-        max_seq_len=resolved.max_model_len,
-        sliding_window=group.window or None,
-        softcap=model.softcap if isinstance(model, DecoderStack) else 0.0,
-    )
-    if kind == "cuda" and not torch.cuda.is_available():
+    device = torch.device(resolved.device.partition(":")[2] or platform)
+    tokens = resolved.max_num_batched_tokens
+    spec = attention_spec(resolved, model, pages, 0, device, tokens, resolved.max_model_len)
+    if device.type == "cuda" and not torch.cuda.is_available():
         order = (PROMPT_ORDER if for_prompts else ORDER).get(platform, PLAIN)
         return f"{order[0] if name == 'auto' else name} (not asked: there is no such GPU here)"
     return str((select_for_prompts if for_prompts else select)(name, spec, platform).name)
