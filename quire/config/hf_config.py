@@ -136,7 +136,7 @@ def hf_config(file: Mapping[str, Any], overrides: Mapping[str, Any], name: str =
             unknown.append(key)
             if key in _SIZES:  # that a family does not know
                 del values[key]
-        elif given[key] and given[key] != 1:
+        elif given[key] is True or (given[key] and given[key] != 1):
             hint = "quantized checkpoints are not supported" if key == "quantization_config" else None
             raise _unsupported(key, given[key], hint or f"{family.name}'s layers do not know it")
     return HFConfig(family=family, architecture=architecture, values=values, unknown=tuple(sorted(unknown)))

@@ -29,6 +29,12 @@ class EngineOptions(TypedDict, total=False):
     class."""
     tokenizer: str | None
     """Folder or id of the tokenizer, if it is not the model's own."""
+    tokenizer_mode: Literal["auto", "hf", "slow", "mistral"]
+    """What the tokenizer is made of. auto: tokenizer.json, or whatever vocabulary there is; hf: no file of
+    Mistral's own form; slow: the vocabulary that tokenizer.json was made of, anew; mistral: tekken.json or
+    tokenizer.model.v3."""
+    tokenizer_revision: str | None
+    """Branch, tag or commit of the `tokenizer`; that of the model if not given."""
     skip_tokenizer_init: bool
     """Work on token ids only; text prompts and stop strings are then refused."""
     revision: str | None
@@ -166,6 +172,8 @@ class OptionFields:
     model_impl: Literal["auto", "quire", "vllm", "transformers"] = "auto"
     trust_remote_code: bool = False
     tokenizer: str | None = None
+    tokenizer_mode: Literal["auto", "hf", "slow", "mistral"] = "auto"
+    tokenizer_revision: str | None = None
     skip_tokenizer_init: bool = False
     revision: str | None = None
     hf_token: str | None = None

@@ -245,22 +245,35 @@ class Assembly:
         return LayerGroups(pages, backends, seats, max_tokens, self._device)
 
     def _attention(self, number: int, max_tokens: int, max_model_len: int) -> AttentionSpec:
-        wanted, rows = self._resolved.speculative, self._resolved.max_num_seqs
-        width = 1 + (wanted.num_speculative_tokens if wanted else 0)
-        group = self._pages.groups[number]
-        return AttentionSpec(
-            num_heads=self._model.num_heads,
-            num_kv_heads=group.num_kv_heads,
-            head_dim=group.head_dim,
-            block_size=self._pages.kernel_block(number),
-            planes=self._pages.planes_a_slab(number) if group.num_layers else 1,
-            value_dim=group.value_dim,
-            dtype=DTYPES[self._resolved.dtype],
-            kv_dtype=DTYPES[self._resolved.kv_dtype],
-            device=self._device,
-            max_rows=rows,
-            max_tokens=max_tokens,
-            max_seq_len=max_model_len,
-            drafted=(drafted_rows(rows, self._resolved.max_num_batched_tokens, width), width) if width > 1 else (0, 1),
-            scores=self._model.scores[number],
-        )
+        return attention_spec(self._resolved, self._model, self._pages, number, self._device, max_tokens, max_model_len)
+
+
+def attention_spec(
+    resolved: Resolved,
+    model: Decoder | PoolingModel,
+    pages: Pages,
+    number: int,
+    device: torch.device,
+    max_tokens: int,
+    max_model_len: int,
+) -> AttentionSpec:
+    """What a backend has to serve for the group of that number. max_tokens: of a step, padding included."""
+    wanted, rows = resolved.speculative, resolved.max_num_seqs
+    width = 1 + (wanted.num_speculative_tokens if wanted else 0)
+    group = pages.groups[number]
+    return AttentionSpec(
+        num_heads=model.num_heads,
+        num_kv_heads=group.num_kv_heads,
+        head_dim=group.head_dim,
+        block_size=pages.kernel_block(number),
+        planes=pages.planes_a_slab(number) if group.num_layers else 1,
+        value_dim=group.value_dim,
+        dtype=DTYPES[resolved.dtype],
+        kv_dtype=DTYPES[resolved.kv_dtype],
+        device=device,
+        max_rows=rows,
+        max_tokens=max_tokens,
+        max_seq_len=max_model_len,
+        drafted=(drafted_rows(rows, resolved.max_num_batched_tokens, width), width) if width > 1 else (0, 1),
+        scores=model.scores[number],
+    )
