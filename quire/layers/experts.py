@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -17,7 +18,7 @@ from quire.distributed.group import Group
 from quire.distributed.topology import ALONE, Topology
 from quire.kernels.across_ranks import reduce_add
 from quire.kernels.elementwise.norm import rms_norm
-from quire.kernels.moe.experts import norms_inside
+from quire.kernels.moe.experts import add_each, norms_inside
 from quire.kernels.moe.gate import sigmoid_gate
 from quire.kernels.moe.router import router_logits
 from quire.kernels.moe.routing import Live, Routes, route
@@ -25,6 +26,7 @@ from quire.kernels.moe.routing import Rule as Rule  # for families
 from quire.layers.attention import Attention
 from quire.layers.block import DecoderLayer
 from quire.layers.linear import Linear
+from quire.layers.low_rank import LowRankExperts
 from quire.layers.mlp import GatedMLP
 from quire.layers.norm import Norm, RMSNorm
 from quire.layers.targets import Staged, Staging, Target, store
@@ -83,6 +85,7 @@ class Experts(nn.Module):
     """The matrices of all routed experts. It has no parameters before `allocate`."""
 
     matrices: ExpertMatrices
+    low_rank: LowRankExperts | None = None  # what adapters add, if there may be any
 
     def __init__(self, rule: Rule, hidden: int, inner: int, names: ExpertNames | None = None) -> None:
         super().__init__()
@@ -127,6 +130,25 @@ class Experts(nn.Module):
             for one, kept in zip(self._pair, self._kept, strict=True):
                 dense = one.cut(draw(one.out_features, one.in_features))
                 store({name: tensor[expert] for name, tensor in kept.items()}, one.scheme.format.pack(dense))
+
+    @property
+    def pair(self) -> tuple[Linear, Linear]:
+        """One expert's matrices, gate and up together and down, as patterns of shapes and shares."""
+        return self._pair
+
+    def dense(self, number: int, expert: int, dtype: torch.dtype) -> torch.Tensor:
+        """What the numbers of one expert's matrix stand for, as this rank has them. number: in `pair`."""
+        own = {name: tensor[expert] for name, tensor in self._kept[number].items()}
+        return self._pair[number].scheme.format.matrix(own, None).dense(dtype)
+
+    def add(self, x: torch.Tensor, routes: Routes, residual: torch.Tensor, norm: Gain | None = None) -> torch.Tensor:
+        """As ExpertMatrices.add, and what adapters add to each expert."""
+        if self.low_rank is None or not self.low_rank.is_active:
+            return self.matrices.add(x, routes, residual, norm)
+        x = x if norm is None else rms_norm(x, *norm)
+        gate_up, down = (partial(self.dense, number, dtype=x.dtype) for number in range(2))
+        more = (self.low_rank.add_gate_up, self.low_rank.add_down)
+        return add_each(x, routes, gate_up, down, residual, more)
 
     # -- loading ------------------------------------------------------------------------------------------------
 
@@ -244,8 +266,8 @@ class MixtureOfExperts(nn.Module):
         routes = self.gate(x, live, inside)
         if self.group is None:
             into = torch.zeros_like(x) if residual is None else residual
-            return self.experts.matrices.add(x, routes, self._add_shared(x, into), inside)
-        partial = self.experts.matrices.add(x, routes, self._add_shared(x, torch.zeros_like(x)), inside)
+            return self.experts.add(x, routes, self._add_shared(x, into), inside)
+        partial = self.experts.add(x, routes, self._add_shared(x, torch.zeros_like(x)), inside)
         return reduce_add(partial, torch.zeros_like(x) if residual is None else residual, self.group)
 
     def _add_shared(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
@@ -257,6 +279,4 @@ class MixtureOfExperts(nn.Module):
         else:
             inner = shared.gate_up_proj(x)
             sigmoid_gate(inner, x, self.get_parameter(f"{self._gate_name}.weight"))
-        y = shared.down_proj.matrix.linear(inner, residual=residual)
-        assert isinstance(y, torch.Tensor)
-        return y
+        return shared.down_proj.partial(inner, residual)

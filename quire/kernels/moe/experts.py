@@ -18,6 +18,8 @@ from quire.kernels.moe.routes import Routes, Rule
 
 Dense = Callable[[int], torch.Tensor]
 """The matrix of an expert, in the dtype of activations."""
+More = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""(expert, its tokens, y, x): add to y, the product of x, in place."""
 
 
 def add_experts(
@@ -62,8 +64,18 @@ def norms_inside(x: torch.Tensor, rule: Rule) -> bool:
     return plan(len(x), rule.top_k, rule.experts).direct is not None
 
 
-def add_each(x: torch.Tensor, routes: Routes, gate_up: Dense, down: Dense, residual: torch.Tensor) -> torch.Tensor:
-    """The same, expert by expert; waits for the device to know which. The sums are made in float32."""
+def add_each(
+    x: torch.Tensor,
+    routes: Routes,
+    gate_up: Dense,
+    down: Dense,
+    residual: torch.Tensor,
+    more: tuple[More, More] | None = None,
+) -> torch.Tensor:
+    """The same, expert by expert; waits for the device to know which. The sums are made in float32.
+
+    more: what is added to the products with gate and up, and with down.
+    """
     (experts, weights, _), top_k = routes, routes.experts.shape[1]
     flat = experts.flatten()
     order = flat.argsort(stable=True)
@@ -73,8 +85,15 @@ def add_each(x: torch.Tensor, routes: Routes, gate_up: Dense, down: Dense, resid
         if expert < 0:
             continue
         tokens = places // top_k
-        inner = silu_and_mul(_product(x[tokens], gate_up(expert)))
-        y = _product(inner, down(expert)).float()
+        own = x[tokens]
+        y = _product(own, gate_up(expert))
+        if more is not None:
+            more[0](expert, tokens, y, own)
+        inner = silu_and_mul(y)
+        y = _product(inner, down(expert))
+        if more is not None:
+            more[1](expert, tokens, y, inner)
+        y = y.float()
         total.index_add_(0, tokens, y.mul_(weights.flatten()[places, None]))
     return residual.add_(total)
 
