@@ -18,7 +18,7 @@ from quire.distributed.group import Group
 from quire.distributed.topology import ALONE, Topology
 from quire.kernels.across_ranks import reduce_add
 from quire.kernels.elementwise.norm import rms_norm
-from quire.kernels.moe.experts import norms_inside
+from quire.kernels.moe.experts import add_each, norms_inside
 from quire.kernels.moe.gate import sigmoid_gate
 from quire.kernels.moe.inside import Gate as Gate  # for families
 from quire.kernels.moe.inside import Inside
@@ -28,6 +28,7 @@ from quire.kernels.moe.routing import Rule as Rule  # for families
 from quire.layers.attention import SelfAttention
 from quire.layers.block import DecoderLayer, OuterNormLayer
 from quire.layers.linear import Linear
+from quire.layers.low_rank import LowRankExperts
 from quire.layers.mlp import GatedMLP
 from quire.layers.norm import Norm, RMSNorm
 from quire.layers.targets import Staged, Staging, Target, store
@@ -102,6 +103,7 @@ class Experts(nn.Module):
     """
 
     matrices: ExpertMatrices
+    low_rank: LowRankExperts | None = None  # what adapters add, if there may be any
 
     def __init__(
         self,
@@ -147,10 +149,6 @@ class Experts(nn.Module):
             # What is added behind a sum over ranks is added once.
             self.inside = Inside(self.inside.gate, self._biases[0], self._biases[1] if not topology.rank else None)
 
-    def add(self, x: torch.Tensor, routes: Routes, residual: torch.Tensor, norm: Gain | None) -> torch.Tensor:
-        """`residual += routed experts of norm(x)`, in place; returns it."""
-        return self.matrices.add(x, routes, residual, norm, self.inside)
-
     @property
     def format(self) -> WeightFormat:
         """Of all its matrices, once they are allocated."""
@@ -171,6 +169,25 @@ class Experts(nn.Module):
             for one, kept in zip(self._pair, self._kept, strict=True):
                 dense = one.cut(draw(one.out_features, one.in_features))
                 store({name: tensor[expert] for name, tensor in kept.items()}, one.scheme.format.pack(dense))
+
+    @property
+    def pair(self) -> tuple[Linear, Linear]:
+        """One expert's matrices, gate and up together and down, as patterns of shapes and shares."""
+        return self._pair
+
+    def dense(self, number: int, expert: int, dtype: torch.dtype) -> torch.Tensor:
+        """What the numbers of one expert's matrix stand for, as this rank has them. number: in `pair`."""
+        own = {name: tensor[expert] for name, tensor in self._kept[number].items()}
+        return self._pair[number].scheme.format.matrix(own, None).dense(dtype)
+
+    def add(self, x: torch.Tensor, routes: Routes, residual: torch.Tensor, norm: Gain | None = None) -> torch.Tensor:
+        """As ExpertMatrices.add, and what adapters add to each expert."""
+        if self.low_rank is None or not self.low_rank.is_active:
+            return self.matrices.add(x, routes, residual, norm, self.inside)
+        x = x if norm is None else rms_norm(x, *norm)
+        gate_up, down = (partial(self.dense, number, dtype=x.dtype) for number in range(2))
+        more = (self.low_rank.add_gate_up, self.low_rank.add_down)
+        return add_each(x, routes, gate_up, down, residual, self.inside, more)
 
     # -- loading ------------------------------------------------------------------------------------------------
 
@@ -371,6 +388,4 @@ class MixtureOfExperts(nn.Module):
         else:
             inner = shared.gate_up_proj(x)
             sigmoid_gate(inner, x, self.get_parameter(f"{self._gate_name}.weight"))
-        y = shared.down_proj.matrix.linear(inner, residual=residual)
-        assert isinstance(y, torch.Tensor)
-        return y
+        return shared.down_proj.partial(inner, residual)

@@ -13,6 +13,10 @@ from torch import nn
 from quire.distributed.group import Group
 from quire.distributed.topology import ALONE, Share, Topology
 from quire.kernels.across_ranks import reduce_add
+from quire.kernels.attention.rope import qk_norm_rope_write
+from quire.kernels.elementwise.activation import silu_and_mul
+from quire.kernels.elementwise.norm import rms_norm
+from quire.layers.low_rank import LowRank
 from quire.layers.norm import Norm as NormLayer
 from quire.layers.norm import RMSNorm
 from quire.layers.targets import Staged, Staging, Target, store
@@ -88,6 +92,7 @@ class Linear(nn.Module):
 
     matrix: Matrix
     group: Group | None = None  # of ranks whose products are added up
+    low_rank: LowRank | None = None  # what adapters add, if there may be any
 
     def __init__(
         self,
@@ -150,6 +155,11 @@ class Linear(nn.Module):
     def sources(self) -> list[str]:
         """The checkpoint's module of each part, "" for one of this one's own name."""
         return [self._stored[part].module if part in self._stored else part for part in self.parts]
+
+    @property
+    def stored_parts(self) -> list[Stored]:
+        """Where checkpoints have each part's rows, one of a module of its own too."""
+        return [self._stored.get(name) or Stored(name, rows, ((0, rows),)) for name, rows in self.parts.items()]
 
     # -- numbers ------------------------------------------------------------------------------------------------
 
@@ -295,11 +305,37 @@ class Linear(nn.Module):
         """norm: what x goes through first. residual: the result is added to it in place, and it is returned.
 
         reader: the one layer that the result goes to, and which it may be rounded for; without, it is a tensor."""
+        if self.low_rank is not None and self.low_rank.is_active:
+            y = self._adapted(x, norm)
+            if self.group is not None:
+                return reduce_add(y, torch.zeros_like(y) if residual is None else residual, self.group)
+            return y if residual is None else residual.add_(y)
         x, pair = before(x, norm)
         if self.group is not None:
             return self._sum(x, pair, residual)
         after = None if reader is None else reader.matrix
         return self.matrix.linear(x, norm=pair, gated=self.gated, residual=residual, reader=after)
+
+    def partial(self, x: Rows, residual: torch.Tensor) -> torch.Tensor:
+        """`residual += ` this rank's part of the product, in place; returns it."""
+        if self.low_rank is not None and self.low_rank.is_active:
+            return residual.add_(self._adapted(x, None))
+        y = self.matrix.linear(x, residual=residual)
+        assert isinstance(y, torch.Tensor)
+        return y
+
+    def _adapted(
+        self, x: Rows, norm: NormLayer | None, out_dtype: torch.dtype | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """This rank's product with what adapters add, one step after the other; gated, if it is."""
+        assert self.low_rank is not None
+        x, pair = before(x, norm)
+        assert isinstance(x, torch.Tensor)
+        x = x if pair is None else rms_norm(x, *pair)
+        y = self.matrix.linear(x, out_dtype=out_dtype, out=out)
+        assert isinstance(y, torch.Tensor)
+        y = self.low_rank.add(y, x, self.matrix.bias)
+        return silu_and_mul(y) if self.gated else y
 
     def _sum(self, x: Rows, norm: Norm | None, residual: torch.Tensor | None) -> torch.Tensor:
         """Of the parts that all ranks have of the product, and the residual."""
@@ -311,6 +347,8 @@ class Linear(nn.Module):
 
     def wide(self, x: torch.Tensor, norm: NormLayer | None, out: torch.Tensor | None = None) -> torch.Tensor:
         """The same in float32, as logits are wanted; into `out` if given."""
+        if self.low_rank is not None and self.low_rank.is_active:
+            return self._adapted(x, norm, torch.float32, out)
         rows, pair = before(x, norm)
         y = self.matrix.linear(rows, norm=pair, out_dtype=torch.float32, out=out)
         assert isinstance(y, torch.Tensor)
@@ -318,6 +356,8 @@ class Linear(nn.Module):
 
     def qkv_rope_write(self, x: torch.Tensor, norm: RMSNorm, place: QkvTarget) -> torch.Tensor:
         """x [tokens, in] → rotated q [tokens, num_heads, head_dim]; k and v go to their slots in the cache."""
+        if self.low_rank is not None and self.low_rank.is_active:
+            return qk_norm_rope_write(self._adapted(x, norm), *place)
         return self.matrix.qkv_rope_write(x, (norm.weight, norm.eps), place)
 
 
