@@ -13,6 +13,7 @@ from typing import Any
 from quire.config.families import family_of
 from quire.config.generation import read_generation_config, sampling_defaults, token_ids
 from quire.config.hf_config import HFConfig, architecture_of, read_hf_config
+from quire.config.quantization import checkpoint_quantization
 from quire.config.reading import read, read_count
 from quire.config.rope import context_length
 from quire.foundation.errors import ConfigError
@@ -44,6 +45,7 @@ class ModelInfo:
     hidden_size: int = 0  # of an embedding; 0: not known
     generation_defaults: dict[str, Any] = field(default_factory=dict)  # sampling defaults of generation_config.json
     unknown_keys: tuple[str, ...] = ()  # of config.json, that mean nothing
+    quantization: dict[str, Any] = field(default_factory=dict)  # of the checkpoint (config/quantization.py); {}: none
     family: str = ""  # name of the user's own family that builds it; "": one of those that come with Quire
 
 
@@ -78,6 +80,7 @@ def read_model_info(path: Path, overrides: Mapping[str, Any], generation_config:
         hidden_size=values.get("hidden_size") or 0,
         generation_defaults=sampling_defaults(generation, generation_file),
         unknown_keys=config.unknown,
+        quantization=checkpoint_quantization(path, values),
         family=config.family.name if config.family.is_own else "",
     )
 

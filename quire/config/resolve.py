@@ -15,7 +15,7 @@ from quire.config.logits_processors import processor_classes
 from quire.config.model import ModelConfig
 from quire.config.model_info import DTYPE_ALIASES, ModelInfo, check_architecture, read_model_info
 from quire.config.pooler import PoolerConfig, resolve_pooler
-from quire.config.quantization import check_quantization
+from quire.config.quantization import check_quantization, resolve_quantization
 from quire.config.ranks import check_ranks
 from quire.config.speculative import SpeculativeConfig
 from quire.foundation.errors import ConfigError
@@ -41,6 +41,7 @@ class Resolved:
     executor: str  # a name in EXECUTORS
     pooler: PoolerConfig | None = None  # None: the model generates
     speculative: SpeculativeConfig | None = None  # None: nothing is drafted
+    quantization: str | None = None  # name of the method; None: weights are plain
     notes: tuple[str, ...] = ()
 
 
@@ -54,6 +55,7 @@ def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
     if config.model.quantization is not None:
         check_quantization(config.model.quantization)
     info = read_model_info(locate_model(config.model), config.model.hf_overrides, config.model.generation_config)
+    method = resolve_quantization(config.model.quantization, info.quantization)
     if info.unknown_keys:
         notes.append(f"config.json has keys that mean nothing to {info.architecture}: {', '.join(info.unknown_keys)}")
     device, on_cpu = _device(config, notes)
@@ -98,6 +100,7 @@ def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
         executor=executor,
         pooler=pooler,
         speculative=speculative,
+        quantization=method,
         notes=tuple(notes),
     )
 

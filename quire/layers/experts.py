@@ -110,7 +110,8 @@ class Experts(nn.Module):
                 self.register_parameter(f"{kind}_{tensor}", nn.Parameter(whole, requires_grad=False))
                 kept[tensor] = whole
             self._kept.append(kept)
-        self.matrices = self._pair[0].scheme.format.experts(*self._kept)
+        gate_up, down = (one.scheme.format for one in self._pair)
+        self.matrices = gate_up.experts(self._kept[0], self._kept[1], down)
 
     def num_weights(self) -> int:
         """Numbers that the parameters of a token's experts stand for: what it is multiplied by."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -20,7 +21,8 @@ Place = tuple[slice | int | None, ...]
 class Target:
     """`into[at] = source[part]`, converted to into's dtype; a tensor may have several, into several places.
 
-    shape, dtypes: what the whole stored tensor must be. transposed: `into` as it is stored is turned.
+    shape, dtypes: what the whole stored tensor must be. transposed: `into` as it is stored is turned. is_optional: the
+    checkpoint may lack it.
     """
 
     source: str
@@ -30,6 +32,7 @@ class Target:
     part: Part = ()
     at: Place = ()
     transposed: bool = False
+    is_optional: bool = False
 
     def memory(self) -> torch.Tensor:
         """What is to be filled, of the part's shape."""
@@ -72,13 +75,19 @@ class Staging:
     """Memory for what a matrix is made of, from its first source until all have been read; then it is packed.
 
     So a model that is quantized while it loads needs memory for a few matrices besides its own. One for each layer's
-    matrix; any thread may call.
+    matrix; any thread may call. defaults: of sources that may not come.
     """
 
     def __init__(
-        self, specs: Mapping[str, Spec], device: torch.device, pack: Callable[[Tensors], Tensors], into: Tensors
+        self,
+        specs: Mapping[str, Spec],
+        device: torch.device,
+        pack: Callable[[Tensors], Tensors],
+        into: Tensors,
+        defaults: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self._specs, self._device, self._pack, self._into = specs, device, pack, into
+        self._defaults = defaults
         self._lock = threading.Lock()
         self._tensors: dict[str, torch.Tensor] = {}
 
@@ -90,6 +99,8 @@ class Staging:
                     name: torch.empty(spec.shape, dtype=spec.dtype, device=self._device)
                     for name, spec in self._specs.items()
                 }
+                for name, default in self._defaults.items():
+                    self._tensors[name].fill_(default)
             return self._tensors
 
     def finish(self) -> None:
