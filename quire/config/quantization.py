@@ -26,18 +26,26 @@ METHODS = Registry(
         "awq": f"{_METHODS}.awq:AWQ",
         "auto_round": f"{_METHODS}.auto_round:AutoRound",
         "compressed-tensors": f"{_METHODS}.compressed_tensors:CompressedTensors",
+        "bitsandbytes": f"{_METHODS}.bitsandbytes:BitsAndBytes",
         "modelopt": f"{_METHODS}.modelopt:ModelOpt",
     },
     contract="quire.quantization.base:QuantizationMethod",
     needs=("scheme", "refuses"),
     is_class=True,
 )
-OF_CHECKPOINTS = ("gptq", "awq", "auto_round", "compressed-tensors", "modelopt")  # that nothing else can be made into
+OF_CHECKPOINTS = (
+    "gptq",
+    "awq",
+    "auto_round",
+    "compressed-tensors",
+    "modelopt",
+    "bitsandbytes",
+)  # that nothing else can be made into
 # What else methods are called, by checkpoints and by users of other engines.
 ALIASES = {
     "gptq_marlin": "gptq", "auto_gptq": "gptq", "awq_marlin": "awq", "auto_awq": "awq", "inc": "auto_round",
     "auto-round": "auto_round", "autoround": "auto_round", "compressed_tensors": "compressed-tensors",
-    "modelopt_fp4": "modelopt", "modelopt_mxfp8": "modelopt", "modelopt_mixed": "modelopt",
+    "bnb": "bitsandbytes", "modelopt_fp4": "modelopt", "modelopt_mxfp8": "modelopt", "modelopt_mixed": "modelopt",
     "fp8_per_channel": "fp8", "fp8_per_block": "fp8_block", "int8_per_channel_weight_only": "int8",
 }  # fmt: skip
 # Where methods keep their settings if not in config.json, and whose a file without a name in it is.

@@ -248,7 +248,11 @@ class Linear(nn.Module):
         if scheme.pack is not None:
             device = next(iter(kept.values())).device
             specs = {source.name: Spec(self._stacked_shape(source), source.kept) for source in scheme.sources}
-            defaults = {source.name: source.default for source in scheme.sources if source.default is not None}
+            defaults = {
+                source.name: source.default or 0.0
+                for source in scheme.sources
+                if source.default is not None or source.is_ragged
+            }
             staging = Staging(specs, device, scheme.pack, kept, defaults)
         for source in scheme.sources:
             into = kept[source.name] if staging is None else Staged(staging, source.name)
@@ -267,7 +271,8 @@ class Linear(nn.Module):
                 if turned:
                     shape, part = shape[::-1], part[::-1]
                 name = f"{module}.{source.name}"
-                yield Target(name, shape, into, source.dtypes, part, at, turned, source.default is not None)
+                optional = source.default is not None
+                yield Target(name, shape, into, source.dtypes, part, at, turned, optional, source.is_ragged)
                 if not source.has_outputs:
                     break
 

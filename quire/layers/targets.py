@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
@@ -22,7 +23,7 @@ class Target:
     """`into[at] = source[part]`, converted to into's dtype; a tensor may have several, into several places.
 
     shape, dtypes: what the whole stored tensor must be. transposed: `into` as it is stored is turned. is_optional: the
-    checkpoint may lack it.
+    checkpoint may lack it. is_ragged: the stored tensor may be shorter than its one dimension says.
     """
 
     source: str
@@ -33,6 +34,20 @@ class Target:
     at: Place = ()
     transposed: bool = False
     is_optional: bool = False
+    is_ragged: bool = False
+
+    def fits(self, stored: tuple[int, ...]) -> bool:
+        """Whether a tensor of that shape is what is meant: one number may have any number of dimensions."""
+        if self.is_ragged:
+            return len(stored) == 1 and stored[0] <= self.shape[0]
+        return stored == self.shape or math.prod(stored) == math.prod(self.shape) == 1
+
+    def cut_to(self, stored: tuple[int, ...]) -> Target:
+        """Of a tensor of that shape, which fits."""
+        if not self.is_ragged:
+            return self
+        lines = slice(0, stored[0])
+        return replace(self, shape=stored, part=(), at=(*self.at[:-1], lines))
 
     def memory(self) -> torch.Tensor:
         """What is to be filled, of the part's shape."""

@@ -6,7 +6,6 @@ The model's layers say what of a checkpoint goes where (`layers/targets.py`); no
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 from collections import defaultdict
@@ -230,7 +229,7 @@ class _Checkpoint:
             lines["tensors that the model has no place for"].append(f"{name} {list(self.tensors[name][1].shape)}")
         for name in present & wanted.keys():
             entry, target = self.tensors[name][1], wanted[name]
-            if entry.shape != target.shape and not math.prod(entry.shape) == math.prod(target.shape) == 1:
+            if not target.fits(entry.shape):
                 lines["tensors of another shape"].append(
                     f"{name} is {list(entry.shape)}, the model needs {list(target.shape)}"
                 )
@@ -256,11 +255,12 @@ def _indexed_files(index: Path) -> list[str]:
 
 def _read(checkpoint: _Checkpoint, targets: list[Target], stack: ExitStack, show_progress: bool) -> None:
     """As it lies on disk; but what is packed together is read together, since it is staged until then."""
-    plan = [
-        Read(file, replace(entry, shape=target.shape), target)  # one number may have any number of dimensions
-        for target in targets
-        for file, entry in filter(None, [checkpoint.tensors.get(target.source)])
-    ]
+    plan = []
+    for target in targets:
+        if target.source in checkpoint.tensors:
+            file, entry = checkpoint.tensors[target.source]
+            cut = target.cut_to(entry.shape)
+            plan.append(Read(file, replace(entry, shape=cut.shape), cut))
     plan.sort(key=_place)
     groups: dict[int, list[Read]] = defaultdict(list)
     for read in plan:

@@ -222,6 +222,7 @@ class Source:
     axes: its dimensions; an integer is the length of one that counts neither. Tensors of modules that are stacked to
     one matrix (q, k, v) are stacked along their outputs; those without, along a new first dimension.
     kept: the dtype it is read into. default: what it is where the checkpoint has none; None: it must have it.
+    is_ragged: of one dimension, it may be shorter, and zeros follow then.
     """
 
     name: str
@@ -229,6 +230,7 @@ class Source:
     dtypes: tuple[torch.dtype, ...]
     kept: torch.dtype
     default: float | None = None
+    is_ragged: bool = False
 
     @property
     def has_outputs(self) -> bool:

@@ -34,9 +34,7 @@ def linear(
     takes = on_cuda(x) and len(x) and x.dtype in (torch.bfloat16, torch.float16) and _is_taken(weight)
     if not takes or len(x) > SOME_ROWS:
         wide = widened(weight, x.dtype) if takes else codes.widened(weight, x.dtype)
-        return plain_linear(
-            x, wide, bias, norm=norm, gated=gated, residual=residual, out_dtype=out_dtype, out=out
-        )
+        return plain_linear(x, wide, bias, norm=norm, gated=gated, residual=residual, out_dtype=out_dtype, out=out)
     if norm is not None:
         x = rms_norm(x, *norm)
     if residual is not None:
@@ -48,9 +46,7 @@ def linear(
     return silu_and_mul(y) if gated else y
 
 
-def _product(
-    x: torch.Tensor, weight: Codes, bias: torch.Tensor | None, adds: bool, out: torch.Tensor
-) -> torch.Tensor:
+def _product(x: torch.Tensor, weight: Codes, bias: torch.Tensor | None, adds: bool, out: torch.Tensor) -> torch.Tensor:
     from quire.kernels.gemm.triton import grouped_rows, grouped_tiles
 
     kernel = grouped_rows if len(x) <= FEW_ROWS else grouped_tiles

@@ -72,8 +72,13 @@ def arguments(weight: Codes) -> tuple[torch.Tensor, ...]:
     """Pointers: codes, scale, zero, outer, table."""
     codes = weight.codes
     values = _table(weight.kind, codes.device) if KINDS[weight.kind] == 4 else codes
-    return codes, weight.scale, codes if weight.zero is None else weight.zero, \
-        codes if weight.outer is None else weight.outer, values
+    return (
+        codes,
+        weight.scale,
+        codes if weight.zero is None else weight.zero,
+        codes if weight.outer is None else weight.outer,
+        values,
+    )
 
 
 _tables: dict[tuple[str, torch.device], torch.Tensor] = {}
