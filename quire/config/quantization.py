@@ -19,7 +19,7 @@ METHODS = Registry(
         "fp8_block": f"{_METHODS}.online:Fp8Block",
         "int8": f"{_METHODS}.online:Int8",
         "int4": f"{_METHODS}.online:Int4",
-        "mxfp4": f"{_METHODS}.online:Mxfp4",
+        "mxfp4": f"{_METHODS}.mxfp4:Mxfp4",
         "nvfp4": f"{_METHODS}.online:Nvfp4",
         "nf4": f"{_METHODS}.online:Nf4",
         "gptq": f"{_METHODS}.gptq:GPTQ",
@@ -41,11 +41,13 @@ OF_CHECKPOINTS = (
     "modelopt",
     "bitsandbytes",
 )  # that nothing else can be made into
+ONLINE_ONLY = ("fp8_block", "int8", "int4", "nvfp4", "nf4")  # names that no checkpoint has
 # What else methods are called, by checkpoints and by users of other engines.
 ALIASES = {
     "gptq_marlin": "gptq", "auto_gptq": "gptq", "awq_marlin": "awq", "auto_awq": "awq", "inc": "auto_round",
     "auto-round": "auto_round", "autoround": "auto_round", "compressed_tensors": "compressed-tensors",
-    "bnb": "bitsandbytes", "modelopt_fp4": "modelopt", "modelopt_mxfp8": "modelopt", "modelopt_mixed": "modelopt",
+    "bnb": "bitsandbytes", "gpt_oss_mxfp4": "mxfp4",
+    "modelopt_fp4": "modelopt", "modelopt_mxfp8": "modelopt", "modelopt_mixed": "modelopt",
     "fp8_per_channel": "fp8", "fp8_per_block": "fp8_block", "int8_per_channel_weight_only": "int8",
 }  # fmt: skip
 # Where methods keep their settings if not in config.json, and whose a file without a name in it is.
@@ -76,8 +78,8 @@ def checkpoint_quantization(folder: Path, config: Mapping[str, Any]) -> dict[str
         raise ConfigError(f"config.json: quantization_config must be an object, got {shown(found)}", "quantization")
     told = found.get("quant_method", name) or _guess(found)
     method = ALIASES.get(str(told).lower(), str(told).lower())
-    if method not in METHODS or (method not in OF_CHECKPOINTS and method in ALIASES.values() and method != "fp8"):
-        known = ", ".join((*OF_CHECKPOINTS, "fp8"))
+    if method not in METHODS or method in ONLINE_ONLY:
+        known = ", ".join(name for name in METHODS if name not in ONLINE_ONLY)
         raise ConfigError(
             f"quantization_config: checkpoints of quant_method={shown(told)} are not supported (known: {known})",
             "quantization",

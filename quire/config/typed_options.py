@@ -35,8 +35,8 @@ class EngineOptions(TypedDict, total=False):
     """Number type of weights and activations. auto: the checkpoint's; float32 checkpoints run in bfloat16 on a
     GPU."""
     quantization: str | None
-    """How weights are kept in fewer bits. None: as the checkpoint has them, which may be quantized. fp8, fp8_block, int8,
-    int4, mxfp4, nvfp4, nf4: made while a plain checkpoint loads."""
+    """How weights are kept in fewer bits. fp8: 8-bit floats, made while a plain checkpoint loads. None: as they
+    are."""
     seed: int
     """Seed of everything drawn at random for requests without a seed of their own and for dummy weights."""
     max_model_len: int | None

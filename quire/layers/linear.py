@@ -247,7 +247,7 @@ class Linear(nn.Module):
         scheme, staging = self._scheme, None
         if scheme.pack is not None:
             device = next(iter(kept.values())).device
-            specs = {source.name: Spec(self._stacked_shape(source), source.kept) for source in scheme.sources}
+            specs = {source.name: Spec(self.staged_shape(source), source.kept) for source in scheme.sources}
             defaults = {
                 source.name: source.default or 0.0
                 for source in scheme.sources
@@ -290,9 +290,15 @@ class Linear(nn.Module):
         begin, end, _ = self._columns
         return axis.count(self.in_features), axis.places(begin, end), slice(None)
 
-    def _stacked_shape(self, source: Source) -> tuple[int, ...]:
+    def staged_shape(self, source: Source) -> tuple[int, ...]:
+        """Of this rank's part of a source, as it is packed."""
         shape = tuple(self._length(axis) for axis in source.axes)
         return shape if len(self.parts) == 1 or source.has_outputs else (len(self.parts), *shape)
+
+    def inner_axes(self, source: Source) -> tuple[tuple[int, ...], tuple[slice, ...]]:
+        """All axes of a source but the first: how long they are in a checkpoint, and this rank's share of them."""
+        along = [self._along(axis, self.out_features, (0, self.out_features), 0, 0) for axis in source.axes[1:]]
+        return tuple(length for length, _, _ in along), tuple(lines for _, lines, _ in along)
 
     def _length(self, axis: Axis | int) -> int:
         """Of a staged tensor."""

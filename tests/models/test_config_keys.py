@@ -28,7 +28,9 @@ FAMILIES = sorted(families())
 CONFIGS = {
     "bert": "Bert", "dots1": "Dots1", "ernie4_5_moe": "Ernie4_5_Moe", "glm4_moe": "Glm4Moe", "granitemoe": "GraniteMoe",
     "hunyuan_v1_moe": "HunYuanMoEV1", "mixtral": "Mixtral", "olmoe": "Olmoe", "qwen2_moe": "Qwen2Moe",
-    "qwen3_moe": "Qwen3Moe", "roberta": "Roberta", "xlm_roberta": "XLMRoberta",
+    "minimax_m2": "MiniMaxM2", "hy_v3": "HYV3", "solar_open": "SolarOpen", "mellum": "Mellum", "phimoe": "Phimoe",
+    "exaone_moe": "ExaoneMoe", "flex_olmo": "FlexOlmo", "granitemoeshared": "GraniteMoeShared",
+    "gpt_oss": "GptOss", "qwen3_moe": "Qwen3Moe", "roberta": "Roberta", "xlm_roberta": "XLMRoberta",
 }  # fmt: skip
 CONFIGS |= {name: made for name, (made, _) in CASES.items() if name in FAMILIES and name not in TWINS}
 
@@ -66,6 +68,7 @@ UNSAID = {
     "falcon": {"rotary", "head_dim"},
     "gpt_neox": {"head_dim"},
     "gpt_bigcode": {"num_key_value_heads"},
+    "solar_open": {"intermediate_size"},
 }
 
 

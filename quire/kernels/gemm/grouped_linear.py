@@ -49,8 +49,9 @@ def linear(
 def _product(x: torch.Tensor, weight: Codes, bias: torch.Tensor | None, adds: bool, out: torch.Tensor) -> torch.Tensor:
     from quire.kernels.gemm.triton import grouped_rows, grouped_tiles
 
-    kernel = grouped_rows if len(x) <= FEW_ROWS else grouped_tiles
-    return kernel.linear(x, weight, bias, adds, out)
+    if len(x) <= FEW_ROWS:
+        return grouped_rows.linear(x, weight, bias, adds, out)
+    return grouped_tiles.linear(x, weight, bias, adds, out)
 
 
 def _is_taken(weight: Codes) -> bool:

@@ -48,8 +48,8 @@ class BitsAndBytes(QuantizationMethod):
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         known = (
-            "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage",
-            "llm_int8_threshold", "llm_int8_skip_modules", *_HISTORY,
+            "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant",
+            "bnb_4bit_quant_storage", "llm_int8_threshold", "llm_int8_skip_modules", *_HISTORY,
         )  # fmt: skip
         refuse_unknown(config, known, "bitsandbytes")
         self._is_8_bit = read(bool, config, "load_in_8bit", default=False)

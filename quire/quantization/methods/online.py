@@ -48,10 +48,6 @@ class Int4(Online):
     format_name = "int4"
 
 
-class Mxfp4(Online):
-    format_name = "mxfp4"
-
-
 class Nvfp4(Online):
     format_name = "nvfp4"
 
