@@ -42,7 +42,7 @@ HARMLESS = _words(
     summary_last_dropout summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params
     temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript
     transformers_version typical_p unk_token_id use_bfloat16 use_cache use_return_dict
-    output_router_logits router_aux_loss_coef
+    output_router_logits router_aux_loss_coef embedding_fraction init_device
     """
 )
 # Of other families: in a config of one that does not know them they would be ignored without a word.
@@ -72,7 +72,8 @@ _FROM_ZERO = _words(
 # And checked there.
 _READ_ELSEWHERE = _words(
     """
-    layer_types mlp_only_layers moe_layer_end_index moe_topk no_rope_layers rope_parameters sliding_window_pattern
+    attn_config layer_types mlp_only_layers moe_layer_end_index moe_layers moe_topk no_rope_layers rope_parameters
+    sliding_window_pattern
     """
 )
 

@@ -86,6 +86,9 @@ def test_a_missing_key_is_what_transformers_takes_for_it(family: str) -> None:
     for key, default in declared.defaults.items():
         # Without a field, the modelling code reads the key if it is there.
         field = theirs.__dataclass_fields__.get(theirs_of(family, key))
+        if (family, key) == ("bloom", "max_position_embeddings"):  # it has no longest request
+            assert field is None
+            continue
         assert default == (None if field is None else field.default), key
     for key, allowed in declared.fixed.items():
         assert getattr(theirs, key, None) in allowed, key
@@ -114,7 +117,10 @@ def test_a_saved_config_without_one_of_its_keys(family: str) -> None:
             elif key == "sliding_window" and not ours.get("use_sliding_window", True):
                 assert not theirs.sliding_window or family == "smollm3"
             elif ours[key] is not None and (key, ours[key]) != ("moe_layer_end_index", -1):  # null: follows from others
-                assert ours[key] == getattr(theirs, theirs_of(family, key)), (gone, key)
+                if key == "attn_config" and not isinstance(ours[key], dict):
+                    continue
+                told = getattr(theirs, theirs_of(family, key), families()[family].defaults[key])
+                assert ours[key] == (told.to_dict() if key == "attn_config" else told), (gone, key)
     assert seen > 5
 
 
@@ -253,12 +259,6 @@ def test_longropes_first_name() -> None:
 def test_two_names_of_one_key_must_agree() -> None:
     assert read("gpt2", n_embd=64, hidden_size=64).values["hidden_size"] == 64
     assert "hidden_size=32 contradicts hidden_size=64" in refusal("gpt2", n_embd=64, hidden_size=32)
-
-
-def test_positions_by_a_bias_are_refused_by_name() -> None:
-    assert "alibi=True is not supported" in refusal("falcon", alibi=True)
-    with pytest.raises(ConfigError, match="'BloomForCausalLM' is not supported: its positions are a bias"):
-        hf_config({"architectures": ["BloomForCausalLM"]}, {})
 
 
 @pytest.mark.parametrize(("length", "list_of"), [(32, "short_factor"), (33, "long_factor")])
