@@ -26,7 +26,7 @@ from quire.kernels.moe.router import router_logits
 from quire.kernels.moe.routing import Live, Routes, route
 from quire.kernels.moe.routing import Rule as Rule  # for families
 from quire.layers.attention import Attention
-from quire.layers.block import DecoderLayer
+from quire.layers.block import DecoderLayer, OuterNormLayer
 from quire.layers.linear import Linear
 from quire.layers.mlp import GatedMLP
 from quire.layers.norm import Norm, RMSNorm
@@ -250,24 +250,45 @@ def _turned(shape: tuple[int, int, int]) -> tuple[int, int, int]:
 class SparseLayer(DecoderLayer):
     """A decoder layer whose feed-forward part may be a mixture of experts: tokens that are nobody's go to none.
 
-    scale: that what a half adds is multiplied by, in layers with experts.
+    scale: that what a half adds is multiplied by, in layers with experts. norms: see `DecoderLayer`.
     """
 
     def __init__(
-        self, self_attn: Attention, mlp: GatedMLP | MixtureOfExperts, hidden: int, eps: float, *, scale: float = 1.0
+        self,
+        self_attn: Attention,
+        mlp: GatedMLP | MixtureOfExperts,
+        hidden: int,
+        eps: float,
+        *,
+        scale: float = 1.0,
+        norms: tuple[Norm, Norm] | None = None,
     ) -> None:
-        super().__init__(self_attn, mlp, hidden, eps)
+        super().__init__(self_attn, mlp, hidden, eps, norms=norms)
         self.scale = scale
 
     def forward(self, residual: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         if not isinstance(self.mlp, MixtureOfExperts):
             return super().forward(residual, ctx)
-        live = Live(ctx.groups[0].slots, ctx.caches[0].k.shape[2])  # what lies in the null block is nobody's
+        live = living(ctx)
         if self.scale == 1.0:
             residual = self.self_attn(residual, self.input_layernorm, ctx)
             return self.mlp.add(residual, self.post_attention_layernorm, residual, live)
         residual.add_(self.self_attn.attend(residual, self.input_layernorm, ctx), alpha=self.scale)
         return residual.add_(self.mlp.add(residual, self.post_attention_layernorm, None, live), alpha=self.scale)
+
+
+class SparseOuterNormLayer(OuterNormLayer):
+    """The same where what either half adds is normed."""
+
+    def feed(self, residual: torch.Tensor, ctx: StepContext) -> torch.Tensor:
+        if not isinstance(self.mlp, MixtureOfExperts):
+            return super().feed(residual, ctx)
+        return self.mlp.add(residual, self.pre_feedforward_layernorm, None, living(ctx))
+
+
+def living(ctx: StepContext) -> Live:
+    """The tokens of a step that are somebody's: what lies in the null block is nobody's."""
+    return Live(ctx.groups[0].slots, ctx.caches[0].k.shape[2])
 
 
 class SharedGate(nn.Module):
@@ -283,6 +304,7 @@ class MixtureOfExperts(nn.Module):
 
     Submodules are named as in checkpoints: `gate` (the router), `experts`, and `shared_name`, if `shared` is not 0: the
     inner size of the shared experts, which are one feed-forward layer. shared_gate: the name of the gate before them.
+    shared_fused: what checkpoints call gate and up of the shared ones if they have them as one.
     gate, bias: of the experts.
     """
 
@@ -297,6 +319,7 @@ class MixtureOfExperts(nn.Module):
         shared_name: str = "shared_experts",
         shared_gate: str | None = None,
         shared_bias: bool = False,
+        shared_fused: str = "",
         gate: Gate = Gate(),  # noqa: B008 (it is frozen)
         bias: bool = False,
     ) -> None:
@@ -305,7 +328,7 @@ class MixtureOfExperts(nn.Module):
         self.experts = Experts(router.rule, hidden, inner, names, gate, bias=bias)
         self._shared_name, self._gate_name = shared_name if shared else None, shared_gate
         if shared:
-            self.add_module(shared_name, GatedMLP(hidden, shared, bias=shared_bias))
+            self.add_module(shared_name, GatedMLP(hidden, shared, bias=shared_bias, fused=shared_fused))
         if shared_gate is not None:
             self.add_module(shared_gate, SharedGate(hidden))
         self.group: Group | None = None
