@@ -73,8 +73,8 @@ _FROM_ZERO = _words(
 # And checked there.
 _READ_ELSEWHERE = _words(
     """
-    attn_config layer_types mlp_layer_types mlp_only_layers moe_layer_end_index moe_layers moe_topk no_rope_layers
-    rope_parameters sliding_window_pattern
+    attn_config attn_temperature_tuning layer_types mlp_layer_types mlp_only_layers moe_layer_end_index
+    moe_layers moe_topk no_rope_layers rope_parameters sliding_window_pattern
     """
 )
 
