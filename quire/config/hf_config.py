@@ -45,6 +45,7 @@ HARMLESS = _words(
     transformers_version typical_p unk_token_id use_bfloat16 use_cache use_return_dict
     aux_loss_alpha embedding_initializer_range ep_size output_router_logits router_aux_loss_coef seq_aux
     quantization_config compression_config
+    emb_pdrop embedding_fraction init_device
     """
 )
 # Of other families: in a config of one that does not know them they would be ignored without a word.
@@ -78,8 +79,8 @@ _FROM_ZERO = _words(
 # And checked there.
 _READ_ELSEWHERE = _words(
     """
-    layer_types mlp_layer_types mlp_only_layers moe_layer_end_index moe_topk no_rope_layers rope_parameters
-    sliding_window_pattern
+    attn_config attn_temperature_tuning layer_types mlp_layer_types mlp_only_layers moe_layer_end_index
+    moe_layers moe_topk no_rope_layers rope_parameters sliding_window_pattern
     """
 )
 

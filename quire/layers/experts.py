@@ -338,7 +338,8 @@ class MixtureOfExperts(nn.Module):
     Submodules are named as in checkpoints: `gate` (the router), `experts`, and `shared_name`, if `shared` is not 0: the
     inner size of the shared experts, which are one feed-forward layer. shared_gate: the name of the gate before them.
     shared_fused: what checkpoints call gate and up of the shared ones if they have them as one.
-    gate, bias: of the experts.
+    gate, bias: of the experts. scales_input: a token's weight multiplies what goes to its one expert, not what comes
+    out.
     """
 
     def __init__(
@@ -355,9 +356,10 @@ class MixtureOfExperts(nn.Module):
         shared_fused: str = "",
         gate: Gate = Gate(),  # noqa: B008 (it is frozen)
         bias: bool = False,
+        scales_input: bool = False,
     ) -> None:
         super().__init__()
-        self.gate = router
+        self.gate, self.scales_input = router, scales_input
         self.experts = Experts(router.rule, hidden, inner, names, gate, bias=bias)
         self._shared_name, self._gate_name = shared_name if shared else None, shared_gate
         if shared:
@@ -379,15 +381,19 @@ class MixtureOfExperts(nn.Module):
     ) -> torch.Tensor:
         """`residual += experts(norm(x))` in place; without a residual, experts(norm(x)). live: None, all tokens are."""
         inside: Gain | None = None
-        if isinstance(norm, RMSNorm) and self._shared_name is None and norms_inside(x, self.gate.rule):
+        alone = self._shared_name is None and not self.scales_input
+        if alone and isinstance(norm, RMSNorm) and norms_inside(x, self.gate.rule):
             inside = (norm.weight, norm.eps)
         elif norm is not None:
             x = norm(x)
-        routes = self.gate(x, live, inside)
+        routes, routed = self.gate(x, live, inside), x
+        if self.scales_input:
+            routed = (x * routes.weights).to(x.dtype)
+            routes = routes._replace(weights=torch.ones_like(routes.weights))
         if self.group is None:
             into = torch.zeros_like(x) if residual is None else residual
-            return self.experts.add(x, routes, self._add_shared(x, into), inside)
-        partial = self.experts.add(x, routes, self._add_shared(x, torch.zeros_like(x)), inside)
+            return self.experts.add(routed, routes, self._add_shared(x, into), inside)
+        partial = self.experts.add(routed, routes, self._add_shared(x, torch.zeros_like(x)), inside)
         return reduce_add(partial, torch.zeros_like(x) if residual is None else residual, self.group)
 
     def _add_shared(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
