@@ -9,7 +9,8 @@ from quire.kernels.dispatch import INTERPRETED
 from quire.kernels.gemm import codes, grouped_linear
 from quire.kernels.gemm.codes import NIBBLES, Codes, Kind
 from quire.kernels.gemm.linear import linear_reference
-from quire.kernels.moe.routes import Routes
+from quire.kernels.moe.routes import Rule
+from quire.kernels.moe.routing import route
 from quire.quantization.base import EachExpert
 from quire.quantization.grouped import Grouped
 from tests.kernels.compare import NARROW, assert_near
@@ -123,15 +124,14 @@ def test_with_all_around_on_a_gpu(name: str, rows: int, dtype: torch.dtype) -> N
 
 @pytest.mark.parametrize("name", ["int4", "mxfp4", "nvfp4"])
 def test_experts_that_are_hit_are_widened(name: str) -> None:
-    """On a GPU, or in the interpreter; elsewhere they come one by one. Some tokens go to nobody."""
+    """On a GPU, or in the interpreter; elsewhere they come one by one."""
     kind, group, scale, zero, outer = KINDS[name]
     form = Grouped(kind, group, scale=scale, zero=zero, outer=outer)
     experts, hidden, inner = 5, 128, 64
     dense = [torch.randn(experts, *shape, device=DEVICE) / 8 for shape in ((2 * inner, hidden), (hidden, inner))]
     packed = [[form.pack(one) for one in every] for every in dense]
     gate_up, down = ({key: torch.stack([one[key] for one in every]) for key in every[0]} for every in packed)
-    chosen = torch.tensor([[0, 3], [3, 0], [-1, -1], [2, 3]], dtype=torch.int32, device=DEVICE)
-    routes = Routes(chosen, torch.rand(4, 2, device=DEVICE))
+    routes = route(torch.randn(4, experts, device=DEVICE), Rule(experts, 2))
     x = torch.randn(4, hidden, device=DEVICE).to(NARROW)
     start = torch.randn(4, hidden, device=DEVICE).to(NARROW)
     expected = EachExpert((form, gate_up), (form, down)).add(x, routes, start.clone())
