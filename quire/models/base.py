@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from quire.attention.base import Scores
 from quire.attention.context import StepContext
 from quire.config.reading import read, read_positive
 from quire.distributed.group import Group
@@ -174,7 +175,7 @@ class Decoder(nn.Module):
     group: Group | None = None  # of ranks that share it
     hidden: int
     num_heads: int
-    softcap: float  # of attention
+    scores: list[Scores]  # of attention, by group
     layer_groups: list[int]
     _keeps: list[Keeps]  # by group
 
@@ -276,7 +277,7 @@ class DecoderStack(Decoder):
         self._keeps, self.layer_groups = _grouped(self.layers)
         firsts = [self.layer_groups.index(group) for group in range(len(self._keeps))]
         self._samples = [self.layers[index] for index in sorted(firsts)]
-        self.softcap = _softcap(self.layers)
+        self.scores = _scores(self.layers, len(self._keeps))
         self.norm = norm or RMSNorm(sizes.hidden, sizes.eps)
         bias = self._logits.bias
         self.lm_head = None if tied else Linear(sizes.hidden, sizes.vocab, bias=bias, role="vocabulary")
@@ -385,18 +386,22 @@ def num_weights(module: nn.Module) -> int:
     )
 
 
-def _softcap(layers: nn.ModuleList) -> float:
-    """Of attention; one backend serves the layers of a group."""
-    caps = {attention.softcap for attention in layers.modules() if isinstance(attention, Attention)}
-    if len(caps) > 1:
-        raise ConfigError("layers whose attention is capped unlike are not supported")
-    return next(iter(caps), 0.0)
+def _scores(layers: nn.ModuleList, groups: int) -> list[Scores]:
+    """Of attention, by group: one backend serves the layers of each."""
+    found: dict[int, Scores] = {}
+    for attention in layers.modules():
+        if isinstance(attention, Attention) and found.setdefault(attention.group, attention.scores) != attention.scores:
+            raise ConfigError(
+                "layers that keep the same, of which some have another soft cap or alone have sinks or slopes, are not "
+                "supported"
+            )
+    return [found[group] for group in range(groups)]
 
 
 def _grouped(layers: nn.ModuleList) -> tuple[list[Keeps], list[int]]:
     """What each group keeps, and the number of each layer's group, which the layers are told."""
     attentions = sorted((m for m in layers.modules() if isinstance(m, Attention)), key=lambda m: m.index)
-    keeps = sorted({attention.keeps for attention in attentions})  # "full" stands before "window"
+    keeps = sorted({attention.keeps for attention in attentions}, key=lambda keeps: (keeps.kind != "full", keeps))
     for attention in attentions:
         attention.group = keeps.index(attention.keeps)
     return keeps, [attention.group for attention in attentions]

@@ -226,7 +226,7 @@ class Assembly:
         full, windows = 0.0, []
         for group in self._pages.groups:
             cost = 2 * group.num_layers * self._model.num_heads * group.head_dim / weights
-            if group.kind == "window":
+            if group.kind in ("window", "chunk"):
                 windows.append((group.window, cost))
             elif group.kind == "full":
                 full += cost
@@ -260,6 +260,5 @@ class Assembly:
             max_tokens=max_tokens,
             max_seq_len=max_model_len,
             drafted=(drafted_rows(rows, self._resolved.max_num_batched_tokens, width), width) if width > 1 else (0, 1),
-            sliding_window=group.window or None,
-            softcap=self._model.softcap,
+            scores=self._model.scores[number],
         )

@@ -28,6 +28,8 @@ SOLAR = {
 }
 MELLUM = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 16, "sliding_window": 10}
 EXAONE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+FULL, SLIDING = "full_attention", "sliding_attention"
+GPT_OSS = {"head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 40}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3Moe", {**QWEN3, "norm_topk_prob": True}),
     "qwen3-some-dense": (
@@ -122,6 +124,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 0.7,
         },
     ),
+    "gpt_oss": ("GptOss", {**GPT_OSS, "sliding_window": 10}),
+    "gpt_oss-plain-rope": (
+        "GptOss",
+        {
+            **GPT_OSS, "num_experts_per_tok": 2, "sliding_window": 6, "layer_types": [FULL, SLIDING, SLIDING],
+            "attention_bias": False, "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+            "num_key_value_heads": 1,
+        },
+    ),
 }  # fmt: skip
 _FILES = {
     "Dots1": "dots1", "Ernie4_5_Moe": "ernie4_5_moe", "Glm4Moe": "glm4_moe", "GraniteMoe": "granitemoe",
@@ -129,6 +140,7 @@ _FILES = {
     "Qwen3Moe": "qwen3_moe", "MiniMaxM2": "minimax_m2", "HYV3": "hy_v3", "SolarOpen": "solar_open",
     "Mellum": "mellum", "Phimoe": "phimoe", "ExaoneMoe": "exaone_moe", "FlexOlmo": "flex_olmo",
     "GraniteMoeShared": "granitemoeshared",
+    "GptOss": "gpt_oss",
 }  # fmt: skip
 FAMILIES = {file: [name for name, (made, _) in CASES.items() if made == cls] for cls, file in _FILES.items()}
 """The cases of each family, called as its file."""
@@ -148,6 +160,7 @@ SHARED = (
     "phimoe",
     "exaone_moe",
     "granite_shared",
+    "gpt_oss",
 )
 """Those that ranks can share."""
 

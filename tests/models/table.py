@@ -33,8 +33,8 @@ random weights. Families whose code transformers does not have are compared by w
 (`tests/models/twins.py`). **Ranks**: whether several GPUs may share the model. Decoders also serve embedders and
 classifiers made of them (`...Model`, `...ForSequenceClassification`).
 
-| Family | Architectures | Variants tested | Windows | Soft caps | Ranks | Lines | Difference |
-|---|---|---|---|---|---|---|---|
+| Family | Architectures | Variants tested | Attention has | Ranks | Lines | Difference |
+|---|---|---|---|---|---|---|
 """
 FOOT = """
 ## Encoders, for vectors
@@ -51,8 +51,8 @@ cache and sampler. `--model-impl auto` does so where there is no family, `transf
 the log says it. It costs speed, as layers are not fused; ranks, quantization and pooling are not for such models.
 Before the first request such a model is asked whether its tokens meet in attention
 alone, whether positions are those it is given, and whether attention is what its class says. What cannot run so is
-refused by name: state and convolution layers, encoders with decoders, parts that see or hear, attention sinks, chunked
-attention, masks of a class's own, rotary settings that go by a text's length beyond what was trained.
+refused by name: state and convolution layers, encoders with decoders, parts that see or hear, masks of a class's
+own, rotary settings that go by a text's length beyond what was trained.
 
 Code that comes with a checkpoint (`auto_map`) is run only with `--trust-remote-code`, only if neither Quire nor
 transformers has the class, and only in the worker, which has a process of its own then; the log names each file and its
@@ -105,8 +105,7 @@ def render(differences: dict[str, str]) -> str:
 def _row(name: str, family: Family, difference: str) -> str:
     told = [case.removeprefix(f"{name}-") for case in variants(name) if case != name]
     marks = (
-        "yes" if "sliding_window" in family.defaults else "",
-        "yes" if any("softcapping" in key for key in family.defaults) else "",
+        ", ".join(term for term, is_there in _terms(family).items() if is_there),
         "yes" if family.shared else "one",
     )
     architectures = ", ".join(family.architectures)
@@ -114,9 +113,25 @@ def _row(name: str, family: Family, difference: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _lines(family: Family) -> int:
+def _terms(family: Family) -> dict[str, bool]:
+    """What its attention has besides products of queries and keys."""
+    source = _source(family)
+    return {
+        "windows": "sliding_window" in family.defaults,
+        "chunks": "chunk=" in source,
+        "soft caps": any("softcapping" in key for key in family.defaults),
+        "sinks": "sinks=" in source,
+        "slopes": "slopes=" in source,
+    }
+
+
+def _source(family: Family) -> str:
     path = family.module.removeprefix("quire.models.").replace(".", "/")
-    return len((ROOM / f"{path}.py").read_text(encoding="utf-8").splitlines())
+    return (ROOM / f"{path}.py").read_text(encoding="utf-8")
+
+
+def _lines(family: Family) -> int:
+    return len(_source(family).splitlines())
 
 
 def differences_of(page: str) -> dict[str, str]:

@@ -30,7 +30,7 @@ CONFIGS = {
     "hunyuan_v1_moe": "HunYuanMoEV1", "mixtral": "Mixtral", "olmoe": "Olmoe", "qwen2_moe": "Qwen2Moe",
     "minimax_m2": "MiniMaxM2", "hy_v3": "HYV3", "solar_open": "SolarOpen", "mellum": "Mellum", "phimoe": "Phimoe",
     "exaone_moe": "ExaoneMoe", "flex_olmo": "FlexOlmo", "granitemoeshared": "GraniteMoeShared",
-    "qwen3_moe": "Qwen3Moe", "roberta": "Roberta", "xlm_roberta": "XLMRoberta",
+    "gpt_oss": "GptOss", "qwen3_moe": "Qwen3Moe", "roberta": "Roberta", "xlm_roberta": "XLMRoberta",
 }  # fmt: skip
 CONFIGS |= {name: made for name, (made, _) in CASES.items() if name in FAMILIES and name not in TWINS}
 
