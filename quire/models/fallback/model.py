@@ -158,5 +158,5 @@ class TransformersModel(Decoder):
         finally:
             self._door.attends = self._paged
         self.graph_support = why is None
-        if why:
+        if why and self._device.type == "cuda":
             _log.info("steps of %s are launched from Python, without graphs: %s", self.name, why)
