@@ -15,6 +15,7 @@ from quire.config.generation import read_generation_config, sampling_defaults, t
 from quire.config.hf_config import HFConfig, architecture_of, read_hf_config
 from quire.config.reading import read, read_count
 from quire.config.rope import context_length
+from quire.config.wrappers import is_wrapper, lift
 from quire.foundation.errors import ConfigError
 from quire.foundation.json_file import read_json_object
 
@@ -44,13 +45,18 @@ class ModelInfo:
     hidden_size: int = 0  # of an embedding; 0: not known
     generation_defaults: dict[str, Any] = field(default_factory=dict)  # sampling defaults of generation_config.json
     unknown_keys: tuple[str, ...] = ()  # of config.json, that mean nothing
+    wrapper: str = ""  # the architecture whose text part this is (config/wrappers.py)
     family: str = ""  # name of the user's own family that builds it; "": one of those that come with Quire
 
 
 def check_architecture(folder: Path, overrides: Mapping[str, Any]) -> None:
     """From config.json alone, before anything else is looked at. Raises ConfigError for one without a family."""
     config = {**read_json_object(folder / "config.json", "model"), **overrides}
-    family_of(architecture_of(config, f"{folder}/config.json"))
+    architecture = architecture_of(config, f"{folder}/config.json")
+    if is_wrapper(architecture):
+        lift(config, architecture)
+    else:
+        family_of(architecture)
 
 
 def read_model_info(path: Path, overrides: Mapping[str, Any], generation_config: str = "auto") -> ModelInfo:
@@ -78,6 +84,7 @@ def read_model_info(path: Path, overrides: Mapping[str, Any], generation_config:
         hidden_size=values.get("hidden_size") or 0,
         generation_defaults=sampling_defaults(generation, generation_file),
         unknown_keys=config.unknown,
+        wrapper=config.wrapper,
         family=config.family.name if config.family.is_own else "",
     )
 

@@ -58,6 +58,8 @@ def resolve(config: EngineConfig, *, serving: bool = False, hardware: Hardware |
     if config.model.quantization is not None:
         check_quantization(config.model.quantization)
     info = read_model_info(locate_model(config.model), config.model.hf_overrides, config.model.generation_config)
+    if info.wrapper:
+        notes.append(f"{info.wrapper}: its text part runs ({info.architecture}); there are no images")
     if info.unknown_keys:
         notes.append(f"config.json has keys that mean nothing to {info.architecture}: {', '.join(info.unknown_keys)}")
     device = _device(config, notes) if hardware is None else hardware.device

@@ -183,14 +183,18 @@ class Experts(nn.Module):
             for expert in range(self.experts):
                 own = {name: tensor[expert] for name, tensor in kept.items()}
                 if together in stored:
-                    yield from self._part_of(together, expert, one, own)
+                    yield from self._part_of(together, stored[together], expert, one, own)
                 else:
                     modules = tuple(f"{self.name}.{expert}.{part}" for part in one.parts)
                     yield from one.targets_into(modules, own)
 
-    def _part_of(self, source: str, expert: int, one: Linear, own: dict[str, torch.Tensor]) -> Iterator[Target]:
-        """One expert's part of a tensor that holds all of them."""
-        scheme, turned = one.scheme, self.names.transposed
+    def _part_of(
+        self, source: str, stored: tuple[int, ...], expert: int, one: Linear, own: dict[str, torch.Tensor]
+    ) -> Iterator[Target]:
+        """One expert's part of a tensor that holds all of them. stored: its shape."""
+        scheme = one.scheme
+        shape = (self.experts, one.out_features, one.in_features)
+        turned = self.names.transposed or (stored != shape and stored == _turned(shape))
         plain = scheme.sources[0]
         if len(scheme.sources) > 1 or plain.axes != (OUTPUTS, INPUTS):
             return
@@ -204,7 +208,6 @@ class Experts(nn.Module):
         else:
             device = next(iter(own.values())).device
             into = Staged(Staging({plain.name: Spec(one.local_shape, plain.kept)}, device, pack, own), plain.name)
-        shape = (self.experts, one.out_features, one.in_features)
         columns = slice(*one.columns[:2])
         for lines, place in _runs(one, dealt=dealt):
             part, at = (slice(expert, expert + 1), lines, columns), (None, place)

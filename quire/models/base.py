@@ -196,6 +196,9 @@ class DecoderStack(nn.Module):
         self.hidden, self.num_heads = sizes.hidden, sizes.heads
         self.group: Group | None = None
         self.naming, self._logits = naming or Naming(), logits or Logits()
+        self.file_name: Callable[[str], str | None] = (
+            str  # what files say → what `naming` says; None: not the decoder's
+        )
         self.embed_tokens = Embedding(sizes.vocab, sizes.hidden, scale=embedding_scale)
         self.embed_positions = Embedding(positions[0], sizes.hidden) if positions else None
         self._input_scale = input_scale
@@ -284,7 +287,8 @@ class DecoderStack(nn.Module):
         return self.norm(hidden)  # type: ignore[no-any-return]
 
     def known_name(self, tensor: str) -> str | None:
-        return self.naming.known_name(tensor)
+        name = self.file_name(tensor)
+        return None if name is None else self.naming.known_name(name)
 
     @property
     def twins(self) -> dict[str, str]:
