@@ -178,23 +178,32 @@ class Experts(nn.Module):
         """Of every tensor that a checkpoint has for them, be it one an expert or one for all."""
         if self.has_bias:
             yield from self._bias_targets()
+        turned = self._are_turned(stored)
         for one, kept, whole in zip(self._pair, self._kept, (self.names.all_gate_up, self.names.all_down), strict=True):
             together = f"{self.name}.{whole}"
             for expert in range(self.experts):
                 own = {name: tensor[expert] for name, tensor in kept.items()}
                 if together in stored:
-                    yield from self._part_of(together, stored[together], expert, one, own)
+                    yield from self._part_of(together, expert, one, own, turned=turned)
                 else:
                     modules = tuple(f"{self.name}.{expert}.{part}" for part in one.parts)
                     yield from one.targets_into(modules, own)
 
+    def _are_turned(self, stored: Shapes) -> bool:
+        """Whether files have all experts' matrices the other way round: by the family's word, or the shape of `down`.
+
+        Gates and ups together may be square.
+        """
+        down = self._pair[1]
+        shape = (self.experts, down.out_features, down.in_features)
+        found = stored.get(f"{self.name}.{self.names.all_down}", shape)
+        return self.names.transposed or (found != shape and found == _turned(shape))
+
     def _part_of(
-        self, source: str, stored: tuple[int, ...], expert: int, one: Linear, own: dict[str, torch.Tensor]
+        self, source: str, expert: int, one: Linear, own: dict[str, torch.Tensor], *, turned: bool
     ) -> Iterator[Target]:
-        """One expert's part of a tensor that holds all of them. stored: its shape."""
+        """One expert's part of a tensor that holds all of them."""
         scheme = one.scheme
-        shape = (self.experts, one.out_features, one.in_features)
-        turned = self.names.transposed or (stored != shape and stored == _turned(shape))
         plain = scheme.sources[0]
         if len(scheme.sources) > 1 or plain.axes != (OUTPUTS, INPUTS):
             return
@@ -208,6 +217,7 @@ class Experts(nn.Module):
         else:
             device = next(iter(own.values())).device
             into = Staged(Staging({plain.name: Spec(one.local_shape, plain.kept)}, device, pack, own), plain.name)
+        shape = (self.experts, one.out_features, one.in_features)
         columns = slice(*one.columns[:2])
         for lines, place in _runs(one, dealt=dealt):
             part, at = (slice(expert, expert + 1), lines, columns), (None, place)
