@@ -274,6 +274,9 @@ class DecoderStack(Decoder):
         self.sizes = sizes
         self.hidden, self.num_heads = sizes.hidden, sizes.heads
         self.naming, self._logits = naming or Naming(), logits or Logits()
+        self.file_name: Callable[[str], str | None] = (
+            str  # what files say → what `naming` says; None: not the decoder's
+        )
         self.embed_tokens = Embedding(sizes.vocab, sizes.hidden, scale=embedding_scale)
         self.embed_positions = Embedding(positions[0], sizes.hidden) if positions else None
         self.embed_norm = embed_norm
@@ -366,7 +369,8 @@ class DecoderStack(Decoder):
         return self.norm(hidden)  # type: ignore[no-any-return]
 
     def known_name(self, tensor: str) -> str | None:
-        return self.naming.known_name(tensor)
+        name = self.file_name(tensor)
+        return None if name is None else self.naming.known_name(name)
 
     @property
     def twins(self) -> dict[str, str]:
