@@ -10,19 +10,24 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+import torch
 
 from quire.config.engine import EngineConfig
 from quire.config.serve import ServeConfig
 from quire.foundation.errors import ConfigError
-from tests.lora.adapters import simple
+from tests.lora.adapters import simple, write
 from tests.server.process import PATIENCE, ServerProcess, server_process
 
 QUESTION = {"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 
 
 def adapter(folder: Path, seed: int) -> Path:
-    """For the demo model."""
-    return simple(folder, seed, hidden=256, scale=1.5)
+    """For the demo model: it says something else, whatever it is asked."""
+    made = torch.Generator().manual_seed(seed)
+    layers = [f"model.layers.{number}.self_attn.o_proj" for number in range(8)]
+    tensors = {f"{layer}.lora_A": torch.randn(2, 256, generator=made) * 0.4 for layer in layers}
+    tensors |= {f"{layer}.lora_B": torch.randn(256, 2, generator=made) * 0.4 for layer in layers}
+    return write(folder, tensors, target_modules=["o_proj"])
 
 
 @pytest.fixture(scope="module")
