@@ -12,7 +12,7 @@ from quire.attention.context import StepContext
 from quire.distributed.group import Group
 from quire.kernels.across_ranks import from_first
 from quire.kernels.step.step import commit
-from quire.models.base import DecoderStack, GivenEmbeddings
+from quire.models.base import Decoder, GivenEmbeddings
 from quire.types.plan import StepPlan, TokenMasks
 from quire.worker.adapters import Adapters
 from quire.worker.batch import Batch, BatchBuilder, round_size
@@ -40,7 +40,7 @@ class StepParts:
 
     def __init__(
         self,
-        model: DecoderStack,
+        model: Decoder,
         groups: LayerGroups,
         store: KVStore,
         seats: DeviceSeats,
