@@ -18,6 +18,9 @@ from quire.kernels.elementwise import activation, norm
 from quire.kernels.gemm import fp8_linear, grouped_linear
 from quire.kernels.gemm.codes import Codes
 from quire.kernels.gemm.linear import linear
+from quire.kernels.low_rank.factors import Factors, blocks_of
+from quire.kernels.low_rank.product import add_low_rank, expand
+from quire.kernels.low_rank.rows import adapter_rows
 from quire.kernels.moe import experts, gate, routing
 from quire.kernels.moe.routes import Rule
 from quire.kernels.sampling import bitmask, sampling
@@ -271,6 +274,15 @@ def mixed(device: torch.device) -> Results:
     return [routes.experts, routes.weights, found, gate.sigmoid_gate(random(device, 9, 64), x, random(device, 1, 64))]
 
 
+def adapted(device: torch.device) -> Results:
+    ends, made = (40, 64), [random(device, 2, 32, 96), random(device, 2, 64, 16), random(device, 2, 64).float()]
+    blocks = ints(blocks_of(ends), device)
+    given = Factors(*made, ints([16, 3], device), ends, blocks)
+    rows = adapter_rows(ints([2, 0, 1, 2, 0, 1, 1], device), 2)
+    x, y = random(device, 7, 96) / 10, random(device, 7, 64)
+    return [add_low_rank(y.clone(), x, rows, given), expand(y, random(device, 7, 32), rows, given)]
+
+
 CASES: dict[Callable[[torch.device], Results], tuple[str, ...]] = {
     decode_rows: ("decode",), prefill_rows: ("prefill",), whole_prompts: ("attend",), projected: ("qkv_rope_write",),
     rotated: ("qk_norm_rope_write",), products: ("linear",), products_of_8_bits: ("fp8_linear",),
@@ -280,9 +292,11 @@ CASES: dict[Callable[[torch.device], Results], tuple[str, ...]] = {
     scattered: ("scatter",), drafted: ("gather_drafted", "commit_drafted"), probed: ("probe",), normed: ("rms_norm",),
     proposed: ("propose_ngram",), sampled: ("sample",), penalized: ("penalize",),
     activated: ("silu_and_mul", "gelu_tanh_and_mul", "softcap_"), mixed: ("route", "add_experts", "sigmoid_gate"),
+    adapted: ("add_low_rank", "expand"),
 }  # fmt: skip
-# References; on a device `SDPAttention` takes the place of the first three, and experts come one after another.
-ROW_BY_ROW = {decode_rows, prefill_rows, whole_prompts, mixed}
+# References; on a device `SDPAttention` takes the place of the first three, and experts and adapters come one after
+# another.
+ROW_BY_ROW = {decode_rows, prefill_rows, whole_prompts, mixed, adapted}
 
 
 def test_every_kernel_has_a_case() -> None:
