@@ -43,6 +43,8 @@ HARMLESS = _words(
     temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript
     transformers_version typical_p unk_token_id use_bfloat16 use_cache use_return_dict
     output_router_logits router_aux_loss_coef
+    chunk_size mamba_chunk_size mamba_ssm_cache_dtype num_logits_to_keep rescale_prenorm_residual residual_in_fp32
+    time_step_floor time_step_max time_step_rank use_mamba_kernels z_loss_coefficient
     """
 )
 # Of other families: in a config of one that does not know them they would be ignored without a word.
@@ -59,13 +61,16 @@ ELSEWHERE = _words(
     use_qk_norm word_embed_proj_dim
     """
 )
-_NULLABLE = {"num_key_value_heads", "sliding_window", "attn_logit_softcapping", "final_logit_softcapping"}
+_NULLABLE = {
+    "num_key_value_heads", "sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "mamba_d_ssm"
+}  # fmt: skip
 # Numbers, though there are none by default.
 _NUMBERS = {"attn_logit_softcapping", "final_logit_softcapping", "clip_qkv", "attention_multiplier"}
 _SIZES = {"num_key_value_heads", "head_dim", "intermediate_size"}  # some families have but the usual ones
 _FROM_ZERO = _words(
     """
-    first_k_dense_replace max_window_layers moe_layer_start_index moe_num_shared_experts n_shared_experts num_mtp_layers
+    first_k_dense_replace max_window_layers moe_layer_start_index moe_num_shared_experts n_shared_experts num_local_experts
+    num_mtp_layers
     pad_token_id rotary_dim sliding_window
     """
 )
@@ -73,6 +78,8 @@ _FROM_ZERO = _words(
 _READ_ELSEWHERE = _words(
     """
     layer_types mlp_only_layers moe_layer_end_index moe_topk no_rope_layers rope_parameters sliding_window_pattern
+    attn_layer_indices hybrid_override_pattern layers_block_type mamba_d_head mlp_multipliers ssm_multipliers
+    time_step_limit
     """
 )
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import nn
 
-from quire.attention.context import StepContext
+from quire.attention.context import LayerCache, StepContext
 from quire.distributed.topology import Topology
 from quire.foundation.errors import ConfigError
 from quire.kernels.attention.rope import QkvTarget, qk_norm_rope_write, rotate
@@ -111,6 +111,7 @@ class Attention(nn.Module):
     def add(self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None, ctx: StepContext) -> torch.Tensor:
         """`residual += attention(norm(x))` in place; without a residual, attention(norm(x))."""
         cache, group = ctx.caches[self.index], ctx.groups[self.group]
+        assert isinstance(cache, LayerCache)
         q_norm, k_norm = self.q_norm, self.k_norm
         norms: tuple[torch.Tensor | None, torch.Tensor | None, float] = (None, None, 1e-6)
         if self._norms_inside and isinstance(q_norm, RMSNorm) and isinstance(k_norm, RMSNorm):

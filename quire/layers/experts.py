@@ -179,7 +179,7 @@ class SparseLayer(DecoderLayer):
     def forward(self, residual: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         if not isinstance(self.mlp, MixtureOfExperts):
             return super().forward(residual, ctx)
-        live = Live(ctx.groups[0].slots, ctx.caches[0].k.shape[2])  # what lies in the null block is nobody's
+        live = ctx.live
         if self.scale == 1.0:
             residual = self.self_attn(residual, self.input_layernorm, ctx)
             return self.mlp.add(residual, self.post_attention_layernorm, residual, live)
@@ -200,6 +200,7 @@ class MixtureOfExperts(nn.Module):
 
     Submodules are named as in checkpoints: `gate` (the router), `experts`, and `shared_name`, if `shared` is not 0: the
     inner size of the shared experts, which are one feed-forward layer. shared_gate: the name of the gate before them.
+    shared_fused: see `GatedMLP`.
     """
 
     def __init__(
@@ -213,13 +214,14 @@ class MixtureOfExperts(nn.Module):
         shared_name: str = "shared_experts",
         shared_gate: str | None = None,
         shared_bias: bool = False,
+        shared_fused: str = "",
     ) -> None:
         super().__init__()
         self.gate = router
         self.experts = Experts(router.rule, hidden, inner, names)
         self._shared_name, self._gate_name = shared_name if shared else None, shared_gate
         if shared:
-            self.add_module(shared_name, GatedMLP(hidden, shared, bias=shared_bias))
+            self.add_module(shared_name, GatedMLP(hidden, shared, bias=shared_bias, fused=shared_fused))
         if shared_gate is not None:
             self.add_module(shared_gate, SharedGate(hidden))
         self.group: Group | None = None

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from quire.attention.context import StepContext
+from quire.attention.recurrent import StatePart
 from quire.config.reading import read, read_positive
 from quire.distributed.group import Group
 from quire.foundation.errors import ConfigError
@@ -21,6 +22,7 @@ from quire.layers.embedding import Embedding
 from quire.layers.experts import Experts
 from quire.layers.linear import Linear
 from quire.layers.norm import Norm, RMSNorm
+from quire.layers.recurrent.base import Recurrent
 from quire.types.kv import KVGroupSpec
 
 
@@ -57,6 +59,13 @@ class Sizes:
             eps=read(float, config, eps),
         )
 
+    @classmethod
+    def without_attention(cls, config: Mapping[str, Any], eps: float) -> Sizes:
+        """Of a model none of whose layers attends: as if it had one head. Raises ConfigError for what cannot be."""
+        hidden, layers = read_positive(config, "hidden_size"), read_positive(config, "num_hidden_layers")
+        vocab = read_positive(config, "vocab_size")
+        return cls(vocab, hidden, 4 * hidden, layers, heads=1, kv_heads=1, head_dim=hidden, eps=eps)
+
     @property
     def attention(self) -> tuple[int, int, int, int]:
         """Hidden size, heads, key and value heads, and a head's: in the order that layers of attention take them."""
@@ -83,6 +92,11 @@ class Model(Protocol):
     @property
     def layer_groups(self) -> list[int]:
         """The number of each layer's group; empty for a model that keeps nothing."""
+        ...
+
+    @property
+    def layer_states(self) -> list[tuple[StatePart, ...]]:
+        """What each layer that keeps a state does, in the order of their caches."""
         ...
 
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]: ...
@@ -127,18 +141,22 @@ class GivenEmbeddings:
 class Naming:
     """What checkpoints call things.
 
-    parts: our modules, and theirs, each a piece of a path, "" to leave it out. prefix: before all names but the head's.
+    parts: our modules, and theirs, each a piece of a path, "" to leave it out. trunk: those beside the layers, where
+    parts of layers are called alike. prefix: before all names but the head's.
     is_optional: files may leave the prefix out. unused: what they hold besides, as a pattern of names.
     """
 
     parts: Mapping[str, str] = field(default_factory=dict)
+    trunk: Mapping[str, str] = field(default_factory=dict)
     prefix: str = "model."
     is_optional: bool = False
     unused: str | None = None
 
     def checkpoint_name(self, path: str) -> str:
         modules = path.split(".")
-        named = ".".join(filter(None, (self.parts.get(module, module) for module in modules)))
+        first, *others = modules
+        theirs = self.trunk.get(first) or self.parts.get(first, first)
+        named = ".".join(filter(None, (theirs, *(self.parts.get(module, module) for module in others))))
         return named if modules[0] == "lm_head" else self.prefix + named
 
     def known_name(self, tensor: str) -> str | None:
@@ -201,8 +219,7 @@ class DecoderStack(nn.Module):
         self._first_position = positions[1] if positions else 0
         self.layers = nn.ModuleList(layer(index) for index in range(sizes.layers))
         self._keeps, self.layer_groups = _grouped(self.layers)
-        firsts = [self.layer_groups.index(group) for group in range(len(self._keeps))]
-        self._samples = [self.layers[index] for index in sorted(firsts)]
+        self._samples = _unlike(self.layers)
         self.softcap = _softcap(self.layers)
         self.norm = norm or RMSNorm(sizes.hidden, sizes.eps)
         bias = self._logits.bias
@@ -213,7 +230,9 @@ class DecoderStack(nn.Module):
         topology = group.topology
         self.num_heads = topology.share(self.num_heads, "num_attention_heads")
         self._keeps = [
-            keeps._replace(num_kv_heads=topology.heads(keeps.num_kv_heads, "num_key_value_heads"))
+            keeps
+            if keeps.kind == "state"
+            else keeps._replace(num_kv_heads=topology.heads(keeps.num_kv_heads, "num_key_value_heads"))
             for keeps in self._keeps
         ]
         self.group = group
@@ -294,6 +313,7 @@ class DecoderStack(nn.Module):
         return self.naming.checkpoint_name(path)
 
     def kv_groups(self, block_size: int, dtype: torch.dtype | None = None) -> list[KVGroupSpec]:
+        most_state = max((sum(part.num_bytes for part in parts) for parts in self.layer_states), default=0)
         return [
             KVGroupSpec(
                 kind=keeps.kind,
@@ -303,9 +323,15 @@ class DecoderStack(nn.Module):
                 head_dim=keeps.head_dim,
                 dtype_bytes=(dtype or self.embed_tokens.weight.dtype).itemsize,
                 window=keeps.window,
+                state_bytes=most_state if keeps.kind == "state" else 0,
             )
             for number, keeps in enumerate(self._keeps)
         ]
+
+    @property
+    def layer_states(self) -> list[tuple[StatePart, ...]]:
+        """What each layer that keeps a state does, in the order of their caches."""
+        return [keeper.states for keeper in _keepers(self.layers) if isinstance(keeper, Recurrent)]
 
     def num_bytes(self) -> int:
         return num_bytes(self)
@@ -343,8 +369,23 @@ def _softcap(layers: nn.ModuleList) -> float:
 
 def _grouped(layers: nn.ModuleList) -> tuple[list[Keeps], list[int]]:
     """What each group keeps, and the number of each layer's group, which the layers are told."""
-    attentions = sorted((m for m in layers.modules() if isinstance(m, Attention)), key=lambda m: m.index)
-    keeps = sorted({attention.keeps for attention in attentions})  # "full" stands before "window"
-    for attention in attentions:
-        attention.group = keeps.index(attention.keeps)
-    return keeps, [attention.group for attention in attentions]
+    keepers = _keepers(layers)
+    keeps = sorted({keeper.keeps for keeper in keepers})  # "full" stands before "state" and "window"
+    for index, keeper in enumerate(keepers):
+        keeper.index, keeper.group = index, keeps.index(keeper.keeps)
+    return keeps, [keeper.group for keeper in keepers]
+
+
+def _keepers(layers: nn.ModuleList) -> list[Attention | Recurrent]:
+    """All that has a cache, in the order of their numbers; of one number in that of the layer."""
+    found = (module for module in layers.modules() if isinstance(module, Attention | Recurrent))
+    return sorted(found, key=lambda keeper: keeper.index)
+
+
+def _unlike(layers: nn.ModuleList) -> list[nn.Module]:
+    """The first layer of each make: of those that keep the same, and of those that keep nothing."""
+    found: dict[tuple[int, ...], nn.Module] = {}
+    for layer in layers:
+        kept = tuple(m.group for m in layer.modules() if isinstance(m, Attention | Recurrent))
+        found.setdefault(kept, layer)
+    return list(found.values())

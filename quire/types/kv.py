@@ -18,8 +18,9 @@ class KVGroupSpec(msgspec.Struct, frozen=True):
     take their blocks from one pool of equally large pages; how many tokens one holds follows from the bytes.
     """
 
-    # "full", "window", "history" (ids of the tokens, where no layer keeps them all), or "none": nothing is kept, so
-    # that a prompt must be computed in one step, and the one block that each request holds is but a number
+    # "full", "window", "state" (of one size, however long the request), "history" (ids of the tokens, where no layer
+    # keeps them all), or "none": nothing is kept, so that a prompt must be computed in one step, and the one block that
+    # each request holds is but a number
     kind: str
     block_size: int  # tokens a block
     num_layers: int
@@ -28,6 +29,8 @@ class KVGroupSpec(msgspec.Struct, frozen=True):
     dtype_bytes: int
     window: int = 0  # tokens that a query sees, its own included; 0: all
     planes: int = 2
+    state_bytes: int = 0  # of a layer that keeps a state
+    pages: int = 0  # that a request's state takes; 0: blocks follow from the tokens
 
     @property
     def bytes_per_token(self) -> int:
@@ -40,6 +43,8 @@ class KVGroupSpec(msgspec.Struct, frozen=True):
 
     def num_blocks(self, num_tokens: int) -> int:
         """Length of the block table of a request whose first `num_tokens` tokens have KV."""
+        if self.pages:
+            return self.pages if num_tokens else 0
         return -(-num_tokens // self.block_size)
 
     def most_blocks(self, num_tokens: int) -> int:
@@ -64,7 +69,7 @@ def capacity(groups: Sequence[KVGroupSpec], num_blocks: int) -> int:
 def tokens_held(groups: Sequence[KVGroupSpec], num_blocks: int, length: int) -> int:
     """Tokens of requests of so many tokens each that the cache holds at once."""
     needed = sum(group.most_blocks(length) for group in groups)
-    if len(groups) == 1 and not groups[0].window:
+    if len(groups) == 1 and not groups[0].window and not groups[0].pages:
         return (num_blocks - 1) * groups[0].block_size
     return (num_blocks - 1) * length // needed if needed else 0
 

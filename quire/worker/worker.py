@@ -35,7 +35,7 @@ from quire.worker.assembly import DTYPES, Assembly
 from quire.worker.batch import SIZE_STEP, round_size
 from quire.worker.masked_step import MaskedStep
 from quire.worker.memory import Memory, size_cache
-from quire.worker.pages import lay_out
+from quire.worker.pages import Pages, lay_out
 from quire.worker.pooling_runner import PoolingRunner
 from quire.worker.profiler import Profiler
 from quire.worker.readback import StepHandle
@@ -110,6 +110,12 @@ class Worker:
         self._profiler = None if profiling is None else Profiler(profiling, self._device, self._mark)
         block_size = config.cache.block_size
         pages = lay_out(model.kv_groups(block_size, DTYPES[resolved.kv_dtype]), block_size)
+        if resolved.speculative is not None and pages.states_a_page:
+            raise ConfigError(
+                f"speculative_config: {info.architecture} keeps a state, which cannot go back behind a draft that was "
+                "wrong",
+                "speculative_config",
+            )
         assembly = Assembly(resolved, model, pages, self._device, self._streams, self._group)
         assembly.share_memory()
         setup = ProcessorSetup(info.vocab_size, self._device, Path(info.path))
@@ -154,8 +160,14 @@ class Worker:
             max_drafted_rows=self.runner.max_drafted_rows if isinstance(self.runner, Runner) else 0,
             can_prepare=bool(self._unprepared),
             max_num_batched_tokens=assembly.max_tokens,
-            notes=[size.note] if size.note else [],
+            notes=[note for note in (size.note, self._uncached(pages)) if note],
         )
+
+    def _uncached(self, pages: Pages) -> str:
+        """What the log says where the prefix cache is off for the model's sake."""
+        if not pages.states_a_page or not self._resolved.config.cache.enable_prefix_caching:
+            return ""
+        return "enable_prefix_caching=False: the model's layers keep a state, which cannot be shared block by block"
 
     def _load_weights(self) -> None:
         given, path = self._resolved.config.model, Path(self._resolved.info.path)

@@ -237,6 +237,58 @@ CASES |= {
     "jais2-plain": ("Jais2", {"attention_bias": False, "mlp_bias": False, "hidden_act": "gelu"}),
 }
 
+_NO_ATTENTION = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings")
+_PURE: dict[str, Any] = dict.fromkeys(_NO_ATTENTION, ...)
+_MAMBA2 = {**_PURE, "num_heads": 6, "head_dim": 16, "n_groups": 2, "state_size": 8}
+_MAMBA = {"mamba_n_heads": 6, "mamba_n_groups": 2, "mamba_d_state": 8}
+_GRANITE = {
+    "shared_intermediate_size": 40, "embedding_multiplier": 3.0, "attention_multiplier": 0.2,
+    "residual_multiplier": 0.6, "logits_scaling": 0.7, "position_embedding_type": "nope",
+}  # fmt: skip
+_NEMOTRON = {
+    "num_hidden_layers": ..., "mamba_num_heads": 6, "mamba_head_dim": 16, "n_groups": 3, "ssm_state_size": 8,
+    "head_dim": 12,
+}  # fmt: skip
+HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mamba2": ("Mamba2", _MAMBA2),
+    "mamba2-biases": (
+        "Mamba2",
+        {**_MAMBA2, "use_bias": True, "use_conv_bias": False, "conv_kernel": 3, "tie_word_embeddings": True,
+         "time_step_limit": (0.3, 0.9), "n_groups": 1},
+    ),
+    "bamba": ("Bamba", {**_MAMBA, "attn_layer_indices": [1]}),
+    "bamba-biases": (
+        "Bamba",
+        {**_MAMBA, "attn_layer_indices": [0, 2], "attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True,
+         "mamba_conv_bias": False, "mamba_d_conv": 3, "time_step_limit": (0.1, 1.0)},
+    ),
+    "granitemoehybrid": (
+        "GraniteMoeHybrid",
+        {**_MAMBA, **_GRANITE, "num_local_experts": 0, "layer_types": ["mamba", "attention", "mamba"]},
+    ),
+    "granitemoehybrid-experts": (
+        "GraniteMoeHybrid",
+        {**_MAMBA, **_GRANITE, "num_local_experts": 5, "layer_types": ["attention", "mamba", "mamba"],
+         "position_embedding_type": "rope", "tie_word_embeddings": True},
+    ),
+    "nemotron_h": ("NemotronH", {**_NEMOTRON, "layers_block_type": ["mamba", "mlp", "attention", "mlp", "mamba"]}),
+    "nemotron_h-biases": (
+        "NemotronH",
+        {**_NEMOTRON, "layers_block_type": ["attention", "mamba", "mlp"], "use_bias": True, "mlp_bias": True,
+         "use_conv_bias": False, "mlp_hidden_act": "gelu", "time_step_min": 0.6},
+    ),
+    "falcon_h1": ("FalconH1", {**_MAMBA, "mamba_d_ssm": 96}),
+    "falcon_h1-scales": (
+        "FalconH1",
+        {**_MAMBA, "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_rms_norm": True, "mamba_norm_before_gate": False,
+         "embedding_multiplier": 3.0, "lm_head_multiplier": 0.5, "key_multiplier": 0.4, "attention_in_multiplier": 1.5,
+         "attention_out_multiplier": 0.7, "ssm_in_multiplier": 0.8, "ssm_out_multiplier": 1.2,
+         "ssm_multipliers": [0.5, 1.1, 1.3, 0.9, 0.7], "mlp_multipliers": [0.6, 1.4], "attention_bias": True,
+         "projectors_bias": True, "mamba_proj_bias": True, "mlp_bias": True},
+    ),
+    "falcon_h1-norm": ("FalconH1", {**_MAMBA, "mamba_d_ssm": None, "mamba_rms_norm": True, "mamba_conv_bias": False}),
+}  # fmt: skip
+
 # "Llama:internlm": a checkpoint of Llama's, turned into one of InternLM's (`tests/models/twins.py`).
 TWIN_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "internlm": ("Llama:internlm", {"num_key_value_heads": 4, "attention_bias": True}),
@@ -268,6 +320,7 @@ TWIN_CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+CASES |= HYBRIDS
 CASES |= {
     "vaultgemma": ("VaultGemma", {"head_dim": 16, "sliding_window": 9, "query_pre_attn_scalar": 24}),
     "vaultgemma-types": (

@@ -1,0 +1,102 @@
+"""Decoder layers of models some or all of whose layers keep a state."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from quire.attention.context import StepContext
+from quire.layers.attention import Attention
+from quire.layers.block import FeedForward
+from quire.layers.experts import MixtureOfExperts
+from quire.layers.norm import Norm, RMSNorm
+from quire.layers.recurrent.base import Recurrent
+
+Mixer = Attention | Recurrent
+
+
+class MixerLayer(nn.Module):
+    """Norm and one thing behind it: what attends, keeps a state, or a feed-forward layer (Mamba, Nemotron-H)."""
+
+    def __init__(self, mixer: Mixer | FeedForward, hidden: int, eps: float) -> None:
+        super().__init__()
+        self.norm = RMSNorm(hidden, eps)
+        self.mixer = mixer
+
+    def forward(self, residual: torch.Tensor, ctx: StepContext) -> torch.Tensor:
+        """residual [tokens, hidden]: updated in place and returned."""
+        mixer = self.mixer
+        if isinstance(mixer, Attention | Recurrent):
+            y: torch.Tensor = mixer(residual, self.norm, ctx)
+            return y
+        if isinstance(mixer, MixtureOfExperts):
+            return mixer.add(residual, self.norm, residual, ctx.live)
+        return mixer(residual, self.norm)
+
+
+class HybridLayer(nn.Module):
+    """Norm, mixer, norm, feed-forward, as checkpoints name them.
+
+    mixer: (its name, itself), as the others. scale: that what a half adds is multiplied by.
+    """
+
+    def __init__(
+        self,
+        mixer: tuple[str, Mixer],
+        mlp: tuple[str, FeedForward],
+        norms: tuple[tuple[str, Norm], tuple[str, Norm]],
+        *,
+        scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        for name, module in (mixer, mlp, *norms):
+            assert isinstance(module, nn.Module)
+            self.add_module(name, module)
+        self._mixer, self._mlp, self._norms = mixer[0], mlp[0], (norms[0][0], norms[1][0])
+        self.scale = scale
+
+    def forward(self, residual: torch.Tensor, ctx: StepContext) -> torch.Tensor:
+        """residual [tokens, hidden]: updated in place and returned."""
+        mixer, mlp = getattr(self, self._mixer), getattr(self, self._mlp)
+        before, between = (getattr(self, name) for name in self._norms)
+        live = (ctx.live,) if isinstance(mlp, MixtureOfExperts) else ()
+        if self.scale == 1.0:
+            residual = mixer(residual, before, ctx)
+            y: torch.Tensor = mlp.add(residual, between, residual, *live)
+            return y
+        residual.add_(mixer.attend(residual, before, ctx), alpha=self.scale)
+        return residual.add_(mlp.add(residual, between, None, *live), alpha=self.scale)
+
+
+class BothLayer(nn.Module):
+    """What attends and what keeps a state, side by side behind one norm; then norm and feed-forward (Falcon-H1).
+
+    scales: of what goes into attention and comes out of it, of what goes into the other and comes out, and of what the
+    feed-forward layer adds.
+    """
+
+    def __init__(
+        self,
+        self_attn: Attention,
+        mamba: Recurrent,
+        feed_forward: FeedForward,
+        hidden: int,
+        eps: float,
+        scales: tuple[float, float, float, float, float],
+    ) -> None:
+        super().__init__()
+        self.input_layernorm, self.pre_ff_layernorm = RMSNorm(hidden, eps), RMSNorm(hidden, eps)
+        self.self_attn, self.mamba, self.feed_forward = self_attn, mamba, feed_forward
+        self.scales = scales
+
+    def forward(self, residual: torch.Tensor, ctx: StepContext) -> torch.Tensor:
+        """residual [tokens, hidden]: updated in place and returned."""
+        attention_in, attention_out, state_in, state_out, mlp_out = self.scales
+        x = self.input_layernorm(residual)
+        residual.add_(self.mamba.attend(_scaled(x, state_in), None, ctx), alpha=state_out)
+        residual.add_(self.self_attn.attend(_scaled(x, attention_in), None, ctx), alpha=attention_out)
+        return residual.add_(self.feed_forward.add(residual, self.pre_ff_layernorm, None), alpha=mlp_out)
+
+
+def _scaled(x: torch.Tensor, scale: float) -> torch.Tensor:
+    return x if scale == 1.0 else x * scale
