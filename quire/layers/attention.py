@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
 
+from quire.attention.base import AttentionBackend
 from quire.attention.context import LayerCache, StepContext
 from quire.distributed.topology import Topology
 from quire.foundation.errors import ConfigError
@@ -110,6 +111,19 @@ class Attention(nn.Module):
 
     def add(self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None, ctx: StepContext) -> torch.Tensor:
         """`residual += attention(norm(x))` in place; without a residual, attention(norm(x))."""
+        cache, place, backend, plan = self._place(ctx)
+        if self._is_plain and isinstance(norm, RMSNorm) and not norm.plus_one:
+            q = self.qkv_proj.qkv_rope_write(x, norm, place)
+        else:
+            qkv, place = self._prepare(self.qkv_proj(x, norm), place)
+            q = qk_norm_rope_write(qkv, *place)
+        if self.query_scales is not None:
+            q = q * self.query_scales[ctx.positions, None, None].to(q.dtype)
+        y: torch.Tensor = self.o_proj(backend.run(q, cache, plan, self.scale), residual=residual)
+        return y
+
+    def _place(self, ctx: StepContext) -> tuple[LayerCache, QkvTarget, AttentionBackend, Any]:
+        """Its cache, where queries, keys and values go, and what attends, with its plan."""
         cache, group = ctx.caches[self.index], ctx.groups[self.group]
         assert isinstance(cache, LayerCache)
         q_norm, k_norm = self.q_norm, self.k_norm
@@ -119,15 +133,7 @@ class Attention(nn.Module):
         place = QkvTarget(
             self.cos_sin, ctx.positions, group.slots, cache.k, cache.v, *self.heads, *norms, self.interleaved
         )
-        if self._is_plain and isinstance(norm, RMSNorm) and not norm.plus_one:
-            q = self.qkv_proj.qkv_rope_write(x, norm, place)
-        else:
-            qkv, place = self._prepare(self.qkv_proj(x, norm), place)
-            q = qk_norm_rope_write(qkv, *place)
-        if self.query_scales is not None:
-            q = q * self.query_scales[ctx.positions, None, None].to(q.dtype)
-        y: torch.Tensor = self.o_proj(group.backend.run(q, cache, group.plan, self.scale), residual=residual)
-        return y
+        return cache, place, group.backend, group.plan
 
     def _prepare(self, qkv: torch.Tensor, place: QkvTarget) -> tuple[torch.Tensor, QkvTarget]:
         """What stands between the projection and the kernel that rotates, and what is then left for that one."""

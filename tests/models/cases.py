@@ -249,6 +249,10 @@ _NEMOTRON = {
     "num_hidden_layers": ..., "mamba_num_heads": 6, "mamba_head_dim": 16, "n_groups": 3, "ssm_state_size": 8,
     "head_dim": 12,
 }  # fmt: skip
+_DELTA = {
+    "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12,
+    "linear_value_head_dim": 8,
+}  # fmt: skip
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2": ("Mamba2", _MAMBA2),
     "mamba2-biases": (
@@ -285,6 +289,13 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
          "attention_out_multiplier": 0.7, "ssm_in_multiplier": 0.8, "ssm_out_multiplier": 1.2,
          "ssm_multipliers": [0.5, 1.1, 1.3, 0.9, 0.7], "mlp_multipliers": [0.6, 1.4], "attention_bias": True,
          "projectors_bias": True, "mamba_proj_bias": True, "mlp_bias": True},
+    ),
+    "qwen3_next": ("Qwen3Next", {**_DELTA, "num_experts": 0, "num_hidden_layers": 4}),
+    "qwen3_next-experts": (
+        "Qwen3Next",
+        {**_DELTA, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "attention_bias": True,
+         "shared_expert_intermediate_size": 32, "mlp_only_layers": [0], "tie_word_embeddings": True,
+         "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_num_value_heads": 2},
     ),
     "falcon_h1-norm": ("FalconH1", {**_MAMBA, "mamba_d_ssm": None, "mamba_rms_norm": True, "mamba_conv_bias": False}),
 }  # fmt: skip

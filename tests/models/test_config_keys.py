@@ -20,6 +20,7 @@ from quire.config.model_info import read_model_info
 from quire.config.rope import ROPE_KEYS
 from quire.foundation.errors import ConfigError
 from quire.layers.rotary import rotary_table
+from quire.models.hybrid.reading import step_limit
 from tests.models import checkpoints
 from tests.models.cases import CASES, TWINS
 from tests.models.paged import PagedRows
@@ -66,6 +67,18 @@ UNSAID = {
     "falcon": {"rotary", "head_dim"},
     "gpt_neox": {"head_dim"},
     "gpt_bigcode": {"num_key_value_heads"},
+    "nemotron_h": {
+        "expand",
+        "time_step_limit",
+        "layer_types",
+        "num_hidden_layers",
+        "attention_bias",
+        "get_text_config",
+    },
+    "bamba": {"layers_block_type", "layer_types"},
+    "falcon_h1": {"layers_block_type", "layer_types", "get_text_config"},
+    "granitemoehybrid": {"layers_block_type", "rope_type"},
+    "mamba2": {"layer_types"},
 }
 
 
@@ -111,6 +124,8 @@ def test_a_saved_config_without_one_of_its_keys(family: str) -> None:
         for key in families()[family].defaults:
             if key == "rope_parameters":
                 same_rotary(ours[key], theirs.rope_parameters)
+            elif key == "time_step_limit":
+                assert step_limit(ours) == step_limit({key: theirs.time_step_limit})
             elif key == "sliding_window" and not ours.get("use_sliding_window", True):
                 assert not theirs.sliding_window or family == "smollm3"
             elif ours[key] is not None and (key, ours[key]) != ("moe_layer_end_index", -1):  # null: follows from others

@@ -20,7 +20,7 @@ from quire.types.plan import StepPlan
 from quire.types.request import BACKGROUND, EngineRequest
 from quire.types.result import StepResult
 from quire.types.sampling import RequestOutputKind
-from tests.scheduling.simulator import VOCAB, Device, Reference, groups, history, make_request, windowed
+from tests.scheduling.simulator import VOCAB, Device, Reference, groups, history, make_request, state, windowed
 from tests.scheduling.toy_grammar import ToyGrammar, ToyMatcher, ToySource, random_constraint
 
 ANYTHING = SharingThresholds(1, 1, 1)
@@ -266,6 +266,18 @@ def mixed_groups(rng: random.Random, block_size: int) -> list[KVGroupSpec]:
     return specs
 
 
+def with_states(world: World, rng: random.Random) -> World:
+    """The same with a group that keeps states, or with such alone."""
+    pages, others = rng.choice((1, 1, 2, 3)), world.specs
+    if rng.random() < 0.25:
+        others = [history(rng.choice((4, 16, 64)))]
+    specs = others.copy()
+    specs.insert(rng.randint(0, len(others)), state(pages))
+    least = 1 + sum(spec.most_blocks(2) for spec in specs)
+    num_blocks = max(world.num_blocks, least) + pages * rng.randint(0, 4)
+    return replace(world, groups=tuple(specs), num_blocks=num_blocks)
+
+
 def random_request(
     rng: random.Random, number: int, max_len: int, prefixes: list[list[int]], longest: int = 8
 ) -> EngineRequest:
@@ -335,17 +347,21 @@ def with_drafts(world: World, rng: random.Random) -> World:
     return replace(world, num_drafts=num_drafts, max_num_batched_tokens=tokens, always_drafts=rng.random() < 0.7)
 
 
-def random_life(seed: int, *, mixed: bool = False, deaths: float = 0.0, drafts: bool = False) -> Life:
+def random_life(
+    seed: int, *, mixed: bool = False, deaths: float = 0.0, drafts: bool = False, states: bool = False
+) -> Life:
     """Live through the trace of `seed`; any AssertionError is a bug.
 
     Args:
         mixed: several groups of layers, some of them with windows.
         deaths: of engines, a turn.
         drafts: rows may bring several tokens a step.
+        states: some layers keep one.
     """
     rng = random.Random(seed)
     crowded = rng.random() < 0.1
     world = crowded_world(rng, mixed=mixed) if crowded else random_world(rng, mixed=mixed)
+    world = with_states(world, rng) if states else world
     life = Life(with_drafts(world, rng) if drafts else world)
     prefixes = branching(rng, 6 if crowded else 2)
     to_come = rng.randint(10, 30) if crowded else rng.randint(1, 7)

@@ -43,7 +43,7 @@ defaults = {  # as transformers has them
     "mamba_proj_bias": False,
     "time_step_limit": (0.0, 1e999),
 }
-fixed = {"hidden_act": ("silu", "swish")}
+fixed = {"hidden_act": ("silu", "swish"), "is_encoder_decoder": (False, None)}
 rotary = {"partial_rotary_factor": 0.5}
 
 

@@ -56,7 +56,7 @@ defaults = {  # as transformers has them
     "ssm_multipliers": None,
     "mlp_multipliers": None,
 }
-fixed = {"hidden_act": ("silu", "swish")}
+fixed = {"hidden_act": ("silu", "swish"), "is_encoder_decoder": (False, None)}
 SCALES = ("attention_in_multiplier", "attention_out_multiplier", "ssm_in_multiplier", "ssm_out_multiplier")
 
 

@@ -50,7 +50,11 @@ defaults = {  # as transformers has them
     "mamba_proj_bias": False,
     "time_step_limit": (0.0, 1e999),
 }
-fixed = {"hidden_act": ("silu", "swish"), "position_embedding_type": ("rope", "nope", None)}
+fixed = {
+    "hidden_act": ("silu", "swish"),
+    "position_embedding_type": ("rope", "nope", None),
+    "is_encoder_decoder": (False, None),
+}
 KINDS = {"linear_attention": "mamba", "mamba": "mamba", "full_attention": "self_attn", "attention": "self_attn"}
 RENAMED = {
     "block_sparse_moe.input_linear.weight": "block_sparse_moe.experts.gate_up_proj",

@@ -29,7 +29,7 @@ defaults = {  # as transformers has them
     "time_step_limit": (0.0, 1e999),
     "tie_word_embeddings": False,
 }
-fixed = {"hidden_act": ("silu", "swish")}
+fixed = {"hidden_act": ("silu", "swish"), "is_encoder_decoder": (False, None)}
 NAMES = {"embed_tokens": "embeddings", "norm": "norm_f"}
 
 
@@ -43,10 +43,11 @@ def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:  # noq
             f"num_heads a multiple of n_groups={groups}",
             "num_heads",
         )
+    bias = read(bool, config, "use_bias")
     sizes = Mamba2Sizes(
         hidden=hidden, heads=heads, head_dim=head_dim, groups=groups, state=read_positive(config, "state_size"),
         taps=read_count(config, "conv_kernel", least=2), eps=eps, limit=step_limit(config),
-        bias=read(bool, config, "use_bias"), out_bias=read(bool, config, "use_bias"), conv_bias=read(bool, config, "use_conv_bias"),
+        bias=bias, out_bias=bias, conv_bias=read(bool, config, "use_conv_bias"),
     )  # fmt: skip
 
     def layer(index: int) -> MixerLayer:

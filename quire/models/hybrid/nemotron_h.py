@@ -39,8 +39,25 @@ defaults = {  # as transformers has them
     "use_conv_bias": True,
     "time_step_min": 0.001,
     "tie_word_embeddings": False,
+    # Of experts, which no layer may be.
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 7688,
+    "moe_shared_expert_intermediate_size": 7688,
+    "moe_latent_size": None,
+    "num_experts_per_tok": 2,
+    "routed_scaling_factor": 1.0,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
 }
-fixed = {"mamba_hidden_act": ("silu", "swish"), "sliding_window": (None,), "num_nextn_predict_layers": (0, None)}
+fixed = {
+    "mamba_hidden_act": ("silu", "swish"),
+    "mamba_proj_bias": (False, None),
+    "sliding_window": (None,),
+    "num_nextn_predict_layers": (0, None),
+    "is_encoder_decoder": (False, None),
+}
 aliases = {
     "mamba_n_groups": "n_groups", "mamba_d_conv": "conv_kernel", "mamba_conv_bias": "use_conv_bias",
     "mamba_dt_min": "time_step_min", "layer_types": "layers_block_type",

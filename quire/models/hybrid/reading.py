@@ -9,6 +9,7 @@ from typing import Any
 from quire.config.reading import read, read_count, read_positive
 from quire.foundation.errors import ConfigError
 from quire.foundation.json_file import shown
+from quire.layers.recurrent.delta_net import DeltaSizes
 from quire.layers.recurrent.mamba2 import Mamba2Sizes
 
 _INFINITE = ("Infinity", "inf", {"__float__": "Infinity"})  # as files spell it
@@ -62,3 +63,18 @@ def kinds_of_layers(config: Mapping[str, Any], key: str, known: Mapping[str, str
         if not isinstance(kind, str) or kind not in known:
             raise ConfigError(f"config.json: {key} may hold {', '.join(known)}, got {shown(kind)}", key)
     return [known[kind] for kind in kinds]
+
+
+def delta_sizes(config: Mapping[str, Any]) -> DeltaSizes:
+    """Of layers with the gated delta rule, as Qwen3-Next's config says them. Raises ConfigError for what cannot be."""
+    key_heads, heads = (read_positive(config, f"linear_num_{kind}_heads") for kind in ("key", "value"))
+    if heads % key_heads:
+        raise ConfigError(
+            f"config.json: linear_num_value_heads={heads} is no multiple of linear_num_key_heads={key_heads}",
+            "linear_num_value_heads",
+        )
+    return DeltaSizes(
+        hidden=read_positive(config, "hidden_size"), key_heads=key_heads, heads=heads,
+        key_dim=read_positive(config, "linear_key_head_dim"), value_dim=read_positive(config, "linear_value_head_dim"),
+        taps=read_count(config, "linear_conv_kernel_dim", least=2), eps=read(float, config, "rms_norm_eps"),
+    )  # fmt: skip
