@@ -71,14 +71,14 @@ _SIZES = {"num_key_value_heads", "head_dim", "intermediate_size"}  # some famili
 _FROM_ZERO = _words(
     """
     first_k_dense_replace max_window_layers moe_layer_start_index moe_num_shared_experts n_shared_experts
-    num_experts num_local_experts num_mtp_layers pad_token_id rotary_dim sliding_window
+    num_dense_layers num_experts num_local_experts num_mtp_layers pad_token_id rotary_dim sliding_window
     """
 )
 # And checked there.
 _READ_ELSEWHERE = _words(
     """
     layer_types mlp_only_layers moe_layer_end_index moe_topk no_rope_layers rope_parameters sliding_window_pattern
-    attn_layer_indices hybrid_override_pattern layers_block_type mamba_d_head mlp_multipliers
+    attn_layer_indices full_attn_idxs hybrid_override_pattern layers_block_type mamba_d_head mlp_multipliers
     position_embedding_type ssm_multipliers time_step_limit
     """
 )

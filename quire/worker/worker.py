@@ -109,13 +109,7 @@ class Worker:
         profiling = ProfilerConfig.read(config.observe.profiler_config)
         self._profiler = None if profiling is None else Profiler(profiling, self._device, self._mark)
         block_size = config.cache.block_size
-        pages = lay_out(model.kv_groups(block_size, DTYPES[resolved.kv_dtype]), block_size)
-        if resolved.speculative is not None and pages.states_a_page:
-            raise ConfigError(
-                f"speculative_config: {info.architecture} keeps a state, which cannot go back behind a draft that was "
-                "wrong",
-                "speculative_config",
-            )
+        pages = self._lay_out(block_size)
         assembly = Assembly(resolved, model, pages, self._device, self._streams, self._group)
         assembly.share_memory()
         setup = ProcessorSetup(info.vocab_size, self._device, Path(info.path))
@@ -162,6 +156,17 @@ class Worker:
             max_num_batched_tokens=assembly.max_tokens,
             notes=[note for note in (size.note, self._uncached(pages)) if note],
         )
+
+    def _lay_out(self, block_size: int) -> Pages:
+        """Raises ConfigError for drafts of a model that cannot take them."""
+        pages = lay_out(self._model.kv_groups(block_size, DTYPES[self._resolved.kv_dtype]), block_size)
+        if self._resolved.speculative is not None and pages.states_a_page:
+            raise ConfigError(
+                f"speculative_config: {self._resolved.info.architecture} keeps a state, which cannot go back behind a "
+                "draft that was wrong",
+                "speculative_config",
+            )
+        return pages
 
     def _uncached(self, pages: Pages) -> str:
         """What the log says where the prefix cache is off for the model's sake."""

@@ -297,6 +297,28 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
          "shared_expert_intermediate_size": 32, "mlp_only_layers": [0], "tie_word_embeddings": True,
          "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_num_value_heads": 2},
     ),
+    "qwen3_5": ("Qwen3_5Text", {**_DELTA, "num_hidden_layers": 4}),
+    "qwen3_5-biases": (
+        "Qwen3_5Text",
+        {**_DELTA, "attention_bias": True, "linear_num_key_heads": 4, "linear_conv_kernel_dim": 3,
+         "layer_types": ["full_attention", "linear_attention", "linear_attention"], "tie_word_embeddings": True},
+    ),
+    "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16}),
+    "lfm2-biases": (
+        "Lfm2",
+        {"full_attn_idxs": [1], "conv_bias": True, "conv_L_cache": 4, "block_auto_adjust_ff_dim": False,
+         "tie_word_embeddings": False},
+    ),
+    "lfm2_moe-experts": (
+        "Lfm2Moe",
+        {"layer_types": ["conv", "full_attention", "conv"], "num_experts": 6, "num_experts_per_tok": 2,
+         "moe_intermediate_size": 24, "num_dense_layers": 1, "routed_scaling_factor": 1.3},
+    ),
+    "lfm2_moe-plain": (
+        "Lfm2Moe",
+        {"layer_types": ["full_attention", "conv", "conv"], "num_experts": 5, "num_experts_per_tok": 2,
+         "moe_intermediate_size": 24, "num_dense_layers": 0, "use_expert_bias": False, "norm_topk_prob": False},
+    ),
     "falcon_h1-norm": ("FalconH1", {**_MAMBA, "mamba_d_ssm": None, "mamba_rms_norm": True, "mamba_conv_bias": False}),
 }  # fmt: skip
 

@@ -41,7 +41,16 @@ FOOT = """
 |---|---|---|
 """
 NOT_YET = """
+## States
+
+Families in `quire/models/hybrid` keep a state of each request in some layers or all. They run without a prefix cache
+(the log says so), take no drafts, and are for one GPU. Where config.json has no `max_position_embeddings`, as in
+Mamba's, a request may hold 1,048,576 tokens. Nemotron-H's steps in time have `time_step_min` for a lower bound, as in
+transformers.
+
 ## Not yet
+
+Nemotron-H's layers of experts, which have no gate: a config that has some is refused by name.
 
 Positions by a bias on scores (ALiBi: BLOOM, MPT, Falcon RW, Baichuan 13B): attention has no such term. A config that
 asks for it is refused by name.
