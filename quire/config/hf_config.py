@@ -43,8 +43,9 @@ HARMLESS = _words(
     temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript
     transformers_version typical_p unk_token_id use_bfloat16 use_cache use_return_dict
     output_router_logits router_aux_loss_coef
-    chunk_size mamba_chunk_size mamba_ssm_cache_dtype num_logits_to_keep rescale_prenorm_residual residual_in_fp32
-    time_step_floor time_step_max time_step_min moe_shared_expert_overlap mtp_layers_block_type use_mamba_kernels
+    chunk_size mamba_chunk_size mamba_ssm_cache_dtype moe_shared_expert_overlap mtp_layers_block_type num_logits_to_keep
+    rescale_prenorm_residual residual_in_fp32 time_step_floor time_step_init_scheme time_step_max time_step_min
+    time_step_rank time_step_scale use_associative_scan use_falcon_mambapy use_mamba_kernels use_mambapy
     z_loss_coefficient
     """
 )
@@ -70,16 +71,17 @@ _NUMBERS = {"attn_logit_softcapping", "final_logit_softcapping", "clip_qkv", "at
 _SIZES = {"num_key_value_heads", "head_dim", "intermediate_size"}  # some families have but the usual ones
 _FROM_ZERO = _words(
     """
-    first_k_dense_replace max_window_layers moe_layer_start_index moe_num_shared_experts n_shared_experts
-    num_dense_layers num_experts num_local_experts num_mtp_layers pad_token_id rotary_dim sliding_window
+    attn_layer_offset expert_layer_offset first_k_dense_replace max_window_layers moe_layer_start_index
+    moe_num_shared_experts n_shared_experts num_dense_layers num_experts num_local_experts num_mtp_layers pad_token_id
+    rotary_dim sliding_window
     """
 )
 # And checked there.
 _READ_ELSEWHERE = _words(
     """
-    layer_types mlp_only_layers moe_layer_end_index moe_topk no_rope_layers rope_parameters sliding_window_pattern
-    attn_layer_indices full_attn_idxs hybrid_override_pattern layers_block_type mamba_d_head mlp_multipliers
-    position_embedding_type ssm_multipliers time_step_limit
+    attn_layer_indices full_attn_idxs hybrid_override_pattern layer_types layers_block_type mamba_d_head mamba_dt_rank
+    mlp_multipliers mlp_only_layers moe_layer_end_index moe_topk no_rope_layers position_embedding_type rope_parameters
+    sliding_window_pattern ssm_multipliers time_step_limit time_step_rank
     """
 )
 

@@ -253,6 +253,7 @@ _DELTA = {
     "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12,
     "linear_value_head_dim": 8,
 }  # fmt: skip
+_JAMBA = {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 6, "use_mamba_kernels": False}
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2": ("Mamba2", _MAMBA2),
     "mamba2-biases": (
@@ -318,6 +319,19 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         "Lfm2Moe",
         {"layer_types": ["full_attention", "conv", "conv"], "num_experts": 5, "num_experts_per_tok": 2,
          "moe_intermediate_size": 24, "num_dense_layers": 0, "use_expert_bias": False, "norm_topk_prob": False},
+    ),
+    "mamba": ("Mamba", {**_PURE, "state_size": 6}),
+    "mamba-biases": (
+        "Mamba",
+        {**_PURE, "use_bias": True, "use_conv_bias": False, "time_step_rank": 5, "conv_kernel": 3, "expand": 1,
+         "tie_word_embeddings": False},
+    ),
+    "falcon_mamba": ("FalconMamba", {**_PURE, "state_size": 6, "mixer_rms_eps": 1e-2}),
+    "jamba": ("Jamba", {**_JAMBA, "num_experts": 1, "num_experts_per_tok": 1}),
+    "jamba-experts": (
+        "Jamba",
+        {**_JAMBA, "num_experts": 5, "expert_layer_offset": 0, "attn_layer_offset": 0, "attn_layer_period": 3,
+         "mamba_proj_bias": True, "mamba_conv_bias": False, "mamba_dt_rank": 4, "tie_word_embeddings": True},
     ),
     "falcon_h1-norm": ("FalconH1", {**_MAMBA, "mamba_d_ssm": None, "mamba_rms_norm": True, "mamba_conv_bias": False}),
 }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from quire.kernels.dispatch import on_triton
 from quire.kernels.recurrent.rows import Rows
 
 
@@ -29,6 +30,10 @@ def causal_conv(
         x: [tokens, channels]. weight: [channels, K]. bias: [channels]. state: [pages, channels, K - 1]. Returns a
         contiguous [tokens, channels].
     """
+    if on_triton(x):
+        from quire.kernels.recurrent.triton import conv
+
+        return conv.causal_conv(x, weight, bias, state, rows, entry, silu=silu)
     taps, tokens = weight.shape[1], len(x)
     pages = rows.pages[:, entry].long()
     before = state[pages]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from quire.kernels.dispatch import on_triton
 from quire.kernels.recurrent.rows import Rows
 from quire.kernels.recurrent.scan import Pieces, hand_on, read_states, write_states
 
@@ -38,6 +39,10 @@ def gated_delta(
         q, k: [tokens, key heads, key]. v: [tokens, heads, value], heads a multiple of the key heads. decay, beta:
         float32 [tokens, heads]. state: float32 [pages, heads, key, value]. Returns [tokens, heads, value] of v's type.
     """
+    if on_triton(v):
+        from quire.kernels.recurrent.triton import delta
+
+        return delta.gated_delta(q, k, v, decay, beta, state, rows, entry)
     each = v.shape[1] // q.shape[1]
     q, k = (_unit(x).repeat_interleave(each, 1) for x in (q, k))
     q = q * q.shape[-1] ** -0.5

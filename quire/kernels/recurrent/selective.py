@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from quire.kernels.dispatch import on_triton
 from quire.kernels.recurrent.rows import CHUNK, Rows
 from quire.kernels.recurrent.scan import Pieces, hand_on, read_states, write_states
 
@@ -43,6 +44,10 @@ def selective_scan(
         x, dt: [tokens, channels]. b, c: [tokens, state]. state: float32 [pages, channels, state]. Returns [tokens,
         channels] of x's type.
     """
+    if on_triton(x):
+        from quire.kernels.recurrent.triton import selective
+
+        return selective.selective_scan(x, dt, b, c, weights, state, rows, entry)
     steps, wide = torch.nn.functional.softplus(dt.float()), x.float()
     b, c = b.float(), c.float()
     states = read_states(state, rows, entry)

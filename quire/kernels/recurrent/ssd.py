@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from quire.kernels.dispatch import on_triton
 from quire.kernels.recurrent.rows import Rows
 from quire.kernels.recurrent.scan import Pieces, hand_on, read_states, write_states
 
@@ -46,6 +47,10 @@ def ssd(
         x: [tokens, heads, head_dim]. b, c: [tokens, groups, state]. dt: [tokens, heads]. state: float32 [pages, heads,
         head_dim, state]. Returns [tokens, heads, head_dim] of x's type.
     """
+    if on_triton(x):
+        from quire.kernels.recurrent.triton import ssd as triton_ssd
+
+        return triton_ssd.ssd(x, b, c, dt, weights, state, rows, entry)
     steps = torch.nn.functional.softplus(dt.float() + weights.dt_bias).clamp(*weights.limit)
     states = read_states(state, rows, entry)
     out = x.new_zeros(len(x) + 1, *x.shape[1:])

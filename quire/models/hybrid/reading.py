@@ -78,3 +78,8 @@ def delta_sizes(config: Mapping[str, Any]) -> DeltaSizes:
         key_dim=read_positive(config, "linear_key_head_dim"), value_dim=read_positive(config, "linear_value_head_dim"),
         taps=read_count(config, "linear_conv_kernel_dim", least=2), eps=read(float, config, "rms_norm_eps"),
     )  # fmt: skip
+
+
+def rank_of_steps(config: Mapping[str, Any], key: str) -> int:
+    """What Mamba's steps in time are made of: "auto" is a sixteenth of the hidden size."""
+    return -(-read_positive(config, "hidden_size") // 16) if config[key] == "auto" else read_positive(config, key)
