@@ -333,6 +333,16 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_JAMBA, "num_experts": 5, "expert_layer_offset": 0, "attn_layer_offset": 0, "attn_layer_period": 3,
          "mamba_proj_bias": True, "mamba_conv_bias": False, "mamba_dt_rank": 4, "tie_word_embeddings": True},
     ),
+    "minimax-experts": (
+        "MiniMax",
+        {"num_local_experts": 4, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+         "full_attn_alpha_factor": 1.5, "linear_attn_beta_factor": 0.7, "mlp_alpha_factor": 1.2, "block_size": 16},
+    ),
+    "qwen3_5_moe-experts": (
+        "Qwen3_5MoeText",
+        {**_DELTA, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+         "shared_expert_intermediate_size": 32, "num_hidden_layers": 4},
+    ),
     "falcon_h1-norm": ("FalconH1", {**_MAMBA, "mamba_d_ssm": None, "mamba_rms_norm": True, "mamba_conv_bias": False}),
 }  # fmt: skip
 

@@ -30,6 +30,7 @@ CONFIGS = {
     "bert": "Bert", "dots1": "Dots1", "ernie4_5_moe": "Ernie4_5_Moe", "glm4_moe": "Glm4Moe", "granitemoe": "GraniteMoe",
     "hunyuan_v1_moe": "HunYuanMoEV1", "mixtral": "Mixtral", "olmoe": "Olmoe", "qwen2_moe": "Qwen2Moe",
     "qwen3_moe": "Qwen3Moe", "roberta": "Roberta", "xlm_roberta": "XLMRoberta", "lfm2_moe": "Lfm2Moe",
+    "minimax": "MiniMax", "qwen3_5_moe": "Qwen3_5MoeText",
 }  # fmt: skip
 CONFIGS |= {name: made for name, (made, _) in CASES.items() if name in FAMILIES and name not in TWINS}
 
@@ -62,7 +63,14 @@ def known(family: str) -> set[str]:
 
 
 # What transformers' code has of its own making, and what its configs never hold.
+_VISION = {
+    "depth", "image_token_id", "in_channels", "num_heads", "num_position_embeddings", "out_hidden_size", "patch_size",
+    "spatial_merge_size", "temporal_patch_size", "text_config", "video_token_id", "vision_config",
+    "vision_start_token_id",
+}  # fmt: skip
 UNSAID = {
+    "qwen3_5": _VISION,
+    "qwen3_5_moe": _VISION,
     "gemma3": {"_sliding_window_pattern", "text_config"},
     "falcon": {"rotary", "head_dim"},
     "gpt_neox": {"head_dim"},
@@ -80,6 +88,7 @@ UNSAID = {
     "granitemoehybrid": {"layers_block_type", "rope_type"},
     "mamba2": {"layer_types"},
     "mamba": {"layer_types"},
+    "minimax": {"block_size"},
     "jamba": {"layer_types", "layers_block_type", "layers_num_experts"},
     "qwen3_5": {
         "depth",

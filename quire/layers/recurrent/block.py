@@ -100,3 +100,31 @@ class BothLayer(nn.Module):
 
 def _scaled(x: torch.Tensor, scale: float) -> torch.Tensor:
     return x if scale == 1.0 else x * scale
+
+
+class NormedSumLayer(nn.Module):
+    """What a half adds goes to what it has seen, which is normed: x = norm(x); x = alpha x + beta half(x) (MiniMax).
+
+    scales, mlp_scales: alpha and beta of either half.
+    """
+
+    def __init__(
+        self,
+        self_attn: Mixer,
+        mlp: MixtureOfExperts,
+        norms: tuple[Norm, Norm],
+        scales: tuple[float, float],
+        mlp_scales: tuple[float, float],
+    ) -> None:
+        super().__init__()
+        self.input_layernorm, self.post_attention_layernorm = norms
+        self.self_attn, self.mlp = self_attn, mlp
+        self.scales, self.mlp_scales = scales, mlp_scales
+
+    def forward(self, residual: torch.Tensor, ctx: StepContext) -> torch.Tensor:
+        """residual [tokens, hidden] → the same of the next layer, in other memory."""
+        x = self.input_layernorm(residual)
+        added = self.self_attn.attend(x, None, ctx)
+        x = self.post_attention_layernorm(x.mul_(self.scales[0]).add_(added, alpha=self.scales[1]))
+        added = self.mlp.add(x, None, None, ctx.live)
+        return x.mul_(self.mlp_scales[0]).add_(added, alpha=self.mlp_scales[1])
