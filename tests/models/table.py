@@ -13,7 +13,7 @@ import torch
 
 from quire.config.families import Family, families
 from tests.models import checkpoints, sparse_checkpoints
-from tests.models.cases import CASES, FAMILIES
+from tests.models.cases import CASES, FAMILIES, HYBRIDS
 from tests.models.paged import PagedRows
 from tests.models.test_parity import expected, random_tokens
 
@@ -105,7 +105,7 @@ def differences_of(page: str) -> dict[str, str]:
 
 
 def measure() -> dict[str, str]:
-    every = (*FAMILIES, *sparse_checkpoints.FAMILIES)
+    every = dict.fromkeys([*FAMILIES, *sparse_checkpoints.FAMILIES, *(case.partition("-")[0] for case in HYBRIDS)])
     return {family: f"{max(map(difference, variants(family))):.0e}" for family in every}
 
 

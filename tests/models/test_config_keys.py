@@ -88,23 +88,7 @@ UNSAID = {
     "granitemoehybrid": {"layers_block_type", "rope_type"},
     "mamba2": {"layer_types"},
     "mamba": {"layer_types"},
-    "minimax": {"block_size"},
     "jamba": {"layer_types", "layers_block_type", "layers_num_experts"},
-    "qwen3_5": {
-        "depth",
-        "image_token_id",
-        "in_channels",
-        "num_heads",
-        "num_position_embeddings",
-        "out_hidden_size",
-        "patch_size",
-        "spatial_merge_size",
-        "temporal_patch_size",
-        "text_config",
-        "video_token_id",
-        "vision_config",
-        "vision_start_token_id",
-    },
     "falcon_mamba": {"layer_types"},
 }
 

@@ -7,20 +7,12 @@ once for what each adds to the state, and once more, each from the state before 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 from quire.kernels.dispatch import on_triton
 from quire.kernels.recurrent.rows import CHUNK, Rows
 from quire.kernels.recurrent.scan import Pieces, hand_on, read_states, write_states
-
-
-class SelectiveWeights(NamedTuple):
-    """float32. a [channels, state]: negative, what dt is multiplied by. d [channels]."""
-
-    a: torch.Tensor
-    d: torch.Tensor
+from quire.kernels.recurrent.weights import SelectiveWeights as SelectiveWeights  # for layers
 
 
 def selective_scan(

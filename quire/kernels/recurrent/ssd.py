@@ -7,22 +7,12 @@ of C and B, and from one to the next goes the state.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 from quire.kernels.dispatch import on_triton
 from quire.kernels.recurrent.rows import Rows
 from quire.kernels.recurrent.scan import Pieces, hand_on, read_states, write_states
-
-
-class SSDWeights(NamedTuple):
-    """float32 [heads] each. a: negative, what dt is multiplied by. limit: that dt is clamped to."""
-
-    a: torch.Tensor
-    d: torch.Tensor
-    dt_bias: torch.Tensor
-    limit: tuple[float, float]
+from quire.kernels.recurrent.weights import SSDWeights as SSDWeights  # for layers
 
 
 def ssd(

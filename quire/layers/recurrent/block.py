@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import nn
 
@@ -68,12 +70,18 @@ class HybridLayer(nn.Module):
         return residual.add_(mlp.add(residual, between, None, *live), alpha=self.scale)
 
 
-class BothLayer(nn.Module):
-    """What attends and what keeps a state, side by side behind one norm; then norm and feed-forward (Falcon-H1).
+class Scales(NamedTuple):
+    """That what goes into a part and comes out of it is multiplied by."""
 
-    scales: of what goes into attention and comes out of it, of what goes into the other and comes out, and of what the
-    feed-forward layer adds.
-    """
+    attention_in: float
+    attention_out: float
+    state_in: float
+    state_out: float
+    mlp_out: float
+
+
+class BothLayer(nn.Module):
+    """What attends and what keeps a state, side by side behind one norm; then norm and feed-forward (Falcon-H1)."""
 
     def __init__(
         self,
@@ -82,7 +90,7 @@ class BothLayer(nn.Module):
         feed_forward: FeedForward,
         hidden: int,
         eps: float,
-        scales: tuple[float, float, float, float, float],
+        scales: Scales,
     ) -> None:
         super().__init__()
         self.input_layernorm, self.pre_ff_layernorm = RMSNorm(hidden, eps), RMSNorm(hidden, eps)
@@ -91,11 +99,12 @@ class BothLayer(nn.Module):
 
     def forward(self, residual: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         """residual [tokens, hidden]: updated in place and returned."""
-        attention_in, attention_out, state_in, state_out, mlp_out = self.scales
+        scales = self.scales
         x = self.input_layernorm(residual)
-        residual.add_(self.mamba.attend(_scaled(x, state_in), None, ctx), alpha=state_out)
-        residual.add_(self.self_attn.attend(_scaled(x, attention_in), None, ctx), alpha=attention_out)
-        return residual.add_(self.feed_forward.add(residual, self.pre_ff_layernorm, None), alpha=mlp_out)
+        residual.add_(self.mamba.attend(_scaled(x, scales.state_in), None, ctx), alpha=scales.state_out)
+        attended = self.self_attn.attend(_scaled(x, scales.attention_in), None, ctx)
+        residual.add_(attended, alpha=scales.attention_out)
+        return residual.add_(self.feed_forward.add(residual, self.pre_ff_layernorm, None), alpha=scales.mlp_out)
 
 
 def _scaled(x: torch.Tensor, scale: float) -> torch.Tensor:
@@ -123,8 +132,9 @@ class NormedSumLayer(nn.Module):
 
     def forward(self, residual: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         """residual [tokens, hidden] → the same of the next layer, in other memory."""
-        x = self.input_layernorm(residual)
+        x: torch.Tensor = self.input_layernorm(residual)
         added = self.self_attn.attend(x, None, ctx)
-        x = self.post_attention_layernorm(x.mul_(self.scales[0]).add_(added, alpha=self.scales[1]))
+        x = x.mul_(self.scales[0]).add_(added, alpha=self.scales[1])
+        x = self.post_attention_layernorm(x)
         added = self.mlp.add(x, None, None, ctx.live)
         return x.mul_(self.mlp_scales[0]).add_(added, alpha=self.mlp_scales[1])

@@ -12,7 +12,7 @@ from quire.foundation.errors import ConfigError
 from quire.foundation.json_file import shown
 from quire.layers.attention import Attention
 from quire.layers.mlp import GatedMLP
-from quire.layers.recurrent.block import BothLayer
+from quire.layers.recurrent.block import BothLayer, Scales
 from quire.layers.recurrent.mamba2 import GatedNorm, Mamba2, Mamba2Sizes
 from quire.layers.rotary import rotary_table
 from quire.models.base import DecoderStack, Logits, Naming, Sizes
@@ -67,7 +67,7 @@ def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
     cos_sin = rotary_table(config, sizes.head_dim, max_positions)
     bias, mlp_bias = read(bool, config, "attention_bias"), read(bool, config, "mlp_bias")
     gate, down = _numbers(config, "mlp_multipliers", 2)
-    scales = (*(read(float, config, key) for key in SCALES), down)
+    scales = Scales(*(read(float, config, key) for key in SCALES), mlp_out=down)
     by_row = _by_row(states, _numbers(config, "ssm_multipliers", 5))
     scale = sizes.head_dim**-0.5 * read(float, config, "key_multiplier")
     gate_first = not read(bool, config, "mamba_norm_before_gate")

@@ -33,6 +33,8 @@ defaults = {  # as transformers has them
     "num_local_experts": 8,
     "num_experts_per_tok": 2,
     "layer_types": None,
+    "block_size": 256,  # of transformers' own way to compute it
+    "router_jitter_noise": 0.0,  # of training
     "full_attn_alpha_factor": 1.0,
     "full_attn_beta_factor": 1.0,
     "linear_attn_alpha_factor": 1.0,

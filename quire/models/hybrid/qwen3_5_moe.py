@@ -22,6 +22,7 @@ defaults = {  # as transformers has them
     "num_attention_heads": 16,
     "num_key_value_heads": 2,
     "head_dim": 256,
+    "intermediate_size": None,
     "max_position_embeddings": 32768,
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,

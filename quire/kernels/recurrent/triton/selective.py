@@ -14,7 +14,7 @@ from quire.kernels.recurrent.triton.parts import place_of, softplus
 from quire.kernels.triton.launch import next_power_of_2
 
 if TYPE_CHECKING:
-    from quire.kernels.recurrent.selective import SelectiveWeights
+    from quire.kernels.recurrent.weights import SelectiveWeights
 
 _CHANNELS = 64  # a program
 

@@ -14,7 +14,7 @@ from quire.kernels.recurrent.triton.parts import place_of, precision, softplus
 from quire.kernels.triton.launch import dot_width, next_power_of_2
 
 if TYPE_CHECKING:
-    from quire.kernels.recurrent.ssd import SSDWeights
+    from quire.kernels.recurrent.weights import SSDWeights
 
 _LINES = 32  # of a head's state, a program
 
