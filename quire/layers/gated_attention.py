@@ -48,6 +48,6 @@ class GatedAttention(Attention):
         heads, kv_heads, head_dim = self.heads
         qkv, gate = self.qkv_proj(x, norm).split([(heads + 2 * kv_heads) * head_dim, heads * head_dim], dim=1)
         qkv, place = self._prepare(qkv.contiguous(), place)
-        attended = backend.run(qk_norm_rope_write(qkv, *place), cache, plan, self.scale)
+        attended = backend.run(qk_norm_rope_write(qkv, *place), cache, plan, self.scale, self._per_head)
         y: torch.Tensor = self.o_proj(attended * torch.sigmoid(gate), residual=residual)
         return y

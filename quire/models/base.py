@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from quire.attention.base import PLAIN, Scores
 from quire.attention.context import StepContext
 from quire.attention.recurrent import StatePart
 from quire.config.reading import read, read_positive
@@ -17,7 +18,7 @@ from quire.distributed.group import Group
 from quire.foundation.errors import ConfigError
 from quire.kernels.across_ranks import gather_columns
 from quire.kernels.elementwise.activation import softcap_
-from quire.layers.attention import Attention, Keeps
+from quire.layers.attention import Keeps, SelfAttention
 from quire.layers.embedding import Embedding
 from quire.layers.experts import Experts
 from quire.layers.linear import Linear
@@ -183,8 +184,93 @@ class Logits:
         return cls(scale=1 / number)
 
 
-class DecoderStack(nn.Module):
-    """A decoder-only language model, as the worker sees it.
+class Decoder(nn.Module):
+    """A language model as the worker sees it: tokens and a paged cache in, states and logits out."""
+
+    is_causal = True
+    graph_support = True  # its steps may be captured in CUDA graphs
+    is_foreign = False  # somebody else's code, which may do what graphs and rehearsals do not allow
+    group: Group | None = None  # of ranks that share it
+    hidden: int
+    num_heads: int
+    scores: list[Scores]  # of attention, by group
+    layer_groups: list[int]
+    _keeps: list[Keeps]  # by group
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        ctx: StepContext,
+        layers: int | None = None,
+        given: GivenEmbeddings | None = None,
+    ) -> torch.Tensor:
+        """input_ids int32 [tokens] → something of all tokens, [tokens, hidden].
+
+        layers: 1, to warm up: one of each group will do. given: what some tokens are instead of their ids' embeddings.
+        """
+        raise NotImplementedError
+
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """hidden: rows of what `forward` returned, [rows, hidden] → float32 [rows, vocab], in `out` if given."""
+        raise NotImplementedError
+
+    def states(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: rows of what `forward` returned → the model's own last hidden states, which logits are made of."""
+        raise NotImplementedError
+
+    def checkpoint_name(self, path: str) -> str:
+        raise NotImplementedError
+
+    def known_name(self, tensor: str) -> str | None:
+        raise NotImplementedError
+
+    @property
+    def twins(self) -> dict[str, str]:
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Once the weights are there. Raises ConfigError if the model cannot be served as it is."""
+
+    @property
+    def layer_states(self) -> list[tuple[StatePart, ...]]:
+        """What each layer that keeps a state does, in the order of their caches."""
+        return []
+
+    def kv_groups(self, block_size: int, dtype: torch.dtype | None = None) -> list[KVGroupSpec]:
+        most_state = max((sum(part.num_bytes for part in parts) for parts in self.layer_states), default=0)
+        return [
+            KVGroupSpec(
+                kind=keeps.kind,
+                block_size=block_size,
+                num_layers=self.layer_groups.count(number),
+                num_kv_heads=keeps.num_kv_heads,
+                head_dim=keeps.head_dim,
+                dtype_bytes=(dtype or next(self.parameters()).dtype).itemsize,
+                window=keeps.window,
+                planes=1 if keeps.value_dim else 2,
+                value_dim=keeps.value_dim,
+                state_bytes=most_state if keeps.kind == "state" else 0,
+            )
+            for number, keeps in enumerate(self._keeps)
+        ]
+
+    def num_bytes(self) -> int:
+        return num_bytes(self)
+
+    def num_weights(self) -> int:
+        return num_weights(self)
+
+    def prompt_weights(self) -> int:
+        """Of these those that each token of a prompt is multiplied by."""
+        raise NotImplementedError
+
+    def expert_bytes(self, tokens: int | None = None) -> float:
+        """Of all experts' weights; or of those that so many tokens hit."""
+        return sum(module.num_bytes(tokens) for module in self.modules() if isinstance(module, Experts))
+
+
+class DecoderStack(Decoder):
+    """A decoder-only language model that is declared.
 
     layer: makes the decoder layer of a given number. tied: logits come from the embedding matrix. norm: the last one;
     None: an RMS norm. embedding_scale: that embeddings are multiplied by. input_scale: the same, given ones
@@ -192,8 +278,6 @@ class DecoderStack(nn.Module):
     them is the first token's).
     Submodules are named as in checkpoints, but for what `naming` says.
     """
-
-    is_causal = True
 
     def __init__(
         self,
@@ -211,7 +295,6 @@ class DecoderStack(nn.Module):
         super().__init__()
         self.sizes = sizes
         self.hidden, self.num_heads = sizes.hidden, sizes.heads
-        self.group: Group | None = None
         self.naming, self._logits = naming or Naming(), logits or Logits()
         self.embed_tokens = Embedding(sizes.vocab, sizes.hidden, scale=embedding_scale)
         self.embed_positions = Embedding(positions[0], sizes.hidden) if positions else None
@@ -220,7 +303,7 @@ class DecoderStack(nn.Module):
         self.layers = nn.ModuleList(layer(index) for index in range(sizes.layers))
         self._keeps, self.layer_groups = _grouped(self.layers)
         self._samples = _unlike(self.layers)
-        self.softcap = _softcap(self.layers)
+        self.scores = _scores(self.layers, len(self._keeps))
         self.norm = norm or RMSNorm(sizes.hidden, sizes.eps)
         bias = self._logits.bias
         self.lm_head = None if tied else Linear(sizes.hidden, sizes.vocab, bias=bias, role="vocabulary")
@@ -312,36 +395,12 @@ class DecoderStack(nn.Module):
     def checkpoint_name(self, path: str) -> str:
         return self.naming.checkpoint_name(path)
 
-    def kv_groups(self, block_size: int, dtype: torch.dtype | None = None) -> list[KVGroupSpec]:
-        most_state = max((sum(part.num_bytes for part in parts) for parts in self.layer_states), default=0)
-        return [
-            KVGroupSpec(
-                kind=keeps.kind,
-                block_size=block_size,
-                num_layers=self.layer_groups.count(number),
-                num_kv_heads=keeps.num_kv_heads,
-                head_dim=keeps.head_dim,
-                dtype_bytes=(dtype or self.embed_tokens.weight.dtype).itemsize,
-                window=keeps.window,
-                state_bytes=most_state if keeps.kind == "state" else 0,
-            )
-            for number, keeps in enumerate(self._keeps)
-        ]
-
     @property
     def layer_states(self) -> list[tuple[StatePart, ...]]:
-        """What each layer that keeps a state does, in the order of their caches."""
         return [keeper.states for keeper in _keepers(self.layers) if isinstance(keeper, Recurrent)]
 
-    def num_bytes(self) -> int:
-        return num_bytes(self)
-
-    def num_weights(self) -> int:
-        return num_weights(self)
-
-    def expert_bytes(self, tokens: int | None = None) -> float:
-        """Of all experts' weights; or of those that so many tokens hit."""
-        return sum(module.num_bytes(tokens) for module in self.modules() if isinstance(module, Experts))
+    def prompt_weights(self) -> int:
+        return num_weights(self.layers)
 
 
 def num_bytes(module: nn.Module) -> int:
@@ -359,26 +418,35 @@ def num_weights(module: nn.Module) -> int:
     )
 
 
-def _softcap(layers: nn.ModuleList) -> float:
-    """Of attention; one backend serves the layers of a group."""
-    caps = {attention.softcap for attention in layers.modules() if isinstance(attention, Attention)}
-    if len(caps) > 1:
-        raise ConfigError("layers whose attention is capped unlike are not supported")
-    return next(iter(caps), 0.0)
+def _scores(layers: nn.ModuleList, groups: int) -> list[Scores]:
+    """Of attention, by group: one backend serves the layers of each."""
+    found: dict[int, Scores] = {}
+    for attention in layers.modules():
+        if (
+            isinstance(attention, SelfAttention)
+            and found.setdefault(attention.group, attention.scores) != attention.scores
+        ):
+            raise ConfigError(
+                "layers that keep the same, of which some have another soft cap or alone have sinks or slopes, are not "
+                "supported"
+            )
+    return [found.get(group, PLAIN) for group in range(groups)]  # of a group of states: nothing
 
 
 def _grouped(layers: nn.ModuleList) -> tuple[list[Keeps], list[int]]:
     """What each group keeps, and the number of each layer's group, which the layers are told."""
     keepers = _keepers(layers)
-    keeps = sorted({keeper.keeps for keeper in keepers})  # "full" stands before "state" and "window"
+    keeps = sorted(
+        {keeper.keeps for keeper in keepers}, key=lambda keeps: (keeps.kind not in ("full", "latent"), keeps)
+    )
     for index, keeper in enumerate(keepers):
         keeper.index, keeper.group = index, keeps.index(keeper.keeps)
     return keeps, [keeper.group for keeper in keepers]
 
 
-def _keepers(layers: nn.ModuleList) -> list[Attention | Recurrent]:
+def _keepers(layers: nn.ModuleList) -> list[SelfAttention | Recurrent]:
     """All that has a cache, in the order of their numbers; of one number in that of the layer."""
-    found = (module for module in layers.modules() if isinstance(module, Attention | Recurrent))
+    found = (module for module in layers.modules() if isinstance(module, SelfAttention | Recurrent))
     return sorted(found, key=lambda keeper: keeper.index)
 
 
@@ -386,6 +454,6 @@ def _unlike(layers: nn.ModuleList) -> list[nn.Module]:
     """The first layer of each make: of those that keep the same, and of those that keep nothing."""
     found: dict[tuple[int, ...], nn.Module] = {}
     for layer in layers:
-        kept = tuple(m.group for m in layer.modules() if isinstance(m, Attention | Recurrent))
+        kept = tuple(m.group for m in layer.modules() if isinstance(m, SelfAttention | Recurrent))
         found.setdefault(kept, layer)
     return list(found.values())

@@ -1,6 +1,7 @@
 """Pages: how the groups of a model's layers share one pool of equally large pages.
 
-A page is a slice of every slab, and a slab is one piece of memory. A layer's keys are one plane, its values another.
+A page is a slice of every slab, and a slab is one piece of memory. A layer's keys are one plane, its values another;
+latent rows are but one.
 The planes of a group are spread over the slabs, as many to each; so with one group each plane has a slab of its own. A
 slice holds one block of each of a group's planes there, or several where a group has fewer planes: kernels know blocks
 of one size, and how many tokens a page holds follows from the bytes.
@@ -72,7 +73,7 @@ def lay_out(groups: Sequence[KVGroupSpec], block_size: int) -> Pages:
 
 
 def _with_keeper(pages: Pages) -> Pages:
-    full = [number for number, group in enumerate(pages.groups) if group.kind == "full"]
+    full = [number for number, group in enumerate(pages.groups) if group.keeps_all]
     if full:
         return replace(pages, keeper=full[0])
     ids = pages.slab_bytes // 4 if not pages.states_a_page else min(pages.slab_bytes // 4, MAX_HISTORY)

@@ -11,7 +11,7 @@ from quire.attention.base import AttentionBackend, AttentionSpec
 from quire.attention.context import AttentionInputs, GroupContext, LayerCache, StateCache, StepContext
 from quire.attention.recurrent import RecurrentRows, StatePart
 from quire.attention.select import select
-from quire.models.base import DecoderStack
+from quire.models.base import Decoder
 from quire.types.kv import KVGroupSpec
 
 
@@ -20,7 +20,7 @@ class PagedRows:
 
     def __init__(
         self,
-        model: DecoderStack,
+        model: Decoder,
         *,
         max_rows: int = 4,
         max_seq_len: int = 128,
@@ -28,7 +28,7 @@ class PagedRows:
         seed: int = 0,
         backend: str = "auto",
     ) -> None:
-        weight = model.embed_tokens.weight
+        weight = next(model.parameters())
         self.model, self.device, self.block_size = model, weight.device, block_size
         groups = model.kv_groups(block_size)
         blocks_a_row = -(-max_seq_len // block_size)
@@ -64,16 +64,17 @@ class PagedRows:
                     max_rows=max_rows,
                     max_tokens=max_rows * max_seq_len,
                     max_seq_len=max_seq_len,
-                    sliding_window=group.window or None,
-                    softcap=model.softcap,
+                    scores=scores,
+                    value_dim=group.value_dim,
                 ),
             )
-            for group in groups
+            for group, scores in zip(groups, model.scores, strict=True)
         ]
 
     def _keys(self, spec: KVGroupSpec, num_blocks: int, dtype: torch.dtype) -> LayerCache:
         shape = (num_blocks, spec.num_kv_heads, self.block_size, spec.head_dim)
-        return LayerCache(*(torch.full(shape, 1e4, dtype=dtype, device=self.device) for _ in "kv"))
+        own = [torch.full(shape, 1e4, dtype=dtype, device=self.device) for _ in range(spec.planes)]
+        return LayerCache(own[0], own[0][..., : spec.value_dim] if spec.value_dim else own[1])
 
     def _state(self, parts: tuple[StatePart, ...], num_blocks: int) -> StateCache:
         made = (torch.full((num_blocks, *part.shape), 1e4, dtype=part.dtype, device=self.device) for part in parts)
