@@ -24,6 +24,7 @@ from quire.layers.experts import Experts
 from quire.layers.linear import Linear
 from quire.layers.norm import Norm, RMSNorm
 from quire.layers.recurrent.base import Recurrent
+from quire.layers.unit_rows import UnitRows
 from quire.types.kv import KVGroupSpec
 
 
@@ -273,9 +274,9 @@ class DecoderStack(Decoder):
     """A decoder-only language model that is declared.
 
     layer: makes the decoder layer of a given number. tied: logits come from the embedding matrix. norm: the last one;
-    None: an RMS norm. embedding_scale: that embeddings are multiplied by. input_scale: the same, given ones
-    too. positions: learned ones, (how many, which of
-    them is the first token's).
+    None: an RMS norm. embedding_scale: that embeddings are multiplied by. input_scale: the same, given ones too.
+    positions: learned ones, (how many, which of them is the first token's). embed_norm: that embeddings go through.
+    unit_head: each of the head's rows is divided by its length.
     Submodules are named as in checkpoints, but for what `naming` says.
     """
 
@@ -291,6 +292,8 @@ class DecoderStack(Decoder):
         embedding_scale: float = 1.0,
         input_scale: float = 1.0,
         positions: tuple[int, int] | None = None,
+        embed_norm: Norm | None = None,
+        unit_head: bool = False,
     ) -> None:
         super().__init__()
         self.sizes = sizes
@@ -298,6 +301,7 @@ class DecoderStack(Decoder):
         self.naming, self._logits = naming or Naming(), logits or Logits()
         self.embed_tokens = Embedding(sizes.vocab, sizes.hidden, scale=embedding_scale)
         self.embed_positions = Embedding(positions[0], sizes.hidden) if positions else None
+        self.embed_norm = embed_norm
         self._input_scale = input_scale
         self._first_position = positions[1] if positions else 0
         self.layers = nn.ModuleList(layer(index) for index in range(sizes.layers))
@@ -306,7 +310,8 @@ class DecoderStack(Decoder):
         self.scores = _scores(self.layers, len(self._keeps))
         self.norm = norm or RMSNorm(sizes.hidden, sizes.eps)
         bias = self._logits.bias
-        self.lm_head = None if tied else Linear(sizes.hidden, sizes.vocab, bias=bias, role="vocabulary")
+        head = UnitRows if unit_head else Linear
+        self.lm_head = None if tied else head(sizes.hidden, sizes.vocab, bias=bias, role="vocabulary")
 
     def join(self, group: Group) -> None:
         """Be the share of one of several ranks. Raises ConfigError if they cannot share it."""
@@ -339,6 +344,8 @@ class DecoderStack(Decoder):
             residual.mul_(self._input_scale)
         if self.embed_positions is not None:
             residual.add_(self.embed_positions(ctx.positions + self._first_position))
+        if self.embed_norm is not None:
+            residual = self.embed_norm(residual)
         for layer in self.layers if layers is None else self._samples:
             residual = layer(residual, ctx)
         return residual

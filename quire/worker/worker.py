@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from quire.config.profiler import ProfilerConfig
-from quire.config.quantization import METHODS
 from quire.config.resolve import Resolved
 from quire.distributed.group import Group
 from quire.foundation.errors import ConfigError, InputError
@@ -27,7 +26,7 @@ from quire.models.base import Decoder
 from quire.models.pooling import PoolingModel
 from quire.platforms import select_platform
 from quire.quantization.base import QuantizationMethod
-from quire.quantization.plain import Unquantized
+from quire.quantization.select import make_method
 from quire.types.kv import WorkerReport
 from quire.types.plan import StepPlan, TokenMasks
 from quire.types.ranks import ALONE, Rank
@@ -198,7 +197,7 @@ class Worker:
     def _load_weights(self) -> None:
         given, path = self._resolved.config.model, Path(self._resolved.info.path)
         progress = given.use_tqdm_on_load and self._rank.is_first
-        weights.load(self._model, path, load_format=given.load_format, show_progress=progress, seed=given.seed)
+        weights.load(self._model, path, given.load_format, progress, given.seed, self._method.unused)
         if isinstance(self._model, Decoder):
             self._model.check()
 
@@ -226,17 +225,15 @@ class Worker:
     def _build_model(self) -> Decoder | PoolingModel:
         resolved, group = self._resolved, self._group
         dtype, positions = DTYPES[resolved.dtype], resolved.max_model_len
-        method = self._quantization(dtype)
+        method = self._method = self._quantization(dtype)
         if resolved.pooler is None:
             return catalog.build(resolved.info, dtype, self._device, positions, method, group)
         return catalog.build_for_pooling(resolved.info, resolved.pooler, dtype, self._device, positions, method, group)
 
     def _quantization(self, dtype: torch.dtype) -> QuantizationMethod:
         """Raises ConfigError if the device cannot multiply such weights."""
-        name = self._resolved.config.model.quantization
-        if name is None:
-            return Unquantized()
-        method: QuantizationMethod = METHODS.get(name)()
+        name, checkpoint = self._resolved.quantization, self._resolved.info.quantization
+        method = make_method(name, checkpoint)
         if (why := method.refuses(self._device, dtype)) is not None:
             raise ConfigError(f"quantization={name}: {why}", "quantization")
         return method

@@ -67,7 +67,7 @@ def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
     cos_sin = rotary_table(config, sizes.head_dim, max_positions)
     bias, mlp_bias = read(bool, config, "attention_bias"), read(bool, config, "mlp_bias")
     gate, down = _numbers(config, "mlp_multipliers", 2)
-    scales = Scales(*(read(float, config, key) for key in SCALES), mlp_out=down)
+    scales = Scales(*[read(float, config, key) for key in SCALES], down)
     by_row = _by_row(states, _numbers(config, "ssm_multipliers", 5))
     scale = sizes.head_dim**-0.5 * read(float, config, "key_multiplier")
     gate_first = not read(bool, config, "mamba_norm_before_gate")
