@@ -20,7 +20,7 @@ from quire.config.model_info import read_model_info
 from quire.config.rope import ROPE_KEYS
 from quire.foundation.errors import ConfigError
 from quire.layers.rotary import rotary_table
-from tests.models import checkpoints
+from tests.models import checkpoints, sparse_checkpoints
 from tests.models.cases import CASES, TWINS
 from tests.models.paged import PagedRows
 
@@ -79,7 +79,7 @@ def theirs_of(family: str, key: str) -> str:
 
 
 def test_all_families_are_compared() -> None:
-    assert set(FAMILIES) == {*CONFIGS, *TWINS}
+    assert set(FAMILIES) == {*CONFIGS, *TWINS, *sparse_checkpoints.TWINS}
 
 
 @pytest.mark.parametrize("family", CONFIGS)
