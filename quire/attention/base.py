@@ -8,6 +8,13 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from quire.kernels.attention.scores import ALIKE, PLAIN, PerHead, Scores
+
+__all__ = [
+    "ALIKE", "FAR", "PLAIN", "AttentionBackend", "AttentionInputs", "AttentionSpec", "LayerCache", "PerHead",
+    "PromptAttention", "Scores", "SharedPrefix", "prefix_tile_rows", "prefix_tiles",
+]  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
@@ -24,8 +31,7 @@ class AttentionSpec:
     max_tokens: int
     max_seq_len: int
     drafted: tuple[int, int] = (0, 1)  # decode rows of the largest step with several queries a row, and how many
-    sliding_window: int | None = None  # counts the current token
-    softcap: float = 0.0  # c: scores become c · tanh(score / c); 0: they stay
+    scores: Scores = PLAIN  # what they get besides the scale, and which count
     planes: int = 1  # of which a cache is every so many'th block
     value_dim: int = 0  # of a latent cache, whose one row a token is the key, and its first so many numbers the value
 
@@ -122,7 +128,7 @@ class AttentionBackend(Protocol):
         """Prepare a step; must not wait for the device. Its launches are captured with the step."""
         ...
 
-    def run(self, q: torch.Tensor, cache: LayerCache, plan: Any, scale: float) -> torch.Tensor:
+    def run(self, q: torch.Tensor, cache: LayerCache, plan: Any, scale: float, heads: PerHead = ALIKE) -> torch.Tensor:
         """Attend over the paged cache, causally. This step's KV is already written.
 
         Args:
@@ -130,6 +136,7 @@ class AttentionBackend(Protocol):
             cache: of this layer.
             plan: what `plan` returned for this step.
             scale: that products of queries and keys are multiplied by.
+            heads: what this layer's bring, as the spec's `scores` say that they do.
 
         Shapes:
             q: [tokens, heads, head_dim]. Returns [tokens, heads * out_dim].

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from quire.attention.base import AttentionSpec
+from quire.attention.base import PLAIN, AttentionSpec
 from quire.attention.grouping import alike
 
 # Rows are attended together if the longest has at most this many times the shortest's tokens, and a bit.
@@ -36,7 +36,8 @@ class TorchPromptAttention:
 
     @staticmethod
     def refuses(spec: AttentionSpec) -> str | None:
-        return "it knows of no sliding window and no soft cap" if spec.sliding_window or spec.softcap else None
+        plain = spec.scores == PLAIN
+        return None if plain else "its scores are products of queries and keys, and all of a prompt counts"
 
     def plan(self, lengths: np.ndarray, query_start: torch.Tensor) -> list[Group]:  # noqa: ARG002 (lengths say it)
         starts = np.concatenate([[0], np.cumsum(lengths)])

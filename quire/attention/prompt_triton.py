@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from quire.attention.base import AttentionSpec
+from quire.attention.base import PLAIN, AttentionSpec
 from quire.attention.triton import TritonAttention
 from quire.kernels.attention import prompt as prompt_attention
 
@@ -27,8 +27,8 @@ class TritonPromptAttention:
 
     @staticmethod
     def refuses(spec: AttentionSpec) -> str | None:
-        if spec.sliding_window or spec.softcap:
-            return "it knows of no sliding window and no soft cap"
+        if spec.scores != PLAIN:
+            return "its scores are products of queries and keys, and all of a prompt counts"
         return TritonAttention.refuses(spec)
 
     def plan(self, lengths: np.ndarray, query_start: torch.Tensor) -> PromptPlan:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from quire.attention.base import AttentionInputs, AttentionSpec, LayerCache
+from quire.attention.base import ALIKE, PLAIN, AttentionInputs, AttentionSpec, LayerCache, PerHead
 from quire.attention.triton import refuses_device
 from quire.kernels.attention import latent_paged
 
@@ -43,8 +43,8 @@ class TritonLatentAttention:
             return f"dtype {spec.dtype} is none of {', '.join(map(str, DTYPES))}"
         if spec.value_dim > MAX_RANK or spec.head_dim - spec.value_dim > MAX_ROPE:
             return f"rows of {spec.value_dim} + {spec.head_dim - spec.value_dim} are more than {MAX_RANK} + {MAX_ROPE}"
-        if spec.softcap or spec.sliding_window:
-            return "its kernels have neither windows nor soft caps"
+        if spec.scores != PLAIN:
+            return "its scores are products of queries and rows, and all of a text counts"
         return refuses_device(spec)
 
     def plan(self, inputs: AttentionInputs) -> LatentPlan:
@@ -59,7 +59,10 @@ class TritonLatentAttention:
             ),
         )
 
-    def run(self, q: torch.Tensor, cache: LayerCache, plan: LatentPlan, scale: float) -> torch.Tensor:
+    def run(
+        self, q: torch.Tensor, cache: LayerCache, plan: LatentPlan, scale: float, heads: PerHead = ALIKE
+    ) -> torch.Tensor:
+        assert heads == ALIKE, "refused"
         inputs, rank = plan.inputs, self.spec.value_dim
         out = torch.empty((len(q), self.spec.num_heads * rank), dtype=q.dtype, device=q.device)
         table, split = inputs.block_table, inputs.num_decodes * inputs.num_queries

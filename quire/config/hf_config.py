@@ -51,7 +51,8 @@ ELSEWHERE = _words(
     add_swa_attention_sink_bias alibi attention_chunk_size attention_multiplier attn_logit_softcapping
     attn_output_gate block_configs clip_qkv dim_model_base embedding_multiplier final_logit_softcapping
     interleaved_sliding_window kv_lora_rank layer_types llama_4_scaling logit_scale logits_scaling multi_query
-    n_routed_experts new_decoder_architecture no_rope_layer_interval no_rope_layers num_experts num_kv_shared_layers
+    mlp_layer_types n_routed_experts new_decoder_architecture no_rope_layer_interval no_rope_layers num_experts
+    num_kv_shared_layers
     num_local_experts parallel_attn per_layer_config pruned_heads q_lora_rank qk_layernorm quantization_config
     query_pre_attn_scalar residual_multiplier rope_local_base_freq rope_ratio rotary_dim rotary_pct
     scale_attn_by_inverse_layer_idx scale_depth scale_emb sliding_window sliding_window_pattern swiglu_limit
@@ -69,7 +70,7 @@ _SIZES = {"num_key_value_heads", "head_dim", "intermediate_size"}  # some famili
 _FROM_ZERO = _words(
     """
     first_k_dense_replace max_window_layers moe_layer_start_index moe_num_shared_experts n_shared_experts num_mtp_layers
-    pad_token_id rotary_dim sliding_window
+    pad_token_id rotary_dim shared_intermediate_size sliding_window
     """
 )
 # And checked there.

@@ -93,8 +93,11 @@ class OuterNormLayer(nn.Module):
         """residual [tokens, hidden]: updated in place and returned."""
         added = self.self_attn.attend(residual, self.input_layernorm, ctx)
         residual.add_(self.post_attention_layernorm(added), alpha=self.scale)
-        added = self.mlp.add(residual, self.pre_feedforward_layernorm, None)
-        return residual.add_(self.post_feedforward_layernorm(added), alpha=self.scale)
+        return residual.add_(self.post_feedforward_layernorm(self.feed(residual, ctx)), alpha=self.scale)
+
+    def feed(self, residual: torch.Tensor, ctx: StepContext) -> torch.Tensor:  # noqa: ARG002
+        """What the second half adds, before its norm."""
+        return self.mlp.add(residual, self.pre_feedforward_layernorm, None)
 
 
 class ParallelLayer(nn.Module):

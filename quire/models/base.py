@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from quire.attention.base import Scores
 from quire.attention.context import StepContext
 from quire.config.reading import read, read_positive
 from quire.distributed.group import Group
@@ -203,7 +204,7 @@ class DecoderStack(nn.Module):
         self._keeps, self.layer_groups = _grouped(self.layers)
         firsts = [self.layer_groups.index(group) for group in range(len(self._keeps))]
         self._samples = [self.layers[index] for index in sorted(firsts)]
-        self.softcap = _softcap(self.layers)
+        self.scores = _scores(self.layers, len(self._keeps))
         self.norm = norm or RMSNorm(sizes.hidden, sizes.eps)
         bias = self._logits.bias
         self.lm_head = None if tied else Linear(sizes.hidden, sizes.vocab, bias=bias, role="vocabulary")
@@ -335,18 +336,27 @@ def num_weights(module: nn.Module) -> int:
     )
 
 
-def _softcap(layers: nn.ModuleList) -> float:
-    """Of attention; one backend serves the layers of a group."""
-    caps = {attention.softcap for attention in layers.modules() if isinstance(attention, SelfAttention)}
-    if len(caps) > 1:
-        raise ConfigError("layers whose attention is capped unlike are not supported")
-    return next(iter(caps), 0.0)
+def _scores(layers: nn.ModuleList, groups: int) -> list[Scores]:
+    """Of attention, by group: one backend serves the layers of each."""
+    found: dict[int, Scores] = {}
+    for attention in layers.modules():
+        if (
+            isinstance(attention, SelfAttention)
+            and found.setdefault(attention.group, attention.scores) != attention.scores
+        ):
+            raise ConfigError(
+                "layers that keep the same, of which some have another soft cap or alone have sinks or slopes, are not "
+                "supported"
+            )
+    return [found[group] for group in range(groups)]
 
 
 def _grouped(layers: nn.ModuleList) -> tuple[list[Keeps], list[int]]:
     """What each group keeps, and the number of each layer's group, which the layers are told."""
     attentions = sorted((m for m in layers.modules() if isinstance(m, SelfAttention)), key=lambda m: m.index)
-    keeps = sorted({attention.keeps for attention in attentions})  # "full" and "latent" stand before "window"
+    keeps = sorted(
+        {attention.keeps for attention in attentions}, key=lambda keeps: (keeps.kind not in ("full", "latent"), keeps)
+    )
     for attention in attentions:
         attention.group = keeps.index(attention.keeps)
     return keeps, [attention.group for attention in attentions]

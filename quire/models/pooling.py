@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quire.attention.base import PLAIN
 from quire.config.pooler import Mode, PoolerConfig
 from quire.config.reading import read_positive
 from quire.foundation.errors import ConfigError
@@ -56,7 +57,7 @@ class PoolingModel(nn.Module):
         self.is_causal = trunk.is_causal
         self.layer_groups = trunk.layer_groups
         self.hidden = trunk.hidden
-        self.softcap = trunk.softcap if isinstance(trunk, DecoderStack) else 0.0
+        self.scores = trunk.scores if isinstance(trunk, DecoderStack) else [PLAIN]
         self._label_tokens = pooler.label_tokens
         self._sources = {layer.source for layer in head}
         self._prefix = trunk.naming.prefix if isinstance(trunk, DecoderStack) else "model."

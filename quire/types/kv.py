@@ -19,15 +19,16 @@ class KVGroupSpec(msgspec.Struct, frozen=True):
     large pages; how many tokens one holds follows from the bytes.
     """
 
-    # "full", "latent", "window", "history" (ids of the tokens, where no layer keeps them all), or "none": nothing is
-    # kept, so that a prompt must be computed in one step, and the one block that each request holds is but a number
+    # "full", "latent", "window", "chunk" (a window that stands still), "history" (ids of the tokens, where no layer
+    # keeps them all), or "none": nothing is kept, so that a prompt must be computed in one step, and the one block that
+    # each request holds is but a number
     kind: str
     block_size: int  # tokens a block
     num_layers: int
     num_kv_heads: int
     head_dim: int
     dtype_bytes: int
-    window: int = 0  # tokens that a query sees, its own included; 0: all
+    window: int = 0  # tokens that a query sees at most, its own included; 0: all
     planes: int = 2
     value_dim: int = 0  # 0: values are a plane of their own
 

@@ -227,7 +227,7 @@ class Assembly:
         for group in self._pages.groups:
             dims = group.head_dim + (group.value_dim or group.head_dim)
             cost = group.num_layers * self._model.num_heads * dims / weights
-            if group.kind == "window":
+            if group.kind in ("window", "chunk"):
                 windows.append((group.window, cost))
             elif group.keeps_all:
                 full += cost
@@ -262,6 +262,5 @@ class Assembly:
             max_tokens=max_tokens,
             max_seq_len=max_model_len,
             drafted=(drafted_rows(rows, self._resolved.max_num_batched_tokens, width), width) if width > 1 else (0, 1),
-            sliding_window=group.window or None,
-            softcap=self._model.softcap,
+            scores=self._model.scores[number],
         )

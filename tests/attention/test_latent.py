@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire.attention.base import AttentionBackend, AttentionInputs, AttentionSpec, LayerCache
+from quire.attention.base import AttentionBackend, AttentionInputs, AttentionSpec, LayerCache, Scores
 from quire.attention.library import refuses_as_all_do
 from quire.attention.sdpa import SDPAttention
 from quire.attention.select import select
@@ -102,6 +102,6 @@ def test_who_refuses_latent_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     for changes, said in [
         ({}, "float32"),
         ({**half, "value_dim": 640, "head_dim": 704}, "640 + 64"),
-        ({**half, "softcap": 3.0}, "soft caps"),
+        ({**half, "scores": Scores(softcap=3.0)}, "products of queries and rows"),
     ]:
         assert said in (TritonLatentAttention.refuses(spec("cuda", **changes)) or "")

@@ -59,12 +59,11 @@ class PagedRows:
                     max_rows=max_rows,
                     max_tokens=max_rows * max_seq_len,
                     max_seq_len=max_seq_len,
-                    sliding_window=group.window or None,
-                    softcap=model.softcap,
+                    scores=scores,
                     value_dim=group.value_dim,
                 ),
             )
-            for group in groups
+            for group, scores in zip(groups, model.scores, strict=True)
         ]
 
     def context(self, seats: list[int], counts: list[int]) -> StepContext:

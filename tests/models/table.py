@@ -31,8 +31,8 @@ random weights. Families whose code transformers does not have are compared by w
 (`tests/models/twins.py`). **Ranks**: whether several GPUs may share the model. Decoders also serve embedders and
 classifiers made of them (`...Model`, `...ForSequenceClassification`).
 
-| Family | Architectures | Variants tested | Windows | Soft caps | Ranks | Lines | Difference |
-|---|---|---|---|---|---|---|---|
+| Family | Architectures | Variants tested | Attention has | Ranks | Lines | Difference |
+|---|---|---|---|---|---|---|
 """
 FOOT = """
 ## Encoders, for vectors
@@ -76,8 +76,7 @@ def render(differences: dict[str, str]) -> str:
 def _row(name: str, family: Family, difference: str) -> str:
     told = [case.removeprefix(f"{name}-") for case in variants(name) if case != name]
     marks = (
-        "yes" if "sliding_window" in family.defaults else "",
-        "yes" if any("softcapping" in key for key in family.defaults) else "",
+        ", ".join(term for term, is_there in _terms(family).items() if is_there),
         "yes" if family.shared else "one",
     )
     architectures = ", ".join(family.architectures)
@@ -85,9 +84,25 @@ def _row(name: str, family: Family, difference: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _lines(family: Family) -> int:
+def _terms(family: Family) -> dict[str, bool]:
+    """What its attention has besides products of queries and keys."""
+    source = _source(family)
+    return {
+        "windows": "sliding_window" in family.defaults,
+        "chunks": "chunk=" in source,
+        "soft caps": any("softcapping" in key for key in family.defaults),
+        "sinks": "sinks=" in source,
+        "slopes": "slopes=" in source,
+    }
+
+
+def _source(family: Family) -> str:
     path = family.module.removeprefix("quire.models.").replace(".", "/")
-    return len((ROOM / f"{path}.py").read_text(encoding="utf-8").splitlines())
+    return (ROOM / f"{path}.py").read_text(encoding="utf-8")
+
+
+def _lines(family: Family) -> int:
+    return len(_source(family).splitlines())
 
 
 def differences_of(page: str) -> dict[str, str]:

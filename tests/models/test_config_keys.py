@@ -25,12 +25,8 @@ from tests.models.cases import CASES, TWINS
 from tests.models.paged import PagedRows
 
 FAMILIES = sorted(families())
-CONFIGS = {
-    "bert": "Bert", "dots1": "Dots1", "ernie4_5_moe": "Ernie4_5_Moe", "glm4_moe": "Glm4Moe", "granitemoe": "GraniteMoe",
-    "hunyuan_v1_moe": "HunYuanMoEV1", "mixtral": "Mixtral", "olmoe": "Olmoe", "qwen2_moe": "Qwen2Moe",
-    "deepseek_v2": "DeepseekV2", "deepseek_v3": "DeepseekV3", "glm4_moe_lite": "Glm4MoeLite", "qwen3_moe": "Qwen3Moe",
-    "roberta": "Roberta", "xlm_roberta": "XLMRoberta",
-}  # fmt: skip
+CONFIGS = {"bert": "Bert", "roberta": "Roberta", "xlm_roberta": "XLMRoberta"}
+CONFIGS |= {family: sparse_checkpoints.CASES[cases[0]][0] for family, cases in sparse_checkpoints.FAMILIES.items()}
 CONFIGS |= {name: made for name, (made, _) in CASES.items() if name in FAMILIES and name not in TWINS}
 
 
@@ -67,6 +63,7 @@ UNSAID = {
     "falcon": {"rotary", "head_dim"},
     "gpt_neox": {"head_dim"},
     "gpt_bigcode": {"num_key_value_heads"},
+    "solar_open": {"intermediate_size"},
     "minicpm3": {"logits_scaling"},
 }
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from quire.kernels.attention import paged
+from quire.kernels.attention.scores import PLAIN
 from quire.kernels.dispatch import device_on_triton, on_triton
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def decode_schedule(
     width: of a latent row. drafted: as in `paged.decode_schedule`. Made on the device from what the tensors hold then,
     so it is part of what a CUDA graph captures.
     """
-    rows = paged.DecodeSchedule(seats, seq_lens, 0, None, drafted)
+    rows = paged.DecodeSchedule(seats, seq_lens, PLAIN, None, drafted)
     if not on_triton(seq_lens):
         return LatentSchedule(rows, None)
     from quire.kernels.attention.triton import latent_decode

@@ -98,6 +98,23 @@ def later_layers(config: Mapping[str, Any], layers: int) -> set[int]:
     return set(range(min(read_count(config, "first_k_dense_replace", 0), layers), layers))
 
 
+def typed_layers(config: Mapping[str, Any], layers: int, dense: int) -> set[int]:
+    """Numbers of the layers that have experts: as `mlp_layer_types` says, else all but the first `dense`.
+
+    Raises ConfigError for a list that is none.
+    """
+    kinds = config["mlp_layer_types"]
+    if kinds is None:
+        kinds = ["dense"] * min(dense, layers) + ["sparse"] * max(layers - dense, 0)
+    if not isinstance(kinds, list) or len(kinds) != layers or not {*kinds} <= {"dense", "sparse"}:
+        raise ConfigError(
+            f"config.json: mlp_layer_types must say dense or sparse for each of num_hidden_layers={layers}, got "
+            f"{shown(kinds)}",
+            "mlp_layer_types",
+        )
+    return {index for index, kind in enumerate(kinds) if kind == "sparse"}
+
+
 class SparseStack(DecoderStack):
     """A decoder whose checkpoints may spell names in another way, or hold more layers than it has.
 
