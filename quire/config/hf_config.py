@@ -8,13 +8,14 @@ knew them, and are refused unless they are neutral; the rest nobody knows, and t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from quire.config.families import Family, family_of
 from quire.config.reading import read, read_count, read_positive
 from quire.config.rope import ROPE_KEYS, read_rope
+from quire.config.transformers_models import fallback_config, implementation
 from quire.foundation.errors import ConfigError
 from quire.foundation.json_file import read_json_object, shown
 
@@ -88,11 +89,23 @@ class HFConfig:
     architecture: str
     values: dict[str, Any]  # as given, what was missing filled in, rotary settings in one form
     unknown: tuple[str, ...]  # keys that mean nothing here, nor to transformers
+    given: dict[str, Any] = field(default_factory=dict)  # values as they are, of a model without a family
 
 
-def read_hf_config(folder: Path, overrides: Mapping[str, Any]) -> HFConfig:
-    """Raises ConfigError naming the key that is missing, not of its type, out of range or not supported."""
-    return hf_config(read_json_object(folder / "config.json", "model"), overrides, f"{folder}/config.json")
+def read_hf_config(
+    folder: Path, overrides: Mapping[str, Any], impl: str = "auto", *, trusted: bool = False
+) -> HFConfig:
+    """impl, trusted: the options model_impl and trust_remote_code.
+
+    Raises ConfigError naming the key that is missing, not of its type, out of range or not supported.
+    """
+    file, name = read_json_object(folder / "config.json", "model"), f"{folder}/config.json"
+    given = {**file, **overrides}
+    architecture = architecture_of(given, name)
+    if not implementation(given, architecture, impl, trusted=trusted):
+        return hf_config(file, overrides, name)
+    family, values = fallback_config(given, architecture, name)
+    return HFConfig(family=family, architecture=architecture, values=values, unknown=(), given=given)
 
 
 def hf_config(file: Mapping[str, Any], overrides: Mapping[str, Any], name: str = "config.json") -> HFConfig:
@@ -123,7 +136,7 @@ def hf_config(file: Mapping[str, Any], overrides: Mapping[str, Any], name: str =
             unknown.append(key)
             if key in _SIZES:  # that a family does not know
                 del values[key]
-        elif given[key] and given[key] != 1:
+        elif given[key] is True or (given[key] and given[key] != 1):
             hint = "quantized checkpoints are not supported" if key == "quantization_config" else None
             raise _unsupported(key, given[key], hint or f"{family.name}'s layers do not know it")
     return HFConfig(family=family, architecture=architecture, values=values, unknown=tuple(sorted(unknown)))

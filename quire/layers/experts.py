@@ -31,7 +31,7 @@ from quire.layers.linear import Linear
 from quire.layers.mlp import GatedMLP
 from quire.layers.norm import Norm, RMSNorm
 from quire.layers.targets import Staged, Staging, Target, store
-from quire.quantization.base import INPUTS, OUTPUTS, ExpertMatrices, QuantizationMethod, Spec, Tensors
+from quire.quantization.base import INPUTS, OUTPUTS, ExpertMatrices, QuantizationMethod, Spec, Tensors, WeightFormat
 from quire.quantization.base import Norm as Gain
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -150,6 +150,11 @@ class Experts(nn.Module):
     def add(self, x: torch.Tensor, routes: Routes, residual: torch.Tensor, norm: Gain | None) -> torch.Tensor:
         """`residual += routed experts of norm(x)`, in place; returns it."""
         return self.matrices.add(x, routes, residual, norm, self.inside)
+
+    @property
+    def format(self) -> WeightFormat:
+        """Of all its matrices, once they are allocated."""
+        return self._pair[0].scheme.format
 
     def num_weights(self) -> int:
         """Numbers that the parameters of a token's experts stand for: what it is multiplied by."""

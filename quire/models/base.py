@@ -166,8 +166,86 @@ class Logits:
         return cls(scale=1 / number)
 
 
-class DecoderStack(nn.Module):
-    """A decoder-only language model, as the worker sees it.
+class Decoder(nn.Module):
+    """A language model as the worker sees it: tokens and a paged cache in, states and logits out."""
+
+    is_causal = True
+    graph_support = True  # its steps may be captured in CUDA graphs
+    is_foreign = False  # somebody else's code, which may do what graphs and rehearsals do not allow
+    group: Group | None = None  # of ranks that share it
+    hidden: int
+    num_heads: int
+    scores: list[Scores]  # of attention, by group
+    layer_groups: list[int]
+    _keeps: list[Keeps]  # by group
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        ctx: StepContext,
+        layers: int | None = None,
+        given: GivenEmbeddings | None = None,
+    ) -> torch.Tensor:
+        """input_ids int32 [tokens] → something of all tokens, [tokens, hidden].
+
+        layers: 1, to warm up: one of each group will do. given: what some tokens are instead of their ids' embeddings.
+        """
+        raise NotImplementedError
+
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """hidden: rows of what `forward` returned, [rows, hidden] → float32 [rows, vocab], in `out` if given."""
+        raise NotImplementedError
+
+    def states(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: rows of what `forward` returned → the model's own last hidden states, which logits are made of."""
+        raise NotImplementedError
+
+    def checkpoint_name(self, path: str) -> str:
+        raise NotImplementedError
+
+    def known_name(self, tensor: str) -> str | None:
+        raise NotImplementedError
+
+    @property
+    def twins(self) -> dict[str, str]:
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Once the weights are there. Raises ConfigError if the model cannot be served as it is."""
+
+    def kv_groups(self, block_size: int, dtype: torch.dtype | None = None) -> list[KVGroupSpec]:
+        return [
+            KVGroupSpec(
+                kind=keeps.kind,
+                block_size=block_size,
+                num_layers=self.layer_groups.count(number),
+                num_kv_heads=keeps.num_kv_heads,
+                head_dim=keeps.head_dim,
+                dtype_bytes=(dtype or next(self.parameters()).dtype).itemsize,
+                window=keeps.window,
+                planes=1 if keeps.value_dim else 2,
+                value_dim=keeps.value_dim,
+            )
+            for number, keeps in enumerate(self._keeps)
+        ]
+
+    def num_bytes(self) -> int:
+        return num_bytes(self)
+
+    def num_weights(self) -> int:
+        return num_weights(self)
+
+    def prompt_weights(self) -> int:
+        """Of these those that each token of a prompt is multiplied by."""
+        raise NotImplementedError
+
+    def expert_bytes(self, tokens: int | None = None) -> float:
+        """Of all experts' weights; or of those that so many tokens hit."""
+        return sum(module.num_bytes(tokens) for module in self.modules() if isinstance(module, Experts))
+
+
+class DecoderStack(Decoder):
+    """A decoder-only language model that is declared.
 
     layer: makes the decoder layer of a given number. tied: logits come from the embedding matrix. norm: the last one;
     None: an RMS norm. embedding_scale: that embeddings are multiplied by. input_scale: the same, given ones
@@ -175,8 +253,6 @@ class DecoderStack(nn.Module):
     them is the first token's).
     Submodules are named as in checkpoints, but for what `naming` says.
     """
-
-    is_causal = True
 
     def __init__(
         self,
@@ -194,7 +270,6 @@ class DecoderStack(nn.Module):
         super().__init__()
         self.sizes = sizes
         self.hidden, self.num_heads = sizes.hidden, sizes.heads
-        self.group: Group | None = None
         self.naming, self._logits = naming or Naming(), logits or Logits()
         self.embed_tokens = Embedding(sizes.vocab, sizes.hidden, scale=embedding_scale)
         self.embed_positions = Embedding(positions[0], sizes.hidden) if positions else None
@@ -294,31 +369,8 @@ class DecoderStack(nn.Module):
     def checkpoint_name(self, path: str) -> str:
         return self.naming.checkpoint_name(path)
 
-    def kv_groups(self, block_size: int, dtype: torch.dtype | None = None) -> list[KVGroupSpec]:
-        return [
-            KVGroupSpec(
-                kind=keeps.kind,
-                block_size=block_size,
-                num_layers=self.layer_groups.count(number),
-                num_kv_heads=keeps.num_kv_heads,
-                head_dim=keeps.head_dim,
-                dtype_bytes=(dtype or self.embed_tokens.weight.dtype).itemsize,
-                window=keeps.window,
-                planes=1 if keeps.value_dim else 2,
-                value_dim=keeps.value_dim,
-            )
-            for number, keeps in enumerate(self._keeps)
-        ]
-
-    def num_bytes(self) -> int:
-        return num_bytes(self)
-
-    def num_weights(self) -> int:
-        return num_weights(self)
-
-    def expert_bytes(self, tokens: int | None = None) -> float:
-        """Of all experts' weights; or of those that so many tokens hit."""
-        return sum(module.num_bytes(tokens) for module in self.modules() if isinstance(module, Experts))
+    def prompt_weights(self) -> int:
+        return num_weights(self.layers)
 
 
 def num_bytes(module: nn.Module) -> int:

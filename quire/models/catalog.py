@@ -20,7 +20,8 @@ from quire.layers.attention import SelfAttention
 from quire.layers.embedding import Embedding
 from quire.layers.experts import Experts, MixtureOfExperts
 from quire.layers.linear import Linear
-from quire.models.base import DecoderStack, Model
+from quire.models.base import Decoder, DecoderStack, Model
+from quire.models.fallback.build import build_fallback
 from quire.models.pooling import PoolingModel, make_head
 from quire.quantization.base import QuantizationMethod
 from quire.quantization.plain import Unquantized
@@ -35,12 +36,15 @@ def build(
     max_positions: int,
     method: QuantizationMethod | None = None,
     group: Group | None = None,
-) -> DecoderStack:
+) -> Decoder:
     """The model with its parameters allocated on `device`, their values not set. method: None, everything plain.
     group: of the ranks that share it, each of which gets its own part; None: there is one.
 
     Raises ConfigError for an architecture without a family file, a quantized checkpoint or a config that cannot be.
     """
+    if info.impl:
+        with _allocating(dtype, device):
+            return build_fallback(info, dtype, device, max_positions)
     with _allocating(dtype, device):
         family = _family(info)
         model = family.build(_config(info, family), max_positions)

@@ -9,7 +9,7 @@ import torch
 from quire.attention.base import AttentionBackend, AttentionSpec
 from quire.attention.context import AttentionInputs, GroupContext, LayerCache, StepContext
 from quire.attention.select import select
-from quire.models.base import DecoderStack
+from quire.models.base import Decoder
 
 
 class PagedRows:
@@ -17,7 +17,7 @@ class PagedRows:
 
     def __init__(
         self,
-        model: DecoderStack,
+        model: Decoder,
         *,
         max_rows: int = 4,
         max_seq_len: int = 128,
@@ -25,7 +25,7 @@ class PagedRows:
         seed: int = 0,
         backend: str = "auto",
     ) -> None:
-        weight = model.embed_tokens.weight
+        weight = next(model.parameters())
         self.model, self.device, self.block_size = model, weight.device, block_size
         groups = model.kv_groups(block_size)
         spec = groups[0]
