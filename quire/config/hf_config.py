@@ -44,6 +44,7 @@ HARMLESS = _words(
     temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript
     transformers_version typical_p unk_token_id use_bfloat16 use_cache use_return_dict
     aux_loss_alpha embedding_initializer_range ep_size output_router_logits router_aux_loss_coef seq_aux
+    quantization_config compression_config
     """
 )
 # Of other families: in a config of one that does not know them they would be ignored without a word.
@@ -54,7 +55,7 @@ ELSEWHERE = _words(
     interleaved_sliding_window kv_lora_rank layer_types llama_4_scaling logit_scale logits_scaling multi_query
     mlp_layer_types n_routed_experts new_decoder_architecture no_rope_layer_interval no_rope_layers num_experts
     num_kv_shared_layers
-    num_local_experts parallel_attn per_layer_config pruned_heads q_lora_rank qk_layernorm quantization_config
+    num_local_experts parallel_attn per_layer_config pruned_heads q_lora_rank qk_layernorm
     query_pre_attn_scalar residual_multiplier rope_local_base_freq rope_ratio rotary_dim rotary_pct
     scale_attn_by_inverse_layer_idx scale_depth scale_emb sliding_window sliding_window_pattern swiglu_limit
     text_config use_bidirectional_attention use_dynamic_ntk use_logn_attn use_parallel_residual use_post_norm
@@ -137,8 +138,7 @@ def hf_config(file: Mapping[str, Any], overrides: Mapping[str, Any], name: str =
             if key in _SIZES:  # that a family does not know
                 del values[key]
         elif given[key] is True or (given[key] and given[key] != 1):
-            hint = "quantized checkpoints are not supported" if key == "quantization_config" else None
-            raise _unsupported(key, given[key], hint or f"{family.name}'s layers do not know it")
+            raise _unsupported(key, given[key], f"{family.name}'s layers do not know it")
     return HFConfig(family=family, architecture=architecture, values=values, unknown=tuple(sorted(unknown)))
 
 

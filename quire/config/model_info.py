@@ -12,6 +12,7 @@ from typing import Any
 
 from quire.config.generation import read_generation_config, sampling_defaults, token_ids
 from quire.config.hf_config import HFConfig, architecture_of, read_hf_config
+from quire.config.quantization import checkpoint_quantization
 from quire.config.reading import read, read_count
 from quire.config.rope import context_length
 from quire.config.transformers_models import TRANSFORMERS, implementation, runs_code
@@ -46,6 +47,7 @@ class ModelInfo:
     hidden_size: int = 0  # of an embedding; 0: not known
     generation_defaults: dict[str, Any] = field(default_factory=dict)  # sampling defaults of generation_config.json
     unknown_keys: tuple[str, ...] = ()  # of config.json, that mean nothing
+    quantization: dict[str, Any] = field(default_factory=dict)  # of the checkpoint (config/quantization.py); {}: none
     family: str = ""  # name of the user's own family that builds it; "": one of those that come with Quire
     impl: str = ""  # "transformers": no family builds it; see config/transformers_models.py
     runs_code: bool = False  # that comes with the checkpoint
@@ -92,6 +94,7 @@ def read_model_info(
         hidden_size=values.get("hidden_size") or 0,
         generation_defaults=sampling_defaults(generation, generation_file),
         unknown_keys=config.unknown,
+        quantization=checkpoint_quantization(path, values),
         family=config.family.name if config.family.is_own else "",
         impl=TRANSFORMERS if through else "",
         runs_code=through and runs_code(config.given, config.architecture),

@@ -24,7 +24,7 @@ from quire.models.base import Decoder, DecoderStack, Model
 from quire.models.fallback.build import build_fallback
 from quire.models.pooling import PoolingModel, make_head
 from quire.quantization.base import QuantizationMethod
-from quire.quantization.plain import Unquantized
+from quire.quantization.select import make_method
 
 _TOO_LARGE = re.compile("allocate|overflow")
 
@@ -37,7 +37,7 @@ def build(
     method: QuantizationMethod | None = None,
     group: Group | None = None,
 ) -> Decoder:
-    """The model with its parameters allocated on `device`, their values not set. method: None, everything plain.
+    """The model with its parameters allocated on `device`, their values not set. method: None, the checkpoint's own.
     group: of the ranks that share it, each of which gets its own part; None: there is one.
 
     Raises ConfigError for an architecture without a family file, a quantized checkpoint or a config that cannot be.
@@ -49,7 +49,7 @@ def build(
         family = _family(info)
         model = family.build(_config(info, family), max_positions)
         if isinstance(model, DecoderStack):
-            allocate(model, method or Unquantized(), group)
+            allocate(model, method or make_method(info.quantization.get("quant_method"), info.quantization), group)
     if not isinstance(model, DecoderStack):
         raise ConfigError(f"{info.architecture} does not generate: set runner to auto or pooling", "runner")
     return model.eval()
@@ -73,7 +73,7 @@ def build_for_pooling(
         trunk = family.build(config, max_positions)
         head = make_head(pooler, info.architecture, config, getattr(family, "classifier", None))
         model = PoolingModel(trunk, head, pooler, getattr(family, "unused", None))
-        allocate(model, method or Unquantized(), group)
+        allocate(model, method or make_method(info.quantization.get("quant_method"), info.quantization), group)
     return model.eval()
 
 
