@@ -16,6 +16,7 @@ from quire.config.families import Family, family_of
 from quire.config.reading import read, read_count, read_positive
 from quire.config.rope import ROPE_KEYS, read_rope
 from quire.config.transformers_models import fallback_config, implementation
+from quire.config.wrappers import is_wrapper, lift, lifted_overrides
 from quire.foundation.errors import ConfigError
 from quire.foundation.json_file import read_json_object, shown
 
@@ -45,6 +46,7 @@ HARMLESS = _words(
     transformers_version typical_p unk_token_id use_bfloat16 use_cache use_return_dict
     aux_loss_alpha embedding_initializer_range ep_size output_router_logits router_aux_loss_coef seq_aux
     quantization_config compression_config
+    emb_pdrop embedding_fraction init_device
     """
 )
 # Of other families: in a config of one that does not know them they would be ignored without a word.
@@ -78,8 +80,8 @@ _FROM_ZERO = _words(
 # And checked there.
 _READ_ELSEWHERE = _words(
     """
-    layer_types mlp_layer_types mlp_only_layers moe_layer_end_index moe_topk no_rope_layers rope_parameters
-    sliding_window_pattern
+    attn_config attn_temperature_tuning layer_types mlp_layer_types mlp_only_layers moe_layer_end_index
+    moe_layers moe_topk no_rope_layers rope_parameters sliding_window_pattern
     """
 )
 
@@ -91,6 +93,7 @@ class HFConfig:
     values: dict[str, Any]  # as given, what was missing filled in, rotary settings in one form
     unknown: tuple[str, ...]  # keys that mean nothing here, nor to transformers
     given: dict[str, Any] = field(default_factory=dict)  # values as they are, of a model without a family
+    wrapper: str = ""  # the architecture that the decoder was lifted out of
 
 
 def read_hf_config(
@@ -111,7 +114,10 @@ def read_hf_config(
 
 def hf_config(file: Mapping[str, Any], overrides: Mapping[str, Any], name: str = "config.json") -> HFConfig:
     """The same of a config.json that has been read; name: of it, for errors."""
-    architecture = architecture_of({**file, **overrides}, name)
+    architecture, wrapper = architecture_of({**file, **overrides}, name), ""
+    if is_wrapper(architecture):
+        file, overrides, wrapper = lift(file, architecture), lifted_overrides(overrides), architecture
+        architecture = architecture_of(file, name)
     family = family_of(architecture)
     file, overrides = (_renamed(config, family.aliases) for config in (file, overrides))
     given = {**file, **overrides}
@@ -139,7 +145,9 @@ def hf_config(file: Mapping[str, Any], overrides: Mapping[str, Any], name: str =
                 del values[key]
         elif given[key] is True or (given[key] and given[key] != 1):
             raise _unsupported(key, given[key], f"{family.name}'s layers do not know it")
-    return HFConfig(family=family, architecture=architecture, values=values, unknown=tuple(sorted(unknown)))
+    return HFConfig(
+        family=family, architecture=architecture, values=values, unknown=tuple(sorted(unknown)), wrapper=wrapper
+    )
 
 
 def architecture_of(given: Mapping[str, Any], name: str) -> str:

@@ -48,6 +48,7 @@ class ModelInfo:
     generation_defaults: dict[str, Any] = field(default_factory=dict)  # sampling defaults of generation_config.json
     unknown_keys: tuple[str, ...] = ()  # of config.json, that mean nothing
     quantization: dict[str, Any] = field(default_factory=dict)  # of the checkpoint (config/quantization.py); {}: none
+    wrapper: str = ""  # the architecture whose text part this is (config/wrappers.py)
     family: str = ""  # name of the user's own family that builds it; "": one of those that come with Quire
     impl: str = ""  # "transformers": no family builds it; see config/transformers_models.py
     runs_code: bool = False  # that comes with the checkpoint
@@ -95,6 +96,7 @@ def read_model_info(
         generation_defaults=sampling_defaults(generation, generation_file),
         unknown_keys=config.unknown,
         quantization=checkpoint_quantization(path, values),
+        wrapper=config.wrapper,
         family=config.family.name if config.family.is_own else "",
         impl=TRANSFORMERS if through else "",
         runs_code=through and runs_code(config.given, config.architecture),

@@ -205,17 +205,30 @@ class Experts(nn.Module):
         """Of every tensor that a checkpoint has for them, be it one an expert or one for all."""
         if self.has_bias:
             yield from self._bias_targets()
+        are_turned = self._are_turned(stored)
         for one, kept, whole in zip(self._pair, self._kept, (self.names.all_gate_up, self.names.all_down), strict=True):
             together = f"{self.name}.{whole}"
             for expert in range(self.experts):
                 own = {name: tensor[expert] for name, tensor in kept.items()}
                 if any(_stored_as(together, source) in stored for source in one.scheme.sources):
-                    yield from self._part_of(together, expert, one, own)
+                    yield from self._part_of(together, expert, one, own, are_turned=are_turned)
                 else:
                     modules = tuple(f"{self.name}.{expert}.{part}" for part in one.parts)
                     yield from one.targets_into(modules, own)
 
-    def _part_of(self, together: str, expert: int, one: Linear, own: dict[str, torch.Tensor]) -> Iterator[Target]:
+    def _are_turned(self, stored: Shapes) -> bool:
+        """Whether files have all experts' matrices the other way round: by the family's word, or the shape of `down`.
+
+        Gates and ups together may be square.
+        """
+        down = self._pair[1]
+        shape = (self.experts, down.out_features, down.in_features)
+        found = stored.get(f"{self.name}.{self.names.all_down}", shape)
+        return self.names.transposed or (found != shape and found == (shape[0], shape[2], shape[1]))
+
+    def _part_of(
+        self, together: str, expert: int, one: Linear, own: dict[str, torch.Tensor], *, are_turned: bool
+    ) -> Iterator[Target]:
         """One expert's part of tensors that hold all of them: of every source whose first axis counts outputs."""
         sources, pack = one.scheme.sources, one.scheme.pack
         if any(source.axes[:1] != (OUTPUTS,) for source in sources):
@@ -229,7 +242,7 @@ class Experts(nn.Module):
             staging = Staging(specs, next(iter(own.values())).device, pack, own)
         for source in sources:
             into = own[source.name] if staging is None else Staged(staging, source.name)
-            turned = self.names.transposed and source.axes == (OUTPUTS, INPUTS)
+            turned = are_turned and source.axes == (OUTPUTS, INPUTS)
             shape, columns = one.inner_axes(source)
             shape = (self.experts, one.out_features, *shape)
             name = _stored_as(together, source)
@@ -338,7 +351,8 @@ class MixtureOfExperts(nn.Module):
     Submodules are named as in checkpoints: `gate` (the router), `experts`, and `shared_name`, if `shared` is not 0: the
     inner size of the shared experts, which are one feed-forward layer. shared_gate: the name of the gate before them.
     shared_fused: what checkpoints call gate and up of the shared ones if they have them as one.
-    gate, bias: of the experts.
+    gate, bias: of the experts. scales_input: a token's weight multiplies what goes to its one expert, not what comes
+    out.
     """
 
     def __init__(
@@ -355,9 +369,10 @@ class MixtureOfExperts(nn.Module):
         shared_fused: str = "",
         gate: Gate = Gate(),  # noqa: B008 (it is frozen)
         bias: bool = False,
+        scales_input: bool = False,
     ) -> None:
         super().__init__()
-        self.gate = router
+        self.gate, self.scales_input = router, scales_input
         self.experts = Experts(router.rule, hidden, inner, names, gate, bias=bias)
         self._shared_name, self._gate_name = shared_name if shared else None, shared_gate
         if shared:
@@ -379,15 +394,19 @@ class MixtureOfExperts(nn.Module):
     ) -> torch.Tensor:
         """`residual += experts(norm(x))` in place; without a residual, experts(norm(x)). live: None, all tokens are."""
         inside: Gain | None = None
-        if isinstance(norm, RMSNorm) and self._shared_name is None and norms_inside(x, self.gate.rule):
+        alone = self._shared_name is None and not self.scales_input
+        if alone and isinstance(norm, RMSNorm) and norms_inside(x, self.gate.rule):
             inside = (norm.weight, norm.eps)
         elif norm is not None:
             x = norm(x)
-        routes = self.gate(x, live, inside)
+        routes, routed = self.gate(x, live, inside), x
+        if self.scales_input:
+            routed = (x * routes.weights).to(x.dtype)
+            routes = routes._replace(weights=torch.ones_like(routes.weights))
         if self.group is None:
             into = torch.zeros_like(x) if residual is None else residual
-            return self.experts.add(x, routes, self._add_shared(x, into), inside)
-        partial = self.experts.add(x, routes, self._add_shared(x, torch.zeros_like(x)), inside)
+            return self.experts.add(routed, routes, self._add_shared(x, into), inside)
+        partial = self.experts.add(routed, routes, self._add_shared(x, torch.zeros_like(x)), inside)
         return reduce_add(partial, torch.zeros_like(x) if residual is None else residual, self.group)
 
     def _add_shared(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:

@@ -159,6 +159,8 @@ class EachExpert(ExpertMatrices):
         norm: Norm | None = None,
         inside: Inside = USUAL,
     ) -> torch.Tensor:
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise ConfigError("experts in this format are multiplied one by one, without graphs: set enforce_eager")
         x = x if norm is None else rms_norm(x, *norm)
 
         def dense(kept: tuple[WeightFormat, Tensors], expert: int) -> torch.Tensor:

@@ -10,11 +10,25 @@ from __future__ import annotations
 import torch
 
 from quire.foundation.errors import ConfigError
+from quire.kernels.dispatch import on_triton
 from quire.kernels.elementwise.activation import silu_and_mul
 from quire.kernels.elementwise.norm import rms_norm
 from quire.kernels.gemm import codes, grouped_linear
 from quire.kernels.gemm.codes import NIBBLES, Codes, Kind
-from quire.quantization.base import ALL_ROWS, Matrix, Norm, Rows, Spec, Tensors, WeightFormat
+from quire.kernels.moe.inside import USUAL, Inside
+from quire.kernels.moe.routes import Routes
+from quire.quantization.base import (
+    ALL_ROWS,
+    EachExpert,
+    ExpertMatrices,
+    Matrix,
+    Norm,
+    Rows,
+    Spec,
+    Tensors,
+    WeightFormat,
+)
+from quire.quantization.experts import StackedExperts
 
 E4M3 = torch.float8_e4m3fn
 LINES = 1024  # that are packed at a time
@@ -89,6 +103,35 @@ class SortedMatrix(Matrix):
         return out.copy_(y) if out is not None else y.to(out_dtype or x.dtype)
 
 
+class CodedExperts(ExpertMatrices):
+    """Experts whose codes are widened before the product, on a GPU: those that are hit, all in one pass that waits for
+    nobody. codes: of gate and up [experts, 2n, …], and of down [experts, k, …]."""
+
+    def __init__(self, gate_up: Codes, down: Codes, each: EachExpert) -> None:
+        self._gate_up, self._down, self._each = gate_up, down, each
+
+    def add(
+        self,
+        x: torch.Tensor,
+        routes: Routes,
+        residual: torch.Tensor,
+        norm: Norm | None = None,
+        inside: Inside = USUAL,
+    ) -> torch.Tensor:
+        if not on_triton(x):
+            return self._each.add(x, routes, residual, norm, inside)
+        experts = len(self._gate_up.codes)
+        hit = torch.zeros(experts + 1, dtype=torch.int32, device=x.device)
+        hit.scatter_(0, torch.where(routes.experts < 0, experts, routes.experts).flatten().long(), 1)
+        gate_up, down = (self._widened(of, x.dtype, hit[:experts]) for of in (self._gate_up, self._down))
+        return StackedExperts(gate_up, down).add(x, routes, residual, norm, inside)
+
+    def _widened(self, of: Codes, dtype: torch.dtype, hit: torch.Tensor) -> torch.Tensor:
+        flat = [None if tensor is None else tensor.flatten(0, 1) for tensor in (of.zero, of.outer)]
+        lines = Codes(of.kind, of.group, of.codes.flatten(0, 1), of.scale.flatten(0, 1), *flat)
+        return grouped_linear.widened(lines, dtype, hit).view(*of.codes.shape[:2], -1)
+
+
 class Grouped(WeightFormat):
     """codes and scale, and zero, outer and order where there are such: see `codes.Codes` and `SortedMatrix`.
 
@@ -155,15 +198,25 @@ class Grouped(WeightFormat):
         more = {"zero": zero, "outer": outer, "order": order}
         return kept | {name: tensor for name, tensor in more.items() if tensor is not None}
 
+    def experts(self, gate_up: Tensors, down: Tensors, down_format: WeightFormat | None = None) -> ExpertMatrices:
+        each = EachExpert((self, gate_up), (down_format or self, down))
+        other = down_format or self
+        if not isinstance(other, Grouped) or self.sorted_parts or other.sorted_parts:
+            return each
+        return CodedExperts(self._codes(gate_up), other._codes(down), each)
+
     def matrix(self, tensors: Tensors, bias: torch.Tensor | None) -> Matrix:
-        columns = tensors["codes"].shape[1] * (2 if self.kind in NIBBLES else 1)
-        of = Codes(
-            self.kind, self._group(columns), tensors["codes"], tensors["scale"], tensors.get("zero"),
-            tensors.get("outer"),
-        )  # fmt: skip
+        of = self._codes(tensors)
         if self.sorted_parts:
             return SortedMatrix(of, tensors["order"], self.sorted_parts, bias)
         return GroupedMatrix(of, bias)
+
+    def _codes(self, tensors: Tensors) -> Codes:
+        columns = tensors["codes"].shape[-1] * (2 if self.kind in NIBBLES else 1)
+        return Codes(
+            self.kind, self._group(columns), tensors["codes"], tensors["scale"], tensors.get("zero"),
+            tensors.get("outer"),
+        )  # fmt: skip
 
     def _group(self, columns: int) -> int:
         return min(self.group or columns, columns)

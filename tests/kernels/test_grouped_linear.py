@@ -9,6 +9,10 @@ from quire.kernels.dispatch import INTERPRETED
 from quire.kernels.gemm import codes, grouped_linear
 from quire.kernels.gemm.codes import NIBBLES, Codes, Kind
 from quire.kernels.gemm.linear import linear_reference
+from quire.kernels.moe.routes import Rule
+from quire.kernels.moe.routing import route
+from quire.quantization.base import EachExpert
+from quire.quantization.grouped import Grouped
 from tests.kernels.compare import NARROW, assert_near
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -65,10 +69,15 @@ def test_rounding_is_to_the_nearest(name: str) -> None:
 
 
 @needs_kernels
+@pytest.mark.parametrize("columns", [256, 192, 136])
 @pytest.mark.parametrize("name", KINDS)
-def test_widening(name: str) -> None:
-    weight = made(name)
+def test_widening(name: str, columns: int) -> None:
+    """With blocks that are not whole."""
+    weight = made(name, k=columns)
     assert torch.equal(grouped_linear.widened(weight, torch.float32), codes.widened(weight, torch.float32))
+    wanted = torch.tensor([1, 0, 0, 1], dtype=torch.int32, device=DEVICE)
+    some, every = grouped_linear.widened(weight, torch.float32, wanted), codes.widened(weight, torch.float32)
+    assert torch.equal(some.view(4, 10, -1)[::3], every.view(4, 10, -1)[::3])
 
 
 @needs_kernels
@@ -111,3 +120,19 @@ def test_with_all_around_on_a_gpu(name: str, rows: int, dtype: torch.dtype) -> N
     gated = linear_reference(x, wide, norm=norm, gated=True)
     assert_near(linear(x, weight, norm=norm, gated=True), gated, dtype)
     assert_near(linear(x, weight, out_dtype=torch.float32), linear_reference(x, wide), dtype)
+
+
+@pytest.mark.parametrize("name", ["int4", "mxfp4", "nvfp4"])
+def test_experts_that_are_hit_are_widened(name: str) -> None:
+    """On a GPU, or in the interpreter; elsewhere they come one by one."""
+    kind, group, scale, zero, outer = KINDS[name]
+    form = Grouped(kind, group, scale=scale, zero=zero, outer=outer)
+    experts, hidden, inner = 5, 128, 64
+    dense = [torch.randn(experts, *shape, device=DEVICE) / 8 for shape in ((2 * inner, hidden), (hidden, inner))]
+    packed = [[form.pack(one) for one in every] for every in dense]
+    gate_up, down = ({key: torch.stack([one[key] for one in every]) for key in every[0]} for every in packed)
+    routes = route(torch.randn(4, experts, device=DEVICE), Rule(experts, 2))
+    x = torch.randn(4, hidden, device=DEVICE).to(NARROW)
+    start = torch.randn(4, hidden, device=DEVICE).to(NARROW)
+    expected = EachExpert((form, gate_up), (form, down)).add(x, routes, start.clone())
+    assert_near(form.experts(gate_up, down).add(x, routes, start.clone()), expected, NARROW)

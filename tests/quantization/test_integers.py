@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from quire import LLM, SamplingParams
 from quire.config.model_info import read_model_info
 from quire.models import catalog, weights
 from quire.models.base import DecoderStack
@@ -134,3 +135,15 @@ PACKED_CASES = {
 @pytest.mark.parametrize(("family", "writer", "config"), PACKED_CASES.values(), ids=PACKED_CASES)
 def test_packed_integers(family: str, writer: writers.Writer, config: dict[str, Any], tmp_path: Path) -> None:
     assert_same_answers(make(tmp_path, family, lambda _: writer, config))
+
+
+def test_through_the_engine(tmp_path: Path) -> None:
+    """What the worker does with such a folder: the same tokens as the plain model's, and no option needed."""
+    folder = make(tmp_path, "Llama", lambda _: pack_quantized(4, 32), ct_config(4, 32))
+    prompts = [{"prompt_token_ids": ids} for ids in IDS]
+    texts = []
+    for path in (folder, tmp_path / "dense"):
+        with LLM(str(path), device="cpu", dtype="float32", skip_tokenizer_init=True, max_model_len=64) as llm:
+            found = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=6, ignore_eos=True), use_tqdm=False)
+            texts.append([output.outputs[0].token_ids for output in found])
+    assert texts[0] == texts[1]

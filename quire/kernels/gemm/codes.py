@@ -60,7 +60,7 @@ class Codes(NamedTuple):
 
     @property
     def columns(self) -> int:
-        return self.codes.shape[1] * (2 if self.kind in NIBBLES else 1)
+        return self.codes.shape[-1] * (2 if self.kind in NIBBLES else 1)
 
 
 def bytes_of(kind: Kind, columns: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from quire.kernels.dispatch import on_cuda
+from quire.kernels.dispatch import on_cuda, on_triton
 from quire.kernels.elementwise.activation import silu_and_mul
 from quire.kernels.elementwise.norm import rms_norm
 from quire.kernels.gemm import codes
@@ -31,10 +31,12 @@ def linear(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `quire.kernels.gemm.linear`."""
-    takes = on_cuda(x) and len(x) and x.dtype in (torch.bfloat16, torch.float16) and _is_taken(weight)
-    if not takes or len(x) > SOME_ROWS:
-        wide = widened(weight, x.dtype) if takes else codes.widened(weight, x.dtype)
-        return plain_linear(x, wide, bias, norm=norm, gated=gated, residual=residual, out_dtype=out_dtype, out=out)
+    on_gpu = on_cuda(x) and len(x) and x.dtype in (torch.bfloat16, torch.float16)
+    if not on_gpu or len(x) > SOME_ROWS or not _is_taken(weight):
+        return plain_linear(
+            x, widened(weight, x.dtype), bias,
+            norm=norm, gated=gated, residual=residual, out_dtype=out_dtype, out=out,
+        )  # fmt: skip
     if norm is not None:
         x = rms_norm(x, *norm)
     if residual is not None:
@@ -60,8 +62,13 @@ def _is_taken(weight: Codes) -> bool:
     return is_taken(weight)
 
 
-def widened(weight: Codes, dtype: torch.dtype) -> torch.Tensor:
-    """By the kernel."""
-    from quire.kernels.gemm.triton import grouped_widen
+def widened(weight: Codes, dtype: torch.dtype, wanted: torch.Tensor | None = None) -> torch.Tensor:
+    """What the codes stand for, by the kernel where there is one. wanted: int32, of each of so many equal shares of the
+    rows: not 0 for those that are needed."""
+    if on_triton(weight.codes):
+        from quire.kernels.gemm.triton import codes as known
+        from quire.kernels.gemm.triton import grouped_widen
 
-    return grouped_widen.widened(weight, dtype)
+        if known.is_widened(weight):
+            return grouped_widen.widened(weight, dtype, wanted)
+    return codes.widened(weight, dtype)

@@ -61,11 +61,15 @@ def centred(y, zero_ptr, at, inside, ZERO: tl.constexpr, KIND: tl.constexpr):
     return y.to(y.dtype)
 
 
+def is_widened(weight: Codes) -> bool:
+    """Whether the kernel that widens knows it: its zeros are integers."""
+    return weight.zero is None or not weight.zero.is_floating_point()
+
+
 def is_taken(weight: Codes) -> bool:
-    """Whether kernels know it: whole blocks of columns, zeros of integers, groups that do not cross blocks."""
+    """Whether kernels multiply by it: whole blocks of columns, and groups that do not cross them."""
     k, group = weight.columns, weight.group
-    zeros = weight.zero is None or not weight.zero.is_floating_point()
-    return k % BLOCK == 0 and zeros and (BLOCK % group == 0 or group % BLOCK == 0) and weight.codes.stride(1) == 1
+    return k % BLOCK == 0 and is_widened(weight) and (BLOCK % group == 0 or group % BLOCK == 0)
 
 
 def arguments(weight: Codes) -> tuple[torch.Tensor, ...]:
