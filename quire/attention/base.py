@@ -33,6 +33,12 @@ class AttentionSpec:
     drafted: tuple[int, int] = (0, 1)  # decode rows of the largest step with several queries a row, and how many
     scores: Scores = PLAIN  # what they get besides the scale, and which count
     planes: int = 1  # of which a cache is every so many'th block
+    value_dim: int = 0  # of a latent cache, whose one row a token is the key, and its first so many numbers the value
+
+    @property
+    def out_dim(self) -> int:
+        """Of a head's result."""
+        return self.value_dim or self.head_dim
 
 
 def prefix_tile_rows(group: int) -> int:
@@ -94,20 +100,29 @@ class AttentionInputs:
 class LayerCache:
     """KV of one layer, paged: [num_blocks, kv_heads, block_size, head_dim] each, of the same strides.
 
-    A block is contiguous. The next one follows it, or lies `AttentionSpec.planes` blocks further.
+    A block is contiguous. The next one follows it, or lies `AttentionSpec.planes` blocks further. Of a latent cache v
+    is a view of the first columns of k.
     """
 
     k: torch.Tensor
     v: torch.Tensor
 
 
-class AttentionBackend(Protocol):
+class StepPlanner(Protocol):
+    """What the layers of a group share of a step."""
+
     name: str
     graph_support: bool  # steps may be captured in a CUDA graph, if they come without host copies
     reads_host: bool  # it needs the host copies of `AttentionInputs`, but for rows with drafts
     prefix_support: bool  # it makes use of `AttentionInputs.prefix`
     prompt_wave: int  # see PromptCost; if there is one, far chunks are worth an eager step
 
+    def plan(self, inputs: AttentionInputs) -> Any:
+        """Prepare a step; must not wait for the device. Its launches are captured with the step."""
+        ...
+
+
+class AttentionBackend(StepPlanner, Protocol):
     @staticmethod
     def refuses(spec: AttentionSpec) -> str | None:
         """Why this backend cannot serve `spec`; None if it can."""
@@ -115,10 +130,6 @@ class AttentionBackend(Protocol):
 
     def __init__(self, spec: AttentionSpec) -> None:
         """Allocate workspaces (nothing is allocated later)."""
-        ...
-
-    def plan(self, inputs: AttentionInputs) -> Any:
-        """Prepare a step; must not wait for the device. Its launches are captured with the step."""
         ...
 
     def run(self, q: torch.Tensor, cache: LayerCache, plan: Any, scale: float, heads: PerHead = ALIKE) -> torch.Tensor:
@@ -132,7 +143,7 @@ class AttentionBackend(Protocol):
             heads: what this layer's bring, as the spec's `scores` say that they do.
 
         Shapes:
-            q: [tokens, heads, head_dim]. Returns [tokens, heads * head_dim].
+            q: [tokens, heads, head_dim]. Returns [tokens, heads * out_dim].
         """
         ...
 

@@ -13,6 +13,10 @@ from torch import nn
 from quire.distributed.group import Group
 from quire.distributed.topology import ALONE, Share, Topology
 from quire.kernels.across_ranks import reduce_add
+from quire.kernels.attention.rope import qk_norm_rope_write
+from quire.kernels.elementwise.activation import silu_and_mul
+from quire.kernels.elementwise.norm import rms_norm
+from quire.layers.low_rank import LowRank
 from quire.layers.norm import Norm as NormLayer
 from quire.layers.norm import RMSNorm
 from quire.layers.targets import Staged, Staging, Target, store
@@ -31,6 +35,7 @@ from quire.quantization.base import (
     Source,
     Spec,
     Tensors,
+    unpacked,
 )
 
 if TYPE_CHECKING:
@@ -80,13 +85,15 @@ class Linear(nn.Module):
     {"q_proj": rows, …} in the order of the rows. Empty: the checkpoint has a module of this one's own name.
     gated: the rows are [gate | up], and y = silu(x @ gate.T) * (x @ up.T). role: how ranks share it. heads: of each
     part, which are not divided; several ranks keep the same one where there are too few. stored: of parts that
-    checkpoints have together. transposed: checkpoints have [in, out].
+    checkpoints have together. transposed: checkpoints have [in, out]. is_plain: kept in plain numbers in whatever
+    format others are, for a layer that multiplies by `matrix.dense` itself.
 
     It has no parameters before `allocate`, which the model's builder calls once all layers have their names.
     """
 
     matrix: Matrix
     group: Group | None = None  # of ranks whose products are added up
+    low_rank: LowRank | None = None  # what adapters add, if there may be any
 
     def __init__(
         self,
@@ -100,12 +107,14 @@ class Linear(nn.Module):
         heads: tuple[int, ...] = (),
         stored: Mapping[str, Stored] | None = None,
         transposed: bool = False,
+        is_plain: bool = False,
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.parts = parts or {"": out_features}
         self.gated, self.role, self.has_bias = gated, role, bias
-        self._stored, self._transposed = stored or {}, transposed
+        self._stored, self._transposed, self._is_plain = stored or {}, transposed, is_plain
+        self.takes_adapters = not is_plain  # else its numbers are read, and not only multiplied by
         self._heads = heads or tuple(self.parts.values())
         self.modules_in_checkpoint: tuple[str, ...] = ()
 
@@ -149,6 +158,11 @@ class Linear(nn.Module):
         """The checkpoint's module of each part, "" for one of this one's own name."""
         return [self._stored[part].module if part in self._stored else part for part in self.parts]
 
+    @property
+    def stored_parts(self) -> list[Stored]:
+        """Where checkpoints have each part's rows, one of a module of its own too."""
+        return [self._stored.get(name) or Stored(name, rows, ((0, rows),)) for name, rows in self.parts.items()]
+
     # -- numbers ------------------------------------------------------------------------------------------------
 
     def allocate(
@@ -170,9 +184,10 @@ class Linear(nn.Module):
             self._columns = topology.lines(self.in_features, self.in_features, "input columns")
             self.group = group
         self.dtype = torch.get_default_dtype()
-        self._scheme = method.scheme(
+        scheme = method.scheme(
             MatrixInfo(modules, self.out_features, self.in_features, self.role, self.dtype, self.part_rows)
         )
+        self._scheme = unpacked(scheme, self.dtype) if self._is_plain else scheme
         rows, columns = self.local_shape
         kept = {name: _parameter(spec) for name, spec in self._scheme.format.tensors(rows, columns, self.dtype).items()}
         for name, parameter in kept.items():
@@ -320,11 +335,37 @@ class Linear(nn.Module):
         """norm: what x goes through first. residual: the result is added to it in place, and it is returned.
 
         reader: the one layer that the result goes to, and which it may be rounded for; without, it is a tensor."""
+        if self.low_rank is not None and self.low_rank.is_active:
+            y = self._adapted(x, norm)
+            if self.group is not None:
+                return reduce_add(y, torch.zeros_like(y) if residual is None else residual, self.group)
+            return y if residual is None else residual.add_(y)
         x, pair = before(x, norm)
         if self.group is not None:
             return self._sum(x, pair, residual)
         after = None if reader is None else reader.matrix
         return self.matrix.linear(x, norm=pair, gated=self.gated, residual=residual, reader=after)
+
+    def partial(self, x: Rows, residual: torch.Tensor) -> torch.Tensor:
+        """`residual += ` this rank's part of the product, in place; returns it."""
+        if self.low_rank is not None and self.low_rank.is_active:
+            return residual.add_(self._adapted(x, None))
+        y = self.matrix.linear(x, residual=residual)
+        assert isinstance(y, torch.Tensor)
+        return y
+
+    def _adapted(
+        self, x: Rows, norm: NormLayer | None, out_dtype: torch.dtype | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """This rank's product with what adapters add, one step after the other; gated, if it is."""
+        assert self.low_rank is not None
+        x, pair = before(x, norm)
+        assert isinstance(x, torch.Tensor)
+        x = x if pair is None else rms_norm(x, *pair)
+        y = self.matrix.linear(x, out_dtype=out_dtype, out=out)
+        assert isinstance(y, torch.Tensor)
+        y = self.low_rank.add(y, x, self.matrix.bias)
+        return silu_and_mul(y) if self.gated else y
 
     def _sum(self, x: Rows, norm: Norm | None, residual: torch.Tensor | None) -> torch.Tensor:
         """Of the parts that all ranks have of the product, and the residual."""
@@ -336,6 +377,8 @@ class Linear(nn.Module):
 
     def wide(self, x: torch.Tensor, norm: NormLayer | None, out: torch.Tensor | None = None) -> torch.Tensor:
         """The same in float32, as logits are wanted; into `out` if given."""
+        if self.low_rank is not None and self.low_rank.is_active:
+            return self._adapted(x, norm, torch.float32, out)
         rows, pair = before(x, norm)
         y = self.matrix.linear(rows, norm=pair, out_dtype=torch.float32, out=out)
         assert isinstance(y, torch.Tensor)
@@ -343,6 +386,8 @@ class Linear(nn.Module):
 
     def qkv_rope_write(self, x: torch.Tensor, norm: RMSNorm, place: QkvTarget) -> torch.Tensor:
         """x [tokens, in] → rotated q [tokens, num_heads, head_dim]; k and v go to their slots in the cache."""
+        if self.low_rank is not None and self.low_rank.is_active:
+            return qk_norm_rope_write(self._adapted(x, norm), *place)
         return self.matrix.qkv_rope_write(x, (norm.weight, norm.eps), place)
 
 

@@ -13,14 +13,16 @@ import torch
 from quire.config.families import family_of, own_family
 from quire.config.model_info import ModelInfo
 from quire.config.pooler import PoolerConfig
+from quire.config.wrappers import decoders_name
 from quire.distributed.group import Group
 from quire.distributed.topology import ALONE
 from quire.foundation.errors import ConfigError
-from quire.layers.attention import Attention
+from quire.layers.attention import SelfAttention
 from quire.layers.embedding import Embedding
 from quire.layers.experts import Experts, MixtureOfExperts
 from quire.layers.linear import Linear
-from quire.models.base import DecoderStack, Model
+from quire.models.base import Decoder, DecoderStack, Model
+from quire.models.fallback.build import build_fallback
 from quire.models.pooling import PoolingModel, make_head
 from quire.quantization.base import QuantizationMethod
 from quire.quantization.select import make_method
@@ -35,16 +37,20 @@ def build(
     max_positions: int,
     method: QuantizationMethod | None = None,
     group: Group | None = None,
-) -> DecoderStack:
+) -> Decoder:
     """The model with its parameters allocated on `device`, their values not set. method: None, the checkpoint's own.
     group: of the ranks that share it, each of which gets its own part; None: there is one.
 
     Raises ConfigError for an architecture without a family file, a quantized checkpoint or a config that cannot be.
     """
+    if info.impl:
+        with _allocating(dtype, device):
+            return build_fallback(info, dtype, device, max_positions)
     with _allocating(dtype, device):
         family = _family(info)
         model = family.build(_config(info, family), max_positions)
         if isinstance(model, DecoderStack):
+            _name_files(model, info)
             allocate(model, method or make_method(info.quantization.get("quant_method"), info.quantization), group)
     if not isinstance(model, DecoderStack):
         raise ConfigError(f"{info.architecture} does not generate: set runner to auto or pooling", "runner")
@@ -67,6 +73,8 @@ def build_for_pooling(
         config = {**config, "tie_word_embeddings": True}
     with _allocating(dtype, device):
         trunk = family.build(config, max_positions)
+        if isinstance(trunk, DecoderStack):
+            _name_files(trunk, info)
         head = make_head(pooler, info.architecture, config, getattr(family, "classifier", None))
         model = PoolingModel(trunk, head, pooler, getattr(family, "unused", None))
         allocate(model, method or make_method(info.quantization.get("quant_method"), info.quantization), group)
@@ -80,7 +88,7 @@ def allocate(model: Model, method: QuantizationMethod, group: Group | None = Non
     """
     topology = ALONE if group is None else group.topology
     for path, module in model.named_modules():
-        if isinstance(module, Attention | Embedding):
+        if isinstance(module, SelfAttention | Embedding):
             module.share_with(topology)
         elif isinstance(module, DecoderStack | MixtureOfExperts) and group is not None:
             module.join(group)
@@ -91,6 +99,12 @@ def allocate(model: Model, method: QuantizationMethod, group: Group | None = Non
             paths = [f"{parent}.{part}" if part else path for part in module.sources]
             names = (model.checkpoint_name(f"{path}.weight").removesuffix(".weight") for path in paths)
             module.allocate(method, tuple(names), topology, group)
+
+
+def _name_files(model: DecoderStack, info: ModelInfo) -> None:
+    """Tell a decoder what the files call its tensors, if they are not its own."""
+    if info.wrapper:
+        model.file_name = decoders_name
 
 
 def _config(info: ModelInfo, family: Any) -> dict[str, Any]:

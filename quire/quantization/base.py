@@ -322,3 +322,19 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 def plain_scheme(dtype: torch.dtype) -> Scheme:
     """For a matrix that is kept as checkpoints have it, in `dtype`."""
     return Scheme(FORMATS.get("plain")(), (Source("weight", (OUTPUTS, INPUTS), FLOATS, dtype),))
+
+
+def unpacked(scheme: Scheme, dtype: torch.dtype) -> Scheme:
+    """For a matrix that is multiplied otherwise than `Matrix.linear` does: kept in plain numbers, once and for all.
+
+    A checkpoint's floats stay what they are; what is packed there is unpacked while it is read.
+    """
+    plain = plain_scheme(dtype)
+    if scheme.sources == plain.sources:
+        return plain
+
+    def pack(read: Tensors) -> Tensors:
+        packed = read if scheme.pack is None else scheme.pack(read)
+        return plain.format.pack(scheme.format.matrix(packed, None).dense(dtype))
+
+    return Scheme(plain.format, scheme.sources, pack)
