@@ -43,6 +43,8 @@ HARMLESS = _words(
     temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript
     transformers_version typical_p unk_token_id use_bfloat16 use_cache use_return_dict
     output_router_logits router_aux_loss_coef
+    cls_token_id deterministic_flash_attn initializer_cutoff_factor mask_token_id mlp_dropout reference_compile
+    sparse_pred_ignore_index sparse_prediction unpad_inputs use_memory_efficient_attention
     """
 )
 # Of other families: in a config of one that does not know them they would be ignored without a word.
@@ -66,7 +68,7 @@ _SIZES = {"num_key_value_heads", "head_dim", "intermediate_size"}  # some famili
 _FROM_ZERO = _words(
     """
     first_k_dense_replace max_window_layers moe_layer_start_index moe_num_shared_experts n_shared_experts num_mtp_layers
-    pad_token_id rotary_dim sliding_window
+    pad_token_id rotary_dim sliding_window type_vocab_size
     """
 )
 # And checked there.

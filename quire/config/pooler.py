@@ -20,7 +20,9 @@ from quire.foundation.errors import ConfigError
 from quire.foundation.json_file import read_json, read_json_object, shown
 
 Kind = Literal["embed", "classify"]
-Mode = Literal["cls", "last", "mean", "max"]
+# weighted: a mean in which later tokens count for more; root: sums divided by the root of the number of tokens. Of what
+# the head makes of every token: late, their mean; splade_max and splade_sum, in logarithms.
+Mode = Literal["cls", "last", "mean", "max", "weighted", "root", "late", "splade_max", "splade_sum"]
 Activation = Literal["identity", "normalize", "sigmoid", "softmax"]
 MODES = ("cls", "last", "mean", "max")
 
@@ -36,8 +38,10 @@ _PROBLEMS: dict[str, Activation] = {
 # sentence-transformers' word for each mode, in either spelling of its Pooling config.
 _MODES: dict[str, Mode] = {
     "cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean",
-    "max": "max", "max_tokens": "max", "lasttoken": "last", "last": "last",
+    "max": "max", "max_tokens": "max", "lasttoken": "last", "last": "last", "weightedmean": "weighted",
+    "weightedmean_tokens": "weighted", "mean_sqrt_len_tokens": "root", "mean_sqrt_len": "root",
 }  # fmt: skip
+_CLASS_MODES: dict[str, Mode] = {"cls": "cls", "bos": "cls", "mean": "mean", "late": "late"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +108,8 @@ def resolve_pooler(model: ModelConfig, info: ModelInfo) -> PoolerConfig | None:
     if asked is not None and str(asked).lower() not in MODES:
         raise ConfigError(f"pooling_type must be one of {', '.join(MODES).upper()}, got {asked!r}", "pooler_config")
     mode: Mode | None = _MODES[str(asked).lower()] if asked else pooling
+    if mode is None and kind == "classify" and label_tokens is None:
+        mode = _class_mode(text)
     labels = _labels(text) if kind == "classify" and label_tokens is None else ("LABEL_0",)
     activation: Activation = "normalize" if normalize else "identity"
     if kind == "classify":
@@ -237,6 +243,17 @@ def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
     if names:
         return tuple(str(names[key]) for key in sorted(names, key=int))
     return tuple(f"LABEL_{i}" for i in range(read_positive(config, "num_labels", 2)))
+
+
+def _class_mode(config: Mapping[str, Any]) -> Mode | None:
+    """Of encoders whose config.json says what their classes are made of."""
+    told = read(str, config, "classifier_pooling", "")
+    if told and told not in _CLASS_MODES:
+        raise ConfigError(
+            f"config.json: classifier_pooling must be one of {', '.join(_CLASS_MODES)}, got {told!r}",
+            "classifier_pooling",
+        )
+    return _CLASS_MODES.get(told)
 
 
 def _class_activation(folder: Path, config: Mapping[str, Any], num_labels: int) -> Activation:

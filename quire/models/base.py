@@ -175,8 +175,6 @@ class DecoderStack(nn.Module):
     Submodules are named as in checkpoints, but for what `naming` says.
     """
 
-    is_causal = True
-
     def __init__(
         self,
         sizes: Sizes,
@@ -207,6 +205,21 @@ class DecoderStack(nn.Module):
         self.norm = norm or RMSNorm(sizes.hidden, sizes.eps)
         bias = self._logits.bias
         self.lm_head = None if tied else Linear(sizes.hidden, sizes.vocab, bias=bias, role="vocabulary")
+        self._whole_prompts = 0  # tokens of one at most, see `look_both_ways`
+
+    @property
+    def is_causal(self) -> bool:
+        return not self._whole_prompts
+
+    @property
+    def keeps(self) -> list[Keeps]:
+        """What the layers of each group keep; of one that is not causal, what they attend to."""
+        return self._keeps
+
+    def look_both_ways(self, max_tokens: int) -> None:
+        """Be an encoder: see whole prompts, of so many tokens at most, both ways, and keep nothing of them. A layer's
+        window is then the tokens to either side."""
+        self._whole_prompts = max_tokens
 
     def join(self, group: Group) -> None:
         """Be the share of one of several ranks. Raises ConfigError if they cannot share it."""
@@ -230,6 +243,12 @@ class DecoderStack(nn.Module):
         layers: 1, to warm up: one of each group, whose layers are alike. given: what some tokens are instead
         of their ids' embeddings.
         """
+        residual = self._embedded(input_ids, ctx, given)
+        for layer in self.layers if layers is None else self._samples:
+            residual = layer(residual, ctx)
+        return residual
+
+    def _embedded(self, input_ids: torch.Tensor, ctx: StepContext, given: GivenEmbeddings | None) -> torch.Tensor:
         residual: torch.Tensor = self.embed_tokens(input_ids)
         if given is not None:
             residual.index_copy_(0, given.tokens, given.values)
@@ -237,8 +256,6 @@ class DecoderStack(nn.Module):
             residual.mul_(self._input_scale)
         if self.embed_positions is not None:
             residual.add_(self.embed_positions(ctx.positions + self._first_position))
-        for layer in self.layers if layers is None else self._samples:
-            residual = layer(residual, ctx)
         return residual
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -294,6 +311,10 @@ class DecoderStack(nn.Module):
         return self.naming.checkpoint_name(path)
 
     def kv_groups(self, block_size: int, dtype: torch.dtype | None = None) -> list[KVGroupSpec]:
+        if not self.is_causal:
+            # A request's one block is but a number.
+            block_size = 1 << (self._whole_prompts - 1).bit_length()
+            return [KVGroupSpec("none", block_size, 0, *self._keeps[0][1:3], self.embed_tokens.weight.itemsize)]
         return [
             KVGroupSpec(
                 kind=keeps.kind,

@@ -44,9 +44,9 @@ def build(
     with _allocating(dtype, device):
         family = _family(info)
         model = family.build(_config(info, family), max_positions)
-        if isinstance(model, DecoderStack):
+        if isinstance(model, DecoderStack) and model.is_causal:
             allocate(model, method or Unquantized(), group)
-    if not isinstance(model, DecoderStack):
+    if not isinstance(model, DecoderStack) or not model.is_causal:
         raise ConfigError(f"{info.architecture} does not generate: set runner to auto or pooling", "runner")
     return model.eval()
 
@@ -68,7 +68,7 @@ def build_for_pooling(
     with _allocating(dtype, device):
         trunk = family.build(config, max_positions)
         head = make_head(pooler, info.architecture, config, getattr(family, "classifier", None))
-        model = PoolingModel(trunk, head, pooler, getattr(family, "unused", None))
+        model = PoolingModel(trunk, [head], pooler, getattr(family, "unused", None))
         allocate(model, method or Unquantized(), group)
     return model.eval()
 

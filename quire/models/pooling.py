@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from quire.attention.context import StepContext
 from quire.config.pooler import Mode, PoolerConfig
 from quire.config.reading import read_positive
 from quire.foundation.errors import ConfigError
-from quire.layers.encoder import Dense
+from quire.layers.encoder import Dense, HeadLayer
 from quire.models.base import DecoderStack, num_bytes, num_weights
-from quire.models.encoder import EncoderStack
 from quire.types.kv import KVGroupSpec
+from quire.types.pooling import WHOLE
 
-Classifier = Callable[[Mapping[str, Any], str, int], list[Dense]]  # (config, architecture, classes)
+Classifier = Callable[[Mapping[str, Any], str, int], list[HeadLayer]]  # (config, architecture, classes)
 
 
 def make_head(
     pooler: PoolerConfig, architecture: str, config: Mapping[str, Any], classifier: Classifier | None
-) -> list[Dense]:
+) -> list[HeadLayer]:
     """The layers behind the pooling. classifier: the family's own; None: one layer called `score`."""
     if pooler.kind == "embed":
         return [
@@ -39,27 +40,33 @@ def make_head(
 
 
 class PoolingModel(nn.Module):
-    """unused: tensors that checkpoints of the family may hold besides, as a pattern of their names' beginnings."""
+    """heads: what makes vectors of pooled states, and of each token's, by number (`types/pooling.py`); without one for
+    tokens the first does it. unused: tensors that checkpoints of the family may hold besides, as a pattern of their
+    names' beginnings.
+    """
 
     def __init__(
-        self, trunk: DecoderStack | EncoderStack, head: list[Dense], pooler: PoolerConfig, unused: str | None
+        self, trunk: DecoderStack, heads: Sequence[list[HeadLayer]], pooler: PoolerConfig, unused: str | None
     ) -> None:
         super().__init__()
-        if pooler.label_tokens is not None and isinstance(trunk, DecoderStack) and not trunk.logits_are_products:
+        if pooler.label_tokens is not None and not trunk.logits_are_products:
             raise ConfigError(
                 "classifier_from_token is for models whose logits are neither scaled nor capped nor have a bias",
                 "hf_overrides",
             )
         self.trunk = trunk
-        self.head = nn.ModuleList(head)
+        self.heads = nn.ModuleList(nn.ModuleList(head) for head in heads)
         self.mode: Mode = pooler.mode or ("last" if trunk.is_causal else "cls")
+        self.pools_vectors = self.mode in ("late", "splade_max", "splade_sum")
+        self.reduces_by_max = self.mode in ("max", "splade_max")
+        self.pooled_size = pooler.size if self.pools_vectors else trunk.hidden
         self.is_causal = trunk.is_causal
-        self.layer_groups = trunk.layer_groups
+        self.layer_groups = trunk.layer_groups if trunk.is_causal else []
         self.hidden = trunk.hidden
-        self.softcap = trunk.softcap if isinstance(trunk, DecoderStack) else 0.0
+        self.softcap = trunk.softcap
         self._label_tokens = pooler.label_tokens
-        self._sources = {layer.source for layer in head}
-        self._prefix = trunk.naming.prefix if isinstance(trunk, DecoderStack) else "model."
+        self._sources = {layer.source for head in heads for layer in head}
+        self._prefix = trunk.naming.prefix
         # A trunk may be taken from a checkpoint that goes on behind it.
         self._unused = re.compile("|".join(filter(None, [unused, r"lm_head\.|score\.|classifier\."])))
 
@@ -67,8 +74,8 @@ class PoolingModel(nn.Module):
     def num_heads(self) -> int:
         return self.trunk.num_heads
 
-    def forward(self, input_ids: torch.Tensor, ctx: Any, layers: int | None = None) -> torch.Tensor:
-        """ctx: a StepContext if the model is causal, else an EncoderContext. See the trunks' own."""
+    def forward(self, input_ids: torch.Tensor, ctx: StepContext, layers: int | None = None) -> torch.Tensor:
+        """See the trunk's own."""
         hidden: torch.Tensor = self.trunk(input_ids, ctx, layers)
         return hidden
 
@@ -76,25 +83,29 @@ class PoolingModel(nn.Module):
         """Rows of what `forward` returned → the states that are pooled."""
         return self.trunk.states(hidden)
 
-    def vectors(self, pooled: torch.Tensor) -> torch.Tensor:
+    def vectors(self, pooled: torch.Tensor, head: int = WHOLE) -> torch.Tensor:
         """pooled states [rows, hidden] → float32 [rows, size]."""
         x = pooled.float()
-        if self._label_tokens is not None and isinstance(self.trunk, DecoderStack):
+        if self._label_tokens is not None:
             yes, no = self._label_tokens
             row = self.trunk.output_row(yes)
             if no is not None:
                 row = row - self.trunk.output_row(no)
             return (x @ row).unsqueeze(1)
-        for layer in self.head:
+        for layer in self.heads[head if head < len(self.heads) else WHOLE]:  # type: ignore[attr-defined]
             x = layer(x)
-        return x
+        return x.log1p_() if self.mode == "splade_sum" else x
+
+    def finish(self, pooled: torch.Tensor) -> torch.Tensor:
+        """What is made of vectors that were pooled, [rows, size], where a model does so."""
+        return pooled.log1p_() if self.mode == "splade_max" else pooled
 
     def checkpoint_name(self, path: str) -> str:
         part, _, rest = path.partition(".")
         if part == "trunk":
             return self.trunk.checkpoint_name(rest).removeprefix(self._prefix)
-        index, _, tensor = rest.partition(".")
-        return f"{self.head[int(index)].source}.{tensor}"
+        head, layer, tensor = rest.split(".")
+        return f"{self.heads[int(head)][int(layer)].source}.{tensor}"  # type: ignore[index]
 
     def known_name(self, tensor: str) -> str | None:
         name = self.trunk.known_name(tensor)

@@ -16,6 +16,8 @@ from tests.models import checkpoints, sparse_checkpoints
 from tests.models.cases import CASES, FAMILIES
 from tests.models.paged import PagedRows
 from tests.models.test_parity import expected, random_tokens
+from tests.pooling import encoders
+from tests.pooling.test_encoder_families import PROMPTS, of_tokens
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 ROOM = Path(__file__).parents[2] / "quire" / "models"
@@ -37,8 +39,10 @@ classifiers made of them (`...Model`, `...ForSequenceClassification`).
 FOOT = """
 ## Encoders, for vectors
 
-| Family | Architectures | Lines |
-|---|---|---|
+Compared are the states of every token (`tests/pooling/test_encoder_families.py`), and classes of texts and of tokens.
+
+| Family | Architectures | Variants tested | Lines | Difference |
+|---|---|---|---|---|
 """
 NOT_YET = """
 ## Not yet
@@ -63,14 +67,24 @@ def render(differences: dict[str, str]) -> str:
     rows = [
         _row(name, family, differences.get(name, "-"))
         for name, family in both
-        if "hidden_size" in family.defaults and "type_vocab_size" not in family.defaults
+        if "hidden_size" in family.defaults and not _is_encoder(family)
     ]
-    encoders = [
-        f"| {name} | {', '.join(family.architectures)} | {_lines(family)} |"
-        for name, family in both
-        if "type_vocab_size" in family.defaults
-    ]
+    encoders = [_encoder_row(name, family, differences.get(name, "-")) for name, family in both if _is_encoder(family)]
     return HEAD + "\n".join(rows) + "\n" + FOOT + "\n".join(encoders) + "\n" + NOT_YET
+
+
+def _is_encoder(family: Family) -> bool:
+    return family.module.startswith("quire.models.encoders.")
+
+
+def _encoder_row(name: str, family: Family, difference: str) -> str:
+    told = [case.removeprefix(f"{name}-") for case in encoder_variants(name) if case != name]
+    cells = (name, ", ".join(family.architectures), ", ".join(told) or "-", str(_lines(family)), difference)
+    return f"| {' | '.join(cells)} |"
+
+
+def encoder_variants(family: str) -> list[str]:
+    return [case for case in encoders.CASES if case.partition("-")[0] == family]
 
 
 def _row(name: str, family: Family, difference: str) -> str:
@@ -97,7 +111,20 @@ def differences_of(page: str) -> dict[str, str]:
 
 def measure() -> dict[str, str]:
     every = (*FAMILIES, *sparse_checkpoints.FAMILIES)
-    return {family: f"{max(map(difference, variants(family))):.0e}" for family in every}
+    found = {family: max(map(difference, variants(family))) for family in every}
+    for family in families():
+        if cases := encoder_variants(family):
+            found[family] = max(map(encoder_difference, cases))
+    return {family: f"{largest:.0e}" for family, largest in found.items()}
+
+
+def encoder_difference(case: str) -> float:
+    """Of prompts of unlike length, the states of all their tokens."""
+    with tempfile.TemporaryDirectory() as folder:
+        reference = encoders.make(case, Path(folder))
+        found = of_tokens(Path(folder))
+    both = zip(found, PROMPTS, strict=True)
+    return max((ours - encoders.states(reference, prompt)).abs().max().item() for ours, prompt in both)
 
 
 def difference(case: str) -> float:

@@ -15,9 +15,11 @@ from quire.frontend.inputs import PromptLike, check_labels, checked_ids, read_pr
 from quire.frontend.outputs import RequestState
 from quire.frontend.tokenization.tokenizer import Tokenizer
 from quire.types.pooling import (
+    BY_TOKEN,
     EMBED,
     TOKEN_CLASSIFY,
     TOKEN_EMBED,
+    WHOLE,
     Pooling,
     PoolingOutput,
     PoolingParams,
@@ -114,7 +116,11 @@ def build(
         priority=priority,
         arrival=time.time(),
         cache_salt=prompt.cache_salt,
-        pooling=Pooling(by_token, len(ids) if second_text is None else second_text),
+        pooling=Pooling(
+            head=BY_TOKEN if by_token else WHOLE,
+            second_text=len(ids) if second_text is None else second_text,
+            num_keys=len(ids),
+        ),
     )
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.config.reading import read_positive
-from quire.layers.encoder import Dense
-from quire.models.encoder import EncoderStack
+from quire.layers.encoder import Dense, HeadLayer
+from quire.models.encoder import EncoderStack, bert_stack
 
 architectures = ("BertModel", "BertForMaskedLM", "BertForSequenceClassification", "BertForTokenClassification")
 defaults = {  # as transformers has them
@@ -32,10 +32,10 @@ unused = r"pooler\.|cls\."  # heads of the pre-training
 
 
 def build(config: Mapping[str, Any], max_positions: int) -> EncoderStack:
-    return EncoderStack(config, max_positions, prefix="bert.")
+    return bert_stack(config, max_positions, prefix="bert.")
 
 
-def classifier(config: Mapping[str, Any], architecture: str, num_labels: int) -> list[Dense]:
+def classifier(config: Mapping[str, Any], architecture: str, num_labels: int) -> list[HeadLayer]:
     hidden = read_positive(config, "hidden_size")
     last = Dense("classifier", hidden, num_labels, bias=True)
     if architecture.endswith("TokenClassification"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.models import roberta
+from quire.models.encoders import roberta
 
 architectures = (
     "XLMRobertaModel", "XLMRobertaForMaskedLM", "XLMRobertaForSequenceClassification",

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.config.reading import read, read_positive
-from quire.layers.encoder import Dense
-from quire.models.encoder import EncoderStack
+from quire.layers.encoder import Dense, HeadLayer
+from quire.models.encoder import EncoderStack, bert_stack
 
 architectures = (
     "RobertaModel", "RobertaForMaskedLM", "RobertaForSequenceClassification", "RobertaForTokenClassification",
@@ -35,10 +35,10 @@ unused = r"pooler\.|lm_head\."
 
 
 def build(config: Mapping[str, Any], max_positions: int) -> EncoderStack:
-    return EncoderStack(config, max_positions, prefix="roberta.", first_position=read(int, config, "pad_token_id") + 1)
+    return bert_stack(config, max_positions, prefix="roberta.", first_position=read(int, config, "pad_token_id") + 1)
 
 
-def classifier(config: Mapping[str, Any], architecture: str, num_labels: int) -> list[Dense]:
+def classifier(config: Mapping[str, Any], architecture: str, num_labels: int) -> list[HeadLayer]:
     hidden = read_positive(config, "hidden_size")
     if architecture.endswith("TokenClassification"):
         return [Dense("classifier", hidden, num_labels, bias=True)]
