@@ -43,7 +43,8 @@ HARMLESS = _words(
     temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript
     transformers_version typical_p unk_token_id use_bfloat16 use_cache use_return_dict
     output_router_logits router_aux_loss_coef
-    cls_token_id deterministic_flash_attn initializer_cutoff_factor mask_token_id mlp_dropout reference_compile
+    classifier_from_token cls_token_id deterministic_flash_attn initializer_cutoff_factor is_original_qwen3_reranker
+    mask_token_id mlp_dropout qa_dropout reference_compile seq_classif_dropout
     sparse_pred_ignore_index sparse_prediction unpad_inputs use_memory_efficient_attention
     """
 )
@@ -61,6 +62,8 @@ ELSEWHERE = _words(
     use_qk_norm word_embed_proj_dim
     """
 )
+# Of decoders that were made encoders. Those that generate are refused later (`resolve.py`).
+_BOTH_WAYS = {"is_causal": False, "use_bidirectional_attention": True}
 _NULLABLE = {"num_key_value_heads", "sliding_window", "attn_logit_softcapping", "final_logit_softcapping"}
 # Numbers, though there are none by default.
 _NUMBERS = {"attn_logit_softcapping", "final_logit_softcapping", "clip_qkv", "attention_multiplier"}
@@ -104,7 +107,7 @@ def hf_config(file: Mapping[str, Any], overrides: Mapping[str, Any], name: str =
     for key, default in family.defaults.items():
         _check(values, key, default)
     for key, allowed in family.fixed.items():
-        if key in given and not _among(given[key], allowed):
+        if key in given and not _among(given[key], allowed) and _BOTH_WAYS.get(key) is not given[key]:
             raise _unsupported(key, given[key], f"{family.name}'s layers are made for {_listed(allowed)}")
     known = {*HARMLESS, *family.defaults, *family.fixed}
     unknown = []
@@ -124,6 +127,12 @@ def hf_config(file: Mapping[str, Any], overrides: Mapping[str, Any], name: str =
             hint = "quantized checkpoints are not supported" if key == "quantization_config" else None
             raise _unsupported(key, given[key], hint or f"{family.name}'s layers do not know it")
     return HFConfig(family=family, architecture=architecture, values=values, unknown=tuple(sorted(unknown)))
+
+
+def sees_both_ways(config: HFConfig) -> bool:
+    """Whether it is a decoder whose tokens attend to those behind them too."""
+    told = any(key in config.family.fixed and config.values.get(key) is on for key, on in _BOTH_WAYS.items())
+    return told or "Bidirectional" in config.architecture
 
 
 def architecture_of(given: Mapping[str, Any], name: str) -> str:

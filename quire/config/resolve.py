@@ -59,6 +59,13 @@ def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
     device, on_cpu = _device(config, notes)
     check_ranks(config.runtime.tensor_parallel_size, info, device)
     pooler = resolve_pooler(config.model, info)
+    if pooler is None and info.sees_both_ways:
+        raise ConfigError(
+            f"{info.architecture} attends both ways (is_causal or use_bidirectional_attention of config.json), which "
+            "is not supported for generating: start it with runner=pooling, or with "
+            'hf_overrides={"is_causal": null} as if it did not',
+            "model",
+        )
     if config.model.logits_processors:
         if pooler is not None:
             raise ConfigError("logits_processors are for models that generate, and this one pools", "logits_processors")

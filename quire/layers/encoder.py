@@ -9,6 +9,7 @@ from torch import nn
 from quire.attention.context import LayerCache, StepContext
 from quire.kernels.gemm.linear import linear
 from quire.layers.activation import activation
+from quire.layers.embedding import Embedding
 from quire.layers.linear import Linear
 from quire.layers.norm import LayerNorm
 
@@ -59,4 +60,25 @@ class HeadNorm(LayerNorm):
         self.source = source
 
 
-HeadLayer = Dense | HeadNorm
+class WordWeights(nn.Module):
+    """The last layer of a masked language model, whose matrix is that of the embeddings; and of its logits, the weights
+    of words: ln(1 + x) of those above 0 (SPLADE, Formal et al., 2021), twice if `squashes` says so, but for the last
+    time, which is up to whoever sums or compares them. source: what checkpoints call the layer.
+    """
+
+    def __init__(self, source: str, embedding: Embedding, *, squashes: int) -> None:
+        super().__init__()
+        self.source, self.squashes = source, squashes
+        self._embedding = [embedding]  # the trunk's: no parameter of this one
+        vocab = len(embedding.weight)
+        self.bias = nn.Parameter(torch.empty(vocab, dtype=torch.float32), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        (embedding,) = self._embedding
+        weights = nn.functional.relu_(embedding.wide(x.to(embedding.weight.dtype), None).add_(self.bias))
+        for _ in range(self.squashes - 1):
+            weights.log1p_()
+        return weights
+
+
+HeadLayer = Dense | HeadNorm | WordWeights

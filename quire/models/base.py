@@ -218,7 +218,13 @@ class DecoderStack(nn.Module):
 
     def look_both_ways(self, max_tokens: int) -> None:
         """Be an encoder: see whole prompts, of so many tokens at most, both ways, and keep nothing of them. A layer's
-        window is then the tokens to either side."""
+        window is then so many tokens to either side besides its own, as transformers has it.
+
+        Raises ConfigError if it has layers that cannot.
+        """
+        if not self._keeps or 0 < len(self.layer_groups) < len(self.layers):
+            raise ConfigError("attention both ways is for models whose every layer has attention of the usual kind")
+        self._keeps = [keeps._replace(window=keeps.window + 1) if keeps.window else keeps for keeps in self._keeps]
         self._whole_prompts = max_tokens
 
     def join(self, group: Group) -> None:

@@ -21,7 +21,7 @@ from quire.layers.embedding import Embedding
 from quire.layers.experts import Experts, MixtureOfExperts
 from quire.layers.linear import Linear
 from quire.models.base import DecoderStack, Model
-from quire.models.pooling import PoolingModel, make_head
+from quire.models.pooling import PoolingModel, make_heads
 from quire.quantization.base import QuantizationMethod
 from quire.quantization.plain import Unquantized
 
@@ -63,12 +63,14 @@ def build_for_pooling(
     """The same for a model that makes vectors."""
     family = _family(info)
     config = _config(info, family)
-    if pooler.label_tokens is None:  # no logits are wanted
+    if pooler.label_tokens is None and not pooler.returned_tokens and not pooler.lexical:  # no logits are wanted
         config = {**config, "tie_word_embeddings": True}
     with _allocating(dtype, device):
         trunk = family.build(config, max_positions)
-        head = make_head(pooler, info.architecture, config, getattr(family, "classifier", None))
-        model = PoolingModel(trunk, [head], pooler, getattr(family, "unused", None))
+        if info.sees_both_ways and trunk.is_causal:
+            trunk.look_both_ways(max_positions)
+        heads = make_heads(pooler, info.architecture, config, family, trunk)
+        model = PoolingModel(trunk, heads, pooler, getattr(family, "unused", None))
         allocate(model, method or Unquantized(), group)
     return model.eval()
 

@@ -15,6 +15,7 @@ from quire.foundation.errors import ConfigError
 from quire.layers.attention import Keeps
 from quire.layers.embedding import Embedding
 from quire.layers.encoder import EncoderLayer
+from quire.layers.linear import Linear
 from quire.layers.norm import LayerNorm, NoNorm, Norm
 from quire.models.base import DecoderStack, GivenEmbeddings, Naming, Sizes
 
@@ -24,6 +25,7 @@ EMBEDDINGS = {
     "embed_positions": "embeddings.position_embeddings",
     "token_types": "embeddings.token_type_embeddings",
     "embedding_norm": "embeddings.LayerNorm",
+    "widening": "embeddings_project",
 }
 # What checkpoints of BERT call our modules.
 BERT_NAMES = {
@@ -44,7 +46,8 @@ class EncoderStack(DecoderStack):
     """Embeddings of words, and perhaps of positions and of the two texts of a pair, normed; layers; nothing is cached.
 
     max_tokens: of a prompt. norm: behind the last layer; None: there is none. embedding_norm: None: there is none.
-    token_types: how many there are; 0: none. positions: as in `DecoderStack`.
+    token_types: how many there are; 0: none. width: of embeddings, if it is not that of the layers. positions: as in
+    `DecoderStack`.
     """
 
     def __init__(
@@ -56,11 +59,18 @@ class EncoderStack(DecoderStack):
         naming: Naming,
         embedding_norm: LayerNorm | None,
         token_types: int = 0,
+        width: int | None = None,
         norm: Norm | None = None,
         positions: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(sizes, layer, tied=True, norm=norm or NoNorm(), naming=naming, positions=positions)
-        self.token_types = Embedding(token_types, sizes.hidden) if token_types else None
+        width = width or sizes.hidden
+        self.widening: Linear | None = None
+        if width != sizes.hidden:
+            self.embed_tokens = Embedding(sizes.vocab, width)
+            self.embed_positions = Embedding(positions[0], width) if positions else None
+            self.widening = Linear(width, sizes.hidden, bias=True)
+        self.token_types = Embedding(token_types, width) if token_types else None
         self.embedding_norm = embedding_norm
         if not self._keeps:
             self._keeps = [Keeps("full", sizes.heads, sizes.head_dim, 0)]
@@ -71,7 +81,9 @@ class EncoderStack(DecoderStack):
         if self.token_types is not None:
             types = self.token_types.weight
             x += types[0] if ctx.token_types is None else self.token_types(ctx.token_types)
-        return x if self.embedding_norm is None else self.embedding_norm(x)  # type: ignore[no-any-return]
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
+        return x if self.widening is None else self.widening(x)
 
     def known_name(self, tensor: str) -> str | None:
         stem, _, last = tensor.rpartition(".")
@@ -99,12 +111,14 @@ def bert_stack(
         raise ConfigError(
             f"max_model_len must be <= {positions - first_position} for this model, got {max_tokens}", "max_model_len"
         )
+    width = read_positive(config, "embedding_size", sizes.hidden)
     return EncoderStack(
         sizes,
         lambda _: EncoderLayer(sizes.hidden, sizes.heads, sizes.intermediate, sizes.eps, act),
         max_tokens,
         naming=Naming(parts=names, prefix=prefix, is_optional=True),
-        embedding_norm=LayerNorm(sizes.hidden, sizes.eps),
+        embedding_norm=LayerNorm(width, sizes.eps),
+        width=width,
         token_types=read_positive(config, "type_vocab_size") if config.get("type_vocab_size") else 0,
         positions=(positions, first_position),
     )

@@ -12,7 +12,8 @@ from quire.foundation.errors import InputError
 from quire.foundation.shown import shown
 
 EMBED, CLASSIFY, TOKEN_EMBED, TOKEN_CLASSIFY = "embed", "classify", "token_embed", "token_classify"
-TASKS = (EMBED, CLASSIFY, TOKEN_EMBED, TOKEN_CLASSIFY)
+SPARSE_EMBED = "sparse_embed"
+TASKS = (EMBED, CLASSIFY, TOKEN_EMBED, TOKEN_CLASSIFY, SPARSE_EMBED)
 # Which of a model's heads makes the vectors: of whole prompts, of every token, and weights of every token beside these.
 WHOLE, BY_TOKEN, WEIGHTS = 0, 1, 2
 T = TypeVar("T")
@@ -54,9 +55,10 @@ class Pooling(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(slots=True)
 class PoolingOutput:
-    """The vector, float32 [size]; of tasks by token [tokens, size]."""
+    """The vector, float32 [size]; of tasks by token [tokens, size]; of a sparse one the numbers that are not 0."""
 
     data: np.ndarray
+    indices: np.ndarray | None = None  # of a sparse one: int32, which tokens of the vocabulary these are the weights of
 
 
 @dataclass(slots=True)

@@ -14,9 +14,12 @@ import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 
+from quire.config.engine import EngineConfig
 from quire.config.families import families
 from quire.config.hf_config import ELSEWHERE, HARMLESS, HFConfig, hf_config
+from quire.config.hf_config import sees_both_ways as hf_config_sees_both_ways
 from quire.config.model_info import read_model_info
+from quire.config.resolve import resolve
 from quire.config.rope import ROPE_KEYS
 from quire.foundation.errors import ConfigError
 from quire.layers.rotary import rotary_table
@@ -155,7 +158,9 @@ def test_what_the_layers_are_bound_to_is_refused_by_name(family: str) -> None:
         for value in allowed:
             read(family, **{key: value})
         wrong: Any = (not allowed[0]) if isinstance(allowed[0], bool) else "other"
-        if wrong not in allowed:
+        if key in ("is_causal", "use_bidirectional_attention"):  # of those that make vectors
+            assert hf_config_sees_both_ways(read(family, **{key: wrong}))
+        elif wrong not in allowed:
             message = refusal(family, **{key: wrong})
             assert f"{key}={wrong!r}" in message
             assert "not supported" in message
@@ -170,8 +175,7 @@ def test_maths_of_other_families_is_refused_by_name(family: str) -> None:
 
 
 def test_a_refused_key_can_be_switched_off() -> None:
-    assert 'hf_overrides={"is_causal": null}' in refusal("qwen3", is_causal=False)
-    read("qwen3", {"is_causal": None}, is_causal=False)
+    assert 'hf_overrides={"attn_logit_softcapping": null}' in refusal("llama", attn_logit_softcapping=50.0)
     read("llama", {"attn_logit_softcapping": None}, attn_logit_softcapping=50.0)
 
 
@@ -186,16 +190,17 @@ def test_what_means_nothing_to_anybody_is_told_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
 def test_attention_both_ways_in_a_decoder_changes_what_it_says(family: str, tmp_path: Path) -> None:
-    """transformers honours `is_causal`; here it is refused, of embedders too."""
+    """Which is honoured where vectors are made (`tests/pooling/test_heads.py`), and refused where text is."""
     both = checkpoints.make(family, is_causal=False)
     one = checkpoints.make(family)
     ids = torch.arange(20)[None]
     with torch.inference_mode():
         assert (both(ids).logits - one(ids).logits).abs().max() > 0.1
     folder = checkpoints.save(both, tmp_path)
-    for architecture in (f"{family}ForCausalLM", f"{family}Model"):
-        with pytest.raises(ConfigError, match="is_causal=False is not supported"):
-            read_model_info(folder, {"architectures": [architecture]})
+    assert read_model_info(folder, {}).sees_both_ways
+    with pytest.raises(ConfigError, match="is_causal.* is not supported for generating"):
+        resolve(EngineConfig.from_flat(model=str(folder), device="cpu"))
+    assert not read_model_info(folder, {"is_causal": None}).sees_both_ways
 
 
 EOS: list[tuple[dict[str, Any], dict[str, Any] | None, list[int]]] = [

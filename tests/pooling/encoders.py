@@ -48,6 +48,10 @@ CASES: dict[str, Case] = {
     "nomic_bert-gelu": ("NomicBert", {"hidden_act": "gelu", "head_dim": 16, "rope_parameters": LINEAR}),
     "jina_embeddings_v3": ("JinaEmbeddingsV3", {}),
     "jina_embeddings_v3-linear": ("JinaEmbeddingsV3", {"hidden_act": "relu", "rope_parameters": LINEAR}),
+    "distilbert": ("DistilBert", {"dim": 48, "n_heads": 4, "n_layers": 3, "hidden_dim": 72}),
+    "distilbert-relu": ("DistilBert", {"dim": 48, "n_heads": 6, "n_layers": 2, "hidden_dim": 72, "activation": "relu"}),
+    "electra": ("Electra", {"embedding_size": 20}),
+    "electra-even": ("Electra", {"embedding_size": 48, "hidden_act": "relu", "layer_norm_eps": 1e-2}),
     "gte": ("NomicBert", {"hidden_act": "gelu"}),
     "gte-unpacked": ("NomicBert", {"hidden_act": "relu", "type_vocab_size": 1, "layer_norm_eps": 1e-2}),
 }  # fmt: skip

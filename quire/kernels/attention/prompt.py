@@ -27,7 +27,7 @@ def attend(
     q: [tokens, heads, head_dim]; k and v, of like strides: [tokens or more, KV heads, head_dim]; the last two dims are
     contiguous. query_start: int32 [rows + 1]; max_len: of any row; out: [tokens, heads * head_dim], which is returned.
     window: only to those less than so many tokens away; 0: to all. num_keys: int32 [rows], only to so many of the row's
-    first tokens, of which each must see one.
+    first tokens; of what then sees none nothing is promised but that it is a number.
     """
     if not on_triton(q):
         return out.copy_(attend_reference(q, k, v, query_start, scale, window=window, num_keys=num_keys))

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quire.config.reading import read_positive
-from quire.layers.encoder import Dense, HeadLayer
+from quire.config.reading import read, read_positive
+from quire.layers.encoder import Dense, HeadLayer, HeadNorm
 from quire.models.encoder import EncoderStack, bert_stack
 
-architectures = ("BertModel", "BertForMaskedLM", "BertForSequenceClassification", "BertForTokenClassification")
+architectures = (
+    "BertModel", "BertForMaskedLM", "BertForSequenceClassification", "BertForTokenClassification",
+    "BertSpladeSparseEmbeddingModel", "HF_ColBERT",
+)  # fmt: skip
 defaults = {  # as transformers has them
     "vocab_size": 30522,
     "hidden_size": 768,
@@ -41,3 +44,9 @@ def classifier(config: Mapping[str, Any], architecture: str, num_labels: int) ->
     if architecture.endswith("TokenClassification"):
         return [last]
     return [Dense("pooler.dense", hidden, hidden, bias=True, act="tanh"), last]
+
+
+def vocabulary_head(config: Mapping[str, Any]) -> tuple[list[HeadLayer], str]:
+    hidden, eps = read_positive(config, "hidden_size"), read(float, config, "layer_norm_eps")
+    dense = Dense("cls.predictions.transform.dense", hidden, hidden, bias=True, act=read(str, config, "hidden_act"))
+    return [dense, HeadNorm("cls.predictions.transform.LayerNorm", hidden, eps)], "cls.predictions"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.config.reading import read, read_positive
+from quire.foundation.errors import ConfigError
 from quire.layers.attention import Attention
 from quire.layers.block import DecoderLayer
 from quire.layers.encoder import Dense, HeadLayer, HeadNorm
@@ -19,7 +20,7 @@ from quire.models.window import layer_windows
 
 architectures = (
     "ModernBertModel", "ModernBertForMaskedLM", "ModernBertForSequenceClassification",
-    "ModernBertForTokenClassification",
+    "ModernBertForTokenClassification", "ColBERTModernBertModel",
 )  # fmt: skip
 defaults = {  # as transformers has them
     "vocab_size": 50368,
@@ -71,8 +72,8 @@ def build(config: Mapping[str, Any], max_positions: int) -> EncoderStack:
     every = read_positive(config, "global_attn_every_n_layers", 3)
     usual = ["sliding_attention" if index % every else "full_attention" for index in range(sizes.layers)]
     kinds = config["layer_types"] or usual
-    half = read_positive(config, "local_attention") // 2
-    windows = layer_windows({"sliding_window": half + 1, "layer_types": kinds}, sizes.layers, max_positions)
+    window = {"sliding_window": read_positive(config, "local_attention") // 2, "layer_types": kinds}
+    windows = layer_windows(window, sizes.layers, max_positions)
     tables = {kind: rotary_table(config, sizes.head_dim, max_positions, kind) for kind in set(kinds)}
     bias, mlp_bias = read(bool, config, "attention_bias"), read(bool, config, "mlp_bias")
     act, norm_bias = read(str, config, "hidden_activation"), read(bool, config, "norm_bias")
@@ -105,3 +106,9 @@ def transform(config: Mapping[str, Any]) -> list[HeadLayer]:
 
 def classifier(config: Mapping[str, Any], architecture: str, num_labels: int) -> list[HeadLayer]:  # noqa: ARG001
     return [*transform(config), Dense("classifier", read_positive(config, "hidden_size"), num_labels, bias=True)]
+
+
+def vocabulary_head(config: Mapping[str, Any]) -> tuple[list[HeadLayer], str]:
+    if not read(bool, config, "decoder_bias"):
+        raise ConfigError("config.json: decoder_bias=false is not supported for SPLADE", "decoder_bias")
+    return transform(config), "decoder"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.config.reading import read, read_positive
-from quire.layers.encoder import Dense, HeadLayer
+from quire.layers.encoder import Dense, HeadLayer, HeadNorm
 from quire.models.encoder import EncoderStack, bert_stack
 
 architectures = (
@@ -46,3 +46,9 @@ def classifier(config: Mapping[str, Any], architecture: str, num_labels: int) ->
         Dense("classifier.dense", hidden, hidden, bias=True, act="tanh"),
         Dense("classifier.out_proj", hidden, num_labels, bias=True),
     ]
+
+
+def vocabulary_head(config: Mapping[str, Any]) -> tuple[list[HeadLayer], str]:
+    hidden, eps = read_positive(config, "hidden_size"), read(float, config, "layer_norm_eps")
+    dense = Dense("lm_head.dense", hidden, hidden, bias=True, act="gelu")
+    return [dense, HeadNorm("lm_head.layer_norm", hidden, eps)], "lm_head"

@@ -6,7 +6,7 @@ from quire.models.encoders import roberta
 
 architectures = (
     "XLMRobertaModel", "XLMRobertaForMaskedLM", "XLMRobertaForSequenceClassification",
-    "XLMRobertaForTokenClassification",
+    "XLMRobertaForTokenClassification", "BgeM3EmbeddingModel",
 )  # fmt: skip
 defaults = {  # as transformers has them
     "vocab_size": 30522,
@@ -31,3 +31,4 @@ fixed = {
 build = roberta.build
 classifier = roberta.classifier
 unused = roberta.unused
+vocabulary_head = roberta.vocabulary_head

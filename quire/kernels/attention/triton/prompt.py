@@ -66,6 +66,7 @@ def _prompt_kernel(
         total = total * shrink + tl.sum(p, axis=1)
         acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
         top = new_top
+    total = tl.where(total == 0, 1.0, total)  # of a query that sees nothing
     out = out_ptr + (at_query * HEADS + head) * DIM + column[None, :]
     tl.store(out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), q_mask)
 
