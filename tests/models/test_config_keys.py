@@ -198,7 +198,7 @@ def test_attention_both_ways_in_a_decoder_changes_what_it_says(family: str, tmp_
         assert (both(ids).logits - one(ids).logits).abs().max() > 0.1
     folder = checkpoints.save(both, tmp_path)
     assert read_model_info(folder, {}).sees_both_ways
-    with pytest.raises(ConfigError, match="is_causal.* is not supported for generating"):
+    with pytest.raises(ConfigError, match=r"is_causal.* is not supported for generating"):
         resolve(EngineConfig.from_flat(model=str(folder), device="cpu"))
     assert not read_model_info(folder, {"is_causal": None}).sees_both_ways
 

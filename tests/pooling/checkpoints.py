@@ -29,11 +29,12 @@ def make(architecture: str, folder: Path, seed: int = 0, **config: Any) -> Any:
     """A float32 model whose outputs depend on every token, saved with a tokenizer. Returns transformers' own."""
     family = next(
         name
-        for name in ("XLMRoberta", "Roberta", "Bert", "Qwen3", "Qwen2", "Llama", "Mistral", "Gemma3Text")
+        for name in ("XLMRoberta", "Roberta", "Bert", "Qwen3", "Qwen2", "Llama", "Mistral", "Gemma3Text", "GPT2")
         if architecture.startswith(name)
     )
     sizes = ENCODER if "B" in family or "R" in family else DECODER
-    made = getattr(transformers, f"{family}Config")(**{**sizes, **config})
+    own = {"n_inner": 72, "bos_token_id": 2, "eos_token_id": 3} if family == "GPT2" else {}
+    made = getattr(transformers, f"{family}Config")(**{**sizes, **own, **config})
     made._attn_implementation = "eager"
     torch.manual_seed(seed)
     model = getattr(transformers, architecture)(made).float().eval()

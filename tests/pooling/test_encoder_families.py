@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from quire import LLM, PoolingParams
+from quire.config.hf_config import hf_config
+from quire.foundation.errors import WeightsError
+from quire.layers.rotary import rotary_table
 from tests.pooling import encoders
 from tests.pooling.checkpoints import random_prompts
 from tests.pooling.encoders import CASES, states
@@ -57,3 +63,36 @@ def test_classes_of_tokens(case: str, tmp_path: Path) -> None:
         with torch.inference_mode():
             expected = model(torch.tensor([prompt])).logits[0]
         assert difference(torch.tensor(output.outputs.data), expected) < 1e-4
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "-" not in case])
+def test_checkpoints_that_do_not_fit(case: str, tmp_path: Path) -> None:
+    """One error that lists it all."""
+    encoders.make(case, tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    inner = sorted(name for name in tensors if re.search(r"layers?\.1\.", name) and tensors[name].dim() == 2)
+    missing, misshapen = inner[0], inner[1]
+    del tensors[missing]
+    tensors[misshapen] = tensors[misshapen][:-1].contiguous()
+    tensors["encoder.unheard_of"] = torch.ones(2)
+    save_file(tensors, file)
+    with pytest.raises(WeightsError) as caught:
+        LLM(str(tmp_path), **OPTIONS)  # type: ignore[arg-type]
+    for name in (missing, misshapen, "unheard_of"):
+        assert name in str(caught.value)
+
+
+def test_a_table_that_is_stretched_as_gte_does_it() -> None:
+    """ "ntk", and its "mixed" form (https://kexue.fm/archives/9706), by their formulas."""
+    for mixed in (None, 0.6):
+        rope = {"type": "ntk", "factor": 3.0, **({} if mixed is None else {"mixed_b": mixed})}
+        config = {"architectures": ["NewModel"], "rope_scaling": rope, "rope_theta": 500}
+        table = rotary_table(hf_config(config, {}).values, 16, 40)
+        column = torch.arange(8).double()
+        if mixed is None:
+            frequencies = (500 * 3.0) ** (-column / 8) / 3.0 ** (2 / 16)
+        else:
+            frequencies = 500 ** (-column / 8) / torch.exp(math.log(3.0) / 8**mixed * (column + 1) ** mixed)
+        angles = torch.arange(40).double()[:, None] * frequencies
+        assert (table - torch.cat([angles.cos(), angles.sin()], 1)).abs().max() < 1e-5

@@ -137,7 +137,8 @@ def test_late_interaction_as_pylate_keeps_it(case: str, attends: bool, tmp_path:
     add_words(tmp_path, w40=",", w41="[Q] ", w42="[D] ", w43="[MASK]")
     config = {
         "query_prefix": "[Q] ", "document_prefix": "[D] ", "query_length": 12, "document_length": 9,
-        "attend_to_expansion_tokens": attends, "skiplist_words": list(string.punctuation), "similarity_fn_name": "MaxSim",
+        "attend_to_expansion_tokens": attends, "skiplist_words": list(string.punctuation),
+        "similarity_fn_name": "MaxSim",
     }  # fmt: skip
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(config))
     with LLM(str(tmp_path), max_model_len=64, **OPTIONS) as llm:
