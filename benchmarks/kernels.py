@@ -29,6 +29,7 @@ from quire.attention.base import AttentionInputs, AttentionSpec, LayerCache, pre
 from quire.config.attention import ATTENTION_BACKENDS
 from quire.kernels.attention import paged as paged_attention
 from quire.kernels.attention import qkv, rope
+from quire.kernels.attention.scores import PLAIN
 from quire.kernels.elementwise import activation, norm
 from quire.kernels.gemm import fp8_linear
 from quire.kernels.gemm.linear import linear
@@ -215,7 +216,7 @@ def shared_case(model: Model, rows: int, length: int, own: int) -> DecodeCase:
             number = min(rows - begin, tile_rows)
             tiles[j] = torch.tensor([int(seats[begin]), begin, number, length])
         case.schedules[i] = paged_attention.decode_schedule(
-            seats, cache.seq_lens, model.heads, model.kv_heads, model.dim, DTYPE, 0,
+            seats, cache.seq_lens, model.heads, model.kv_heads, model.dim, DTYPE, PLAIN,
             (torch.full_like(members, length), members, tiles),
         )  # fmt: skip
     case.num_bytes = (length + rows * own) * model.kv_heads * model.dim * 4

@@ -8,6 +8,13 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from quire.kernels.attention.scores import ALIKE, PLAIN, PerHead, Scores
+
+__all__ = [
+    "ALIKE", "FAR", "PLAIN", "AttentionBackend", "AttentionInputs", "AttentionSpec", "LayerCache", "PerHead",
+    "PromptAttention", "Scores", "SharedPrefix", "prefix_tile_rows", "prefix_tiles",
+]  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
@@ -24,9 +31,14 @@ class AttentionSpec:
     max_tokens: int
     max_seq_len: int
     drafted: tuple[int, int] = (0, 1)  # decode rows of the largest step with several queries a row, and how many
-    sliding_window: int | None = None  # counts the current token
-    softcap: float = 0.0  # c: scores become c · tanh(score / c); 0: they stay
+    scores: Scores = PLAIN  # what they get besides the scale, and which count
     planes: int = 1  # of which a cache is every so many'th block
+    value_dim: int = 0  # of a latent cache, whose one row a token is the key, and its first so many numbers the value
+
+    @property
+    def out_dim(self) -> int:
+        """Of a head's result."""
+        return self.value_dim or self.head_dim
 
 
 def prefix_tile_rows(group: int) -> int:
@@ -88,7 +100,8 @@ class AttentionInputs:
 class LayerCache:
     """KV of one layer, paged: [num_blocks, kv_heads, block_size, head_dim] each, of the same strides.
 
-    A block is contiguous. The next one follows it, or lies `AttentionSpec.planes` blocks further.
+    A block is contiguous. The next one follows it, or lies `AttentionSpec.planes` blocks further. Of a latent cache v
+    is a view of the first columns of k.
     """
 
     k: torch.Tensor
@@ -115,7 +128,7 @@ class AttentionBackend(Protocol):
         """Prepare a step; must not wait for the device. Its launches are captured with the step."""
         ...
 
-    def run(self, q: torch.Tensor, cache: LayerCache, plan: Any, scale: float) -> torch.Tensor:
+    def run(self, q: torch.Tensor, cache: LayerCache, plan: Any, scale: float, heads: PerHead = ALIKE) -> torch.Tensor:
         """Attend over the paged cache, causally. This step's KV is already written.
 
         Args:
@@ -123,9 +136,10 @@ class AttentionBackend(Protocol):
             cache: of this layer.
             plan: what `plan` returned for this step.
             scale: that products of queries and keys are multiplied by.
+            heads: what this layer's bring, as the spec's `scores` say that they do.
 
         Shapes:
-            q: [tokens, heads, head_dim]. Returns [tokens, heads * head_dim].
+            q: [tokens, heads, head_dim]. Returns [tokens, heads * out_dim].
         """
         ...
 
@@ -137,8 +151,8 @@ class PromptAttention(Protocol):
 
     @staticmethod
     def refuses(spec: AttentionSpec) -> str | None:
-        """As `AttentionBackend`. `sliding_window` counts the tokens that a query sees to either side, its own included:
-        those less than so many away."""
+        """As `AttentionBackend`. The window of `scores` counts the tokens that a query sees to either side, its own
+        included: those less than so many away."""
         ...
 
     def __init__(self, spec: AttentionSpec) -> None: ...
@@ -156,7 +170,7 @@ class PromptAttention(Protocol):
         """
         ...
 
-    def run(self, q: torch.Tensor, cache: LayerCache, plan: Any, scale: float) -> torch.Tensor:
+    def run(self, q: torch.Tensor, cache: LayerCache, plan: Any, scale: float, heads: PerHead = ALIKE) -> torch.Tensor:
         """Attend both ways within rows that lie one behind the other.
 
         Args:
@@ -164,6 +178,7 @@ class PromptAttention(Protocol):
             cache: the step's own keys and values: block i, of one slot, is those of token i.
             plan: what `plan` returned for this step.
             scale: that products of queries and keys are multiplied by.
+            heads: as in `AttentionBackend`.
 
         Shapes:
             q: [tokens, heads, head_dim]. Returns [tokens, heads * head_dim].

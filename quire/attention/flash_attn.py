@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from quire.attention.base import AttentionInputs, AttentionSpec, LayerCache
+from quire.attention.base import ALIKE, AttentionInputs, AttentionSpec, LayerCache, PerHead
 from quire.attention.library import missing, refuses_as_all_do
 
 HEAD_DIMS = (32, 64, 80, 96, 128, 160, 192, 256)
@@ -50,7 +50,7 @@ class FlashAttention:
 
         self._decode: Any = flash_attn.flash_attn_with_kvcache
         self._prefill: Any = flash_attn.flash_attn_varlen_func
-        self._window = (spec.sliding_window - 1, 0) if spec.sliding_window else (-1, -1)
+        self._window = (spec.scores.window - 1, 0) if spec.scores.window else (-1, -1)
 
     @staticmethod
     def refuses(spec: AttentionSpec) -> str | None:
@@ -77,7 +77,10 @@ class FlashAttention:
             )
         return FlashPlan(split, inputs.seq_lens[:split], pages[:split], prompts)
 
-    def run(self, q: torch.Tensor, cache: LayerCache, plan: FlashPlan, scale: float) -> torch.Tensor:
+    def run(
+        self, q: torch.Tensor, cache: LayerCache, plan: FlashPlan, scale: float, heads: PerHead = ALIKE
+    ) -> torch.Tensor:
+        assert heads == ALIKE, "refused"
         out, split = torch.zeros_like(q), plan.num_decodes  # what belongs to nobody stays finite
         k, v = cache.k.transpose(1, 2), cache.v.transpose(1, 2)
         how = {"softmax_scale": scale, "causal": True, "window_size": self._window}

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from quire.attention.base import AttentionInputs, AttentionSpec, LayerCache
+from quire.attention.base import ALIKE, AttentionInputs, AttentionSpec, LayerCache, PerHead
 from quire.attention.library import missing, refuses_as_all_do
 from quire.platforms.transfers import upload
 
@@ -70,7 +70,7 @@ class FlashInferAttention:
         if self._planned is not None:
             self._planned.synchronize()
         shape = {
-            "page_size": spec.block_size, "window_left": (spec.sliding_window or 0) - 1, "sm_scale": 1.0,
+            "page_size": spec.block_size, "window_left": spec.scores.window - 1, "sm_scale": 1.0,
             "q_data_type": spec.dtype, "kv_data_type": spec.kv_dtype,
         }  # fmt: skip
         if split:
@@ -92,7 +92,10 @@ class FlashInferAttention:
             self._planned.record()
         return FlashInferPlan(split, starts[-1])
 
-    def run(self, q: torch.Tensor, cache: LayerCache, plan: FlashInferPlan, scale: float) -> torch.Tensor:
+    def run(
+        self, q: torch.Tensor, cache: LayerCache, plan: FlashInferPlan, scale: float, heads: PerHead = ALIKE
+    ) -> torch.Tensor:
+        assert heads == ALIKE, "refused"
         out, split, end = torch.zeros_like(q), plan.num_decodes, plan.end
         # Both multiply by the plan's scale, which is 1, and by a scale that queries are said to have.
         if split:
@@ -103,7 +106,7 @@ class FlashInferAttention:
 
     def _pages(self, inputs: AttentionInputs, rows: range, firsts: list[int], lengths: list[int]) -> Paging:
         """firsts: tokens up to each row's first query: with a window, pages before all that it sees are left out."""
-        size, window = self._spec.block_size, self._spec.sliding_window
+        size, window = self._spec.block_size, self._spec.scores.window
         begin = torch.tensor([max(0, firsts[row] - window) // size if window else 0 for row in rows], dtype=torch.int32)
         ends = torch.tensor([lengths[row] for row in rows], dtype=torch.int32)
         indptr = torch.nn.functional.pad(((ends + size - 1) // size - begin).cumsum(0, dtype=torch.int32), (1, 0))

@@ -40,8 +40,15 @@ def refuses_as_all_do(spec: AttentionSpec, head_dims: tuple[int, ...]) -> str | 
         return f"head_dim {spec.head_dim} is none of {', '.join(map(str, head_dims))}"
     if rest or not group:
         return f"{spec.num_heads} heads do not divide among {spec.num_kv_heads} KV heads"
-    if spec.softcap:
-        return "the soft cap of scores is not handed to it"
+    if spec.value_dim:
+        return "latent rows, which are keys and values at once, are not handed to it"
+    scores = spec.scores
+    if not scores.are_plain or scores.chunked:
+        terms = {
+            "a soft cap of scores": scores.softcap, "a logit a head that no token has (a sink)": scores.sinks,
+            "a bias linear in the distance (ALiBi)": scores.slopes, "attention in chunks": scores.chunked,
+        }  # fmt: skip
+        return f"{' and '.join(term for term, there in terms.items() if there)} is not handed to it"
     if spec.drafted[0]:
         return "rows with drafts may see fewer tokens than their queries count"
     return None

@@ -8,12 +8,19 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from quire.attention.base import AttentionSpec, LayerCache
+from quire.attention.base import ALIKE, AttentionSpec, LayerCache, PerHead, Scores
 from quire.attention.grouping import alike
 
 # Rows are attended together if the longest has at most this many times the shortest's tokens, and a bit.
 MAX_PADDING, PADDING_TOKENS = 1.125, 4
 GROUP_TOKENS, CPU_TOKENS = 32768, 2048  # of one group, padding included: on a CPU it shall stay in the cache
+
+
+def unlike_products(scores: Scores) -> str | None:
+    """Why scores are not for attention within whole prompts."""
+    if scores.are_plain and not scores.chunked:
+        return None
+    return "its scores are products of queries and keys alone, and a window moves with the query"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,7 @@ class TorchPromptAttention:
 
     @staticmethod
     def refuses(spec: AttentionSpec) -> str | None:
-        return "it knows of no soft cap" if spec.softcap else None
+        return unlike_products(spec.scores)
 
     def plan(
         self,
@@ -51,7 +58,14 @@ class TorchPromptAttention:
             for rows in alike(lengths.tolist(), padding=MAX_PADDING, extra=PADDING_TOKENS, most=most)
         ]
 
-    def run(self, q: torch.Tensor, cache: LayerCache, plan: list[Group], scale: float) -> torch.Tensor:
+    def run(
+        self,
+        q: torch.Tensor,
+        cache: LayerCache,
+        plan: list[Group],
+        scale: float,
+        heads: PerHead = ALIKE,  # noqa: ARG002 (nothing, of such scores)
+    ) -> torch.Tensor:
         spec = self._spec
         out = torch.empty(len(q), spec.num_heads * spec.head_dim, dtype=q.dtype, device=q.device)
         tensors = (q, cache.k.squeeze(2), cache.v.squeeze(2))
@@ -82,11 +96,11 @@ class TorchPromptAttention:
 
     def _mask(self, num_keys: np.ndarray, length: int) -> torch.Tensor | None:
         """Of rows of `length` places: keys that are none, and keys too far away."""
-        keys, window = torch.arange(length), self._spec.sliding_window
+        keys, window = torch.arange(length), self._spec.scores.window
         hidden = torch.zeros(1, 1, 1, length, dtype=torch.bool)
         if num_keys.min() < length:
             hidden = (keys >= torch.from_numpy(num_keys)[:, None])[:, None, None]
-        if window is not None and window < length:
+        if window and window < length:
             hidden = hidden | ((keys[:, None] - keys).abs() >= window)
         if not hidden.any():
             return None

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from quire.attention.base import AttentionInputs, AttentionSpec, LayerCache
-from quire.attention.capped import attend
+from quire.attention.base import ALIKE, AttentionInputs, AttentionSpec, LayerCache, PerHead
 from quire.attention.grouping import alike
+from quire.attention.scored import attend
 from quire.platforms.transfers import upload
 
 GATHERED_BYTES = 128 * 1024**2  # of keys, and as many of values, gathered at once, unless one row alone has more
@@ -31,6 +31,7 @@ class Decodes:
     lines: torch.Tensor  # int64 [rows * kv_heads * blocks]: a head's block each, see `_gathered`
     tokens: int  # gathered of each row, whole blocks
     mask: torch.Tensor  # additive [rows, 1, queries, tokens]: -inf where nothing is seen
+    behind: torch.Tensor | None  # the same shape, with slopes: how far behind a query a token lies, below 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,19 +110,20 @@ class SDPAttention:
         ends = inputs.seq_lens[pick].long().unsqueeze(1)
         firsts = ends if inputs.first_lens is None else inputs.first_lens[pick].long().unsqueeze(1)
         begin = torch.zeros_like(ends)
-        if window := self._spec.sliding_window:  # `_first_block`, of what the device says
-            begin = (ends - queries + 1 - window).clamp(min=0) // size
+        if self._spec.scores.window:  # `_first_block`, of what the device says
+            begin = self._spec.scores.begins((ends - queries).clamp(min=0)) // size
         # Beyond its end a row reads its last block once more: what it holds is its own.
         numbers = torch.minimum(begin + torch.arange(blocks, device=device), (ends - 1).clamp(min=0) // size)
         table = inputs.block_table[inputs.seats[pick].long().unsqueeze(1), numbers].long()
         last = torch.minimum(firsts + torch.arange(queries, device=device), ends).unsqueeze(2)  # [rows, queries, 1]
         token = (begin * size + torch.arange(blocks * size, device=device)).unsqueeze(1)
-        visible = self._visible(token, last - 1).unsqueeze(1)
+        visible = self._spec.scores.visible(token, last - 1).unsqueeze(1)
+        behind = (token - (last - 1)).unsqueeze(1) if self._spec.scores.slopes else None
         mask = torch.zeros(visible.shape, dtype=self._spec.dtype, device=device).masked_fill_(~visible, -math.inf)
         places: slice | torch.Tensor = slice(0, rows * queries)
         if index is not None:
             places = (index.unsqueeze(1) * queries + torch.arange(queries, device=device)).flatten()
-        return Decodes(rows, places, self._lines(table), blocks * size, mask)
+        return Decodes(rows, places, self._lines(table), blocks * size, mask, behind)
 
     def _prompt(self, inputs: AttentionInputs, row: int, queries: slice, length: int) -> Prompt:
         """The queries of a row are the last of its `length` tokens."""
@@ -130,15 +132,9 @@ class SDPAttention:
         lines = self._lines(inputs.block_table[inputs.seats[row : row + 1].long(), first:last].long())
         return Prompt(queries, lines, (last - first) * size, before, first * size)
 
-    def _visible(self, token: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-        """Whether queries see tokens. last: the last token that each sees."""
-        seen = token <= last
-        return seen & (token > last - self._spec.sliding_window) if self._spec.sliding_window else seen
-
     def _first_block(self, length: int) -> int:
         """The first one that the last of `length` tokens sees."""
-        window = self._spec.sliding_window
-        return max(0, length - window) // self._spec.block_size if window else 0
+        return self._spec.scores.first_seen(max(length - 1, 0)) // self._spec.block_size
 
     def _lines(self, table: torch.Tensor) -> torch.Tensor:
         """table: int64 [rows, blocks]."""
@@ -147,15 +143,18 @@ class SDPAttention:
 
     # -- once a layer -------------------------------------------------------------------------------------------
 
-    def run(self, q: torch.Tensor, cache: LayerCache, plan: list[Decodes | Prompt], scale: float) -> torch.Tensor:
+    def run(
+        self, q: torch.Tensor, cache: LayerCache, plan: list[Decodes | Prompt], scale: float, heads: PerHead = ALIKE
+    ) -> torch.Tensor:
         out = torch.zeros_like(q)  # what belongs to nobody stays finite
         for piece in plan:
-            k, v = (self._gathered(half, piece) for half in (cache.k, cache.v))
+            k = self._gathered(cache.k, piece)
+            v = k if self._spec.value_dim else self._gathered(cache.v, piece)  # whole rows: fused kernels want it
             if isinstance(piece, Decodes):
-                out[piece.queries] = self._attend_decodes(q[piece.queries], k, v, piece.mask, scale)
+                out[piece.queries] = self._attend_decodes(q[piece.queries], k, v, piece, scale, heads)
             else:
-                out[piece.queries] = self._attend_prompt(q[piece.queries], k, v, piece, scale)
-        return out.flatten(1)
+                out[piece.queries] = self._attend_prompt(q[piece.queries], k, v, piece, scale, heads)
+        return out[..., : self._spec.out_dim].flatten(1)
 
     def _gathered(self, cache: torch.Tensor, piece: Decodes | Prompt) -> torch.Tensor:
         """[rows, kv_heads, tokens, head_dim]."""
@@ -169,34 +168,43 @@ class SDPAttention:
         return found.view(piece.rows, kv_heads, piece.tokens, dim)
 
     def _attend_decodes(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, piece: Decodes, scale: float, heads: PerHead
     ) -> torch.Tensor:
         """A KV head's query heads stand in line as queries: its keys are read once for all of them."""
         (rows, kv_heads, _, dim), group = k.shape, self._group
         queries = len(q) // rows
         grouped = q.view(rows, queries, kv_heads, group, dim).permute(0, 2, 3, 1, 4).reshape(rows, kv_heads, -1, dim)
+        mask, behind = piece.mask, piece.behind
         if queries > 1:
             mask = mask.repeat(1, 1, group, 1)
-        y = attend(grouped, k, v, mask, scale=scale, softcap=self._spec.softcap)
+            behind = None if behind is None else behind.repeat(1, 1, group, 1)
+        lines = PerHead(
+            *(None if own is None else own.repeat_interleave(queries).view(kv_heads, -1, 1) for own in heads)
+        )
+        y = attend(grouped, k, v, mask, scale=scale, scores=self._spec.scores, heads=lines, behind=behind)
         return y.view(rows, kv_heads, group, queries, dim).permute(0, 3, 1, 2, 4).reshape(q.shape)
 
     def _attend_prompt(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, prompt: Prompt, scale: float
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, prompt: Prompt, scale: float, heads: PerHead
     ) -> torch.Tensor:
         """KV heads take the place of rows, so that each one's keys are there for all its query heads."""
-        (_, kv_heads, tokens, dim), group, window = k.shape, self._group, self._spec.sliding_window
+        (_, kv_heads, tokens, dim), group, scores = k.shape, self._group, self._spec.scores
         grouped = q.view(-1, kv_heads, group, dim).permute(1, 2, 0, 3)  # [kv_heads, group, queries, dim]
         k, v = (x[0].unsqueeze(1).expand(-1, group, -1, -1) for x in (k, v))
-        if prompt.before == 0 and not (window and window < len(q)):
+        lines = PerHead(*(None if own is None else own.view(kv_heads, group, 1, 1) for own in heads))
+        if prompt.before == 0 and scores.first_seen(len(q) - 1) == 0:
             k, v = k[:, :, : len(q)], v[:, :, : len(q)]
-            y = attend(grouped, k, v, None, is_causal=True, scale=scale, softcap=self._spec.softcap)
+            y = attend(grouped, k, v, None, is_causal=True, scale=scale, scores=scores, heads=lines)
         else:
             token = torch.arange(prompt.first, prompt.first + tokens, device=q.device)
             last = torch.arange(prompt.before, prompt.before + len(q), device=q.device).unsqueeze(1)
             step = max(1, MASK_BYTES // tokens)
             parts = zip(grouped.split(step, 2), last.split(step), strict=True)
             y = torch.cat([
-                attend(part, k, v, self._visible(token, seen), scale=scale, softcap=self._spec.softcap)
+                attend(
+                    part, k, v, scores.visible(token, seen), scale=scale, scores=scores, heads=lines,
+                    behind=token - seen if scores.slopes else None,
+                )
                 for part, seen in parts
             ], 2)  # fmt: skip
         return y.permute(2, 0, 1, 3).reshape(q.shape)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-from quire.attention.base import AttentionSpec
-from quire.attention.capped import attend
+from quire.attention.base import ALIKE, AttentionSpec, PerHead, Scores
 from quire.attention.context import AttentionInputs, LayerCache
 from quire.attention.grouping import alike
+from quire.attention.scored import attend
 
 SCRATCH_TOKENS = 4096  # gathered at a time for decode rows, unless one row alone has more
 # Decode rows are attended together if the longest has at most this many times the shortest's tokens, and a bit.
@@ -46,22 +46,33 @@ class Gather:
 
 
 @dataclass(frozen=True, slots=True)
+class How:
+    """Of a layer: what becomes of the products of its queries and keys."""
+
+    scale: float
+    scores: Scores
+    heads: PerHead
+
+
+@dataclass(frozen=True, slots=True)
 class Decodes:
     """Rows of one query each, attended together."""
 
     queries: slice | torch.Tensor
     seen: slice  # tokens of the gathered piece that any of the rows sees
     mask: torch.Tensor | None  # [rows, 1, 1, seen]; None: each row sees all of them
+    behind: torch.Tensor | None  # int [rows, 1, 1, seen], with slopes: how far behind a row's query a token lies
 
-    def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, scale: float, softcap: float
-    ) -> None:
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, how: How) -> None:
         heads = q.shape[1]
         kv_heads, head_dim = k.shape[1], k.shape[3]
         # A KV head's query heads take the place of queries: the head's keys are read once for all of them.
         grouped = q[self.queries].view(-1, kv_heads, heads // kv_heads, head_dim)
+        lines = PerHead(*(None if own is None else own.view(kv_heads, -1, 1) for own in how.heads))
         k, v = k[:, :, self.seen], v[:, :, self.seen]
-        y = attend(grouped, k, v, self.mask, scale=scale, softcap=softcap)
+        y = attend(
+            grouped, k, v, self.mask, scale=how.scale, scores=how.scores, heads=lines, behind=self.behind
+        )  # fmt: skip
         out[self.queries] = y.view(-1, heads, head_dim)
 
 
@@ -73,19 +84,20 @@ class PromptChunk:
     padding: int
     seen: slice
     mask: torch.Tensor | None  # [queries + padding, seen]; None: causal, as many queries as tokens
+    behind: torch.Tensor | None = None  # int, the same shape, with slopes and a mask
 
-    def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, scale: float, softcap: float
-    ) -> None:
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, how: How) -> None:
         heads = q.shape[1]
         kv_heads, head_dim = k.shape[1], k.shape[3]
         group = heads // kv_heads
         queries = torch.nn.functional.pad(q[self.queries], (0, 0, 0, 0, 0, self.padding))
         grouped = queries.view(-1, kv_heads, group, head_dim).permute(1, 2, 0, 3)
         k, v = (x[0, :, None, self.seen].expand(-1, group, -1, -1) for x in (k, v))
-        y = attend(grouped, k, v, self.mask, is_causal=self.mask is None, scale=scale, softcap=softcap).permute(
-            2, 0, 1, 3
-        )
+        lines = PerHead(*(None if own is None else own.view(kv_heads, group, 1, 1) for own in how.heads))
+        y = attend(
+            grouped, k, v, self.mask, is_causal=self.mask is None, scale=how.scale, scores=how.scores, heads=lines,
+            behind=self.behind,
+        ).permute(2, 0, 1, 3)  # fmt: skip
         part = out[self.queries]
         part.view(-1, kv_heads, group, head_dim).copy_(y[: len(part)])
 
@@ -125,7 +137,12 @@ class TorchCPUAttention:
         ends = [length - first * size for length, first in zip(lengths, firsts, strict=False)]
         for rows in self._alike(ends):
             gather = self._gather_decodes(inputs, rows, firsts, max(ends[row] for row in rows))
-            plan.append((gather, [self._decodes(rows, [ends[row] for row in rows], inputs.num_decodes, gather)]))
+            plan.append(
+                (
+                    gather,
+                    [self._decodes(rows, lengths, [firsts[row] * size for row in rows], inputs.num_decodes, gather)],
+                )
+            )
         for row in range(inputs.num_decodes, inputs.num_rows):
             before = lengths[row] - (starts[row + 1] - starts[row])
             seen = range(self._first_seen(before + 1), _round_up(lengths[row], TOKEN_STEP))
@@ -144,13 +161,17 @@ class TorchCPUAttention:
         self._reserve(max((gather.rows * gather.num_tokens for gather, _ in plan), default=0))
         return plan
 
-    def run(self, q: torch.Tensor, cache: LayerCache, plan: CPUPlan, scale: float) -> torch.Tensor:
+    def run(
+        self, q: torch.Tensor, cache: LayerCache, plan: CPUPlan, scale: float, heads: PerHead = ALIKE
+    ) -> torch.Tensor:
+        how = How(scale, self._spec.scores, heads)
         out = torch.zeros(q.shape, dtype=q.dtype)  # what belongs to nobody stays finite
         for gather, pieces in plan:
-            k, v = gather(cache.k, self._scratch[0]), gather(cache.v, self._scratch[1])
+            k = gather(cache.k, self._scratch[0])
+            v = k if self._spec.value_dim else gather(cache.v, self._scratch[1])  # whole rows: fused kernels want it
             for piece in pieces:
-                piece.attend(q, k, v, out, scale, self._spec.softcap)
-        return out.view(len(q), -1)
+                piece.attend(q, k, v, out, how)
+        return out[..., : self._spec.out_dim].flatten(1)
 
     # -- planning -----------------------------------------------------------------------------------------------
 
@@ -162,7 +183,7 @@ class TorchCPUAttention:
     def _gather_decodes(self, inputs: AttentionInputs, rows: list[int], firsts: list[int], end: int) -> Gather:
         """Up to token `end` of each row, counted from block `firsts[row]`, all 0 without a window. With one, nothing is
         read that the row does not hold, such as blocks that it has given back."""
-        if not self._spec.sliding_window:
+        if not self._spec.scores.window:
             return self._gather(inputs, rows, range(end))
         assert inputs.seq_lens_host is not None
         size, seats = self._spec.block_size, inputs.seats[rows].long()
@@ -188,19 +209,24 @@ class TorchCPUAttention:
 
     def _first_seen(self, length: int) -> int:
         """The first token that the last of `length` tokens sees."""
-        window = self._spec.sliding_window
-        return 0 if window is None else max(0, length - window)
+        return self._spec.scores.first_seen(length - 1)
 
-    def _decodes(self, rows: list[int], ends: list[int], num_decodes: int, gather: Gather) -> Decodes:
-        firsts = [self._first_seen(end) for end in ends]
+    def _decodes(
+        self, rows: list[int], lengths: list[int], begins: list[int], num_decodes: int, gather: Gather
+    ) -> Decodes:
+        """begins: the tokens that the rows are gathered from."""
+        ends = [lengths[row] - begin for row, begin in zip(rows, begins, strict=True)]
+        firsts = [self._first_seen(lengths[row]) - begin for row, begin in zip(rows, begins, strict=True)]
         seen = range(min(firsts), max(ends))
-        mask = None
-        if len(set(ends)) > 1:
+        mask = behind = None
+        if self._spec.scores.slopes:
+            behind = (torch.arange(seen.start, seen.stop) - torch.tensor(ends)[:, None] + 1)[:, None, None]
+        if len(set(zip(firsts, ends, strict=True))) > 1:
             tokens = torch.arange(seen.start, seen.stop)
             visible = (tokens >= torch.tensor(firsts)[:, None]) & (tokens < torch.tensor(ends)[:, None])
             mask = self._additive(visible)[:, None, None]
         queries = slice(0, num_decodes) if len(rows) == num_decodes else torch.tensor(rows)
-        return Decodes(queries, gather.slice(seen), mask)
+        return Decodes(queries, gather.slice(seen), mask, behind)
 
     def _chunks(self, start: int, end: int, before: int, gather: Gather) -> list[Decodes | PromptChunk]:
         """The queries [start, end) of a row that has `before` tokens in the cache from earlier steps."""
@@ -216,11 +242,10 @@ class TorchCPUAttention:
             last = min(_round_up(before + stop - start, TOKEN_STEP), gather.start + gather.num_tokens)
             seen = range(self._first_seen(first + 1), last)
             tokens = torch.arange(seen.start, seen.stop)
-            visible = tokens <= positions
-            if self._spec.sliding_window is not None:
-                visible &= tokens > positions - self._spec.sliding_window
+            mask = self._additive(self._spec.scores.visible(tokens, positions))
+            behind = tokens - positions if self._spec.scores.slopes else None
             padding = padded - (stop - begin)
-            pieces.append(PromptChunk(slice(begin, stop), padding, gather.slice(seen), self._additive(visible)))
+            pieces.append(PromptChunk(slice(begin, stop), padding, gather.slice(seen), mask, behind))
         return pieces
 
     def _additive(self, visible: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from quire.attention.base import AttentionSpec
+from quire.attention.base import ALIKE, AttentionSpec, PerHead
 from quire.attention.context import AttentionInputs, LayerCache
 from quire.kernels.attention import paged as paged_attention
 from quire.kernels.dispatch import device_on_cuda
@@ -36,10 +36,10 @@ class TritonAttention:
 
     def __init__(self, spec: AttentionSpec) -> None:
         self.spec = spec
-        self.prefix_support = not spec.sliding_window  # a window may begin within a prefix
-        self.sliding_window = spec.sliding_window or 0
+        # A window may begin within a prefix, and what tokens get by their distance differs by row.
+        self.prefix_support = not spec.scores.window and not spec.scores.slopes
         self.prompt_wave = 0
-        if not spec.softcap:  # the kernel that goes by waves has none
+        if paged_attention.has_waves(spec.scores):
             self.prompt_wave = paged_attention.prefill_wave(
                 spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.block_size, spec.kv_dtype, spec.device
             )
@@ -61,6 +61,8 @@ class TritonAttention:
             needed = FP8_CAPABILITY.get(spec.kv_dtype)
             if needed is None or torch.cuda.get_device_capability(spec.device) < needed:
                 return f"no cache of {spec.kv_dtype} on {torch.cuda.get_device_name(spec.device)}"
+        if spec.value_dim:
+            return "latent rows, which are keys and values at once, are for triton_mla"
         if spec.head_dim > MAX_HEAD_DIM:
             return f"head_dim {spec.head_dim} is more than {MAX_HEAD_DIM}"
         if spec.num_heads % spec.num_kv_heads:
@@ -79,25 +81,29 @@ class TritonAttention:
         if split:
             decodes = paged_attention.decode_schedule(
                 inputs.seats[:split], inputs.seq_lens[:split], spec.num_heads, spec.num_kv_heads, spec.head_dim,
-                spec.kv_dtype, self.sliding_window,
+                spec.kv_dtype, spec.scores,
                 (shared.tokens_of_row, shared.members, shared.tiles) if shared else None,
-                None if inputs.first_lens is None else (inputs.num_queries, inputs.first_lens[:split]), spec.softcap,
+                None if inputs.first_lens is None else (inputs.num_queries, inputs.first_lens[:split]),
             )  # fmt: skip
         if split < inputs.num_rows:
             rows = slice(split, inputs.num_rows)
             others = paged_attention.prefill_schedule(
                 inputs.seats[rows], inputs.query_start[split:], inputs.seq_lens[rows], inputs.num_tokens - split,
                 inputs.max_query_len, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.block_size,
-                spec.kv_dtype, self.sliding_window, is_far=inputs.is_far, softcap=spec.softcap,
+                spec.kv_dtype, spec.scores, is_far=inputs.is_far,
             )  # fmt: skip
         return TritonPlan(inputs, decodes, others)
 
-    def run(self, q: torch.Tensor, cache: LayerCache, plan: TritonPlan, scale: float) -> torch.Tensor:
+    def run(
+        self, q: torch.Tensor, cache: LayerCache, plan: TritonPlan, scale: float, heads: PerHead = ALIKE
+    ) -> torch.Tensor:
         num_tokens, num_heads, head_dim = q.shape
         out = torch.empty((num_tokens, num_heads * head_dim), dtype=q.dtype, device=q.device)
         table, split = plan.inputs.block_table, plan.inputs.num_decodes * plan.inputs.num_queries
         if plan.decodes is not None:
-            paged_attention.decode(q[:split], cache.k, cache.v, table, plan.decodes, scale, self.workspace, out[:split])
+            paged_attention.decode(
+                q[:split], cache.k, cache.v, table, plan.decodes, scale, self.workspace, out[:split], heads
+            )
         if plan.others is not None:
-            paged_attention.prefill(q[split:], cache.k, cache.v, table, plan.others, scale, out[split:])
+            paged_attention.prefill(q[split:], cache.k, cache.v, table, plan.others, scale, out[split:], heads)
         return out

@@ -29,7 +29,12 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 _COMMON = ("rope_type", "type", *_BESIDE)
 _BY_COLUMN = ("short_factor", "long_factor")  # lists, a number for each pair of columns that turn together
-_OWN = ("llama_4_scaling_beta", "alpha")  # known to families alone that say what is usual
+_OWN = (
+    "llama_4_scaling_beta",
+    "alpha",
+    "short_mscale",
+    "long_mscale",
+)  # known to families alone that say what is usual
 _SINGLE = (*_BESIDE, *_OWN)  # usual if missing; others only if there are no settings
 _LAYERS = ("full_attention", "sliding_attention")
 _NEUTRAL_AT_1 = ("attn_factor", "extrapolation_factor", "alpha")

@@ -21,8 +21,20 @@ class EngineOptions(TypedDict, total=False):
     pooler_config: dict[str, Any]
     """JSON object, for pooling unlike the model's files say: pooling_type (CLS, LAST, MEAN, MAX), use_activation;
     step_tag_id and returned_token_ids, for rewards of steps."""
+    model_impl: Literal["auto", "quire", "vllm", "transformers"]
+    """Whose code the model is: quire's families, or transformers' own, slower. auto: quire's if there is one. vllm:
+    as quire, for scripts that say so."""
+    trust_remote_code: bool
+    """Run Python code that comes with a checkpoint, in the worker, if neither Quire nor transformers has its
+    class."""
     tokenizer: str | None
     """Folder or id of the tokenizer, if it is not the model's own."""
+    tokenizer_mode: Literal["auto", "hf", "slow", "mistral"]
+    """What the tokenizer is made of. auto: tokenizer.json, or whatever vocabulary there is; hf: no file of
+    Mistral's own form; slow: the vocabulary that tokenizer.json was made of, anew; mistral: tekken.json or
+    tokenizer.model.v3."""
+    tokenizer_revision: str | None
+    """Branch, tag or commit of the `tokenizer`; that of the model if not given."""
     skip_tokenizer_init: bool
     """Work on token ids only; text prompts and stop strings are then refused."""
     revision: str | None
@@ -157,7 +169,11 @@ class OptionFields:
     runner: Literal["auto", "generate", "pooling"] = "auto"
     convert: Literal["auto", "none", "embed", "classify"] = "auto"
     pooler_config: dict[str, Any] = field(default_factory=dict)
+    model_impl: Literal["auto", "quire", "vllm", "transformers"] = "auto"
+    trust_remote_code: bool = False
     tokenizer: str | None = None
+    tokenizer_mode: Literal["auto", "hf", "slow", "mistral"] = "auto"
+    tokenizer_revision: str | None = None
     skip_tokenizer_init: bool = False
     revision: str | None = None
     hf_token: str | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire.foundation.errors import ConfigError
+from quire.kv.chunk import Chunk
 from quire.kv.full import FullAttention
 from quire.kv.group import BlockNames, KVGroup
 from quire.kv.history import History
@@ -12,7 +13,9 @@ from quire.types.kv import KVGroupSpec
 
 KINDS: dict[str, type[KVGroup]] = {
     "full": FullAttention,
+    "latent": FullAttention,  # another row a token, kept as long
     "window": SlidingWindow,
+    "chunk": Chunk,
     "history": History,
     "none": Nothing,
 }

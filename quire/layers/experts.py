@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -19,16 +20,18 @@ from quire.kernels.across_ranks import reduce_add
 from quire.kernels.elementwise.norm import rms_norm
 from quire.kernels.moe.experts import norms_inside
 from quire.kernels.moe.gate import sigmoid_gate
+from quire.kernels.moe.inside import Gate as Gate  # for families
+from quire.kernels.moe.inside import Inside
 from quire.kernels.moe.router import router_logits
 from quire.kernels.moe.routing import Live, Routes, route
 from quire.kernels.moe.routing import Rule as Rule  # for families
-from quire.layers.attention import Attention
-from quire.layers.block import DecoderLayer
+from quire.layers.attention import SelfAttention
+from quire.layers.block import DecoderLayer, OuterNormLayer
 from quire.layers.linear import Linear
 from quire.layers.mlp import GatedMLP
 from quire.layers.norm import Norm, RMSNorm
 from quire.layers.targets import Staged, Staging, Target, store
-from quire.quantization.base import INPUTS, OUTPUTS, ExpertMatrices, QuantizationMethod, Spec
+from quire.quantization.base import INPUTS, OUTPUTS, ExpertMatrices, QuantizationMethod, Spec, Tensors, WeightFormat
 from quire.quantization.base import Norm as Gain
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -38,20 +41,30 @@ Shapes = Mapping[str, tuple[int, ...]]
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
     """What checkpoints call an expert's matrices, behind `experts.N.`; and all experts' in one tensor each, [experts,
-    outputs, inputs] with gate and up stacked, behind `experts.`, for those that store them so."""
+    outputs, inputs] with gate and up stacked, behind `experts.`, for those that store them so.
+
+    Biases, of experts that have them, are always together: [experts, outputs].
+    transposed: together they are [experts, inputs, outputs]. interleaved: outputs of gate and up take turns, in biases
+    too.
+    """
 
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
     all_gate_up: str = "gate_up_proj"
     all_down: str = "down_proj"
+    gate_up_bias: str = "gate_up_proj_bias"
+    down_bias: str = "down_proj_bias"
+    transposed: bool = False
+    interleaved: bool = False
 
 
 class Router(nn.Module):
     """Logits of the experts, plain in every model and whole on every rank.
 
     correction: what checkpoints call the bias [experts] that takes part in the choice alone, if they have one.
-    lines: 1 if checkpoints have that as [1, experts]. dtype: of the weight and of the product, by default the model's.
+    lines: 1 if checkpoints have that as [1, experts]. bias: there is one of the logits. dtype: of the weight and of the
+    product, by default the model's.
     """
 
     def __init__(
@@ -61,31 +74,47 @@ class Router(nn.Module):
         *,
         correction: str | None = None,
         lines: int = 0,
+        bias: bool = False,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.rule, self.correction = rule, correction
+        self.bias = nn.Parameter(torch.empty(rule.experts, dtype=dtype), requires_grad=False) if bias else None
         self.weight = nn.Parameter(torch.empty(rule.experts, hidden, dtype=dtype), requires_grad=False)
         if correction is not None:
             shape = (lines, rule.experts) if lines else (rule.experts,)
-            bias = nn.Parameter(torch.empty(shape, dtype=torch.float32), requires_grad=False)
-            self.register_parameter(correction, bias)
+            self.register_parameter(
+                correction, nn.Parameter(torch.empty(shape, dtype=torch.float32), requires_grad=False)
+            )
 
     def forward(self, x: torch.Tensor, live: Live | None, norm: Gain | None = None) -> Routes:
         """x [tokens, hidden], or norm(x) → where its tokens go."""
         if x.dtype != self.weight.dtype:
             x, norm = (x if norm is None else rms_norm(x, *norm)).to(self.weight.dtype), None
-        logits = router_logits(x, self.weight, norm)
+        logits = router_logits(x, self.weight, norm, self.bias)
         return route(logits, self.rule, getattr(self, self.correction) if self.correction else None, live)
 
 
 class Experts(nn.Module):
-    """The matrices of all routed experts. It has no parameters before `allocate`."""
+    """The matrices of all routed experts. It has no parameters before `allocate`.
+
+    gate: what stands between an expert's products. bias: both have one.
+    """
 
     matrices: ExpertMatrices
 
-    def __init__(self, rule: Rule, hidden: int, inner: int, names: ExpertNames | None = None) -> None:
+    def __init__(
+        self,
+        rule: Rule,
+        hidden: int,
+        inner: int,
+        names: ExpertNames | None = None,
+        gate: Gate = Gate(),  # noqa: B008 (it is frozen)
+        *,
+        bias: bool = False,
+    ) -> None:
         super().__init__()
+        self.has_bias, self.inside = bias, Inside(gate)
         self.experts, self.top_k, self.names = rule.experts, rule.top_k, names or ExpertNames()
         gate_up = Linear(
             hidden, 2 * inner, bias=False, parts={self.names.gate: inner, self.names.up: inner}, gated=True, role="rows"
@@ -111,6 +140,21 @@ class Experts(nn.Module):
                 kept[tensor] = whole
             self._kept.append(kept)
         self.matrices = self._pair[0].scheme.format.experts(*self._kept)
+        if self.has_bias:
+            self._biases = [torch.zeros(self.experts, one.local_shape[0]) for one in self._pair]
+            for kind, bias in zip(("gate_up", "down"), self._biases, strict=True):
+                self.register_parameter(f"{kind}_bias", nn.Parameter(bias, requires_grad=False))
+            # What is added behind a sum over ranks is added once.
+            self.inside = Inside(self.inside.gate, self._biases[0], self._biases[1] if not topology.rank else None)
+
+    def add(self, x: torch.Tensor, routes: Routes, residual: torch.Tensor, norm: Gain | None) -> torch.Tensor:
+        """`residual += routed experts of norm(x)`, in place; returns it."""
+        return self.matrices.add(x, routes, residual, norm, self.inside)
+
+    @property
+    def format(self) -> WeightFormat:
+        """Of all its matrices, once they are allocated."""
+        return self._pair[0].scheme.format
 
     def num_weights(self) -> int:
         """Numbers that the parameters of a token's experts stand for: what it is multiplied by."""
@@ -132,6 +176,8 @@ class Experts(nn.Module):
 
     def targets_in(self, stored: Shapes) -> Iterator[Target]:
         """Of every tensor that a checkpoint has for them, be it one an expert or one for all."""
+        if self.has_bias:
+            yield from self._bias_targets()
         for one, kept, whole in zip(self._pair, self._kept, (self.names.all_gate_up, self.names.all_down), strict=True):
             together = f"{self.name}.{whole}"
             for expert in range(self.experts):
@@ -144,47 +190,110 @@ class Experts(nn.Module):
 
     def _part_of(self, source: str, expert: int, one: Linear, own: dict[str, torch.Tensor]) -> Iterator[Target]:
         """One expert's part of a tensor that holds all of them."""
-        scheme = one.scheme
+        scheme, turned = one.scheme, self.names.transposed
         plain = scheme.sources[0]
         if len(scheme.sources) > 1 or plain.axes != (OUTPUTS, INPUTS):
             return
+        dealt = self.names.interleaved and len(one.parts) == 2
+        pack = scheme.pack
+        if dealt:
+            pack = partial(_deal, name=plain.name, pack=scheme.pack)
         into: torch.Tensor | Staged
-        if scheme.pack is None:
+        if pack is None:
             into = own[plain.name]
         else:
             device = next(iter(own.values())).device
-            staging = Staging({plain.name: Spec(one.local_shape, plain.kept)}, device, scheme.pack, own)
-            into = Staged(staging, plain.name)
-        shape, first, place = (self.experts, one.out_features, one.in_features), 0, 0
+            into = Staged(Staging({plain.name: Spec(one.local_shape, plain.kept)}, device, pack, own), plain.name)
+        shape = (self.experts, one.out_features, one.in_features)
         columns = slice(*one.columns[:2])
-        for rows, share in zip(one.parts.values(), one.shares, strict=True):
-            lines = slice(first + share.begin, first + share.end)
-            at = (None, slice(place, place + share.end - share.begin))
-            yield Target(source, shape, into, plain.dtypes, (slice(expert, expert + 1), lines, columns), at)
-            first, place = first + rows, place + share.room
+        for lines, place in _runs(one, dealt=dealt):
+            part, at = (slice(expert, expert + 1), lines, columns), (None, place)
+            if turned:
+                part = (part[0], columns, lines)
+            yield Target(source, _turned(shape) if turned else shape, into, plain.dtypes, part, at, turned)
+
+    def _bias_targets(self) -> Iterator[Target]:
+        names, every = (self.names.gate_up_bias, self.names.down_bias), slice(None)
+        for one, bias, name in zip(self._pair, self._biases, names, strict=True):
+            dealt = self.names.interleaved and len(one.parts) == 2
+            for lines, place in _turns(one) if dealt else _runs(one, dealt=False):
+                shape = (self.experts, one.out_features)
+                yield Target(f"{self.name}.{name}", shape, bias, part=(every, lines), at=(every, place))
+
+
+def _runs(one: Linear, *, dealt: bool) -> Iterator[tuple[slice, slice]]:
+    """Of stored lines of gate and up, or of another matrix: those of this rank, and where they go; in as few pieces as
+    may be. dealt: theirs take turns."""
+    parts = list(zip(one.parts.values(), one.shares, strict=True))
+    if dealt or all(share.end - share.begin == rows for rows, share in parts):
+        share, step = one.shares[0], len(parts)
+        yield slice(step * share.begin, step * share.end), slice(0, step * (share.end - share.begin))
+        return
+    first = place = 0
+    for rows, share in parts:
+        yield slice(first + share.begin, first + share.end), slice(place, place + share.end - share.begin)
+        first, place = first + rows, place + share.room
+
+
+def _turns(one: Linear) -> Iterator[tuple[slice, slice]]:
+    """The same of gate and up that take turns, where one is to stand behind the other."""
+    for which, share in enumerate(one.shares):
+        at = which * share.room
+        yield slice(2 * share.begin + which, 2 * share.end, 2), slice(at, at + share.end - share.begin)
+
+
+def _deal(read: Tensors, name: str, pack: Callable[[Tensors], Tensors] | None) -> Tensors:
+    """Lines of gate and up that take turns, one kind behind the other; then packed."""
+    dense = {name: read[name].unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1)}
+    return dense if pack is None else pack(dense)
+
+
+def _turned(shape: tuple[int, int, int]) -> tuple[int, int, int]:
+    return shape[0], shape[2], shape[1]
 
 
 class SparseLayer(DecoderLayer):
     """A decoder layer whose feed-forward part may be a mixture of experts: tokens that are nobody's go to none.
 
-    scale: that what a half adds is multiplied by, in layers with experts.
+    scale: that what a half adds is multiplied by, in layers with experts. norms: see `DecoderLayer`.
     """
 
     def __init__(
-        self, self_attn: Attention, mlp: GatedMLP | MixtureOfExperts, hidden: int, eps: float, *, scale: float = 1.0
+        self,
+        self_attn: SelfAttention,
+        mlp: GatedMLP | MixtureOfExperts,
+        hidden: int,
+        eps: float,
+        *,
+        scale: float = 1.0,
+        norms: tuple[Norm, Norm] | None = None,
     ) -> None:
-        super().__init__(self_attn, mlp, hidden, eps)
+        super().__init__(self_attn, mlp, hidden, eps, norms=norms)
         self.scale = scale
 
     def forward(self, residual: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         if not isinstance(self.mlp, MixtureOfExperts):
             return super().forward(residual, ctx)
-        live = Live(ctx.groups[0].slots, ctx.caches[0].k.shape[2])  # what lies in the null block is nobody's
+        live = living(ctx)
         if self.scale == 1.0:
             residual = self.self_attn(residual, self.input_layernorm, ctx)
             return self.mlp.add(residual, self.post_attention_layernorm, residual, live)
         residual.add_(self.self_attn.attend(residual, self.input_layernorm, ctx), alpha=self.scale)
         return residual.add_(self.mlp.add(residual, self.post_attention_layernorm, None, live), alpha=self.scale)
+
+
+class SparseOuterNormLayer(OuterNormLayer):
+    """The same where what either half adds is normed."""
+
+    def feed(self, residual: torch.Tensor, ctx: StepContext) -> torch.Tensor:
+        if not isinstance(self.mlp, MixtureOfExperts):
+            return super().feed(residual, ctx)
+        return self.mlp.add(residual, self.pre_feedforward_layernorm, None, living(ctx))
+
+
+def living(ctx: StepContext) -> Live:
+    """The tokens of a step that are somebody's: what lies in the null block is nobody's."""
+    return Live(ctx.groups[0].slots, ctx.caches[0].k.shape[2])
 
 
 class SharedGate(nn.Module):
@@ -200,6 +309,8 @@ class MixtureOfExperts(nn.Module):
 
     Submodules are named as in checkpoints: `gate` (the router), `experts`, and `shared_name`, if `shared` is not 0: the
     inner size of the shared experts, which are one feed-forward layer. shared_gate: the name of the gate before them.
+    shared_fused: what checkpoints call gate and up of the shared ones if they have them as one.
+    gate, bias: of the experts.
     """
 
     def __init__(
@@ -213,13 +324,16 @@ class MixtureOfExperts(nn.Module):
         shared_name: str = "shared_experts",
         shared_gate: str | None = None,
         shared_bias: bool = False,
+        shared_fused: str = "",
+        gate: Gate = Gate(),  # noqa: B008 (it is frozen)
+        bias: bool = False,
     ) -> None:
         super().__init__()
         self.gate = router
-        self.experts = Experts(router.rule, hidden, inner, names)
+        self.experts = Experts(router.rule, hidden, inner, names, gate, bias=bias)
         self._shared_name, self._gate_name = shared_name if shared else None, shared_gate
         if shared:
-            self.add_module(shared_name, GatedMLP(hidden, shared, bias=shared_bias))
+            self.add_module(shared_name, GatedMLP(hidden, shared, bias=shared_bias, fused=shared_fused))
         if shared_gate is not None:
             self.add_module(shared_gate, SharedGate(hidden))
         self.group: Group | None = None
@@ -244,8 +358,8 @@ class MixtureOfExperts(nn.Module):
         routes = self.gate(x, live, inside)
         if self.group is None:
             into = torch.zeros_like(x) if residual is None else residual
-            return self.experts.matrices.add(x, routes, self._add_shared(x, into), inside)
-        partial = self.experts.matrices.add(x, routes, self._add_shared(x, torch.zeros_like(x)), inside)
+            return self.experts.add(x, routes, self._add_shared(x, into), inside)
+        partial = self.experts.add(x, routes, self._add_shared(x, torch.zeros_like(x)), inside)
         return reduce_add(partial, torch.zeros_like(x) if residual is None else residual, self.group)
 
     def _add_shared(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:

@@ -30,6 +30,7 @@ from quire.quantization.base import (
     Source,
     Spec,
     Tensors,
+    unpacked,
 )
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ class Linear(nn.Module):
     {"q_proj": rows, …} in the order of the rows. Empty: the checkpoint has a module of this one's own name.
     gated: the rows are [gate | up], and y = silu(x @ gate.T) * (x @ up.T). role: how ranks share it. heads: of each
     part, which are not divided; several ranks keep the same one where there are too few. stored: of parts that
-    checkpoints have together. transposed: checkpoints have [in, out].
+    checkpoints have together. transposed: checkpoints have [in, out]. is_plain: kept in plain numbers in whatever
+    format others are, for a layer that multiplies by `matrix.dense` itself.
 
     It has no parameters before `allocate`, which the model's builder calls once all layers have their names.
     """
@@ -99,12 +101,13 @@ class Linear(nn.Module):
         heads: tuple[int, ...] = (),
         stored: Mapping[str, Stored] | None = None,
         transposed: bool = False,
+        is_plain: bool = False,
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.parts = parts or {"": out_features}
         self.gated, self.role, self.has_bias = gated, role, bias
-        self._stored, self._transposed = stored or {}, transposed
+        self._stored, self._transposed, self._is_plain = stored or {}, transposed, is_plain
         self._heads = heads or tuple(self.parts.values())
         self.modules_in_checkpoint: tuple[str, ...] = ()
 
@@ -179,7 +182,8 @@ class Linear(nn.Module):
             self._columns = topology.lines(self.in_features, self.in_features, "input columns")
             self.group = group
         self.dtype = torch.get_default_dtype()
-        self._scheme = method.scheme(MatrixInfo(modules, self.out_features, self.in_features, self.role, self.dtype))
+        scheme = method.scheme(MatrixInfo(modules, self.out_features, self.in_features, self.role, self.dtype))
+        self._scheme = unpacked(scheme, self.dtype) if self._is_plain else scheme
         rows, columns = self.local_shape
         kept = {name: _parameter(spec) for name, spec in self._scheme.format.tensors(rows, columns, self.dtype).items()}
         for name, parameter in kept.items():

@@ -20,7 +20,8 @@ Place = tuple[slice | int | None, ...]
 class Target:
     """`into[at] = source[part]`, converted to into's dtype; a tensor may have several, into several places.
 
-    shape, dtypes: what the whole stored tensor must be. transposed: `into` as it is stored is turned.
+    shape, dtypes: what the whole stored tensor must be. transposed: the last two dimensions of
+    `into` as it is stored are turned.
     """
 
     source: str
@@ -34,7 +35,7 @@ class Target:
     def memory(self) -> torch.Tensor:
         """What is to be filled, of the part's shape."""
         whole = self.into if isinstance(self.into, torch.Tensor) else self.into.staging.tensors()[self.into.name]
-        return whole[self.at].t() if self.transposed else whole[self.at]
+        return whole[self.at].mT if self.transposed else whole[self.at]
 
 
 @runtime_checkable

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quire.attention.base import PLAIN
 from quire.attention.context import StepContext
 from quire.config.reading import read, read_positive
 from quire.foundation.errors import ConfigError
@@ -73,7 +74,7 @@ class EncoderStack(DecoderStack):
         self.token_types = Embedding(token_types, width) if token_types else None
         self.embedding_norm = embedding_norm
         if not self._keeps:
-            self._keeps = [Keeps("full", sizes.heads, sizes.head_dim, 0)]
+            self._keeps, self.scores = [Keeps("full", sizes.heads, sizes.head_dim)], [PLAIN]
         self.look_both_ways(max_tokens)
 
     def _embedded(self, input_ids: torch.Tensor, ctx: StepContext, given: GivenEmbeddings | None) -> torch.Tensor:

@@ -99,7 +99,7 @@ class PoolingModel(nn.Module):
         self.is_causal = trunk.is_causal
         self.layer_groups = trunk.layer_groups if trunk.is_causal else []
         self.hidden = trunk.hidden
-        self.softcap = trunk.softcap
+        self.scores = trunk.scores
         self._sources = {layer.source for head in heads for layer in head}
         self._prefix = trunk.naming.prefix
         # A trunk may be taken from a checkpoint that goes on behind it.

@@ -90,7 +90,8 @@ def fill_randomly(model: Model, seed: int) -> None:
     """
     device = next(parameter.device for _, parameter in model.named_parameters())
     generator = torch.Generator(device).manual_seed(seed)
-    dtype = next(m.dtype for _, m in model.named_modules() if isinstance(m, Linear))
+    kinds = [m.dtype for _, m in model.named_modules() if isinstance(m, Linear)]
+    dtype = kinds[0] if kinds else torch.get_default_dtype()
     for _, module in model.named_modules():
         if isinstance(module, Experts):
             module.fill(lambda *shape: _draw(torch.empty(shape, dtype=dtype, device=device), generator))
@@ -120,7 +121,12 @@ def _draw(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 def parameter_targets(model: Model, stored: Mapping[str, tuple[int, ...]] = MappingProxyType({})) -> list[Target]:
     """All that the model wants of a checkpoint, by the checkpoint's names. stored: the shapes of what it has."""
     targets: list[Target] = []
+    told: list[str] = []  # beginnings of the paths of those whose parents have spoken for them
     for path, module in model.named_modules():
+        if path.startswith(tuple(told)):
+            continue
+        if isinstance(module, HasTargets | HasForms):
+            told.append(f"{path}." if path else "")
         if isinstance(module, HasTargets):
             targets += module.targets()
             continue

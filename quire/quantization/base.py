@@ -25,6 +25,7 @@ from quire.kernels.elementwise.norm import rms_norm
 from quire.kernels.gemm.fp8_linear import Fp8Rows
 from quire.kernels.gemm.linear import linear
 from quire.kernels.moe.experts import add_each
+from quire.kernels.moe.inside import USUAL, Inside
 from quire.kernels.moe.routes import Routes
 
 if TYPE_CHECKING:
@@ -114,10 +115,17 @@ class ExpertMatrices(ABC):
     """What a mixture of experts multiplies by: gate and up of each expert [2n, k], and down [k, n]."""
 
     @abstractmethod
-    def add(self, x: torch.Tensor, routes: Routes, residual: torch.Tensor, norm: Norm | None = None) -> torch.Tensor:
+    def add(
+        self,
+        x: torch.Tensor,
+        routes: Routes,
+        residual: torch.Tensor,
+        norm: Norm | None = None,
+        inside: Inside = USUAL,
+    ) -> torch.Tensor:
         """`residual += Σ weight · down(silu(gate(x)) · up(x))` over each token's experts, in place; returns it.
 
-        norm: what x, which may be the residual, goes through first.
+        norm: what x, which may be the residual, goes through first. inside: the experts' gate and biases.
 
         Shapes:
             x, residual [tokens, k], of one dtype.
@@ -131,13 +139,20 @@ class EachExpert(ExpertMatrices):
     def __init__(self, matrix: Callable[[Tensors], Matrix], gate_up: Tensors, down: Tensors) -> None:
         self._matrix, self._gate_up, self._down = matrix, gate_up, down
 
-    def add(self, x: torch.Tensor, routes: Routes, residual: torch.Tensor, norm: Norm | None = None) -> torch.Tensor:
+    def add(
+        self,
+        x: torch.Tensor,
+        routes: Routes,
+        residual: torch.Tensor,
+        norm: Norm | None = None,
+        inside: Inside = USUAL,
+    ) -> torch.Tensor:
         x = x if norm is None else rms_norm(x, *norm)
 
         def dense(tensors: Tensors, expert: int) -> torch.Tensor:
             return self._matrix({name: tensor[expert] for name, tensor in tensors.items()}).dense(x.dtype)
 
-        return add_each(x, routes, lambda e: dense(self._gate_up, e), lambda e: dense(self._down, e), residual)
+        return add_each(x, routes, lambda e: dense(self._gate_up, e), lambda e: dense(self._down, e), residual, inside)
 
 
 class WeightFormat(ABC):
@@ -251,3 +266,19 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 def plain_scheme(dtype: torch.dtype) -> Scheme:
     """For a matrix that is kept as checkpoints have it, in `dtype`."""
     return Scheme(FORMATS.get("plain")(), (Source("weight", (OUTPUTS, INPUTS), FLOATS, dtype),))
+
+
+def unpacked(scheme: Scheme, dtype: torch.dtype) -> Scheme:
+    """For a matrix that is multiplied otherwise than `Matrix.linear` does: kept in plain numbers, once and for all.
+
+    A checkpoint's floats stay what they are; what is packed there is unpacked while it is read.
+    """
+    plain = plain_scheme(dtype)
+    if scheme.sources == plain.sources:
+        return plain
+
+    def pack(read: Tensors) -> Tensors:
+        packed = read if scheme.pack is None else scheme.pack(read)
+        return plain.format.pack(scheme.format.matrix(packed, None).dense(dtype))
+
+    return Scheme(plain.format, scheme.sources, pack)

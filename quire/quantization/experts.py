@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from quire.kernels.moe.experts import add_experts
+from quire.kernels.moe.inside import USUAL, Inside
 from quire.kernels.moe.routes import Routes
 from quire.quantization.base import ExpertMatrices, Norm
 
@@ -20,5 +21,12 @@ class StackedExperts(ExpertMatrices):
     ) -> None:
         self.gate_up, self.down, self.scales = gate_up, down, scales
 
-    def add(self, x: torch.Tensor, routes: Routes, residual: torch.Tensor, norm: Norm | None = None) -> torch.Tensor:
-        return add_experts(x, routes, self.gate_up, self.down, residual, self.scales, norm)
+    def add(
+        self,
+        x: torch.Tensor,
+        routes: Routes,
+        residual: torch.Tensor,
+        norm: Norm | None = None,
+        inside: Inside = USUAL,
+    ) -> torch.Tensor:
+        return add_experts(x, routes, self.gate_up, self.down, residual, self.scales, norm, inside)

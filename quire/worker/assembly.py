@@ -13,7 +13,7 @@ from quire.config.devices import platform_of
 from quire.config.resolve import Resolved
 from quire.distributed.group import Group
 from quire.distributed.peer_memory import Layout
-from quire.models.base import DecoderStack, num_weights
+from quire.models.base import Decoder
 from quire.models.pooling import PoolingModel
 from quire.types.kv import PromptCost
 from quire.worker.batch import BatchBuilder, round_size
@@ -51,7 +51,7 @@ class Assembly:
     def __init__(
         self,
         resolved: Resolved,
-        model: DecoderStack | PoolingModel,
+        model: Decoder | PoolingModel,
         pages: Pages,
         device: torch.device,
         streams: Streams,
@@ -116,8 +116,8 @@ class Assembly:
             name, trunk = self._resolved.config.runtime.attention_backend, model.trunk
             usual = self._attention(0, tokens, max_model_len)
             specs = [
-                replace(usual, num_kv_heads=kv_heads, head_dim=head_dim, sliding_window=window or None)
-                for _, kv_heads, head_dim, window in trunk.keeps
+                replace(usual, num_kv_heads=keeps.num_kv_heads, head_dim=keeps.head_dim, scores=scores)
+                for keeps, scores in zip(trunk.keeps, trunk.scores, strict=True)
             ]
             prompts = [select_for_prompts(name, spec, self._platform) for spec in specs]
             contexts = encoder_contexts(prompts, specs, trunk.layer_groups)
@@ -135,7 +135,7 @@ class Assembly:
 
     def _generating(
         self,
-        model: DecoderStack,
+        model: Decoder,
         store: KVStore,
         seats: DeviceSeats,
         max_model_len: int,
@@ -152,7 +152,7 @@ class Assembly:
         groups = self._layer_groups(seats, longest, max_model_len)
         self._prompt_wave = groups.prompt_wave
         seats.is_read |= groups.reads_host
-        if not groups.graph_support:
+        if not (groups.graph_support and model.graph_support):
             wanted, mixed = [], []
         heads_per_kv_head = model.num_heads // self._pages.groups[0].num_kv_heads
         prefixes = PrefixRows(rows, heads_per_kv_head) if groups.prefix_support else None
@@ -213,7 +213,7 @@ class Assembly:
         """Let ranks write what they tell each other into each other's memory, where they can."""
         if self._group is None or self._streams.compute is None:
             return
-        generates, rows = isinstance(self._model, DecoderStack), self._resolved.max_num_seqs
+        generates, rows = isinstance(self._model, Decoder), self._resolved.max_num_seqs
         self._group.share_memory(
             Layout(
                 size=self._group.topology.size,
@@ -227,15 +227,16 @@ class Assembly:
 
     def prompt_cost(self) -> PromptCost:
         """By operations: a weight of the layers costs a token two, attending to one token four a head and dimension."""
-        if not isinstance(self._model, DecoderStack):
+        if not isinstance(self._model, Decoder):
             return PromptCost()
-        weights = num_weights(self._model.layers)
+        weights = self._model.prompt_weights()
         full, windows = 0.0, []
         for group in self._pages.groups:
-            cost = 2 * group.num_layers * self._model.num_heads * group.head_dim / weights
-            if group.kind == "window":
+            dims = group.head_dim + (group.value_dim or group.head_dim)
+            cost = group.num_layers * self._model.num_heads * dims / weights
+            if group.kind in ("window", "chunk"):
                 windows.append((group.window, cost))
-            elif group.kind == "full":
+            elif group.keeps_all:
                 full += cost
         return PromptCost(full, self._prompt_wave, windows)
 
@@ -251,22 +252,35 @@ class Assembly:
         return LayerGroups(pages, backends, seats, max_tokens, self._device)
 
     def _attention(self, number: int, max_tokens: int, max_model_len: int) -> AttentionSpec:
-        wanted, rows = self._resolved.speculative, self._resolved.max_num_seqs
-        width = 1 + (wanted.num_speculative_tokens if wanted else 0)
-        group = self._pages.groups[number]
-        return AttentionSpec(
-            num_heads=self._model.num_heads,
-            num_kv_heads=group.num_kv_heads,
-            head_dim=group.head_dim,
-            block_size=self._pages.kernel_block(number),
-            planes=self._pages.planes_a_slab(number) if group.num_layers else 1,
-            dtype=DTYPES[self._resolved.dtype],
-            kv_dtype=DTYPES[self._resolved.kv_dtype],
-            device=self._device,
-            max_rows=rows,
-            max_tokens=max_tokens,
-            max_seq_len=max_model_len,
-            drafted=(drafted_rows(rows, self._resolved.max_num_batched_tokens, width), width) if width > 1 else (0, 1),
-            sliding_window=group.window or None,
-            softcap=self._model.softcap,
-        )
+        return attention_spec(self._resolved, self._model, self._pages, number, self._device, max_tokens, max_model_len)
+
+
+def attention_spec(
+    resolved: Resolved,
+    model: Decoder | PoolingModel,
+    pages: Pages,
+    number: int,
+    device: torch.device,
+    max_tokens: int,
+    max_model_len: int,
+) -> AttentionSpec:
+    """What a backend has to serve for the group of that number. max_tokens: of a step, padding included."""
+    wanted, rows = resolved.speculative, resolved.max_num_seqs
+    width = 1 + (wanted.num_speculative_tokens if wanted else 0)
+    group = pages.groups[number]
+    return AttentionSpec(
+        num_heads=model.num_heads,
+        num_kv_heads=group.num_kv_heads,
+        head_dim=group.head_dim,
+        block_size=pages.kernel_block(number),
+        planes=pages.planes_a_slab(number) if group.num_layers else 1,
+        value_dim=group.value_dim,
+        dtype=DTYPES[resolved.dtype],
+        kv_dtype=DTYPES[resolved.kv_dtype],
+        device=device,
+        max_rows=rows,
+        max_tokens=max_tokens,
+        max_seq_len=max_model_len,
+        drafted=(drafted_rows(rows, resolved.max_num_batched_tokens, width), width) if width > 1 else (0, 1),
+        scores=model.scores[number],
+    )

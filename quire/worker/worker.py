@@ -23,7 +23,7 @@ from quire.foundation.errors import ConfigError, InputError
 from quire.foundation.log import get_logger
 from quire.kernels.dispatch import plain_torch
 from quire.models import catalog, weights
-from quire.models.base import DecoderStack
+from quire.models.base import Decoder
 from quire.models.pooling import PoolingModel
 from quire.platforms import select_platform
 from quire.quantization.base import QuantizationMethod
@@ -130,10 +130,13 @@ class Worker:
         with self._phase("kv_cache"):
             self.runner = assembly.runner(size.num_blocks, size.max_model_len, processors=processors)
         with self._phase("graphs"):
-            if isinstance(self.runner, Runner):
-                before = self._platform.driver_bytes()
-                self.runner.capture()
-                _kept[self._device] += max(0, self._platform.driver_bytes() - before)
+            before = self._platform.driver_bytes()
+            if not self._capture():
+                self.runner = None  # whose cache must be gone before there is another
+                self.runner = assembly.runner(
+                    size.num_blocks, size.max_model_len, with_graphs=False, processors=processors
+                )
+            _kept[self._device] += max(0, self._platform.driver_bytes() - before)
         if self._platform.runs_ahead and isinstance(self.runner, Runner):
             most = round_size(resolved.max_num_batched_tokens)
             self._unprepared = list(range(most, 0, -SIZE_STEP))
@@ -157,10 +160,28 @@ class Worker:
             notes=[size.note] if size.note else [],
         )
 
+    def _capture(self) -> bool:
+        """Whether steps are in graphs, if they may be; only of somebody else's code it is not known before."""
+        try:
+            if isinstance(self.runner, Runner):
+                self.runner.capture()
+        except RuntimeError as error:
+            if not self._is_foreign:
+                raise
+            _log.warning("steps are launched from Python, as they cannot be captured in graphs: %s", error)
+            return False
+        return True
+
+    @property
+    def _is_foreign(self) -> bool:
+        return isinstance(self._model, Decoder) and self._model.is_foreign
+
     def _load_weights(self) -> None:
         given, path = self._resolved.config.model, Path(self._resolved.info.path)
         progress = given.use_tqdm_on_load and self._rank.is_first
         weights.load(self._model, path, load_format=given.load_format, show_progress=progress, seed=given.seed)
+        if isinstance(self._model, Decoder):
+            self._model.check()
 
     def _set_up(self) -> Streams:
         """The device, and the other ranks if there are any."""
@@ -183,7 +204,7 @@ class Worker:
     def _mark(self) -> str:
         return f"-rank{self._rank.index}" if self._rank.size > 1 else ""
 
-    def _build_model(self) -> DecoderStack | PoolingModel:
+    def _build_model(self) -> Decoder | PoolingModel:
         resolved, group = self._resolved, self._group
         dtype, positions = DTYPES[resolved.dtype], resolved.max_model_len
         method = self._quantization(dtype)
@@ -204,6 +225,8 @@ class Worker:
     def _rehearse(self, assembly: Assembly) -> Rehearsal | None:
         """Go through every kind of step while the weights are not there yet, so that the kernels get compiled."""
         if self._device.type != "cuda" or self._platform.plain_torch:
+            return None
+        if self._is_foreign:
             return None
         from quire.kernels.triton.rehearsal import Rehearsal, is_possible
 
@@ -284,7 +307,7 @@ class Worker:
             self._awaiting = None
 
     @property
-    def model(self) -> DecoderStack | PoolingModel:
+    def model(self) -> Decoder | PoolingModel:
         """As it computes, with its parameters on the device."""
         return self._model
 

@@ -10,7 +10,15 @@ from typing import NamedTuple
 
 import torch
 
-from quire.attention.base import AttentionInputs, AttentionSpec, LayerCache, SharedPrefix, prefix_tile_rows
+from quire.attention.base import (
+    ALIKE,
+    AttentionInputs,
+    AttentionSpec,
+    LayerCache,
+    PerHead,
+    SharedPrefix,
+    prefix_tile_rows,
+)
 from quire.attention.torch_cpu import CPUPlan, TorchCPUAttention
 
 
@@ -52,7 +60,10 @@ class PrefixReference(TorchCPUAttention):
         PrefixReference.num_shared_rows += len(seen)
         PrefixReference.num_tiles += len(used)
 
-    def run(self, q: torch.Tensor, cache: LayerCache, plan: ReferencePlan, scale: float) -> torch.Tensor:  # type: ignore[override]
+    def run(
+        self, q: torch.Tensor, cache: LayerCache, plan: ReferencePlan, scale: float, heads: PerHead = ALIKE
+    ) -> torch.Tensor:  # type: ignore[override]
+        assert heads == ALIKE, "what sinks and slopes do to prefixes is not in this reference"
         out = super().run(q, cache, plan.plain, scale)
         if plan.inputs.prefix is not None:
             attend_by_prefix(q, cache, plan.inputs, plan.inputs.prefix, scale, out)

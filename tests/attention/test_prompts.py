@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire.attention.base import AttentionSpec, LayerCache, PromptAttention
+from quire.attention.base import AttentionSpec, LayerCache, PromptAttention, Scores
 from quire.attention.prompt_torch import TorchPromptAttention
 from quire.attention.select import select_for_prompts
 from quire.foundation.errors import ConfigError
@@ -97,14 +97,14 @@ def spec(device: str, dtype: torch.dtype, heads: tuple[int, int, int], window: i
         max_rows=16,
         max_tokens=1024,
         max_seq_len=512,
-        sliding_window=window,
+        scores=Scores(window or 0),
     )
 
 
 def test_selection() -> None:
     assert select_for_prompts("auto", spec("cpu", torch.float32, (4, 4, 32)), "cpu").name == "sdpa"
     assert select_for_prompts("auto", spec("cpu", torch.float32, (4, 4, 32), window=5), "cpu").name == "sdpa"
-    with pytest.raises(ConfigError, match="soft cap"):
-        select_for_prompts("auto", replace(spec("cpu", torch.float32, (4, 4, 32)), softcap=3.0), "cpu")
+    with pytest.raises(ConfigError, match="products"):
+        select_for_prompts("auto", replace(spec("cpu", torch.float32, (4, 4, 32)), scores=Scores(softcap=3.0)), "cpu")
     with pytest.raises(ConfigError, match="unknown"):
         select_for_prompts("torch_cpu", spec("cpu", torch.float32, (4, 4, 32)), "cpu")

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.attention import sdpa
-from quire.attention.base import AttentionInputs, LayerCache
+from quire.attention.base import PLAIN, AttentionInputs, LayerCache, Scores
 from quire.attention.sdpa import SDPAttention
 from quire.kernels.attention.paged import attention_reference
 from tests.attention.test_torch_cpu import LIMITS, attend
-from tests.attention.test_triton_backend import BLOCK_SIZE, DIM, HEADS, KV_HEADS, spec
+from tests.attention.test_triton_backend import BLOCK_SIZE, DIM, HEADS, KV_HEADS, SCORES, per_head, spec
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 STEPS: list[list[tuple[int, int]]] = [
@@ -46,6 +46,13 @@ def test_steps(rows: list[tuple[int, int]], window: int | None, dtype: torch.dty
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("scores", SCORES, ids=str)
+def test_what_scores_get_besides(scores: Scores, device: str) -> None:
+    for rows in STEPS:
+        check(rows, scores=scores, device=device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(1, 1, 16), (4, 4, 64), (6, 2, 80), (8, 1, 128)])
 def test_head_groups(heads: int, kv_heads: int, dim: int, device: str) -> None:
     check([(1, 11), (1, 30), (7, 19)], heads=heads, kv_heads=kv_heads, head_dim=dim, device=device)
@@ -72,11 +79,14 @@ def test_what_is_gathered_at_once_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
 _ROWS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 60)), min_size=1, max_size=6)
 
 
-@given(_ROWS, st.sampled_from([None, 1, 5, 16]), st.sampled_from([1, 4, 16]))
+_WINDOWS = st.sampled_from([PLAIN, Scores(1), Scores(5), Scores(16), Scores(7, chunked=True), Scores(16, chunked=True)])
+
+
+@given(_ROWS, _WINDOWS, st.sampled_from([1, 4, 16]))
 @settings(max_examples=60, deadline=None)
-def test_any_step(rows: list[tuple[int, int]], window: int | None, block_size: int) -> None:
+def test_any_step(rows: list[tuple[int, int]], scores: Scores, block_size: int) -> None:
     ordered = sorted(((count, count + before) for count, before in rows), key=lambda row: row[0] > 1)
-    check(ordered, window=window, block_size=block_size)
+    check(ordered, scores=scores, block_size=block_size)
 
 
 def drafted(device: str) -> AttentionInputs:
@@ -94,8 +104,8 @@ def drafted(device: str) -> AttentionInputs:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("window", [None, 2, 20])
-def test_rows_with_drafts(window: int | None, device: str) -> None:
+@pytest.mark.parametrize("scores", [PLAIN, Scores(2), Scores(20), *SCORES[4:]], ids=str)
+def test_rows_with_drafts(scores: Scores, device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU")
     torch.manual_seed(0)
@@ -103,13 +113,14 @@ def test_rows_with_drafts(window: int | None, device: str) -> None:
     assert step.first_lens is not None
     cache = LayerCache(*(torch.randn(40, KV_HEADS, BLOCK_SIZE, DIM, device=device) for _ in "kv"))
     q = torch.randn(20, HEADS, DIM, device=device)
-    backend = SDPAttention(spec(device, sliding_window=window))
-    out = backend.run(q, cache, backend.plan(step), 0.125)
+    backend = SDPAttention(spec(device, scores=scores))
+    heads = per_head(scores, device)
+    out = backend.run(q, cache, backend.plan(step), 0.125, heads)
     place = torch.arange(4, dtype=torch.int32, device=device)
     seen = torch.minimum(step.first_lens.unsqueeze(1) + place, step.seq_lens.unsqueeze(1)).flatten()
     expected = attention_reference(
         q.double(), cache.k.double(), cache.v.double(), step.seats.repeat_interleave(4), step.block_table,
-        torch.arange(21, dtype=torch.int32, device=device), seen, 20, 0.125, window or 0,
+        torch.arange(21, dtype=torch.int32, device=device), seen, 20, 0.125, scores, heads,
     )  # fmt: skip
     torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-5)
 

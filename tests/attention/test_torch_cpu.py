@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.attention import torch_cpu
-from quire.attention.base import AttentionBackend, AttentionInputs, AttentionSpec, LayerCache
+from quire.attention.base import PLAIN, AttentionBackend, AttentionInputs, AttentionSpec, LayerCache, PerHead, Scores
 from quire.attention.torch_cpu import TorchCPUAttention
+from tests.attention.test_triton_backend import SCORES, per_head
 
 HEAD_DIM = 16
 LIMITS = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
@@ -25,6 +27,7 @@ def attend(
     kv_heads: int = 2,
     block_size: int = 4,
     window: int | None = None,
+    scores: Scores = PLAIN,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
     head_dim: int = HEAD_DIM,
@@ -33,6 +36,8 @@ def attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """rows: (query tokens, tokens in all), one-query rows first. Returns ours and the exact result."""
     generator = torch.Generator().manual_seed(seed)
+    scores = replace(scores, window=window) if window else scores
+    sinks, slopes = of_heads = per_head(scores, heads=heads)
     max_blocks = max(-(-total // block_size) for _, total in rows)
     ids = list(range(1, len(rows) * max_blocks + 1))
     random.Random(seed).shuffle(ids)
@@ -49,10 +54,21 @@ def attend(
             block = table[seat, token // block_size]
             cache.k[block, :, token % block_size], cache.v[block, :, token % block_size] = k[token], v[token]
         k, v = (x.double().repeat_interleave(heads // kv_heads, dim=1) for x in (k, v))
-        scores = torch.einsum("qhd,khd->hqk", q[start : start + count].double(), k) * head_dim**-0.5
+        products = torch.einsum("qhd,khd->hqk", q[start : start + count].double(), k) * head_dim**-0.5
         position, token = torch.arange(total - count, total)[:, None], torch.arange(total)
-        hidden = (token > position) | (token <= position - (window or total))
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        if scores.softcap:
+            products = scores.softcap * torch.tanh(products / scores.softcap)
+        if slopes is not None:
+            products = products + slopes[:, None, None] * (token - position)
+        hidden = token > position
+        if scores.chunked:
+            hidden = hidden | (token // scores.window != position // scores.window)
+        elif scores.window:
+            hidden = hidden | (token <= position - scores.window)
+        raised = products.masked_fill(hidden, float("-inf")).exp()
+        weights = raised / (
+            raised.sum(-1, keepdim=True) + (0 if sinks is None else sinks.double().exp()[:, None, None])
+        )
         exact.append(torch.einsum("hqk,khd->qhd", weights, v).reshape(count, -1))
         start += count
     starts = [sum(queries[:i]) for i in range(len(rows) + 1)]
@@ -69,7 +85,7 @@ def attend(
         max_rows=len(rows),
         max_tokens=len(q),
         max_seq_len=max(lengths),
-        sliding_window=window,
+        scores=scores,
     )
     assert make.refuses(spec) is None
     backend = make(spec)
@@ -91,7 +107,8 @@ def attend(
         )
     )
     cache = LayerCache(cache.k.to(device), cache.v.to(device))
-    return backend.run(q.to(device), cache, plan, head_dim**-0.5).cpu(), torch.cat(exact)
+    of_heads = PerHead(*(None if own is None else own.to(device) for own in of_heads))
+    return backend.run(q.to(device), cache, plan, head_dim**-0.5, of_heads).cpu(), torch.cat(exact)
 
 
 def check(rows: list[tuple[int, int]], dtype: torch.dtype = torch.float32, **options: Any) -> None:
@@ -100,22 +117,27 @@ def check(rows: list[tuple[int, int]], dtype: torch.dtype = torch.float32, **opt
     assert (ours.double() - exact).norm() / exact.norm() <= LIMITS[dtype]
 
 
+STEPS = [
+    [(1, 1)],
+    [(1, 9), (1, 9)],
+    [(1, 1), (1, 40), (1, 8), (1, 37), (1, 41)],
+    [(13, 13)],
+    [(5, 29), (30, 30), (2, 3)],
+    [(1, 17), (1, 3), (6, 22), (4, 4)],
+]
+
+
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @pytest.mark.parametrize("window", [None, 1, 3, 9, 1000])
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [(1, 1)],
-        [(1, 9), (1, 9)],
-        [(1, 1), (1, 40), (1, 8), (1, 37), (1, 41)],
-        [(13, 13)],
-        [(5, 29), (30, 30), (2, 3)],
-        [(1, 17), (1, 3), (6, 22), (4, 4)],
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("rows", STEPS, ids=str)
 def test_steps(rows: list[tuple[int, int]], window: int | None, dtype: torch.dtype) -> None:
     check(rows, dtype, window=window)
+
+
+@pytest.mark.parametrize("scores", SCORES, ids=str)
+def test_what_scores_get_besides(scores: Scores) -> None:
+    for rows in STEPS:
+        check(rows, scores=scores)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (4, 4), (6, 2), (8, 1)])
@@ -128,16 +150,20 @@ def test_more_than_the_scratch_memory_and_the_query_chunk(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch_cpu, "QUERY_CHUNK", 8)
     check([(1, 33), (1, 32), (1, 34), (1, 100), (37, 90), (20, 20)])
     check([(1, 33), (1, 32), (1, 34), (1, 100), (37, 90), (20, 20)], window=12)
+    check([(1, 33), (1, 32), (1, 34), (1, 100), (37, 90), (20, 20)], scores=SCORES[-1])
 
 
 _ROWS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 60)), min_size=1, max_size=6)
 
 
-@given(_ROWS, st.sampled_from([None, 1, 5, 16]), st.sampled_from([1, 4, 16]))
+_WINDOWS = st.sampled_from([PLAIN, Scores(1), Scores(5), Scores(16), Scores(7, chunked=True), Scores(16, chunked=True)])
+
+
+@given(_ROWS, _WINDOWS, st.sampled_from([1, 4, 16]))
 @settings(max_examples=60, deadline=None)
-def test_any_step(rows: list[tuple[int, int]], window: int | None, block_size: int) -> None:
+def test_any_step(rows: list[tuple[int, int]], scores: Scores, block_size: int) -> None:
     ordered = sorted(((count, count + before) for count, before in rows), key=lambda row: row[0] > 1)
-    check(ordered, window=window, block_size=block_size)
+    check(ordered, scores=scores, block_size=block_size)
 
 
 def test_rows_of_like_length_go_together() -> None:

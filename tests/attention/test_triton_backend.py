@@ -5,12 +5,30 @@ from dataclasses import replace
 import pytest
 import torch
 
-from quire.attention.base import AttentionSpec, SharedPrefix, prefix_tile_rows, prefix_tiles
+from quire.attention.base import PLAIN, AttentionSpec, PerHead, Scores, SharedPrefix, prefix_tile_rows, prefix_tiles
 from quire.attention.context import AttentionInputs, LayerCache
 from quire.attention.triton import TritonAttention
 from quire.kernels.attention import paged as paged_attention
 
 HEADS, KV_HEADS, DIM, BLOCK_SIZE = 4, 2, 64, 16
+SCORES = [
+    PLAIN,
+    Scores(20),
+    Scores(softcap=0.3),
+    Scores(20, softcap=0.3),
+    Scores(sinks=True),
+    Scores(20, sinks=True),
+    Scores(slopes=True),
+    Scores(24, chunked=True),
+    Scores(20, chunked=True, softcap=0.5, sinks=True, slopes=True),
+]
+
+
+def per_head(scores: Scores, device: str = "cpu", heads: int = HEADS) -> PerHead:
+    """Sinks as large as scores are, and larger; slopes as ALiBi has them."""
+    sinks = torch.linspace(-1.0, 3.0, heads, device=device) if scores.sinks else None
+    slopes = 0.5 ** torch.arange(1, heads + 1, device=device).float() if scores.slopes else None
+    return PerHead(sinks, slopes)
 
 
 def spec(device: str = "cpu", **changes: object) -> AttentionSpec:
@@ -36,9 +54,9 @@ def inputs(queries: list[int], seq_lens: list[int], num_decodes: int, device: st
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize(("window", "softcap"), [(None, 0.0), (20, 0.0), (None, 0.3), (20, 0.3)])
+@pytest.mark.parametrize("scores", SCORES, ids=str)
 @pytest.mark.parametrize("num_decodes", [0, 2, 4])
-def test_decodes_and_prefills_in_one_batch(num_decodes: int, window: int | None, softcap: float, device: str) -> None:
+def test_decodes_and_prefills_in_one_batch(num_decodes: int, scores: Scores, device: str) -> None:
     """A decode row is a prefill row of one token: wherever the line between them is drawn, the result is the same."""
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU")
@@ -47,18 +65,20 @@ def test_decodes_and_prefills_in_one_batch(num_decodes: int, window: int | None,
     step = inputs(queries, seq_lens, num_decodes, device)
     cache = LayerCache(*(torch.randn(40, KV_HEADS, BLOCK_SIZE, DIM, device=device) for _ in "kv"))
     q = torch.randn(sum(queries), HEADS, DIM, device=device)
-    backend = TritonAttention(spec(device, sliding_window=window, softcap=softcap))
-    out = backend.run(q, cache, backend.plan(step), 0.125)
+    backend, heads = TritonAttention(spec(device, scores=scores)), per_head(scores, device)
+    out = backend.run(q, cache, backend.plan(step), 0.125, heads)
     expected = paged_attention.attention_reference(
         q.double(), cache.k.double(), cache.v.double(), step.seats, step.block_table, step.query_start, step.seq_lens,
-        4, 0.125, window or 0, softcap,
+        4, 0.125, scores, heads,
     )  # fmt: skip
     torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize(("window", "softcap"), [(None, 0.0), (50, 0.0), (None, 0.3)])
-def test_shared_prefixes_change_nothing(window: int | None, softcap: float, device: str) -> None:
+@pytest.mark.parametrize(
+    "scores", [PLAIN, Scores(50), Scores(softcap=0.3), Scores(sinks=True), Scores(slopes=True)], ids=str
+)
+def test_shared_prefixes_change_nothing(scores: Scores, device: str) -> None:
     """Three of four decode rows begin with the same two blocks; a catch-up row follows them."""
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU")
@@ -74,11 +94,11 @@ def test_shared_prefixes_change_nothing(window: int | None, softcap: float, devi
     )  # fmt: skip
     cache = LayerCache(*(torch.randn(48, KV_HEADS, BLOCK_SIZE, DIM, device=device) for _ in "kv"))
     q = torch.randn(sum(queries), HEADS, DIM, device=device)
-    backend = TritonAttention(spec(device, sliding_window=window, softcap=softcap))
-    out = backend.run(q, cache, backend.plan(replace(step, prefix=prefix)), 0.125)
+    backend, heads = TritonAttention(spec(device, scores=scores)), per_head(scores, device)
+    out = backend.run(q, cache, backend.plan(replace(step, prefix=prefix)), 0.125, heads)
     expected = paged_attention.attention_reference(
         q.double(), cache.k.double(), cache.v.double(), step.seats, step.block_table, step.query_start, step.seq_lens,
-        5, 0.125, window or 0, softcap,
+        5, 0.125, scores, heads,
     )  # fmt: skip
     torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-5)
 

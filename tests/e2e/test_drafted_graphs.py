@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
-from quire.attention.base import AttentionInputs, LayerCache
+from quire.attention.base import ALIKE, AttentionInputs, LayerCache, PerHead
 from quire.kernels.attention import paged as paged_attention
 from quire.types.plan import StepPlan
 from quire.worker import assembly as assembly_module
@@ -32,15 +32,19 @@ OPTIONS = {**PLAIN, "speculative_config": {**ALWAYS["speculative_config"], "poli
 class SlowDraftedAttention(SlowAttention):
     prefix_support = False
 
-    def run(self, q: torch.Tensor, cache: LayerCache, plan: AttentionInputs, scale: float) -> torch.Tensor:
+    def run(
+        self, q: torch.Tensor, cache: LayerCache, plan: AttentionInputs, scale: float, heads: PerHead = ALIKE
+    ) -> torch.Tensor:
         if plan.first_lens is None:
-            return super().run(q, cache, plan, scale)
+            return super().run(q, cache, plan, scale, heads)
         heads, kv_heads, dim = q.shape[1], cache.k.shape[1], q.shape[2]
         schedule = paged_attention.decode_schedule(
-            plan.seats, plan.seq_lens, heads, kv_heads, dim, q.dtype, self.window,
+            plan.seats, plan.seq_lens, heads, kv_heads, dim, q.dtype, self.scores,
             drafted=(plan.num_queries, plan.first_lens),
         )  # fmt: skip
-        return paged_attention.decode(q, cache.k, cache.v, plan.block_table, schedule, scale, torch.empty(0))
+        return paged_attention.decode(
+            q, cache.k, cache.v, plan.block_table, schedule, scale, torch.empty(0), None, heads
+        )
 
 
 @pytest.fixture

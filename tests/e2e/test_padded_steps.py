@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
-from quire.attention.base import AttentionInputs, AttentionSpec, LayerCache
+from quire.attention.base import ALIKE, AttentionInputs, AttentionSpec, LayerCache, PerHead
 from quire.engine import core
 from quire.kernels.attention.paged import attention_reference
 from quire.scheduling.prefixes import SharingThresholds
@@ -42,12 +42,14 @@ class SlowAttention:
     prompt_wave = 0
 
     def __init__(self, spec: AttentionSpec) -> None:
-        self.window = spec.sliding_window or 0
+        self.scores = spec.scores
 
     def plan(self, inputs: AttentionInputs) -> AttentionInputs:
         return inputs
 
-    def run(self, q: torch.Tensor, cache: LayerCache, plan: AttentionInputs, scale: float) -> torch.Tensor:
+    def run(
+        self, q: torch.Tensor, cache: LayerCache, plan: AttentionInputs, scale: float, heads: PerHead = ALIKE
+    ) -> torch.Tensor:
         out = torch.full((len(q), q.shape[1] * q.shape[2]), torch.nan, dtype=q.dtype)
         bounds = plan.query_start.tolist()
         rows = [i for i in range(plan.num_rows) if bounds[i] < bounds[i + 1]]
@@ -57,7 +59,7 @@ class SlowAttention:
             starts = torch.tensor([0, part.stop - part.start])
             out[part] = attention_reference(
                 q[part], cache.k, cache.v, plan.seats[one], plan.block_table, starts, plan.seq_lens[one], 1, scale,
-                self.window,
+                self.scores, heads,
             )  # fmt: skip
         if plan.prefix is not None:
             attend_by_prefix(q, cache, plan, plan.prefix, scale, out)

@@ -8,6 +8,7 @@ import torch
 from quire.attention.base import prefix_tile_rows
 from quire.kernels.attention import paged as paged_attention
 from quire.kernels.attention.rope import qk_norm_rope_write, qk_norm_rope_write_reference
+from quire.kernels.attention.scores import PLAIN, Scores
 from tests.kernels.compare import NARROW, assert_near
 from tests.kernels.test_paged_attention import attend, make_cache, share
 
@@ -32,7 +33,7 @@ def test_decode(
     q = torch.randn(len(seq_lens), heads, dim, device=device, dtype=NARROW)
     workspace = paged_attention.decode_workspace(len(seq_lens), heads, kv_heads, dim, device)
     lens = torch.tensor(seq_lens, device=device, dtype=torch.int32)
-    schedule = paged_attention.decode_schedule(cache.seats, lens, heads, kv_heads, dim, kv_dtype, window)
+    schedule = paged_attention.decode_schedule(cache.seats, lens, heads, kv_heads, dim, kv_dtype, Scores(window))
     out = paged_attention.decode(q, cache.k, cache.v, cache.table, schedule, dim**-0.5, workspace)
     rows = [attend(q[i : i + 1], *cache.tokens[i], dim**-0.5, window) for i in range(len(seq_lens))]
     assert_near(out, torch.cat(rows), NARROW)
@@ -47,7 +48,7 @@ def test_decode_with_shared_prefixes(device: torch.device, heads: int, kv_heads:
     q = torch.randn(len(seq_lens), heads, dim, device=device, dtype=NARROW)
     workspace = paged_attention.decode_workspace(len(seq_lens), heads, kv_heads, dim, device)
     schedule = paged_attention.decode_schedule(
-        cache.seats, torch.tensor(seq_lens, device=device, dtype=torch.int32), heads, kv_heads, dim, FP8[0], 0,
+        cache.seats, torch.tensor(seq_lens, device=device, dtype=torch.int32), heads, kv_heads, dim, FP8[0], PLAIN,
         (shared.tokens_of_row, shared.members, shared.tiles),
     )  # fmt: skip
     out = paged_attention.decode(q, cache.k, cache.v, cache.table, schedule, dim**-0.5, workspace)
@@ -66,7 +67,7 @@ def test_prefill(
     starts = torch.tensor([0, *queries]).cumsum(0).int()
     schedule = paged_attention.prefill_schedule(
         cache.seats, starts.to(device), torch.tensor(seq_lens, device=device, dtype=torch.int32), sum(queries),
-        max(queries), heads, kv_heads, dim, block_size, kv_dtype, window,
+        max(queries), heads, kv_heads, dim, block_size, kv_dtype, Scores(window),
     )  # fmt: skip
     out = paged_attention.prefill(q, cache.k, cache.v, cache.table, schedule, dim**-0.5)
     parts = zip(q.split(queries), cache.tokens, strict=True)

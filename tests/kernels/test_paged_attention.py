@@ -7,6 +7,7 @@ import torch
 
 from quire.attention.base import prefix_tile_rows
 from quire.kernels.attention import paged as paged_attention
+from quire.kernels.attention.scores import Scores
 from quire.kernels.dispatch import device_on_triton
 from tests.kernels.compare import NARROW, assert_near
 
@@ -129,7 +130,7 @@ def test_decode(
         q = torch.randn(len(seq_lens), heads, dim, device=device, dtype=dtype)
         workspace = paged_attention.decode_workspace(len(seq_lens), heads, kv_heads, dim, device)
         lens = torch.tensor(seq_lens, device=device, dtype=torch.int32)
-        schedule = paged_attention.decode_schedule(cache.seats, lens, heads, kv_heads, dim, dtype, window)
+        schedule = paged_attention.decode_schedule(cache.seats, lens, heads, kv_heads, dim, dtype, Scores(window))
         out = paged_attention.decode(q, cache.k, cache.v, cache.table, schedule, dim**-0.5, workspace)
         rows = [attend(q[i : i + 1], *cache.tokens[i], dim**-0.5, window) for i in range(len(seq_lens))]
         assert_near(out, torch.cat(rows), dtype)
@@ -159,7 +160,7 @@ def test_decode_of_several_queries_a_row(
         lens = torch.tensor(seq_lens, device=device, dtype=torch.int32)
         first = lens + 1 - torch.tensor(counts, device=device, dtype=torch.int32)
         schedule = paged_attention.decode_schedule(
-            cache.seats, lens, heads, kv_heads, dim, dtype, window, drafted=(queries, first)
+            cache.seats, lens, heads, kv_heads, dim, dtype, Scores(window), drafted=(queries, first)
         )
         for _ in range(2):  # as layers do
             out = paged_attention.decode(q, cache.k, cache.v, cache.table, schedule, dim**-0.5, workspace)
@@ -182,8 +183,8 @@ def test_decode_with_shared_prefixes(
     q = torch.randn(len(seq_lens), heads, dim, device=device, dtype=dtype)
     workspace = paged_attention.decode_workspace(len(seq_lens), heads, kv_heads, dim, device)
     schedule = paged_attention.decode_schedule(
-        cache.seats, torch.tensor(seq_lens, device=device, dtype=torch.int32), heads, kv_heads, dim, dtype, window,
-        (shared.tokens_of_row, shared.members, shared.tiles),
+        cache.seats, torch.tensor(seq_lens, device=device, dtype=torch.int32), heads, kv_heads, dim, dtype,
+        Scores(window), (shared.tokens_of_row, shared.members, shared.tiles),
     )  # fmt: skip
     rows = [attend(q[i : i + 1], *cache.tokens[i], dim**-0.5, window) for i in range(len(seq_lens))]
     for _ in range(2):  # as layers do
@@ -210,7 +211,7 @@ def test_prefill(
         schedule = paged_attention.prefill_schedule(
             cache.seats, torch.tensor(starts, device=device, dtype=torch.int32),
             torch.tensor(seq_lens, device=device, dtype=torch.int32), len(q), max(queries), heads, kv_heads, dim,
-            block_size, dtype, window,
+            block_size, dtype, Scores(window),
         )  # fmt: skip
         out = paged_attention.prefill(q, cache.k, cache.v, cache.table, schedule, dim**-0.5)
         parts = [attend(part, *cache.tokens[i], dim**-0.5, window) for i, part in enumerate(q.split(queries))]
@@ -238,7 +239,7 @@ def test_shares_cover_every_token_once_and_the_longest_stand_first(device: torch
     seq_lens = [1, 5000, 300, 33, 2000, 32, 64, 5000, 1]
     lens = torch.tensor(seq_lens, device=device, dtype=torch.int32)
     seats = torch.arange(len(seq_lens), device=device, dtype=torch.int32) + 7
-    schedule = paged_attention.decode_schedule(seats, lens, 16, 8, 128, torch.bfloat16, window)
+    schedule = paged_attention.decode_schedule(seats, lens, 16, 8, 128, torch.bfloat16, Scores(window))
     assert schedule.shares is not None
     items = schedule.shares.items.tolist()
     used = [item for item in items if item[0] >= 0]

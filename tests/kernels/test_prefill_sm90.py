@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from quire.kernels.attention.paged import attention_reference
+from quire.kernels.attention.scores import Scores
 from tests.kernels.compare import assert_near
 from tests.kernels.test_paged_attention import make_cache
 
@@ -66,7 +67,7 @@ def check(
     out = torch.full((len(q), heads * dim), float("nan"), device=device, dtype=dtype)
     sm90.prefill(q, cache.k, cache.v, cache.table, tiles, max(queries), dim**-0.5, window, out)
     expected = attention_reference(
-        q, cache.k, cache.v, cache.seats, cache.table, starts, lens, len(rows), dim**-0.5, window
+        q, cache.k, cache.v, cache.seats, cache.table, starts, lens, len(rows), dim**-0.5, Scores(window)
     )
     assert_near(out, expected, dtype)
 

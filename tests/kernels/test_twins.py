@@ -11,6 +11,7 @@ import torch
 
 from quire.kernels import drafts
 from quire.kernels.attention import paged, prompt, qkv, rope
+from quire.kernels.attention.scores import Scores
 from quire.kernels.dispatch import INTERPRETED, plain_torch
 from quire.kernels.draft_state import DraftBuffers, DraftState
 from quire.kernels.elementwise import activation, norm
@@ -105,7 +106,7 @@ def prefill_rows(device: torch.device) -> Results:
         ints([0, 30, 40], device),
         ints([90, 10], device),
     )
-    schedule = paged.prefill_schedule(seats, starts, lens, 40, 30, 4, 2, 32, 16, NARROW, 20)
+    schedule = paged.prefill_schedule(seats, starts, lens, 40, 30, 4, 2, 32, 16, NARROW, Scores(20))
     return [paged.prefill(q, *cache, table, schedule, 0.2)]
 
 

@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from tests.models import checkpoints
+from tests.models.cases import LATENT, SHARPENED
 
 HALF_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 QWEN3 = {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
@@ -18,6 +19,23 @@ GLM = {
     "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "rope_parameters": HALF_ROPE,
     "num_mtp_layers": 0,
 }  # fmt: skip
+HY = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16}
+SOLAR = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "intermediate_size": ...,
+    "head_dim": 16,
+}
+MELLUM = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 16, "sliding_window": 10}
+EXAONE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+FULL, SLIDING = "full_attention", "sliding_attention"
+GPT_OSS = {"head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 40}
+DEEPSEEK = {
+    **LATENT, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
+DEEPSEEK3 = {**DEEPSEEK, "n_group": 4, "topk_group": 2, "num_mtp_layers": 0}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3Moe", {**QWEN3, "norm_topk_prob": True}),
     "qwen3-some-dense": (
@@ -71,15 +89,92 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "first_k_dense_replace": 1, "norm_topk_prob": True, "n_group": 2, "topk_group": 1,
         },
     ),
+    "minimax_m2": ("MiniMaxM2", {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 16}),
+    "minimax_m2-partial": (
+        "MiniMaxM2",
+        {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16, "rope_parameters": HALF_ROPE},
+    ),
+    "hy_v3": ("HYV3", {**HY, "mlp_bias": True}),
+    "hy_v3-types": ("HYV3", {**HY, "attention_bias": True, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    "solar_open": ("SolarOpen", {**SOLAR, "routed_scaling_factor": 1.5}),
+    "solar_open-groups": ("SolarOpen", {**SOLAR, "n_group": 4, "topk_group": 2, "attention_bias": True}),
+    "mellum": ("Mellum", {**MELLUM, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
+    "mellum-dense": ("Mellum", {**MELLUM, "mlp_layer_types": ["dense", "sparse", "sparse"], "norm_topk_prob": False}),
+    "phimoe": ("Phimoe", {"num_local_experts": 4, "attention_bias": True, "lm_head_bias": True}),
+    "phimoe-longrope": (
+        "Phimoe",
+        {
+            "num_local_experts": 6, "sliding_window": 11, "router_jitter_noise": 0.3,
+            "original_max_position_embeddings": 128,
+            "rope_parameters": {
+                "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5],
+                "long_factor": [1.0, 2.0, 3.0, 5.0, 8.0, 13.0], "short_mscale": 1.2, "long_mscale": 1.3,
+                "original_max_position_embeddings": 128,
+            },
+        },
+    ),
+    "exaone_moe": ("ExaoneMoe", {**EXAONE, "sliding_window": 10, "n_group": 4, "topk_group": 2}),
+    "exaone_moe-types": (
+        "ExaoneMoe",
+        {**EXAONE, "sliding_window": 9, "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+         "mlp_layer_types": ["sparse", "dense", "sparse"]},
+    ),
+    "flex_olmo": ("FlexOlmo", {"num_experts": 7, "num_experts_per_tok": 3}),
+    "flex_olmo-normed": (
+        "FlexOlmo", {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True, "attention_bias": True},
+    ),
+    "granite_shared": (
+        "GraniteMoeShared",
+        {
+            "num_local_experts": 5, "num_experts_per_tok": 2, "shared_intermediate_size": 24,
+            "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 0.7,
+        },
+    ),
+    "gpt_oss": ("GptOss", {**GPT_OSS, "sliding_window": 10}),
+    "gpt_oss-plain-rope": (
+        "GptOss",
+        {
+            **GPT_OSS, "num_experts_per_tok": 2, "sliding_window": 6, "layer_types": [FULL, SLIDING, SLIDING],
+            "attention_bias": False, "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+            "num_key_value_heads": 1,
+        },
+    ),
+    "deepseek2": ("DeepseekV2", {**DEEPSEEK, "routed_scaling_factor": 1.5, "rope_parameters": SHARPENED}),
+    "deepseek2-groups": (
+        "DeepseekV2",
+        {
+            **DEEPSEEK, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "q_lora_rank": None,
+            "mlp_bias": True, "first_k_dense_replace": 0,
+        },
+    ),
+    "deepseek3": ("DeepseekV3", {**DEEPSEEK3, "rope_parameters": SHARPENED}),
+    "deepseek3-halves-biases": (
+        "DeepseekV3",
+        {**DEEPSEEK3, "rope_interleave": False, "attention_bias": True, "norm_topk_prob": False, "n_shared_experts": 1},
+    ),
+    "kimi2": (
+        "DeepseekV3",
+        {**DEEPSEEK3, "n_group": 1, "topk_group": 1, "q_lora_rank": None, "tie_word_embeddings": True},
+    ),
+    "glm-lite": ("Glm4MoeLite", {**DEEPSEEK, "mlp_layer_types": ["sparse", "dense", "sparse"], "v_head_dim": 24}),
+    "glm-lite-usual": ("Glm4MoeLite", {**DEEPSEEK, "n_group": 2, "rope_interleave": False}),
 }  # fmt: skip
 _FILES = {
+    "DeepseekV2": "deepseek_v2", "DeepseekV3": "deepseek_v3", "Glm4MoeLite": "glm4_moe_lite",
     "Dots1": "dots1", "Ernie4_5_Moe": "ernie4_5_moe", "Glm4Moe": "glm4_moe", "GraniteMoe": "granitemoe",
     "HunYuanMoEV1": "hunyuan_v1_moe", "Mixtral": "mixtral", "Olmoe": "olmoe", "Qwen2Moe": "qwen2_moe",
-    "Qwen3Moe": "qwen3_moe",
+    "Qwen3Moe": "qwen3_moe", "MiniMaxM2": "minimax_m2", "HYV3": "hy_v3", "SolarOpen": "solar_open",
+    "Mellum": "mellum", "Phimoe": "phimoe", "ExaoneMoe": "exaone_moe", "FlexOlmo": "flex_olmo",
+    "GraniteMoeShared": "granitemoeshared",
+    "GptOss": "gpt_oss",
 }  # fmt: skip
 FAMILIES = {file: [name for name, (made, _) in CASES.items() if made == cls] for cls, file in _FILES.items()}
 """The cases of each family, called as its file."""
-SHARED = ("qwen3", "qwen3-some-dense", "qwen2", "mixtral", "glm-groups", "dots", "granite", "ernie", "hunyuan")
+SHARED = (
+    "qwen3", "qwen3-some-dense", "qwen2", "mixtral", "glm-groups", "dots", "granite", "ernie", "hunyuan", "hy_v3",
+    "solar_open", "mellum", "phimoe", "exaone_moe", "granite_shared", "gpt_oss", "deepseek2-groups",
+    "deepseek3-halves-biases",
+)  # fmt: skip
 """Those that ranks can share."""
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 import re
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from quire.config.families import Family, families
 from tests.models import checkpoints, sparse_checkpoints
 from tests.models.cases import CASES, FAMILIES
+from tests.models.fallback_cases import FALLBACK
 from tests.models.paged import PagedRows
 from tests.models.test_parity import expected, random_tokens
 from tests.pooling import encoders
@@ -33,8 +35,8 @@ random weights. Families whose code transformers does not have are compared by w
 (`tests/models/twins.py`). **Ranks**: whether several GPUs may share the model. Decoders also serve embedders and
 classifiers made of them (`...Model`, `...ForSequenceClassification`).
 
-| Family | Architectures | Variants tested | Windows | Soft caps | Ranks | Lines | Difference |
-|---|---|---|---|---|---|---|---|
+| Family | Architectures | Variants tested | Attention has | Ranks | Lines | Difference |
+|---|---|---|---|---|---|---|
 """
 FOOT = """
 ## Encoders, for vectors
@@ -44,11 +46,33 @@ Compared are the states of every token (`tests/pooling/test_encoder_families.py`
 | Family | Architectures | Variants tested | Lines | Difference |
 |---|---|---|---|---|
 """
+THROUGH = """
+## Through transformers
+
+Any other causal language model that the installed transformers has runs through its code (`pip install
+quire[transformers]`), if it attends by transformers' attention interface: on the same paged cache, scheduler, prefix
+cache and sampler. `--model-impl auto` does so where there is no family, `transformers` always, `quire` never. A line of
+the log says it. It costs speed, as layers are not fused; ranks, quantization and pooling are not for such models.
+Before the first request such a model is asked whether its tokens meet in attention
+alone, whether positions are those it is given, and whether attention is what its class says. What cannot run so is
+refused by name: state and convolution layers, encoders with decoders, parts that see or hear, attention sinks, chunked
+attention, masks of a class's own, rotary settings that go by a text's length beyond what was trained.
+
+Code that comes with a checkpoint (`auto_map`) is run only with `--trust-remote-code`, only if neither Quire nor
+transformers has the class, and only in the worker, which has a process of its own then; the log names each file and its
+hash. Tokenizers and templates run no code.
+
+These classes are compared with transformers token by token (`tests/models/test_fallback.py`), and so are llama, qwen3
+and gemma2. On a GPU none of it has run yet.
+
+| Class | Config, beside sizes | Difference |
+|---|---|---|
+"""
 NOT_YET = """
 ## Not yet
 
-Positions by a bias on scores (ALiBi: BLOOM, MPT, Falcon RW, Baichuan 13B): attention has no such term. A config that
-asks for it is refused by name.
+Positions by a bias on scores (ALiBi: BLOOM, MPT, Falcon RW, Baichuan 13B): attention has no such term. Attention to
+tokens that an indexer chooses (DeepSeek-V3.2, GLM-5). A config that asks for one is refused by name.
 """
 
 
@@ -70,7 +94,12 @@ def render(differences: dict[str, str]) -> str:
         if "hidden_size" in family.defaults and not _is_encoder(family)
     ]
     encoders = [_encoder_row(name, family, differences.get(name, "-")) for name, family in both if _is_encoder(family)]
-    return HEAD + "\n".join(rows) + "\n" + FOOT + "\n".join(encoders) + "\n" + NOT_YET
+    through = THROUGH + "".join(
+        f"| {checkpoints.class_name(made)} | {', '.join(config) or '-'} | "
+        f"{differences.get(checkpoints.class_name(made), '-')} |\n"
+        for made, config in FALLBACK.values()
+    )
+    return HEAD + "\n".join(rows) + "\n" + FOOT + "\n".join(encoders) + "\n" + through + NOT_YET
 
 
 def _is_encoder(family: Family) -> bool:
@@ -90,8 +119,7 @@ def encoder_variants(family: str) -> list[str]:
 def _row(name: str, family: Family, difference: str) -> str:
     told = [case.removeprefix(f"{name}-") for case in variants(name) if case != name]
     marks = (
-        "yes" if "sliding_window" in family.defaults else "",
-        "yes" if any("softcapping" in key for key in family.defaults) else "",
+        ", ".join(term for term, is_there in _terms(family).items() if is_there),
         "yes" if family.shared else "one",
     )
     architectures = ", ".join(family.architectures)
@@ -99,9 +127,25 @@ def _row(name: str, family: Family, difference: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _lines(family: Family) -> int:
+def _terms(family: Family) -> dict[str, bool]:
+    """What its attention has besides products of queries and keys."""
+    source = _source(family)
+    return {
+        "windows": "sliding_window" in family.defaults,
+        "chunks": "chunk=" in source,
+        "soft caps": any("softcapping" in key for key in family.defaults),
+        "sinks": "sinks=" in source,
+        "slopes": "slopes=" in source,
+    }
+
+
+def _source(family: Family) -> str:
     path = family.module.removeprefix("quire.models.").replace(".", "/")
-    return len((ROOM / f"{path}.py").read_text(encoding="utf-8").splitlines())
+    return (ROOM / f"{path}.py").read_text(encoding="utf-8")
+
+
+def _lines(family: Family) -> int:
+    return len(_source(family).splitlines())
 
 
 def differences_of(page: str) -> dict[str, str]:
@@ -115,7 +159,9 @@ def measure() -> dict[str, str]:
     for family in families():
         if cases := encoder_variants(family):
             found[family] = max(map(encoder_difference, cases))
-    return {family: f"{largest:.0e}" for family, largest in found.items()}
+    for made, config in FALLBACK.values():
+        found[checkpoints.class_name(made)] = _difference(checkpoints.make(made, **config), "transformers")
+    return {name: f"{largest:.0e}" for name, largest in found.items()}
 
 
 def encoder_difference(case: str) -> float:
@@ -128,16 +174,20 @@ def encoder_difference(case: str) -> float:
 
 
 def difference(case: str) -> float:
-    """Of four prompts of unlike length, together."""
     family, _, name = case.partition("-")
     if family in sparse_checkpoints.FAMILIES:
         reference = sparse_checkpoints.make(name)
     else:
         made, config = CASES[case]
         reference = checkpoints.make(made, **config)
+    return _difference(reference)
+
+
+def _difference(reference: Any, impl: str = "auto") -> float:
+    """Of four prompts of unlike length, together."""
     tokens = sorted(random_tokens(0, [50, 1, 17, 33]), key=len)
     with tempfile.TemporaryDirectory() as folder:
-        model = checkpoints.load(checkpoints.save(reference, Path(folder)))
+        model = checkpoints.load(checkpoints.save(reference, Path(folder)), impl=impl)
     ours = PagedRows(model).step([1, 2, 3, 4], tokens)
     both = zip(ours, expected(reference, tokens), strict=True)
     return max((torch.log_softmax(a, -1) - torch.log_softmax(b, -1)).abs().max().item() for a, b in both)

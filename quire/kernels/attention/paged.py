@@ -2,11 +2,10 @@
 
 Caches are [num_blocks, num_kv_heads, block_size, head_dim], both of the same strides, the last two dims contiguous.
 Token t of the row in seat s lies in block `block_table[s, t // block_size]`. Query heads g*n … g*n + g-1 share KV head
-n (g heads a group). Caches may be of an 8-bit float type while q is not: what is read is widened to q's type. A
-`sliding_window` of w lets a query see the last w tokens, its own included; 0: all of them. A `softcap` of c makes
-c · tanh(score / c) of scores; 0: they stay. `out` (contiguous) takes the
-result where given. The kernel launched just before may write q and the KV of the rows' newest tokens; everything else,
-the integer tensors too, is read ahead of that one's end.
+n (g heads a group). Caches may be of an 8-bit float type while q is not: what is read is widened to q's type. What
+scores get besides the scale, and which tokens a query sees, is said by `Scores` once a step, and by `PerHead` of each
+layer. `out` (contiguous) takes the result where given. The kernel launched just before may write q and the KV of the
+rows' newest tokens; everything else, the integer tensors too, is read ahead of that one's end.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from quire.kernels.attention.scores import ALIKE, PLAIN, PerHead, Scores
 from quire.kernels.dispatch import device_on_cuda, device_on_triton, on_triton
 
 if TYPE_CHECKING:
@@ -49,10 +49,9 @@ class DecodeSchedule:
 
     seats: torch.Tensor
     seq_lens: torch.Tensor
-    sliding_window: int
+    scores: Scores
     shares: decode_kernels.Schedule | None  # None: plain torch, which goes row by row
     drafted: tuple[int, torch.Tensor] | None = None
-    softcap: float = 0.0
 
 
 def decode_schedule(
@@ -62,10 +61,9 @@ def decode_schedule(
     num_kv_heads: int,
     head_dim: int,
     kv_dtype: torch.dtype,
-    sliding_window: int = 0,
+    scores: Scores = PLAIN,
     prefix: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
     drafted: tuple[int, torch.Tensor] | None = None,
-    softcap: float = 0.0,
 ) -> DecodeSchedule:
     """Once a step, for `decode` of its layers: seats, seq_lens int32 [rows]; row i sees its `seq_lens[i]` tokens.
 
@@ -79,13 +77,13 @@ def decode_schedule(
     place among the row numbers, rows (0: unused tile), shared tokens. It changes how often they are read, nothing else.
     """
     if not on_triton(seq_lens):
-        return DecodeSchedule(seats, seq_lens, sliding_window, None, drafted, softcap)
+        return DecodeSchedule(seats, seq_lens, scores, None, drafted)
     from quire.kernels.attention.triton import decode
 
     shares = decode.schedule(
-        seats, seq_lens, num_heads, num_kv_heads, head_dim, kv_dtype.itemsize, sliding_window, prefix, drafted=drafted
+        seats, seq_lens, num_heads, num_kv_heads, head_dim, kv_dtype.itemsize, scores, prefix, drafted=drafted
     )
-    return DecodeSchedule(seats, seq_lens, sliding_window, shares, softcap=softcap)
+    return DecodeSchedule(seats, seq_lens, scores, shares)
 
 
 def decode(
@@ -97,6 +95,7 @@ def decode(
     scale: float,
     workspace: torch.Tensor,
     out: torch.Tensor | None = None,
+    heads: PerHead = ALIKE,
 ) -> torch.Tensor:
     """q [queries, num_heads, head_dim], row after row → [queries, num_heads * head_dim]; `schedule` says whose these
     are.
@@ -108,20 +107,11 @@ def decode(
         from quire.kernels.attention.triton import decode
 
         return decode.decode(
-            q,
-            k_cache,
-            v_cache,
-            block_table,
-            schedule.shares,
-            scale,
-            workspace,
-            schedule.sliding_window,
-            out,
-            schedule.softcap,
+            q, k_cache, v_cache, block_table, schedule.shares, scale, workspace, schedule.scores, heads, out
         )
     seats, seq_lens = schedule.seats, schedule.seq_lens
     if schedule.drafted is not None:
-        return _drafted_reference(q, k_cache, v_cache, block_table, schedule, *schedule.drafted, scale, out)
+        return _drafted_reference(q, k_cache, v_cache, block_table, schedule, *schedule.drafted, scale, out, heads)
     query_start = torch.arange(len(seats) + 1, dtype=torch.int32, device=q.device)
     result = attention_reference(
         q,
@@ -133,8 +123,8 @@ def decode(
         seq_lens,
         len(seats),
         scale,
-        schedule.sliding_window,
-        schedule.softcap,
+        schedule.scores,
+        heads,
     )
     return result if out is None else out.copy_(result)
 
@@ -149,6 +139,7 @@ def _drafted_reference(
     first_lens: torch.Tensor,
     scale: float,
     out: torch.Tensor | None,
+    heads: PerHead,
 ) -> torch.Tensor:
     """Query by query, each a row of its own."""
     place = torch.arange(queries, dtype=torch.int32, device=q.device)
@@ -165,8 +156,8 @@ def _drafted_reference(
         seen,
         len(seen),
         scale,
-        schedule.sliding_window,
-        schedule.softcap,
+        schedule.scores,
+        heads,
     )
     return result if out is None else out.copy_(result)
 
@@ -179,9 +170,8 @@ class PrefillSchedule:
     query_start: torch.Tensor
     seq_lens: torch.Tensor
     max_query_len: int
-    sliding_window: int
+    scores: Scores
     tiles: torch.Tensor | None  # None: the kernel that runs finds them itself
-    softcap: float = 0.0
 
 
 def prefill_schedule(
@@ -195,10 +185,9 @@ def prefill_schedule(
     head_dim: int,
     block_size: int,
     kv_dtype: torch.dtype,
-    sliding_window: int = 0,
+    scores: Scores = PLAIN,
     *,
     is_far: bool = False,
-    softcap: float = 0.0,
 ) -> PrefillSchedule:
     """Once a step, for `prefill` of its layers: seats, seq_lens int32 [rows], query_start int32 [rows + 1].
 
@@ -209,14 +198,19 @@ def prefill_schedule(
     captures.
     """
     tiles = None
-    if on_triton(seats) and len(seats) and not softcap:
+    if on_triton(seats) and len(seats) and has_waves(scores):
         from quire.kernels.attention.triton import prefill
 
         tiles = prefill.schedule(
             seats, query_start, seq_lens, num_tokens, max_query_len, num_heads, num_kv_heads, head_dim, block_size,
             kv_dtype, is_far,
         )  # fmt: skip
-    return PrefillSchedule(seats, query_start, seq_lens, max_query_len, sliding_window, tiles, softcap)
+    return PrefillSchedule(seats, query_start, seq_lens, max_query_len, scores, tiles)
+
+
+def has_waves(scores: Scores) -> bool:
+    """Whether the kernel that goes by waves, where there is one, does all that they ask for."""
+    return scores.are_plain and not scores.chunked
 
 
 def prefill_wave(
@@ -239,6 +233,7 @@ def prefill(
     schedule: PrefillSchedule,
     scale: float,
     out: torch.Tensor | None = None,
+    heads: PerHead = ALIKE,
 ) -> torch.Tensor:
     """q [tokens, num_heads, head_dim] → [tokens, num_heads * head_dim], causal; `schedule` says whose tokens."""
     seats, query_start, seq_lens = schedule.seats, schedule.query_start, schedule.seq_lens
@@ -247,7 +242,7 @@ def prefill(
 
         return prefill.prefill(
             q, k_cache, v_cache, seats, block_table, query_start, seq_lens, schedule.max_query_len, scale,
-            schedule.sliding_window, schedule.tiles, out, schedule.softcap,
+            schedule.scores, heads, schedule.tiles, out,
         )  # fmt: skip
     result = attention_reference(
         q,
@@ -259,8 +254,8 @@ def prefill(
         seq_lens,
         len(seats),
         scale,
-        schedule.sliding_window,
-        schedule.softcap,
+        schedule.scores,
+        heads,
     )
     return result if out is None else out.copy_(result)
 
@@ -275,8 +270,8 @@ def attention_reference(
     seq_lens: torch.Tensor,
     num_rows: int,
     scale: float,
-    sliding_window: int = 0,
-    softcap: float = 0.0,
+    scores: Scores = PLAIN,
+    heads: PerHead = ALIKE,
 ) -> torch.Tensor:
     """Row by row in float32 (float64 stays): simple, slow, on any device."""
     num_heads, dim = q.shape[1:]
@@ -286,7 +281,7 @@ def attention_reference(
     starts = (query_start[: num_rows + 1] - query_start[0]).tolist()
     for row, (seat, seq_len) in enumerate(zip(seats[:num_rows].tolist(), seq_lens[:num_rows].tolist(), strict=True)):
         before = seq_len - (starts[row + 1] - starts[row])
-        first = max(0, before + 1 - sliding_window) // block_size if sliding_window else 0  # block that is seen
+        first = scores.first_seen(before) // block_size  # block that is seen
         blocks = block_table[seat, first : -(-seq_len // block_size)].long()
         k, v = (
             cache[blocks].transpose(0, 1).reshape(num_kv_heads, -1, dim)[:, : seq_len - first * block_size].to(wide)
@@ -294,15 +289,26 @@ def attention_reference(
         )  # [kv heads, tokens, dim]
         queries = q[starts[row] : starts[row + 1]].to(wide).transpose(0, 1)  # [heads, queries, dim]
         grouped = queries.reshape(num_kv_heads, num_heads // num_kv_heads, -1, dim)
-        scores = torch.einsum("ngqd,ntd->ngqt", grouped, k) * scale
-        if softcap:
-            scores = softcap * torch.tanh(scores / softcap)
-        last = torch.arange(seq_len - queries.shape[1], seq_len, device=q.device)[:, None]  # the query's own token
+        products = torch.einsum("ngqd,ntd->ngqt", grouped, k) * scale
+        last = torch.arange(before, seq_len, device=q.device)[:, None]  # the query's own token
         token = torch.arange(first * block_size, seq_len, device=q.device)[None, :]
-        hidden = token > last
-        if sliding_window:
-            hidden |= token <= last - sliding_window
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        weights = _weights_reference(products, token, last, scores, heads)
         mixed = torch.einsum("ngqt,ntd->ngqd", weights, v).reshape(num_heads, -1, dim)
         out[starts[row] : starts[row + 1]] = mixed.transpose(0, 1).to(q.dtype)
     return out.reshape(-1, num_heads * dim)
+
+
+def _weights_reference(
+    products: torch.Tensor, token: torch.Tensor, last: torch.Tensor, scores: Scores, heads: PerHead
+) -> torch.Tensor:
+    """products [kv heads, group, queries, tokens] → the same, what values are weighed by. token [1, tokens] are seen by
+    queries at last [queries, 1]."""
+    if scores.softcap:
+        products = scores.softcap * torch.tanh(products / scores.softcap)
+    sinks, slopes = (None if own is None else own.to(products).view(*products.shape[:2], 1, 1) for own in heads)
+    if slopes is not None:
+        products = products + slopes * (token - last)
+    products = products.masked_fill(~scores.visible(token, last), float("-inf"))
+    if sinks is None:
+        return products.softmax(-1)
+    return torch.cat([products, sinks.expand(*products.shape[:3], 1)], -1).softmax(-1)[..., :-1]

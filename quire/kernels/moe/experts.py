@@ -1,4 +1,5 @@
-"""What the chosen experts make of their tokens, added up: residual += Σ weight · down(silu(gate(x)) · up(x)).
+"""What the chosen experts make of their tokens, added up: residual += Σ weight · down(silu(gate(x)) · up(x)); with
+biases and other gates, if the experts have them.
 
 On a GPU nothing is read back: shapes follow from the number of tokens alone, and kernels work through a table of tiles
 that the device wrote. On a CPU the experts that are hit come one after another, each with all of its tokens.
@@ -11,9 +12,9 @@ from collections.abc import Callable
 import torch
 
 from quire.kernels.dispatch import on_cpu, on_cuda, on_triton
-from quire.kernels.elementwise.activation import silu_and_mul
 from quire.kernels.elementwise.norm import rms_norm
 from quire.kernels.gemm import cpu_linear
+from quire.kernels.moe.inside import USUAL, Inside, gated
 from quire.kernels.moe.routes import Routes, Rule
 
 Dense = Callable[[int], torch.Tensor]
@@ -28,12 +29,13 @@ def add_experts(
     residual: torch.Tensor,
     scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     norm: tuple[torch.Tensor, float] | None = None,
+    inside: Inside = USUAL,
 ) -> torch.Tensor:
     """`residual += routed experts of x`, in place; returns it.
 
     x: what goes to the experts. gate_up: of each expert [gate | up]. scales: of each line of gate_up and down, float32,
     if these are of 8 bits. norm: weight [hidden] and eps of an RMS norm that x, which may be the residual, goes through
-    first.
+    first. inside: the experts' gate and biases.
 
     Shapes:
         x, residual [tokens, hidden]; gate_up [experts, 2 · inner, hidden]; down [experts, hidden, inner];
@@ -42,7 +44,7 @@ def add_experts(
     if on_triton(x):
         from quire.kernels.moe.triton import experts
 
-        return experts.add_experts(x, routes, gate_up, down, residual, scales, norm)
+        return experts.add_experts(x, routes, gate_up, down, residual, scales, norm, inside)
     if norm is not None:
         x = rms_norm(x, *norm)
 
@@ -50,7 +52,7 @@ def add_experts(
         scale = None if scales is None else scales[number]
         return lambda e: weights[e] if scale is None else weights[e].float().mul_(scale[e, :, None]).to(x.dtype)
 
-    return add_each(x, routes, dense(gate_up, 0), dense(down, 1), residual)
+    return add_each(x, routes, dense(gate_up, 0), dense(down, 1), residual, inside)
 
 
 def norms_inside(x: torch.Tensor, rule: Rule) -> bool:
@@ -62,7 +64,9 @@ def norms_inside(x: torch.Tensor, rule: Rule) -> bool:
     return plan(len(x), rule.top_k, rule.experts).direct is not None
 
 
-def add_each(x: torch.Tensor, routes: Routes, gate_up: Dense, down: Dense, residual: torch.Tensor) -> torch.Tensor:
+def add_each(
+    x: torch.Tensor, routes: Routes, gate_up: Dense, down: Dense, residual: torch.Tensor, inside: Inside = USUAL
+) -> torch.Tensor:
     """The same, expert by expert; waits for the device to know which. The sums are made in float32."""
     (experts, weights, _), top_k = routes, routes.experts.shape[1]
     flat = experts.flatten()
@@ -73,11 +77,12 @@ def add_each(x: torch.Tensor, routes: Routes, gate_up: Dense, down: Dense, resid
         if expert < 0:
             continue
         tokens = places // top_k
-        inner = silu_and_mul(_product(x[tokens], gate_up(expert)))
-        y = _product(inner, down(expert)).float()
+        inner = gated(_product(x[tokens], gate_up(expert), inside.gate_up_bias, expert), inside.gate)
+        y = _product(inner, down(expert), inside.down_bias, expert).float()
         total.index_add_(0, tokens, y.mul_(weights.flatten()[places, None]))
     return residual.add_(total)
 
 
-def _product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return cpu_linear.linear(x, weight) if on_cpu(x) else torch.nn.functional.linear(x, weight)
+def _product(x: torch.Tensor, weight: torch.Tensor, biases: torch.Tensor | None, expert: int) -> torch.Tensor:
+    bias = None if biases is None else biases[expert]
+    return cpu_linear.linear(x, weight, bias) if on_cpu(x) else torch.nn.functional.linear(x, weight, bias)

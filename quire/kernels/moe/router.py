@@ -14,13 +14,17 @@ if TYPE_CHECKING:
 
 
 def router_logits(
-    x: torch.Tensor, weight: torch.Tensor, norm: tuple[torch.Tensor, float] | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    norm: tuple[torch.Tensor, float] | None = None,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x [tokens, hidden], or its RMS norm (weight, eps) @ weight [experts, hidden].T → float32 [tokens, experts]."""
+    """x [tokens, hidden], or its RMS norm (weight, eps), @ weight [experts, hidden].T + bias [experts] → float32
+    [tokens, experts]."""
     how = _plan(x, weight)
     if how is None:
-        return linear(x, weight, norm=norm, out_dtype=torch.float32)
-    return decode_gemm.linear(x, weight, None, norm, False, None, torch.float32, None, how)
+        return linear(x, weight, bias, norm=norm, out_dtype=torch.float32)
+    return decode_gemm.linear(x, weight, bias, norm, False, None, torch.float32, None, how)
 
 
 def _plan(x: torch.Tensor, weight: torch.Tensor) -> Plan | None:

@@ -45,11 +45,20 @@ RENAMED = {
     "block_sparse_moe.input_linear.weight": "mlp.experts.gate_up_proj",
     "block_sparse_moe.output_linear.weight": "mlp.experts.down_proj",
     "block_sparse_moe.router.layer.weight": "mlp.gate.weight",
+    ".shared_mlp.output_linear.": ".mlp.shared_mlp.down_proj.",
+    ".shared_mlp.input_linear.": ".mlp.shared_mlp.input_linear.",
 }
 
 
 def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
-    """Softmax over the chosen alone is the renormalized one over all."""
+    return build_shared(config, max_positions, 0)
+
+
+def build_shared(config: Mapping[str, Any], max_positions: int, shared: int) -> DecoderStack:
+    """shared: the inner size of the experts for every token; 0: there are none.
+
+    Softmax over the chosen alone is the renormalized one over all.
+    """
     sizes = Sizes.read(config)
     cos_sin = rotary_table(config, sizes.head_dim, max_positions)
     bias, rule = read(bool, config, "attention_bias"), top_k_rule(config, "num_local_experts", renormalize=True)
@@ -57,7 +66,10 @@ def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
 
     def layer(index: int) -> SparseLayer:
         attention = Attention(index, *sizes.attention, cos_sin, qkv_bias=bias, out_bias=bias, scale=scale)
-        mlp = MixtureOfExperts(sizes.hidden, sizes.intermediate, Router(sizes.hidden, rule))
+        mlp = MixtureOfExperts(
+            sizes.hidden, sizes.intermediate, Router(sizes.hidden, rule), shared=shared, shared_name="shared_mlp",
+            shared_fused="input_linear",
+        )  # fmt: skip
         return SparseLayer(attention, mlp, sizes.hidden, sizes.eps, scale=added)
 
     return SparseStack(

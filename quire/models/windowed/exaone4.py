@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from quire.config.reading import read, read_positive
 from quire.layers.attention import Attention
 from quire.layers.block import OuterNormLayer
@@ -38,20 +40,14 @@ shared = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 
 def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
     sizes = Sizes.read(config)
-    cos_sin, still = rotary_table(config, sizes.head_dim, max_positions), no_rotation(max_positions, sizes.head_dim)
-    slides = [False] * sizes.layers
-    if config["sliding_window"] is not None:
-        pattern = 1 if config["layer_types"] else read_positive(config, "sliding_window_pattern")
-        slides = sliding_layers(config, sizes.layers, pattern)
-    kinds = ["sliding_attention" if slide else "full_attention" for slide in slides]
-    windows = layer_windows({**config, "layer_types": kinds}, sizes.layers, max_positions)
+    tables, windows = seen_by(config, sizes, rotary_table(config, sizes.head_dim, max_positions))
     act = read(str, config, "hidden_act")
 
     def layer(index: int) -> OuterNormLayer:
         attention = Attention(
             index,
             *sizes.attention,
-            cos_sin if slides[index] or config["sliding_window"] is None else still,
+            tables[index],
             window=windows[index],
             qk_norm_eps=sizes.eps,
         )
@@ -60,3 +56,18 @@ def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
         return OuterNormLayer(attention, mlp, after=after)
 
     return DecoderStack(sizes, layer, tied=read(bool, config, "tie_word_embeddings"))
+
+
+def seen_by(
+    config: Mapping[str, Any], sizes: Sizes, cos_sin: torch.Tensor
+) -> tuple[list[torch.Tensor], list[int | None]]:
+    """Each layer's rotary table and window: where some have windows, those that see all know of no positions."""
+    slides = [False] * sizes.layers
+    if config["sliding_window"] is not None:
+        pattern = 1 if config["layer_types"] else read_positive(config, "sliding_window_pattern")
+        slides = sliding_layers(config, sizes.layers, pattern)
+    kinds = ["sliding_attention" if slide else "full_attention" for slide in slides]
+    windows = layer_windows({**config, "layer_types": kinds}, sizes.layers, len(cos_sin))
+    still = no_rotation(len(cos_sin), sizes.head_dim)
+    turns_all = config["sliding_window"] is None
+    return [cos_sin if turns_all or slide else still for slide in slides], windows

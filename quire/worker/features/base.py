@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from quire.foundation.registry import Registry
-from quire.models.base import DecoderStack, GivenEmbeddings
+from quire.models.base import Decoder, GivenEmbeddings
 from quire.types.plan import StepPlan
 from quire.worker.sampling.logprobs import LogprobTensors
 
@@ -32,7 +32,7 @@ STEP_FEATURES = Registry(
 class FeatureSetup:
     """What a feature is made with."""
 
-    model: DecoderStack
+    model: Decoder
     vocab_size: int
 
 

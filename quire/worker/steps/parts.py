@@ -11,7 +11,7 @@ from quire.attention.context import StepContext
 from quire.distributed.group import Group
 from quire.kernels.across_ranks import from_first
 from quire.kernels.step.step import commit
-from quire.models.base import DecoderStack, GivenEmbeddings
+from quire.models.base import Decoder, GivenEmbeddings
 from quire.types.plan import StepPlan, TokenMasks
 from quire.worker.batch import Batch, BatchBuilder, round_size
 from quire.worker.kv_store import KVStore
@@ -38,7 +38,7 @@ class StepParts:
 
     def __init__(
         self,
-        model: DecoderStack,
+        model: Decoder,
         groups: LayerGroups,
         store: KVStore,
         seats: DeviceSeats,

@@ -19,8 +19,17 @@ import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.attention.scores import ALIKE, PLAIN, PerHead, Scores
 from quire.kernels.attention.triton import decode_prefix, decode_schedule
-from quire.kernels.attention.triton.operand import LOG2_E, cap, query_operand, softcapped
+from quire.kernels.attention.triton.operand import (
+    LOG2_E,
+    cap,
+    first_seen,
+    in_log2,
+    pointers,
+    query_operand,
+    softcapped,
+)
 from quire.kernels.triton.launch import dot_width, has_pdl, next_power_of_2, num_processors
 
 
@@ -87,11 +96,13 @@ def _merge(
 )  # fmt: skip
 def _decode_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, lse_ptr, counter_ptr, prefix_partial_ptr, prefix_lse_ptr,
-    row_prefix_ptr, items_ptr, table_ptr, q_stride, table_stride, block_stride, head_stride, scale,
+    row_prefix_ptr, items_ptr, table_ptr, sinks_ptr, slopes_ptr, q_stride, table_stride, block_stride, head_stride,
+    scale,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
     CHUNK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, ITEM: tl.constexpr, PREFIX: tl.constexpr,
-    EARLY: tl.constexpr, PDL: tl.constexpr, QUERIES: tl.constexpr, SOFTCAP: tl.constexpr,
+    EARLY: tl.constexpr, PDL: tl.constexpr, QUERIES: tl.constexpr, SOFTCAP: tl.constexpr, CHUNKED: tl.constexpr,
+    SINKS: tl.constexpr, SLOPES: tl.constexpr,
 ):  # fmt: skip
     KV_HEADS: tl.constexpr = HEADS // GROUP
     LINES: tl.constexpr = GROUP * QUERIES
@@ -125,6 +136,9 @@ def _decode_kernel(
         head = kv_head * GROUP + member % GROUP
         at_q = q_ptr + (row * QUERIES + query)[:, None] * q_stride + head[:, None] * DIM + column[None, :]
         first_len = tl.load(at_item + 7)  # tokens that the first query sees
+    if SLOPES:
+        slope = in_log2(tl.load(slopes_ptr + head, member < LINES, 0.0))
+        own = tl.load(at_item + 7) - 1 + member // GROUP  # the query's own token
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         # The compiler moves the loads of the loop's first STAGES - 1 tiles ahead of it, and so of the wait in its first
@@ -144,6 +158,10 @@ def _decode_kernel(
         q = query_operand(tl.load(at_q, mask, 0.0, cache_modifier=".cg"), k_ptr)  # [heads, dim]
     top = tl.full([BLOCK_M], -1.0e30, tl.float32)  # finite: a wholly masked tile must not make NaN
     total = tl.zeros([BLOCK_M], tl.float32)
+    if SINKS:  # the first share's: a score without a value
+        has_sink = (member < LINES) & (share == 0)
+        top = tl.where(has_sink, in_log2(tl.load(sinks_ptr + head, has_sink, 0.0)), -1.0e30)
+        total = tl.where(has_sink, 1.0, 0.0)
     acc = tl.zeros([BLOCK_M, BLOCK_DIM], tl.float32)
     inner = ((token % BLOCK_SIZE) * DIM)[:, None] + column[None, :]  # place within a block
     for start in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
@@ -165,10 +183,12 @@ def _decode_kernel(
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         if SOFTCAP > 0:
             s = softcapped(s, SOFTCAP)
+        if SLOPES:
+            s += slope[:, None] * (position[None, :] - own[:, None]).to(tl.float32)
         if QUERIES > 1:
             visible = position[None, :] < tl.minimum(end, first_len + query)[:, None]
             if WINDOW > 0:
-                visible = visible & (position[None, :] >= (first_len + query - WINDOW)[:, None])
+                visible = visible & (position[None, :] >= first_seen(first_len + query - 1, WINDOW, CHUNKED)[:, None])
             s = tl.where(visible, s, -1.0e30)
         else:
             s = tl.where(seen[None, :], s, -1.0e30)
@@ -283,7 +303,7 @@ def schedule(
     num_kv_heads: int,
     head_dim: int,
     element_size: int,
-    sliding_window: int = 0,
+    scores: Scores = PLAIN,
     prefix: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
     cut: Shape | None = None,
     wide: decode_prefix.PrefixShape | None = None,
@@ -295,15 +315,14 @@ def schedule(
     extra = budget(len(seq_lens), num_kv_heads, processors, cut.programs)
     if drafted is not None:
         queries, first_lens = drafted
-        items, _ = decode_schedule.rows(
-            seats, seq_lens, None, extra, cut.tokens, cut.min_tiles, sliding_window, first_lens
-        )
+        items, _ = decode_schedule.rows(seats, seq_lens, None, extra, cut.tokens, cut.min_tiles, scores, first_lens)
         return Schedule(items, None, queries)
-    if prefix is None or sliding_window or not len(prefix[2]):  # a window may begin within a prefix
-        items, _ = decode_schedule.rows(seats, seq_lens, None, extra, cut.tokens, cut.min_tiles, sliding_window)
+    # A window may begin within a prefix, and what tokens get by their distance differs by row.
+    if prefix is None or scores.window or scores.slopes or not len(prefix[2]):
+        items, _ = decode_schedule.rows(seats, seq_lens, None, extra, cut.tokens, cut.min_tiles, scores)
         return Schedule(items, None)
     shared, members, tiles = prefix
-    items, row_prefix = decode_schedule.rows(seats, seq_lens, shared, extra, cut.tokens, cut.min_tiles, 0)
+    items, row_prefix = decode_schedule.rows(seats, seq_lens, shared, extra, cut.tokens, cut.min_tiles, scores)
     assert row_prefix is not None
     wide = wide or decode_prefix.shape(head_dim, element_size, group)
     programs = decode_prefix.programs(num_kv_heads, processors, wide.programs)
@@ -322,9 +341,9 @@ def decode(
     plan: Schedule,
     scale: float,
     workspace: torch.Tensor,
-    sliding_window: int = 0,
+    scores: Scores = PLAIN,
+    heads: PerHead = ALIKE,
     out: torch.Tensor | None = None,
-    softcap: float = 0.0,
     cut: Shape | None = None,
     wide: decode_prefix.PrefixShape | None = None,
 ) -> torch.Tensor:
@@ -350,18 +369,20 @@ def decode(
         decode_prefix.attend(
             q, k_cache, v_cache, block_table, prefix.items, prefix.count, prefix.members, scale * LOG2_E,
             prefix_partial, prefix_lse, prefix.programs,
-            wide or decode_prefix.shape(dim, k_cache.element_size(), group), softcap,
+            wide or decode_prefix.shape(dim, k_cache.element_size(), group), scores.softcap,
         )  # fmt: skip
     pdl = has_pdl(q.device)
     block_group = next_power_of_2(group * plan.queries)
+    sinks, slopes = pointers(scores, heads, q)
     _decode_kernel[(num_kv_heads, len(plan.items))](
         q, k_cache, v_cache, out, partial, lse, workspace.view(torch.int32)[-counters:], prefix_partial, prefix_lse,
-        prefix.row_prefix if prefix else plan.items, plan.items, block_table, q.stride(0), block_table.stride(0),
-        k_cache.stride(0), k_cache.stride(1), scale * LOG2_E, HEADS=num_heads, GROUP=group, DIM=dim,
-        BLOCK_SIZE=block_size, WINDOW=sliding_window, BLOCK_M=max(block_group, 16), BLOCK_N=cut.tokens,
+        prefix.row_prefix if prefix else plan.items, plan.items, block_table, sinks, slopes, q.stride(0),
+        block_table.stride(0), k_cache.stride(0), k_cache.stride(1), scale * LOG2_E, HEADS=num_heads, GROUP=group,
+        DIM=dim, BLOCK_SIZE=block_size, WINDOW=scores.window, BLOCK_M=max(block_group, 16), BLOCK_N=cut.tokens,
         BLOCK_GROUP=block_group, BLOCK_DIM=dot_width(dim), CHUNK=max(cut.lines // block_group, 1), STAGES=cut.stages,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", ITEM=decode_schedule.ITEM, PREFIX=prefix is not None,
-        EARLY=pdl and prefix is None and q.element_size() == 2, PDL=pdl, QUERIES=plan.queries, SOFTCAP=cap(softcap),
+        EARLY=pdl and prefix is None and q.element_size() == 2, PDL=pdl, QUERIES=plan.queries,
+        SOFTCAP=cap(scores.softcap), CHUNKED=scores.chunked, SINKS=scores.sinks, SLOPES=scores.slopes,
         num_warps=cut.warps, launch_pdl=pdl,
     )  # fmt: skip
     return out

@@ -12,6 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.attention.scores import Scores
+from quire.kernels.attention.triton.operand import first_seen
 from quire.kernels.triton.launch import has_pdl
 
 ITEM = 8  # int32 a list entry, so that a program fetches its own from one sector
@@ -26,12 +28,12 @@ def _publish(PDL: tl.constexpr):
 
 
 @triton.jit
-def _cut(seq_len, first_len, shared, length, TILE: tl.constexpr, WINDOW: tl.constexpr):
+def _cut(seq_len, first_len, shared, length, TILE: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr):
     """A row's first token that is attended to, its tiles from there on, and how many shares these make. first_len:
     tokens that its first query sees, if it has several."""
     first = shared
     if WINDOW > 0:
-        first = tl.maximum(first_len - WINDOW, 0) // TILE * TILE
+        first = first_seen(tl.maximum(first_len - 1, 0), WINDOW, CHUNKED) // TILE * TILE
     tiles = tl.cdiv(seq_len - first, TILE)
     return first, tiles, tl.cdiv(tiles, length)
 
@@ -45,7 +47,7 @@ def _cut(seq_len, first_len, shared, length, TILE: tl.constexpr, WINDOW: tl.cons
 def _rows_kernel(
     seats_ptr, seq_lens_ptr, first_lens_ptr, shared_ptr, items_ptr, row_prefix_ptr, num_rows, num_items, budget,
     min_length, TILE: tl.constexpr, WINDOW: tl.constexpr, ITEM: tl.constexpr, BLOCK: tl.constexpr,
-    PREFIX: tl.constexpr, DRAFTED: tl.constexpr, PDL: tl.constexpr,
+    PREFIX: tl.constexpr, DRAFTED: tl.constexpr, PDL: tl.constexpr, CHUNKED: tl.constexpr, LENGTHS: tl.constexpr,
 ):  # fmt: skip
     """Program i lists the shares of row i, behind those of all rows with longer ones."""
     row = tl.program_id(0)
@@ -59,14 +61,14 @@ def _rows_kernel(
         shared = tl.load(shared_ptr + other, there, 0) if PREFIX else other * 0
         length = tl.load(seq_lens_ptr + other, there, 0)
         first_length = tl.load(first_lens_ptr + other, there, 0) if DRAFTED else length
-        _, tiles, _ = _cut(length, first_length, shared, 1, TILE, WINDOW)
+        _, tiles, _ = _cut(length, first_length, shared, 1, TILE, WINDOW, CHUNKED)
         all_tiles += tl.sum(tl.where(there, tiles, 0), axis=0)
     longest = tl.maximum(tl.cdiv(all_tiles, budget), min_length)  # of a share: so at most num_rows + budget shares
 
     seq_len = tl.load(seq_lens_ptr + row)
     first_len = tl.load(first_lens_ptr + row) if DRAFTED else seq_len
     own_shared = tl.load(shared_ptr + row) if PREFIX else row * 0
-    first, own_tiles, own_shares = _cut(seq_len, first_len, own_shared, longest, TILE, WINDOW)
+    first, own_tiles, own_shares = _cut(seq_len, first_len, own_shared, longest, TILE, WINDOW, CHUNKED)
     per_share = tl.cdiv(own_tiles, own_shares)
     before = 0
     used = 0
@@ -76,7 +78,7 @@ def _rows_kernel(
         shared = tl.load(shared_ptr + other, there, 0) if PREFIX else other * 0
         length = tl.load(seq_lens_ptr + other, there, 1)
         first_length = tl.load(first_lens_ptr + other, there, 1) if DRAFTED else length
-        _, tiles, shares = _cut(length, first_length, shared, longest, TILE, WINDOW)
+        _, tiles, shares = _cut(length, first_length, shared, longest, TILE, WINDOW, CHUNKED)
         shares = tl.where(there, shares, 0)
         size = tl.cdiv(tiles, tl.maximum(shares, 1))
         used += tl.sum(shares, axis=0)
@@ -84,7 +86,7 @@ def _rows_kernel(
         before += tl.sum(tl.where(ahead, shares, 0), axis=0)
 
     seat = tl.load(seats_ptr + row)
-    seen_from = tl.maximum(first_len - WINDOW, 0) if WINDOW > 0 else row * 0
+    seen_from = first_seen(tl.maximum(first_len - 1, 0), WINDOW, CHUNKED) if WINDOW > 0 else row * 0
     for base in range(0, own_shares, BLOCK):
         share = base + index
         at, there = items_ptr + (before + share) * ITEM, share < own_shares
@@ -96,7 +98,7 @@ def _rows_kernel(
         tl.store(at + 4, share, there)
         tl.store(at + 5, own_shares, there)
         tl.store(at + 6, seen_from, there)
-        if DRAFTED:
+        if LENGTHS:
             tl.store(at + 7, first_len, there)
     for item in range(used + row, num_items, num_rows):  # no work: no row, and nothing to read
         tl.store(items_ptr + item * ITEM + tl.arange(0, ITEM), tl.where(tl.arange(0, ITEM) == 0, -1, 0))
@@ -172,12 +174,12 @@ def rows(
     budget: int,
     tile: int,
     min_length: int,
-    sliding_window: int,
+    scores: Scores,
     first_lens: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The list of shares, int32 [rows + budget, ITEM]: row (-1: none), seat, first token, end, share, shares, first
-    token seen, and with `first_lens` the row's; and with `shared` [rows], what `prefixes` fills: for each row int32
-    [rows, 4]."""
+    token seen, and with `first_lens` or slopes the tokens that the row's first query sees; and with `shared` [rows],
+    what `prefixes` fills: for each row int32 [rows, 4]."""
     num_rows = len(seq_lens)
     items = torch.empty((num_rows + budget, ITEM), dtype=torch.int32, device=seq_lens.device)
     row_prefix = None
@@ -187,8 +189,8 @@ def rows(
     _rows_kernel[(num_rows,)](
         seats, seq_lens, seq_lens if first_lens is None else first_lens, items if shared is None else shared, items,
         items if row_prefix is None else row_prefix, num_rows, len(items), budget, min_length, TILE=tile,
-        WINDOW=sliding_window, ITEM=ITEM, BLOCK=256, PREFIX=shared is not None, DRAFTED=first_lens is not None,
-        PDL=pdl, num_warps=2, launch_pdl=pdl,
+        WINDOW=scores.window, ITEM=ITEM, BLOCK=256, PREFIX=shared is not None, DRAFTED=first_lens is not None,
+        PDL=pdl, CHUNKED=scores.chunked, LENGTHS=first_lens is not None or scores.slopes, num_warps=2, launch_pdl=pdl,
     )  # fmt: skip
     return items, row_prefix
 

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import triton
 import triton.language as tl
+
+if TYPE_CHECKING:
+    import torch
+
+    from quire.kernels.attention.scores import PerHead, Scores
 
 LOG2_E = 1.4426950408889634
 
@@ -28,3 +35,27 @@ def query_operand(q, cache_ptr):
 def softcapped(s, SOFTCAP: tl.constexpr):
     """SOFTCAP · tanh(s / SOFTCAP), in the units that s has."""
     return SOFTCAP * (2 * tl.sigmoid(s * (2 / SOFTCAP)) - 1)
+
+
+@triton.jit
+def in_log2(x):
+    """In units of log 2."""
+    return x * 1.4426950408889634
+
+
+@triton.jit
+def first_seen(position, WINDOW: tl.constexpr, CHUNKED: tl.constexpr):
+    """The first token that the query at `position` sees, of a window or of its chunk."""
+    if CHUNKED:
+        first = position // WINDOW * WINDOW
+    else:
+        first = tl.maximum(position + 1 - WINDOW, 0)
+    return first
+
+
+def pointers(scores: Scores, heads: PerHead, absent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sinks and slopes of a layer's heads as kernels take them. absent: what nothing is read from."""
+    sinks, slopes = heads
+    if scores.sinks != (sinks is not None) or scores.slopes != (slopes is not None):
+        raise ValueError(f"{scores} and what the heads bring do not go together")
+    return absent if sinks is None else sinks, absent if slopes is None else slopes

@@ -13,8 +13,17 @@ import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.attention.scores import PerHead, Scores
 from quire.kernels.attention.triton import prefill_schedule
-from quire.kernels.attention.triton.operand import LOG2_E, cap, query_operand, softcapped
+from quire.kernels.attention.triton.operand import (
+    LOG2_E,
+    cap,
+    first_seen,
+    in_log2,
+    pointers,
+    query_operand,
+    softcapped,
+)
 from quire.kernels.triton.launch import dot_width, has_gluon_sm90, has_pdl, next_power_of_2, num_processors
 
 
@@ -32,9 +41,9 @@ def _find_row(query_start_ptr, origin, tile, num_rows, TOKENS: tl.constexpr, ROW
 @triton.jit
 def _attend(
     acc, top, total, q, table, k_head, v_head, begin, end, query_position, seen_from, seq_len, block_stride, scale,
-    DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr,
+    slope, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
-    SOFTCAP: tl.constexpr,
+    SOFTCAP: tl.constexpr, CHUNKED: tl.constexpr, SLOPES: tl.constexpr,
 ):  # fmt: skip
     """One online-softmax pass over tokens [begin, end), begin a multiple of BLOCK_N; scores are in units of log 2.
 
@@ -68,10 +77,12 @@ def _attend(
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [lines, tokens]
         if SOFTCAP > 0:
             s = softcapped(s * scale, SOFTCAP) / scale
+        if SLOPES:
+            s += slope[:, None] * (position[None, :] - query_position[:, None]).to(tl.float32) / scale
         if MASKED:
             seen = position[None, :] <= query_position[:, None]
             if WINDOW > 0:
-                seen = seen & (position[None, :] > query_position[:, None] - WINDOW)
+                seen = seen & (position[None, :] >= first_seen(query_position, WINDOW, CHUNKED)[:, None])
             # Finite, so that a wholly masked line makes no NaN; after scaling, because a fused multiply-add of this
             # value and its rounded negative leaves an error that exp2 turns into infinity.
             s = tl.where(seen, s * scale, -1.0e30)
@@ -91,11 +102,12 @@ def _attend(
     do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["seats_ptr", "query_start_ptr", "seq_lens_ptr"]
 )
 def _prefill_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, seats_ptr, table_ptr, query_start_ptr, seq_lens_ptr, num_rows,
+    q_ptr, k_ptr, v_ptr, out_ptr, seats_ptr, table_ptr, query_start_ptr, seq_lens_ptr, sinks_ptr, slopes_ptr, num_rows,
     q_stride, table_stride, block_stride, head_stride, scale,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr, STAGES: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr, SOFTCAP: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr, SOFTCAP: tl.constexpr, CHUNKED: tl.constexpr, SINKS: tl.constexpr,
+    SLOPES: tl.constexpr,
 ):  # fmt: skip
     TOKENS: tl.constexpr = BLOCK_M // GROUP
     kv_head = tl.program_id(0)
@@ -127,6 +139,12 @@ def _prefill_kernel(
 
     top = tl.full([BLOCK_M], -1.0e30, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
+    if SINKS:  # a score without a value
+        top = tl.where(alive, in_log2(tl.load(sinks_ptr + head, alive, 0.0)), -1.0e30)
+        total = tl.where(alive, 1.0, 0.0)
+    slope = 0.0
+    if SLOPES:
+        slope = in_log2(tl.load(slopes_ptr + head, alive, 0.0))
     acc = tl.zeros([BLOCK_M, BLOCK_DIM], tl.float32)
     context = seq_len - query_len  # tokens before this step's
     query_position = context + query
@@ -134,16 +152,16 @@ def _prefill_kernel(
     begin, seen_from = 0, 0
     diagonal = (context + first + 1) // BLOCK_N * BLOCK_N  # tiles before it are seen by every line
     if WINDOW > 0:
-        seen_from = tl.maximum(context + first + 1 - WINDOW, 0)
+        seen_from = first_seen(context + first, WINDOW, CHUNKED)
         begin = seen_from // BLOCK_N * BLOCK_N
         diagonal = begin
     acc, top, total = _attend(
         acc, top, total, q, table, k_head, v_head, begin, diagonal, query_position, seen_from, seq_len, block_stride,
-        scale, DIM, BLOCK_SIZE, WINDOW, False, BLOCK_N, BLOCK_DIM, STAGES, PRECISION, SOFTCAP,
+        scale, slope, DIM, BLOCK_SIZE, WINDOW, False, BLOCK_N, BLOCK_DIM, STAGES, PRECISION, SOFTCAP, CHUNKED, SLOPES,
     )  # fmt: skip
     acc, top, total = _attend(
         acc, top, total, q, table, k_head, v_head, diagonal, end, query_position, seen_from, seq_len, block_stride,
-        scale, DIM, BLOCK_SIZE, WINDOW, True, BLOCK_N, BLOCK_DIM, STAGES, PRECISION, SOFTCAP,
+        scale, slope, DIM, BLOCK_SIZE, WINDOW, True, BLOCK_N, BLOCK_DIM, STAGES, PRECISION, SOFTCAP, CHUNKED, SLOPES,
     )  # fmt: skip
     out = out_ptr + (query_token * HEADS + head)[:, None] * DIM + column[None, :]
     tl.store(out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), q_mask)
@@ -213,10 +231,10 @@ def prefill(
     seq_lens: torch.Tensor,
     max_query_len: int,
     scale: float,
-    sliding_window: int,
+    scores: Scores,
+    heads: PerHead,
     listed: torch.Tensor | None,
     out: torch.Tensor | None = None,
-    softcap: float = 0.0,
     tiles: tuple[int, int, int, int] | None = None,
 ) -> torch.Tensor:
     """See `quire.kernels.attention.paged`; `listed` is what `schedule` returned, `tiles` is for measuring."""
@@ -230,18 +248,19 @@ def prefill(
     if listed is not None:
         from quire.kernels.attention.triton import prefill_sm90
 
-        prefill_sm90.prefill(q, k_cache, v_cache, block_table, listed, max_query_len, scale, sliding_window, out)
+        prefill_sm90.prefill(q, k_cache, v_cache, block_table, listed, max_query_len, scale, scores.window, out)
         return out
     programs = num_tokens * num_heads / 256 / num_processors(q.device)
     block_m, block_n, num_warps, num_stages = tiles or shape(dim, q.element_size(), max_query_len * group, programs)
     block_m = max(block_m, next_power_of_2(group))
     pdl = has_pdl(q.device)
+    sinks, slopes = pointers(scores, heads, q)
     _prefill_kernel[(num_kv_heads, num_tokens // (block_m // group) + num_rows)](
-        q, k_cache, v_cache, out, seats, block_table, query_start, seq_lens, num_rows,
+        q, k_cache, v_cache, out, seats, block_table, query_start, seq_lens, sinks, slopes, num_rows,
         q.stride(0), block_table.stride(0), k_cache.stride(0), k_cache.stride(1), scale * LOG2_E,
-        HEADS=num_heads, GROUP=group, DIM=dim, BLOCK_SIZE=block_size, WINDOW=sliding_window,
+        HEADS=num_heads, GROUP=group, DIM=dim, BLOCK_SIZE=block_size, WINDOW=scores.window,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_DIM=dot_width(dim), STAGES=num_stages,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl, SOFTCAP=cap(softcap), num_warps=num_warps,
-        launch_pdl=pdl,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl, SOFTCAP=cap(scores.softcap),
+        CHUNKED=scores.chunked, SINKS=scores.sinks, SLOPES=scores.slopes, num_warps=num_warps, launch_pdl=pdl,
     )  # fmt: skip
     return out

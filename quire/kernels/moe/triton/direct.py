@@ -10,15 +10,18 @@ import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.moe.inside import Inside
+from quire.kernels.moe.triton.inside import gated
 from quire.kernels.moe.triton.plan import Direct
 from quire.kernels.triton.launch import has_pdl, next_power_of_2
 
 
 @triton.jit
 def _direct_gate_up_kernel(
-    x_ptr, gain_ptr, weight_ptr, scale_ptr, experts_ptr, out_ptr, x_stride, eps,
+    x_ptr, gain_ptr, weight_ptr, scale_ptr, bias_ptr, experts_ptr, out_ptr, x_stride, eps,
     N: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr,
-    NORM: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
+    NORM: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr, BIAS: tl.constexpr, ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
     n, choice = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(1)
     k = tl.arange(0, COLUMNS)
@@ -57,15 +60,19 @@ def _direct_gate_up_kernel(
         scales = scale_ptr + expert * (2 * N) + n
         y *= tl.load(scales, n < N, 0.0)
         z *= tl.load(scales + N, n < N, 0.0)
-    y = y * tl.sigmoid(y) * z
+    if BIAS:
+        biases = bias_ptr + expert * (2 * N) + n
+        y += tl.load(biases, n < N, 0.0).to(tl.float32)
+        z += tl.load(biases + N, n < N, 0.0).to(tl.float32)
+    y = gated(y, z, ALPHA, LIMIT, SHIFT)
     tl.store(out_ptr + choice.to(tl.int64) * N + n, y.to(out_ptr.dtype.element_ty), n < N)
 
 
 @triton.jit
 def _direct_down_kernel(
-    x_ptr, weight_ptr, scale_ptr, experts_ptr, share_ptr, residual_ptr, residual_stride,
+    x_ptr, weight_ptr, scale_ptr, bias_ptr, experts_ptr, share_ptr, residual_ptr, residual_stride,
     N: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, TOP_BLOCK: tl.constexpr, OUTPUTS: tl.constexpr,
-    COLUMNS: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
+    COLUMNS: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     n, token = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(1)
     place, k = tl.arange(0, TOP_BLOCK), tl.arange(0, COLUMNS)
@@ -95,6 +102,10 @@ def _direct_down_kernel(
         x = tl.load(x_at + start, there[:, None] & (start + k < K)[None, :], 0.0).to(tl.float32)
         acc += x[:, None, :] * now
     y = tl.sum(tl.sum(acc, axis=2) * factor, axis=0)
+    if BIAS:
+        biases = bias_ptr + expert[:, None] * N + n[None, :]
+        bias = tl.load(biases, there[:, None] & (n < N)[None, :], 0.0).to(tl.float32)
+        y += tl.sum(bias * share[:, None], axis=0)
     out = residual_ptr + token.to(tl.int64) * residual_stride + n
     y += tl.load(out, n < N, 0.0).to(tl.float32)
     tl.store(out, y.to(residual_ptr.dtype.element_ty), n < N)
@@ -109,22 +120,27 @@ def add_experts(
     residual: torch.Tensor,
     scales: tuple[torch.Tensor, torch.Tensor] | None,
     norm: tuple[torch.Tensor, float] | None,
+    inside: Inside,
     config: Direct,
 ) -> torch.Tensor:
     """See `quire.kernels.moe.experts`."""
+    gate, first, second = inside
     (tokens, top_k), n, k = experts.shape, down.shape[2], x.shape[1]
     inner = torch.empty((tokens * top_k, n), dtype=x.dtype, device=x.device)
     columns = min(config.columns, next_power_of_2(k))
     pdl = has_pdl(x.device)
     options = {"SCALED": scales is not None, "PDL": pdl, "launch_pdl": pdl, "num_warps": config.warps}
     _direct_gate_up_kernel[(triton.cdiv(n, config.outputs), tokens * top_k)](
-        x, gate_up if norm is None else norm[0], gate_up, gate_up if scales is None else scales[0], experts, inner,
-        x.stride(0), 0.0 if norm is None else norm[1], N=n, K=k, TOP_K=top_k, OUTPUTS=config.outputs, COLUMNS=columns,
-        NORM=norm is not None, **options,
+        x, gate_up if norm is None else norm[0], gate_up, gate_up if scales is None else scales[0],
+        gate_up if first is None else first, experts, inner, x.stride(0), 0.0 if norm is None else norm[1], N=n,
+        K=k, TOP_K=top_k, OUTPUTS=config.outputs, COLUMNS=columns,
+        NORM=norm is not None, BIAS=first is not None, ALPHA=gate.alpha, LIMIT=gate.limit, SHIFT=gate.shift, **options,
     )  # fmt: skip
     _direct_down_kernel[(triton.cdiv(k, config.down_outputs), tokens)](
-        inner, down, down if scales is None else scales[1], experts, weights, residual, residual.stride(0), N=k, K=n,
+        inner, down, down if scales is None else scales[1], down if second is None else second, experts, weights,
+        residual, residual.stride(0), N=k, K=n,
         TOP_K=top_k, TOP_BLOCK=next_power_of_2(top_k), OUTPUTS=config.down_outputs,
-        COLUMNS=min(max(8 * config.down_columns // next_power_of_2(top_k), 64), next_power_of_2(n)), **options,
+        COLUMNS=min(max(8 * config.down_columns // next_power_of_2(top_k), 64), next_power_of_2(n)),
+        BIAS=second is not None, **options,
     )  # fmt: skip
     return residual

@@ -8,9 +8,10 @@ import torch
 
 from quire.kernels.dispatch import INTERPRETED
 from quire.kernels.elementwise.norm import rms_norm
+from quire.kernels.moe.inside import USUAL, Inside
 from quire.kernels.moe.routes import Routes
 from quire.kernels.moe.triton import direct
-from quire.kernels.moe.triton.grouped import combine, compile_once, grouped
+from quire.kernels.moe.triton.grouped import GroupedInside, combine, compile_once, grouped
 from quire.kernels.moe.triton.plan import of_rows, plan
 
 
@@ -27,6 +28,7 @@ def add_experts(
     residual: torch.Tensor,
     scales: tuple[torch.Tensor, torch.Tensor] | None,
     norm: tuple[torch.Tensor, float] | None = None,
+    inside: Inside = USUAL,
 ) -> torch.Tensor:
     """See `quire.kernels.moe.experts`."""
     tokens, top_k = routes.experts.shape
@@ -35,7 +37,7 @@ def add_experts(
     if routes.tiling is None:
         one = plan(tokens, top_k, len(gate_up)).direct
         assert one is not None
-        return direct.add_experts(x, routes.experts, routes.weights, gate_up, down, residual, scales, norm, one)
+        return direct.add_experts(x, routes.experts, routes.weights, gate_up, down, residual, scales, norm, inside, one)
     how = of_rows(routes.tiling.rows, gate_up.itemsize)
     if norm is not None:
         x = rms_norm(x, *norm)
@@ -45,9 +47,11 @@ def add_experts(
     )
     first, second = (None, None) if scales is None else scales
     inner = torch.empty((tokens * top_k, inner_size), dtype=x.dtype, device=x.device)
-    compile_once(x, gate_up, first, None, inner, routes.tiling, top_k, bulk=bulk)
-    grouped(x, gate_up, first, None, inner, routes.tiling, top_k, how.gate_up, bulk=bulk)
+    opened = GroupedInside(inside.gate_up_bias, inside.gate)
+    compile_once(x, gate_up, first, None, inner, routes.tiling, top_k, opened, bulk=bulk)
+    grouped(x, gate_up, first, None, inner, routes.tiling, top_k, opened, how.gate_up, bulk=bulk)
     parts = torch.empty((tokens * top_k, x.shape[1]), dtype=x.dtype, device=x.device)
-    compile_once(inner, down, second, routes.weights, parts, routes.tiling, top_k, bulk=bulk)
-    grouped(inner, down, second, routes.weights, parts, routes.tiling, top_k, how.down, bulk=bulk)
+    closed = GroupedInside(inside.down_bias)
+    compile_once(inner, down, second, routes.weights, parts, routes.tiling, top_k, closed, bulk=bulk)
+    grouped(inner, down, second, routes.weights, parts, routes.tiling, top_k, closed, how.down, bulk=bulk)
     return combine(parts, routes.experts, residual)

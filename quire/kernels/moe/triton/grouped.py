@@ -9,6 +9,7 @@ the bulk copy engine, several deep; with few rows the weight is the tall operand
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import triton
@@ -17,9 +18,19 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from quire.kernels.dispatch import INTERPRETED
 from quire.kernels.gemm.triton.fp8_widen import widened
+from quire.kernels.moe.inside import Gate
 from quire.kernels.moe.tiling import Tiling
+from quire.kernels.moe.triton.inside import gated
 from quire.kernels.moe.triton.plan import HEIGHTS, Tiles, of_rows
 from quire.kernels.triton.launch import has_pdl
+
+
+class GroupedInside(NamedTuple):
+    """bias [experts, 2n or n]; gate: behind gate and up alone."""
+
+    bias: torch.Tensor | None = None
+    gate: Gate = Gate()
+
 
 COMBINED = 512  # columns of a token that a program adds up
 _built: set[tuple[object, ...]] = set()  # what the kernels were compiled for
@@ -48,10 +59,11 @@ def _dot(x, weight, acc, TALL: tl.constexpr, PRECISION: tl.constexpr):
 @triton.jit(do_not_specialize=["num_choices", "most"])
 def _grouped_kernel(
     x_ptr, x_desc, weight_ptr, weight_desc, scale_ptr, share_ptr, out_ptr, order_ptr, tiles_ptr, num_choices, most,
-    num_lines, x_stride,
+    bias_ptr, num_lines, x_stride,
     N: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, STAGES: tl.constexpr, TALL: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr,
-    BULK: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    BULK: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr, BIAS: tl.constexpr, ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
     """GATED: x are the tokens, looked up by choice; out is in the order of the choices. Else x is what that made, and
     out is by choice, times its share."""
@@ -95,11 +107,15 @@ def _grouped_kernel(
     in_n = n < N
     if SCALED:
         y *= tl.load(scale_ptr + expert * LINES + n, in_n, 0.0)[None, :]
+    if BIAS:
+        y += tl.load(bias_ptr + expert * LINES + n, in_n, 0.0).to(tl.float32)[None, :]
     if GATED:
         up = tl.trans(acc_up) if TALL else acc_up
         if SCALED:
             up *= tl.load(scale_ptr + expert * LINES + N + n, in_n, 0.0)[None, :]
-        y = y * tl.sigmoid(y) * up
+        if BIAS:
+            up += tl.load(bias_ptr + expert * LINES + N + n, in_n, 0.0).to(tl.float32)[None, :]
+        y = gated(y, up, ALPHA, LIMIT, SHIFT)
         place = begin + row
     else:
         y *= tl.load(share_ptr + choice, there, 0.0)[:, None]
@@ -141,6 +157,7 @@ def grouped(
     out: torch.Tensor,
     tiling: Tiling,
     top_k: int,
+    inside: GroupedInside,
     config: Tiles,
     *,
     bulk: bool,
@@ -149,7 +166,8 @@ def grouped(
     """Without `share`: x [tokens, k] → out [choices, n] in the order of `tiling`, silu(gate) · up. With it, float32
     [choices]: x [choices, k] in that order → out [choices, n], each where its choice is, times its share.
 
-    weight: [experts, 2n or n, k], contiguous. bulk: its lines, and those of x, can be read by the copy engine.
+    weight: [experts, 2n or n, k], contiguous. inside: its bias, and the gate behind it. bulk: its lines,
+    and those of x, can be read by the copy engine.
     """
     experts, lines, k = weight.shape
     gated = share is None
@@ -164,10 +182,13 @@ def grouped(
     launch = partial(_grouped_kernel.warmup, grid=grid) if compile_only else _grouped_kernel[grid]
     launch(
         x, x_desc, weight, weight_desc, weight if scale is None else scale, weight if share is None else share, out,
-        tiling.order, tiling.tiles, len(tiling.order), most, experts * lines, x.stride(0),
+        tiling.order, tiling.tiles, len(tiling.order), most,
+        weight if inside.bias is None else inside.bias, experts * lines, x.stride(0),
         N=n, K=k, TOP_K=top_k, ROWS=config.rows, BLOCK_N=config.block_n, BLOCK_K=config.block_k, STAGES=config.stages,
         TALL=config.tall, GATED=gated, SCALED=scale is not None, BULK=bulk,
-        PRECISION="ieee" if x.dtype == torch.float32 else "tf32", PDL=pdl, num_warps=config.warps, launch_pdl=pdl,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32", PDL=pdl, BIAS=inside.bias is not None,
+        ALPHA=inside.gate.alpha, LIMIT=inside.gate.limit, SHIFT=inside.gate.shift, num_warps=config.warps,
+        launch_pdl=pdl,
     )  # fmt: skip
     return out
 
@@ -180,18 +201,21 @@ def compile_once(
     out: torch.Tensor,
     tiling: Tiling,
     top_k: int,
+    inside: GroupedInside,
     *,
     bulk: bool,
 ) -> None:
     """All that any number of tokens will need: nothing is compiled in mid-service."""
-    kind = (x.device, x.dtype, weight.dtype, weight.shape, share is None, top_k)
+    kind = (
+        x.device, x.dtype, weight.dtype, weight.shape, share is None, top_k, inside.bias is None, inside.gate
+    )  # fmt: skip
     if kind in _built or INTERPRETED:
         return
     _built.add(kind)
     for rows in HEIGHTS:
         how = of_rows(rows, weight.itemsize)
         config = how.gate_up if share is None else how.down
-        grouped(x, weight, scale, share, out, tiling, top_k, config, bulk=bulk, compile_only=True)
+        grouped(x, weight, scale, share, out, tiling, top_k, inside, config, bulk=bulk, compile_only=True)
 
 
 def combine(parts: torch.Tensor, experts: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:

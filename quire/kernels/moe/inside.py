@@ -1,0 +1,43 @@
+"""What an expert does besides its two products: the gate between them, and biases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from quire.kernels.elementwise.activation import silu_and_mul
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """gate · sigmoid(alpha · gate) · (up + shift): SiLU, unless another alpha is told.
+
+    limit: that gate is clamped to from above, and up both ways, before; 0: neither is.
+    """
+
+    alpha: float = 1.0
+    limit: float = 0.0
+    shift: float = 0.0
+
+
+class Inside(NamedTuple):
+    """gate_up_bias [experts, 2 · inner], down_bias [experts, hidden], of the type of activations; None: no bias."""
+
+    gate: Gate = Gate()
+    gate_up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+
+
+USUAL = Inside()
+
+
+def gated(gate_up: torch.Tensor, how: Gate) -> torch.Tensor:
+    """gate_up [tokens, 2 · inner], gate first → [tokens, inner], float32 inside."""
+    if how == Gate():
+        return silu_and_mul(gate_up)
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    if how.limit:
+        gate, up = gate.clamp(max=how.limit), up.clamp(-how.limit, how.limit)
+    return (gate * torch.sigmoid(how.alpha * gate) * (up + how.shift)).to(gate_up.dtype)
