@@ -16,6 +16,7 @@ from quire.config.families import Family, family_of
 from quire.config.reading import read, read_count, read_positive
 from quire.config.rope import ROPE_KEYS, read_rope
 from quire.config.transformers_models import fallback_config, implementation
+from quire.config.wrappers import is_wrapper, lift, lifted_overrides
 from quire.foundation.errors import ConfigError
 from quire.foundation.json_file import read_json_object, shown
 
@@ -47,6 +48,8 @@ HARMLESS = _words(
     classifier_from_token cls_token_id deterministic_flash_attn initializer_cutoff_factor is_original_qwen3_reranker
     mask_token_id mlp_dropout qa_dropout reference_compile seq_classif_dropout
     sparse_pred_ignore_index sparse_prediction unpad_inputs use_memory_efficient_attention
+    quantization_config compression_config
+    emb_pdrop embedding_fraction init_device
     """
 )
 # Of other families: in a config of one that does not know them they would be ignored without a word.
@@ -57,7 +60,7 @@ ELSEWHERE = _words(
     interleaved_sliding_window kv_lora_rank layer_types llama_4_scaling logit_scale logits_scaling multi_query
     mlp_layer_types n_routed_experts new_decoder_architecture no_rope_layer_interval no_rope_layers num_experts
     num_kv_shared_layers
-    num_local_experts parallel_attn per_layer_config pruned_heads q_lora_rank qk_layernorm quantization_config
+    num_local_experts parallel_attn per_layer_config pruned_heads q_lora_rank qk_layernorm
     query_pre_attn_scalar residual_multiplier rope_local_base_freq rope_ratio rotary_dim rotary_pct
     scale_attn_by_inverse_layer_idx scale_depth scale_emb sliding_window sliding_window_pattern swiglu_limit
     text_config use_bidirectional_attention use_dynamic_ntk use_logn_attn use_parallel_residual use_post_norm
@@ -82,8 +85,8 @@ _FROM_ZERO = _words(
 # And checked there.
 _READ_ELSEWHERE = _words(
     """
-    layer_types mlp_layer_types mlp_only_layers moe_layer_end_index moe_topk no_rope_layers rope_parameters
-    sliding_window_pattern
+    attn_config attn_temperature_tuning layer_types mlp_layer_types mlp_only_layers moe_layer_end_index
+    moe_layers moe_topk no_rope_layers rope_parameters sliding_window_pattern
     """
 )
 
@@ -95,6 +98,7 @@ class HFConfig:
     values: dict[str, Any]  # as given, what was missing filled in, rotary settings in one form
     unknown: tuple[str, ...]  # keys that mean nothing here, nor to transformers
     given: dict[str, Any] = field(default_factory=dict)  # values as they are, of a model without a family
+    wrapper: str = ""  # the architecture that the decoder was lifted out of
 
 
 def read_hf_config(
@@ -115,7 +119,10 @@ def read_hf_config(
 
 def hf_config(file: Mapping[str, Any], overrides: Mapping[str, Any], name: str = "config.json") -> HFConfig:
     """The same of a config.json that has been read; name: of it, for errors."""
-    architecture = architecture_of({**file, **overrides}, name)
+    architecture, wrapper = architecture_of({**file, **overrides}, name), ""
+    if is_wrapper(architecture):
+        file, overrides, wrapper = lift(file, architecture), lifted_overrides(overrides), architecture
+        architecture = architecture_of(file, name)
     family = family_of(architecture)
     file, overrides = (_renamed(config, family.aliases) for config in (file, overrides))
     given = {**file, **overrides}
@@ -142,9 +149,10 @@ def hf_config(file: Mapping[str, Any], overrides: Mapping[str, Any], name: str =
             if key in _SIZES:  # that a family does not know
                 del values[key]
         elif given[key] is True or (given[key] and given[key] != 1):
-            hint = "quantized checkpoints are not supported" if key == "quantization_config" else None
-            raise _unsupported(key, given[key], hint or f"{family.name}'s layers do not know it")
-    return HFConfig(family=family, architecture=architecture, values=values, unknown=tuple(sorted(unknown)))
+            raise _unsupported(key, given[key], f"{family.name}'s layers do not know it")
+    return HFConfig(
+        family=family, architecture=architecture, values=values, unknown=tuple(sorted(unknown)), wrapper=wrapper
+    )
 
 
 def sees_both_ways(config: HFConfig) -> bool:

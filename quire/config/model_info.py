@@ -12,6 +12,7 @@ from typing import Any
 
 from quire.config.generation import read_generation_config, sampling_defaults, token_ids
 from quire.config.hf_config import HFConfig, architecture_of, read_hf_config, sees_both_ways
+from quire.config.quantization import checkpoint_quantization
 from quire.config.reading import read, read_count
 from quire.config.rope import context_length
 from quire.config.transformers_models import TRANSFORMERS, implementation, runs_code
@@ -47,6 +48,8 @@ class ModelInfo:
     generation_defaults: dict[str, Any] = field(default_factory=dict)  # sampling defaults of generation_config.json
     unknown_keys: tuple[str, ...] = ()  # of config.json, that mean nothing
     sees_both_ways: bool = False  # a decoder whose tokens attend to those behind them too: it only pools
+    quantization: dict[str, Any] = field(default_factory=dict)  # of the checkpoint (config/quantization.py); {}: none
+    wrapper: str = ""  # the architecture whose text part this is (config/wrappers.py)
     family: str = ""  # name of the user's own family that builds it; "": one of those that come with Quire
     impl: str = ""  # "transformers": no family builds it; see config/transformers_models.py
     runs_code: bool = False  # that comes with the checkpoint
@@ -94,6 +97,8 @@ def read_model_info(
         generation_defaults=sampling_defaults(generation, generation_file),
         unknown_keys=config.unknown,
         sees_both_ways=sees_both_ways(config),
+        quantization=checkpoint_quantization(path, values),
+        wrapper=config.wrapper,
         family=config.family.name if config.family.is_own else "",
         impl=TRANSFORMERS if through else "",
         runs_code=through and runs_code(config.given, config.architecture),

@@ -112,6 +112,23 @@ class EngineOptions(TypedDict, total=False):
     the request's own text (5); policy: auto, or always. Answers are the same with and without."""
     preempt_every_step: bool
     """Test mode: preempt one running request at every step."""
+    enable_lora: bool
+    """Take LoRA adapters; see docs/lora.md."""
+    max_loras: int
+    """Adapters on the device, and so in one batch: requests for others wait for a place."""
+    max_lora_rank: int
+    """Largest rank of an adapter. Each of max_loras places takes memory for it, in every layer."""
+    max_cpu_loras: int | None
+    """Adapters kept in the host's memory, those on the device among them; others are read again when they are asked
+    for. None: max_loras."""
+    lora_dtype: Literal["auto", "float16", "bfloat16", "float32"]
+    """Type of the adapters' numbers. auto: the model's."""
+    lora_target_modules: list[str]
+    """Names, or ends of names, of the modules that adapters may change (q_proj, lm_head, experts); others take no
+    memory, and adapters that change them are refused. None given: all."""
+    fully_sharded_loras: bool
+    """Refused: of each matrix an adapter's factors are shared among ranks as the matrix itself is, by rows or
+    columns."""
     tool_call_parser: str
     """Format of the model's tool calls by name; auto: found in its chat template; none: answers hold no calls."""
     reasoning_parser: str
@@ -208,6 +225,13 @@ class OptionFields:
     stream_interval: int = 1
     speculative_config: dict[str, Any] = field(default_factory=dict)
     preempt_every_step: bool = False
+    enable_lora: bool = False
+    max_loras: int = 1
+    max_lora_rank: int = 16
+    max_cpu_loras: int | None = None
+    lora_dtype: Literal["auto", "float16", "bfloat16", "float32"] = "auto"
+    lora_target_modules: list[str] = field(default_factory=list)
+    fully_sharded_loras: bool = False
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     tool_parser_plugin: str | None = None

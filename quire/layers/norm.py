@@ -32,6 +32,20 @@ class RMSNorm(nn.Module):
         yield _plus_one(f"{name}.weight", self.weight) if self.plus_one else _as_it_is(f"{name}.weight", self.weight)
 
 
+class UnitNorm(RMSNorm):
+    """An RMS norm without weights, for those who know of such with weights: these are 1."""
+
+    weight: torch.Tensor
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__(size, eps)
+        del self.weight
+        self.register_buffer("weight", torch.ones(size), persistent=False)
+
+    def stored(self, name: str) -> Iterator[Target]:  # noqa: ARG002 (checkpoints have nothing of it)
+        yield from ()
+
+
 class LayerNorm(nn.Module):
     """(x - mean) / sqrt(variance + eps) · weight + bias (Ba et al., 2016).
 

@@ -22,6 +22,7 @@ from quire.layers.embedding import Embedding
 from quire.layers.experts import Experts
 from quire.layers.linear import Linear
 from quire.layers.norm import Norm, RMSNorm
+from quire.layers.unit_rows import UnitRows
 from quire.types.kv import KVGroupSpec
 
 
@@ -251,9 +252,9 @@ class DecoderStack(Decoder):
     """A decoder-only language model that is declared.
 
     layer: makes the decoder layer of a given number. tied: logits come from the embedding matrix. norm: the last one;
-    None: an RMS norm. embedding_scale: that embeddings are multiplied by. input_scale: the same, given ones
-    too. positions: learned ones, (how many, which of
-    them is the first token's).
+    None: an RMS norm. embedding_scale: that embeddings are multiplied by. input_scale: the same, given ones too.
+    positions: learned ones, (how many, which of them is the first token's). embed_norm: that embeddings go through.
+    unit_head: each of the head's rows is divided by its length.
     Submodules are named as in checkpoints, but for what `naming` says.
     """
 
@@ -269,13 +270,19 @@ class DecoderStack(Decoder):
         embedding_scale: float = 1.0,
         input_scale: float = 1.0,
         positions: tuple[int, int] | None = None,
+        embed_norm: Norm | None = None,
+        unit_head: bool = False,
     ) -> None:
         super().__init__()
         self.sizes = sizes
         self.hidden, self.num_heads = sizes.hidden, sizes.heads
         self.naming, self._logits = naming or Naming(), logits or Logits()
+        self.file_name: Callable[[str], str | None] = (
+            str  # what files say → what `naming` says; None: not the decoder's
+        )
         self.embed_tokens = Embedding(sizes.vocab, sizes.hidden, scale=embedding_scale)
         self.embed_positions = Embedding(positions[0], sizes.hidden) if positions else None
+        self.embed_norm = embed_norm
         self._input_scale = input_scale
         self._first_position = positions[1] if positions else 0
         self.layers = nn.ModuleList(layer(index) for index in range(sizes.layers))
@@ -285,7 +292,8 @@ class DecoderStack(Decoder):
         self.scores = _scores(self.layers, len(self._keeps))
         self.norm = norm or RMSNorm(sizes.hidden, sizes.eps)
         bias = self._logits.bias
-        self.lm_head = None if tied else Linear(sizes.hidden, sizes.vocab, bias=bias, role="vocabulary")
+        head = UnitRows if unit_head else Linear
+        self.lm_head = None if tied else head(sizes.hidden, sizes.vocab, bias=bias, role="vocabulary")
         self._whole_prompts = 0  # tokens of one at most, see `look_both_ways`
 
     @property
@@ -344,6 +352,8 @@ class DecoderStack(Decoder):
             residual.mul_(self._input_scale)
         if self.embed_positions is not None:
             residual.add_(self.embed_positions(ctx.positions + self._first_position))
+        if self.embed_norm is not None:
+            residual = self.embed_norm(residual)
         return residual
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -388,7 +398,8 @@ class DecoderStack(Decoder):
         return self.norm(hidden)  # type: ignore[no-any-return]
 
     def known_name(self, tensor: str) -> str | None:
-        return self.naming.known_name(tensor)
+        name = self.file_name(tensor)
+        return None if name is None else self.naming.known_name(name)
 
     @property
     def twins(self) -> dict[str, str]:

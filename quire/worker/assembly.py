@@ -16,11 +16,12 @@ from quire.distributed.peer_memory import Layout
 from quire.models.base import Decoder
 from quire.models.pooling import PoolingModel
 from quire.types.kv import PromptCost
+from quire.worker.adapters import Adapters
 from quire.worker.batch import BatchBuilder, round_size
 from quire.worker.graphs import decode_sizes, drafted_sizes, graph_rows
 from quire.worker.kv_store import KVStore
 from quire.worker.layer_groups import LayerGroups
-from quire.worker.mixed_graphs import MAX_PROMPTS, mixed_sizes, with_prefixes
+from quire.worker.mixed_graphs import MAX_PROMPTS, mixed_sizes, with_twins
 from quire.worker.padded import PaddedSteps
 from quire.worker.pages import Pages
 from quire.worker.pooling_runner import PoolingRunner, decoder_contexts, encoder_contexts
@@ -56,8 +57,10 @@ class Assembly:
         device: torch.device,
         streams: Streams,
         group: Group | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         self._resolved = resolved
+        self._adapters = adapters
         self._platform = platform_of(resolved.device)
         self._group = group
         self._model = model
@@ -99,6 +102,7 @@ class Assembly:
             pages.kernel_block(pages.keeper),
             self._device,
             limited=self._resolved.speculative is not None,
+            adapted=self._adapters is not None,
         )
         seats.add_groups(pages, max_model_len)
         if isinstance(self._model, PoolingModel):
@@ -131,6 +135,7 @@ class Assembly:
             staging_capacity=max(_STAGED_INTS, 2 * tokens + 8 * rows),
             device=self._device,
             stream=self._streams.compute,
+            adapters=self._adapters,
         )
 
     def _generating(
@@ -156,8 +161,8 @@ class Assembly:
             wanted, mixed = [], []
         heads_per_kv_head = model.num_heads // self._pages.groups[0].num_kv_heads
         prefixes = PrefixRows(rows, heads_per_kv_head) if groups.prefix_support else None
-        if groups.prefix_support:
-            mixed = with_prefixes(mixed)
+        adapted = self._adapters is not None
+        mixed = with_twins(mixed, prefixes=groups.prefix_support, adapters=adapted)
         drafts = self._drafts(seats)
         padded = PaddedSteps(seats, mixed, heads_per_kv_head, max_model_len, device) if mixed else None
         parts = StepParts(
@@ -183,13 +188,14 @@ class Assembly:
             streams=self._streams,
             drafts=drafts,
             group=self._group,
+            adapters=self._adapters,
         )
         return Runner(
             parts,
             device,
             self._streams.compute,
-            decode_sizes=decode_sizes(wanted, groups.prefix_support),
-            drafted_sizes=drafted_sizes(drafts.max_rows, drafts.width) if drafts and wanted else (),
+            decode_sizes=decode_sizes(wanted, groups.prefix_support, adapted=adapted),
+            drafted_sizes=drafted_sizes(drafts.max_rows, drafts.width, adapted=adapted) if drafts and wanted else (),
             padded=padded,
         )
 

@@ -134,6 +134,7 @@ _LONGROPE = {
     "long_factor": [1.0, 2.0, 3.0, 5.0, 8.0, 13.0],
 }
 _GPT = {"num_key_value_heads": ..., "intermediate_size": ...}
+_MPT = {"max_position_embeddings": ..., "max_seq_len": 128}
 CASES |= {
     "phi": ("Phi", {}),
     "phi-norms": ("Phi", {"qk_layernorm": True, "hidden_act": "gelu", "num_key_value_heads": 4}),
@@ -199,6 +200,24 @@ CASES |= {
         "Falcon",
         {**_GPT, "parallel_attn": False, "multi_query": False, "ffn_hidden_size": 60, "bias": True},
     ),
+    "falcon-alibi": (
+        "Falcon",
+        {
+            **_GPT,
+            "alibi": True,
+            "multi_query": False,
+            "parallel_attn": False,
+            "bias": True,
+            "_attn_implementation": "sdpa",  # the other one adds the slopes twice
+        },
+    ),
+    "bloom": ("Bloom", {**_GPT}),
+    "bloom-heads": ("Bloom", {**_GPT, "num_attention_heads": 6, "tie_word_embeddings": False}),
+    "mpt": ("Mpt", {**_GPT, **_MPT}),
+    "mpt-heads": (
+        "Mpt",
+        {**_GPT, **_MPT, "num_attention_heads": 6, "attn_config": {"clip_qkv": 0.8, "softmax_scale": 0.3}},
+    ),
     "nemotron": ("Nemotron", {"hidden_size": 64}),
     "nemotron-biases": ("Nemotron", {"head_dim": 16, "attention_bias": True, "mlp_bias": True, "hidden_act": "relu"}),
     "seed_oss": ("SeedOss", {"head_dim": 16}),
@@ -258,6 +277,8 @@ TWIN_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone": ("Llama:exaone", {"rope_parameters": LLAMA3}),
     "qwen": ("Qwen2:qwen", {"num_key_value_heads": 4}),
     "orion": ("StableLm:orion", {"partial_rotary_factor": 1.0}),
+    "baichuan": ("Llama:baichuan", {"num_key_value_heads": 4}),
+    "baichuan-alibi": ("Llama:baichuan_alibi", {"num_key_value_heads": 6, "num_attention_heads": 6}),
     "chatglm": ("Glm:chatglm", {"head_dim": 16}),
     "chatglm-base": (
         "Glm:chatglm",

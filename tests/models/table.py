@@ -55,8 +55,8 @@ cache and sampler. `--model-impl auto` does so where there is no family, `transf
 the log says it. It costs speed, as layers are not fused; ranks, quantization and pooling are not for such models.
 Before the first request such a model is asked whether its tokens meet in attention
 alone, whether positions are those it is given, and whether attention is what its class says. What cannot run so is
-refused by name: state and convolution layers, encoders with decoders, parts that see or hear, attention sinks, chunked
-attention, masks of a class's own, rotary settings that go by a text's length beyond what was trained.
+refused by name: state and convolution layers, encoders with decoders, parts that see or hear, masks of a class's
+own, rotary settings that go by a text's length beyond what was trained.
 
 Code that comes with a checkpoint (`auto_map`) is run only with `--trust-remote-code`, only if neither Quire nor
 transformers has the class, and only in the worker, which has a process of its own then; the log names each file and its

@@ -8,6 +8,7 @@ import math
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -66,6 +67,7 @@ def known(family: str) -> set[str]:
 UNSAID = {
     "gemma3": {"_sliding_window_pattern", "text_config"},
     "falcon": {"rotary", "head_dim"},
+    "llama4": {"text_config"},
     "gpt_neox": {"head_dim"},
     "modernbert": {"head_dim", "sliding_window"},
     "jina_embeddings_v3": {"head_dim"},
@@ -92,6 +94,9 @@ def test_a_missing_key_is_what_transformers_takes_for_it(family: str) -> None:
     for key, default in declared.defaults.items():
         # Without a field, the modelling code reads the key if it is there.
         field = theirs.__dataclass_fields__.get(theirs_of(family, key))
+        if (family, key) == ("bloom", "max_position_embeddings"):  # it has no longest request
+            assert field is None
+            continue
         assert default == (None if field is None else field.default), key
     for key, allowed in declared.fixed.items():
         assert theirs.to_dict().get(key) in allowed, key
@@ -122,7 +127,10 @@ def test_a_saved_config_without_one_of_its_keys(family: str) -> None:
             elif key in ("head_dim", "qk_head_dim") and "kv_lora_rank" in ours:
                 continue  # nobody reads what a file says of them
             elif ours[key] is not None and (key, ours[key]) != ("moe_layer_end_index", -1):  # null: follows from others
-                assert ours[key] == getattr(theirs, theirs_of(family, key)), (gone, key)
+                told = getattr(theirs, theirs_of(family, key), families()[family].defaults[key])
+                if key == "attn_config":
+                    told = {name: getattr(told, name, ANY) for name in ours[key] or ()} or ours[key]
+                assert ours[key] == told, (gone, key)
     assert seen > 5
 
 
@@ -144,6 +152,8 @@ def test_no_key_that_transformers_knows_is_unknown(family: str) -> None:
     code = inspect.getsource(importlib.import_module(made.__module__.replace("configuration_", "modeling_")))
     if made.__name__ == "Gemma3TextConfig":  # the text alone
         code = code[: code.index("class Gemma3MultiModalProjector")]
+    if made.__name__ == "Llama4TextConfig":
+        code = code[: code.index("class Llama4CausalLMOutputWithPast")]
     looked_at = set(re.findall(r"\bconfig\.([a-z]\w*)\b", code))
     looked_at |= set(re.findall(r"getattr\(\s*(?:self\.)?config,\s*\"(\w+)\"", code))
     assert len(looked_at) > 10
@@ -263,12 +273,6 @@ def test_longropes_first_name() -> None:
 def test_two_names_of_one_key_must_agree() -> None:
     assert read("gpt2", n_embd=64, hidden_size=64).values["hidden_size"] == 64
     assert "hidden_size=32 contradicts hidden_size=64" in refusal("gpt2", n_embd=64, hidden_size=32)
-
-
-def test_positions_by_a_bias_are_refused_by_name() -> None:
-    assert "alibi=True is not supported" in refusal("falcon", alibi=True)
-    with pytest.raises(ConfigError, match="'BloomForCausalLM' is not supported: its positions are a bias"):
-        hf_config({"architectures": ["BloomForCausalLM"]}, {})
 
 
 def test_attention_that_chooses_its_tokens_is_refused_by_name() -> None:

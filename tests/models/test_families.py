@@ -149,7 +149,8 @@ def outcome(family: str, key: str, value: Any, tokens: list[int], folder: Path) 
     """What becomes of a config with this key: "theirs" cannot be made, is "refused" here, or is "followed"."""
     made, config = CASES[family]
     try:
-        reference = checkpoints.make(made, **{**config, theirs_of(family, key): value})
+        how = {"_attn_implementation": "sdpa"} if key == "alibi" else {}  # see `CASES`
+        reference = checkpoints.make(made, **{**config, theirs_of(family, key): value, **how})
         with torch.inference_mode():
             expected = reference(torch.tensor([tokens])).logits[0].float().log_softmax(-1)
     except Exception:
@@ -180,8 +181,9 @@ def test_each_key_is_followed_or_refused(family: str, tmp_path: Path) -> None:
             if told == "followed" and expected is not None and (expected - usual).abs().max() > 1e-3:
                 moved.append(key)
     assert set(seen) <= {"theirs", "refused", "followed"}
-    assert seen.count("followed") > 4
-    assert len(set(moved)) > 2
+    least = 4 if family not in ("bloom", "mpt") else 1  # who have few
+    assert seen.count("followed") > least
+    assert len(set(moved)) > least // 2
 
 
 # -- checkpoints that do not fit --------------------------------------------------------------------------------

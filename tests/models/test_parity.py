@@ -89,8 +89,7 @@ def test_bfloat16_is_no_worse_than_the_reference(pair: tuple[Any, Path], device:
     reference, folder = pair
     tokens = random_tokens(3, [40, 30])
     exact = expected(reference, tokens)
-    reference.save_pretrained(tmp_path)
-    theirs = expected(type(reference).from_pretrained(tmp_path, dtype=torch.bfloat16), tokens)
+    theirs = expected(checkpoints.reload(reference, tmp_path, torch.bfloat16), tokens)
     rows = PagedRows(checkpoints.load(folder, torch.bfloat16, torch.device(device)), block_size=16)
     parts = [[logits] for logits in rows.step([1, 2], [ids[:20] for ids in tokens])]
     for step in range(20, 40):

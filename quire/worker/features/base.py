@@ -6,6 +6,8 @@ sampler's (`worker/sampling`), and needs no attachment.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +36,8 @@ class FeatureSetup:
 
     model: Decoder
     vocab_size: int
+    narrowed: Callable[[slice], AbstractContextManager[None]] = lambda _: nullcontext()
+    """While some of the step's tokens alone go to the model's head, a slice of them."""
 
 
 class StepFeature:
