@@ -28,6 +28,7 @@ _MAX_HEADER = 100_000_000  # bytes of a safetensors header
 _USUAL_EOS = {"llama": 2, "mistral": 2}
 # Families whose first token has the position after that of padding, which has its token's id.
 _PADDED_POSITIONS = ("roberta", "xlm_roberta")
+_UNBOUNDED = 1 << 20  # tokens of context where config.json has no bound: of models that keep a state alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +134,7 @@ def _dtype_on_disk(path: Path) -> str:
 
 
 def _max_position(config: HFConfig) -> int:
-    longest: int = config.values["max_position_embeddings"]
+    longest: int = config.values.get("max_position_embeddings", _UNBOUNDED)
     if config.family.name == TRANSFORMERS:
         return longest
     if config.family.name in _PADDED_POSITIONS:

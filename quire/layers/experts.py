@@ -332,9 +332,9 @@ class SparseOuterNormLayer(OuterNormLayer):
         return self.mlp.add(residual, self.pre_feedforward_layernorm, None, living(ctx))
 
 
-def living(ctx: StepContext) -> Live:
-    """The tokens of a step that are somebody's: what lies in the null block is nobody's."""
-    return Live(ctx.groups[0].slots, ctx.caches[0].k.shape[2])
+def living(ctx: StepContext) -> Live | None:
+    """The tokens of a step that are somebody's; None: nothing says which."""
+    return ctx.live
 
 
 class SharedGate(nn.Module):

@@ -18,7 +18,7 @@ class GatedMLP(nn.Module):
     """SwiGLU (Shazeer, 2020): down(silu(gate(x)) * up(x)); or with another activation than SiLU.
 
     bias: of all, or of (gate and up, down). fused: what checkpoints call gate and up if they have them as one, up
-    before gate if `up_first`.
+    before gate if `up_first`. gate_scale: that the gate is multiplied by.
     """
 
     def __init__(
@@ -30,9 +30,11 @@ class GatedMLP(nn.Module):
         act: str = "silu",
         fused: str = "",
         up_first: bool = False,
+        gate_scale: float = 1.0,
     ) -> None:
         super().__init__()
-        self.act = None if act in _SILU else act
+        self.act = None if act in _SILU and gate_scale == 1.0 else act
+        self.gate_scale = gate_scale
         inner, outer = bias if isinstance(bias, tuple) else (bias, bias)
         self.gate_up_proj = Linear.gate_up(
             hidden, intermediate, bias=inner, fused=fused, silu=self.act is None, up_first=up_first
@@ -54,9 +56,11 @@ class GatedMLP(nn.Module):
         return y
 
     def _gated(self, gate_up: torch.Tensor) -> torch.Tensor:
-        if self.act in _TANH_GELU:
+        if self.act in _TANH_GELU and self.gate_scale == 1.0:
             return gelu_tanh_and_mul(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
+        if self.gate_scale != 1.0:
+            gate = gate * self.gate_scale
         return self._act(gate).mul_(up)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from quire.attention.context import StepContext
+from quire.attention.recurrent import StatePart
 from quire.config.pooler import PoolerConfig
 from quire.config.reading import read, read_positive
 from quire.config.sentence_transformers import Mode
@@ -157,6 +158,10 @@ class PoolingModel(nn.Module):
         if not self._needs_logits:
             return {}
         return {name: of.removeprefix(self._prefix) for name, of in self.trunk.twins.items()}
+
+    @property
+    def layer_states(self) -> list[tuple[StatePart, ...]]:
+        return self.trunk.layer_states
 
     def kv_groups(self, block_size: int, dtype: torch.dtype | None = None) -> list[KVGroupSpec]:
         return self.trunk.kv_groups(block_size, dtype)

@@ -54,6 +54,7 @@ def encoder_contexts(
                 for one in backends
             ],
             token_types=_token_types(plan, wanted, batch.seats.device),
+            whole_prompts=True,
         )
 
     return make
