@@ -154,26 +154,37 @@ class PromptAttention(Protocol):
     name: str
 
     @staticmethod
-    def refuses(spec: AttentionSpec) -> str | None: ...
+    def refuses(spec: AttentionSpec) -> str | None:
+        """As `AttentionBackend`. The window of `scores` counts the tokens that a query sees to either side, its own
+        included: those less than so many away."""
+        ...
 
     def __init__(self, spec: AttentionSpec) -> None: ...
 
-    def plan(self, lengths: np.ndarray, query_start: torch.Tensor) -> Any:
+    def plan(self, lengths: np.ndarray, query_start: torch.Tensor, num_keys: np.ndarray | None = None) -> Any:
         """Prepare a step.
 
         Args:
             lengths: tokens of each row, on the host.
             query_start: where the rows begin, on the device.
+            num_keys: leading tokens of each row that are attended to, on the host; None: all of them are.
 
         Shapes:
-            lengths: [rows]. query_start: [rows + 1].
+            lengths, num_keys: [rows]. query_start: [rows + 1].
         """
         ...
 
-    def run(self, qkv: torch.Tensor, plan: Any, scale: float) -> torch.Tensor:
+    def run(self, q: torch.Tensor, cache: LayerCache, plan: Any, scale: float, heads: PerHead = ALIKE) -> torch.Tensor:
         """Attend both ways within rows that lie one behind the other.
 
+        Args:
+            q: queries; the heads of a token are contiguous.
+            cache: the step's own keys and values: block i, of one slot, is those of token i.
+            plan: what `plan` returned for this step.
+            scale: that products of queries and keys are multiplied by.
+            heads: as in `AttentionBackend`.
+
         Shapes:
-            qkv: [tokens, (heads + 2 * kv_heads) * head_dim]. Returns [tokens, heads * head_dim].
+            q: [tokens, heads, head_dim]. Returns [tokens, heads * head_dim].
         """
         ...

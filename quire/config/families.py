@@ -30,6 +30,9 @@ _REFUSED = {
     "DeepseekV32ForCausalLM": _INDEXER,
     "GlmMoeDsaForCausalLM": _INDEXER,
 }
+# What a decoder's name ends with, and that of one that has another head, or none, or looks both ways.
+_GENERATING = ("ForCausalLM", "LMHeadModel")
+_HEADS = re.compile(r"(Bidirectional)?(For(Sequence|Token)Classification|For(Process)?RewardModel|Model)$|ForCausalLM$")
 _FOLDER = Path(__file__).parent.parent / "models"
 
 
@@ -80,8 +83,8 @@ def family_of(architecture: str) -> Family:
     known = supported()
     if architecture not in known and architecture in model_families():
         return Family(name=architecture, architectures=(architecture,), defaults=_OWN, is_own=True)
-    decoder = re.sub(r"(ForSequenceClassification|ForTokenClassification|Model)$", "ForCausalLM", architecture)
-    name = known.get(architecture) or known.get(decoder)
+    stem = _HEADS.sub("", architecture)
+    name = known.get(architecture) or next((known[stem + end] for end in _GENERATING if stem + end in known), None)
     if name is not None:
         return families()[name]
     if architecture in _REFUSED:

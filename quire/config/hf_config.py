@@ -49,6 +49,9 @@ HARMLESS = _words(
     time_step_rank time_step_scale use_associative_scan use_falcon_mambapy use_mamba_kernels use_mambapy
     z_loss_coefficient
     aux_loss_alpha embedding_initializer_range ep_size output_router_logits router_aux_loss_coef seq_aux
+    classifier_from_token cls_token_id deterministic_flash_attn initializer_cutoff_factor is_original_qwen3_reranker
+    mask_token_id mlp_dropout qa_dropout reference_compile seq_classif_dropout
+    sparse_pred_ignore_index sparse_prediction unpad_inputs use_memory_efficient_attention
     quantization_config compression_config
     emb_pdrop embedding_fraction init_device
     """
@@ -68,6 +71,8 @@ ELSEWHERE = _words(
     use_qk_norm word_embed_proj_dim
     """
 )
+# Of decoders that were made encoders. Those that generate are refused later (`resolve.py`).
+_BOTH_WAYS = {"is_causal": False, "use_bidirectional_attention": True}
 _NULLABLE = _words("""
     attn_logit_softcapping dim_model_base final_logit_softcapping mamba_d_ssm num_key_value_heads q_lora_rank
     scale_depth sliding_window
@@ -79,7 +84,7 @@ _FROM_ZERO = _words(
     """
     attn_layer_offset expert_layer_offset first_k_dense_replace max_window_layers moe_layer_start_index
     moe_num_shared_experts n_shared_experts num_dense_layers num_experts num_local_experts num_mtp_layers pad_token_id
-    rotary_dim shared_intermediate_size sliding_window
+    rotary_dim shared_intermediate_size sliding_window type_vocab_size
     """
 )
 # And checked there.
@@ -134,7 +139,7 @@ def hf_config(file: Mapping[str, Any], overrides: Mapping[str, Any], name: str =
     for key, default in family.defaults.items():
         _check(values, key, default)
     for key, allowed in family.fixed.items():
-        if key in given and not _among(given[key], allowed):
+        if key in given and not _among(given[key], allowed) and _BOTH_WAYS.get(key) is not given[key]:
             raise _unsupported(key, given[key], f"{family.name}'s layers are made for {_listed(allowed)}")
     known = {*HARMLESS, *family.defaults, *family.fixed}
     unknown = []
@@ -155,6 +160,12 @@ def hf_config(file: Mapping[str, Any], overrides: Mapping[str, Any], name: str =
     return HFConfig(
         family=family, architecture=architecture, values=values, unknown=tuple(sorted(unknown)), wrapper=wrapper
     )
+
+
+def sees_both_ways(config: HFConfig) -> bool:
+    """Whether it is a decoder whose tokens attend to those behind them too."""
+    told = any(key in config.family.fixed and config.values.get(key) is on for key, on in _BOTH_WAYS.items())
+    return told or "Bidirectional" in config.architecture
 
 
 def architecture_of(given: Mapping[str, Any], name: str) -> str:

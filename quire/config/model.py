@@ -19,7 +19,8 @@ class ModelConfig(Options):
     convert: Literal["auto", "none", "embed", "classify"] = "auto"
     """What a model is turned into if it was not made for it: embed pools its states, classify puts a head on them."""
     pooler_config: dict[str, Any] = field(default_factory=dict)
-    """JSON object, for pooling unlike the model's files say: pooling_type (CLS, LAST, MEAN, MAX), use_activation."""
+    """JSON object, for pooling unlike the model's files say: pooling_type (CLS, LAST, MEAN, MAX), use_activation;
+    step_tag_id and returned_token_ids, for rewards of steps."""
     model_impl: Literal["auto", "quire", "vllm", "transformers"] = "auto"
     """Whose code the model is: quire's families, or transformers' own, slower. auto: quire's if there is one. vllm: as
     quire, for scripts that say so."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.config.generation import read_generation_config, sampling_defaults, token_ids
-from quire.config.hf_config import HFConfig, architecture_of, read_hf_config
+from quire.config.hf_config import HFConfig, architecture_of, read_hf_config, sees_both_ways
 from quire.config.quantization import checkpoint_quantization
 from quire.config.reading import read, read_count
 from quire.config.rope import context_length
@@ -48,6 +48,7 @@ class ModelInfo:
     hidden_size: int = 0  # of an embedding; 0: not known
     generation_defaults: dict[str, Any] = field(default_factory=dict)  # sampling defaults of generation_config.json
     unknown_keys: tuple[str, ...] = ()  # of config.json, that mean nothing
+    sees_both_ways: bool = False  # a decoder whose tokens attend to those behind them too: it only pools
     quantization: dict[str, Any] = field(default_factory=dict)  # of the checkpoint (config/quantization.py); {}: none
     wrapper: str = ""  # the architecture whose text part this is (config/wrappers.py)
     family: str = ""  # name of the user's own family that builds it; "": one of those that come with Quire
@@ -96,6 +97,7 @@ def read_model_info(
         hidden_size=values.get("hidden_size") or 0,
         generation_defaults=sampling_defaults(generation, generation_file),
         unknown_keys=config.unknown,
+        sees_both_ways=sees_both_ways(config),
         quantization=checkpoint_quantization(path, values),
         wrapper=config.wrapper,
         family=config.family.name if config.family.is_own else "",

@@ -75,6 +75,8 @@ def resolve(config: EngineConfig, *, serving: bool = False, hardware: Hardware |
     gpus = None if hardware is None else hardware.count
     check_ranks(config.runtime.tensor_parallel_size, info, device, gpus)
     pooler = resolve_pooler(config.model, info)
+    if pooler is None:
+        _check_generates(info)
     if info.impl == TRANSFORMERS:
         _check_fallback(config, info, pools=pooler is not None)
     if config.model.logits_processors:
@@ -139,6 +141,16 @@ def _context(model: ModelConfig, info: ModelInfo, pooler: PoolerConfig | None, n
             f"max_model_len={longest} is more than the model's {info.max_position} positions", "max_model_len"
         )
     return longest
+
+
+def _check_generates(info: ModelInfo) -> None:
+    if info.sees_both_ways:
+        raise ConfigError(
+            f"{info.architecture} attends both ways (is_causal or use_bidirectional_attention of config.json), which "
+            "is not supported for generating: start it with runner=pooling, or with "
+            'hf_overrides={"is_causal": null} as if it did not',
+            "model",
+        )
 
 
 def _speculative(config: EngineConfig, max_tokens: int, *, pools: bool) -> SpeculativeConfig | None:

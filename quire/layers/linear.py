@@ -145,12 +145,22 @@ class Linear(nn.Module):
         )  # fmt: skip
 
     @classmethod
-    def gate_up(cls, hidden: int, intermediate: int, *, bias: bool, fused: str = "", silu: bool = True) -> Linear:
+    def gate_up(
+        cls,
+        hidden: int,
+        intermediate: int,
+        *,
+        bias: bool,
+        fused: str = "",
+        silu: bool = True,
+        up_first: bool = False,
+    ) -> Linear:
         """The first half of a gated feed-forward layer: [tokens, hidden] → silu(gate) * up [tokens, intermediate].
 
-        fused: the module that checkpoints have for both. silu: otherwise the result is [gate | up]."""
+        fused: the module that checkpoints have for both, up before gate if `up_first`. silu: otherwise the result is
+        [gate | up]."""
         parts = {"gate_proj": intermediate, "up_proj": intermediate}
-        stored = stacked(fused, parts) if fused else None
+        stored = stacked(fused, dict(reversed(parts.items())) if up_first else parts) if fused else None
         return cls(hidden, 2 * intermediate, bias=bias, parts=parts, gated=silu, role="rows", stored=stored)
 
     @property

@@ -49,16 +49,24 @@ class UnitNorm(RMSNorm):
 class LayerNorm(nn.Module):
     """(x - mean) / sqrt(variance + eps) · weight + bias (Ba et al., 2016).
 
-    weight, bias: whether there are any. plus_one: as `RMSNorm`, but in the type of the model (Nemotron).
+    weight, bias: whether there are any. plus_one: as `RMSNorm`, but in the type of the model (Nemotron), which is what
+    they are kept in unless there is a `dtype`.
     """
 
     def __init__(
-        self, size: int, eps: float, *, weight: bool = True, bias: bool = True, plus_one: bool = False
+        self,
+        size: int,
+        eps: float,
+        *,
+        weight: bool = True,
+        bias: bool = True,
+        plus_one: bool = False,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.eps, self.size, self.plus_one = eps, size, plus_one
-        self.weight = nn.Parameter(torch.empty(size), requires_grad=False) if weight else None
-        self.bias = nn.Parameter(torch.empty(size), requires_grad=False) if bias else None
+        self.weight = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False) if weight else None
+        self.bias = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.layer_norm(x, (self.size,), self.weight, self.bias, self.eps)

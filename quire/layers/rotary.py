@@ -94,6 +94,18 @@ def _dynamic(frequencies: torch.Tensor, theta: float, rope: Mapping[str, Any]) -
     return frequencies, 1.0
 
 
+def _ntk(frequencies: torch.Tensor, theta: float, rope: Mapping[str, Any]) -> tuple[torch.Tensor, float]:
+    """A larger base, and all columns stretched a bit besides (GTE v1.5); or, with `mixed_b`, each column of its own."""
+    factor, half = rope["factor"], len(frequencies)
+    mixed: float | None = rope.get("mixed_b")
+    if mixed is None:
+        dim = 2 * half
+        stretched = (theta * factor) ** (torch.arange(0, dim, 2, device="cpu").float() / dim)
+        return 1.0 / stretched / factor ** (2 / dim), 1.0
+    columns = torch.arange(1, half + 1, device="cpu").float()
+    return frequencies / torch.exp(math.log(factor) / half**mixed * columns**mixed), 1.0
+
+
 def _llama3(frequencies: torch.Tensor, _theta: float, rope: Mapping[str, Any]) -> tuple[torch.Tensor, float]:
     """Llama 3.1: long waves are stretched by `factor`, short ones kept, those between blended by how often they
     turn within the trained length."""
@@ -156,5 +168,6 @@ _SCALINGS: dict[str, _Scaling] = {
     "dynamic": _dynamic,
     "llama3": _llama3,
     "longrope": _longrope,
+    "ntk": _ntk,
     "yarn": _yarn,
 }

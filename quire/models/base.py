@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -188,7 +188,6 @@ class Logits:
 class Decoder(nn.Module):
     """A language model as the worker sees it: tokens and a paged cache in, states and logits out."""
 
-    is_causal = True
     graph_support = True  # its steps may be captured in CUDA graphs
     is_foreign = False  # somebody else's code, which may do what graphs and rehearsals do not allow
     group: Group | None = None  # of ranks that share it
@@ -197,6 +196,10 @@ class Decoder(nn.Module):
     scores: list[Scores]  # of attention, by group
     layer_groups: list[int]
     _keeps: list[Keeps]  # by group
+
+    @property
+    def is_causal(self) -> bool:
+        return True
 
     def forward(
         self,
@@ -315,6 +318,28 @@ class DecoderStack(Decoder):
         bias = self._logits.bias
         head = UnitRows if unit_head else Linear
         self.lm_head = None if tied else head(sizes.hidden, sizes.vocab, bias=bias, role="vocabulary")
+        self._whole_prompts = 0  # tokens of one at most, see `look_both_ways`
+
+    @property
+    def is_causal(self) -> bool:
+        return not self._whole_prompts
+
+    @property
+    def keeps(self) -> list[Keeps]:
+        """What the layers of each group keep; of one that is not causal, what they attend to."""
+        return self._keeps
+
+    def look_both_ways(self, max_tokens: int) -> None:
+        """Be an encoder: see whole prompts, of so many tokens at most, both ways, and keep nothing of them. A layer's
+        window is then so many tokens to either side besides its own, as transformers has it.
+
+        Raises ConfigError if it has layers that cannot.
+        """
+        usual = all(keeps.kind in ("full", "window") for keeps in self._keeps)
+        if not self._keeps or not usual or 0 < len(self.layer_groups) < len(self.layers):
+            raise ConfigError("attention both ways is for models whose every layer has attention of the usual kind")
+        self.scores = [replace(one, window=one.window + 1) if one.window else one for one in self.scores]
+        self._whole_prompts = max_tokens
 
     def join(self, group: Group) -> None:
         """Be the share of one of several ranks. Raises ConfigError if they cannot share it."""
@@ -340,6 +365,12 @@ class DecoderStack(Decoder):
         layers: 1, to warm up: one of each group, whose layers are alike. given: what some tokens are instead
         of their ids' embeddings.
         """
+        residual = self._embedded(input_ids, ctx, given)
+        for layer in self.layers if layers is None else self._samples:
+            residual = layer(residual, ctx)
+        return residual
+
+    def _embedded(self, input_ids: torch.Tensor, ctx: StepContext, given: GivenEmbeddings | None) -> torch.Tensor:
         residual: torch.Tensor = self.embed_tokens(input_ids)
         if given is not None:
             residual.index_copy_(0, given.tokens, given.values)
@@ -349,8 +380,6 @@ class DecoderStack(Decoder):
             residual.add_(self.embed_positions(ctx.positions + self._first_position))
         if self.embed_norm is not None:
             residual = self.embed_norm(residual)
-        for layer in self.layers if layers is None else self._samples:
-            residual = layer(residual, ctx)
         return residual
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -405,6 +434,13 @@ class DecoderStack(Decoder):
 
     def checkpoint_name(self, path: str) -> str:
         return self.naming.checkpoint_name(path)
+
+    def kv_groups(self, block_size: int, dtype: torch.dtype | None = None) -> list[KVGroupSpec]:
+        if self.is_causal:
+            return super().kv_groups(block_size, dtype)
+        # A request's one block is but a number.
+        block_size = 1 << (self._whole_prompts - 1).bit_length()
+        return [KVGroupSpec("none", block_size, 0, *self._keeps[0][1:3], self.embed_tokens.weight.itemsize)]
 
     @property
     def layer_states(self) -> list[tuple[StatePart, ...]]:

@@ -23,7 +23,7 @@ from quire.layers.experts import Experts, MixtureOfExperts
 from quire.layers.linear import Linear
 from quire.models.base import Decoder, DecoderStack, Model
 from quire.models.fallback.build import build_fallback
-from quire.models.pooling import PoolingModel, make_head
+from quire.models.pooling import PoolingModel, make_heads
 from quire.quantization.base import QuantizationMethod
 from quire.quantization.select import make_method
 
@@ -49,10 +49,10 @@ def build(
     with _allocating(dtype, device):
         family = _family(info)
         model = family.build(_config(info, family), max_positions)
-        if isinstance(model, DecoderStack):
+        if isinstance(model, DecoderStack) and model.is_causal:
             _name_files(model, info)
             allocate(model, method or make_method(info.quantization.get("quant_method"), info.quantization), group)
-    if not isinstance(model, DecoderStack):
+    if not isinstance(model, DecoderStack) or not model.is_causal:
         raise ConfigError(f"{info.architecture} does not generate: set runner to auto or pooling", "runner")
     return model.eval()
 
@@ -69,14 +69,15 @@ def build_for_pooling(
     """The same for a model that makes vectors."""
     family = _family(info)
     config = _config(info, family)
-    if pooler.label_tokens is None:  # no logits are wanted
+    if pooler.label_tokens is None and not pooler.returned_tokens and not pooler.lexical:  # no logits are wanted
         config = {**config, "tie_word_embeddings": True}
     with _allocating(dtype, device):
         trunk = family.build(config, max_positions)
-        if isinstance(trunk, DecoderStack):
-            _name_files(trunk, info)
-        head = make_head(pooler, info.architecture, config, getattr(family, "classifier", None))
-        model = PoolingModel(trunk, head, pooler, getattr(family, "unused", None))
+        if info.sees_both_ways and trunk.is_causal:
+            trunk.look_both_ways(max_positions)
+        _name_files(trunk, info)
+        heads = make_heads(pooler, info.architecture, config, family, trunk)
+        model = PoolingModel(trunk, heads, pooler, getattr(family, "unused", None))
         allocate(model, method or make_method(info.quantization.get("quant_method"), info.quantization), group)
     return model.eval()
 

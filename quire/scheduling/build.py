@@ -167,18 +167,19 @@ def await_masks(build: PlanBuilder) -> AwaitMasks | None:
 def pool(build: PlanBuilder) -> Pool | None:
     """Rows of pooling requests."""
     found = [
-        (row, end == request.num_prompt, wanted.per_token, wanted.second_text)
+        (row, end == request.num_prompt, wanted.head, wanted.second_text, wanted.num_keys)
         for row, (request, _, end, _) in enumerate(build.chunks, len(build.decodes))
         if (wanted := request.spec.pooling) is not None
     ]
     if not found:
         return None
-    rows, ends, per_token, second_texts = zip(*found, strict=True)
+    rows, ends, heads, second_texts, num_keys = zip(*found, strict=True)
     return Pool(
         rows=np.array(rows, np.int32),
         ends=np.array(ends, np.bool_),
-        per_token=np.array(per_token, np.bool_),
+        heads=np.array(heads, np.int32),
         second_texts=np.array(second_texts, np.int32),
+        num_keys=np.array(num_keys, np.int32),
     )
 
 

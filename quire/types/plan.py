@@ -90,8 +90,9 @@ class Pool(msgspec.Struct, frozen=True, tag="pool"):
 
     rows: np.ndarray
     ends: np.ndarray  # [n] bool: the row's chunk completes its prompt
-    per_token: np.ndarray  # [n] bool: a vector for every token, chunk by chunk; else one for all, when the row ends
+    heads: np.ndarray  # [n] WHOLE: one vector, when the row ends; else one for every token, chunk by chunk
     second_texts: np.ndarray  # [n] position in the prompt of the first token of type 1; the prompt's length: none
+    num_keys: np.ndarray  # [n] leading tokens of the prompt that are attended to; its length: all
 
 
 # A tagged union: one member a feature that single steps carry. Who acts on it is found by its tag

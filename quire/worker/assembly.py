@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -117,9 +118,15 @@ class Assembly:
             groups = self._layer_groups(seats, tokens, max_model_len)
             contexts, reads_host = decoder_contexts(groups, store), groups.reads_host
         else:
-            name = self._resolved.config.runtime.attention_backend
-            prompts = select_for_prompts(name, self._attention(0, tokens, max_model_len), self._platform)
-            self.backend_name, contexts = prompts.name, encoder_contexts(prompts)
+            name, trunk = self._resolved.config.runtime.attention_backend, model.trunk
+            usual = self._attention(0, tokens, max_model_len)
+            specs = [
+                replace(usual, num_kv_heads=keeps.num_kv_heads, head_dim=keeps.head_dim, scores=scores)
+                for keeps, scores in zip(trunk.keeps, trunk.scores, strict=True)
+            ]
+            prompts = [select_for_prompts(name, spec, self._platform) for spec in specs]
+            contexts = encoder_contexts(prompts, specs, trunk.layer_groups)
+            self.backend_name = prompts[0].name
         return PoolingRunner(
             model,
             contexts,

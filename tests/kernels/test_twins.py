@@ -121,8 +121,13 @@ def prefill_rows(device: torch.device) -> Results:
 
 
 def whole_prompts(device: torch.device) -> Results:
-    out = torch.empty(31, 64, dtype=NARROW, device=device)
-    return [prompt.attend(random(device, 31, 128), ints([0, 20, 31], device), 2, 20, (4, 2, 16), 0.25, out)]
+    q, k, v = random(device, 31, 8, 16).split([4, 2, 2], dim=1)
+    rows = (ints([0, 20, 31], device), 2, 20, 0.25)
+    found = []
+    for window, keys in ((0, None), (4, ints([12, 11], device))):
+        out = torch.empty(31, 64, dtype=NARROW, device=device)
+        found.append(prompt.attend(q, k, v, *rows, out, window=window, num_keys=keys))
+    return found
 
 
 def place(device: torch.device, tokens: int) -> rope.QkvTarget:

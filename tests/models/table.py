@@ -18,6 +18,8 @@ from tests.models.cases import CASES, FAMILIES, HYBRIDS
 from tests.models.fallback_cases import FALLBACK
 from tests.models.paged import PagedRows
 from tests.models.test_parity import expected, random_tokens
+from tests.pooling import encoders
+from tests.pooling.test_encoder_families import PROMPTS, of_tokens
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 ROOM = Path(__file__).parents[2] / "quire" / "models"
@@ -39,8 +41,10 @@ classifiers made of them (`...Model`, `...ForSequenceClassification`).
 FOOT = """
 ## Encoders, for vectors
 
-| Family | Architectures | Lines |
-|---|---|---|
+Compared are the states of every token (`tests/pooling/test_encoder_families.py`), and classes of texts and of tokens.
+
+| Family | Architectures | Variants tested | Lines | Difference |
+|---|---|---|---|---|
 """
 THROUGH = """
 ## Through transformers
@@ -96,19 +100,29 @@ def render(differences: dict[str, str]) -> str:
     rows = [
         _row(name, family, differences.get(name, "-"))
         for name, family in both
-        if "hidden_size" in family.defaults and "type_vocab_size" not in family.defaults
+        if "hidden_size" in family.defaults and not _is_encoder(family)
     ]
-    encoders = [
-        f"| {name} | {', '.join(family.architectures)} | {_lines(family)} |"
-        for name, family in both
-        if "type_vocab_size" in family.defaults
-    ]
+    encoders = [_encoder_row(name, family, differences.get(name, "-")) for name, family in both if _is_encoder(family)]
     through = THROUGH + "".join(
         f"| {checkpoints.class_name(made)} | {', '.join(config) or '-'} | "
         f"{differences.get(checkpoints.class_name(made), '-')} |\n"
         for made, config in FALLBACK.values()
     )
     return HEAD + "\n".join(rows) + "\n" + FOOT + "\n".join(encoders) + "\n" + through + NOT_YET
+
+
+def _is_encoder(family: Family) -> bool:
+    return family.module.startswith("quire.models.encoders.")
+
+
+def _encoder_row(name: str, family: Family, difference: str) -> str:
+    told = [case.removeprefix(f"{name}-") for case in encoder_variants(name) if case != name]
+    cells = (name, ", ".join(family.architectures), ", ".join(told) or "-", str(_lines(family)), difference)
+    return f"| {' | '.join(cells)} |"
+
+
+def encoder_variants(family: str) -> list[str]:
+    return [case for case in encoders.CASES if case.partition("-")[0] == family]
 
 
 def _row(name: str, family: Family, difference: str) -> str:
@@ -150,11 +164,22 @@ def differences_of(page: str) -> dict[str, str]:
 
 def measure() -> dict[str, str]:
     every = dict.fromkeys([*FAMILIES, *sparse_checkpoints.FAMILIES, *(case.partition("-")[0] for case in HYBRIDS)])
-    measured = {family: f"{max(map(difference, variants(family))):.0e}" for family in every}
-    return measured | {
-        checkpoints.class_name(made): f"{_difference(checkpoints.make(made, **config), 'transformers'):.0e}"
-        for made, config in FALLBACK.values()
-    }
+    found = {family: max(map(difference, variants(family))) for family in every}
+    for family in families():
+        if cases := encoder_variants(family):
+            found[family] = max(map(encoder_difference, cases))
+    for made, config in FALLBACK.values():
+        found[checkpoints.class_name(made)] = _difference(checkpoints.make(made, **config), "transformers")
+    return {name: f"{largest:.0e}" for name, largest in found.items()}
+
+
+def encoder_difference(case: str) -> float:
+    """Of prompts of unlike length, the states of all their tokens."""
+    with tempfile.TemporaryDirectory() as folder:
+        reference = encoders.make(case, Path(folder))
+        found = of_tokens(Path(folder))
+    both = zip(found, PROMPTS, strict=True)
+    return max((ours - encoders.states(reference, prompt)).abs().max().item() for ours, prompt in both)
 
 
 def difference(case: str) -> float:

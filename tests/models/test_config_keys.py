@@ -15,9 +15,12 @@ import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 
+from quire.config.engine import EngineConfig
 from quire.config.families import families
 from quire.config.hf_config import ELSEWHERE, HARMLESS, HFConfig, hf_config
+from quire.config.hf_config import sees_both_ways as hf_config_sees_both_ways
 from quire.config.model_info import read_model_info
+from quire.config.resolve import resolve
 from quire.config.rope import ROPE_KEYS
 from quire.foundation.errors import ConfigError
 from quire.layers.rotary import rotary_table
@@ -25,10 +28,12 @@ from quire.models.hybrid.reading import step_limit
 from tests.models import checkpoints, sparse_checkpoints
 from tests.models.cases import CASES, TWINS
 from tests.models.paged import PagedRows
+from tests.pooling.encoders import CASES as ENCODERS
+from tests.pooling.encoders import TURNED as ENCODERS_TURNED
 
 FAMILIES = sorted(families())
 CONFIGS = {
-    "bert": "Bert", "roberta": "Roberta", "xlm_roberta": "XLMRoberta", "lfm2_moe": "Lfm2Moe", "minimax": "MiniMax",
+    "lfm2_moe": "Lfm2Moe", "minimax": "MiniMax",
     "qwen3_5_moe": "Qwen3_5MoeText",
 }  # fmt: skip
 CONFIGS |= {
@@ -36,6 +41,7 @@ CONFIGS |= {
     for family, cases in sparse_checkpoints.FAMILIES.items()
     if family not in sparse_checkpoints.TWINS
 }
+CONFIGS |= {name: made for name, (made, _) in ENCODERS.items() if name in FAMILIES and name not in ENCODERS_TURNED}
 CONFIGS |= {name: made for name, (made, _) in CASES.items() if name in FAMILIES and name not in TWINS}
 
 
@@ -79,6 +85,8 @@ UNSAID = {
     "falcon": {"rotary", "head_dim"},
     "llama4": {"text_config"},
     "gpt_neox": {"head_dim"},
+    "modernbert": {"head_dim", "sliding_window"},
+    "jina_embeddings_v3": {"head_dim"},
     "gpt_bigcode": {"num_key_value_heads"},
     "nemotron_h": {
         "expand",
@@ -108,7 +116,7 @@ def theirs_of(family: str, key: str) -> str:
 
 
 def test_all_families_are_compared() -> None:
-    assert set(FAMILIES) == {*CONFIGS, *TWINS, *sparse_checkpoints.TWINS}
+    assert set(FAMILIES) == {*CONFIGS, *TWINS, *sparse_checkpoints.TWINS, *ENCODERS_TURNED}
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -122,13 +130,13 @@ def test_a_missing_key_is_what_transformers_takes_for_it(family: str) -> None:
             continue
         assert default == (None if field is None else field.default), key
     for key, allowed in declared.fixed.items():
-        assert getattr(theirs, key, None) in allowed, key
+        assert theirs.to_dict().get(key) in allowed, key
 
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_a_saved_config_without_one_of_its_keys(family: str) -> None:
     """Each key in turn: what we read is what transformers reads of the same file."""
-    _, config = CASES.get(family, ("", {}))
+    _, config = {**ENCODERS, **CASES}.get(family, ("", {}))
     wanted = {**checkpoints.TINY, "layer_norm_eps": 1e-5, "rms_norm_eps": 1e-4, **config}
     made = config_class(family)(**{key: value for key, value in wanted.items() if value is not ...})
     saved = {**made.to_dict(), **checkpoints.TOKENS, "architectures": [families()[family].architectures[0]]}
@@ -193,7 +201,9 @@ def test_what_the_layers_are_bound_to_is_refused_by_name(family: str) -> None:
         for value in allowed:
             read(family, **{key: value})
         wrong: Any = (not allowed[0]) if isinstance(allowed[0], bool) else "other"
-        if wrong not in allowed:
+        if key in ("is_causal", "use_bidirectional_attention"):  # of those that make vectors
+            assert hf_config_sees_both_ways(read(family, **{key: wrong}))
+        elif wrong not in allowed:
             message = refusal(family, **{key: wrong})
             assert f"{key}={wrong!r}" in message
             assert "not supported" in message
@@ -208,8 +218,7 @@ def test_maths_of_other_families_is_refused_by_name(family: str) -> None:
 
 
 def test_a_refused_key_can_be_switched_off() -> None:
-    assert 'hf_overrides={"is_causal": null}' in refusal("qwen3", is_causal=False)
-    read("qwen3", {"is_causal": None}, is_causal=False)
+    assert 'hf_overrides={"attn_logit_softcapping": null}' in refusal("llama", attn_logit_softcapping=50.0)
     read("llama", {"attn_logit_softcapping": None}, attn_logit_softcapping=50.0)
 
 
@@ -224,16 +233,17 @@ def test_what_means_nothing_to_anybody_is_told_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
 def test_attention_both_ways_in_a_decoder_changes_what_it_says(family: str, tmp_path: Path) -> None:
-    """transformers honours `is_causal`; here it is refused, of embedders too."""
+    """Which is honoured where vectors are made (`tests/pooling/test_heads.py`), and refused where text is."""
     both = checkpoints.make(family, is_causal=False)
     one = checkpoints.make(family)
     ids = torch.arange(20)[None]
     with torch.inference_mode():
         assert (both(ids).logits - one(ids).logits).abs().max() > 0.1
     folder = checkpoints.save(both, tmp_path)
-    for architecture in (f"{family}ForCausalLM", f"{family}Model"):
-        with pytest.raises(ConfigError, match="is_causal=False is not supported"):
-            read_model_info(folder, {"architectures": [architecture]})
+    assert read_model_info(folder, {}).sees_both_ways
+    with pytest.raises(ConfigError, match=r"is_causal.* is not supported for generating"):
+        resolve(EngineConfig.from_flat(model=str(folder), device="cpu"))
+    assert not read_model_info(folder, {"is_causal": None}).sees_both_ways
 
 
 EOS: list[tuple[dict[str, Any], dict[str, Any] | None, list[int]]] = [

@@ -11,8 +11,9 @@ from quire.foundation.errors import InputError
 from quire.frontend.inputs import PromptLike, as_list, read_prompt
 from quire.frontend.outputs import RequestState
 from quire.frontend.pooling import requests as pooling
-from quire.frontend.pooling.prompts import PairEncoder, pair_template
+from quire.frontend.pooling.prompts import Pair, PairEncoder, pair_template
 from quire.frontend.pooling.requests import PoolingPrompt, pooler_of
+from quire.frontend.pooling.similarity import sides, similarity, task_of
 from quire.frontend.progress import ProgressFactory
 from quire.frontend.templates.chat import ChatTemplate
 from quire.frontend.tokenization.tokenizer import Tokenizer
@@ -161,7 +162,8 @@ class PoolingAPI:
     ) -> list[ScoringRequestOutput]:
         """How well texts fit each other.
 
-        A cross-encoder (a classifier with one class) reads both together; of embeddings it is the cosine.
+        A cross-encoder (a classifier with one class) reads both together; embeddings are compared, by the cosine or as
+        the model's files say. Those of tokens (ColBERT) are compared one by one: `data_1` has the queries.
 
         Args:
             data_1: one text, or as many as `data_2` has.
@@ -187,16 +189,7 @@ class PoolingAPI:
         cut = self._cut(options)
         params = pooling_params or PoolingParams()
         if pooler_of(self.info).kind == EMBED:
-            texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-            ids = encode_texts(self.get_tokenizer(), texts, cut)
-            vectors = self._pool([PoolingPrompt(i) for i in ids], params, EMBED, use_tqdm, lora_request)
-            by_text = dict(zip(texts, vectors, strict=True))
-            halves = [tuple(by_text[text] for text in pair) for pair in pairs]
-            scores = pooling.cosines([a.outputs.data for a, _ in halves], [b.outputs.data for _, b in halves])
-            return [
-                _with(b, ScoringOutput(score), a.prompt_token_ids + b.prompt_token_ids)
-                for (a, b), score in zip(halves, scores, strict=True)
-            ]
+            return self._compare(pairs, params, cut, use_tqdm, lora_request)
         check_cross_encoder(self.info)
         tokenizer = self.get_tokenizer()
         template = pair_template(tokenizer, self.info)
@@ -205,6 +198,32 @@ class PoolingAPI:
         prompts = PairEncoder(tokenizer, cut, template=template).encode(pairs)
         outputs = self._pool(prompts, params, CLASSIFY, use_tqdm, lora_request)
         return [_with(output, ScoringOutput(float(output.outputs.data[0]))) for output in outputs]
+
+    def _compare(
+        self,
+        pairs: Sequence[Pair],
+        params: PoolingParams,
+        cut: Truncation,
+        use_tqdm: bool | ProgressFactory,
+        lora_request: Adapted,
+    ) -> list[ScoringRequestOutput]:
+        """By embeddings: each text is embedded once, however many pairs it is in."""
+        pooler, tokenizer = pooler_of(self.info), self.get_tokenizer()
+        texts, prompts = [], []
+        framing = sides(self.info, tokenizer)
+        for number, side in enumerate(framing):
+            found = list(dict.fromkeys(pair[number] for pair in pairs))
+            texts += [(number, text) for text in found]
+            prompts += [side.prompt(ids) for ids in encode_texts(tokenizer, found, side.cut(cut))]
+        outputs = self._pool(prompts, params, task_of(pooler), use_tqdm, lora_request)
+        by_text = dict(zip(texts, outputs, strict=True))
+        made = []
+        for query, document in pairs:
+            both = by_text[0, query], by_text[1, document]
+            vectors = (side.counted(output) for side, output in zip(framing, both, strict=True))
+            ids = both[0].prompt_token_ids + both[1].prompt_token_ids
+            made.append(_with(both[1], ScoringOutput(similarity(pooler, *vectors)), ids))
+        return made
 
     def _cut(self, options: TokenizationOptions) -> Truncation:
         return Truncation.of(options.truncate_prompt_tokens, options.truncation_side, self.info)
