@@ -28,7 +28,7 @@ from quire.foundation.errors import ConfigError, DoesNotFitError, QuireError
 from quire.layers.experts import Experts
 from quire.layers.linear import Linear
 from quire.models import catalog
-from quire.models.base import DecoderStack
+from quire.models.base import Decoder
 from quire.models.pooling import PoolingModel
 from quire.quantization.base import FORMATS, WeightFormat
 from quire.quantization.plain import Unquantized
@@ -40,7 +40,7 @@ from quire.worker.pages import Pages, lay_out
 _NOWHERE = torch.device("meta")
 _DRIVER = 512 * 1024**2  # bytes that the driver takes of an empty GPU for a process
 _CONTEXTS = (1024, 8192, 32768, 131072)
-Model = DecoderStack | PoolingModel
+Model = Decoder | PoolingModel
 
 
 @dataclass(frozen=True, slots=True)
