@@ -12,12 +12,11 @@ from typing import Any
 
 from quire.config.families import family_of
 from quire.config.generation import read_generation_config, sampling_defaults, token_ids
-from quire.config.hf_config import HFConfig, architecture_of, read_hf_config
+from quire.config.hf_config import HFConfig, architecture_of, config_file, read_hf_config
 from quire.config.reading import read, read_count
 from quire.config.rope import context_length
 from quire.config.wrappers import is_wrapper, lift
 from quire.foundation.errors import ConfigError
-from quire.foundation.json_file import read_json_object
 
 DTYPE_ALIASES = {
     "half": "float16", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32",
@@ -46,12 +45,13 @@ class ModelInfo:
     generation_defaults: dict[str, Any] = field(default_factory=dict)  # sampling defaults of generation_config.json
     unknown_keys: tuple[str, ...] = ()  # of config.json, that mean nothing
     wrapper: str = ""  # the architecture whose text part this is (config/wrappers.py)
+    is_mistral: bool = False  # its files are of Mistral's own form (config/mistral_format.py)
     family: str = ""  # name of the user's own family that builds it; "": one of those that come with Quire
 
 
-def check_architecture(folder: Path, overrides: Mapping[str, Any]) -> None:
+def check_architecture(folder: Path, overrides: Mapping[str, Any], form: str = "auto") -> None:
     """From config.json alone, before anything else is looked at. Raises ConfigError for one without a family."""
-    config = {**read_json_object(folder / "config.json", "model"), **overrides}
+    config = {**config_file(folder, form)[0], **overrides}
     architecture = architecture_of(config, f"{folder}/config.json")
     if is_wrapper(architecture):
         lift(config, architecture)
@@ -59,12 +59,14 @@ def check_architecture(folder: Path, overrides: Mapping[str, Any]) -> None:
         family_of(architecture)
 
 
-def read_model_info(path: Path, overrides: Mapping[str, Any], generation_config: str = "auto") -> ModelInfo:
-    """Read `path`/config.json and generation_config.json.
+def read_model_info(
+    path: Path, overrides: Mapping[str, Any], generation_config: str = "auto", form: str = "auto"
+) -> ModelInfo:
+    """Read `path`/config.json, or what stands for it (`read_hf_config`), and generation_config.json.
 
     Raises ConfigError naming file and key for what is missing, of the wrong type, out of range or not supported.
     """
-    config = read_hf_config(path, overrides)
+    config = read_hf_config(path, overrides, form)
     generation, generation_file = read_generation_config(generation_config, path)
     values, vocab_size = config.values, config.values["vocab_size"]
     file = f"{path}/config.json"
@@ -85,6 +87,7 @@ def read_model_info(path: Path, overrides: Mapping[str, Any], generation_config:
         generation_defaults=sampling_defaults(generation, generation_file),
         unknown_keys=config.unknown,
         wrapper=config.wrapper,
+        is_mistral=config.is_mistral,
         family=config.family.name if config.family.is_own else "",
     )
 

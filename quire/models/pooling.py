@@ -97,6 +97,10 @@ class PoolingModel(nn.Module):
         index, _, tensor = rest.partition(".")
         return f"{self.head[int(index)].source}.{tensor}"
 
+    @property
+    def file_name(self) -> Callable[[str], str | None]:
+        return self.trunk.file_name if isinstance(self.trunk, DecoderStack) else str
+
     def known_name(self, tensor: str) -> str | None:
         name = self.trunk.known_name(tensor)
         if name is None:

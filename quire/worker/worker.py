@@ -160,7 +160,10 @@ class Worker:
     def _load_weights(self) -> None:
         given, path = self._resolved.config.model, Path(self._resolved.info.path)
         progress = given.use_tqdm_on_load and self._rank.is_first
-        weights.load(self._model, path, load_format=given.load_format, show_progress=progress, seed=given.seed)
+        kind = given.load_format
+        if self._resolved.info.is_mistral and kind in ("auto", "safetensors"):
+            kind = "mistral"
+        weights.load(self._model, path, load_format=kind, show_progress=progress, seed=given.seed)
 
     def _set_up(self) -> Streams:
         """The device, and the other ranks if there are any."""
