@@ -19,15 +19,15 @@ from quire.config.devices import resolve_device, runs_on_cpu
 from quire.config.engine import EngineConfig
 from quire.config.families import family_of
 from quire.config.hardware import Hardware, parse_bytes
-from quire.config.hf_config import architecture_of
+from quire.config.hf_config import architecture_of, config_file
 from quire.config.hub_files import stored_on_hub
 from quire.config.inspection import Findings, Question
+from quire.config.model import ModelConfig
 from quire.config.model_info import read_model_info
 from quire.config.ranks import possible_sizes
 from quire.config.resolve import Resolved, locate_model, resolve
 from quire.foundation.child import Failure
 from quire.foundation.errors import ConfigError
-from quire.foundation.json_file import read_json_object
 from quire.types.kv import KVGroupSpec
 
 RUNS, REFUSED, TOO_LARGE = 0, 2, 3
@@ -93,10 +93,11 @@ def inspect(config: EngineConfig, memory: str | None = None) -> Report:
     folder = locate_model(config.model, wanted="config")
     hardware = _hardware(config, memory)
     is_local = not config.model.model or Path(config.model.model).expanduser().is_dir()
-    stored = stored_in(folder) if is_local else stored_on_hub(config.model)
+    _, is_mistral = config_file(folder, config.model.form)
+    stored = stored_in(folder, is_mistral=is_mistral) if is_local else stored_on_hub(config.model)
     report = Report(model=config.model.model or "quire-demo", stored=stored, hardware=hardware)
     report.problems += [f"the checkpoint is broken: {problem}" for problem in stored.problems]
-    overrides, refused = _without_refused_keys(folder, config.model.hf_overrides)
+    overrides, refused = _without_refused_keys(folder, config.model)
     report.problems += refused
     local = replace(config.model, model=str(folder), hf_overrides=overrides)
     try:
@@ -125,15 +126,15 @@ def _hardware(config: EngineConfig, memory: str | None) -> Hardware:
     return Hardware(device=device, name=f"this machine's {device}", total=total, free=free // ranks, count=ranks)
 
 
-def _without_refused_keys(folder: Path, overrides: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _without_refused_keys(folder: Path, model: ModelConfig) -> tuple[dict[str, Any], list[str]]:
     """Overrides that make each key of config.json that is refused neutral, and why each is: a start names only the
     first. So the rest of the model can be looked at all the same."""
-    config, overrides = read_json_object(folder / "config.json", "model"), dict(overrides)
+    config, overrides = config_file(folder, model.form)[0], dict(model.hf_overrides)
     problems: list[str] = []
     tried: set[str] = set()
     while True:
         try:
-            read_model_info(folder, overrides)
+            read_model_info(folder, overrides, form=model.form)
             return overrides, problems
         except ConfigError as error:
             key = error.field

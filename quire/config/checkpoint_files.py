@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-INDEX = "model.safetensors.index.json"
 MAX_HEADER = 100_000_000  # bytes of a safetensors header: the format's own limit
 _BITS = {
     "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U8": 8, "BOOL": 8,
@@ -33,16 +32,17 @@ class Stored:
         return sum(_BITS.get(dtype, 0) * count for dtype, count in self.numbers.items()) // 8
 
 
-def stored_in(folder: Path) -> Stored:
-    """Of a local checkpoint; files that its index names and that are not there, or cannot be read, are problems."""
-    names, problems = _names(folder)
+def stored_in(folder: Path, *, is_mistral: bool = False) -> Stored:
+    """Of a local checkpoint, in Hugging Face's form or Mistral's. Files that its index names and that are not there, or
+    cannot be read, are problems."""
+    names, problems = _names(folder, "consolidated" if is_mistral else "model")
     numbers: Counter[str] = Counter()
     tensors = files = 0
     for name in names:
         try:
             header = read_header(folder / name)
         except FileNotFoundError:
-            problems.append(f"{name} is not there, which {INDEX} points to")
+            problems.append(f"{name} is not there, which the index points to")
         except (OSError, ValueError) as error:
             problems.append(f"{name} {error}")
         else:
@@ -78,14 +78,16 @@ def _is_shape(value: Any) -> bool:
     return isinstance(value, list) and all(type(length) is int and length >= 0 for length in value)
 
 
-def _names(folder: Path) -> tuple[list[str], list[str]]:
+def _names(folder: Path, stem: str) -> tuple[list[str], list[str]]:
     """Of the files that a load reads, and what is wrong with the list."""
-    index = folder / INDEX
+    index = folder / f"{stem}.safetensors.index.json"
     if index.exists():
         try:
             named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
             return sorted(name for name in named if isinstance(name, str)), []
         except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
-            return [], [f"{INDEX} is not a safetensors index"]
+            return [], [f"{index.name} is not a safetensors index"]
     names = sorted(path.name for path in folder.glob("*.safetensors"))
-    return (["model.safetensors"] if "model.safetensors" in names else names), []
+    if f"{stem}.safetensors" in names:
+        return [f"{stem}.safetensors"], []
+    return [name for name in names if name.startswith("consolidated") == (stem == "consolidated")] or names, []

@@ -8,11 +8,12 @@ knew them, and are refused unless they are neutral; the rest nobody knows, and t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from quire.config.families import Family, family_of
+from quire.config.mistral_format import PARAMS, config_of
 from quire.config.reading import read, read_count, read_positive
 from quire.config.rope import ROPE_KEYS, read_rope
 from quire.config.transformers_models import fallback_config, implementation
@@ -65,7 +66,7 @@ ELSEWHERE = _words(
     mlp_layer_types n_routed_experts new_decoder_architecture no_rope_layer_interval no_rope_layers num_experts
     num_kv_shared_layers
     num_local_experts parallel_attn per_layer_config pruned_heads q_lora_rank qk_layernorm
-    query_pre_attn_scalar residual_multiplier rope_local_base_freq rope_ratio rotary_dim rotary_pct
+    query_pre_attn_scalar residual_multiplier rope_interleaved rope_local_base_freq rope_ratio rotary_dim rotary_pct
     scale_attn_by_inverse_layer_idx scale_depth scale_emb sliding_window sliding_window_pattern swiglu_limit
     text_config use_bidirectional_attention use_dynamic_ntk use_logn_attn use_parallel_residual use_post_norm
     use_qk_norm word_embed_proj_dim
@@ -106,22 +107,32 @@ class HFConfig:
     unknown: tuple[str, ...]  # keys that mean nothing here, nor to transformers
     given: dict[str, Any] = field(default_factory=dict)  # values as they are, of a model without a family
     wrapper: str = ""  # the architecture that the decoder was lifted out of
+    is_mistral: bool = False  # read from params.json, which goes with tensors of other names
 
 
 def read_hf_config(
-    folder: Path, overrides: Mapping[str, Any], impl: str = "auto", *, trusted: bool = False
+    folder: Path, overrides: Mapping[str, Any], impl: str = "auto", form: str = "auto", *, trusted: bool = False
 ) -> HFConfig:
-    """impl, trusted: the options model_impl and trust_remote_code.
+    """impl, trusted: the options model_impl and trust_remote_code. form: "hf" reads config.json, "mistral" params.json,
+    "auto" the first that is there.
 
     Raises ConfigError naming the key that is missing, not of its type, out of range or not supported.
     """
-    file, name = read_json_object(folder / "config.json", "model"), f"{folder}/config.json"
+    file, is_mistral = config_file(folder, form)
+    name = f"{folder}/{PARAMS if is_mistral else 'config.json'}"
     given = {**file, **overrides}
     architecture = architecture_of(given, name)
     if not implementation(given, architecture, impl, trusted=trusted):
-        return hf_config(file, overrides, name)
+        return replace(hf_config(file, overrides, name), is_mistral=is_mistral)
     family, values = fallback_config(given, architecture, name)
     return HFConfig(family=family, architecture=architecture, values=values, unknown=(), given=given)
+
+
+def config_file(folder: Path, form: str = "auto") -> tuple[dict[str, Any], bool]:
+    """What config.json holds, or would hold if params.json were one; and whether it is the latter."""
+    if form == "mistral" or (form == "auto" and not (folder / "config.json").exists() and (folder / PARAMS).exists()):
+        return config_of(read_json_object(folder / PARAMS, "model")), True
+    return read_json_object(folder / "config.json", "model"), False
 
 
 def hf_config(file: Mapping[str, Any], overrides: Mapping[str, Any], name: str = "config.json") -> HFConfig:

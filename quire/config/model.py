@@ -63,10 +63,19 @@ class ModelConfig(Options):
     """Where sampling defaults come from: auto (the model's generation_config.json), none, or a folder."""
     hf_overrides: dict[str, Any] = field(default_factory=dict)
     """JSON object laid over the model's config.json."""
-    load_format: Literal["auto", "safetensors", "dummy"] = "auto"
-    """dummy: random weights of the right shapes, for measuring without a checkpoint."""
+    config_format: Literal["auto", "hf", "mistral"] = "auto"
+    """Whether config.json (hf) or params.json (mistral) says what the model is. auto: config.json if there is one."""
+    load_format: Literal["auto", "safetensors", "pt", "mistral", "dummy"] = "auto"
+    """Which files hold the weights. auto: safetensors, by the names that config_format goes with; pt: .bin and .pt
+    files, read without running what is in them; mistral: consolidated.safetensors; dummy: none, random numbers of the
+    right shapes, for measuring without a checkpoint."""
     use_tqdm_on_load: bool = True
     """Show progress while weights load."""
+
+    @property
+    def form(self) -> str:
+        """`config_format`, which follows from a `load_format` of Mistral's."""
+        return "mistral" if self.load_format == "mistral" and self.config_format == "auto" else self.config_format
 
     @property
     def names(self) -> list[str]:

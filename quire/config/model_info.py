@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from quire.config.generation import read_generation_config, sampling_defaults, token_ids
-from quire.config.hf_config import HFConfig, architecture_of, read_hf_config, sees_both_ways
+from quire.config.hf_config import HFConfig, architecture_of, config_file, read_hf_config, sees_both_ways
 from quire.config.quantization import checkpoint_quantization
 from quire.config.reading import read, read_count
 from quire.config.rope import context_length
 from quire.config.transformers_models import TRANSFORMERS, implementation, runs_code
 from quire.foundation.errors import ConfigError
-from quire.foundation.json_file import read_json_object
 
 DTYPE_ALIASES = {
     "half": "float16", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32",
@@ -51,16 +50,17 @@ class ModelInfo:
     sees_both_ways: bool = False  # a decoder whose tokens attend to those behind them too: it only pools
     quantization: dict[str, Any] = field(default_factory=dict)  # of the checkpoint (config/quantization.py); {}: none
     wrapper: str = ""  # the architecture whose text part this is (config/wrappers.py)
+    is_mistral: bool = False  # its files are of Mistral's own form (config/mistral_format.py)
     family: str = ""  # name of the user's own family that builds it; "": one of those that come with Quire
     impl: str = ""  # "transformers": no family builds it; see config/transformers_models.py
     runs_code: bool = False  # that comes with the checkpoint
 
 
 def check_architecture(
-    folder: Path, overrides: Mapping[str, Any], impl: str = "auto", *, trusted: bool = False
+    folder: Path, overrides: Mapping[str, Any], impl: str = "auto", form: str = "auto", *, trusted: bool = False
 ) -> None:
     """From config.json alone, before anything else is looked at. Raises ConfigError for one that nothing builds."""
-    config = {**read_json_object(folder / "config.json", "model"), **overrides}
+    config = {**config_file(folder, form)[0], **overrides}
     implementation(config, architecture_of(config, f"{folder}/config.json"), impl, trusted=trusted)
 
 
@@ -69,14 +69,16 @@ def read_model_info(
     overrides: Mapping[str, Any],
     generation_config: str = "auto",
     impl: str = "auto",
+    form: str = "auto",
     *,
     trusted: bool = False,
 ) -> ModelInfo:
-    """Read `path`/config.json and generation_config.json. impl, trusted: the options model_impl, trust_remote_code.
+    """Read `path`/config.json, or what stands for it, and generation_config.json. impl, form, trusted: see
+    `read_hf_config`.
 
     Raises ConfigError naming file and key for what is missing, of the wrong type, out of range or not supported.
     """
-    config = read_hf_config(path, overrides, impl, trusted=trusted)
+    config = read_hf_config(path, overrides, impl, form, trusted=trusted)
     through = config.family.name == TRANSFORMERS
     generation, generation_file = read_generation_config(generation_config, path)
     values, vocab_size = config.values, config.values["vocab_size"]
@@ -100,6 +102,7 @@ def read_model_info(
         sees_both_ways=sees_both_ways(config),
         quantization=checkpoint_quantization(path, values),
         wrapper=config.wrapper,
+        is_mistral=config.is_mistral,
         family=config.family.name if config.family.is_own else "",
         impl=TRANSFORMERS if through else "",
         runs_code=through and runs_code(config.given, config.architecture),

@@ -28,6 +28,13 @@ from quire.foundation.errors import ConfigError
 DEMO_MODEL = Path(__file__).parent.parent / "demo_model"
 BIG_GPU_BYTES = 70 * 1024**3
 Part = Literal["all", "tokenizer", "config"]
+# What of a repository is downloaded, by load_format.
+_WEIGHTS = {
+    "auto": ("*.safetensors",),
+    "safetensors": ("*.safetensors",),
+    "mistral": ("consolidated*.safetensors",),
+    "pt": ("*.bin", "*.pt", "*.pth"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +69,12 @@ def resolve(config: EngineConfig, *, serving: bool = False, hardware: Hardware |
         check_quantization(config.model.quantization)
     given = config.model
     info = read_model_info(
-        locate_model(given), given.hf_overrides, given.generation_config, given.model_impl,
+        locate_model(given), given.hf_overrides, given.generation_config, given.model_impl, given.form,
         trusted=given.trust_remote_code,
     )  # fmt: skip
     method = resolve_quantization(config.model.quantization, info.quantization)
+    if info.is_mistral and given.load_format == "pt":
+        raise ConfigError("load_format=pt reads Hugging Face's files, and params.json is Mistral's form", "load_format")
     if info.wrapper:
         notes.append(f"{info.wrapper}: its text part runs ({info.architecture}); there are no images")
     if info.unknown_keys:
@@ -211,9 +220,11 @@ def _download(model: ModelConfig, wanted: Part) -> Path:
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
     except ImportError:
         raise ConfigError("downloading from the hub needs `pip install quire[hub]`", "model") from None
-    patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "*.tiktoken", "*.txt"]
-    if model.load_format == "dummy" or wanted == "tokenizer":
-        patterns.remove("*.safetensors")
+    patterns, ignored = ["*.json", "*.jinja", "tokenizer*", "*.model", "*.tiktoken", "*.txt"], ["original/*"]
+    if wanted == "config":
+        ignored += ["tokenizer*", "vocab*"]
+    if wanted != "tokenizer":
+        patterns += _WEIGHTS.get("mistral" if model.form == "mistral" else model.load_format, ())
     if model.trust_remote_code and wanted == "all":
         patterns.append("*.py")
 
@@ -224,15 +235,18 @@ def _download(model: ModelConfig, wanted: Part) -> Path:
             cache_dir=model.download_dir,
             token=model.hf_token,
             allow_patterns=list(names),
-            ignore_patterns=["original/*", *(["tokenizer*", "vocab*"] if wanted == "config" else [])],
+            ignore_patterns=ignored,
         )
         return Path(folder)
 
     try:
         if wanted == "all":  # what cannot run is not downloaded
+            folder = fetch("config.json", "params.json")
             check_architecture(
-                fetch("config.json"), model.hf_overrides, model.model_impl, trusted=model.trust_remote_code
+                folder, model.hf_overrides, model.model_impl, model.form, trusted=model.trust_remote_code
             )
+            if model.form != "mistral" and (folder / "config.json").exists():
+                ignored.append("consolidated*")  # the same weights once more
         return fetch("*.json") if wanted == "config" else fetch(*patterns)
     except ConfigError:
         raise
@@ -245,6 +259,10 @@ def _download(model: ModelConfig, wanted: Part) -> Path:
 
 
 def _check(config: EngineConfig) -> None:
+    if config.model.load_format == "mistral" and config.model.config_format == "hf":
+        raise ConfigError(
+            "load_format=mistral goes with params.json, and config_format=hf with config.json", "load_format"
+        )
     share = config.cache.gpu_memory_utilization
     if not 0 < share <= 1:
         raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {share}", "gpu_memory_utilization")

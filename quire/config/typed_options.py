@@ -68,8 +68,13 @@ class EngineOptions(TypedDict, total=False):
     """Where sampling defaults come from: auto (the model's generation_config.json), none, or a folder."""
     hf_overrides: dict[str, Any]
     """JSON object laid over the model's config.json."""
-    load_format: Literal["auto", "safetensors", "dummy"]
-    """dummy: random weights of the right shapes, for measuring without a checkpoint."""
+    config_format: Literal["auto", "hf", "mistral"]
+    """Whether config.json (hf) or params.json (mistral) says what the model is. auto: config.json if there is
+    one."""
+    load_format: Literal["auto", "safetensors", "pt", "mistral", "dummy"]
+    """Which files hold the weights. auto: safetensors, by the names that config_format goes with; pt: .bin and .pt
+    files, read without running what is in them; mistral: consolidated.safetensors; dummy: none, random numbers of
+    the right shapes, for measuring without a checkpoint."""
     use_tqdm_on_load: bool
     """Show progress while weights load."""
     block_size: int
@@ -206,7 +211,8 @@ class OptionFields:
     chat_template: str | None = None
     generation_config: str = "auto"
     hf_overrides: dict[str, Any] = field(default_factory=dict)
-    load_format: Literal["auto", "safetensors", "dummy"] = "auto"
+    config_format: Literal["auto", "hf", "mistral"] = "auto"
+    load_format: Literal["auto", "safetensors", "pt", "mistral", "dummy"] = "auto"
     use_tqdm_on_load: bool = True
     block_size: int = 16
     kv_cache_dtype: Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"

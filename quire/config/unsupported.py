@@ -37,7 +37,7 @@ _REASONS: dict[str, str] = {
         io_processor_plugin renderer_num_workers enable_flash_late_interaction""",
     "code that comes with a checkpoint is of the weights' revision": "code_revision",
     "models are the families that Quire declares": """
-        model_class_overrides config_format hf_config_path override_attention_dtype mamba_backend
+        model_class_overrides hf_config_path override_attention_dtype mamba_backend
         enable_mamba_cache_stochastic_rounding mamba_cache_philox_rounds mamba_cache_dtype mamba_ssm_cache_dtype
         mamba_block_size mamba_cache_mode gdn_prefill_backend""",
     "weights are streamed from safetensors files": """

@@ -25,3 +25,18 @@ class Made(msgspec.Struct, frozen=True, array_like=True):
     files: dict[str, str] = {}
     notes: list[str] = []  # for the log
     error: str = ""
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """Of a tensor in its file."""
+
+    dtype: str  # torch's name of it
+    shape: list[int]
+    start: int
+
+
+class Listing(msgspec.Struct, frozen=True, array_like=True):
+    """Tensors of a file by name; or why it cannot be read."""
+
+    tensors: dict[str, Place] = {}
+    error: str = ""

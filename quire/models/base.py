@@ -105,6 +105,11 @@ class Model(Protocol):
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 
+    @property
+    def file_name(self) -> Callable[[str], str | None]:
+        """From what files call a tensor to what the family's own checkpoints do; None: it is not the family's."""
+        ...
+
     def checkpoint_name(self, path: str) -> str:
         """What checkpoints call the tensor at `path` in the module tree."""
         ...
@@ -194,6 +199,7 @@ class Decoder(nn.Module):
     hidden: int
     num_heads: int
     scores: list[Scores]  # of attention, by group
+    file_name: Callable[[str], str | None]  # what the model's own checkpoint would call a file's tensor
     layer_groups: list[int]
     _keeps: list[Keeps]  # by group
 
@@ -302,9 +308,7 @@ class DecoderStack(Decoder):
         self.sizes = sizes
         self.hidden, self.num_heads = sizes.hidden, sizes.heads
         self.naming, self._logits = naming or Naming(), logits or Logits()
-        self.file_name: Callable[[str], str | None] = (
-            str  # what files say → what `naming` says; None: not the decoder's
-        )
+        self.file_name: Callable[[str], str | None] = str
         self.embed_tokens = Embedding(sizes.vocab, sizes.hidden, scale=embedding_scale)
         self.embed_positions = Embedding(positions[0], sizes.hidden) if positions else None
         self.embed_norm = embed_norm
@@ -424,8 +428,7 @@ class DecoderStack(Decoder):
         return self.norm(hidden)  # type: ignore[no-any-return]
 
     def known_name(self, tensor: str) -> str | None:
-        name = self.file_name(tensor)
-        return None if name is None else self.naming.known_name(name)
+        return self.naming.known_name(tensor)
 
     @property
     def twins(self) -> dict[str, str]:

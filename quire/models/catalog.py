@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
+from quire.config import mistral_format, wrappers
 from quire.config.families import family_of, own_family
 from quire.config.model_info import ModelInfo
 from quire.config.pooler import PoolerConfig
-from quire.config.wrappers import decoders_name
 from quire.distributed.group import Group
 from quire.distributed.topology import ALONE
 from quire.foundation.errors import ConfigError
@@ -104,8 +104,10 @@ def allocate(model: Model, method: QuantizationMethod, group: Group | None = Non
 
 def _name_files(model: DecoderStack, info: ModelInfo) -> None:
     """Tell a decoder what the files call its tensors, if they are not its own."""
-    if info.wrapper:
-        model.file_name = decoders_name
+    if info.is_mistral:
+        model.file_name = mistral_format.decoders_name
+    elif info.wrapper:
+        model.file_name = wrappers.decoders_name
 
 
 def _config(info: ModelInfo, family: Any) -> dict[str, Any]:

@@ -33,6 +33,7 @@ defaults = {  # as transformers has them
 fixed = {
     "hidden_act": ("silu", "swish"),
     "is_causal": (True, None),
+    "rope_interleaved": (None, False, True),  # as Mistral's own form has it
     "is_encoder_decoder": (False, None),
 }
 shared = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
@@ -45,7 +46,11 @@ def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
 
     def layer(index: int) -> DecoderLayer:
         attention = Attention(
-            index, sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head_dim, cos_sin, window=windows[index]
+            index,
+            *sizes.attention,
+            cos_sin,
+            window=windows[index],
+            interleaved=read(bool, config, "rope_interleaved", False),
         )
         return DecoderLayer(attention, GatedMLP(sizes.hidden, sizes.intermediate), sizes.hidden, sizes.eps)
 

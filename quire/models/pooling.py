@@ -145,6 +145,10 @@ class PoolingModel(nn.Module):
         head, layer, tensor = rest.split(".")
         return f"{self.heads[int(head)][int(layer)].source}.{tensor}"  # type: ignore[index]
 
+    @property
+    def file_name(self) -> Callable[[str], str | None]:
+        return self.trunk.file_name if isinstance(self.trunk, DecoderStack) else str
+
     def known_name(self, tensor: str) -> str | None:
         name = self.trunk.known_name(tensor)
         if name is None:

@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -52,16 +52,21 @@ class Entry:
     num_bytes: int
 
 
-class SafetensorsFile:
+class TensorFile:
     """An open file; `entries` by tensor name. Raises MalformedFileError or OSError."""
+
+    entries: dict[str, Entry]
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDONLY)
         try:
-            self.entries = _parse(self._fd, os.fstat(self._fd).st_size)
+            self.entries = self._parse(path, os.fstat(self._fd).st_size)
         except BaseException:
             os.close(self._fd)
             raise
+
+    def _parse(self, path: Path, size: int) -> dict[str, Entry]:
+        raise NotImplementedError
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill `buffer` with the file's bytes from `offset` on."""
@@ -73,11 +78,17 @@ class SafetensorsFile:
                 raise MalformedFileError(f"ends at byte {end}, {wanted - end} bytes too early")
             done += count
 
-    def __enter__(self) -> SafetensorsFile:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         os.close(self._fd)
+
+
+class SafetensorsFile(TensorFile):
+    def _parse(self, path: Path, size: int) -> dict[str, Entry]:
+        del path
+        return _parse(self._fd, size)
 
 
 def _parse(fd: int, size: int) -> dict[str, Entry]:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 
 from quire.layers.targets import Staging, Target
-from quire.models.safetensors_file import Entry, SafetensorsFile
+from quire.models.safetensors_file import Entry, TensorFile
 from quire.platforms.transfers import pins
 
 CHUNK_BYTES = 16 * 1024**2
@@ -30,7 +30,7 @@ MAX_THREADS = 8
 class Read(NamedTuple):
     """A stored tensor and a place for it, or for a part of it."""
 
-    file: SafetensorsFile
+    file: TensorFile
     entry: Entry
     target: Target
 

@@ -5,13 +5,13 @@ The model's layers say what of a checkpoint goes where (`layers/targets.py`); no
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -24,11 +24,12 @@ from quire.layers.experts import Experts
 from quire.layers.linear import Linear
 from quire.layers.targets import HasForms, HasStored, HasTargets, Target
 from quire.models.base import Model
-from quire.models.safetensors_file import Entry, MalformedFileError, SafetensorsFile
+from quire.models.checkpoint_files import file_names
+from quire.models.safetensors_file import Entry, MalformedFileError, SafetensorsFile, TensorFile
+from quire.models.torch_files import TorchFiles
 from quire.models.transfer import NotFiniteError, Read, transfer
 from quire.quantization.base import FLOATS
 
-INDEX = "model.safetensors.index.json"
 _NOT_PARAMETERS = r"\.rotary_emb\.inv_freq$"  # tables that old checkpoints carry; we compute them
 _SHOWN = 20  # lines of one kind in an error
 
@@ -43,7 +44,8 @@ def load(
 ) -> None:
     """Set every parameter of `model`.
 
-    load_format: "auto" and "safetensors" read the checkpoint in `folder`, "dummy" draws random weights from `seed`.
+    load_format: "auto" and "safetensors" read the checkpoint in `folder`, "mistral" and "pt" one of other files
+    (`models/checkpoint_files.py`), "dummy" draws random weights from `seed`.
     show_progress: a bar on the terminal, if there is one. unused: a pattern of names of tensors that nobody needs.
     Raises WeightsError listing all that is missing, left over, misshapen or unreadable, and for tensors that hold NaN
     or infinities, or that the config says are one and the same and are not.
@@ -52,7 +54,7 @@ def load(
         fill_randomly(model, seed)
         return
     with ExitStack() as stack:
-        checkpoint = _Checkpoint(folder, model, stack, unused)
+        checkpoint = _Checkpoint(folder, model, stack, load_format, unused)
         targets = parameter_targets(model, checkpoint.shapes())
         checkpoint.open_parts([target.source for target in targets], stack)
         twins = _twins(model, targets, checkpoint.tensors.keys())
@@ -178,16 +180,25 @@ def _fold_layers(lines: list[str]) -> list[str]:
     return [same[0] if len(same) == 1 else f"{folded} ({len(same)} layers)" for folded, same in groups.items()]
 
 
-class _Checkpoint:
-    """The safetensors files of a folder, open, with every header checked."""
+def _known_name(model: Model, tensor: str) -> str | None:
+    name = model.file_name(tensor)
+    return None if name is None else model.known_name(name)
 
-    def __init__(self, folder: Path, model: Model, stack: ExitStack, unused: str | None = None) -> None:
+
+class _Checkpoint:
+    """The files of a folder that hold tensors, open, with every header checked."""
+
+    def __init__(
+        self, folder: Path, model: Model, stack: ExitStack, load_format: str, unused: str | None = None
+    ) -> None:
         self._folder = folder
         self._unused = re.compile(f"{_NOT_PARAMETERS}|{unused}" if unused else _NOT_PARAMETERS)
         self._problems = _Problems()
-        self.tensors: dict[str, tuple[SafetensorsFile, Entry]] = {}  # by the model's names, if it has use for them
-        for name in self._file_names():
-            self._open(name, model.known_name, stack)
+        self.tensors: dict[str, tuple[TensorFile, Entry]] = {}  # by the model's names, if it has use for them
+        names = file_names(folder, load_format)
+        opener = stack.enter_context(TorchFiles()).open if load_format == "pt" else SafetensorsFile
+        for name in names:
+            self._open(name, partial(_known_name, model), stack, opener)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: entry.shape for name, (_, entry) in self.tensors.items()}
@@ -195,13 +206,19 @@ class _Checkpoint:
     def open_parts(self, wanted: Iterable[str], stack: ExitStack) -> None:
         """Names with a folder stand for a checkpoint of their own in it."""
         for part in sorted({name.rpartition("/")[0] for name in wanted if "/" in name}):
-            self._open(f"{part}/model.safetensors", f"{part}/{{}}".format, stack)
+            self._open(f"{part}/model.safetensors", f"{part}/{{}}".format, stack, SafetensorsFile)
 
-    def _open(self, name: str, known_name: Callable[[str], str | None], stack: ExitStack) -> None:
+    def _open(
+        self,
+        name: str,
+        known_name: Callable[[str], str | None],
+        stack: ExitStack,
+        opener: Callable[[Path], TensorFile],
+    ) -> None:
         try:
-            file = stack.enter_context(SafetensorsFile(self._folder / name))
+            file = stack.enter_context(opener(self._folder / name))
         except FileNotFoundError:
-            hint = f"which {INDEX} points to" if "/" not in name else "which modules.json points to"
+            hint = "which the index points to" if "/" not in name else "which modules.json points to"
             self._problems.lines["absent files"].append(f"{name}, {hint}")
         except (MalformedFileError, OSError) as error:
             self._problems.lines["unreadable files"].append(f"{name} {error}")
@@ -210,18 +227,6 @@ class _Checkpoint:
                 known = None if self._unused.search(tensor) else known_name(tensor)
                 if known is not None:
                     self.tensors[known] = (file, entry)
-
-    def _file_names(self) -> list[str]:
-        if (self._folder / INDEX).exists():
-            return _indexed_files(self._folder / INDEX)
-        names = sorted(p.name for p in self._folder.glob("*.safetensors"))
-        if "model.safetensors" in names:
-            return ["model.safetensors"]
-        if not names:
-            others = [p.name for kind in ("*.bin", "*.pt", "*.pth", "*.gguf") for p in self._folder.glob(kind)]
-            hint = f"; {others[0]} is of a format that is not read" if others else ""
-            raise WeightsError(f"{self._folder} holds no .safetensors file{hint}", "model")
-        return names
 
     def check(self, targets: Iterable[Target]) -> None:
         """Raises WeightsError unless the tensors are exactly those that `targets` name, in their shapes and types."""
@@ -243,17 +248,6 @@ class _Checkpoint:
                 needs = "floating point" if target.dtypes == FLOATS else " or ".join(map(str, target.dtypes))
                 lines["tensors of another type"].append(f"{name} is {entry.dtype}, the model needs {needs}")
         self._problems.raise_if_any(self._folder)
-
-
-def _indexed_files(index: Path) -> list[str]:
-    try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
-        raise WeightsError(f"{index} is not a safetensors index: a JSON object with a weight_map", "model") from None
-    for name in names:
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise WeightsError(f"{index} points to {name!r}, which is no .safetensors file beside it", "model")
-    return sorted(names)
 
 
 # -- reading ----------------------------------------------------------------------------------------------------

@@ -198,7 +198,10 @@ class Worker:
     def _load_weights(self) -> None:
         given, path = self._resolved.config.model, Path(self._resolved.info.path)
         progress = given.use_tqdm_on_load and self._rank.is_first
-        weights.load(self._model, path, given.load_format, progress, given.seed, self._method.unused)
+        kind = given.load_format
+        if self._resolved.info.is_mistral and kind in ("auto", "safetensors"):
+            kind = "mistral"
+        weights.load(self._model, path, kind, progress, given.seed, self._method.unused)
         if isinstance(self._model, Decoder):
             self._model.check()
 

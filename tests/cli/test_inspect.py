@@ -83,7 +83,7 @@ def test_broken_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     (tmp_path / "model-2.safetensors").write_bytes(b"12345678{")
     found = report(tmp_path)
-    assert "model-1.safetensors is not there, which model.safetensors.index.json points to" in found.verdict
+    assert "model-1.safetensors is not there, which the index points to" in found.verdict
     assert "model-2.safetensors claims a header of" in found.verdict
     assert found.exit_code == 2
 

@@ -162,4 +162,16 @@ def test_no_object_deserialiser_and_no_eval() -> None:
         found = {name.split(".")[0] for name in imports(file)}
         assert not found & {"pickle", "marshal", "shelve", "dill", "cloudpickle"}, file
         for name, line in calls(file):
-            assert name not in {"eval", "exec", "torch.load", "pickle.loads"}, f"{file}, line {line}"
+            assert name not in {"eval", "exec", "torch.load", "pickle.loads"} or is_restricted(file, name), (
+                f"{file}, line {line}"
+            )
+
+
+def is_restricted(file: Path, name: str) -> bool:
+    """The one place that reads files of torch's form, with the reader that builds tensors and nothing else."""
+    home = name == "torch.load" and file == ROOT / "conversion" / "torch_file.py"
+    return home and all(
+        any(word.arg == "weights_only" and ast.unparse(word.value) == "True" for word in node.keywords)
+        for node in ast.walk(tree(file))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"
+    )

@@ -35,6 +35,7 @@ defaults = {  # as transformers has them
 fixed = {
     "hidden_act": ("silu", "swish"),
     "is_causal": (True, None),
+    "rope_interleaved": (None, False, True),  # as Mistral's own form has it
     "is_encoder_decoder": (False, None),
 }
 rotary = {"rope_theta": 1000000.0}
@@ -56,6 +57,7 @@ def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
             *sizes.attention,
             cos_sin,
             window=windows[index],
+            interleaved=read(bool, config, "rope_interleaved", False),
         )
         mlp = MixtureOfExperts(sizes.hidden, sizes.intermediate, Router(sizes.hidden, rule), names=names)
         return SparseLayer(attention, mlp, sizes.hidden, sizes.eps)

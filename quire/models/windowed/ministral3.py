@@ -29,7 +29,11 @@ defaults = {  # as transformers has them
     "rope_parameters": None,
     "sliding_window": None,
 }
-fixed = {"is_causal": (True, None), "is_encoder_decoder": (False, None)}
+fixed = {
+    "is_causal": (True, None),
+    "is_encoder_decoder": (False, None),
+    "rope_interleaved": (None, False, True),  # as Mistral's own form has it
+}
 rotary = {
     "rope_type": "yarn",
     "rope_theta": 1000000.0,
@@ -59,6 +63,7 @@ def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
             cos_sin,
             window=windows[index],
             query_scales=scales,
+            interleaved=read(bool, config, "rope_interleaved", False),
         )
         return DecoderLayer(attention, GatedMLP(sizes.hidden, sizes.intermediate, act=act), sizes.hidden, sizes.eps)
 
