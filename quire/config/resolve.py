@@ -121,6 +121,8 @@ def _check_fallback(config: EngineConfig, info: ModelInfo, *, pools: bool) -> No
         raise ConfigError(
             f"{info.architecture} runs through transformers, where quantized checkpoints are not read", "model"
         )
+    if config.lora.enable_lora:
+        raise ConfigError(f"{info.architecture} runs through transformers, where there are no adapters", "enable_lora")
     if config.model.quantization is not None:
         raise ConfigError(
             f"quantization={config.model.quantization}: {info.architecture} runs through transformers, where "

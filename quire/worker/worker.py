@@ -132,13 +132,11 @@ class Worker:
         with self._phase("kv_cache"):
             self.runner = assembly.runner(size.num_blocks, size.max_model_len, processors=processors)
         with self._phase("graphs"):
-            before = self._platform.driver_bytes()
             if not self._capture():
                 self.runner = None  # whose cache must be gone before there is another
                 self.runner = assembly.runner(
                     size.num_blocks, size.max_model_len, with_graphs=False, processors=processors
                 )
-            _kept[self._device] += max(0, self._platform.driver_bytes() - before)
         if self._platform.runs_ahead and isinstance(self.runner, Runner):
             self._unprepared = list(range(round_size(resolved.max_num_batched_tokens), 0, -SIZE_STEP))
         return WorkerReport(
@@ -180,6 +178,7 @@ class Worker:
 
     def _capture(self) -> bool:
         """Whether steps are in graphs, if they may be; only of somebody else's code it is not known before."""
+        before = self._platform.driver_bytes()
         try:
             if isinstance(self.runner, Runner):
                 self.runner.capture()
@@ -188,6 +187,8 @@ class Worker:
                 raise
             _log.warning("steps are launched from Python, as they cannot be captured in graphs: %s", error)
             return False
+        finally:
+            _kept[self._device] += max(0, self._platform.driver_bytes() - before)
         return True
 
     @property

@@ -15,9 +15,14 @@ from safetensors.torch import load_file, save_file
 
 from quire import LLM
 from quire.config import transformers_models
+from quire.config.engine import EngineConfig
+from quire.config.hardware import Hardware
+from quire.config.inspection import Findings, Question
 from quire.config.model_info import read_model_info
+from quire.config.resolve import resolve
 from quire.foundation.errors import ConfigError, WeightsError
 from quire.models.fallback.model import TransformersModel
+from quire.worker.inspection import inspect
 from tests.effort import sampled
 from tests.models import checkpoints
 from tests.models.cases import CASES
@@ -228,11 +233,22 @@ def test_classes_that_keep_or_see_something_else(
         ({"tensor_parallel_size": 2}, "ranks cannot share a model that runs through transformers"),
         ({"quantization": "fp8"}, "runs through transformers"),
         ({"convert": "embed"}, "do not pool"),
+        ({"enable_lora": True}, "there are no adapters"),
     ],
 )
 def test_options_that_are_not_for_such_models(options: dict[str, Any], match: str, llama: Path) -> None:
     with pytest.raises(ConfigError, match=match):
         LLM(str(llama), device="cpu", skip_tokenizer_init=True, model_impl="transformers", **options)
+
+
+def test_they_are_inspected_without_their_weights(llama: Path) -> None:
+    def found(impl: str) -> Findings:
+        hardware = Hardware(device="cpu", name="cpu", total=2**34, free=2**34)
+        config = EngineConfig.from_flat(model=str(llama), model_impl=impl, device="cpu")
+        return inspect(Question(resolve(config, hardware=hardware), hardware))
+
+    assert found("transformers").parameters == found("quire").parameters
+    assert found("transformers").groups == found("quire").groups
 
 
 def test_without_transformers_it_says_what_to_install(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,8 @@ class Unseen:
     """Stands for a mask, which is not made: a function of positions. Whoever wants more of it cannot run here."""
 
     def __init__(self, sees: Callable[..., torch.Tensor], device: torch.device) -> None:
-        self.sees, self.device = sees, device
+        self.sees = sees
+        self.device = torch.device("cpu") if device.type == "meta" else device  # where nothing can be read off
 
     def scores(self, tokens: int) -> Scores | None:
         """Which of so many tokens each of them sees: all before it, a window, its chunk; None: it is otherwise."""

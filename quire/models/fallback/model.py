@@ -61,6 +61,8 @@ class TransformersModel(Decoder):
         hang(self.causal, self._door)
         use(self.causal, LOOKING)
         ids = torch.arange(min(3, self._max_positions), device=self._device)[None]
+        # Without one, positions are looked at for rows side by side, which asks what a number is.
+        padding = {"attention_mask": torch.ones_like(ids)} if self._device.type == "meta" else {}
         try:
             trunk, logits = find_trunk(
                 self.causal,
@@ -68,12 +70,16 @@ class TransformersModel(Decoder):
                 input_ids=ids.clamp(max=self._vocab_size - 1),
                 position_ids=ids,
                 use_cache=False,
+                **padding,
             )
         except (ConfigError, torch.OutOfMemoryError):
             raise
         except Exception as error:
+            told = "cannot be judged unless it runs"
+            if self._device.type != "meta":
+                told = "does not run on packed rows with their positions"
             raise ConfigError(
-                f"{self.name} does not run on packed rows with their positions: {type(error).__name__}: {error}",
+                f"{self.name} {told}: {type(error).__name__}: {error}",
                 "model_impl",
             ) from error
         use(self.causal, SERVING)
