@@ -41,10 +41,14 @@ FOOT = """
 |---|---|---|
 """
 NOT_YET = """
+Slopes are of ALiBi: a bias linear in how far away a token is. transformers rounds Falcon's to bfloat16 position by
+position, which is not done here. gpt-oss runs with experts in 16 bits. Of sinks, slopes, chunks and experts with
+biases, nothing has run on a GPU yet: their kernels are compared with plain torch in Triton's interpreter, and compiled.
+
 ## Not yet
 
-Positions by a bias on scores (ALiBi: BLOOM, MPT, Falcon RW, Baichuan 13B): attention has no such term. A config that
-asks for it is refused by name.
+Dual chunk attention (Qwen2.5-1M: `dual_chunk_attention_config`) and the images of Llama 4: a config that asks for them
+is refused by name.
 """
 
 
