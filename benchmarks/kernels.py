@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from quire.kernels.elementwise import activation, norm
 from quire.kernels.gemm import fp8_linear
 from quire.kernels.gemm.linear import linear
 from quire.kernels.gemm.triton.plan import plan
+from quire.quantization.base import FORMATS, WeightFormat
 from quire.quantization.fp8 import Fp8Channel
 
 DEVICE, DTYPE, BLOCK_SIZE = torch.device("cuda"), torch.bfloat16, 16
@@ -396,6 +398,29 @@ def bench_fp8(model: Model) -> Iterator[Line]:
         del plain, packed
 
 
+def bench_codes(model: Model) -> Iterator[Line]:
+    """The same with the formats of 4 and 8 bits whose columns share scales."""
+    hidden, gain = model.hidden, (random(model.hidden), 1e-6)
+    shapes = [("qkv", hidden, model.qkv), ("o", model.heads * model.dim, hidden), ("gate_up", hidden, 2 * model.inner),
+              ("down", model.inner, hidden)]  # fmt: skip
+    for kind, (name, k, n) in product(("int4", "int8", "fp8_block", "mxfp4"), shapes):
+        form: WeightFormat = FORMATS.get(kind)()
+        plain = [random(n, k) for _ in range(copies(n * k // 2, least=4, most=16))]
+        packed = [form.pack(weight) for weight in plain]
+        bytes_read = sum(tensor.numel() * tensor.element_size() for tensor in packed[0].values())
+        matrices = [form.matrix(tensors, None) for tensors in packed]
+        for m in (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 8192):
+            x, y = random(m, k), random(m, n)
+            around: dict[str, Any] = {
+                "qkv": {"norm": gain}, "o": {"residual": y}, "gate_up": {"norm": gain, "gated": True},
+                "down": {"residual": y},
+            }[name]  # fmt: skip
+            us = microseconds([partial(matrix.linear, x, **around) for matrix in matrices])
+            beside = microseconds([partial(linear, x, w, **around) for w in plain])
+            yield Line(f"{kind} {name}", model.name, f"{m}x{k}->{n}", us, bytes_read / us / 1e3, "GB/s", beside)
+        del plain, packed, matrices
+
+
 def bench_layer(model: Model) -> Iterator[Line]:
     shapes = [(model.qkv, model.hidden), (model.hidden, model.heads * model.dim), (2 * model.inner, model.hidden),
               (model.hidden, model.inner)]  # fmt: skip
@@ -483,7 +508,7 @@ def microseconds_eager(calls: list[Callable[[], object]], rounds: int = 10) -> f
 
 BENCHES = {"small": bench_small, "decode": bench_decode, "prefill": bench_prefill, "linear": bench_linear,
            "batch": bench_batch, "wide": bench_wide, "qkv": bench_qkv, "layer": bench_layer,
-           "fp8": bench_fp8, "backends": bench_backends}  # fmt: skip
+           "fp8": bench_fp8, "codes": bench_codes, "backends": bench_backends}  # fmt: skip
 
 
 def show(line: Line) -> None:

@@ -204,6 +204,13 @@ def config_of(model: str) -> dict[str, Any]:
     return MODELS[model.partition("+")[0]]
 
 
+# Of a weight, with its share of scales.
+BYTES: dict[str | None, float] = {
+    None: 2, "fp8": 1, "fp8_block": 1 + 4 / 128, "int8": 1, "int4": 0.5 + 2 / 128, "mxfp4": 0.5 + 1 / 32,
+    "nvfp4": 0.5 + 1 / 16, "nf4": 0.5 + 4 / 64,
+}  # fmt: skip
+
+
 def quantization_of(model: str) -> str | None:
     return model.partition("+")[2] or None
 
@@ -343,8 +350,9 @@ def decode_bytes(model: str, batch: int, context: int) -> tuple[int, int]:
     hidden, dim, layers = c["hidden_size"], c["head_dim"], c["num_hidden_layers"]
     q, kv = c["num_attention_heads"] * dim, c["num_key_value_heads"] * dim
     layer = 2 * hidden * q + 2 * hidden * kv + int(_feed_forward(model, batch))
-    weight = 1 if quantization_of(model) == "fp8" else 2
-    return weight * layers * layer + 2 * c["vocab_size"] * hidden, batch * context * 4 * kv * layers
+    return int(BYTES[quantization_of(model)] * layers * layer) + 2 * c[
+        "vocab_size"
+    ] * hidden, batch * context * 4 * kv * layers
 
 
 def prefill_flops(model: str, count: int, length: int) -> float:

@@ -33,6 +33,12 @@ class AttentionSpec:
     drafted: tuple[int, int] = (0, 1)  # decode rows of the largest step with several queries a row, and how many
     scores: Scores = PLAIN  # what they get besides the scale, and which count
     planes: int = 1  # of which a cache is every so many'th block
+    value_dim: int = 0  # of a latent cache, whose one row a token is the key, and its first so many numbers the value
+
+    @property
+    def out_dim(self) -> int:
+        """Of a head's result."""
+        return self.value_dim or self.head_dim
 
 
 def prefix_tile_rows(group: int) -> int:
@@ -94,7 +100,8 @@ class AttentionInputs:
 class LayerCache:
     """KV of one layer, paged: [num_blocks, kv_heads, block_size, head_dim] each, of the same strides.
 
-    A block is contiguous. The next one follows it, or lies `AttentionSpec.planes` blocks further.
+    A block is contiguous. The next one follows it, or lies `AttentionSpec.planes` blocks further. Of a latent cache v
+    is a view of the first columns of k.
     """
 
     k: torch.Tensor
@@ -132,7 +139,7 @@ class AttentionBackend(Protocol):
             heads: what this layer's bring, as the spec's `scores` say that they do.
 
         Shapes:
-            q: [tokens, heads, head_dim]. Returns [tokens, heads * head_dim].
+            q: [tokens, heads, head_dim]. Returns [tokens, heads * out_dim].
         """
         ...
 

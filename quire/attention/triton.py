@@ -61,6 +61,8 @@ class TritonAttention:
             needed = FP8_CAPABILITY.get(spec.kv_dtype)
             if needed is None or torch.cuda.get_device_capability(spec.device) < needed:
                 return f"no cache of {spec.kv_dtype} on {torch.cuda.get_device_name(spec.device)}"
+        if spec.value_dim:
+            return "latent rows, which are keys and values at once, are for triton_mla"
         if spec.head_dim > MAX_HEAD_DIM:
             return f"head_dim {spec.head_dim} is more than {MAX_HEAD_DIM}"
         if spec.num_heads % spec.num_kv_heads:

@@ -13,6 +13,7 @@ COMMANDS = {
     "complete": ("quire.cli.complete", "Continue a text, here or on a server"),
     "bench": ("quire.cli.bench.main", "Measure: throughput, latency, serve, startup"),
     "run-batch": ("quire.cli.run_batch", "Answer the requests of a file, without a server"),
+    "inspect": ("quire.cli.inspect_model", "What a model takes and whether it runs here, before it is fetched"),
     "doctor": ("quire.cli.doctor", "What this machine can run, and why not"),
     "collect-env": ("quire.cli.collect_env", "Versions and hardware, for a bug report"),
 }

@@ -25,6 +25,11 @@ from quire.foundation.registry import Registry
 # What the engine has to know of a family that is not ours; the rest is that family's business.
 _OWN_ROTARY = {"partial_rotary_factor": 1.0}
 _OWN = {"vocab_size": 0, "max_position_embeddings": 0, "rope_parameters": None}
+_INDEXER = "an indexer chooses which tokens its attention sees (DeepSeek Sparse Attention), which there is not"
+_REFUSED = {
+    "DeepseekV32ForCausalLM": _INDEXER,
+    "GlmMoeDsaForCausalLM": _INDEXER,
+}
 _FOLDER = Path(__file__).parent.parent / "models"
 
 
@@ -79,6 +84,10 @@ def family_of(architecture: str) -> Family:
     name = known.get(architecture) or known.get(decoder)
     if name is not None:
         return families()[name]
+    if architecture in _REFUSED:
+        raise ConfigError(
+            f"config.json: architectures[0]={architecture!r} is not supported: {_REFUSED[architecture]}", "model"
+        )
     every = sorted(model_families())
     near = difflib.get_close_matches(architecture, every, n=1)
     hint = f" (the nearest is {near[0]})" if near else ""

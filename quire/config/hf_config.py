@@ -8,13 +8,14 @@ knew them, and are refused unless they are neutral; the rest nobody knows, and t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from quire.config.families import Family, family_of
 from quire.config.reading import read, read_count, read_positive
 from quire.config.rope import ROPE_KEYS, read_rope
+from quire.config.transformers_models import fallback_config, implementation
 from quire.foundation.errors import ConfigError
 from quire.foundation.json_file import read_json_object, shown
 
@@ -42,7 +43,9 @@ HARMLESS = _words(
     summary_last_dropout summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params
     temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript
     transformers_version typical_p unk_token_id use_bfloat16 use_cache use_return_dict
-    output_router_logits router_aux_loss_coef emb_pdrop embedding_fraction init_device
+    aux_loss_alpha embedding_initializer_range ep_size output_router_logits router_aux_loss_coef seq_aux
+    quantization_config compression_config
+    emb_pdrop embedding_fraction init_device
     """
 )
 # Of other families: in a config of one that does not know them they would be ignored without a word.
@@ -53,13 +56,16 @@ ELSEWHERE = _words(
     final_logit_softcapping interleaved_sliding_window kv_lora_rank layer_types llama_4_scaling logit_scale
     logits_scaling mlp_layer_types multi_query n_routed_experts new_decoder_architecture no_rope_layer_interval
     no_rope_layers num_experts num_kv_shared_layers num_local_experts parallel_attn per_layer_config
-    pruned_heads q_lora_rank qk_layernorm quantization_config query_pre_attn_scalar residual_multiplier
-    rope_local_base_freq rope_ratio rotary_dim rotary_pct scale_attn_by_inverse_layer_idx scale_depth scale_emb
-    sliding_window sliding_window_pattern swiglu_limit text_config use_bidirectional_attention use_dynamic_ntk
-    use_logn_attn use_parallel_residual use_post_norm use_qk_norm word_embed_proj_dim
+    pruned_heads q_lora_rank qk_layernorm query_pre_attn_scalar residual_multiplier rope_local_base_freq
+    rope_ratio rotary_dim rotary_pct scale_attn_by_inverse_layer_idx scale_depth scale_emb sliding_window
+    sliding_window_pattern swiglu_limit text_config use_bidirectional_attention use_dynamic_ntk use_logn_attn
+    use_parallel_residual use_post_norm use_qk_norm word_embed_proj_dim
     """
 )
-_NULLABLE = {"num_key_value_heads", "sliding_window", "attn_logit_softcapping", "final_logit_softcapping"}
+_NULLABLE = _words("""
+    attn_logit_softcapping dim_model_base final_logit_softcapping num_key_value_heads q_lora_rank scale_depth
+    sliding_window
+    """)
 # Numbers, though there are none by default.
 _NUMBERS = {"attn_logit_softcapping", "final_logit_softcapping", "clip_qkv", "attention_multiplier"}
 _SIZES = {"num_key_value_heads", "head_dim", "intermediate_size"}  # some families have but the usual ones
@@ -84,11 +90,23 @@ class HFConfig:
     architecture: str
     values: dict[str, Any]  # as given, what was missing filled in, rotary settings in one form
     unknown: tuple[str, ...]  # keys that mean nothing here, nor to transformers
+    given: dict[str, Any] = field(default_factory=dict)  # values as they are, of a model without a family
 
 
-def read_hf_config(folder: Path, overrides: Mapping[str, Any]) -> HFConfig:
-    """Raises ConfigError naming the key that is missing, not of its type, out of range or not supported."""
-    return hf_config(read_json_object(folder / "config.json", "model"), overrides, f"{folder}/config.json")
+def read_hf_config(
+    folder: Path, overrides: Mapping[str, Any], impl: str = "auto", *, trusted: bool = False
+) -> HFConfig:
+    """impl, trusted: the options model_impl and trust_remote_code.
+
+    Raises ConfigError naming the key that is missing, not of its type, out of range or not supported.
+    """
+    file, name = read_json_object(folder / "config.json", "model"), f"{folder}/config.json"
+    given = {**file, **overrides}
+    architecture = architecture_of(given, name)
+    if not implementation(given, architecture, impl, trusted=trusted):
+        return hf_config(file, overrides, name)
+    family, values = fallback_config(given, architecture, name)
+    return HFConfig(family=family, architecture=architecture, values=values, unknown=(), given=given)
 
 
 def hf_config(file: Mapping[str, Any], overrides: Mapping[str, Any], name: str = "config.json") -> HFConfig:
@@ -119,9 +137,8 @@ def hf_config(file: Mapping[str, Any], overrides: Mapping[str, Any], name: str =
             unknown.append(key)
             if key in _SIZES:  # that a family does not know
                 del values[key]
-        elif given[key] and given[key] != 1:
-            hint = "quantized checkpoints are not supported" if key == "quantization_config" else None
-            raise _unsupported(key, given[key], hint or f"{family.name}'s layers do not know it")
+        elif given[key] is True or (given[key] and given[key] != 1):
+            raise _unsupported(key, given[key], f"{family.name}'s layers do not know it")
     return HFConfig(family=family, architecture=architecture, values=values, unknown=tuple(sorted(unknown)))
 
 

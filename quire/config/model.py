@@ -20,8 +20,18 @@ class ModelConfig(Options):
     """What a model is turned into if it was not made for it: embed pools its states, classify puts a head on them."""
     pooler_config: dict[str, Any] = field(default_factory=dict)
     """JSON object, for pooling unlike the model's files say: pooling_type (CLS, LAST, MEAN, MAX), use_activation."""
+    model_impl: Literal["auto", "quire", "vllm", "transformers"] = "auto"
+    """Whose code the model is: quire's families, or transformers' own, slower. auto: quire's if there is one. vllm: as
+    quire, for scripts that say so."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with a checkpoint, in the worker, if neither Quire nor transformers has its class."""
     tokenizer: str | None = None
     """Folder or id of the tokenizer, if it is not the model's own."""
+    tokenizer_mode: Literal["auto", "hf", "slow", "mistral"] = "auto"
+    """What the tokenizer is made of. auto: tokenizer.json, or whatever vocabulary there is; hf: no file of Mistral's
+    own form; slow: the vocabulary that tokenizer.json was made of, anew; mistral: tekken.json or tokenizer.model.v3."""
+    tokenizer_revision: str | None = None
+    """Branch, tag or commit of the `tokenizer`; that of the model if not given."""
     skip_tokenizer_init: bool = False
     """Work on token ids only; text prompts and stop strings are then refused."""
     revision: str | None = None

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quire.config.families import family_of
 from quire.config.generation import read_generation_config, sampling_defaults, token_ids
 from quire.config.hf_config import HFConfig, architecture_of, read_hf_config
+from quire.config.quantization import checkpoint_quantization
 from quire.config.reading import read, read_count
 from quire.config.rope import context_length
+from quire.config.transformers_models import TRANSFORMERS, implementation, runs_code
 from quire.foundation.errors import ConfigError
 from quire.foundation.json_file import read_json_object
 
@@ -35,7 +36,9 @@ class ModelInfo:
 
     path: str  # local folder
     architecture: str  # e.g. "Qwen3ForCausalLM"
-    hf_config: dict[str, Any]  # config.json, overrides applied, completed (config/hf_config.py)
+    hf_config: dict[
+        str, Any
+    ]  # config.json, overrides applied, completed unless transformers does (config/hf_config.py)
     vocab_size: int
     max_position: int  # context the model was made for, rope scaling included
     eos_token_ids: list[int]  # config.json and generation_config.json together, the first is the main one
@@ -44,21 +47,34 @@ class ModelInfo:
     hidden_size: int = 0  # of an embedding; 0: not known
     generation_defaults: dict[str, Any] = field(default_factory=dict)  # sampling defaults of generation_config.json
     unknown_keys: tuple[str, ...] = ()  # of config.json, that mean nothing
+    quantization: dict[str, Any] = field(default_factory=dict)  # of the checkpoint (config/quantization.py); {}: none
     family: str = ""  # name of the user's own family that builds it; "": one of those that come with Quire
+    impl: str = ""  # "transformers": no family builds it; see config/transformers_models.py
+    runs_code: bool = False  # that comes with the checkpoint
 
 
-def check_architecture(folder: Path, overrides: Mapping[str, Any]) -> None:
-    """From config.json alone, before anything else is looked at. Raises ConfigError for one without a family."""
+def check_architecture(
+    folder: Path, overrides: Mapping[str, Any], impl: str = "auto", *, trusted: bool = False
+) -> None:
+    """From config.json alone, before anything else is looked at. Raises ConfigError for one that nothing builds."""
     config = {**read_json_object(folder / "config.json", "model"), **overrides}
-    family_of(architecture_of(config, f"{folder}/config.json"))
+    implementation(config, architecture_of(config, f"{folder}/config.json"), impl, trusted=trusted)
 
 
-def read_model_info(path: Path, overrides: Mapping[str, Any], generation_config: str = "auto") -> ModelInfo:
-    """Read `path`/config.json and generation_config.json.
+def read_model_info(
+    path: Path,
+    overrides: Mapping[str, Any],
+    generation_config: str = "auto",
+    impl: str = "auto",
+    *,
+    trusted: bool = False,
+) -> ModelInfo:
+    """Read `path`/config.json and generation_config.json. impl, trusted: the options model_impl, trust_remote_code.
 
     Raises ConfigError naming file and key for what is missing, of the wrong type, out of range or not supported.
     """
-    config = read_hf_config(path, overrides)
+    config = read_hf_config(path, overrides, impl, trusted=trusted)
+    through = config.family.name == TRANSFORMERS
     generation, generation_file = read_generation_config(generation_config, path)
     values, vocab_size = config.values, config.values["vocab_size"]
     file = f"{path}/config.json"
@@ -69,7 +85,7 @@ def read_model_info(path: Path, overrides: Mapping[str, Any], generation_config:
     return ModelInfo(
         path=str(path),
         architecture=config.architecture,
-        hf_config=values,
+        hf_config=config.given if through else values,
         vocab_size=vocab_size,
         max_position=_max_position(config),
         eos_token_ids=list(dict.fromkeys(eos)),
@@ -78,7 +94,10 @@ def read_model_info(path: Path, overrides: Mapping[str, Any], generation_config:
         hidden_size=values.get("hidden_size") or 0,
         generation_defaults=sampling_defaults(generation, generation_file),
         unknown_keys=config.unknown,
+        quantization=checkpoint_quantization(path, values),
         family=config.family.name if config.family.is_own else "",
+        impl=TRANSFORMERS if through else "",
+        runs_code=through and runs_code(config.given, config.architecture),
     )
 
 
@@ -111,6 +130,8 @@ def _dtype_on_disk(path: Path) -> str:
 
 def _max_position(config: HFConfig) -> int:
     longest: int = config.values["max_position_embeddings"]
+    if config.family.name == TRANSFORMERS:
+        return longest
     if config.family.name in _PADDED_POSITIONS:
         longest -= read_count(config.values, "pad_token_id") + 1
     longest = context_length(config.values.get("rope_parameters", {}), longest)

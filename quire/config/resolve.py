@@ -7,21 +7,27 @@ import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from quire.config.attention import check_attention_backend
 from quire.config.devices import resolve_device, runs_on_cpu
 from quire.config.engine import EngineConfig
+from quire.config.hardware import Hardware
 from quire.config.logits_processors import processor_classes
 from quire.config.model import ModelConfig
 from quire.config.model_info import DTYPE_ALIASES, ModelInfo, check_architecture, read_model_info
 from quire.config.pooler import PoolerConfig, resolve_pooler
-from quire.config.quantization import check_quantization
+from quire.config.quantization import check_quantization, resolve_quantization
 from quire.config.ranks import check_ranks
+from quire.config.runtime import RuntimeConfig
 from quire.config.speculative import SpeculativeConfig
+from quire.config.tokenizer_files import tokenizer_folder
+from quire.config.transformers_models import TRANSFORMERS
 from quire.foundation.errors import ConfigError
 
 DEMO_MODEL = Path(__file__).parent.parent / "demo_model"
 BIG_GPU_BYTES = 70 * 1024**3
+Part = Literal["all", "tokenizer", "config"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +47,12 @@ class Resolved:
     executor: str  # a name in EXECUTORS
     pooler: PoolerConfig | None = None  # None: the model generates
     speculative: SpeculativeConfig | None = None  # None: nothing is drafted
+    quantization: str | None = None  # name of the method; None: weights are plain
     notes: tuple[str, ...] = ()
 
 
-def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
-    """Decide everything that can be decided without loading the model.
+def resolve(config: EngineConfig, *, serving: bool = False, hardware: Hardware | None = None) -> Resolved:
+    """Decide everything that can be decided without loading the model. hardware: that it is to run on; None: this.
 
     Raises ConfigError naming the option that cannot work.
     """
@@ -53,34 +60,33 @@ def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
     _check(config)
     if config.model.quantization is not None:
         check_quantization(config.model.quantization)
-    info = read_model_info(locate_model(config.model), config.model.hf_overrides, config.model.generation_config)
+    given = config.model
+    info = read_model_info(
+        locate_model(given), given.hf_overrides, given.generation_config, given.model_impl,
+        trusted=given.trust_remote_code,
+    )  # fmt: skip
+    method = resolve_quantization(config.model.quantization, info.quantization)
     if info.unknown_keys:
         notes.append(f"config.json has keys that mean nothing to {info.architecture}: {', '.join(info.unknown_keys)}")
-    device, on_cpu = _device(config, notes)
-    check_ranks(config.runtime.tensor_parallel_size, info, device)
+    device = _device(config, notes) if hardware is None else hardware.device
+    on_cpu = runs_on_cpu(device)
+    gpus = None if hardware is None else hardware.count
+    check_ranks(config.runtime.tensor_parallel_size, info, device, gpus)
     pooler = resolve_pooler(config.model, info)
+    if info.impl == TRANSFORMERS:
+        _check_fallback(config, info, pools=pooler is not None)
     if config.model.logits_processors:
         if pooler is not None:
             raise ConfigError("logits_processors are for models that generate, and this one pools", "logits_processors")
         processor_classes(config.model.logits_processors)
     dtype = _dtype(config.model.dtype, info.dtype, device, pooler is not None, notes)
-    big = device == "cuda" and _gpu_bytes() >= BIG_GPU_BYTES
+    big = device == "cuda" and (_gpu_bytes() if hardware is None else hardware.total) >= BIG_GPU_BYTES
     seqs = config.schedule.max_num_seqs or (64 if on_cpu else 1024 if big else 256)
     tokens = config.schedule.max_num_batched_tokens or (
         2048 if on_cpu else (8192 if serving else 16384) if big else 4096
     )
     speculative = _speculative(config, tokens, pools=pooler is not None)
-    longest = config.model.max_model_len or info.max_position
-    if pooler is not None and pooler.max_tokens and not config.model.max_model_len and pooler.max_tokens < longest:
-        longest = pooler.max_tokens
-        notes.append(
-            f"max_model_len={longest}: the vectors were made for that; there are {info.max_position} positions"
-        )
-    if longest > info.max_position:
-        raise ConfigError(
-            f"max_model_len={longest} is more than the model's {info.max_position} positions", "max_model_len"
-        )
-    executor = _executor(config.runtime.distributed_executor_backend, config.runtime.tensor_parallel_size)
+    executor = _executor(config.runtime, apart=info.runs_code)
     overlap = config.schedule.async_scheduling
     if overlap is None:
         overlap = device == "cuda" or executor != "uni"
@@ -90,7 +96,7 @@ def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
         device=device,
         dtype=dtype,
         kv_dtype=_kv_dtype(config.cache.kv_cache_dtype, dtype, device),
-        max_model_len=longest,
+        max_model_len=_context(config.model, info, pooler, notes),
         max_model_len_is_explicit=config.model.max_model_len is not None,
         max_num_seqs=min(seqs, tokens),
         max_num_batched_tokens=tokens,
@@ -98,8 +104,39 @@ def resolve(config: EngineConfig, *, serving: bool = False) -> Resolved:
         executor=executor,
         pooler=pooler,
         speculative=speculative,
+        quantization=method,
         notes=tuple(notes),
     )
+
+
+def _check_fallback(config: EngineConfig, info: ModelInfo, *, pools: bool) -> None:
+    """What models that run through transformers do not do."""
+    if pools:
+        raise ConfigError(f"{info.architecture} runs through transformers, where models do not pool", "runner")
+    if info.quantization:
+        raise ConfigError(
+            f"{info.architecture} runs through transformers, where quantized checkpoints are not read", "model"
+        )
+    if config.model.quantization is not None:
+        raise ConfigError(
+            f"quantization={config.model.quantization}: {info.architecture} runs through transformers, where "
+            "weights stay as they are",
+            "quantization",
+        )
+
+
+def _context(model: ModelConfig, info: ModelInfo, pooler: PoolerConfig | None, notes: list[str]) -> int:
+    longest = model.max_model_len or info.max_position
+    if pooler is not None and pooler.max_tokens and not model.max_model_len and pooler.max_tokens < longest:
+        longest = pooler.max_tokens
+        notes.append(
+            f"max_model_len={longest}: the vectors were made for that; there are {info.max_position} positions"
+        )
+    if longest > info.max_position:
+        raise ConfigError(
+            f"max_model_len={longest} is more than the model's {info.max_position} positions", "max_model_len"
+        )
+    return longest
 
 
 def _speculative(config: EngineConfig, max_tokens: int, *, pools: bool) -> SpeculativeConfig | None:
@@ -122,10 +159,10 @@ def _speculative(config: EngineConfig, max_tokens: int, *, pools: bool) -> Specu
     return wanted
 
 
-def locate_model(model: ModelConfig, *, is_model: bool = True) -> Path:
+def locate_model(model: ModelConfig, *, wanted: Part = "all") -> Path:
     """The local folder of the model: as given, the demo model, or a download from the hub.
 
-    is_model: whether it is to run, so that its architecture must be known; it may be there for its tokenizer.
+    wanted: which part of it. Its architecture must be known if it is to run.
     """
     if not model.model:
         return DEMO_MODEL
@@ -134,45 +171,53 @@ def locate_model(model: ModelConfig, *, is_model: bool = True) -> Path:
         return path
     if model.model.startswith((".", "/", "~")) or model.model.count("/") > 1:
         raise ConfigError(f"model folder {model.model!r} does not exist", "model")
-    return _download(model, is_model=is_model)
+    return _download(model, wanted)
 
 
 def locate_tokenizer(resolved: Resolved) -> Path | None:
-    """The local folder of the tokenizer that an engine was configured with; None with skip_tokenizer_init."""
+    """The local folder of the tokenizer that an engine was configured with; None with skip_tokenizer_init.
+
+    It has a tokenizer.json, which may have been made of what the model has. Raises ConfigError if it cannot be.
+    """
     model = resolved.config.model
     if model.skip_tokenizer_init:
         return None
-    if model.tokenizer is None:
-        return Path(resolved.info.path)
-    # "dummy" leaves the weights out of a download
-    return locate_model(replace(model, model=model.tokenizer, load_format="dummy"), is_model=False)
+    folder = Path(resolved.info.path)
+    if model.tokenizer is not None:
+        revision = model.tokenizer_revision or model.revision
+        folder = locate_model(replace(model, model=model.tokenizer, revision=revision), wanted="tokenizer")
+    return tokenizer_folder(folder, model.tokenizer_mode)
 
 
-def _download(model: ModelConfig, *, is_model: bool) -> Path:
+def _download(model: ModelConfig, wanted: Part) -> Path:
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
     except ImportError:
         raise ConfigError("downloading from the hub needs `pip install quire[hub]`", "model") from None
-    patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "*.txt"]
-    if model.load_format == "dummy":
+    patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "*.tiktoken", "*.txt"]
+    if model.load_format == "dummy" or wanted == "tokenizer":
         patterns.remove("*.safetensors")
+    if model.trust_remote_code and wanted == "all":
+        patterns.append("*.py")
 
-    def fetch(*wanted: str) -> Path:
+    def fetch(*names: str) -> Path:
         folder: str = snapshot_download(
             model.model,
             revision=model.revision,
             cache_dir=model.download_dir,
             token=model.hf_token,
-            allow_patterns=list(wanted),
-            ignore_patterns=["original/*"],
+            allow_patterns=list(names),
+            ignore_patterns=["original/*", *(["tokenizer*", "vocab*"] if wanted == "config" else [])],
         )
         return Path(folder)
 
     try:
-        if is_model:  # what cannot run is not downloaded
-            check_architecture(fetch("config.json"), model.hf_overrides)
-        return fetch(*patterns)
+        if wanted == "all":  # what cannot run is not downloaded
+            check_architecture(
+                fetch("config.json"), model.hf_overrides, model.model_impl, trusted=model.trust_remote_code
+            )
+        return fetch("*.json") if wanted == "config" else fetch(*patterns)
     except ConfigError:
         raise
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
@@ -209,21 +254,21 @@ def _check(config: EngineConfig) -> None:
         raise ConfigError(f"max_queue_seconds must be >= 0 and finite, got {seconds}", "max_queue_seconds")
 
 
-def _executor(wanted: str, ranks: int) -> str:
+def _executor(runtime: RuntimeConfig, *, apart: bool) -> str:
+    """apart: unless it is said otherwise, the worker has a process of its own."""
+    wanted, ranks = runtime.distributed_executor_backend, runtime.tensor_parallel_size
     if wanted == "uni" and ranks > 1:
         raise ConfigError(
             f"distributed_executor_backend=uni has one worker, and tensor_parallel_size={ranks} needs a process each: "
             "use mp",
             "distributed_executor_backend",
         )
-    return ("mp" if ranks > 1 else "uni") if wanted == "auto" else wanted
+    return ("mp" if ranks > 1 or apart else "uni") if wanted == "auto" else wanted
 
 
-def _device(config: EngineConfig, notes: list[str]) -> tuple[str, bool]:
-    """And whether it is a CPU."""
+def _device(config: EngineConfig, notes: list[str]) -> str:
     check_attention_backend(config.runtime.attention_backend)
-    device = resolve_device(config.runtime.device, notes)
-    return device, runs_on_cpu(device)
+    return resolve_device(config.runtime.device, notes)
 
 
 def _gpu_bytes() -> int:

@@ -38,10 +38,15 @@ def _bytes_of_byte_level() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
+_BYTES = _bytes_of_byte_level()
+CHARACTERS = {byte: char for char, byte in _BYTES.items()}
+"""What stands for each byte in such a vocabulary."""
+
+
 class BytePieces(Pieces):
     """Of a `ByteLevel` decoder: a piece is bytes."""
 
-    _byte_of = _bytes_of_byte_level()
+    _byte_of = _BYTES
 
     def _piece(self, token: str) -> bytes:
         try:

@@ -30,14 +30,9 @@ def read_json(file: Path) -> dict[str, Any]:
 def _load(folder: Path) -> Tokenizer:
     file = folder / "tokenizer.json"
     if not file.exists():
-        if (folder / "tokenizer.model").exists():
-            raise ConfigError(
-                f"{folder} has only a SentencePiece tokenizer.model; Quire reads tokenizer.json. Convert it once: "
-                "transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)",
-                "tokenizer",
-            )
         raise ConfigError(
-            f"{file} does not exist; name a folder that has one with tokenizer=…, or work on token ids "
+            f"{file} does not exist, nor any other vocabulary that Quire knows (tokenizer.model, tekken.json, "
+            "vocab.json, vocab.txt, *.tiktoken): name a folder that has one with tokenizer=…, or work on token ids "
             "with skip_tokenizer_init=True",
             "tokenizer",
         )

@@ -13,6 +13,7 @@ from quire.types.kv import KVGroupSpec
 
 KINDS: dict[str, type[KVGroup]] = {
     "full": FullAttention,
+    "latent": FullAttention,  # another row a token, kept as long
     "window": SlidingWindow,
     "chunk": Chunk,
     "history": History,

@@ -18,20 +18,30 @@ from quire.distributed.group import Group
 from quire.distributed.topology import ALONE, Topology
 from quire.kernels.across_ranks import reduce_add
 from quire.kernels.elementwise.norm import rms_norm
-from quire.kernels.moe.experts import norms_inside
+from quire.kernels.moe.experts import add_each, norms_inside
 from quire.kernels.moe.gate import sigmoid_gate
 from quire.kernels.moe.inside import Gate as Gate  # for families
 from quire.kernels.moe.inside import Inside
 from quire.kernels.moe.router import router_logits
 from quire.kernels.moe.routing import Live, Routes, route
 from quire.kernels.moe.routing import Rule as Rule  # for families
-from quire.layers.attention import Attention
+from quire.layers.attention import SelfAttention
 from quire.layers.block import DecoderLayer, OuterNormLayer
 from quire.layers.linear import Linear
+from quire.layers.low_rank import LowRankExperts
 from quire.layers.mlp import GatedMLP
 from quire.layers.norm import Norm, RMSNorm
 from quire.layers.targets import Staged, Staging, Target, store
-from quire.quantization.base import INPUTS, OUTPUTS, ExpertMatrices, QuantizationMethod, Spec, Tensors
+from quire.quantization.base import (
+    INPUTS,
+    OUTPUTS,
+    ExpertMatrices,
+    QuantizationMethod,
+    Source,
+    Spec,
+    Tensors,
+    WeightFormat,
+)
 from quire.quantization.base import Norm as Gain
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -102,6 +112,7 @@ class Experts(nn.Module):
     """
 
     matrices: ExpertMatrices
+    low_rank: LowRankExperts | None = None  # what adapters add, if there may be any
 
     def __init__(
         self,
@@ -139,7 +150,8 @@ class Experts(nn.Module):
                 self.register_parameter(f"{kind}_{tensor}", nn.Parameter(whole, requires_grad=False))
                 kept[tensor] = whole
             self._kept.append(kept)
-        self.matrices = self._pair[0].scheme.format.experts(*self._kept)
+        gate_up, down = (one.scheme.format for one in self._pair)
+        self.matrices = gate_up.experts(self._kept[0], self._kept[1], down)
         if self.has_bias:
             self._biases = [torch.zeros(self.experts, one.local_shape[0]) for one in self._pair]
             for kind, bias in zip(("gate_up", "down"), self._biases, strict=True):
@@ -147,9 +159,10 @@ class Experts(nn.Module):
             # What is added behind a sum over ranks is added once.
             self.inside = Inside(self.inside.gate, self._biases[0], self._biases[1] if not topology.rank else None)
 
-    def add(self, x: torch.Tensor, routes: Routes, residual: torch.Tensor, norm: Gain | None) -> torch.Tensor:
-        """`residual += routed experts of norm(x)`, in place; returns it."""
-        return self.matrices.add(x, routes, residual, norm, self.inside)
+    @property
+    def format(self) -> WeightFormat:
+        """Of all its matrices, once they are allocated."""
+        return self._pair[0].scheme.format
 
     def num_weights(self) -> int:
         """Numbers that the parameters of a token's experts stand for: what it is multiplied by."""
@@ -167,6 +180,25 @@ class Experts(nn.Module):
                 dense = one.cut(draw(one.out_features, one.in_features))
                 store({name: tensor[expert] for name, tensor in kept.items()}, one.scheme.format.pack(dense))
 
+    @property
+    def pair(self) -> tuple[Linear, Linear]:
+        """One expert's matrices, gate and up together and down, as patterns of shapes and shares."""
+        return self._pair
+
+    def dense(self, number: int, expert: int, dtype: torch.dtype) -> torch.Tensor:
+        """What the numbers of one expert's matrix stand for, as this rank has them. number: in `pair`."""
+        own = {name: tensor[expert] for name, tensor in self._kept[number].items()}
+        return self._pair[number].scheme.format.matrix(own, None).dense(dtype)
+
+    def add(self, x: torch.Tensor, routes: Routes, residual: torch.Tensor, norm: Gain | None = None) -> torch.Tensor:
+        """As ExpertMatrices.add, and what adapters add to each expert."""
+        if self.low_rank is None or not self.low_rank.is_active:
+            return self.matrices.add(x, routes, residual, norm, self.inside)
+        x = x if norm is None else rms_norm(x, *norm)
+        gate_up, down = (partial(self.dense, number, dtype=x.dtype) for number in range(2))
+        more = (self.low_rank.add_gate_up, self.low_rank.add_down)
+        return add_each(x, routes, gate_up, down, residual, self.inside, more)
+
     # -- loading ------------------------------------------------------------------------------------------------
 
     def targets_in(self, stored: Shapes) -> Iterator[Target]:
@@ -177,35 +209,35 @@ class Experts(nn.Module):
             together = f"{self.name}.{whole}"
             for expert in range(self.experts):
                 own = {name: tensor[expert] for name, tensor in kept.items()}
-                if together in stored:
+                if any(_stored_as(together, source) in stored for source in one.scheme.sources):
                     yield from self._part_of(together, expert, one, own)
                 else:
                     modules = tuple(f"{self.name}.{expert}.{part}" for part in one.parts)
                     yield from one.targets_into(modules, own)
 
-    def _part_of(self, source: str, expert: int, one: Linear, own: dict[str, torch.Tensor]) -> Iterator[Target]:
-        """One expert's part of a tensor that holds all of them."""
-        scheme, turned = one.scheme, self.names.transposed
-        plain = scheme.sources[0]
-        if len(scheme.sources) > 1 or plain.axes != (OUTPUTS, INPUTS):
+    def _part_of(self, together: str, expert: int, one: Linear, own: dict[str, torch.Tensor]) -> Iterator[Target]:
+        """One expert's part of tensors that hold all of them: of every source whose first axis counts outputs."""
+        sources, pack = one.scheme.sources, one.scheme.pack
+        if any(source.axes[:1] != (OUTPUTS,) for source in sources):
             return
         dealt = self.names.interleaved and len(one.parts) == 2
-        pack = scheme.pack
         if dealt:
-            pack = partial(_deal, name=plain.name, pack=scheme.pack)
-        into: torch.Tensor | Staged
-        if pack is None:
-            into = own[plain.name]
-        else:
-            device = next(iter(own.values())).device
-            into = Staged(Staging({plain.name: Spec(one.local_shape, plain.kept)}, device, pack, own), plain.name)
-        shape = (self.experts, one.out_features, one.in_features)
-        columns = slice(*one.columns[:2])
-        for lines, place in _runs(one, dealt=dealt):
-            part, at = (slice(expert, expert + 1), lines, columns), (None, place)
-            if turned:
-                part = (part[0], columns, lines)
-            yield Target(source, _turned(shape) if turned else shape, into, plain.dtypes, part, at, turned)
+            pack = partial(_deal, pack=one.scheme.pack)
+        staging = None
+        if pack is not None:
+            specs = {source.name: Spec(one.staged_shape(source), source.kept) for source in sources}
+            staging = Staging(specs, next(iter(own.values())).device, pack, own)
+        for source in sources:
+            into = own[source.name] if staging is None else Staged(staging, source.name)
+            turned = self.names.transposed and source.axes == (OUTPUTS, INPUTS)
+            shape, columns = one.inner_axes(source)
+            shape = (self.experts, one.out_features, *shape)
+            name = _stored_as(together, source)
+            for lines, place in _runs(one, dealt=dealt):
+                part, at = (slice(expert, expert + 1), lines, *columns), (None, place)
+                if turned:
+                    part, shape = (part[0], *columns, lines), (self.experts, one.in_features, one.out_features)
+                yield Target(name, shape, into, source.dtypes, part, at, turned)
 
     def _bias_targets(self) -> Iterator[Target]:
         names, every = (self.names.gate_up_bias, self.names.down_bias), slice(None)
@@ -237,14 +269,15 @@ def _turns(one: Linear) -> Iterator[tuple[slice, slice]]:
         yield slice(2 * share.begin + which, 2 * share.end, 2), slice(at, at + share.end - share.begin)
 
 
-def _deal(read: Tensors, name: str, pack: Callable[[Tensors], Tensors] | None) -> Tensors:
+def _deal(read: Tensors, pack: Callable[[Tensors], Tensors] | None) -> Tensors:
     """Lines of gate and up that take turns, one kind behind the other; then packed."""
-    dense = {name: read[name].unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1)}
-    return dense if pack is None else pack(dense)
+    dealt = {name: tensor.unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1) for name, tensor in read.items()}
+    return dealt if pack is None else pack(dealt)
 
 
-def _turned(shape: tuple[int, int, int]) -> tuple[int, int, int]:
-    return shape[0], shape[2], shape[1]
+def _stored_as(together: str, source: Source) -> str:
+    """The name of a tensor that holds a source of all experts."""
+    return together if source.name == "weight" else f"{together}_{source.name}"
 
 
 class SparseLayer(DecoderLayer):
@@ -255,7 +288,7 @@ class SparseLayer(DecoderLayer):
 
     def __init__(
         self,
-        self_attn: Attention,
+        self_attn: SelfAttention,
         mlp: GatedMLP | MixtureOfExperts,
         hidden: int,
         eps: float,
@@ -372,6 +405,4 @@ class MixtureOfExperts(nn.Module):
         else:
             inner = shared.gate_up_proj(x)
             sigmoid_gate(inner, x, self.get_parameter(f"{self._gate_name}.weight"))
-        y = shared.down_proj.matrix.linear(inner, residual=residual)
-        assert isinstance(y, torch.Tensor)
-        return y
+        return shared.down_proj.partial(inner, residual)

@@ -47,6 +47,13 @@ def no_rotation(max_positions: int, head_dim: int) -> torch.Tensor:
     return torch.tensor([[1.0] * half + [0.0] * half], dtype=torch.float32).expand(max_positions, -1)
 
 
+def sharpened_scale(rope: Mapping[str, Any], columns: int) -> float:
+    """Of products of queries and keys of so many columns, where not all of them turn (DeepSeek-V2): what YaRN sharpens
+    attention by in all columns, `mscale_all_dim`, is here, and the table has the rest."""
+    sharpening = _sharpening(rope["factor"], rope["mscale_all_dim"]) if rope.get("mscale_all_dim") else 1.0
+    return math.sqrt(1 / columns) * sharpening * sharpening
+
+
 def position_scales(beta: float, trained: int, max_positions: int, first: int = 0) -> torch.Tensor | None:
     """What queries are multiplied by, float32 [max_positions]: 1 + beta · ln(1 + floor(position / trained)) (Nakanishi,
     2025, as Llama 4 and Ministral 3 have it); None: nothing. first: the number of the first position."""
@@ -128,15 +135,18 @@ def _yarn(frequencies: torch.Tensor, theta: float, rope: Mapping[str, Any]) -> t
     return frequencies / factor * stretch + frequencies * (1 - stretch), _yarn_scale(factor, rope)
 
 
-def _yarn_scale(factor: float, rope: Mapping[str, Any]) -> float:
-    def sharpening(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+def _sharpening(factor: float, weight: float) -> float:
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
+
+def _yarn_scale(factor: float, rope: Mapping[str, Any]) -> float:
     given: float | None = rope.get("attention_factor")
     if given is not None:
         return given
     some, all_dims = rope.get("mscale", 0.0), rope.get("mscale_all_dim", 0.0)
-    return sharpening(some) / sharpening(all_dims) if some and all_dims else sharpening(1.0)
+    if some and all_dims:
+        return _sharpening(factor, some) / _sharpening(factor, all_dims)
+    return _sharpening(factor, 1.0)
 
 
 _Scaling = Callable[[torch.Tensor, float, Mapping[str, Any]], tuple[torch.Tensor, float]]

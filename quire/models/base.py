@@ -17,7 +17,7 @@ from quire.distributed.group import Group
 from quire.foundation.errors import ConfigError
 from quire.kernels.across_ranks import gather_columns
 from quire.kernels.elementwise.activation import softcap_
-from quire.layers.attention import Attention, Keeps
+from quire.layers.attention import Keeps, SelfAttention
 from quire.layers.embedding import Embedding
 from quire.layers.experts import Experts
 from quire.layers.linear import Linear
@@ -167,8 +167,86 @@ class Logits:
         return cls(scale=1 / number)
 
 
-class DecoderStack(nn.Module):
-    """A decoder-only language model, as the worker sees it.
+class Decoder(nn.Module):
+    """A language model as the worker sees it: tokens and a paged cache in, states and logits out."""
+
+    is_causal = True
+    graph_support = True  # its steps may be captured in CUDA graphs
+    is_foreign = False  # somebody else's code, which may do what graphs and rehearsals do not allow
+    group: Group | None = None  # of ranks that share it
+    hidden: int
+    num_heads: int
+    scores: list[Scores]  # of attention, by group
+    layer_groups: list[int]
+    _keeps: list[Keeps]  # by group
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        ctx: StepContext,
+        layers: int | None = None,
+        given: GivenEmbeddings | None = None,
+    ) -> torch.Tensor:
+        """input_ids int32 [tokens] → something of all tokens, [tokens, hidden].
+
+        layers: 1, to warm up: one of each group will do. given: what some tokens are instead of their ids' embeddings.
+        """
+        raise NotImplementedError
+
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """hidden: rows of what `forward` returned, [rows, hidden] → float32 [rows, vocab], in `out` if given."""
+        raise NotImplementedError
+
+    def states(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: rows of what `forward` returned → the model's own last hidden states, which logits are made of."""
+        raise NotImplementedError
+
+    def checkpoint_name(self, path: str) -> str:
+        raise NotImplementedError
+
+    def known_name(self, tensor: str) -> str | None:
+        raise NotImplementedError
+
+    @property
+    def twins(self) -> dict[str, str]:
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Once the weights are there. Raises ConfigError if the model cannot be served as it is."""
+
+    def kv_groups(self, block_size: int, dtype: torch.dtype | None = None) -> list[KVGroupSpec]:
+        return [
+            KVGroupSpec(
+                kind=keeps.kind,
+                block_size=block_size,
+                num_layers=self.layer_groups.count(number),
+                num_kv_heads=keeps.num_kv_heads,
+                head_dim=keeps.head_dim,
+                dtype_bytes=(dtype or next(self.parameters()).dtype).itemsize,
+                window=keeps.window,
+                planes=1 if keeps.value_dim else 2,
+                value_dim=keeps.value_dim,
+            )
+            for number, keeps in enumerate(self._keeps)
+        ]
+
+    def num_bytes(self) -> int:
+        return num_bytes(self)
+
+    def num_weights(self) -> int:
+        return num_weights(self)
+
+    def prompt_weights(self) -> int:
+        """Of these those that each token of a prompt is multiplied by."""
+        raise NotImplementedError
+
+    def expert_bytes(self, tokens: int | None = None) -> float:
+        """Of all experts' weights; or of those that so many tokens hit."""
+        return sum(module.num_bytes(tokens) for module in self.modules() if isinstance(module, Experts))
+
+
+class DecoderStack(Decoder):
+    """A decoder-only language model that is declared.
 
     layer: makes the decoder layer of a given number. tied: logits come from the embedding matrix. norm: the last one;
     None: an RMS norm. embedding_scale: that embeddings are multiplied by. input_scale: the same, given ones too.
@@ -176,8 +254,6 @@ class DecoderStack(nn.Module):
     unit_head: each of the head's rows is divided by its length.
     Submodules are named as in checkpoints, but for what `naming` says.
     """
-
-    is_causal = True
 
     def __init__(
         self,
@@ -197,7 +273,6 @@ class DecoderStack(nn.Module):
         super().__init__()
         self.sizes = sizes
         self.hidden, self.num_heads = sizes.hidden, sizes.heads
-        self.group: Group | None = None
         self.naming, self._logits = naming or Naming(), logits or Logits()
         self.embed_tokens = Embedding(sizes.vocab, sizes.hidden, scale=embedding_scale)
         self.embed_positions = Embedding(positions[0], sizes.hidden) if positions else None
@@ -301,29 +376,8 @@ class DecoderStack(nn.Module):
     def checkpoint_name(self, path: str) -> str:
         return self.naming.checkpoint_name(path)
 
-    def kv_groups(self, block_size: int, dtype: torch.dtype | None = None) -> list[KVGroupSpec]:
-        return [
-            KVGroupSpec(
-                kind=keeps.kind,
-                block_size=block_size,
-                num_layers=self.layer_groups.count(number),
-                num_kv_heads=keeps.num_kv_heads,
-                head_dim=keeps.head_dim,
-                dtype_bytes=(dtype or self.embed_tokens.weight.dtype).itemsize,
-                window=keeps.window,
-            )
-            for number, keeps in enumerate(self._keeps)
-        ]
-
-    def num_bytes(self) -> int:
-        return num_bytes(self)
-
-    def num_weights(self) -> int:
-        return num_weights(self)
-
-    def expert_bytes(self, tokens: int | None = None) -> float:
-        """Of all experts' weights; or of those that so many tokens hit."""
-        return sum(module.num_bytes(tokens) for module in self.modules() if isinstance(module, Experts))
+    def prompt_weights(self) -> int:
+        return num_weights(self.layers)
 
 
 def num_bytes(module: nn.Module) -> int:
@@ -345,7 +399,10 @@ def _scores(layers: nn.ModuleList, groups: int) -> list[Scores]:
     """Of attention, by group: one backend serves the layers of each."""
     found: dict[int, Scores] = {}
     for attention in layers.modules():
-        if isinstance(attention, Attention) and found.setdefault(attention.group, attention.scores) != attention.scores:
+        if (
+            isinstance(attention, SelfAttention)
+            and found.setdefault(attention.group, attention.scores) != attention.scores
+        ):
             raise ConfigError(
                 "layers that keep the same, of which some have another soft cap or alone have sinks or slopes, are not "
                 "supported"
@@ -355,8 +412,10 @@ def _scores(layers: nn.ModuleList, groups: int) -> list[Scores]:
 
 def _grouped(layers: nn.ModuleList) -> tuple[list[Keeps], list[int]]:
     """What each group keeps, and the number of each layer's group, which the layers are told."""
-    attentions = sorted((m for m in layers.modules() if isinstance(m, Attention)), key=lambda m: m.index)
-    keeps = sorted({attention.keeps for attention in attentions}, key=lambda keeps: (keeps.kind != "full", keeps))
+    attentions = sorted((m for m in layers.modules() if isinstance(m, SelfAttention)), key=lambda m: m.index)
+    keeps = sorted(
+        {attention.keeps for attention in attentions}, key=lambda keeps: (keeps.kind not in ("full", "latent"), keeps)
+    )
     for attention in attentions:
         attention.group = keeps.index(attention.keeps)
     return keeps, [attention.group for attention in attentions]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from quire.scheduling.request import Request
 from quire.scheduling.seats import DecodeRows
 from quire.scheduling.state import Chunk
 from quire.types.plan import (
+    AdapterInSlot,
     Admit,
     Attachment,
     AwaitMasks,
@@ -77,7 +78,13 @@ class PlanBuilder:
         """One table entry of each of many seats."""
         self._blocks[group].append((seats, index, _ids(blocks)))
 
-    def finish(self, step: int, releases: list[int], prefixes: SharedPrefixes | None) -> StepPlan:
+    def finish(
+        self,
+        step: int,
+        releases: list[int],
+        prefixes: SharedPrefixes | None,
+        adapters: Sequence[AdapterInSlot] = (),
+    ) -> StepPlan:
         decodes, chunks = self.decodes, self.chunks
         num_decodes = len(decodes)
         if chunks:
@@ -105,6 +112,7 @@ class PlanBuilder:
             num_drafts=self.num_drafts,
             releases=releases,
             attachments=[made for make in ATTACHMENTS if (made := make(self)) is not None],
+            adapters=[*adapters],
             prefixes=prefixes,
         )
 

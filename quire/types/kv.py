@@ -14,13 +14,14 @@ MAX_TOKENS = 2**31 - 1  # where nothing else bounds what a request can hold
 class KVGroupSpec(msgspec.Struct, frozen=True):
     """Layers that keep the same kind of thing, and so share one block table a request.
 
-    A layer keeps `planes` rows a token, each of `num_kv_heads * head_dim` numbers: keys and values are two. All groups
-    take their blocks from one pool of equally large pages; how many tokens one holds follows from the bytes.
+    A layer keeps `planes` rows a token, each of `num_kv_heads * head_dim` numbers: keys and values are two, a latent
+    row is one, whose first `value_dim` numbers are the values. All groups take their blocks from one pool of equally
+    large pages; how many tokens one holds follows from the bytes.
     """
 
-    # "full", "window", "chunk" (a window that stands still), "history" (ids of the tokens, where no layer keeps them
-    # all), or "none": nothing is kept, so that a prompt must be computed in one step, and the one block that each
-    # request holds is but a number
+    # "full", "latent", "window", "chunk" (a window that stands still), "history" (ids of the tokens, where no layer
+    # keeps them all), or "none": nothing is kept, so that a prompt must be computed in one step, and the one block that
+    # each request holds is but a number
     kind: str
     block_size: int  # tokens a block
     num_layers: int
@@ -29,6 +30,12 @@ class KVGroupSpec(msgspec.Struct, frozen=True):
     dtype_bytes: int
     window: int = 0  # tokens that a query sees at most, its own included; 0: all
     planes: int = 2
+    value_dim: int = 0  # 0: values are a plane of their own
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether every token's row stays as long as the request."""
+        return self.kind in ("full", "latent")
 
     @property
     def bytes_per_token(self) -> int:

@@ -14,7 +14,7 @@ from quire.worker.pages import Pages
 class KVStore:
     """Paged keys and values, bytes [slabs, pages, bytes of a slice]; `layers` are views of it.
 
-    With one group of layers that is [layers, 2, pages, kv_heads, block_size, head_dim]. `token_of_slot`
+    With one group of layers that is [layers, planes, pages, kv_heads, block_size, head_dim]. `token_of_slot`
     [pages * block size of the keeper] int32 is the device's own history of every request, addressed through the
     keeper's block table: penalties and bad words read it, and it is shared and evicted together with the KV.
 
@@ -43,7 +43,8 @@ class KVStore:
             slab = self.data[number // planes_a_slab].view(dtype)
             return slab.view(shape)[:, number % planes_a_slab]
 
-        return LayerCache(k=plane(spec.planes * place), v=plane(spec.planes * place + 1))
+        k = plane(spec.planes * place)
+        return LayerCache(k=k, v=k[..., : spec.value_dim] if spec.value_dim else plane(spec.planes * place + 1))
 
     @property
     def num_bytes(self) -> int:

@@ -1,6 +1,7 @@
 """Pages: how the groups of a model's layers share one pool of equally large pages.
 
-A page is a slice of every slab, and a slab is one piece of memory. A layer's keys are one plane, its values another.
+A page is a slice of every slab, and a slab is one piece of memory. A layer's keys are one plane, its values another;
+latent rows are but one.
 The planes of a group are spread over the slabs, as many to each; so with one group each plane has a slab of its own. A
 slice holds one block of each of a group's planes there, or several where a group has fewer planes: kernels know blocks
 of one size, and how many tokens a page holds follows from the bytes.
@@ -61,7 +62,7 @@ def lay_out(groups: Sequence[KVGroupSpec], block_size: int) -> Pages:
         for group, split in zip(groups, splits, strict=True)
     ]
     slab_bytes = slice_width * block_size
-    full = [number for number, group in enumerate(made) if group.kind == "full"]
+    full = [number for number, group in enumerate(made) if group.keeps_all]
     if full:
         return Pages(made, splits, slabs, slab_bytes, full[0])
     history = KVGroupSpec("history", slab_bytes // 4, 1, 1, 1, 4, planes=1)  # it lies in the first slab alone

@@ -16,6 +16,7 @@ from quire.models.pooling import PoolingModel
 from quire.platforms.transfers import upload
 from quire.types.plan import Pool, StepPlan
 from quire.types.result import PooledRows, StepResult
+from quire.worker.adapters import Adapters
 from quire.worker.batch import Batch, BatchBuilder
 from quire.worker.kv_store import KVStore
 from quire.worker.layer_groups import LayerGroups
@@ -68,8 +69,10 @@ class PoolingRunner:
         staging_capacity: int,
         device: torch.device,
         stream: torch.cuda.Stream | None,
+        adapters: Adapters | None = None,
     ) -> None:
         self.model = model
+        self._adapters = adapters
         self._make_context = make_context
         self._seats = seats
         self._builder = builder
@@ -92,7 +95,11 @@ class PoolingRunner:
     def run(self, plan: StepPlan) -> StepHandle:
         with self._on_stream():
             wanted = next(one for one in plan.attachments if isinstance(one, Pool))
+            if self._adapters is not None:
+                self._adapters.begin(plan, self._seats)
             batch = self._builder.mixed(plan, None, self._staging)
+            if self._adapters is not None:
+                self._adapters.find_rows(batch, self._seats)
             num_computed = self._seats.num_computed_np[plan.seats]
             hidden = self.model(batch.buffers.input_ids, self._make_context(plan, wanted, batch))
             pooled = self._pooler.pool(plan, wanted, hidden, num_computed)

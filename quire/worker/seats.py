@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 
 from quire.kernels.step.step import GroupTable, SeatState, scatter
-from quire.types.plan import NewBlocks, StepPlan
+from quire.types.plan import Admit, NewBlocks, StepPlan
 from quire.worker.pages import Pages
 from quire.worker.staging import Span, Staging
 
@@ -32,8 +32,10 @@ class DeviceSeats:
         device: torch.device,
         *,
         limited: bool = False,
+        adapted: bool = False,
     ) -> None:
-        """max_blocks, block_size: of the keeper, the only group unless `add_groups` is called."""
+        """max_blocks, block_size: of the keeper, the only group unless `add_groups` is called. adapted: rows may have
+        LoRA adapters."""
         seats = max_seats + 1
         self.state = SeatState(
             last_token=torch.zeros(seats, dtype=torch.int32, device=device),
@@ -46,6 +48,8 @@ class DeviceSeats:
         self.tables = [GroupTable(self.state.block_table, block_size)]
         self.keeper, self._splits = 0, [1]
         self.num_computed_np = np.zeros(seats, dtype=np.int32)
+        self.adapters = torch.zeros(seats, dtype=torch.int32, device=device) if adapted else None  # slots
+        self.adapters_np = np.zeros(seats, dtype=np.int32)  # the same
         self.is_read = device.type == "cpu"  # whether somebody needs the mirror to be exact
 
     def add_groups(self, pages: Pages, max_model_len: int) -> None:
@@ -68,6 +72,9 @@ class DeviceSeats:
             computed = np.array([a.num_computed for a in plan.admits], dtype=np.int32)
             self.num_computed_np[seats] = computed
             writes.append((self.state.num_computed, staging.put(seats), staging.put(computed)))
+            if self.adapters is not None:
+                slots = np.array([a.adapter for a in plan.admits], dtype=np.int32)
+                writes.append((self.adapters, staging.put(seats), staging.put(slots)))
         reserved = len(plan.token_ids) + 6 * plan.num_rows + 32
         for target, index, values in self._changes(plan):
             begin = 0
@@ -82,6 +89,11 @@ class DeviceSeats:
                 writes.append((target, staging.put(index[part]), staging.put(values[part])))
                 begin = part.stop
         return writes
+
+    def seat_adapters(self, admits: Sequence[Admit]) -> None:
+        """Keep the mirror of the seats' adapters in step with what `stage` does on the device."""
+        for admit in admits:
+            self.adapters_np[admit.seat] = admit.adapter
 
     def _changes(self, plan: StepPlan) -> Iterator[tuple[torch.Tensor, np.ndarray, np.ndarray]]:
         """(array, places in it, values) of what the plan says of tables and histories."""

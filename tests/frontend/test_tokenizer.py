@@ -99,7 +99,6 @@ def test_ids_that_no_tokenizer_has(tokenizer: Tokenizer, ids: list[int]) -> None
     ("files", "words"),
     [
         ({}, "tokenizer.json does not exist"),
-        ({"tokenizer.model": "x"}, "SentencePiece"),
         ({"tokenizer.json": "{"}, "cannot be read"),
         ({"tokenizer.json": byte_level().to_str(), "tokenizer_config.json": "{"}, "not valid JSON"),
         ({"tokenizer.json": byte_level().to_str(), "tokenizer_config.json": "[]"}, "JSON object"),

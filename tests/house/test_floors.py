@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2] / "quire"
 # Rooms by floor. A file imports from lower floors and from its own room only.
 FLOORS: list[list[str]] = [
     ["foundation"],
-    ["types"],
+    ["types", "conversion"],
     ["config", "grammar", "observe", "kv", "scheduling"],
     ["distributed", "platforms", "parsers"],
     ["kernels"],

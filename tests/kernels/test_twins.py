@@ -15,7 +15,8 @@ from quire.kernels.attention.scores import Scores
 from quire.kernels.dispatch import INTERPRETED, plain_torch
 from quire.kernels.draft_state import DraftBuffers, DraftState
 from quire.kernels.elementwise import activation, norm
-from quire.kernels.gemm import fp8_linear
+from quire.kernels.gemm import fp8_linear, grouped_linear
+from quire.kernels.gemm.codes import Codes
 from quire.kernels.gemm.linear import linear
 from quire.kernels.moe import experts, gate, routing
 from quire.kernels.moe.routes import Rule
@@ -25,6 +26,7 @@ from quire.kernels.step import step
 from quire.kernels.step.state import GroupTable, SeatState, StepBuffers
 from quire.platforms.transfers import upload
 from quire.quantization.fp8 import Fp8Channel
+from quire.quantization.grouped import Int4
 from tests.kernels.compare import LIMITS, NARROW
 from tests.sampling.rows import columns, history
 
@@ -157,6 +159,12 @@ def products_of_8_bits(device: torch.device) -> Results:
     return [found]
 
 
+def products_of_codes(device: torch.device) -> Results:
+    packed = Int4().pack(random(device, 40, 192))
+    weight = Codes("int4", 128, packed["codes"], packed["scale"])
+    return [grouped_linear.linear(random(device, 9, 192), weight), grouped_linear.widened(weight, torch.float32)]
+
+
 def gathered(device: torch.device) -> Results:
     state, _ = seated(device)
     out = buffers(14, 4, device)
@@ -266,6 +274,7 @@ def mixed(device: torch.device) -> Results:
 CASES: dict[Callable[[torch.device], Results], tuple[str, ...]] = {
     decode_rows: ("decode",), prefill_rows: ("prefill",), whole_prompts: ("attend",), projected: ("qkv_rope_write",),
     rotated: ("qk_norm_rope_write",), products: ("linear",), products_of_8_bits: ("fp8_linear",),
+    products_of_codes: ("widened",),
     masked: ("apply_bitmask",), gathered: ("gather", "find_slots"), gathered_decodes: ("gather_decode",),
     committed: ("commit",),
     scattered: ("scatter",), drafted: ("gather_drafted", "commit_drafted"), probed: ("probe",), normed: ("rms_norm",),

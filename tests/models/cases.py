@@ -298,6 +298,34 @@ CASES |= {
     **TWIN_CASES,
 }
 
+LATENT = {
+    "num_key_value_heads": 4,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "kv_lora_rank": 20,
+    "q_lora_rank": 28,
+}
+SHARPENED = {**YARN, "factor": 8.0, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 0.7}
+CASES |= {
+    "minicpm3": ("MiniCPM3", {**LATENT, "dim_model_base": 32, "scale_depth": 1.1, "scale_emb": 3.0}),
+    "minicpm3-plain": (
+        "MiniCPM3",
+        {
+            **LATENT,
+            "q_lora_rank": None,
+            "v_head_dim": None,
+            "scale_depth": None,
+            "dim_model_base": None,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "hidden_act": "gelu",
+        },
+    ),
+    "youtu": ("Youtu", {**LATENT}),
+    "youtu-yarn": ("Youtu", {**LATENT, "rope_parameters": SHARPENED, "rope_interleave": False, "q_lora_rank": None}),
+}
+
 FAMILIES = [name for name in CASES if name in families()]
 """The main case of each family, called as its file."""
 TWINS = [name for name in TWIN_CASES if name in FAMILIES]

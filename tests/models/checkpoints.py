@@ -12,7 +12,7 @@ import transformers
 
 from quire.config.model_info import read_model_info
 from quire.models import catalog, weights
-from quire.models.base import DecoderStack
+from quire.models.base import Decoder
 from tests.models import twins
 
 CPU = torch.device("cpu")
@@ -27,13 +27,22 @@ TINY = {
 }
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 # Families whose class is called otherwise, and those whose norms are added to 1.
-MODELS = {"Gemma3Text": "Gemma3ForCausalLM", "Llama4Text": "Llama4ForCausalLM", "GPT2": "GPT2LMHeadModel"}
+MODELS = {
+    "Gemma3Text": "Gemma3ForCausalLM",
+    "GPT2": "GPT2LMHeadModel",
+    "CTRL": "CTRLLMHeadModel",
+    "Llama4Text": "Llama4ForCausalLM",
+}
 ADDED_TO_1 = ("Gemma", "Gemma2", "Gemma3Text", "VaultGemma", "Nemotron")
 
 
 def config_class(family: str) -> type[transformers.PreTrainedConfig]:
     found: type[transformers.PreTrainedConfig] = getattr(transformers, f"{family}Config")
     return found
+
+
+def class_name(family: str) -> str:
+    return MODELS.get(family, f"{family}ForCausalLM")
 
 
 def make(family: str, seed: int = 0, **config: Any) -> transformers.PreTrainedModel:
@@ -45,7 +54,7 @@ def make(family: str, seed: int = 0, **config: Any) -> transformers.PreTrainedMo
     made = config_class(family)(**copy.deepcopy(wanted))  # which fills in what a rotary section lacks
     made._attn_implementation = attention
     torch.manual_seed(seed)
-    model = getattr(transformers, MODELS.get(family, f"{family}ForCausalLM"))(made).eval()
+    model = getattr(transformers, class_name(family))(made).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1 and name.endswith("weight"):
@@ -74,12 +83,18 @@ def save(model: transformers.PreTrainedModel, folder: Path, **arguments: Any) ->
 
 
 def load(
-    folder: Path, dtype: torch.dtype = torch.float32, device: torch.device = CPU, **overrides: Any
-) -> DecoderStack:
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = CPU,
+    impl: str = "auto",
+    trusted: bool = False,
+    **overrides: Any,
+) -> Decoder:
     """Through the same doors as the worker."""
-    info = read_model_info(folder, overrides)
+    info = read_model_info(folder, overrides, impl=impl, trusted=trusted)
     model = catalog.build(info, dtype, device, info.max_position)
     weights.load(model, folder, "auto")
+    model.check()
     return model
 
 

@@ -9,7 +9,7 @@ import torch
 from quire.attention.base import AttentionBackend, AttentionSpec
 from quire.attention.context import AttentionInputs, GroupContext, LayerCache, StepContext
 from quire.attention.select import select
-from quire.models.base import DecoderStack
+from quire.models.base import Decoder
 
 
 class PagedRows:
@@ -17,7 +17,7 @@ class PagedRows:
 
     def __init__(
         self,
-        model: DecoderStack,
+        model: Decoder,
         *,
         max_rows: int = 4,
         max_seq_len: int = 128,
@@ -25,7 +25,7 @@ class PagedRows:
         seed: int = 0,
         backend: str = "auto",
     ) -> None:
-        weight = model.embed_tokens.weight
+        weight = next(model.parameters())
         self.model, self.device, self.block_size = model, weight.device, block_size
         groups = model.kv_groups(block_size)
         spec = groups[0]
@@ -39,9 +39,10 @@ class PagedRows:
         self.lengths = [0] * (max_rows + 1)
         shape = (num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
         # Poison, but for the null block: what was never written must never be seen.
+        planes = [[torch.full(shape, 1e4, dtype=weight.dtype, device=self.device) for _ in range(spec.planes)] for _ in
+                  model.layer_groups]  # fmt: skip
         self.caches = [
-            LayerCache(*(torch.full(shape, 1e4, dtype=weight.dtype, device=self.device) for _ in "kv"))
-            for _ in model.layer_groups
+            LayerCache(own[0], own[0][..., : spec.value_dim] if spec.value_dim else own[1]) for own in planes
         ]
         # All groups share one table here; a real worker has one for each.
         self.backends: list[AttentionBackend] = [
@@ -59,6 +60,7 @@ class PagedRows:
                     max_tokens=max_rows * max_seq_len,
                     max_seq_len=max_seq_len,
                     scores=scores,
+                    value_dim=group.value_dim,
                 ),
             )
             for group, scores in zip(groups, model.scores, strict=True)

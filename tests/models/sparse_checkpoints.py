@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from tests.models import checkpoints
+from tests.models.cases import LATENT, SHARPENED
 
 HALF_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 QWEN3 = {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
@@ -34,6 +35,11 @@ LLAMA4 = {
     "attn_scale": 0.5, "num_hidden_layers": 4, "rms_norm_eps": 1e-3,
 }  # fmt: skip
 GPT_OSS = {"head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 40}
+DEEPSEEK = {
+    **LATENT, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
+DEEPSEEK3 = {**DEEPSEEK, "n_group": 4, "topk_group": 2, "num_mtp_layers": 0}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3Moe", {**QWEN3, "norm_topk_prob": True}),
     "qwen3-some-dense": (
@@ -152,8 +158,28 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_key_value_heads": 1,
         },
     ),
+    "deepseek2": ("DeepseekV2", {**DEEPSEEK, "routed_scaling_factor": 1.5, "rope_parameters": SHARPENED}),
+    "deepseek2-groups": (
+        "DeepseekV2",
+        {
+            **DEEPSEEK, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "q_lora_rank": None,
+            "mlp_bias": True, "first_k_dense_replace": 0,
+        },
+    ),
+    "deepseek3": ("DeepseekV3", {**DEEPSEEK3, "rope_parameters": SHARPENED}),
+    "deepseek3-halves-biases": (
+        "DeepseekV3",
+        {**DEEPSEEK3, "rope_interleave": False, "attention_bias": True, "norm_topk_prob": False, "n_shared_experts": 1},
+    ),
+    "kimi2": (
+        "DeepseekV3",
+        {**DEEPSEEK3, "n_group": 1, "topk_group": 1, "q_lora_rank": None, "tie_word_embeddings": True},
+    ),
+    "glm-lite": ("Glm4MoeLite", {**DEEPSEEK, "mlp_layer_types": ["sparse", "dense", "sparse"], "v_head_dim": 24}),
+    "glm-lite-usual": ("Glm4MoeLite", {**DEEPSEEK, "n_group": 2, "rope_interleave": False}),
 }  # fmt: skip
 _FILES = {
+    "DeepseekV2": "deepseek_v2", "DeepseekV3": "deepseek_v3", "Glm4MoeLite": "glm4_moe_lite",
     "Dots1": "dots1", "Ernie4_5_Moe": "ernie4_5_moe", "Glm4Moe": "glm4_moe", "GraniteMoe": "granitemoe",
     "HunYuanMoEV1": "hunyuan_v1_moe", "Mixtral": "mixtral", "Olmoe": "olmoe", "Qwen2Moe": "qwen2_moe",
     "Qwen3Moe": "qwen3_moe", "MiniMaxM2": "minimax_m2", "HYV3": "hy_v3", "SolarOpen": "solar_open",
@@ -164,24 +190,10 @@ _FILES = {
 FAMILIES = {file: [name for name, (made, _) in CASES.items() if made == cls] for cls, file in _FILES.items()}
 """The cases of each family, called as its file."""
 SHARED = (
-    "qwen3",
-    "qwen3-some-dense",
-    "qwen2",
-    "mixtral",
-    "glm-groups",
-    "dots",
-    "granite",
-    "ernie",
-    "hunyuan",
-    "hy_v3",
-    "solar_open",
-    "mellum",
-    "phimoe",
-    "exaone_moe",
-    "granite_shared",
-    "gpt_oss",
-    "llama4",
-)
+    "qwen3", "qwen3-some-dense", "qwen2", "mixtral", "glm-groups", "dots", "granite", "ernie", "hunyuan", "hy_v3",
+    "solar_open", "mellum", "phimoe", "exaone_moe", "granite_shared", "gpt_oss", "deepseek2-groups",
+    "deepseek3-halves-biases", "llama4",
+)  # fmt: skip
 """Those that ranks can share."""
 
 

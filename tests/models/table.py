@@ -8,12 +8,14 @@ from __future__ import annotations
 import re
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from quire.config.families import Family, families
 from tests.models import checkpoints, sparse_checkpoints
 from tests.models.cases import CASES, FAMILIES
+from tests.models.fallback_cases import FALLBACK
 from tests.models.paged import PagedRows
 from tests.models.test_parity import expected, random_tokens
 
@@ -40,15 +42,38 @@ FOOT = """
 | Family | Architectures | Lines |
 |---|---|---|
 """
-NOT_YET = """
-Slopes are of ALiBi: a bias linear in how far away a token is. transformers rounds Falcon's to bfloat16 position by
-position, which is not done here. gpt-oss runs with experts in 16 bits. Of sinks, slopes, chunks and experts with
-biases, nothing has run on a GPU yet: their kernels are compared with plain torch in Triton's interpreter, and compiled.
+THROUGH = """
+## Through transformers
 
+Any other causal language model that the installed transformers has runs through its code (`pip install
+quire[transformers]`), if it attends by transformers' attention interface: on the same paged cache, scheduler, prefix
+cache and sampler. `--model-impl auto` does so where there is no family, `transformers` always, `quire` never. A line of
+the log says it. It costs speed, as layers are not fused; ranks, quantization and pooling are not for such models.
+Before the first request such a model is asked whether its tokens meet in attention
+alone, whether positions are those it is given, and whether attention is what its class says. What cannot run so is
+refused by name: state and convolution layers, encoders with decoders, parts that see or hear, masks of a class's
+own, rotary settings that go by a text's length beyond what was trained.
+
+Code that comes with a checkpoint (`auto_map`) is run only with `--trust-remote-code`, only if neither Quire nor
+transformers has the class, and only in the worker, which has a process of its own then; the log names each file and its
+hash. Tokenizers and templates run no code.
+
+These classes are compared with transformers token by token (`tests/models/test_fallback.py`), and so are llama, qwen3
+and gemma2. On a GPU none of it has run yet.
+
+| Class | Config, beside sizes | Difference |
+|---|---|---|
+"""
+NOTES = """
+Slopes are of ALiBi: a bias linear in how far away a token is. transformers rounds Falcon's to bfloat16 position by
+position, which is not done here. Of sinks, slopes, chunks and experts with biases nothing has run on a GPU yet: their
+kernels are compared with plain torch in Triton's interpreter, and compiled.
+"""
+NOT_YET = """
 ## Not yet
 
-Dual chunk attention (Qwen2.5-1M: `dual_chunk_attention_config`) and the images of Llama 4: a config that asks for them
-is refused by name.
+Dual chunk attention (Qwen2.5-1M: `dual_chunk_attention_config`). Attention to tokens that an indexer chooses
+(DeepSeek-V3.2, GLM-5). A config that asks for one is refused by name.
 """
 
 
@@ -74,7 +99,12 @@ def render(differences: dict[str, str]) -> str:
         for name, family in both
         if "type_vocab_size" in family.defaults
     ]
-    return HEAD + "\n".join(rows) + "\n" + FOOT + "\n".join(encoders) + "\n" + NOT_YET
+    through = THROUGH + "".join(
+        f"| {checkpoints.class_name(made)} | {', '.join(config) or '-'} | "
+        f"{differences.get(checkpoints.class_name(made), '-')} |\n"
+        for made, config in FALLBACK.values()
+    )
+    return HEAD + "\n".join(rows) + "\n" + NOTES + FOOT + "\n".join(encoders) + "\n" + through + NOT_YET
 
 
 def _row(name: str, family: Family, difference: str) -> str:
@@ -116,20 +146,28 @@ def differences_of(page: str) -> dict[str, str]:
 
 def measure() -> dict[str, str]:
     every = (*FAMILIES, *sparse_checkpoints.FAMILIES)
-    return {family: f"{max(map(difference, variants(family))):.0e}" for family in every}
+    measured = {family: f"{max(map(difference, variants(family))):.0e}" for family in every}
+    return measured | {
+        checkpoints.class_name(made): f"{_difference(checkpoints.make(made, **config), 'transformers'):.0e}"
+        for made, config in FALLBACK.values()
+    }
 
 
 def difference(case: str) -> float:
-    """Of four prompts of unlike length, together."""
     family, _, name = case.partition("-")
     if family in sparse_checkpoints.FAMILIES:
         reference = sparse_checkpoints.make(name)
     else:
         made, config = CASES[case]
         reference = checkpoints.make(made, **config)
+    return _difference(reference)
+
+
+def _difference(reference: Any, impl: str = "auto") -> float:
+    """Of four prompts of unlike length, together."""
     tokens = sorted(random_tokens(0, [50, 1, 17, 33]), key=len)
     with tempfile.TemporaryDirectory() as folder:
-        model = checkpoints.load(checkpoints.save(reference, Path(folder)))
+        model = checkpoints.load(checkpoints.save(reference, Path(folder)), impl=impl)
     ours = PagedRows(model).step([1, 2, 3, 4], tokens)
     both = zip(ours, expected(reference, tokens), strict=True)
     return max((torch.log_softmax(a, -1) - torch.log_softmax(b, -1)).abs().max().item() for a, b in both)

@@ -86,7 +86,7 @@ class Reference:
         self.tokens, self.prints, self.allowed = [], [], []
         self.output, self.finish = [], ("length", None)
         is_over = self._is_over()
-        state = hash(spec.cache_salt or "")
+        state = hash((spec.cache_salt or "", spec.lora and spec.lora.key))
         for position in range(limit):
             if position < len(spec.token_ids):
                 token = spec.token_ids[position]
@@ -144,6 +144,7 @@ class Device:
         self.max_tokens, self.max_chunk = max_tokens, max_chunk
         self.references: dict[int, Reference] = {}  # by request number
         self.seats: dict[int, Seat] = {}
+        self.adapters: dict[int, str] = {}  # keys by slot
         self.tables: list[dict[tuple[int, int], int]] = [{} for _ in specs]
         self.pages: dict[int, tuple[int, dict[int, int]]] = {}  # by block: the group that wrote there, its fingerprints
         self.prefixes: list[tuple[int, set[int]]] = []  # (shared tokens, seats) a group, as told and not yet released
@@ -253,6 +254,12 @@ class Device:
             keeps = any(spec.kind == "history" for spec in self.specs)
             told = [] if admit.history is None else admit.history.tolist()
             assert told == reference.tokens[: admit.num_computed if keeps else 0], "not the tokens computed"
+        for change in plan.adapters:
+            self.adapters[change.slot] = change.adapter.key
+        for seat in self.seats.values():
+            wanted = seat.reference.spec.lora
+            there = self.adapters[seat.admit.adapter] if seat.admit.adapter else None
+            assert there == (wanted and wanted.key), f"{seat.reference.spec.id} has another's adapter"
         for spec, table, new in zip(self.specs, self.tables, plan.blocks, strict=True):
             for seat_number, index, block in zip(
                 new.seats.tolist(), new.index.tolist(), new.blocks.tolist(), strict=True

@@ -148,3 +148,16 @@ def test_any_trace(world: World, acts: list[tuple[Any, ...]]) -> None:
         life.scheduler.check()
     life.run()
     life.check_empty()
+
+
+@pytest.mark.parametrize("options", [{}, {"mixed": True}, {"drafts": True}, {"deaths": 0.02}], ids=str)
+def test_random_traces_with_adapters(options: dict[str, Any]) -> None:
+    """More adapters than slots: every row finds its own in its slot, and shares no prefix with another's."""
+    first, passed = random.SystemRandom().randrange(2**40), 0
+    for seed in range(first, first + NUM_TRACES // 20):
+        try:
+            life = random_life(seed, adapters=True, **options)
+        except Exception as error:
+            raise AssertionError(f"random_life({seed}, adapters=True, {options})") from error
+        passed += sum(len(plan.adapters) for plan in life.plans) > life.world.adapter_slots
+    assert passed > NUM_TRACES / 200, "hardly any adapter had to make room: too easy"

@@ -14,6 +14,7 @@ from quire.foundation.errors import InputError, QuireError
 from quire.frontend.inputs import PromptLike, check_labels, checked_ids, read_prompt, tokenize
 from quire.frontend.outputs import RequestState
 from quire.frontend.tokenization.tokenizer import Tokenizer
+from quire.types.adapter import Adapter
 from quire.types.pooling import (
     EMBED,
     TOKEN_CLASSIFY,
@@ -89,6 +90,7 @@ def build(
     *,
     request_id: str,
     priority: int = 0,
+    adapter: Adapter | None = None,
 ) -> EngineRequest:
     """task: what `check_task` returned. Raises InputError naming the field that cannot be."""
     check_labels(request_id, priority, prompt.cache_salt)
@@ -114,6 +116,7 @@ def build(
         priority=priority,
         arrival=time.time(),
         cache_salt=prompt.cache_salt,
+        lora=adapter,
         pooling=Pooling(by_token, len(ids) if second_text is None else second_text),
     )
 

@@ -1,0 +1,91 @@
+"""What the headers of a checkpoint's files say: no byte of a tensor is read, and no torch imported."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+INDEX = "model.safetensors.index.json"
+MAX_HEADER = 100_000_000  # bytes of a safetensors header: the format's own limit
+_BITS = {
+    "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U8": 8, "BOOL": 8,
+    "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "U16": 16, "U32": 32, "U64": 64, "F4": 4,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """Tensors of safetensors files, counted."""
+
+    files: int = 0
+    tensors: int = 0
+    numbers: Mapping[str, int] = field(default_factory=dict)  # by the format's name of their type
+    problems: tuple[str, ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(_BITS.get(dtype, 0) * count for dtype, count in self.numbers.items()) // 8
+
+
+def stored_in(folder: Path) -> Stored:
+    """Of a local checkpoint; files that its index names and that are not there, or cannot be read, are problems."""
+    names, problems = _names(folder)
+    numbers: Counter[str] = Counter()
+    tensors = files = 0
+    for name in names:
+        try:
+            header = read_header(folder / name)
+        except FileNotFoundError:
+            problems.append(f"{name} is not there, which {INDEX} points to")
+        except (OSError, ValueError) as error:
+            problems.append(f"{name} {error}")
+        else:
+            files, tensors = files + 1, tensors + len(header)
+            for entry in header.values():
+                numbers[entry["dtype"]] += math.prod(entry["shape"])
+    return Stored(files=files, tensors=tensors, numbers=dict(numbers), problems=tuple(problems))
+
+
+def read_header(file: Path) -> dict[str, Any]:
+    """Tensors by name, each an object with dtype and shape. Raises OSError, or ValueError for what is no such file."""
+    with file.open("rb") as stream:
+        start = stream.read(8)
+        if len(start) < 8:
+            raise ValueError("is too short for a safetensors file")
+        (size,) = struct.unpack("<Q", start)
+        if size > MAX_HEADER:
+            raise ValueError(f"claims a header of {size} bytes")
+        try:
+            header = json.loads(stream.read(size))
+        except (ValueError, RecursionError):
+            raise ValueError("has a header that is not JSON") from None
+    if not isinstance(header, dict):
+        raise ValueError("has a header that is not a JSON object")
+    header.pop("__metadata__", None)
+    for name, entry in header.items():
+        if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str) or not _is_shape(entry.get("shape")):
+            raise ValueError(f"describes {name!r} without dtype and shape")
+    return header
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list) and all(type(length) is int and length >= 0 for length in value)
+
+
+def _names(folder: Path) -> tuple[list[str], list[str]]:
+    """Of the files that a load reads, and what is wrong with the list."""
+    index = folder / INDEX
+    if index.exists():
+        try:
+            named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            return sorted(name for name in named if isinstance(name, str)), []
+        except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+            return [], [f"{INDEX} is not a safetensors index"]
+    names = sorted(path.name for path in folder.glob("*.safetensors"))
+    return (["model.safetensors"] if "model.safetensors" in names else names), []
