@@ -105,6 +105,25 @@ def _llama(hidden: int, inner: int, layers: int, heads: int, dim: int) -> dict[s
     }
 
 
+MODELS["nemotron-h-8b"] = {
+    **_SHARED,
+    "architectures": ["NemotronHForCausalLM"],
+    "model_type": "nemotron_h",
+    "hidden_size": 4096,
+    "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 21504,
+    "mamba_num_heads": 128,
+    "mamba_head_dim": 64,
+    "n_groups": 8,
+    "ssm_state_size": 128,
+    "vocab_size": 131072,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 8192,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 MODELS["llama-3.2-1b"] = _llama(2048, 8192, 16, 32, 64)
 MODELS["qwen3-1.7b"] = _qwen3(2048, 6144, 28, 16, tied=True)
 MODELS["llama-3.2-3b"] = _llama(3072, 8192, 28, 24, 128)

@@ -85,6 +85,10 @@ def train() -> None:
             print(f"step {step}: loss {loss.item():.3f}, {time.perf_counter() - began:.0f} s", flush=True)
     model.to(torch.bfloat16).save_pretrained(ADAPTER)
     (ADAPTER / "README.md").unlink(missing_ok=True)  # peft's template of one
+    file = ADAPTER / "adapter_config.json"
+    kept = {**json.loads(file.read_text(encoding="utf-8")), "base_model_name_or_path": "quire-demo"}  # no path of ours
+    kept["target_modules"] = sorted(kept["target_modules"])
+    file.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

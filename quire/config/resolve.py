@@ -66,6 +66,8 @@ def resolve(config: EngineConfig, *, serving: bool = False, hardware: Hardware |
         trusted=given.trust_remote_code,
     )  # fmt: skip
     method = resolve_quantization(config.model.quantization, info.quantization)
+    if info.wrapper:
+        notes.append(f"{info.wrapper}: its text part runs ({info.architecture}); there are no images")
     if info.unknown_keys:
         notes.append(f"config.json has keys that mean nothing to {info.architecture}: {', '.join(info.unknown_keys)}")
     device = _device(config, notes) if hardware is None else hardware.device

@@ -205,17 +205,30 @@ class Experts(nn.Module):
         """Of every tensor that a checkpoint has for them, be it one an expert or one for all."""
         if self.has_bias:
             yield from self._bias_targets()
+        are_turned = self._are_turned(stored)
         for one, kept, whole in zip(self._pair, self._kept, (self.names.all_gate_up, self.names.all_down), strict=True):
             together = f"{self.name}.{whole}"
             for expert in range(self.experts):
                 own = {name: tensor[expert] for name, tensor in kept.items()}
                 if any(_stored_as(together, source) in stored for source in one.scheme.sources):
-                    yield from self._part_of(together, expert, one, own)
+                    yield from self._part_of(together, expert, one, own, are_turned=are_turned)
                 else:
                     modules = tuple(f"{self.name}.{expert}.{part}" for part in one.parts)
                     yield from one.targets_into(modules, own)
 
-    def _part_of(self, together: str, expert: int, one: Linear, own: dict[str, torch.Tensor]) -> Iterator[Target]:
+    def _are_turned(self, stored: Shapes) -> bool:
+        """Whether files have all experts' matrices the other way round: by the family's word, or the shape of `down`.
+
+        Gates and ups together may be square.
+        """
+        down = self._pair[1]
+        shape = (self.experts, down.out_features, down.in_features)
+        found = stored.get(f"{self.name}.{self.names.all_down}", shape)
+        return self.names.transposed or (found != shape and found == (shape[0], shape[2], shape[1]))
+
+    def _part_of(
+        self, together: str, expert: int, one: Linear, own: dict[str, torch.Tensor], *, are_turned: bool
+    ) -> Iterator[Target]:
         """One expert's part of tensors that hold all of them: of every source whose first axis counts outputs."""
         sources, pack = one.scheme.sources, one.scheme.pack
         if any(source.axes[:1] != (OUTPUTS,) for source in sources):
@@ -229,7 +242,7 @@ class Experts(nn.Module):
             staging = Staging(specs, next(iter(own.values())).device, pack, own)
         for source in sources:
             into = own[source.name] if staging is None else Staged(staging, source.name)
-            turned = self.names.transposed and source.axes == (OUTPUTS, INPUTS)
+            turned = are_turned and source.axes == (OUTPUTS, INPUTS)
             shape, columns = one.inner_axes(source)
             shape = (self.experts, one.out_features, *shape)
             name = _stored_as(together, source)
@@ -319,9 +332,9 @@ class SparseOuterNormLayer(OuterNormLayer):
         return self.mlp.add(residual, self.pre_feedforward_layernorm, None, living(ctx))
 
 
-def living(ctx: StepContext) -> Live:
-    """The tokens of a step that are somebody's: what lies in the null block is nobody's."""
-    return Live(ctx.groups[0].slots, ctx.caches[0].k.shape[2])
+def living(ctx: StepContext) -> Live | None:
+    """The tokens of a step that are somebody's; None: nothing says which."""
+    return ctx.live
 
 
 class SharedGate(nn.Module):

@@ -28,12 +28,10 @@ TINY = {
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 # Families whose class is called otherwise, and those whose norms are added to 1.
 MODELS = {
-    "Gemma3Text": "Gemma3ForCausalLM",
-    "GPT2": "GPT2LMHeadModel",
-    "CTRL": "CTRLLMHeadModel",
-    "Llama4Text": "Llama4ForCausalLM",
-}
-ADDED_TO_1 = ("Gemma", "Gemma2", "Gemma3Text", "VaultGemma", "Nemotron")
+    "Gemma3Text": "Gemma3ForCausalLM", "Llama4Text": "Llama4ForCausalLM", "GPT2": "GPT2LMHeadModel",
+    "CTRL": "CTRLLMHeadModel", "Qwen3_5Text": "Qwen3_5ForCausalLM", "Qwen3_5MoeText": "Qwen3_5MoeForCausalLM",
+}  # fmt: skip
+ADDED_TO_1 = ("Gemma", "Gemma2", "Gemma3Text", "VaultGemma", "Nemotron", "Qwen3Next", "Qwen3_5Text", "Qwen3_5MoeText")
 
 
 def config_class(family: str) -> type[transformers.PreTrainedConfig]:

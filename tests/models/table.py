@@ -14,7 +14,7 @@ import torch
 
 from quire.config.families import Family, families
 from tests.models import checkpoints, sparse_checkpoints
-from tests.models.cases import CASES, FAMILIES
+from tests.models.cases import CASES, FAMILIES, HYBRIDS
 from tests.models.fallback_cases import FALLBACK
 from tests.models.paged import PagedRows
 from tests.models.test_parity import expected, random_tokens
@@ -70,7 +70,16 @@ position, which is not done here. Of sinks, slopes, chunks and experts with bias
 kernels are compared with plain torch in Triton's interpreter, and compiled.
 """
 NOT_YET = """
+## States
+
+Families in `quire/models/hybrid` keep a state of each request in some layers or all. They run without a prefix cache
+(the log says so), take no drafts, and are for one GPU. Where config.json has no `max_position_embeddings`, as in
+Mamba's, a request may hold 1,048,576 tokens. Nemotron-H's steps in time have `time_step_min` for a lower bound, as in
+transformers.
+
 ## Not yet
+
+Nemotron-H's layers of experts, which have no gate: a config that has some is refused by name.
 
 Dual chunk attention (Qwen2.5-1M: `dual_chunk_attention_config`). Attention to tokens that an indexer chooses
 (DeepSeek-V3.2, GLM-5). A config that asks for one is refused by name.
@@ -145,7 +154,7 @@ def differences_of(page: str) -> dict[str, str]:
 
 
 def measure() -> dict[str, str]:
-    every = (*FAMILIES, *sparse_checkpoints.FAMILIES)
+    every = dict.fromkeys([*FAMILIES, *sparse_checkpoints.FAMILIES, *(case.partition("-")[0] for case in HYBRIDS)])
     measured = {family: f"{max(map(difference, variants(family))):.0e}" for family in every}
     return measured | {
         checkpoints.class_name(made): f"{_difference(checkpoints.make(made, **config), 'transformers'):.0e}"

@@ -21,12 +21,16 @@ from quire.config.model_info import read_model_info
 from quire.config.rope import ROPE_KEYS
 from quire.foundation.errors import ConfigError
 from quire.layers.rotary import rotary_table
+from quire.models.hybrid.reading import step_limit
 from tests.models import checkpoints, sparse_checkpoints
 from tests.models.cases import CASES, TWINS
 from tests.models.paged import PagedRows
 
 FAMILIES = sorted(families())
-CONFIGS = {"bert": "Bert", "roberta": "Roberta", "xlm_roberta": "XLMRoberta"}
+CONFIGS = {
+    "bert": "Bert", "roberta": "Roberta", "xlm_roberta": "XLMRoberta", "lfm2_moe": "Lfm2Moe", "minimax": "MiniMax",
+    "qwen3_5_moe": "Qwen3_5MoeText",
+}  # fmt: skip
 CONFIGS |= {family: sparse_checkpoints.CASES[cases[0]][0] for family, cases in sparse_checkpoints.FAMILIES.items()}
 CONFIGS |= {name: made for name, (made, _) in CASES.items() if name in FAMILIES and name not in TWINS}
 
@@ -59,12 +63,34 @@ def known(family: str) -> set[str]:
 
 
 # What transformers' code has of its own making, and what its configs never hold.
+_VISION = {
+    "depth", "image_token_id", "in_channels", "num_heads", "num_position_embeddings", "out_hidden_size", "patch_size",
+    "spatial_merge_size", "temporal_patch_size", "text_config", "video_token_id", "vision_config",
+    "vision_start_token_id",
+}  # fmt: skip
 UNSAID = {
+    "qwen3_5": _VISION,
+    "qwen3_5_moe": _VISION,
     "gemma3": {"_sliding_window_pattern", "text_config"},
     "falcon": {"rotary", "head_dim"},
     "llama4": {"text_config"},
     "gpt_neox": {"head_dim"},
     "gpt_bigcode": {"num_key_value_heads"},
+    "nemotron_h": {
+        "expand",
+        "time_step_limit",
+        "layer_types",
+        "num_hidden_layers",
+        "attention_bias",
+        "get_text_config",
+    },
+    "bamba": {"layers_block_type", "layer_types"},
+    "falcon_h1": {"layers_block_type", "layer_types", "get_text_config"},
+    "granitemoehybrid": {"layers_block_type", "rope_type"},
+    "mamba2": {"layer_types"},
+    "mamba": {"layer_types"},
+    "jamba": {"layer_types", "layers_block_type", "layers_num_experts"},
+    "falcon_mamba": {"layer_types"},
     "solar_open": {"intermediate_size"},
     "minicpm3": {"logits_scaling"},
 }
@@ -115,11 +141,13 @@ def test_a_saved_config_without_one_of_its_keys(family: str) -> None:
         for key in families()[family].defaults:
             if key == "rope_parameters":
                 same_rotary(ours[key], theirs.rope_parameters)
+            elif key == "time_step_limit":
+                assert step_limit(ours) == step_limit({key: theirs.time_step_limit})
             elif key == "sliding_window" and not ours.get("use_sliding_window", True):
                 assert not theirs.sliding_window or family == "smollm3"
             elif key in ("head_dim", "qk_head_dim") and "kv_lora_rank" in ours:
                 continue  # nobody reads what a file says of them
-            elif ours[key] is not None and (key, ours[key]) != ("moe_layer_end_index", -1):  # null: follows from others
+            elif ours[key] not in (None, "auto") and (key, ours[key]) != ("moe_layer_end_index", -1):  # they follow
                 told = getattr(theirs, theirs_of(family, key), families()[family].defaults[key])
                 if key == "attn_config":
                     told = {name: getattr(told, name, ANY) for name in ours[key] or ()} or ours[key]

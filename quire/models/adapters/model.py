@@ -25,7 +25,7 @@ from quire.layers.low_rank import (
 )
 from quire.models.adapters import pack
 from quire.models.adapters.tensors import BASE, Pair, Tensors, experts_pairs, pair_of, raise_if_any, read_tensors
-from quire.models.base import Model
+from quire.models.base import DecoderStack, Model
 
 Host = HostFactors | ExpertFactors
 HostAdapter = Mapping[int, Host]
@@ -62,7 +62,10 @@ class AdaptedModel:
             for path, module in model.named_modules():
                 self._attach(path, module)
         if not self._places:
-            raise WeightsError(f"none of the model's modules is called {', '.join(wanted)}", "lora_target_modules")
+            which = f"modules called {', '.join(wanted)}" if wanted else "modules"
+            raise WeightsError(
+                f"the model has no {which} that take adapters", "lora_target_modules" if wanted else "enable_lora"
+            )
 
     def num_bytes(self) -> int:
         """That the slots take; experts' take theirs when they are used."""
@@ -77,7 +80,9 @@ class AdaptedModel:
 
     def _attach(self, path: str, module: nn.Module) -> None:
         if isinstance(module, Linear):
-            self._attach_linear(module)
+            reads_head = module.role == "vocabulary" and not isinstance(self._model, DecoderStack)  # rows of it
+            if module.takes_adapters and not reads_head:
+                self._attach_linear(module)
         elif isinstance(module, Experts):
             self._attach_experts(module)
         elif isinstance(module, Embedding) and path.rpartition(".")[2] == "embed_tokens":
@@ -244,6 +249,8 @@ def _of_experts(
     _, down = experts.pair
     inner, hidden = down.in_features, down.out_features
     if place.expert >= 0:
+        if config.use_dora and experts.has_bias:
+            raise WeightsError(f"{module}: use_dora is not supported for experts with biases", PARAM)
         part = place.parts[0]
         outputs, inputs = (hidden, inner) if part == 2 else (inner, hidden)
         yield (place.expert, part), pair_of(config, module, tensors, outputs, inputs)
@@ -251,10 +258,12 @@ def _of_experts(
     is_down = "lora_A" in tensors and tensors["lora_A"].shape[1] == inner and len(tensors.get("lora_B", ())) == hidden
     name = experts.names.all_down if is_down else experts.names.all_gate_up
     outputs, inputs = (hidden, inner) if is_down else (2 * inner, hidden)
+    take_turns = experts.names.interleaved
+    gate, up = (slice(0, None, 2), slice(1, None, 2)) if take_turns else (slice(inner), slice(inner, None))
     path = f"{module.removesuffix(f'.{BASE}')}.{name}"
     for expert, pair in enumerate(experts_pairs(config, path, tensors, experts.experts, outputs, inputs)):
         if is_down:
             yield (expert, 2), pair
         else:
-            yield (expert, 0), Pair(pair.down, pair.up[:inner], None)
-            yield (expert, 1), Pair(pair.down, pair.up[inner:], None)
+            yield (expert, 0), Pair(pair.down, pair.up[gate], None)
+            yield (expert, 1), Pair(pair.down, pair.up[up], None)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from quire.attention.base import ALIKE, PerHead, Scores
+from quire.attention.base import ALIKE, LayerCache, PerHead, Scores
 from quire.attention.context import StepContext
 from quire.foundation.errors import ConfigError
 from quire.kernels.attention.rope import qk_norm_rope_write
@@ -250,6 +250,7 @@ class PagedAttention:
             raise RuntimeError("a model of transformers attends in another order than it did before")
         self._place += 1
         site, cache, group = self._sites[place], ctx.caches[place], ctx.groups[self._groups[place]]
+        assert isinstance(cache, LayerCache)
         head_dim = site.keeps.head_dim
         if site.value_dim < head_dim:
             v = nn.functional.pad(v, (0, head_dim - site.value_dim))
