@@ -23,7 +23,7 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.eps, self.plus_one = eps, plus_one
         dtype = torch.float32 if plus_one else None
-        self.weight = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
+        self.weight: torch.Tensor = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, self.weight, self.eps)

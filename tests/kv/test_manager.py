@@ -107,7 +107,7 @@ def test_without_prefix_caching_nothing_is_found() -> None:
 
 
 def test_what_it_cannot_serve_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'mamba'; known kinds: full, window"):
+    with pytest.raises(ConfigError, match=r"'mamba'; known kinds: full, latent, window"):
         KVManager(9, [spec(kind="mamba")])
     with pytest.raises(ConfigError, match="must have a KV group"):
         KVManager(9, [])

@@ -93,6 +93,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "first_k_dense_replace": 1, "norm_topk_prob": True, "n_group": 2, "topk_group": 1,
         },
     ),
+    "deepseek": (
+        "Qwen2Moe:deepseek",
+        {**QWEN2, "qkv_bias": False, "mlp_only_layers": [0], "shared_expert_intermediate_size": 48},
+    ),
     "minimax_m2": ("MiniMaxM2", {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 16}),
     "minimax_m2-partial": (
         "MiniMaxM2",
@@ -179,7 +183,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm-lite-usual": ("Glm4MoeLite", {**DEEPSEEK, "n_group": 2, "rope_interleave": False}),
 }  # fmt: skip
 _FILES = {
-    "DeepseekV2": "deepseek_v2", "DeepseekV3": "deepseek_v3", "Glm4MoeLite": "glm4_moe_lite",
+    "Qwen2Moe:deepseek": "deepseek", "DeepseekV2": "deepseek_v2", "DeepseekV3": "deepseek_v3",
+    "Glm4MoeLite": "glm4_moe_lite",
     "Dots1": "dots1", "Ernie4_5_Moe": "ernie4_5_moe", "Glm4Moe": "glm4_moe", "GraniteMoe": "granitemoe",
     "HunYuanMoEV1": "hunyuan_v1_moe", "Mixtral": "mixtral", "Olmoe": "olmoe", "Qwen2Moe": "qwen2_moe",
     "Qwen3Moe": "qwen3_moe", "MiniMaxM2": "minimax_m2", "HYV3": "hy_v3", "SolarOpen": "solar_open",
@@ -189,6 +194,7 @@ _FILES = {
 }  # fmt: skip
 FAMILIES = {file: [name for name, (made, _) in CASES.items() if made == cls] for cls, file in _FILES.items()}
 """The cases of each family, called as its file."""
+TWINS = ("deepseek",)
 SHARED = (
     "qwen3", "qwen3-some-dense", "qwen2", "mixtral", "glm-groups", "dots", "granite", "ernie", "hunyuan", "hy_v3",
     "solar_open", "mellum", "phimoe", "exaone_moe", "granite_shared", "gpt_oss", "deepseek2-groups",
@@ -205,4 +211,6 @@ def make(case: str, **more: Any) -> transformers.PreTrainedModel:
             if name.endswith("e_score_correction_bias"):
                 torch.manual_seed(1)
                 tensor.normal_(0, 0.3)
+            elif name.endswith("shared_expert_gate.weight") and family == "Qwen2Moe:deepseek":
+                tensor.zero_()
     return model

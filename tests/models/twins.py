@@ -142,6 +142,26 @@ def chatglm(state: State, config: Config) -> tuple[State, Config]:
     return state, {**config, "architectures": ["ChatGLMModel"], **own}
 
 
+def deepseek(state: State, config: Config) -> tuple[State, Config]:
+    """The shared experts' gate is half open for all tokens."""
+    for name in [name for name in state if "shared_expert_gate" in name]:
+        assert not state.pop(name).any()
+    for name in [name for name in state if "shared_expert.down_proj" in name]:
+        state[name] = state[name] / 2
+    state = renamed(state, ("shared_expert", "shared_experts"))
+    dense = config.pop("mlp_only_layers")
+    assert dense == [0]
+    assert not config.pop("qkv_bias")
+    for key in ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers", "decoder_sparse_step"):
+        config.pop(key)
+    own = {
+        "n_routed_experts": config.pop("num_experts"),
+        "n_shared_experts": config.pop("shared_expert_intermediate_size") // config["moe_intermediate_size"],
+        "first_k_dense_replace": 1,
+    }
+    return state, {**config, "architectures": ["DeepseekForCausalLM"], **own}
+
+
 def baichuan(state: State, config: Config) -> tuple[State, Config]:
     """Of 7B."""
     heads = config["num_attention_heads"]
@@ -183,7 +203,7 @@ def computing(turned: str, model: Any) -> Any:
 TWINS: dict[str, Callable[[State, Config], tuple[State, Config]]] = {
     made.__name__: made
     for made in (
-        internlm, internlm2, internlm3, minicpm, mimo, exaone, qwen, orion, chatglm, baichuan, baichuan_alibi,
+        internlm, internlm2, internlm3, minicpm, mimo, exaone, qwen, orion, chatglm, deepseek, baichuan, baichuan_alibi,
     )
 }  # fmt: skip
 
