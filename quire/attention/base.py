@@ -108,13 +108,21 @@ class LayerCache:
     v: torch.Tensor
 
 
-class AttentionBackend(Protocol):
+class StepPlanner(Protocol):
+    """What the layers of a group share of a step."""
+
     name: str
     graph_support: bool  # steps may be captured in a CUDA graph, if they come without host copies
     reads_host: bool  # it needs the host copies of `AttentionInputs`, but for rows with drafts
     prefix_support: bool  # it makes use of `AttentionInputs.prefix`
     prompt_wave: int  # see PromptCost; if there is one, far chunks are worth an eager step
 
+    def plan(self, inputs: AttentionInputs) -> Any:
+        """Prepare a step; must not wait for the device. Its launches are captured with the step."""
+        ...
+
+
+class AttentionBackend(StepPlanner, Protocol):
     @staticmethod
     def refuses(spec: AttentionSpec) -> str | None:
         """Why this backend cannot serve `spec`; None if it can."""
@@ -122,10 +130,6 @@ class AttentionBackend(Protocol):
 
     def __init__(self, spec: AttentionSpec) -> None:
         """Allocate workspaces (nothing is allocated later)."""
-        ...
-
-    def plan(self, inputs: AttentionInputs) -> Any:
-        """Prepare a step; must not wait for the device. Its launches are captured with the step."""
         ...
 
     def run(self, q: torch.Tensor, cache: LayerCache, plan: Any, scale: float, heads: PerHead = ALIKE) -> torch.Tensor:

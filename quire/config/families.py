@@ -25,12 +25,8 @@ from quire.foundation.registry import Registry
 # What the engine has to know of a family that is not ours; the rest is that family's business.
 _OWN_ROTARY = {"partial_rotary_factor": 1.0}
 _OWN = {"vocab_size": 0, "max_position_embeddings": 0, "rope_parameters": None}
-_ALIBI = "its positions are a bias on attention's scores (ALiBi), which there is not"
 _INDEXER = "an indexer chooses which tokens its attention sees (DeepSeek Sparse Attention), which there is not"
 _REFUSED = {
-    "BloomForCausalLM": _ALIBI,
-    "MptForCausalLM": _ALIBI,
-    "MPTForCausalLM": _ALIBI,
     "DeepseekV32ForCausalLM": _INDEXER,
     "GlmMoeDsaForCausalLM": _INDEXER,
 }

@@ -12,6 +12,7 @@ from typing import Any
 
 from quire.config.generation import read_generation_config, sampling_defaults, token_ids
 from quire.config.hf_config import HFConfig, architecture_of, read_hf_config
+from quire.config.quantization import checkpoint_quantization
 from quire.config.reading import read, read_count
 from quire.config.rope import context_length
 from quire.config.transformers_models import TRANSFORMERS, implementation, runs_code
@@ -27,6 +28,7 @@ _MAX_HEADER = 100_000_000  # bytes of a safetensors header
 _USUAL_EOS = {"llama": 2, "mistral": 2}
 # Families whose first token has the position after that of padding, which has its token's id.
 _PADDED_POSITIONS = ("roberta", "xlm_roberta")
+_UNBOUNDED = 1 << 20  # tokens of context where config.json has no bound: of models that keep a state alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,8 @@ class ModelInfo:
     hidden_size: int = 0  # of an embedding; 0: not known
     generation_defaults: dict[str, Any] = field(default_factory=dict)  # sampling defaults of generation_config.json
     unknown_keys: tuple[str, ...] = ()  # of config.json, that mean nothing
+    quantization: dict[str, Any] = field(default_factory=dict)  # of the checkpoint (config/quantization.py); {}: none
+    wrapper: str = ""  # the architecture whose text part this is (config/wrappers.py)
     family: str = ""  # name of the user's own family that builds it; "": one of those that come with Quire
     impl: str = ""  # "transformers": no family builds it; see config/transformers_models.py
     runs_code: bool = False  # that comes with the checkpoint
@@ -92,6 +96,8 @@ def read_model_info(
         hidden_size=values.get("hidden_size") or 0,
         generation_defaults=sampling_defaults(generation, generation_file),
         unknown_keys=config.unknown,
+        quantization=checkpoint_quantization(path, values),
+        wrapper=config.wrapper,
         family=config.family.name if config.family.is_own else "",
         impl=TRANSFORMERS if through else "",
         runs_code=through and runs_code(config.given, config.architecture),
@@ -126,7 +132,7 @@ def _dtype_on_disk(path: Path) -> str:
 
 
 def _max_position(config: HFConfig) -> int:
-    longest: int = config.values["max_position_embeddings"]
+    longest: int = config.values.get("max_position_embeddings", _UNBOUNDED)
     if config.family.name == TRANSFORMERS:
         return longest
     if config.family.name in _PADDED_POSITIONS:

@@ -17,7 +17,7 @@ from quire.config.logits_processors import processor_classes
 from quire.config.model import ModelConfig
 from quire.config.model_info import DTYPE_ALIASES, ModelInfo, check_architecture, read_model_info
 from quire.config.pooler import PoolerConfig, resolve_pooler
-from quire.config.quantization import check_quantization
+from quire.config.quantization import check_quantization, resolve_quantization
 from quire.config.ranks import check_ranks
 from quire.config.runtime import RuntimeConfig
 from quire.config.speculative import SpeculativeConfig
@@ -47,6 +47,7 @@ class Resolved:
     executor: str  # a name in EXECUTORS
     pooler: PoolerConfig | None = None  # None: the model generates
     speculative: SpeculativeConfig | None = None  # None: nothing is drafted
+    quantization: str | None = None  # name of the method; None: weights are plain
     notes: tuple[str, ...] = ()
 
 
@@ -64,6 +65,9 @@ def resolve(config: EngineConfig, *, serving: bool = False, hardware: Hardware |
         locate_model(given), given.hf_overrides, given.generation_config, given.model_impl,
         trusted=given.trust_remote_code,
     )  # fmt: skip
+    method = resolve_quantization(config.model.quantization, info.quantization)
+    if info.wrapper:
+        notes.append(f"{info.wrapper}: its text part runs ({info.architecture}); there are no images")
     if info.unknown_keys:
         notes.append(f"config.json has keys that mean nothing to {info.architecture}: {', '.join(info.unknown_keys)}")
     device = _device(config, notes) if hardware is None else hardware.device
@@ -102,6 +106,7 @@ def resolve(config: EngineConfig, *, serving: bool = False, hardware: Hardware |
         executor=executor,
         pooler=pooler,
         speculative=speculative,
+        quantization=method,
         notes=tuple(notes),
     )
 
@@ -110,6 +115,10 @@ def _check_fallback(config: EngineConfig, info: ModelInfo, *, pools: bool) -> No
     """What models that run through transformers do not do."""
     if pools:
         raise ConfigError(f"{info.architecture} runs through transformers, where models do not pool", "runner")
+    if info.quantization:
+        raise ConfigError(
+            f"{info.architecture} runs through transformers, where quantized checkpoints are not read", "model"
+        )
     if config.model.quantization is not None:
         raise ConfigError(
             f"quantization={config.model.quantization}: {info.architecture} runs through transformers, where "

@@ -16,6 +16,7 @@ from typing import Any
 from quire.config.families import Family, family_of
 from quire.config.reading import read_count, read_positive
 from quire.config.rope import check_rope, context_length
+from quire.config.wrappers import is_wrapper, lift
 from quire.foundation.errors import ConfigError
 from quire.foundation.json_file import shown
 
@@ -32,6 +33,14 @@ _HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
 _PARTS = ("text_config", "vision_config", "audio_config", "speech_config", "encoder", "decoder")
 
 
+def _find_family(config: Mapping[str, Any], architecture: str) -> None:
+    """Raises ConfigError if no family has the model, nor its text part."""
+    if is_wrapper(architecture):
+        lift(config, architecture)
+    else:
+        family_of(architecture)
+
+
 def implementation(config: Mapping[str, Any], architecture: str, wanted: str, *, trusted: bool) -> str:
     """ "" for a family of Quire's, or `TRANSFORMERS`.
 
@@ -43,11 +52,11 @@ def implementation(config: Mapping[str, Any], architecture: str, wanted: str, *,
     Raises ConfigError if neither will do, naming what would.
     """
     if wanted in _NATIVE:
-        family_of(architecture)
+        _find_family(config, architecture)
         return ""
     if wanted == "auto":
         try:
-            family_of(architecture)
+            _find_family(config, architecture)
             return ""
         except ConfigError as error:
             if not causal_models() and not has_code(config):

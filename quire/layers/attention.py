@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
 
-from quire.attention.base import ALIKE, PerHead, Scores
-from quire.attention.context import StepContext
+from quire.attention.base import ALIKE, AttentionBackend, PerHead, Scores
+from quire.attention.context import LayerCache, StepContext
 from quire.distributed.topology import Topology
 from quire.foundation.errors import ConfigError
 from quire.kernels.attention.rope import QkvTarget, qk_norm_rope_write, rotate
@@ -143,14 +143,8 @@ class Attention(SelfAttention):
                 terms.share_with(topology)
 
     def add(self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None, ctx: StepContext) -> torch.Tensor:
-        cache, group = ctx.caches[self.index], ctx.groups[self.group]
-        q_norm, k_norm = self.q_norm, self.k_norm
-        norms: tuple[torch.Tensor | None, torch.Tensor | None, float] = (None, None, 1e-6)
-        if self._norms_inside and isinstance(q_norm, RMSNorm) and isinstance(k_norm, RMSNorm):
-            norms = (q_norm.weight, k_norm.weight, q_norm.eps)
-        place = QkvTarget(
-            self.cos_sin, ctx.positions, group.slots, cache.k, cache.v, *self.heads, *norms, self.interleaved
-        )
+        """`residual += attention(norm(x))` in place; without a residual, attention(norm(x))."""
+        cache, place, backend, plan = self._place(ctx)
         if self._is_plain and isinstance(norm, RMSNorm) and not norm.plus_one:
             q = self.qkv_proj.qkv_rope_write(x, norm, place)
         else:
@@ -158,9 +152,22 @@ class Attention(SelfAttention):
             q = qk_norm_rope_write(qkv, *place)
         if self.query_scales is not None:
             q = q * self.query_scales[ctx.positions, None, None].to(q.dtype)
-        attended = group.backend.run(q, cache, group.plan, self.scale, self._per_head)
+        attended = backend.run(q, cache, plan, self.scale, self._per_head)
         y: torch.Tensor = self.o_proj(attended, residual=residual)
         return y
+
+    def _place(self, ctx: StepContext) -> tuple[LayerCache, QkvTarget, AttentionBackend, Any]:
+        """Its cache, where queries, keys and values go, and what attends, with its plan."""
+        cache, group = ctx.caches[self.index], ctx.groups[self.group]
+        assert isinstance(cache, LayerCache)
+        q_norm, k_norm = self.q_norm, self.k_norm
+        norms: tuple[torch.Tensor | None, torch.Tensor | None, float] = (None, None, 1e-6)
+        if self._norms_inside and isinstance(q_norm, RMSNorm) and isinstance(k_norm, RMSNorm):
+            norms = (q_norm.weight, k_norm.weight, q_norm.eps)
+        place = QkvTarget(
+            self.cos_sin, ctx.positions, group.slots, cache.k, cache.v, *self.heads, *norms, self.interleaved
+        )
+        return cache, place, group.backend, group.plan
 
     @property
     def _per_head(self) -> PerHead:

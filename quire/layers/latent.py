@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from quire.attention.context import StepContext
+from quire.attention.context import LayerCache, StepContext
 from quire.distributed.topology import Topology
 from quire.kernels.attention.latent import LatentTarget, by_head, latent_queries
 from quire.layers.attention import Keeps, SelfAttention
@@ -77,6 +77,7 @@ class LatentAttention(SelfAttention):
     def add(self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None, ctx: StepContext) -> torch.Tensor:
         heads, nope, rope, value, rank, _ = self.shape
         cache, group = ctx.caches[self.index], ctx.groups[self.group]
+        assert isinstance(cache, LayerCache)
         q, latent = self._project(x, norm)
         q = q.view(-1, heads, nope + rope)
         if self.query_scales is not None:

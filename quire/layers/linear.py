@@ -22,6 +22,7 @@ from quire.layers.norm import RMSNorm
 from quire.layers.targets import Staged, Staging, Target, store
 from quire.quantization.base import (
     FLOATS,
+    INPUTS,
     OUTPUTS,
     Axis,
     Matrix,
@@ -183,7 +184,9 @@ class Linear(nn.Module):
             self._columns = topology.lines(self.in_features, self.in_features, "input columns")
             self.group = group
         self.dtype = torch.get_default_dtype()
-        scheme = method.scheme(MatrixInfo(modules, self.out_features, self.in_features, self.role, self.dtype))
+        scheme = method.scheme(
+            MatrixInfo(modules, self.out_features, self.in_features, self.role, self.dtype, self.part_rows)
+        )
         self._scheme = unpacked(scheme, self.dtype) if self._is_plain else scheme
         rows, columns = self.local_shape
         kept = {name: _parameter(spec) for name, spec in self._scheme.format.tensors(rows, columns, self.dtype).items()}
@@ -198,6 +201,11 @@ class Linear(nn.Module):
     def local_shape(self) -> tuple[int, int]:
         """This rank's rows and columns."""
         return sum(share.room for share in self.shares), self._columns.room
+
+    @property
+    def part_rows(self) -> tuple[int, ...]:
+        """This rank's rows of each part."""
+        return tuple(share.room for share in self.shares)
 
     @property
     def scheme(self) -> Scheme:
@@ -254,45 +262,66 @@ class Linear(nn.Module):
         scheme, staging = self._scheme, None
         if scheme.pack is not None:
             device = next(iter(kept.values())).device
-            specs = {source.name: Spec(self._stacked_shape(source), source.kept) for source in scheme.sources}
-            staging = Staging(specs, device, scheme.pack, kept)
+            specs = {source.name: Spec(self.staged_shape(source), source.kept) for source in scheme.sources}
+            defaults = {
+                source.name: source.default or 0.0
+                for source in scheme.sources
+                if source.default is not None or source.is_ragged
+            }
+            staging = Staging(specs, device, scheme.pack, kept, defaults)
         for source in scheme.sources:
             into = kept[source.name] if staging is None else Staged(staging, source.name)
             yield from self._targets(modules, source, into)
 
     def _targets(self, modules: tuple[str, ...], source: Source, into: torch.Tensor | Staged) -> Iterator[Target]:
-        places = accumulate((share.room for share in self.shares), initial=0)
-        parts = zip(modules, self.parts.items(), self.shares, places, strict=False)
-        turned = self._transposed and len(source.axes) == 2 and all(isinstance(axis, Axis) for axis in source.axes)
-        for number, (module, (name, rows), share, place) in enumerate(parts):
-            stored = self._stored.get(name) or Stored("", rows, ((0, rows),))
-            for lines, line in _cut(stored.pieces, share, place):
-                along = [self._along(axis, stored.rows, lines, line) for axis in source.axes]
+        parts = zip(modules, self.parts.items(), self.shares, strict=True)
+        turned = self._transposed and source.axes == (OUTPUTS, INPUTS)
+        for number, (module, (part_name, rows), share) in enumerate(parts):
+            stored = self._stored.get(part_name) or Stored("", rows, ((0, rows),))
+            for lines, line in _cut(stored.pieces, share):
+                along = [self._along(axis, stored.rows, lines, number, line) for axis in source.axes]
                 first = () if len(self.parts) == 1 or source.has_outputs else (number,)
                 at = (*first, *(lines for _, _, lines in along))
                 shape, part = tuple(length for length, _, _ in along), tuple(lines for _, lines, _ in along)
                 if turned:
                     shape, part = shape[::-1], part[::-1]
-                yield Target(f"{module}.{source.name}", shape, into, source.dtypes, part, at, turned)
+                name = f"{module}.{source.name}"
+                optional = source.default is not None
+                yield Target(name, shape, into, source.dtypes, part, at, turned, optional, source.is_ragged)
                 if not source.has_outputs:
                     break
 
-    def _along(self, axis: Axis | int, rows: int, lines: tuple[int, int], place: int) -> tuple[int, slice, slice]:
-        """Of one axis of a part's tensor, `rows` outputs of which those in `lines` are kept from row `place` on: its
+    def _along(
+        self, axis: Axis | int, rows: int, lines: tuple[int, int], part: int, line: int
+    ) -> tuple[int, slice, slice]:
+        """Of one axis of a tensor, `rows` outputs of which those in `lines` are kept from row `line` of a part on: its
         length, this rank's share of it, and the place of that."""
         if isinstance(axis, int):
             return axis, slice(None), slice(None)
         if axis.of == "outputs":
-            begin, end = lines
-            return axis.count(rows), axis.places(begin, end), axis.places(place, place + end - begin)
+            (begin, end), before = lines, sum(axis.count(room) for room in self.part_rows[:part])
+            into = axis.places(line, line + end - begin)
+            return axis.count(rows), axis.places(begin, end), slice(before + into.start, before + into.stop)
         begin, end, _ = self._columns
         return axis.count(self.in_features), axis.places(begin, end), slice(None)
 
-    def _stacked_shape(self, source: Source) -> tuple[int, ...]:
-        rows, columns = self.local_shape
-        lengths = {"outputs": rows, "inputs": columns}
-        shape = tuple(axis if isinstance(axis, int) else axis.count(lengths[axis.of]) for axis in source.axes)
+    def staged_shape(self, source: Source) -> tuple[int, ...]:
+        """Of this rank's part of a source, as it is packed."""
+        shape = tuple(self._length(axis) for axis in source.axes)
         return shape if len(self.parts) == 1 or source.has_outputs else (len(self.parts), *shape)
+
+    def inner_axes(self, source: Source) -> tuple[tuple[int, ...], tuple[slice, ...]]:
+        """All axes of a source but the first: how long they are in a checkpoint, and this rank's share of them."""
+        along = [self._along(axis, self.out_features, (0, self.out_features), 0, 0) for axis in source.axes[1:]]
+        return tuple(length for length, _, _ in along), tuple(lines for _, lines, _ in along)
+
+    def _length(self, axis: Axis | int) -> int:
+        """Of a staged tensor."""
+        if isinstance(axis, int):
+            return axis
+        if axis.of == "inputs":
+            return axis.count(self._columns.room)
+        return sum(axis.count(room) for room in self.part_rows)
 
     # -- products -----------------------------------------------------------------------------------------------
 
@@ -373,13 +402,13 @@ def before(x: Rows, norm: NormLayer | None) -> tuple[Rows, Norm | None]:
     return norm(x), None
 
 
-def _cut(pieces: tuple[tuple[int, int], ...], share: Share, place: int) -> Iterator[tuple[tuple[int, int], int]]:
-    """The lines of a stored tensor that are a rank's share of a part, and the row that each run of them goes to."""
+def _cut(pieces: tuple[tuple[int, int], ...], share: Share) -> Iterator[tuple[tuple[int, int], int]]:
+    """The lines of a stored tensor that are a rank's share of a part, and the part's row that each run of them is."""
     done = 0
     for begin, end in pieces:
         first, last = max(share.begin - done, 0), min(share.end - done, end - begin)
         if first < last or len(pieces) == 1:
-            yield (begin + first, begin + last), place + done + first - share.begin
+            yield (begin + first, begin + last), done + first - share.begin
         done += end - begin
 
 

@@ -17,14 +17,22 @@ _TANH_GELU = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
 class GatedMLP(nn.Module):
     """SwiGLU (Shazeer, 2020): down(silu(gate(x)) * up(x)); or with another activation than SiLU.
 
-    fused: what checkpoints call gate and up if they have them as one.
+    fused: what checkpoints call gate and up if they have them as one. gate_scale: that the gate is multiplied by.
     """
 
     def __init__(
-        self, hidden: int, intermediate: int, *, bias: bool = False, act: str = "silu", fused: str = ""
+        self,
+        hidden: int,
+        intermediate: int,
+        *,
+        bias: bool = False,
+        act: str = "silu",
+        fused: str = "",
+        gate_scale: float = 1.0,
     ) -> None:
         super().__init__()
-        self.act = None if act in _SILU else act
+        self.act = None if act in _SILU and gate_scale == 1.0 else act
+        self.gate_scale = gate_scale
         self.gate_up_proj = Linear.gate_up(hidden, intermediate, bias=bias, fused=fused, silu=self.act is None)
         self.down_proj = Linear(intermediate, hidden, bias=bias, role="columns")
         self._act = activation(act)
@@ -43,9 +51,11 @@ class GatedMLP(nn.Module):
         return y
 
     def _gated(self, gate_up: torch.Tensor) -> torch.Tensor:
-        if self.act in _TANH_GELU:
+        if self.act in _TANH_GELU and self.gate_scale == 1.0:
             return gelu_tanh_and_mul(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
+        if self.gate_scale != 1.0:
+            gate = gate * self.gate_scale
         return self._act(gate).mul_(up)
 
 

@@ -23,13 +23,27 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.eps, self.plus_one = eps, plus_one
         dtype = torch.float32 if plus_one else None
-        self.weight = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
+        self.weight: torch.Tensor = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, self.weight, self.eps)
 
     def stored(self, name: str) -> Iterator[Target]:
         yield _plus_one(f"{name}.weight", self.weight) if self.plus_one else _as_it_is(f"{name}.weight", self.weight)
+
+
+class UnitNorm(RMSNorm):
+    """An RMS norm without weights, for those who know of such with weights: these are 1."""
+
+    weight: torch.Tensor
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__(size, eps)
+        del self.weight
+        self.register_buffer("weight", torch.ones(size), persistent=False)
+
+    def stored(self, name: str) -> Iterator[Target]:  # noqa: ARG002 (checkpoints have nothing of it)
+        yield from ()
 
 
 class LayerNorm(nn.Module):

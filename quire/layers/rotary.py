@@ -54,12 +54,12 @@ def sharpened_scale(rope: Mapping[str, Any], columns: int) -> float:
     return math.sqrt(1 / columns) * sharpening * sharpening
 
 
-def position_scales(beta: float, trained: int, max_positions: int) -> torch.Tensor | None:
-    """What queries are multiplied by, float32 [max_positions]: 1 + beta · ln(1 + floor(position / trained)) (Llama 4,
-    Ministral 3); None: nothing."""
-    if not beta or max_positions <= trained:
+def position_scales(beta: float, trained: int, max_positions: int, first: int = 0) -> torch.Tensor | None:
+    """What queries are multiplied by, float32 [max_positions]: 1 + beta · ln(1 + floor(position / trained)) (Nakanishi,
+    2025, as Llama 4 and Ministral 3 have it); None: nothing. first: the number of the first position."""
+    if not beta or max_positions + first <= trained:
         return None
-    positions = torch.arange(max_positions, device="cpu").float()
+    positions = torch.arange(first, first + max_positions, device="cpu").float()
     return (1 + beta * torch.log(1 + torch.floor(positions / trained))).to(torch.get_default_device())
 
 

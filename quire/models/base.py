@@ -10,8 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from quire.attention.base import Scores
+from quire.attention.base import PLAIN, Scores
 from quire.attention.context import StepContext
+from quire.attention.recurrent import StatePart
 from quire.config.reading import read, read_positive
 from quire.distributed.group import Group
 from quire.foundation.errors import ConfigError
@@ -22,6 +23,8 @@ from quire.layers.embedding import Embedding
 from quire.layers.experts import Experts
 from quire.layers.linear import Linear
 from quire.layers.norm import Norm, RMSNorm
+from quire.layers.recurrent.base import Recurrent
+from quire.layers.unit_rows import UnitRows
 from quire.types.kv import KVGroupSpec
 
 
@@ -58,6 +61,13 @@ class Sizes:
             eps=read(float, config, eps),
         )
 
+    @classmethod
+    def without_attention(cls, config: Mapping[str, Any], eps: float) -> Sizes:
+        """Of a model none of whose layers attends: as if it had one head. Raises ConfigError for what cannot be."""
+        hidden, layers = read_positive(config, "hidden_size"), read_positive(config, "num_hidden_layers")
+        vocab = read_positive(config, "vocab_size")
+        return cls(vocab, hidden, 4 * hidden, layers, heads=1, kv_heads=1, head_dim=hidden, eps=eps)
+
     @property
     def attention(self) -> tuple[int, int, int, int]:
         """Hidden size, heads, key and value heads, and a head's: in the order that layers of attention take them."""
@@ -84,6 +94,11 @@ class Model(Protocol):
     @property
     def layer_groups(self) -> list[int]:
         """The number of each layer's group; empty for a model that keeps nothing."""
+        ...
+
+    @property
+    def layer_states(self) -> list[tuple[StatePart, ...]]:
+        """What each layer that keeps a state does, in the order of their caches."""
         ...
 
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]: ...
@@ -128,18 +143,22 @@ class GivenEmbeddings:
 class Naming:
     """What checkpoints call things.
 
-    parts: our modules, and theirs, each a piece of a path, "" to leave it out. prefix: before all names but the head's.
+    parts: our modules, and theirs, each a piece of a path, "" to leave it out. trunk: those beside the layers, where
+    parts of layers are called alike. prefix: before all names but the head's.
     is_optional: files may leave the prefix out. unused: what they hold besides, as a pattern of names.
     """
 
     parts: Mapping[str, str] = field(default_factory=dict)
+    trunk: Mapping[str, str] = field(default_factory=dict)
     prefix: str = "model."
     is_optional: bool = False
     unused: str | None = None
 
     def checkpoint_name(self, path: str) -> str:
         modules = path.split(".")
-        named = ".".join(filter(None, (self.parts.get(module, module) for module in modules)))
+        first, *others = modules
+        theirs = self.trunk.get(first) or self.parts.get(first, first)
+        named = ".".join(filter(None, (theirs, *(self.parts.get(module, module) for module in others))))
         return named if modules[0] == "lm_head" else self.prefix + named
 
     def known_name(self, tensor: str) -> str | None:
@@ -213,7 +232,13 @@ class Decoder(nn.Module):
     def check(self) -> None:
         """Once the weights are there. Raises ConfigError if the model cannot be served as it is."""
 
+    @property
+    def layer_states(self) -> list[tuple[StatePart, ...]]:
+        """What each layer that keeps a state does, in the order of their caches."""
+        return []
+
     def kv_groups(self, block_size: int, dtype: torch.dtype | None = None) -> list[KVGroupSpec]:
+        most_state = max((sum(part.num_bytes for part in parts) for parts in self.layer_states), default=0)
         return [
             KVGroupSpec(
                 kind=keeps.kind,
@@ -225,6 +250,7 @@ class Decoder(nn.Module):
                 window=keeps.window,
                 planes=1 if keeps.value_dim else 2,
                 value_dim=keeps.value_dim,
+                state_bytes=most_state if keeps.kind == "state" else 0,
             )
             for number, keeps in enumerate(self._keeps)
         ]
@@ -248,9 +274,9 @@ class DecoderStack(Decoder):
     """A decoder-only language model that is declared.
 
     layer: makes the decoder layer of a given number. tied: logits come from the embedding matrix. norm: the last one;
-    None: an RMS norm. embedding_scale: that embeddings are multiplied by. input_scale: the same, given ones
-    too. positions: learned ones, (how many, which of
-    them is the first token's).
+    None: an RMS norm. embedding_scale: that embeddings are multiplied by. input_scale: the same, given ones too.
+    positions: learned ones, (how many, which of them is the first token's). embed_norm: that embeddings go through.
+    unit_head: each of the head's rows is divided by its length.
     Submodules are named as in checkpoints, but for what `naming` says.
     """
 
@@ -266,30 +292,38 @@ class DecoderStack(Decoder):
         embedding_scale: float = 1.0,
         input_scale: float = 1.0,
         positions: tuple[int, int] | None = None,
+        embed_norm: Norm | None = None,
+        unit_head: bool = False,
     ) -> None:
         super().__init__()
         self.sizes = sizes
         self.hidden, self.num_heads = sizes.hidden, sizes.heads
         self.naming, self._logits = naming or Naming(), logits or Logits()
+        self.file_name: Callable[[str], str | None] = (
+            str  # what files say → what `naming` says; None: not the decoder's
+        )
         self.embed_tokens = Embedding(sizes.vocab, sizes.hidden, scale=embedding_scale)
         self.embed_positions = Embedding(positions[0], sizes.hidden) if positions else None
+        self.embed_norm = embed_norm
         self._input_scale = input_scale
         self._first_position = positions[1] if positions else 0
         self.layers = nn.ModuleList(layer(index) for index in range(sizes.layers))
         self._keeps, self.layer_groups = _grouped(self.layers)
-        firsts = [self.layer_groups.index(group) for group in range(len(self._keeps))]
-        self._samples = [self.layers[index] for index in sorted(firsts)]
+        self._samples = _unlike(self.layers)
         self.scores = _scores(self.layers, len(self._keeps))
         self.norm = norm or RMSNorm(sizes.hidden, sizes.eps)
         bias = self._logits.bias
-        self.lm_head = None if tied else Linear(sizes.hidden, sizes.vocab, bias=bias, role="vocabulary")
+        head = UnitRows if unit_head else Linear
+        self.lm_head = None if tied else head(sizes.hidden, sizes.vocab, bias=bias, role="vocabulary")
 
     def join(self, group: Group) -> None:
         """Be the share of one of several ranks. Raises ConfigError if they cannot share it."""
         topology = group.topology
         self.num_heads = topology.share(self.num_heads, "num_attention_heads")
         self._keeps = [
-            keeps._replace(num_kv_heads=topology.heads(keeps.num_kv_heads, "num_key_value_heads"))
+            keeps
+            if keeps.kind == "state"
+            else keeps._replace(num_kv_heads=topology.heads(keeps.num_kv_heads, "num_key_value_heads"))
             for keeps in self._keeps
         ]
         self.group = group
@@ -313,6 +347,8 @@ class DecoderStack(Decoder):
             residual.mul_(self._input_scale)
         if self.embed_positions is not None:
             residual.add_(self.embed_positions(ctx.positions + self._first_position))
+        if self.embed_norm is not None:
+            residual = self.embed_norm(residual)
         for layer in self.layers if layers is None else self._samples:
             residual = layer(residual, ctx)
         return residual
@@ -359,7 +395,8 @@ class DecoderStack(Decoder):
         return self.norm(hidden)  # type: ignore[no-any-return]
 
     def known_name(self, tensor: str) -> str | None:
-        return self.naming.known_name(tensor)
+        name = self.file_name(tensor)
+        return None if name is None else self.naming.known_name(name)
 
     @property
     def twins(self) -> dict[str, str]:
@@ -368,6 +405,10 @@ class DecoderStack(Decoder):
 
     def checkpoint_name(self, path: str) -> str:
         return self.naming.checkpoint_name(path)
+
+    @property
+    def layer_states(self) -> list[tuple[StatePart, ...]]:
+        return [keeper.states for keeper in _keepers(self.layers) if isinstance(keeper, Recurrent)]
 
     def prompt_weights(self) -> int:
         return num_weights(self.layers)
@@ -400,15 +441,30 @@ def _scores(layers: nn.ModuleList, groups: int) -> list[Scores]:
                 "layers that keep the same, of which some have another soft cap or alone have sinks or slopes, are not "
                 "supported"
             )
-    return [found[group] for group in range(groups)]
+    return [found.get(group, PLAIN) for group in range(groups)]  # of a group of states: nothing
 
 
 def _grouped(layers: nn.ModuleList) -> tuple[list[Keeps], list[int]]:
     """What each group keeps, and the number of each layer's group, which the layers are told."""
-    attentions = sorted((m for m in layers.modules() if isinstance(m, SelfAttention)), key=lambda m: m.index)
+    keepers = _keepers(layers)
     keeps = sorted(
-        {attention.keeps for attention in attentions}, key=lambda keeps: (keeps.kind not in ("full", "latent"), keeps)
+        {keeper.keeps for keeper in keepers}, key=lambda keeps: (keeps.kind not in ("full", "latent"), keeps)
     )
-    for attention in attentions:
-        attention.group = keeps.index(attention.keeps)
-    return keeps, [attention.group for attention in attentions]
+    for index, keeper in enumerate(keepers):
+        keeper.index, keeper.group = index, keeps.index(keeper.keeps)
+    return keeps, [keeper.group for keeper in keepers]
+
+
+def _keepers(layers: nn.ModuleList) -> list[SelfAttention | Recurrent]:
+    """All that has a cache, in the order of their numbers; of one number in that of the layer."""
+    found = (module for module in layers.modules() if isinstance(module, SelfAttention | Recurrent))
+    return sorted(found, key=lambda keeper: keeper.index)
+
+
+def _unlike(layers: nn.ModuleList) -> list[nn.Module]:
+    """The first layer of each make: of those that keep the same, and of those that keep nothing."""
+    found: dict[tuple[int, ...], nn.Module] = {}
+    for layer in layers:
+        kept = tuple(m.group for m in layer.modules() if isinstance(m, SelfAttention | Recurrent))
+        found.setdefault(kept, layer)
+    return list(found.values())

@@ -13,6 +13,7 @@ import torch
 from quire.config.families import family_of, own_family
 from quire.config.model_info import ModelInfo
 from quire.config.pooler import PoolerConfig
+from quire.config.wrappers import decoders_name
 from quire.distributed.group import Group
 from quire.distributed.topology import ALONE
 from quire.foundation.errors import ConfigError
@@ -24,7 +25,7 @@ from quire.models.base import Decoder, DecoderStack, Model
 from quire.models.fallback.build import build_fallback
 from quire.models.pooling import PoolingModel, make_head
 from quire.quantization.base import QuantizationMethod
-from quire.quantization.plain import Unquantized
+from quire.quantization.select import make_method
 
 _TOO_LARGE = re.compile("allocate|overflow")
 
@@ -37,7 +38,7 @@ def build(
     method: QuantizationMethod | None = None,
     group: Group | None = None,
 ) -> Decoder:
-    """The model with its parameters allocated on `device`, their values not set. method: None, everything plain.
+    """The model with its parameters allocated on `device`, their values not set. method: None, the checkpoint's own.
     group: of the ranks that share it, each of which gets its own part; None: there is one.
 
     Raises ConfigError for an architecture without a family file, a quantized checkpoint or a config that cannot be.
@@ -49,7 +50,8 @@ def build(
         family = _family(info)
         model = family.build(_config(info, family), max_positions)
         if isinstance(model, DecoderStack):
-            allocate(model, method or Unquantized(), group)
+            _name_files(model, info)
+            allocate(model, method or make_method(info.quantization.get("quant_method"), info.quantization), group)
     if not isinstance(model, DecoderStack):
         raise ConfigError(f"{info.architecture} does not generate: set runner to auto or pooling", "runner")
     return model.eval()
@@ -71,9 +73,11 @@ def build_for_pooling(
         config = {**config, "tie_word_embeddings": True}
     with _allocating(dtype, device):
         trunk = family.build(config, max_positions)
+        if isinstance(trunk, DecoderStack):
+            _name_files(trunk, info)
         head = make_head(pooler, info.architecture, config, getattr(family, "classifier", None))
         model = PoolingModel(trunk, head, pooler, getattr(family, "unused", None))
-        allocate(model, method or Unquantized(), group)
+        allocate(model, method or make_method(info.quantization.get("quant_method"), info.quantization), group)
     return model.eval()
 
 
@@ -95,6 +99,12 @@ def allocate(model: Model, method: QuantizationMethod, group: Group | None = Non
             paths = [f"{parent}.{part}" if part else path for part in module.sources]
             names = (model.checkpoint_name(f"{path}.weight").removesuffix(".weight") for path in paths)
             module.allocate(method, tuple(names), topology, group)
+
+
+def _name_files(model: DecoderStack, info: ModelInfo) -> None:
+    """Tell a decoder what the files call its tensors, if they are not its own."""
+    if info.wrapper:
+        model.file_name = decoders_name
 
 
 def _config(info: ModelInfo, family: Any) -> dict[str, Any]:

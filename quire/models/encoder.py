@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from quire.attention.context import EncoderContext
+from quire.attention.recurrent import StatePart
 from quire.config.reading import read, read_positive
 from quire.foundation.errors import ConfigError
 from quire.layers.embedding import Embedding
@@ -103,6 +104,10 @@ class EncoderStack(nn.Module):
 
     @property
     def layer_groups(self) -> list[int]:
+        return []
+
+    @property
+    def layer_states(self) -> list[tuple[StatePart, ...]]:
         return []
 
     def kv_groups(self, block_size: int, dtype: torch.dtype | None = None) -> list[KVGroupSpec]:  # noqa: ARG002

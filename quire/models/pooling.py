@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from quire.attention.base import PLAIN
+from quire.attention.recurrent import StatePart
 from quire.config.pooler import Mode, PoolerConfig
 from quire.config.reading import read_positive
 from quire.foundation.errors import ConfigError
@@ -110,6 +111,10 @@ class PoolingModel(nn.Module):
         if self._label_tokens is None:
             return {}
         return {name: of.removeprefix(self._prefix) for name, of in self.trunk.twins.items()}
+
+    @property
+    def layer_states(self) -> list[tuple[StatePart, ...]]:
+        return self.trunk.layer_states
 
     def kv_groups(self, block_size: int, dtype: torch.dtype | None = None) -> list[KVGroupSpec]:
         return self.trunk.kv_groups(block_size, dtype)

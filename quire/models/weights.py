@@ -11,7 +11,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -29,15 +29,22 @@ from quire.models.transfer import NotFiniteError, Read, transfer
 from quire.quantization.base import FLOATS
 
 INDEX = "model.safetensors.index.json"
-_NOT_PARAMETERS = re.compile(r"\.rotary_emb\.inv_freq$")  # tables that old checkpoints carry; we compute them
+_NOT_PARAMETERS = r"\.rotary_emb\.inv_freq$"  # tables that old checkpoints carry; we compute them
 _SHOWN = 20  # lines of one kind in an error
 
 
-def load(model: Model, folder: Path, load_format: str, show_progress: bool = False, seed: int = 0) -> None:
+def load(
+    model: Model,
+    folder: Path,
+    load_format: str,
+    show_progress: bool = False,
+    seed: int = 0,
+    unused: str | None = None,
+) -> None:
     """Set every parameter of `model`.
 
     load_format: "auto" and "safetensors" read the checkpoint in `folder`, "dummy" draws random weights from `seed`.
-    show_progress: a bar on the terminal, if there is one.
+    show_progress: a bar on the terminal, if there is one. unused: a pattern of names of tensors that nobody needs.
     Raises WeightsError listing all that is missing, left over, misshapen or unreadable, and for tensors that hold NaN
     or infinities, or that the config says are one and the same and are not.
     """
@@ -45,7 +52,7 @@ def load(model: Model, folder: Path, load_format: str, show_progress: bool = Fal
         fill_randomly(model, seed)
         return
     with ExitStack() as stack:
-        checkpoint = _Checkpoint(folder, model, stack)
+        checkpoint = _Checkpoint(folder, model, stack, unused)
         targets = parameter_targets(model, checkpoint.shapes())
         checkpoint.open_parts([target.source for target in targets], stack)
         twins = _twins(model, targets, checkpoint.tensors.keys())
@@ -56,7 +63,7 @@ def load(model: Model, folder: Path, load_format: str, show_progress: bool = Fal
         except (MalformedFileError, OSError) as error:
             raise WeightsError(f"the weights in {folder} could not be read: {error}", "model") from error
         except NotFiniteError as error:
-            name = next(name for name, (_, entry) in checkpoint.tensors.items() if entry is error.entry)
+            name = error.source
             dtype = next(target.memory().dtype for target in targets if target.source == name)
             raise WeightsError(
                 f"the weights in {folder} are broken: {name} holds NaN or infinity as {dtype}", "model"
@@ -174,8 +181,9 @@ def _fold_layers(lines: list[str]) -> list[str]:
 class _Checkpoint:
     """The safetensors files of a folder, open, with every header checked."""
 
-    def __init__(self, folder: Path, model: Model, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, model: Model, stack: ExitStack, unused: str | None = None) -> None:
         self._folder = folder
+        self._unused = re.compile(f"{_NOT_PARAMETERS}|{unused}" if unused else _NOT_PARAMETERS)
         self._problems = _Problems()
         self.tensors: dict[str, tuple[SafetensorsFile, Entry]] = {}  # by the model's names, if it has use for them
         for name in self._file_names():
@@ -199,7 +207,7 @@ class _Checkpoint:
             self._problems.lines["unreadable files"].append(f"{name} {error}")
         else:
             for tensor, entry in file.entries.items():
-                known = None if _NOT_PARAMETERS.search(tensor) else known_name(tensor)
+                known = None if self._unused.search(tensor) else known_name(tensor)
                 if known is not None:
                     self.tensors[known] = (file, entry)
 
@@ -221,13 +229,13 @@ class _Checkpoint:
         wanted = {target.source: target for target in targets}
         present = self.tensors.keys()
         if not lines:  # what an unreadable file would have held is not missing besides
-            for name in wanted.keys() - present:
+            for name in {name for name in wanted.keys() - present if not wanted[name].is_optional}:
                 lines["missing tensors"].append(f"{name} {list(wanted[name].shape)}")
         for name in present - wanted.keys():
             lines["tensors that the model has no place for"].append(f"{name} {list(self.tensors[name][1].shape)}")
         for name in present & wanted.keys():
             entry, target = self.tensors[name][1], wanted[name]
-            if entry.shape != target.shape:
+            if not target.fits(entry.shape):
                 lines["tensors of another shape"].append(
                     f"{name} is {list(entry.shape)}, the model needs {list(target.shape)}"
                 )
@@ -253,7 +261,12 @@ def _indexed_files(index: Path) -> list[str]:
 
 def _read(checkpoint: _Checkpoint, targets: list[Target], stack: ExitStack, show_progress: bool) -> None:
     """As it lies on disk; but what is packed together is read together, since it is staged until then."""
-    plan = [Read(*checkpoint.tensors[target.source], target) for target in targets]
+    plan = []
+    for target in targets:
+        if target.source in checkpoint.tensors:
+            file, entry = checkpoint.tensors[target.source]
+            cut = target.cut_to(entry.shape)
+            plan.append(Read(file, replace(entry, shape=cut.shape), cut))
     plan.sort(key=_place)
     groups: dict[int, list[Read]] = defaultdict(list)
     for read in plan:

@@ -19,6 +19,7 @@ from typing import Literal
 import numpy as np
 
 from quire.foundation.errors import ConfigError, InputError
+from quire.kv.kinds import UNSHARED
 from quire.kv.manager import KVManager
 from quire.scheduling.admission import Admission, rank
 from quire.scheduling.build import PlanBuilder
@@ -75,7 +76,7 @@ class Scheduler:
                 f"max_num_seqs must be in [1, max_num_batched_tokens = {max_num_batched_tokens}], got {max_num_seqs}",
                 "max_num_seqs",
             )
-        caching = enable_prefix_caching and all(spec.kind != "none" for spec in groups)
+        caching = enable_prefix_caching and all(spec.kind not in UNSHARED for spec in groups)
         self.kv = KVManager(num_blocks, groups, enable_prefix_caching=caching, seed=hash_seed)
         self.max_tokens = min(max_model_len, self.kv.capacity)  # of one request, prompt included
         if self.max_tokens < 2:

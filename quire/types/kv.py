@@ -19,7 +19,8 @@ class KVGroupSpec(msgspec.Struct, frozen=True):
     large pages; how many tokens one holds follows from the bytes.
     """
 
-    # "full", "latent", "window", "chunk" (a window that stands still), "history" (ids of the tokens, where no layer
+    # "full", "latent", "window", "chunk" (a window that stands still), "state" (of one size, however long the request),
+    # "history" (ids of the tokens, where no layer
     # keeps them all), or "none": nothing is kept, so that a prompt must be computed in one step, and the one block that
     # each request holds is but a number
     kind: str
@@ -31,6 +32,8 @@ class KVGroupSpec(msgspec.Struct, frozen=True):
     window: int = 0  # tokens that a query sees at most, its own included; 0: all
     planes: int = 2
     value_dim: int = 0  # 0: values are a plane of their own
+    state_bytes: int = 0  # of a layer that keeps a state
+    pages: int = 0  # that a request's state takes; 0: blocks follow from the tokens
 
     @property
     def keeps_all(self) -> bool:
@@ -48,6 +51,8 @@ class KVGroupSpec(msgspec.Struct, frozen=True):
 
     def num_blocks(self, num_tokens: int) -> int:
         """Length of the block table of a request whose first `num_tokens` tokens have KV."""
+        if self.pages:
+            return self.pages if num_tokens else 0
         return -(-num_tokens // self.block_size)
 
     def most_blocks(self, num_tokens: int) -> int:
@@ -72,7 +77,7 @@ def capacity(groups: Sequence[KVGroupSpec], num_blocks: int) -> int:
 def tokens_held(groups: Sequence[KVGroupSpec], num_blocks: int, length: int) -> int:
     """Tokens of requests of so many tokens each that the cache holds at once."""
     needed = sum(group.most_blocks(length) for group in groups)
-    if len(groups) == 1 and not groups[0].window:
+    if len(groups) == 1 and not groups[0].window and not groups[0].pages:
         return (num_blocks - 1) * groups[0].block_size
     return (num_blocks - 1) * length // needed if needed else 0
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from quire.attention.base import AttentionSpec
+from quire.attention.base import AttentionSpec, StepPlanner
+from quire.attention.recurrent import RecurrentRows
 from quire.attention.select import select, select_for_prompts
 from quire.config.devices import platform_of
 from quire.config.resolve import Resolved
@@ -93,7 +94,7 @@ class Assembly:
         """A runner on a cache of so many blocks; its graphs are still to be captured."""
         pages = self._pages
         keeper, dtype = pages.groups[pages.keeper], DTYPES[self._resolved.kv_dtype]
-        store = KVStore(pages, self._model.layer_groups, num_blocks, dtype, self._device)
+        store = KVStore(pages, self._model.layer_groups, num_blocks, dtype, self._device, self._model.layer_states)
         seats = DeviceSeats(
             self._resolved.max_num_seqs,
             keeper.num_blocks(max_model_len) * pages.splits[pages.keeper],
@@ -103,7 +104,7 @@ class Assembly:
             limited=self._resolved.speculative is not None,
             adapted=self._adapters is not None,
         )
-        seats.add_groups(pages, max_model_len)
+        seats.add_groups(pages, max_model_len, store.clear)
         if isinstance(self._model, PoolingModel):
             return self._pooling(self._model, store, seats, max_model_len)
         custom = CustomProcessors(processors, seats.num_computed_np) if processors else None
@@ -242,12 +243,14 @@ class Assembly:
     def _layer_groups(self, seats: DeviceSeats, max_tokens: int, max_model_len: int) -> LayerGroups:
         """max_tokens: of a step, padding included."""
         name, pages = self._resolved.config.runtime.attention_backend, self._pages
-        backends = [
-            select(name, self._attention(number, max_tokens, max_model_len), self._platform)
+        backends: list[StepPlanner] = [
+            RecurrentRows()
+            if group.kind == "state"
+            else select(name, self._attention(number, max_tokens, max_model_len), self._platform)
             for number, group in enumerate(pages.groups)
             if group.kind != "history"
         ]
-        self.backend_name = backends[0].name
+        self.backend_name = next((one.name for one in backends if one.name != RecurrentRows.name), RecurrentRows.name)
         return LayerGroups(pages, backends, seats, max_tokens, self._device)
 
     def _attention(self, number: int, max_tokens: int, max_model_len: int) -> AttentionSpec:

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from quire.config.profiler import ProfilerConfig
-from quire.config.quantization import METHODS
 from quire.config.resolve import Resolved
 from quire.distributed.group import Group
 from quire.foundation.errors import ConfigError, InputError
@@ -27,7 +26,7 @@ from quire.models.base import Decoder
 from quire.models.pooling import PoolingModel
 from quire.platforms import select_platform
 from quire.quantization.base import QuantizationMethod
-from quire.quantization.plain import Unquantized
+from quire.quantization.select import make_method
 from quire.types.kv import WorkerReport
 from quire.types.plan import StepPlan, TokenMasks
 from quire.types.ranks import ALONE, Rank
@@ -36,7 +35,7 @@ from quire.worker.assembly import DTYPES, Assembly
 from quire.worker.batch import SIZE_STEP, round_size
 from quire.worker.masked_step import MaskedStep
 from quire.worker.memory import Memory, size_cache
-from quire.worker.pages import lay_out
+from quire.worker.pages import Pages, lay_out
 from quire.worker.pooling_runner import PoolingRunner
 from quire.worker.profiler import Profiler
 from quire.worker.readback import StepHandle
@@ -110,8 +109,7 @@ class Worker:
             torch.set_num_threads(1)
         profiling = ProfilerConfig.read(config.observe.profiler_config)
         self._profiler = None if profiling is None else Profiler(profiling, self._device, self._mark)
-        block_size = config.cache.block_size
-        pages = lay_out(model.kv_groups(block_size, DTYPES[resolved.kv_dtype]), block_size)
+        pages = self._lay_out(config.cache.block_size)
         if config.lora.enable_lora:
             self._adapters = Adapters(config.lora, model, DTYPES[resolved.dtype], self._device)
         assembly = Assembly(resolved, model, pages, self._device, self._streams, self._group, self._adapters)
@@ -142,8 +140,7 @@ class Worker:
                 )
             _kept[self._device] += max(0, self._platform.driver_bytes() - before)
         if self._platform.runs_ahead and isinstance(self.runner, Runner):
-            most = round_size(resolved.max_num_batched_tokens)
-            self._unprepared = list(range(most, 0, -SIZE_STEP))
+            self._unprepared = list(range(round_size(resolved.max_num_batched_tokens), 0, -SIZE_STEP))
         return WorkerReport(
             device=self._platform.device_name(),
             num_blocks=size.num_blocks,
@@ -161,8 +158,25 @@ class Worker:
             max_drafted_rows=self.runner.max_drafted_rows if isinstance(self.runner, Runner) else 0,
             can_prepare=bool(self._unprepared),
             max_num_batched_tokens=assembly.max_tokens,
-            notes=[size.note] if size.note else [],
+            notes=[note for note in (size.note, self._uncached(pages)) if note],
         )
+
+    def _lay_out(self, block_size: int) -> Pages:
+        """Raises ConfigError for drafts of a model that cannot take them."""
+        pages = lay_out(self._model.kv_groups(block_size, DTYPES[self._resolved.kv_dtype]), block_size)
+        if self._resolved.speculative is not None and pages.states_a_page:
+            raise ConfigError(
+                f"speculative_config: {self._resolved.info.architecture} keeps a state, which cannot go back behind a "
+                "draft that was wrong",
+                "speculative_config",
+            )
+        return pages
+
+    def _uncached(self, pages: Pages) -> str:
+        """What the log says where the prefix cache is off for the model's sake."""
+        if not pages.states_a_page or not self._resolved.config.cache.enable_prefix_caching:
+            return ""
+        return "enable_prefix_caching=False: the model's layers keep a state, which cannot be shared block by block"
 
     def _capture(self) -> bool:
         """Whether steps are in graphs, if they may be; only of somebody else's code it is not known before."""
@@ -183,7 +197,7 @@ class Worker:
     def _load_weights(self) -> None:
         given, path = self._resolved.config.model, Path(self._resolved.info.path)
         progress = given.use_tqdm_on_load and self._rank.is_first
-        weights.load(self._model, path, load_format=given.load_format, show_progress=progress, seed=given.seed)
+        weights.load(self._model, path, given.load_format, progress, given.seed, self._method.unused)
         if isinstance(self._model, Decoder):
             self._model.check()
 
@@ -211,17 +225,15 @@ class Worker:
     def _build_model(self) -> Decoder | PoolingModel:
         resolved, group = self._resolved, self._group
         dtype, positions = DTYPES[resolved.dtype], resolved.max_model_len
-        method = self._quantization(dtype)
+        method = self._method = self._quantization(dtype)
         if resolved.pooler is None:
             return catalog.build(resolved.info, dtype, self._device, positions, method, group)
         return catalog.build_for_pooling(resolved.info, resolved.pooler, dtype, self._device, positions, method, group)
 
     def _quantization(self, dtype: torch.dtype) -> QuantizationMethod:
         """Raises ConfigError if the device cannot multiply such weights."""
-        name = self._resolved.config.model.quantization
-        if name is None:
-            return Unquantized()
-        method: QuantizationMethod = METHODS.get(name)()
+        name, checkpoint = self._resolved.quantization, self._resolved.info.quantization
+        method = make_method(name, checkpoint)
         if (why := method.refuses(self._device, dtype)) is not None:
             raise ConfigError(f"quantization={name}: {why}", "quantization")
         return method

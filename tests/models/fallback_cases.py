@@ -20,10 +20,15 @@ FALLBACK: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone_moe": ("ExaoneMoe", {**EXPERTS, "sliding_window": 9, "n_group": 1, "topk_group": 1}),
     "flex_olmo": ("FlexOlmo", {**EXPERTS}),
     "granitemoeshared": ("GraniteMoeShared", {**EXPERTS, "shared_intermediate_size": 32}),
+    "granite_swa": ("GraniteSWA", {"sliding_window": 9}),
     "hrm_text": ("HrmText", {"head_dim": 16}),
     "hy_v3": ("HYV3", {**EXPERTS, "head_dim": 16, "first_k_dense_replace": 1}),
     "jetmoe": ("JetMoe", {**EXPERTS, "kv_channels": 16}),
     "laguna": ("Laguna", {**EXPERTS, "head_dim": 16, "shared_expert_intermediate_size": 32}),
+    "llama4_text": (
+        "Llama4Text",
+        {**EXPERTS, "head_dim": 16, "attention_chunk_size": 16, "num_hidden_layers": 4, "intermediate_size_mlp": 80},
+    ),
     "mellum": ("Mellum", {**EXPERTS, "head_dim": 16}),
     "minimax_m2": ("MiniMaxM2", {**EXPERTS, "head_dim": 16}),
     "modernbert_decoder": ("ModernBertDecoder", {"local_attention": 16, "global_attn_every_n_layers": 2}),
@@ -33,5 +38,5 @@ FALLBACK: dict[str, tuple[str, dict[str, Any]]] = {
     "solar_open": ("SolarOpen", {**EXPERTS, "n_routed_experts": 4, "head_dim": 16, "n_group": 1, "topk_group": 1}),
     "youtu": ("Youtu", {**LATENT}),
 }
-USUAL = ("afmoe", "aria_text", "modernbert_decoder", "youtu")
-"""What runs by default: windows, told in two ways; experts that are merged on the way in; latent attention."""
+USUAL = ("afmoe", "granite_swa", "modernbert_decoder", "youtu")
+"""What runs by default: windows, told in two ways; sinks; experts, merged on the way in; latent attention."""

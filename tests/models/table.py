@@ -14,7 +14,7 @@ import torch
 
 from quire.config.families import Family, families
 from tests.models import checkpoints, sparse_checkpoints
-from tests.models.cases import CASES, FAMILIES
+from tests.models.cases import CASES, FAMILIES, HYBRIDS
 from tests.models.fallback_cases import FALLBACK
 from tests.models.paged import PagedRows
 from tests.models.test_parity import expected, random_tokens
@@ -51,8 +51,8 @@ cache and sampler. `--model-impl auto` does so where there is no family, `transf
 the log says it. It costs speed, as layers are not fused; ranks, quantization and pooling are not for such models.
 Before the first request such a model is asked whether its tokens meet in attention
 alone, whether positions are those it is given, and whether attention is what its class says. What cannot run so is
-refused by name: state and convolution layers, encoders with decoders, parts that see or hear, attention sinks, chunked
-attention, masks of a class's own, rotary settings that go by a text's length beyond what was trained.
+refused by name: state and convolution layers, encoders with decoders, parts that see or hear, masks of a class's
+own, rotary settings that go by a text's length beyond what was trained.
 
 Code that comes with a checkpoint (`auto_map`) is run only with `--trust-remote-code`, only if neither Quire nor
 transformers has the class, and only in the worker, which has a process of its own then; the log names each file and its
@@ -65,7 +65,16 @@ and gemma2. On a GPU none of it has run yet.
 |---|---|---|
 """
 NOT_YET = """
+## States
+
+Families in `quire/models/hybrid` keep a state of each request in some layers or all. They run without a prefix cache
+(the log says so), take no drafts, and are for one GPU. Where config.json has no `max_position_embeddings`, as in
+Mamba's, a request may hold 1,048,576 tokens. Nemotron-H's steps in time have `time_step_min` for a lower bound, as in
+transformers.
+
 ## Not yet
+
+Nemotron-H's layers of experts, which have no gate: a config that has some is refused by name.
 
 Positions by a bias on scores (ALiBi: BLOOM, MPT, Falcon RW, Baichuan 13B): attention has no such term. Attention to
 tokens that an indexer chooses (DeepSeek-V3.2, GLM-5). A config that asks for one is refused by name.
@@ -140,7 +149,7 @@ def differences_of(page: str) -> dict[str, str]:
 
 
 def measure() -> dict[str, str]:
-    every = (*FAMILIES, *sparse_checkpoints.FAMILIES)
+    every = dict.fromkeys([*FAMILIES, *sparse_checkpoints.FAMILIES, *(case.partition("-")[0] for case in HYBRIDS)])
     measured = {family: f"{max(map(difference, variants(family))):.0e}" for family in every}
     return measured | {
         checkpoints.class_name(made): f"{_difference(checkpoints.make(made, **config), 'transformers'):.0e}"

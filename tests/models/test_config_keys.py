@@ -8,6 +8,7 @@ import math
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -20,13 +21,21 @@ from quire.config.model_info import read_model_info
 from quire.config.rope import ROPE_KEYS
 from quire.foundation.errors import ConfigError
 from quire.layers.rotary import rotary_table
+from quire.models.hybrid.reading import step_limit
 from tests.models import checkpoints, sparse_checkpoints
 from tests.models.cases import CASES, TWINS
 from tests.models.paged import PagedRows
 
 FAMILIES = sorted(families())
-CONFIGS = {"bert": "Bert", "roberta": "Roberta", "xlm_roberta": "XLMRoberta"}
-CONFIGS |= {family: sparse_checkpoints.CASES[cases[0]][0] for family, cases in sparse_checkpoints.FAMILIES.items()}
+CONFIGS = {
+    "bert": "Bert", "roberta": "Roberta", "xlm_roberta": "XLMRoberta", "lfm2_moe": "Lfm2Moe", "minimax": "MiniMax",
+    "qwen3_5_moe": "Qwen3_5MoeText",
+}  # fmt: skip
+CONFIGS |= {
+    family: sparse_checkpoints.CASES[cases[0]][0]
+    for family, cases in sparse_checkpoints.FAMILIES.items()
+    if family not in sparse_checkpoints.TWINS
+}
 CONFIGS |= {name: made for name, (made, _) in CASES.items() if name in FAMILIES and name not in TWINS}
 
 
@@ -58,11 +67,34 @@ def known(family: str) -> set[str]:
 
 
 # What transformers' code has of its own making, and what its configs never hold.
+_VISION = {
+    "depth", "image_token_id", "in_channels", "num_heads", "num_position_embeddings", "out_hidden_size", "patch_size",
+    "spatial_merge_size", "temporal_patch_size", "text_config", "video_token_id", "vision_config",
+    "vision_start_token_id",
+}  # fmt: skip
 UNSAID = {
+    "qwen3_5": _VISION,
+    "qwen3_5_moe": _VISION,
     "gemma3": {"_sliding_window_pattern", "text_config"},
     "falcon": {"rotary", "head_dim"},
+    "llama4": {"text_config"},
     "gpt_neox": {"head_dim"},
     "gpt_bigcode": {"num_key_value_heads"},
+    "nemotron_h": {
+        "expand",
+        "time_step_limit",
+        "layer_types",
+        "num_hidden_layers",
+        "attention_bias",
+        "get_text_config",
+    },
+    "bamba": {"layers_block_type", "layer_types"},
+    "falcon_h1": {"layers_block_type", "layer_types", "get_text_config"},
+    "granitemoehybrid": {"layers_block_type", "rope_type"},
+    "mamba2": {"layer_types"},
+    "mamba": {"layer_types"},
+    "jamba": {"layer_types", "layers_block_type", "layers_num_experts"},
+    "falcon_mamba": {"layer_types"},
     "solar_open": {"intermediate_size"},
     "minicpm3": {"logits_scaling"},
 }
@@ -76,7 +108,7 @@ def theirs_of(family: str, key: str) -> str:
 
 
 def test_all_families_are_compared() -> None:
-    assert set(FAMILIES) == {*CONFIGS, *TWINS}
+    assert set(FAMILIES) == {*CONFIGS, *TWINS, *sparse_checkpoints.TWINS}
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -85,6 +117,9 @@ def test_a_missing_key_is_what_transformers_takes_for_it(family: str) -> None:
     for key, default in declared.defaults.items():
         # Without a field, the modelling code reads the key if it is there.
         field = theirs.__dataclass_fields__.get(theirs_of(family, key))
+        if (family, key) == ("bloom", "max_position_embeddings"):  # it has no longest request
+            assert field is None
+            continue
         assert default == (None if field is None else field.default), key
     for key, allowed in declared.fixed.items():
         assert getattr(theirs, key, None) in allowed, key
@@ -110,12 +145,17 @@ def test_a_saved_config_without_one_of_its_keys(family: str) -> None:
         for key in families()[family].defaults:
             if key == "rope_parameters":
                 same_rotary(ours[key], theirs.rope_parameters)
+            elif key == "time_step_limit":
+                assert step_limit(ours) == step_limit({key: theirs.time_step_limit})
             elif key == "sliding_window" and not ours.get("use_sliding_window", True):
                 assert not theirs.sliding_window or family == "smollm3"
             elif key in ("head_dim", "qk_head_dim") and "kv_lora_rank" in ours:
                 continue  # nobody reads what a file says of them
-            elif ours[key] is not None and (key, ours[key]) != ("moe_layer_end_index", -1):  # null: follows from others
-                assert ours[key] == getattr(theirs, theirs_of(family, key)), (gone, key)
+            elif ours[key] not in (None, "auto") and (key, ours[key]) != ("moe_layer_end_index", -1):  # they follow
+                told = getattr(theirs, theirs_of(family, key), families()[family].defaults[key])
+                if key == "attn_config":
+                    told = {name: getattr(told, name, ANY) for name in ours[key] or ()} or ours[key]
+                assert ours[key] == told, (gone, key)
     assert seen > 5
 
 
@@ -137,6 +177,8 @@ def test_no_key_that_transformers_knows_is_unknown(family: str) -> None:
     code = inspect.getsource(importlib.import_module(made.__module__.replace("configuration_", "modeling_")))
     if made.__name__ == "Gemma3TextConfig":  # the text alone
         code = code[: code.index("class Gemma3MultiModalProjector")]
+    if made.__name__ == "Llama4TextConfig":
+        code = code[: code.index("class Llama4CausalLMOutputWithPast")]
     looked_at = set(re.findall(r"\bconfig\.([a-z]\w*)\b", code))
     looked_at |= set(re.findall(r"getattr\(\s*(?:self\.)?config,\s*\"(\w+)\"", code))
     assert len(looked_at) > 10
@@ -254,12 +296,6 @@ def test_longropes_first_name() -> None:
 def test_two_names_of_one_key_must_agree() -> None:
     assert read("gpt2", n_embd=64, hidden_size=64).values["hidden_size"] == 64
     assert "hidden_size=32 contradicts hidden_size=64" in refusal("gpt2", n_embd=64, hidden_size=32)
-
-
-def test_positions_by_a_bias_are_refused_by_name() -> None:
-    assert "alibi=True is not supported" in refusal("falcon", alibi=True)
-    with pytest.raises(ConfigError, match="'BloomForCausalLM' is not supported: its positions are a bias"):
-        hf_config({"architectures": ["BloomForCausalLM"]}, {})
 
 
 def test_attention_that_chooses_its_tokens_is_refused_by_name() -> None:

@@ -203,7 +203,7 @@ def test_configs_that_cannot_run_are_refused_by_name(config: dict[str, Any], mat
 @pytest.mark.parametrize(
     ("family", "config", "match"),
     [
-        ("Bert", {"is_decoder": False}, "sees neither all tokens before it nor a window"),
+        ("Bert", {"is_decoder": False}, "sees neither all tokens before it nor a window or chunk"),
         ("Doge", {}, "does not run on packed rows"),
         ("Mamba2", {"num_heads": 12, "head_dim": 8, "state_size": 8, "n_groups": 1, "chunk_size": 8}, "attention"),
         (

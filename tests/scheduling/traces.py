@@ -21,7 +21,7 @@ from quire.types.plan import StepPlan
 from quire.types.request import BACKGROUND, EngineRequest
 from quire.types.result import StepResult
 from quire.types.sampling import RequestOutputKind
-from tests.scheduling.simulator import VOCAB, Device, Reference, groups, history, make_request, windowed
+from tests.scheduling.simulator import VOCAB, Device, Reference, groups, history, make_request, state, windowed
 from tests.scheduling.toy_grammar import ToyGrammar, ToyMatcher, ToySource, random_constraint
 
 ANYTHING = SharingThresholds(1, 1, 1)
@@ -270,6 +270,18 @@ def mixed_groups(rng: random.Random, block_size: int) -> list[KVGroupSpec]:
     return specs
 
 
+def with_states(world: World, rng: random.Random) -> World:
+    """The same with a group that keeps states, or with such alone."""
+    pages, others = rng.choice((1, 1, 2, 3)), world.specs
+    if rng.random() < 0.25:
+        others = [history(rng.choice((4, 16, 64)))]
+    specs = others.copy()
+    specs.insert(rng.randint(0, len(others)), state(pages))
+    least = 1 + sum(spec.most_blocks(2) for spec in specs)
+    num_blocks = max(world.num_blocks, least) + pages * rng.randint(0, 4)
+    return replace(world, groups=tuple(specs), num_blocks=num_blocks)
+
+
 def random_request(
     rng: random.Random, number: int, max_len: int, prefixes: list[list[int]], longest: int = 8
 ) -> EngineRequest:
@@ -340,7 +352,13 @@ def with_drafts(world: World, rng: random.Random) -> World:
 
 
 def random_life(
-    seed: int, *, mixed: bool = False, deaths: float = 0.0, drafts: bool = False, adapters: bool = False
+    seed: int,
+    *,
+    mixed: bool = False,
+    deaths: float = 0.0,
+    drafts: bool = False,
+    adapters: bool = False,
+    states: bool = False,
 ) -> Life:
     """Live through the trace of `seed`; any AssertionError is a bug.
 
@@ -349,10 +367,12 @@ def random_life(
         deaths: of engines, a turn.
         drafts: rows may bring several tokens a step.
         adapters: of LoRA, more than there are slots.
+        states: some layers keep one.
     """
     rng = random.Random(seed)
     crowded = rng.random() < 0.1
     world = crowded_world(rng, mixed=mixed) if crowded else random_world(rng, mixed=mixed)
+    world = with_states(world, rng) if states else world
     world = with_drafts(world, rng) if drafts else world
     life = Life(replace(world, adapter_slots=rng.randint(1, 3)) if adapters else world)
     prefixes = branching(rng, 6 if crowded else 2)

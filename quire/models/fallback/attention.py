@@ -7,14 +7,14 @@ model is looked at somebody who notes what is asked for (`Recorder`), later the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from quire.attention.base import Scores
+from quire.attention.base import ALIKE, LayerCache, PerHead, Scores
 from quire.attention.context import StepContext
 from quire.foundation.errors import ConfigError
 from quire.kernels.attention.rope import qk_norm_rope_write
@@ -62,16 +62,16 @@ class Unseen:
     def __init__(self, sees: Callable[..., torch.Tensor], device: torch.device) -> None:
         self.sees, self.device = sees, device
 
-    def window(self, tokens: int) -> int | None:
-        """Tokens that each token of so many sees, its own and those just before it; 0: all; None: it is otherwise."""
+    def scores(self, tokens: int) -> Scores | None:
+        """Which of so many tokens each of them sees: all before it, a window, its chunk; None: it is otherwise."""
         ends = {0, 1, 2, tokens // 3, tokens // 2, tokens - 1}
         ends |= {place for power in range(tokens.bit_length()) for place in ((1 << power) - 1, 1 << power)}
         queries = torch.tensor(sorted(place for place in ends if place < tokens), device=self.device)
         keys = torch.arange(tokens, device=self.device)
         seen = torch.stack([self.sees(0, 0, query, keys).expand(tokens) for query in queries])
-        width = int(seen[-1].sum())
-        causal = (keys <= queries[:, None]) & (keys > queries[:, None] - width)
-        return None if not torch.equal(seen, causal) else 0 if width == tokens else width
+        width = int(self.sees(0, 0, keys, keys.new_zeros(())).expand(tokens).sum())  # of those that see the first one
+        kinds = [Scores()] if width == tokens else [Scores(width), Scores(width, chunked=True)]
+        return next((one for one in kinds if torch.equal(seen, one.visible(keys, queries[:, None]))), None)
 
 
 def register() -> None:
@@ -125,9 +125,14 @@ class Site:
     module: nn.Module
     heads: int
     keeps: Keeps
+    scores: Scores
     value_dim: int
     scale: float
-    scores: Scores
+
+    @property
+    def kind(self) -> tuple[Keeps, Scores]:
+        """What layers of one group have in common."""
+        return self.keeps, self.scores
 
 
 class Recorder:
@@ -139,7 +144,7 @@ class Recorder:
     def __init__(self, names: Mapping[nn.Module, str], max_positions: int) -> None:
         self.sites: list[Site] = []
         self._names, self._max_positions = names, max_positions
-        self._windows: dict[int, int | None] = {}  # of masks that were looked at
+        self._seen: dict[int, Scores | None] = {}  # of masks that were looked at
         self._masks: list[Unseen] = []  # which must live as long as their ids are used
 
     def __call__(
@@ -155,34 +160,44 @@ class Recorder:
         name = self._names[module]
         (_, heads, tokens, head_dim), (_, kv_heads, seen, _), value_dim = q.shape, k.shape, v.shape[-1]
         odd = [key for key, value in others.items() if key not in _HARMLESS and value is not None]
-        if wrong := [key for key in odd if key not in ("softcap", "is_causal")]:
+        if wrong := [key for key in odd if key not in ("softcap", "is_causal", "s_aux")]:
             raise _refused(name, f"has {', '.join(wrong)}, which attention here does not know")
         if seen != tokens or len(q) != 1:
             raise _refused(name, f"has {tokens} queries and {seen} keys a token: it attends to something else")
         if value_dim > head_dim:
             raise _refused(name, f"has values of {value_dim} numbers and keys of {head_dim}")
-        window = self._window(module, name, mask, others)
-        keeps = Keeps("window" if window else "full", kv_heads, head_dim, window)
+        sinks = sinks_of(others)
+        if sinks is not None and sinks.shape != (heads,):
+            raise _refused(name, f"has {list(sinks.shape)} sinks for {heads} heads")
+        seen_tokens = self._sees(module, name, mask, others)
+        scores = replace(seen_tokens, softcap=float(others.get("softcap") or 0.0), sinks=sinks is not None)
+        kind = "chunk" if scores.chunked else "window" if scores.window else "full"
+        keeps = Keeps(kind, kv_heads, head_dim, scores.window)
         scale = head_dim**-0.5 if scale is None else float(scale)
-        scores = Scores(window, softcap=float(others.get("softcap") or 0.0))
-        self.sites.append(Site(module, heads, keeps, value_dim, scale, scores))
+        self.sites.append(Site(module, heads, keeps, scores, value_dim, scale))
         return own_value(q, v)
 
-    def _window(self, module: nn.Module, name: str, mask: Any, others: Mapping[str, Any]) -> int:
+    def _sees(self, module: nn.Module, name: str, mask: Any, others: Mapping[str, Any]) -> Scores:
         if mask is None:
             causal = others.get("is_causal")
             if not (getattr(module, "is_causal", True) if causal is None else causal):
                 raise _refused(name, "sees what comes behind a token")
-            return 0
+            return Scores()
         if not isinstance(mask, Unseen):
             raise _refused(name, "makes a mask of its own")
-        if id(mask) not in self._windows:
+        if id(mask) not in self._seen:
             self._masks.append(mask)
-            self._windows[id(mask)] = mask.window(self._max_positions)
-        found = self._windows[id(mask)]
+            self._seen[id(mask)] = mask.scores(self._max_positions)
+        found = self._seen[id(mask)]
         if found is None:
-            raise _refused(name, "sees neither all tokens before it nor a window of them")
+            raise _refused(name, "sees neither all tokens before it nor a window or chunk of them")
         return found
+
+
+def sinks_of(others: Mapping[str, Any]) -> torch.Tensor | None:
+    """What attention functions are told as `s_aux`: a logit a head."""
+    found: torch.Tensor | None = others.get("s_aux")
+    return None if found is None else found.flatten()
 
 
 def own_value(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -228,13 +243,14 @@ class PagedAttention:
         v: torch.Tensor,
         mask: Any,  # noqa: ARG002 (nobody makes any)
         scale: float | None,  # noqa: ARG002 (the site's)
-        others: Mapping[str, Any],  # noqa: ARG002 (looked at before)
+        others: Mapping[str, Any],
     ) -> torch.Tensor:
         ctx, place = self._ctx, self._place
         if ctx is None or place == len(self._sites) or self._sites[place].module is not module:
             raise RuntimeError("a model of transformers attends in another order than it did before")
         self._place += 1
         site, cache, group = self._sites[place], ctx.caches[place], ctx.groups[self._groups[place]]
+        assert isinstance(cache, LayerCache)
         head_dim = site.keeps.head_dim
         if site.value_dim < head_dim:
             v = nn.functional.pad(v, (0, head_dim - site.value_dim))
@@ -244,5 +260,7 @@ class PagedAttention:
             qkv, self._still[head_dim], self._first, group.slots, cache.k, cache.v, site.heads, site.keeps.num_kv_heads,
             head_dim,
         )  # fmt: skip
-        y = group.backend.run(q, cache, group.plan, site.scale)
+        sinks = sinks_of(others)
+        heads = ALIKE if sinks is None else PerHead(sinks.float())
+        y = group.backend.run(q, cache, group.plan, site.scale, heads)
         return y.view(1, tokens, site.heads, head_dim)[..., : site.value_dim].contiguous()

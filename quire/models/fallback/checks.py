@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from quire.attention.base import ALIKE, PerHead
 from quire.attention.scored import attend
 from quire.foundation.errors import ConfigError
-from quire.models.fallback.attention import Door, Site, own_value
+from quire.models.fallback.attention import Door, Site, own_value, sinks_of
 
 States = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # ids, positions → states
 
@@ -87,12 +88,13 @@ class _Compared:
     ) -> torch.Tensor:
         site, self._place = self._sites[self._place], self._place + 1
         tokens = torch.arange(q.shape[2], device=q.device)
-        sees = tokens <= tokens[:, None]
-        if site.keeps.window:
-            sees &= tokens > tokens[:, None] - site.keeps.window
+        sees = site.scores.visible(tokens, tokens[:, None])
         group = q.shape[1] // k.shape[1]
         keys, values = (x.repeat_interleave(group, dim=1) for x in (k, v))
-        ours = attend(q, keys, values, sees, scale=site.scale, scores=site.scores).transpose(1, 2).contiguous()
+        sinks = sinks_of(others)
+        heads = ALIKE if sinks is None else PerHead(sinks.float()[:, None, None])
+        ours = attend(q, keys, values, sees, scale=site.scale, scores=site.scores, heads=heads)
+        ours = ours.transpose(1, 2).contiguous()
         own = getattr(sys.modules.get(type(module).__module__), "eager_attention_forward", None)
         if own is not None:
             added = torch.zeros(1, 1, *sees.shape, dtype=q.dtype, device=q.device)

@@ -40,23 +40,17 @@ class TransformersModel(Decoder):
         self._max_positions, self._vocab_size = max_positions, vocab_size
         self._device = next(causal.parameters()).device
         self._sites, self._trunk = self._look()
-        keeps = sorted({site.keeps for site in self._sites}, key=lambda keeps: (keeps.kind != "full", keeps))
-        self._keeps = keeps
-        self.layer_groups = [keeps.index(site.keeps) for site in self._sites]
-        self.num_heads = self._only("num_heads", {site.heads for site in self._sites})
-        self.scores = [
-            self._only("scores", {site.scores for site in self._sites if site.keeps == kept}) for kept in keeps
-        ]
+        kinds = sorted({site.kind for site in self._sites}, key=lambda kind: (kind[0].kind != "full", repr(kind)))
+        self._keeps, self.scores = [keeps for keeps, _ in kinds], [scores for _, scores in kinds]
+        self.layer_groups = [kinds.index(site.kind) for site in self._sites]
+        heads = {site.heads for site in self._sites}
+        if len(heads) > 1:
+            raise ConfigError(f"{self.name} has layers of {sorted(heads)} heads, which is not supported", "model_impl")
+        (self.num_heads,) = heads
         self.hidden = self._trunk.hidden
         self._paged = PagedAttention(self._sites, self.layer_groups, self._device)
         self._door.attends = self._paged
         self._checkpoint = Checkpoint(causal)
-
-    def _only(self, what: str, values: set[Any]) -> Any:
-        if len(values) > 1:
-            listed = sorted(map(str, values))
-            raise ConfigError(f"{self.name} has layers of unlike {what}, {listed}, which is not supported")
-        return next(iter(values))
 
     @torch.inference_mode()
     def _look(self) -> tuple[list[Site], Trunk]:
@@ -164,5 +158,5 @@ class TransformersModel(Decoder):
         finally:
             self._door.attends = self._paged
         self.graph_support = why is None
-        if why:
+        if why and self._device.type == "cuda":
             _log.info("steps of %s are launched from Python, without graphs: %s", self.name, why)

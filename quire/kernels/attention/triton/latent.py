@@ -49,10 +49,10 @@ def _rope_write_kernel(
         there = (head < HEADS) & in_half[None, :]
         at = q_ptr + token * q_stride + head * q_head_stride + (half * EVERY)[None, :]
         to = out_ptr + token * out_stride + head * out_head_stride + (half * EVERY)[None, :]
-        first, second = tl.load(at, there, 0.0).to(tl.float32), tl.load(at + OTHER, there, 0.0).to(tl.float32)
+        firsts, seconds = tl.load(at, there, 0.0).to(tl.float32), tl.load(at + OTHER, there, 0.0).to(tl.float32)
         made = out_ptr.dtype.element_ty
-        tl.store(to, (first * cos[None, :] - second * sin[None, :]).to(made), there)
-        tl.store(to + OTHER, (second * cos[None, :] + first * sin[None, :]).to(made), there)
+        tl.store(to, (firsts * cos[None, :] - seconds * sin[None, :]).to(made), there)
+        tl.store(to + OTHER, (seconds * cos[None, :] + firsts * sin[None, :]).to(made), there)
 
 
 def rope_write(

@@ -24,7 +24,7 @@ def _prompt_kernel(
 ):  # fmt: skip
     head = tl.program_id(0)
     tile = tl.program_id(1)
-    row = _find_row(query_start_ptr, 0, tile, num_rows, BLOCK_M, 256)
+    row = _find_row(query_start_ptr, 0, tile, num_rows, 1, BLOCK_M, 256)
     row_start = tl.load(query_start_ptr + row)
     length = tl.load(query_start_ptr + row + 1) - row_start
     first = (tile - row_start // BLOCK_M - row) * BLOCK_M
