@@ -2,6 +2,7 @@
 
     python benchmarks/kernels.py [--only decode,linear] [--json results.json]
     python benchmarks/kernels.py --only backends     all attention backends that are installed, side by side
+    python benchmarks/kernels.py --only latent       latent attention (MLA), its last column the bandwidth's floor
 
 Each line is the median of ten CUDA-graph replays of a chain of calls over buffers that rotate past the L2 cache,
 divided by the calls. Bytes are the least that must move (inputs read once, outputs written once). An attention backend
@@ -11,12 +12,14 @@ that graphs cannot hold is launched from Python, as engines do it: what that tak
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +28,17 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks import peers
 from quire.attention.base import AttentionInputs, AttentionSpec, LayerCache, prefix_tile_rows, prefix_tiles
 from quire.config.attention import ATTENTION_BACKENDS
+from quire.kernels.attention import latent_paged, qkv, rope
 from quire.kernels.attention import paged as paged_attention
-from quire.kernels.attention import qkv, rope
 from quire.kernels.attention.scores import PLAIN
 from quire.kernels.elementwise import activation, norm
 from quire.kernels.gemm import fp8_linear
 from quire.kernels.gemm.linear import linear
 from quire.kernels.gemm.triton.plan import plan
+from quire.quantization.base import FORMATS, WeightFormat
 from quire.quantization.fp8 import Fp8Channel
 
 DEVICE, DTYPE, BLOCK_SIZE = torch.device("cuda"), torch.bfloat16, 16
@@ -396,6 +401,29 @@ def bench_fp8(model: Model) -> Iterator[Line]:
         del plain, packed
 
 
+def bench_codes(model: Model) -> Iterator[Line]:
+    """The same with the formats of 4 and 8 bits whose columns share scales."""
+    hidden, gain = model.hidden, (random(model.hidden), 1e-6)
+    shapes = [("qkv", hidden, model.qkv), ("o", model.heads * model.dim, hidden), ("gate_up", hidden, 2 * model.inner),
+              ("down", model.inner, hidden)]  # fmt: skip
+    for kind, (name, k, n) in product(("int4", "int8", "fp8_block", "mxfp4"), shapes):
+        form: WeightFormat = FORMATS.get(kind)()
+        plain = [random(n, k) for _ in range(copies(n * k // 2, least=4, most=16))]
+        packed = [form.pack(weight) for weight in plain]
+        bytes_read = sum(tensor.numel() * tensor.element_size() for tensor in packed[0].values())
+        matrices = [form.matrix(tensors, None) for tensors in packed]
+        for m in (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 8192):
+            x, y = random(m, k), random(m, n)
+            around: dict[str, Any] = {
+                "qkv": {"norm": gain}, "o": {"residual": y}, "gate_up": {"norm": gain, "gated": True},
+                "down": {"residual": y},
+            }[name]  # fmt: skip
+            us = microseconds([partial(matrix.linear, x, **around) for matrix in matrices])
+            beside = microseconds([partial(linear, x, w, **around) for w in plain])
+            yield Line(f"{kind} {name}", model.name, f"{m}x{k}->{n}", us, bytes_read / us / 1e3, "GB/s", beside)
+        del plain, packed, matrices
+
+
 def bench_layer(model: Model) -> Iterator[Line]:
     shapes = [(model.qkv, model.hidden), (model.hidden, model.heads * model.dim), (2 * model.inner, model.hidden),
               (model.hidden, model.inner)]  # fmt: skip
@@ -481,9 +509,47 @@ def microseconds_eager(calls: list[Callable[[], object]], rounds: int = 10) -> f
     return statistics.median(times[1:])
 
 
+LATENT_CASES = [(rows, length) for rows in (1, 8, 64) for length in (1024, 8192, 32768)]
+RANK, ROPE = 512, 64
+
+
+def bench_latent(model: Model) -> Iterator[Line]:
+    """Decode and prompts over latent rows of DeepSeek's widths, for the numbers of heads that ranks of its models have.
+    Beside the time of a decode stands the floor: latent rows once, at the rate that was measured for copies."""
+    if model is not MODELS[0]:  # the shapes are no model's here
+        return
+    for heads, (rows, length) in itertools.product((16, 32, 64, 128), LATENT_CASES):
+        row_bytes = rows * length * (RANK + ROPE) * DTYPE.itemsize
+        blocks = length // BLOCK_SIZE
+        order = (torch.randperm(rows * blocks, device=DEVICE) + 1).int().view(rows, blocks)
+        table = torch.cat([torch.zeros_like(order[:1]), order])
+        shape = (rows * blocks + 1, 1, BLOCK_SIZE, RANK + ROPE)
+        caches = [random(*shape) for _ in range(copies(row_bytes, least=2, most=32))]
+        seats = torch.arange(1, rows + 1, device=DEVICE, dtype=torch.int32)
+        lengths = torch.full((rows,), length, device=DEVICE, dtype=torch.int32)
+        q, workspace = random(rows, heads, RANK + ROPE), latent_paged.decode_workspace(rows, heads, RANK, ROPE, DEVICE)
+        plan = latent_paged.decode_schedule(seats, lengths, heads, RANK + ROPE)
+        calls = [partial(latent_paged.decode, q, cache, RANK, table, plan, 0.07, workspace) for cache in caches]
+        us, floor = microseconds(calls), row_bytes / peers.COPY_BYTES_PER_S * 1e6
+        yield Line("latent decode", f"{heads} heads", f"{rows}x{length}", us, row_bytes / us / 1e3, "GB/s", floor)
+        del caches, calls
+        torch.cuda.empty_cache()
+    for heads, (queries, length) in itertools.product((16, 128), ((1024, 1024), (4096, 4096), (1024, 16384))):
+        cache = random(length // BLOCK_SIZE + 1, 1, BLOCK_SIZE, RANK + ROPE)
+        table = (
+            torch.arange(length // BLOCK_SIZE + 1, device=DEVICE, dtype=torch.int32).expand(2, -1)[:, 1:].contiguous()
+        )
+        q = random(queries, heads, RANK + ROPE)
+        starts, ends = torch.tensor([[0, queries], [1, length]], device=DEVICE, dtype=torch.int32)
+        call = partial(latent_paged.prefill, q, cache, RANK, table, ends[:1], starts, ends[1:], queries, 0.07)
+        flops = 2 * heads * (2 * RANK + ROPE) * queries * (length - (queries - 1) / 2)
+        us = microseconds([call] * 4)
+        yield Line("latent prefill", f"{heads} heads", f"{queries}/{length}", us, flops / us / 1e6, "TFLOP/s")
+
+
 BENCHES = {"small": bench_small, "decode": bench_decode, "prefill": bench_prefill, "linear": bench_linear,
            "batch": bench_batch, "wide": bench_wide, "qkv": bench_qkv, "layer": bench_layer,
-           "fp8": bench_fp8, "backends": bench_backends}  # fmt: skip
+           "fp8": bench_fp8, "codes": bench_codes, "backends": bench_backends, "latent": bench_latent}  # fmt: skip
 
 
 def show(line: Line) -> None:

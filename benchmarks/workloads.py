@@ -105,6 +105,25 @@ def _llama(hidden: int, inner: int, layers: int, heads: int, dim: int) -> dict[s
     }
 
 
+MODELS["nemotron-h-8b"] = {
+    **_SHARED,
+    "architectures": ["NemotronHForCausalLM"],
+    "model_type": "nemotron_h",
+    "hidden_size": 4096,
+    "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 21504,
+    "mamba_num_heads": 128,
+    "mamba_head_dim": 64,
+    "n_groups": 8,
+    "ssm_state_size": 128,
+    "vocab_size": 131072,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 8192,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 MODELS["llama-3.2-1b"] = _llama(2048, 8192, 16, 32, 64)
 MODELS["qwen3-1.7b"] = _qwen3(2048, 6144, 28, 16, tied=True)
 MODELS["llama-3.2-3b"] = _llama(3072, 8192, 28, 24, 128)
@@ -159,6 +178,49 @@ MODELS["olmoe-1b-7b"] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+MODELS["deepseek-v2-lite"] = {  # with V3's vocabulary, so that all ids of these workloads are in it
+    **{key: value for key, value in _SHARED.items() if key != "head_dim"},
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "model_type": "deepseek_v2",
+    "hidden_size": 2048,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "intermediate_size": 10944,
+    "vocab_size": 129280,
+    "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000,
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 40,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 0.707,
+        "mscale_all_dim": 0.707,
+    },
+    "max_position_embeddings": 163840,
+    "q_lora_rank": None,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1408,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": False,
+    "scoring_func": "softmax",
+    "topk_method": "greedy",
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.0,
+    "moe_layer_freq": 1,
+    "bos_token_id": 100000,
+    "eos_token_id": 100001,
+}
 MODELS["tiny-qwen3"] = {
     **MODELS["qwen3-0.6b"],
     "hidden_size": 256,
@@ -172,6 +234,13 @@ MODELS["tiny-qwen3"] = {
 def config_of(model: str) -> dict[str, Any]:
     """Of a model's name, which may say how it is quantized: "llama-3.1-8b+fp8"."""
     return MODELS[model.partition("+")[0]]
+
+
+# Of a weight, with its share of scales.
+BYTES: dict[str | None, float] = {
+    None: 2, "fp8": 1, "fp8_block": 1 + 4 / 128, "int8": 1, "int4": 0.5 + 2 / 128, "mxfp4": 0.5 + 1 / 32,
+    "nvfp4": 0.5 + 1 / 16, "nf4": 0.5 + 4 / 64,
+}  # fmt: skip
 
 
 def quantization_of(model: str) -> str | None:
@@ -288,7 +357,7 @@ def _lognormal(rng: random.Random, mean: float, low: int, high: int, sigma: floa
 def experts_of(model: str) -> tuple[int, int, int] | None:
     """(experts, those that a token goes to, their inner size); None: a dense model."""
     c = config_of(model)
-    experts = c.get("num_experts", c.get("num_local_experts"))
+    experts = c.get("num_experts", c.get("num_local_experts", c.get("n_routed_experts")))
     return experts and (experts, c["num_experts_per_tok"], c.get("moe_intermediate_size", c["intermediate_size"]))
 
 
@@ -298,33 +367,46 @@ def experts_hit(experts: int, top_k: int, tokens: int) -> float:
 
 
 def _feed_forward(model: str, tokens: int) -> float:
-    """Weights of a layer that so many tokens meet, each counted once."""
+    """Weights of a layer that so many tokens meet, each counted once. All layers of a sparse model count as sparse."""
     c, sparse = config_of(model), experts_of(model)
     if not sparse:
         return 3.0 * c["hidden_size"] * c["intermediate_size"]
     experts, top_k, inner = sparse
-    return c["hidden_size"] * (experts + 3 * inner * experts_hit(experts, top_k, tokens))
+    shared = c.get("n_shared_experts", 0)
+    return c["hidden_size"] * (experts + 3 * inner * (shared + experts_hit(experts, top_k, tokens)))
+
+
+def _attention(model: str) -> tuple[int, int, int]:
+    """Of a layer: weights, numbers that are kept of a token, and the least products that two tokens make."""
+    c = config_of(model)
+    hidden, heads = c["hidden_size"], c["num_attention_heads"]
+    if "kv_lora_rank" not in c:
+        q, kv = heads * c["head_dim"], c["num_key_value_heads"] * c["head_dim"]
+        return 2 * hidden * q + 2 * hidden * kv, 2 * kv, 2 * q
+    rank, nope, rope, value = (c[key] for key in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    q_rank = c["q_lora_rank"]
+    queries = hidden * heads * (nope + rope) if q_rank is None else q_rank * (hidden + heads * (nope + rope))
+    weights = queries + hidden * (rank + rope) + rank * heads * (nope + value) + heads * value * hidden
+    return weights, rank + rope, heads * (nope + rope + value)
 
 
 def decode_bytes(model: str, batch: int, context: int) -> tuple[int, int]:
     """(weight bytes, KV bytes) one decode step must read: every weight once, the head but not the embedding; of experts
     those that the rows' tokens may be thought to hit."""
     c = config_of(model)
-    hidden, dim, layers = c["hidden_size"], c["head_dim"], c["num_hidden_layers"]
-    q, kv = c["num_attention_heads"] * dim, c["num_key_value_heads"] * dim
-    layer = 2 * hidden * q + 2 * hidden * kv + int(_feed_forward(model, batch))
-    weight = 1 if quantization_of(model) == "fp8" else 2
-    return weight * layers * layer + 2 * c["vocab_size"] * hidden, batch * context * 4 * kv * layers
+    layers, (weights, kept, _) = c["num_hidden_layers"], _attention(model)
+    layer = weights + int(_feed_forward(model, batch))
+    moved = int(BYTES[quantization_of(model)] * layers * layer) + 2 * c["vocab_size"] * c["hidden_size"]
+    return moved, batch * context * 2 * kept * layers
 
 
 def prefill_flops(model: str, count: int, length: int) -> float:
     """Matrix and causal-attention operations of `count` prompts; the head once a prompt."""
     c = config_of(model)
-    hidden, dim, layers = c["hidden_size"], c["head_dim"], c["num_hidden_layers"]
-    q, kv = c["num_attention_heads"] * dim, c["num_key_value_heads"] * dim
-    layer = 2 * hidden * q + 2 * hidden * kv + _feed_forward(model, 1)
-    attention = layers * 4 * q * length * length / 2
-    return count * (2 * layers * layer * length + attention + 2 * c["vocab_size"] * hidden)
+    layers, (weights, _, products) = c["num_hidden_layers"], _attention(model)
+    layer = weights + _feed_forward(model, 1)
+    attention = layers * 2 * products * length * length / 2
+    return count * (2 * layers * layer * length + attention + 2 * c["vocab_size"] * c["hidden_size"])
 
 
 def seconds_floor(
@@ -335,19 +417,20 @@ def seconds_floor(
     Prompts at the matrix rate; then each step at the memory's rate (weights once, every row's KV) or the matrix rate,
     whichever takes longer. shared: leading tokens that all prompts have in common: computed once, read once a step.
     """
-    c = config_of(model)
     weights, kv_token = decode_bytes(model, 1, 1)
     plain, _ = decode_bytes(model.partition("+")[0], 1, 1)  # of experts those that one token goes to
     sparse = experts_of(model) is not None
-    q = c["num_attention_heads"] * c["head_dim"] * c["num_hidden_layers"]
+    products = _attention(model)[2] * config_of(model)["num_hidden_layers"]
     own, outputs = np.array([prompt - shared for prompt, _ in requests]), np.array([output for _, output in requests])
-    operations = sum(prefill_flops(model, 1, int(n)) + 4 * q * int(n) * shared for n in own)
+    operations = sum(prefill_flops(model, 1, int(n)) + 2 * products * int(n) * shared for n in own)
     operations += prefill_flops(model, 1, shared) if shared else 0.0
     seconds = operations / flops_per_s
     for step in range(1, int(outputs.max())):  # the first token comes with the prompt
         going = outputs > step
         rows, contexts = int(going.sum()), int((own[going] + step).sum())
         moved = (decode_bytes(model, rows, 1)[0] if sparse else weights) + kv_token * (contexts + shared)
-        operations = plain * rows + 4 * q * (contexts + rows * shared)  # a plain weight: two bytes, two operations
+        operations = plain * rows + 2 * products * (
+            contexts + rows * shared
+        )  # a plain weight: two bytes, two operations
         seconds += max(moved / bytes_per_s, operations / flops_per_s)
     return float(seconds)

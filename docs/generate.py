@@ -24,6 +24,7 @@ TITLES = {
     "model": "Model",
     "cache": "KV cache",
     "schedule": "Scheduling",
+    "lora": "LoRA adapters",
     "replies": "Conversations: tools, reasoning, templates",
     "runtime": "Devices, processes, graphs",
     "observe": "Logs and statistics",

@@ -21,6 +21,7 @@ _EXPORTS = {
     "TokensPrompt": "quire.types.prompts",
     "EmbedsPrompt": "quire.types.prompts",
     "PromptType": "quire.types.prompts",
+    "LoRARequest": "quire.types.adapter",
     "SamplingParams": "quire.types.sampling",
     "BeamSearchParams": "quire.types.sampling",
     "RequestOutputKind": "quire.types.sampling",
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from quire.llm import LLM
     from quire.models.registry import ModelRegistry
     from quire.observe.stat_logger import StatLogger
+    from quire.types.adapter import LoRARequest
     from quire.types.output import CompletionOutput, Logprob, RequestOutput
     from quire.types.pooling import (
         ClassificationOutput,
@@ -85,6 +87,7 @@ __all__ = [
     "EngineConfig",
     "EngineOptions",
     "LLMEngine",
+    "LoRARequest",
     "LogitsProcessor",
     "Logprob",
     "ModelRegistry",

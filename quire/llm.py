@@ -22,7 +22,7 @@ from quire.frontend.inputs import Prompt, PromptLike, as_list, build, read_promp
 from quire.frontend.interrupts import deferred_interrupt
 from quire.frontend.llm_engine import LLMEngine
 from quire.frontend.outputs import RequestState
-from quire.frontend.pooling.api import PoolingAPI
+from quire.frontend.pooling.api import Adapted, PoolingAPI
 from quire.frontend.progress import ProgressFactory, PromptProgress
 from quire.frontend.replies import Reply, ReplyPlan, ReplyWish
 from quire.frontend.reply_formats import Formats, find_formats
@@ -38,6 +38,7 @@ from quire.frontend.tokenization.truncation import (
     encode_texts,
 )
 from quire.frontend.tools import read_tool_choice, read_tools
+from quire.types.adapter import Adapter
 from quire.types.metrics import Metric
 from quire.types.output import BeamSearchOutput, CompletionOutput, RequestOutput
 from quire.types.request import EngineRequest, TokenIds, token_list
@@ -94,6 +95,7 @@ class LLM(PoolingAPI):
         sampling_params: Params | None = None,
         *,
         use_tqdm: bool | ProgressFactory = True,
+        lora_request: Adapted = None,
         priority: int | Sequence[int] | None = None,
         truncate_prompt_tokens: int | None = None,
         truncation_side: Side | None = None,
@@ -107,6 +109,7 @@ class LLM(PoolingAPI):
             sampling_params: one for all prompts, or a list with one for each; None: the model's defaults.
                 `max_tokens` is cut to what the context leaves beside the prompt; such an answer ends with "length".
             use_tqdm: show progress.
+            lora_request: the adapter that all prompts are answered with, or a list with one, or None, for each.
             priority: one for all, or a list; lower comes first, where the engine schedules by priority.
             truncate_prompt_tokens: longer prompts are cut to this; -1: to what the context leaves beside `max_tokens`.
             truncation_side: where they are cut: "left" (at their beginning), or "right".
@@ -126,7 +129,7 @@ class LLM(PoolingAPI):
         with no_collection():
             given = [read_prompt(prompt, takes_embeds=True) for prompt in as_list(prompts)]
         options = TokenizationOptions.of(tokenization_kwargs, truncate_prompt_tokens, truncation_side)
-        return self._run(given, sampling_params, priority, use_tqdm, options, add_special_tokens=True)
+        return self._run(given, sampling_params, priority, use_tqdm, options, lora_request, add_special_tokens=True)
 
     def chat(
         self,
@@ -142,6 +145,7 @@ class LLM(PoolingAPI):
         parallel_tool_calls: bool = True,
         max_thinking_tokens: int | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: Adapted = None,
         priority: int | Sequence[int] | None = None,
         truncate_prompt_tokens: int | None = None,
         truncation_side: Side | None = None,
@@ -161,6 +165,7 @@ class LLM(PoolingAPI):
             parallel_tool_calls: False: one call at most.
             max_thinking_tokens: tokens of reasoning, after which it is ended.
             chat_template_kwargs: variables of the template.
+            lora_request: as `generate` takes it.
             priority: as `generate` takes it.
             truncate_prompt_tokens: likewise.
             truncation_side: likewise.
@@ -202,7 +207,7 @@ class LLM(PoolingAPI):
             prompts.append(Prompt(text=text, constraint=plans[-1].constraint))
             params.append(plans[-1].params(final))
         cut = TokenizationOptions.of(tokenization_kwargs, truncate_prompt_tokens, truncation_side)
-        outputs = self._run(prompts, params, priority, use_tqdm, cut, add_special_tokens=False)
+        outputs = self._run(prompts, params, priority, use_tqdm, cut, lora_request, add_special_tokens=False)
         for output, plan in zip(outputs, plans, strict=True):
             for answer in output.outputs:
                 _split(answer, plan)
@@ -213,6 +218,7 @@ class LLM(PoolingAPI):
         prompts: PromptLike | Sequence[PromptLike],
         params: BeamSearchParams,
         *,
+        lora_request: Adapted = None,
         use_tqdm: bool | ProgressFactory = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
@@ -221,6 +227,7 @@ class LLM(PoolingAPI):
         Args:
             prompts: text or token ids.
             params: width and length of the search.
+            lora_request: as `generate` takes it.
             use_tqdm: show progress.
             concurrency_limit: prompts at a time; None: all.
 
@@ -233,16 +240,19 @@ class LLM(PoolingAPI):
         if concurrency_limit is not None and concurrency_limit < 1:
             raise InputError(f"concurrency_limit must be >= 1, got {concurrency_limit}", "concurrency_limit")
         given = [read_prompt(prompt) for prompt in as_list(prompts)]
+        prompts = as_list(prompts)
         ids = self._tokenize(given, add_special_tokens=True)
         searches = [
             BeamSearch(token_list(tokens), params, self.info, self._tokenizer, prompt.text)
             for prompt, tokens in zip(given, ids, strict=True)
         ]
+        adapted = dict(zip(map(id, searches), _one_each(lora_request, prompts, "lora_request"), strict=True))
         with PromptProgress(params.max_tokens, use_tqdm, "Beam search steps") as progress:
             while running := [search for search in searches if not search.is_done][:concurrency_limit]:
                 beams = [Prompt(token_ids=beam.tokens) for search in running for beam in search.running]
                 ask = [search.ask for search in running for _ in search.running]
-                requests = self._build(beams, ask, None, AS_USUAL, add_special_tokens=False)
+                wanted = [adapted[id(search)] for search in running for _ in search.running]
+                requests = self._build(beams, ask, None, AS_USUAL, wanted, add_special_tokens=False)
                 done = iter(self._run_requests(requests, [None] * len(beams), False))
                 for search in running:
                     count = search.ask.logprobs or 1
@@ -257,15 +267,19 @@ class LLM(PoolingAPI):
         priority: int | Sequence[int] | None,
         use_tqdm: bool | ProgressFactory,
         options: TokenizationOptions = AS_USUAL,
+        lora_request: Adapted = None,
         *,
         add_special_tokens: bool = True,
     ) -> list[RequestOutput]:
         with no_collection():
             special = options.special(add_special_tokens)
-            requests = self._build(prompts, params, priority, options, add_special_tokens=special)
+            requests = self._build(prompts, params, priority, options, lora_request, add_special_tokens=special)
         with few_whole_collections():
             request_states = self._run_requests(requests, [prompt.text for prompt in prompts], use_tqdm)
-            return [request_state.take() for request_state in request_states]
+            outputs = [request_state.take() for request_state in request_states]
+        for output, adapted in zip(outputs, _one_each(lora_request, prompts, "lora_request"), strict=True):
+            output.lora_request = adapted
+        return outputs
 
     def _run_requests(
         self, requests: Mapping[str, list[EngineRequest]], texts: Sequence[str | None], use_tqdm: bool | ProgressFactory
@@ -285,6 +299,10 @@ class LLM(PoolingAPI):
                 raise
         return request_states
 
+    def _adapters(self, lora_request: Adapted, prompts: Sequence[Any]) -> list[Adapter | None]:
+        """Of each prompt, loaded if they were not."""
+        return [self.llm_engine.adapter_of(one) for one in _one_each(lora_request, prompts, "lora_request")]
+
     def _new_number(self) -> str:
         return str(next(self._request_numbers))
 
@@ -294,6 +312,7 @@ class LLM(PoolingAPI):
         params: Params | None,
         priority: int | Sequence[int] | None,
         options: TokenizationOptions,
+        lora_request: Adapted = None,
         *,
         add_special_tokens: bool,
     ) -> dict[str, list[EngineRequest]]:
@@ -301,16 +320,17 @@ class LLM(PoolingAPI):
         chosen = _one_each(self.get_default_sampling_params() if params is None else params, prompts, "sampling_params")
         final = {id(p): _final_only(p) for p in chosen}
         priorities = _one_each(0 if priority is None else priority, prompts, "priority")
+        adapters = self._adapters(lora_request, prompts)
         is_cut = options.truncate_prompt_tokens is not None
         token_ids = self._tokenize(prompts, add_special_tokens=add_special_tokens, is_cut=is_cut)
         requests: dict[str, list[EngineRequest]] = {}
-        for prompt, ids, asked, rank in zip(prompts, token_ids, chosen, priorities, strict=True):
+        for prompt, ids, asked, rank, adapter in zip(prompts, token_ids, chosen, priorities, adapters, strict=True):
             number = self._new_number()
             if options.truncate_prompt_tokens is not None:
                 ids = self._cut_prompt(prompt, ids, asked, options, add_special_tokens=add_special_tokens)
             known = replace(prompt, token_ids=ids)
             requests[number] = build(
-                known, final[id(asked)], self.info, self._tokenizer, request_id=number, priority=rank
+                known, final[id(asked)], self.info, self._tokenizer, request_id=number, priority=rank, adapter=adapter
             )
         return requests
 

@@ -33,6 +33,12 @@ class AttentionSpec:
     drafted: tuple[int, int] = (0, 1)  # decode rows of the largest step with several queries a row, and how many
     scores: Scores = PLAIN  # what they get besides the scale, and which count
     planes: int = 1  # of which a cache is every so many'th block
+    value_dim: int = 0  # of a latent cache, whose one row a token is the key, and its first so many numbers the value
+
+    @property
+    def out_dim(self) -> int:
+        """Of a head's result."""
+        return self.value_dim or self.head_dim
 
 
 def prefix_tile_rows(group: int) -> int:
@@ -94,20 +100,29 @@ class AttentionInputs:
 class LayerCache:
     """KV of one layer, paged: [num_blocks, kv_heads, block_size, head_dim] each, of the same strides.
 
-    A block is contiguous. The next one follows it, or lies `AttentionSpec.planes` blocks further.
+    A block is contiguous. The next one follows it, or lies `AttentionSpec.planes` blocks further. Of a latent cache v
+    is a view of the first columns of k.
     """
 
     k: torch.Tensor
     v: torch.Tensor
 
 
-class AttentionBackend(Protocol):
+class StepPlanner(Protocol):
+    """What the layers of a group share of a step."""
+
     name: str
     graph_support: bool  # steps may be captured in a CUDA graph, if they come without host copies
     reads_host: bool  # it needs the host copies of `AttentionInputs`, but for rows with drafts
     prefix_support: bool  # it makes use of `AttentionInputs.prefix`
     prompt_wave: int  # see PromptCost; if there is one, far chunks are worth an eager step
 
+    def plan(self, inputs: AttentionInputs) -> Any:
+        """Prepare a step; must not wait for the device. Its launches are captured with the step."""
+        ...
+
+
+class AttentionBackend(StepPlanner, Protocol):
     @staticmethod
     def refuses(spec: AttentionSpec) -> str | None:
         """Why this backend cannot serve `spec`; None if it can."""
@@ -115,10 +130,6 @@ class AttentionBackend(Protocol):
 
     def __init__(self, spec: AttentionSpec) -> None:
         """Allocate workspaces (nothing is allocated later)."""
-        ...
-
-    def plan(self, inputs: AttentionInputs) -> Any:
-        """Prepare a step; must not wait for the device. Its launches are captured with the step."""
         ...
 
     def run(self, q: torch.Tensor, cache: LayerCache, plan: Any, scale: float, heads: PerHead = ALIKE) -> torch.Tensor:
@@ -132,7 +143,7 @@ class AttentionBackend(Protocol):
             heads: what this layer's bring, as the spec's `scores` say that they do.
 
         Shapes:
-            q: [tokens, heads, head_dim]. Returns [tokens, heads * head_dim].
+            q: [tokens, heads, head_dim]. Returns [tokens, heads * out_dim].
         """
         ...
 
@@ -143,26 +154,37 @@ class PromptAttention(Protocol):
     name: str
 
     @staticmethod
-    def refuses(spec: AttentionSpec) -> str | None: ...
+    def refuses(spec: AttentionSpec) -> str | None:
+        """As `AttentionBackend`. The window of `scores` counts the tokens that a query sees to either side, its own
+        included: those less than so many away."""
+        ...
 
     def __init__(self, spec: AttentionSpec) -> None: ...
 
-    def plan(self, lengths: np.ndarray, query_start: torch.Tensor) -> Any:
+    def plan(self, lengths: np.ndarray, query_start: torch.Tensor, num_keys: np.ndarray | None = None) -> Any:
         """Prepare a step.
 
         Args:
             lengths: tokens of each row, on the host.
             query_start: where the rows begin, on the device.
+            num_keys: leading tokens of each row that are attended to, on the host; None: all of them are.
 
         Shapes:
-            lengths: [rows]. query_start: [rows + 1].
+            lengths, num_keys: [rows]. query_start: [rows + 1].
         """
         ...
 
-    def run(self, qkv: torch.Tensor, plan: Any, scale: float) -> torch.Tensor:
+    def run(self, q: torch.Tensor, cache: LayerCache, plan: Any, scale: float, heads: PerHead = ALIKE) -> torch.Tensor:
         """Attend both ways within rows that lie one behind the other.
 
+        Args:
+            q: queries; the heads of a token are contiguous.
+            cache: the step's own keys and values: block i, of one slot, is those of token i.
+            plan: what `plan` returned for this step.
+            scale: that products of queries and keys are multiplied by.
+            heads: as in `AttentionBackend`.
+
         Shapes:
-            qkv: [tokens, (heads + 2 * kv_heads) * head_dim]. Returns [tokens, heads * head_dim].
+            q: [tokens, heads, head_dim]. Returns [tokens, heads * head_dim].
         """
         ...

@@ -40,6 +40,8 @@ def refuses_as_all_do(spec: AttentionSpec, head_dims: tuple[int, ...]) -> str | 
         return f"head_dim {spec.head_dim} is none of {', '.join(map(str, head_dims))}"
     if rest or not group:
         return f"{spec.num_heads} heads do not divide among {spec.num_kv_heads} KV heads"
+    if spec.value_dim:
+        return "latent rows, which are keys and values at once, are not handed to it"
     scores = spec.scores
     if not scores.are_plain or scores.chunked:
         terms = {

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from quire.attention.base import PLAIN, AttentionSpec
+from quire.attention.base import ALIKE, AttentionSpec, LayerCache, PerHead
+from quire.attention.prompt_torch import unlike_products
 from quire.attention.triton import TritonAttention
 from quire.kernels.attention import prompt as prompt_attention
+from quire.platforms.transfers import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,23 +19,32 @@ class PromptPlan:
     query_start: torch.Tensor
     num_rows: int
     max_len: int
+    num_keys: torch.Tensor | None  # int32 [rows]; None: all of a row's tokens
 
 
 class TritonPromptAttention:
     name = "triton"
 
     def __init__(self, spec: AttentionSpec) -> None:
-        self._heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
+        self._window, self._device = spec.scores.window, spec.device
 
     @staticmethod
     def refuses(spec: AttentionSpec) -> str | None:
-        if spec.scores != PLAIN:
-            return "its scores are products of queries and keys, and all of a prompt counts"
-        return TritonAttention.refuses(spec)
+        return unlike_products(spec.scores) or TritonAttention.refuses(spec)
 
-    def plan(self, lengths: np.ndarray, query_start: torch.Tensor) -> PromptPlan:
-        return PromptPlan(query_start, len(lengths), int(lengths.max()))
+    def plan(self, lengths: np.ndarray, query_start: torch.Tensor, num_keys: np.ndarray | None = None) -> PromptPlan:
+        keys = None if num_keys is None else upload(torch.from_numpy(num_keys.astype(np.int32)), self._device)
+        return PromptPlan(query_start, len(lengths), int(lengths.max()), keys)
 
-    def run(self, qkv: torch.Tensor, plan: PromptPlan, scale: float) -> torch.Tensor:
-        out = torch.empty((len(qkv), self._heads[0] * self._heads[2]), dtype=qkv.dtype, device=qkv.device)
-        return prompt_attention.attend(qkv, plan.query_start, plan.num_rows, plan.max_len, self._heads, scale, out)
+    def run(
+        self,
+        q: torch.Tensor,
+        cache: LayerCache,
+        plan: PromptPlan,
+        scale: float,
+        heads: PerHead = ALIKE,  # noqa: ARG002 (nothing, of such scores)
+    ) -> torch.Tensor:
+        out = torch.empty((len(q), q.shape[1] * q.shape[2]), dtype=q.dtype, device=q.device)
+        k, v = cache.k.squeeze(2), cache.v.squeeze(2)
+        rows = (plan.query_start, plan.num_rows, plan.max_len)
+        return prompt_attention.attend(q, k, v, *rows, scale, out, window=self._window, num_keys=plan.num_keys)

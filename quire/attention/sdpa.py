@@ -148,12 +148,13 @@ class SDPAttention:
     ) -> torch.Tensor:
         out = torch.zeros_like(q)  # what belongs to nobody stays finite
         for piece in plan:
-            k, v = (self._gathered(half, piece) for half in (cache.k, cache.v))
+            k = self._gathered(cache.k, piece)
+            v = k if self._spec.value_dim else self._gathered(cache.v, piece)  # whole rows: fused kernels want it
             if isinstance(piece, Decodes):
                 out[piece.queries] = self._attend_decodes(q[piece.queries], k, v, piece, scale, heads)
             else:
                 out[piece.queries] = self._attend_prompt(q[piece.queries], k, v, piece, scale, heads)
-        return out.flatten(1)
+        return out[..., : self._spec.out_dim].flatten(1)
 
     def _gathered(self, cache: torch.Tensor, piece: Decodes | Prompt) -> torch.Tensor:
         """[rows, kv_heads, tokens, head_dim]."""

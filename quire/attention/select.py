@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 # By platform, best first; a platform that is not here has plain torch's. Others' libraries are for whoever asks for
 # them, as long as `benchmarks/kernels.py --only backends` shows none to be faster.
-ORDER = {"cuda": ("triton", "sdpa"), "cpu": ("torch_cpu", "sdpa")}
+ORDER = {"cuda": ("triton", "triton_mla", "sdpa"), "cpu": ("torch_cpu", "sdpa")}
 PROMPT_ORDER = {"cuda": ("triton", "sdpa")}
 PLAIN = ("sdpa",)
 

@@ -167,10 +167,11 @@ class TorchCPUAttention:
         how = How(scale, self._spec.scores, heads)
         out = torch.zeros(q.shape, dtype=q.dtype)  # what belongs to nobody stays finite
         for gather, pieces in plan:
-            k, v = gather(cache.k, self._scratch[0]), gather(cache.v, self._scratch[1])
+            k = gather(cache.k, self._scratch[0])
+            v = k if self._spec.value_dim else gather(cache.v, self._scratch[1])  # whole rows: fused kernels want it
             for piece in pieces:
                 piece.attend(q, k, v, out, how)
-        return out.view(len(q), -1)
+        return out[..., : self._spec.out_dim].flatten(1)
 
     # -- planning -----------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,21 @@ class TritonPlan:
     inputs: AttentionInputs
     decodes: paged_attention.DecodeSchedule | None  # None: no such rows
     others: paged_attention.PrefillSchedule | None
+
+
+def refuses_device(spec: AttentionSpec) -> str | None:
+    """Why the device cannot run our kernels, or cannot keep such a cache; None: it can."""
+    if spec.device.type != "cuda":
+        return f"needs a CUDA device, not {spec.device.type}"
+    if not device_on_cuda(spec.device):
+        return "needs the platform cuda: this one is plain torch"
+    if torch.cuda.get_device_capability(spec.device) < (8, 0):
+        return f"needs compute capability 8.0, {torch.cuda.get_device_name(spec.device)} has less"
+    if spec.kv_dtype != spec.dtype:
+        needed = FP8_CAPABILITY.get(spec.kv_dtype)
+        if needed is None or torch.cuda.get_device_capability(spec.device) < needed:
+            return f"no cache of {spec.kv_dtype} on {torch.cuda.get_device_name(spec.device)}"
+    return None if importlib.util.find_spec("triton") else "the triton package is not installed"
 
 
 class TritonAttention:
@@ -49,28 +65,18 @@ class TritonAttention:
 
     @staticmethod
     def refuses(spec: AttentionSpec) -> str | None:
-        if spec.device.type != "cuda":
-            return f"needs a CUDA device, not {spec.device.type}"
-        if not device_on_cuda(spec.device):
-            return "needs the platform cuda: this one is plain torch"
-        if torch.cuda.get_device_capability(spec.device) < (8, 0):
-            return f"needs compute capability 8.0, {torch.cuda.get_device_name(spec.device)} has less"
+        if (reason := refuses_device(spec)) is not None:
+            return reason
         if spec.dtype not in DTYPES:
             return f"dtype {spec.dtype} is none of {', '.join(map(str, DTYPES))}"
-        if spec.kv_dtype != spec.dtype:
-            needed = FP8_CAPABILITY.get(spec.kv_dtype)
-            if needed is None or torch.cuda.get_device_capability(spec.device) < needed:
-                return f"no cache of {spec.kv_dtype} on {torch.cuda.get_device_name(spec.device)}"
+        if spec.value_dim:
+            return "latent rows, which are keys and values at once, are for triton_mla"
         if spec.head_dim > MAX_HEAD_DIM:
             return f"head_dim {spec.head_dim} is more than {MAX_HEAD_DIM}"
         if spec.num_heads % spec.num_kv_heads:
             return f"{spec.num_heads} heads do not divide among {spec.num_kv_heads} KV heads"
         if spec.num_heads // spec.num_kv_heads > MAX_GROUP:
             return f"{spec.num_heads // spec.num_kv_heads} query heads a KV head are more than {MAX_GROUP}"
-        try:
-            import triton  # noqa: F401
-        except ImportError:
-            return "the triton package is not installed"
         return None
 
     def plan(self, inputs: AttentionInputs) -> TritonPlan:

@@ -9,6 +9,7 @@ ATTENTION_BACKENDS = Registry(
     "attention backend",
     {
         "triton": "quire.attention.triton:TritonAttention",
+        "triton_mla": "quire.attention.triton_mla:TritonLatentAttention",
         "torch_cpu": "quire.attention.torch_cpu:TorchCPUAttention",
         "sdpa": "quire.attention.sdpa:SDPAttention",
         "flashinfer": "quire.attention.flashinfer:FlashInferAttention",

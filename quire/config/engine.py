@@ -13,6 +13,7 @@ from typing import Any
 
 from quire.config.cache import CacheConfig
 from quire.config.logits_processors import LOGITS_PROCESSORS
+from quire.config.lora import LoraConfig
 from quire.config.model import ModelConfig
 from quire.config.replies import ReplyConfig
 from quire.config.runtime import STAT_LOGGERS, ObserveConfig, RuntimeConfig
@@ -24,6 +25,7 @@ SECTIONS: dict[str, type] = {
     "model": ModelConfig,
     "cache": CacheConfig,
     "schedule": SchedulerConfig,
+    "lora": LoraConfig,
     "replies": ReplyConfig,
     "runtime": RuntimeConfig,
     "observe": ObserveConfig,
@@ -36,6 +38,7 @@ class EngineConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     schedule: SchedulerConfig = field(default_factory=SchedulerConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     replies: ReplyConfig = field(default_factory=ReplyConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     observe: ObserveConfig = field(default_factory=ObserveConfig)

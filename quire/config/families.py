@@ -25,7 +25,14 @@ from quire.foundation.registry import Registry
 # What the engine has to know of a family that is not ours; the rest is that family's business.
 _OWN_ROTARY = {"partial_rotary_factor": 1.0}
 _OWN = {"vocab_size": 0, "max_position_embeddings": 0, "rope_parameters": None}
-_ALIBI = ("BloomForCausalLM", "MptForCausalLM", "MPTForCausalLM")
+_INDEXER = "an indexer chooses which tokens its attention sees (DeepSeek Sparse Attention), which there is not"
+_REFUSED = {
+    "DeepseekV32ForCausalLM": _INDEXER,
+    "GlmMoeDsaForCausalLM": _INDEXER,
+}
+# What a decoder's name ends with, and that of one that has another head, or none, or looks both ways.
+_GENERATING = ("ForCausalLM", "LMHeadModel")
+_HEADS = re.compile(r"(Bidirectional)?(For(Sequence|Token)Classification|For(Process)?RewardModel|Model)$|ForCausalLM$")
 _FOLDER = Path(__file__).parent.parent / "models"
 
 
@@ -76,15 +83,13 @@ def family_of(architecture: str) -> Family:
     known = supported()
     if architecture not in known and architecture in model_families():
         return Family(name=architecture, architectures=(architecture,), defaults=_OWN, is_own=True)
-    decoder = re.sub(r"(ForSequenceClassification|ForTokenClassification|Model)$", "ForCausalLM", architecture)
-    name = known.get(architecture) or known.get(decoder)
+    stem = _HEADS.sub("", architecture)
+    name = known.get(architecture) or next((known[stem + end] for end in _GENERATING if stem + end in known), None)
     if name is not None:
         return families()[name]
-    if architecture in _ALIBI:
+    if architecture in _REFUSED:
         raise ConfigError(
-            f"config.json: architectures[0]={architecture!r} is not supported: its positions are a bias on attention's "
-            "scores (ALiBi), which there is not",
-            "model",
+            f"config.json: architectures[0]={architecture!r} is not supported: {_REFUSED[architecture]}", "model"
         )
     every = sorted(model_families())
     near = difflib.get_close_matches(architecture, every, n=1)

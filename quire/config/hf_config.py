@@ -8,15 +8,16 @@ knew them, and are refused unless they are neutral; the rest nobody knows, and t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from quire.config.families import Family, family_of
-from quire.config.mistral_format import PARAMS, config_of
+from quire.config.files.mistral_format import PARAMS, config_of
+from quire.config.files.wrappers import is_wrapper, lift, lifted_overrides
 from quire.config.reading import read, read_count, read_positive
 from quire.config.rope import ROPE_KEYS, read_rope
-from quire.config.wrappers import is_wrapper, lift, lifted_overrides
+from quire.config.transformers_models import fallback_config, implementation
 from quire.foundation.errors import ConfigError
 from quire.foundation.json_file import read_json_object, shown
 
@@ -44,7 +45,16 @@ HARMLESS = _words(
     summary_last_dropout summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params
     temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript
     transformers_version typical_p unk_token_id use_bfloat16 use_cache use_return_dict
-    output_router_logits router_aux_loss_coef
+    chunk_size mamba_chunk_size mamba_ssm_cache_dtype moe_shared_expert_overlap mtp_layers_block_type num_logits_to_keep
+    rescale_prenorm_residual residual_in_fp32 time_step_floor time_step_init_scheme time_step_max time_step_min
+    time_step_rank time_step_scale use_associative_scan use_falcon_mambapy use_mamba_kernels use_mambapy
+    z_loss_coefficient
+    aux_loss_alpha embedding_initializer_range ep_size output_router_logits router_aux_loss_coef seq_aux
+    classifier_from_token cls_token_id deterministic_flash_attn initializer_cutoff_factor is_original_qwen3_reranker
+    mask_token_id mlp_dropout qa_dropout reference_compile seq_classif_dropout
+    sparse_pred_ignore_index sparse_prediction unpad_inputs use_memory_efficient_attention
+    quantization_config compression_config
+    emb_pdrop embedding_fraction init_device
     """
 )
 # Of other families: in a config of one that does not know them they would be ignored without a word.
@@ -55,28 +65,36 @@ ELSEWHERE = _words(
     interleaved_sliding_window kv_lora_rank layer_types llama_4_scaling logit_scale logits_scaling multi_query
     mlp_layer_types n_routed_experts new_decoder_architecture no_rope_layer_interval no_rope_layers num_experts
     num_kv_shared_layers
-    num_local_experts parallel_attn per_layer_config pruned_heads q_lora_rank qk_layernorm quantization_config
+    num_local_experts parallel_attn per_layer_config pruned_heads q_lora_rank qk_layernorm
     query_pre_attn_scalar residual_multiplier rope_interleaved rope_local_base_freq rope_ratio rotary_dim rotary_pct
     scale_attn_by_inverse_layer_idx scale_depth scale_emb sliding_window sliding_window_pattern swiglu_limit
     text_config use_bidirectional_attention use_dynamic_ntk use_logn_attn use_parallel_residual use_post_norm
     use_qk_norm word_embed_proj_dim
     """
 )
-_NULLABLE = {"num_key_value_heads", "sliding_window", "attn_logit_softcapping", "final_logit_softcapping"}
+# Of decoders that were made encoders. Those that generate are refused later (`resolve.py`).
+_BOTH_WAYS = {"is_causal": False, "use_bidirectional_attention": True}
+_NULLABLE = _words("""
+    attn_logit_softcapping dim_model_base final_logit_softcapping mamba_d_ssm num_key_value_heads q_lora_rank
+    scale_depth sliding_window
+    """)
 # Numbers, though there are none by default.
 _NUMBERS = {"attn_logit_softcapping", "final_logit_softcapping", "clip_qkv", "attention_multiplier"}
 _SIZES = {"num_key_value_heads", "head_dim", "intermediate_size"}  # some families have but the usual ones
 _FROM_ZERO = _words(
     """
-    first_k_dense_replace max_window_layers moe_layer_start_index moe_num_shared_experts n_shared_experts num_mtp_layers
-    pad_token_id rotary_dim shared_intermediate_size sliding_window
+    attn_layer_offset expert_layer_offset first_k_dense_replace max_window_layers moe_layer_start_index
+    moe_num_shared_experts n_shared_experts num_dense_layers num_experts num_local_experts num_mtp_layers pad_token_id
+    rotary_dim shared_intermediate_size sliding_window type_vocab_size
     """
 )
 # And checked there.
 _READ_ELSEWHERE = _words(
     """
-    layer_types mlp_layer_types mlp_only_layers moe_layer_end_index moe_topk no_rope_layers rope_parameters
-    sliding_window_pattern
+    attn_config attn_layer_indices attn_temperature_tuning full_attn_idxs hybrid_override_pattern layer_types
+    layers_block_type mamba_d_head mamba_dt_rank mlp_layer_types mlp_multipliers mlp_only_layers moe_layer_end_index
+    moe_layers moe_topk no_rope_layers position_embedding_type rope_parameters sliding_window_pattern ssm_multipliers
+    time_step_limit time_step_rank
     """
 )
 
@@ -87,22 +105,33 @@ class HFConfig:
     architecture: str
     values: dict[str, Any]  # as given, what was missing filled in, rotary settings in one form
     unknown: tuple[str, ...]  # keys that mean nothing here, nor to transformers
+    given: dict[str, Any] = field(default_factory=dict)  # values as they are, of a model without a family
     wrapper: str = ""  # the architecture that the decoder was lifted out of
     is_mistral: bool = False  # read from params.json, which goes with tensors of other names
 
 
-def read_hf_config(folder: Path, overrides: Mapping[str, Any], form: str = "auto") -> HFConfig:
-    """form: "hf" reads config.json, "mistral" params.json, "auto" the first that is there.
+def read_hf_config(
+    folder: Path, overrides: Mapping[str, Any], impl: str = "auto", *, trusted: bool = False, form: str = "auto"
+) -> HFConfig:
+    """impl, trusted: the options model_impl and trust_remote_code. form: as `config_file` takes it.
 
     Raises ConfigError naming the key that is missing, not of its type, out of range or not supported.
     """
     file, is_mistral = config_file(folder, form)
-    config = hf_config(file, overrides, f"{folder}/{PARAMS if is_mistral else 'config.json'}")
-    return replace(config, is_mistral=is_mistral)
+    name = f"{folder}/{PARAMS if is_mistral else 'config.json'}"
+    given = {**file, **overrides}
+    architecture = architecture_of(given, name)
+    if is_mistral or not implementation(given, architecture, impl, trusted=trusted):
+        return replace(hf_config(file, overrides, name), is_mistral=is_mistral)
+    family, values = fallback_config(given, architecture, name)
+    return HFConfig(family=family, architecture=architecture, values=values, unknown=(), given=given)
 
 
 def config_file(folder: Path, form: str = "auto") -> tuple[dict[str, Any], bool]:
-    """What config.json holds, or would hold if params.json were one; and whether it is the latter."""
+    """What config.json holds, or would hold if params.json were one; and whether it is the latter.
+
+    form: "hf" reads the first, "mistral" the other, "auto" the first of them that is there.
+    """
     if form == "mistral" or (form == "auto" and not (folder / "config.json").exists() and (folder / PARAMS).exists()):
         return config_of(read_json_object(folder / PARAMS, "model")), True
     return read_json_object(folder / "config.json", "model"), False
@@ -123,7 +152,7 @@ def hf_config(file: Mapping[str, Any], overrides: Mapping[str, Any], name: str =
     for key, default in family.defaults.items():
         _check(values, key, default)
     for key, allowed in family.fixed.items():
-        if key in given and not _among(given[key], allowed):
+        if key in given and not _among(given[key], allowed) and _BOTH_WAYS.get(key) is not given[key]:
             raise _unsupported(key, given[key], f"{family.name}'s layers are made for {_listed(allowed)}")
     known = {*HARMLESS, *family.defaults, *family.fixed}
     unknown = []
@@ -140,11 +169,16 @@ def hf_config(file: Mapping[str, Any], overrides: Mapping[str, Any], name: str =
             if key in _SIZES:  # that a family does not know
                 del values[key]
         elif given[key] is True or (given[key] and given[key] != 1):
-            hint = "quantized checkpoints are not supported" if key == "quantization_config" else None
-            raise _unsupported(key, given[key], hint or f"{family.name}'s layers do not know it")
+            raise _unsupported(key, given[key], f"{family.name}'s layers do not know it")
     return HFConfig(
         family=family, architecture=architecture, values=values, unknown=tuple(sorted(unknown)), wrapper=wrapper
     )
+
+
+def sees_both_ways(config: HFConfig) -> bool:
+    """Whether it is a decoder whose tokens attend to those behind them too."""
+    told = any(key in config.family.fixed and config.values.get(key) is on for key, on in _BOTH_WAYS.items())
+    return told or "Bidirectional" in config.architecture
 
 
 def architecture_of(given: Mapping[str, Any], name: str) -> str:

@@ -19,7 +19,13 @@ class ModelConfig(Options):
     convert: Literal["auto", "none", "embed", "classify"] = "auto"
     """What a model is turned into if it was not made for it: embed pools its states, classify puts a head on them."""
     pooler_config: dict[str, Any] = field(default_factory=dict)
-    """JSON object, for pooling unlike the model's files say: pooling_type (CLS, LAST, MEAN, MAX), use_activation."""
+    """JSON object, for pooling unlike the model's files say: pooling_type (CLS, LAST, MEAN, MAX), use_activation;
+    step_tag_id and returned_token_ids, for rewards of steps."""
+    model_impl: Literal["auto", "quire", "vllm", "transformers"] = "auto"
+    """Whose code the model is: quire's families, or transformers' own, slower. auto: quire's if there is one. vllm: as
+    quire, for scripts that say so."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with a checkpoint, in the worker, if neither Quire nor transformers has its class."""
     tokenizer: str | None = None
     """Folder or id of the tokenizer, if it is not the model's own."""
     tokenizer_mode: Literal["auto", "hf", "slow", "mistral"] = "auto"

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quire.config.families import family_of
 from quire.config.generation import read_generation_config, sampling_defaults, token_ids
-from quire.config.hf_config import HFConfig, architecture_of, config_file, read_hf_config
+from quire.config.hf_config import HFConfig, architecture_of, config_file, read_hf_config, sees_both_ways
+from quire.config.quantization import checkpoint_quantization
 from quire.config.reading import read, read_count
 from quire.config.rope import context_length
-from quire.config.wrappers import is_wrapper, lift
+from quire.config.transformers_models import TRANSFORMERS, implementation, runs_code
 from quire.foundation.errors import ConfigError
 
 DTYPE_ALIASES = {
@@ -27,6 +27,7 @@ _MAX_HEADER = 100_000_000  # bytes of a safetensors header
 _USUAL_EOS = {"llama": 2, "mistral": 2}
 # Families whose first token has the position after that of padding, which has its token's id.
 _PADDED_POSITIONS = ("roberta", "xlm_roberta")
+_UNBOUNDED = 1 << 20  # tokens of context where config.json has no bound: of models that keep a state alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,9 @@ class ModelInfo:
 
     path: str  # local folder
     architecture: str  # e.g. "Qwen3ForCausalLM"
-    hf_config: dict[str, Any]  # config.json, overrides applied, completed (config/hf_config.py)
+    hf_config: dict[
+        str, Any
+    ]  # config.json, overrides applied, completed unless transformers does (config/hf_config.py)
     vocab_size: int
     max_position: int  # context the model was made for, rope scaling included
     eos_token_ids: list[int]  # config.json and generation_config.json together, the first is the main one
@@ -44,29 +47,43 @@ class ModelInfo:
     hidden_size: int = 0  # of an embedding; 0: not known
     generation_defaults: dict[str, Any] = field(default_factory=dict)  # sampling defaults of generation_config.json
     unknown_keys: tuple[str, ...] = ()  # of config.json, that mean nothing
-    wrapper: str = ""  # the architecture whose text part this is (config/wrappers.py)
-    is_mistral: bool = False  # its files are of Mistral's own form (config/mistral_format.py)
+    sees_both_ways: bool = False  # a decoder whose tokens attend to those behind them too: it only pools
+    quantization: dict[str, Any] = field(default_factory=dict)  # of the checkpoint (config/quantization.py); {}: none
+    wrapper: str = ""  # the architecture whose text part this is (config/files/wrappers.py)
+    is_mistral: bool = False  # its files are of Mistral's own form (config/files/mistral_format.py)
     family: str = ""  # name of the user's own family that builds it; "": one of those that come with Quire
+    impl: str = ""  # "transformers": no family builds it; see config/transformers_models.py
+    runs_code: bool = False  # that comes with the checkpoint
 
 
-def check_architecture(folder: Path, overrides: Mapping[str, Any], form: str = "auto") -> None:
-    """From config.json alone, before anything else is looked at. Raises ConfigError for one without a family."""
-    config = {**config_file(folder, form)[0], **overrides}
-    architecture = architecture_of(config, f"{folder}/config.json")
-    if is_wrapper(architecture):
-        lift(config, architecture)
-    else:
-        family_of(architecture)
+def check_architecture(
+    folder: Path, overrides: Mapping[str, Any], impl: str = "auto", *, trusted: bool = False, form: str = "auto"
+) -> None:
+    """From config.json alone, before anything else is looked at. Raises ConfigError for one that nothing builds."""
+    file, is_mistral = config_file(folder, form)
+    config = {**file, **overrides}
+    if is_mistral:
+        impl = "quire"
+    implementation(config, architecture_of(config, f"{folder}/config.json"), impl, trusted=trusted)
 
 
 def read_model_info(
-    path: Path, overrides: Mapping[str, Any], generation_config: str = "auto", form: str = "auto"
+    path: Path,
+    overrides: Mapping[str, Any],
+    generation_config: str = "auto",
+    impl: str = "auto",
+    *,
+    trusted: bool = False,
+    form: str = "auto",
 ) -> ModelInfo:
-    """Read `path`/config.json, or what stands for it (`read_hf_config`), and generation_config.json.
+    """Read `path`/config.json, or what stands for it, and generation_config.json.
+
+    impl, trusted: the options model_impl, trust_remote_code. form: as `config_file` takes it.
 
     Raises ConfigError naming file and key for what is missing, of the wrong type, out of range or not supported.
     """
-    config = read_hf_config(path, overrides, form)
+    config = read_hf_config(path, overrides, impl, trusted=trusted, form=form)
+    through = config.family.name == TRANSFORMERS
     generation, generation_file = read_generation_config(generation_config, path)
     values, vocab_size = config.values, config.values["vocab_size"]
     file = f"{path}/config.json"
@@ -77,7 +94,7 @@ def read_model_info(
     return ModelInfo(
         path=str(path),
         architecture=config.architecture,
-        hf_config=values,
+        hf_config=config.given if through else values,
         vocab_size=vocab_size,
         max_position=_max_position(config),
         eos_token_ids=list(dict.fromkeys(eos)),
@@ -86,9 +103,13 @@ def read_model_info(
         hidden_size=values.get("hidden_size") or 0,
         generation_defaults=sampling_defaults(generation, generation_file),
         unknown_keys=config.unknown,
+        sees_both_ways=sees_both_ways(config),
+        quantization=checkpoint_quantization(path, values),
         wrapper=config.wrapper,
         is_mistral=config.is_mistral,
         family=config.family.name if config.family.is_own else "",
+        impl=TRANSFORMERS if through else "",
+        runs_code=through and runs_code(config.given, config.architecture),
     )
 
 
@@ -120,7 +141,9 @@ def _dtype_on_disk(path: Path) -> str:
 
 
 def _max_position(config: HFConfig) -> int:
-    longest: int = config.values["max_position_embeddings"]
+    longest: int = config.values.get("max_position_embeddings", _UNBOUNDED)
+    if config.family.name == TRANSFORMERS:
+        return longest
     if config.family.name in _PADDED_POSITIONS:
         longest -= read_count(config.values, "pad_token_id") + 1
     longest = context_length(config.values.get("rope_parameters", {}), longest)

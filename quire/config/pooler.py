@@ -1,8 +1,4 @@
-"""How a pooling model turns its states into a vector: from config.json and sentence-transformers' files, as plain JSON.
-
-sentence-transformers describes a model as a chain of modules in modules.json (Transformer, Pooling, Dense, Normalize),
-each with a folder of its own.
-"""
+"""How a pooling model turns its states into a vector: from config.json and what stands beside it, as plain JSON."""
 
 from __future__ import annotations
 
@@ -13,42 +9,48 @@ from pathlib import Path
 from typing import Any, Literal
 
 from quire.config.generation import token_ids
+from quire.config.late_interaction import LateInteraction, read_late
 from quire.config.model import ModelConfig
 from quire.config.model_info import ModelInfo
 from quire.config.reading import read, read_positive, read_section
+from quire.config.sentence_transformers import (
+    POOLINGS,
+    Chain,
+    DenseLayer,
+    Mode,
+    Similarity,
+    Splade,
+    chain,
+    read_modules,
+)
 from quire.foundation.errors import ConfigError
-from quire.foundation.json_file import read_json, read_json_object, shown
+from quire.foundation.json_file import read_json_object, shown
+from quire.types.pooling import EMBED, SPARSE_EMBED, TOKEN_CLASSIFY, TOKEN_EMBED
 
 Kind = Literal["embed", "classify"]
-Mode = Literal["cls", "last", "mean", "max"]
 Activation = Literal["identity", "normalize", "sigmoid", "softmax"]
 MODES = ("cls", "last", "mean", "max")
+OPTIONS = (
+    "pooling_type",
+    "seq_pooling_type",
+    "tok_pooling_type",
+    "use_activation",
+    "step_tag_id",
+    "returned_token_ids",
+)
 
 _GENERATING = re.compile(r"(ForCausalLM|ForConditionalGeneration|LMHeadModel|^ChatGLMModel)$")
-_CLASSIFYING = re.compile(r"(For(Sequence|Token)Classification|ClassificationModel)$")
-_EMBEDDING = re.compile(r"(Model|ForTextEncoding|EmbeddingModel|ForMaskedLM)$")
+_CLASSIFYING = re.compile(r"(For(Sequence|Token)Classification|ClassificationModel|For(Process)?RewardModel)$")
+_EMBEDDING = re.compile(r"(Model|ForTextEncoding|EmbeddingModel|ForMaskedLM|ColBERT)$")
 # What makes probabilities of logits, by the `problem_type` of config.json.
 _PROBLEMS: dict[str, Activation] = {
     "regression": "identity",
     "single_label_classification": "softmax",
     "multi_label_classification": "sigmoid",
 }
-# sentence-transformers' word for each mode, in either spelling of its Pooling config.
-_MODES: dict[str, Mode] = {
-    "cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean",
-    "max": "max", "max_tokens": "max", "lasttoken": "last", "last": "last",
-}  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class DenseLayer:
-    """A layer behind the pooling, in a folder of its own."""
-
-    folder: str
-    in_features: int
-    out_features: int
-    bias: bool
-    activation: str  # its class in torch.nn: Identity, Tanh …
+_OWN_MODES: dict[str, Mode] = {"avg": "mean", "mean": "mean", "cls": "cls", "last": "last"}
+_QWEN_STEP = 151651  # <extra_0>, behind every step that Qwen2.5-Math-PRM judges
+_CLASS_MODES: dict[str, Mode] = {"cls": "cls", "bos": "cls", "mean": "mean", "late": "late", "last": "last"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +70,29 @@ class PoolerConfig:
     pairs_have_types: bool = False  # the second text of a pair has token type 1
 
     prompts: tuple[tuple[str, str], ...] = ()  # what texts of a kind should begin with: (kind, words)
-    only_by_token: bool = False  # the classes are of tokens, not of texts
+    only_by_token: bool = False  # the vectors are of tokens, not of texts
+    similarity: Similarity = "cosine"  # by which embeddings are compared; maxsim: those of tokens
+    late: LateInteraction | None = None  # how texts are framed that are compared token by token
+    # Weights of words: "vocabulary", the vector is one of them, or "tokens": a head beside the others makes a weight of
+    # each token.
+    lexical: Literal["", "vocabulary", "tokens"] = ""
+    squashes: int = 1  # times that logarithms are taken of these
+    unweighted: tuple[int, ...] = ()  # tokens that have no such weight; the first has no vector by token either
+    step_token: int | None = None  # the classes of tokens are of those alone
+    returned_tokens: tuple[int, ...] = ()  # the classes are the logits of these
+    include_prompt: bool = True  # what stands before a text counts in its vector
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """What can be asked, the usual first."""
         by_token = f"token_{self.kind}"
-        return (by_token,) if self.only_by_token else (self.kind, by_token)
+        if self.only_by_token:
+            return (by_token,)
+        if self.lexical == "vocabulary":
+            return EMBED, SPARSE_EMBED
+        if self.lexical == "tokens":
+            return EMBED, TOKEN_EMBED, TOKEN_CLASSIFY, SPARSE_EMBED
+        return self.kind, by_token
 
 
 def resolve_pooler(model: ModelConfig, info: ModelInfo) -> PoolerConfig | None:
@@ -82,51 +100,124 @@ def resolve_pooler(model: ModelConfig, info: ModelInfo) -> PoolerConfig | None:
 
     Raises ConfigError for pooling that is not known.
     """
-    modules = _read_modules(Path(info.path))
+    folder, text = Path(info.path), info.hf_config
+    modules = read_modules(folder)
     if not _pools(model, info.architecture, modules):
         return None
-    kind: Kind = "classify" if _CLASSIFYING.search(info.architecture) else "embed"
-    if model.convert in ("embed", "classify"):
-        kind = "classify" if model.convert == "classify" else "embed"
-    text = info.hf_config
+    options = _options(model.pooler_config)
     label_tokens = _label_tokens(info, text, modules)
-    if label_tokens is not None:
-        kind = "classify"
-    pooling, dense, normalize = _of_sentence_transformers(Path(info.path), modules)
-    options = model.pooler_config
-    unknown = set(options) - {"pooling_type", "seq_pooling_type", "use_activation"}
-    if unknown:
-        raise ConfigError(
-            f"pooler_config has the unknown key {sorted(unknown)[0]!r}; it may hold pooling_type and use_activation",
-            "pooler_config",
-        )
-    asked = options.get("seq_pooling_type") or options.get("pooling_type")
-    if asked is not None and str(asked).lower() not in MODES:
-        raise ConfigError(f"pooling_type must be one of {', '.join(MODES).upper()}, got {asked!r}", "pooler_config")
-    mode: Mode | None = _MODES[str(asked).lower()] if asked else pooling
-    labels = _labels(text) if kind == "classify" and label_tokens is None else ("LABEL_0",)
-    activation: Activation = "normalize" if normalize else "identity"
+    returned = tuple(token_ids(options, "returned_token_ids", info.vocab_size, "pooler_config"))
+    kind: Kind = "classify" if _CLASSIFYING.search(info.architecture) or label_tokens or returned else "embed"
+    if model.convert in ("embed", "classify") and not (label_tokens or returned):
+        kind = "classify" if model.convert == "classify" else "embed"
+    told = chain(folder, modules)
     if kind == "classify":
-        activation = _class_activation(Path(info.path), text, len(labels))
-    if options.get("use_activation") is False:
-        activation = "identity"
-    elif options.get("use_activation") and activation == "identity":
-        activation = "normalize" if kind == "embed" else _usual_activation(len(labels))
+        return _classifying(info, options, told, label_tokens, returned)
+    late = read_late(folder, is_colbert=told.is_late or "ColBERT" in info.architecture)
+    splade = told.splade or (Splade() if "Splade" in info.architecture else None)
+    by_words = "tokens" if info.architecture == "BgeM3EmbeddingModel" else ""
+    mode = _mode(options) or (splade.mode if splade else told.mode) or ("cls" if by_words else _own_mode(text))
+    activation: Activation = "normalize" if told.normalize and not splade else "identity"
+    if options.get("use_activation") is not None:
+        activation = "normalize" if options["use_activation"] else "identity"
+    similarity = "maxsim" if late else told.similarity or ("dot" if splade else "cosine")
+    size = told.dense[-1].out_features if told.dense else late.size if late and late.size else text["hidden_size"]
     return PoolerConfig(
-        kind=kind,
+        kind="embed",
         mode=mode,
         activation=activation,
-        size=len(labels) if kind == "classify" else dense[-1].out_features if dense else text["hidden_size"],
-        labels=labels if kind == "classify" else (),
-        dense=dense if kind == "embed" else (),
-        prompts=_prompts(Path(info.path)),
-        max_tokens=_max_tokens(Path(info.path)),
+        size=info.vocab_size if splade else size,
+        dense=told.dense,
+        prompts=told.prompts,
+        max_tokens=told.max_tokens,
         is_matryoshka=read(bool, text, "is_matryoshka", False) or bool(text.get("matryoshka_dimensions")),
         matryoshka_dimensions=_matryoshka_dimensions(text),
-        label_tokens=label_tokens,
-        only_by_token=kind == "classify" and info.architecture.endswith("ForTokenClassification"),
+        only_by_token=late is not None,
         pairs_have_types=read(int, text, "type_vocab_size", 0) > 1,
+        similarity=similarity,
+        late=late,
+        lexical="vocabulary" if splade else "tokens" if by_words else "",
+        squashes=splade.squashes if splade else 1,
+        unweighted=(_one_id(info, "bos_token_id", 0), _one_id(info, "eos_token_id", 2)) if by_words else (),
+        include_prompt=told.include_prompt,
     )
+
+
+def _classifying(
+    info: ModelInfo,
+    options: Mapping[str, Any],
+    told: Chain,
+    label_tokens: tuple[int, int | None] | None,
+    returned: tuple[int, ...],
+) -> PoolerConfig:
+    folder, text, architecture = Path(info.path), info.hf_config, info.architecture
+    is_reward, is_process = "Reward" in architecture, "ProcessReward" in architecture
+    labels: tuple[str, ...] = tuple(f"TOKEN_{token}" for token in returned) or _labels(text)
+    if label_tokens is not None or (is_reward and not is_process):
+        labels = ("LABEL_0",)
+    activation = _class_activation(folder, text, len(labels))
+    if is_reward:
+        activation = "softmax" if is_process else "identity"
+    if options.get("use_activation") is not None:
+        wanted = options["use_activation"]
+        activation = (
+            "identity" if not wanted else _usual_activation(len(labels)) if activation == "identity" else activation
+        )
+    step = next(iter(token_ids(options, "step_tag_id", info.vocab_size, "pooler_config")), None)
+    if step is None and is_process:
+        step = _one_id(info, "step_tag_id", _QWEN_STEP)
+    return PoolerConfig(
+        kind="classify",
+        mode=_mode(options) or told.mode or (None if label_tokens else _class_mode(text)),
+        activation=activation,
+        size=len(labels),
+        labels=labels,
+        prompts=told.prompts,
+        max_tokens=told.max_tokens,
+        label_tokens=label_tokens,
+        only_by_token=architecture.endswith("ForTokenClassification") or step is not None,
+        pairs_have_types=read(int, text, "type_vocab_size", 0) > 1,
+        step_token=step,
+        returned_tokens=returned,
+    )
+
+
+def _options(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`pooler_config`, checked."""
+    if unknown := set(given) - set(OPTIONS):
+        raise ConfigError(
+            f"pooler_config has the unknown key {sorted(unknown)[0]!r}; it may hold {', '.join(OPTIONS)}",
+            "pooler_config",
+        )
+    by_token = str(given.get("tok_pooling_type") or "ALL").upper()
+    if by_token not in ("ALL", "STEP") or (by_token == "STEP" and given.get("step_tag_id") is None):
+        raise ConfigError(
+            f"tok_pooling_type must be ALL, or STEP with a step_tag_id, got {given['tok_pooling_type']!r}",
+            "pooler_config",
+        )
+    return given
+
+
+def _mode(options: Mapping[str, Any]) -> Mode | None:
+    """That was asked for."""
+    asked = options.get("seq_pooling_type") or options.get("pooling_type")
+    if asked is None or (str(asked).upper() == "STEP" and options.get("step_tag_id") is not None):
+        return None
+    if str(asked).lower() not in MODES:
+        raise ConfigError(f"pooling_type must be one of {', '.join(MODES).upper()}, got {asked!r}", "pooler_config")
+    return POOLINGS[str(asked).lower()]
+
+
+def _own_mode(config: Mapping[str, Any]) -> Mode | None:
+    """`pooling` of decoders that were made to look both ways."""
+    told = read(str, config, "pooling", "")
+    if told and told not in _OWN_MODES:
+        raise ConfigError(f"config.json: pooling must be one of {', '.join(_OWN_MODES)}, got {told!r}", "pooling")
+    return _OWN_MODES.get(told)
+
+
+def _one_id(info: ModelInfo, key: str, usual: int) -> int:
+    return next(iter(token_ids(info.hf_config, key, info.vocab_size, "config.json")), usual)
 
 
 def _pools(model: ModelConfig, architecture: str, modules: list[dict[str, Any]]) -> bool:
@@ -140,92 +231,6 @@ def _pools(model: ModelConfig, architecture: str, modules: list[dict[str, Any]])
     return not generates and bool(_CLASSIFYING.search(architecture) or _EMBEDDING.search(architecture))
 
 
-# -- sentence-transformers ---------------------------------------------------------------------------------------
-
-
-def _read_modules(folder: Path) -> list[dict[str, Any]]:
-    """The chain of modules; [] if there is none."""
-    found = read_json(folder / "modules.json", "model", [])
-    if not isinstance(found, list) or not all(isinstance(module, Mapping) for module in found):
-        raise ConfigError(f"{folder}/modules.json must hold a list of objects, got {shown(found)}", "model")
-    return [_check_module(folder, dict(module)) for module in found]
-
-
-def _check_module(folder: Path, module: dict[str, Any]) -> dict[str, Any]:
-    """With a type, and a path that names a folder of the model's own, or itself."""
-    file = f"{folder}/modules.json"
-    path = read(str, module, "path", "", file=file)
-    if path and (not re.fullmatch(r"[\w.-]+", path) or path in (".", "..")):
-        raise ConfigError(f"{file}: path {path!r} is no folder beside it", "model")
-    return {**module, "type": read(str, module, "type", file=file), "path": path}
-
-
-def _of_sentence_transformers(
-    folder: Path, modules: list[dict[str, Any]]
-) -> tuple[Mode | None, tuple[DenseLayer, ...], bool]:
-    """Pooling mode, dense layers and whether vectors are normalised; without modules they are."""
-    if not modules:
-        return None, (), True
-    mode: Mode | None = None
-    dense, normalize = [], False
-    for module in modules:
-        kind, path = module["type"].rpartition(".")[2], module["path"]
-        if kind == "Pooling":
-            mode = _pooling_mode(folder / path / "config.json")
-        elif kind == "Dense":
-            dense.append(_dense_layer(folder, path))
-        elif kind == "Normalize":
-            normalize = True
-        elif kind not in ("Transformer", "LogitScore"):
-            raise ConfigError(f"{folder}/modules.json: modules of type {module['type']!r} are not known", "model")
-    return mode, tuple(dense), normalize
-
-
-def _pooling_mode(file: Path) -> Mode:
-    config = read_json_object(file, "model", {})
-    found = [
-        name.removeprefix("pooling_mode_")
-        for name, value in config.items()
-        if name.startswith("pooling_mode_") and read(bool, config, name, False, file=str(file))
-    ]
-    found = found or [read(str, config, "pooling_mode", "mean", file=str(file))]
-    if len(found) != 1 or found[0] not in _MODES:
-        raise ConfigError(
-            f"{file}: pooling by {' and '.join(found)} is not known; by one of {', '.join(MODES)} is", "model"
-        )
-    return _MODES[found[0]]
-
-
-def _dense_layer(folder: Path, path: str) -> DenseLayer:
-    if not path:
-        raise ConfigError(f"{folder}/modules.json: a Dense module needs a path of its own, got ''", "model")
-    file = str(folder / path / "config.json")
-    if not Path(file).exists():
-        raise ConfigError(f"{folder}/modules.json: path {path!r} holds no config.json", "model")
-    config = read_json_object(Path(file), "model")
-    return DenseLayer(
-        folder=path,
-        in_features=read_positive(config, "in_features", file=file),
-        out_features=read_positive(config, "out_features", file=file),
-        bias=read(bool, config, "bias", True, file=file),
-        activation=read(str, config, "activation_function", "torch.nn.modules.activation.Tanh", file=file).rpartition(
-            "."
-        )[2],
-    )
-
-
-def _prompts(folder: Path) -> tuple[tuple[str, str], ...]:
-    file = folder / "config_sentence_transformers.json"
-    found = read_section(read_json_object(file, "model", {}), "prompts", file=str(file))
-    return tuple((kind, read(str, found, kind, "", file=f"{file}: prompts")) for kind in found)
-
-
-def _max_tokens(folder: Path) -> int | None:
-    file = folder / "sentence_bert_config.json"
-    config = read_json_object(file, "model", {})
-    return None if config.get("max_seq_length") is None else read_positive(config, "max_seq_length", file=str(file))
-
-
 # -- classes -----------------------------------------------------------------------------------------------------
 
 
@@ -237,6 +242,17 @@ def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
     if names:
         return tuple(str(names[key]) for key in sorted(names, key=int))
     return tuple(f"LABEL_{i}" for i in range(read_positive(config, "num_labels", 2)))
+
+
+def _class_mode(config: Mapping[str, Any]) -> Mode | None:
+    """Of encoders whose config.json says what their classes are made of."""
+    told = read(str, config, "classifier_pooling", "") or read(str, config, "pooling", "").replace("avg", "mean")
+    if told and told not in _CLASS_MODES:
+        raise ConfigError(
+            f"config.json: classifier_pooling must be one of {', '.join(_CLASS_MODES)}, got {told!r}",
+            "classifier_pooling",
+        )
+    return _CLASS_MODES.get(told)
 
 
 def _class_activation(folder: Path, config: Mapping[str, Any], num_labels: int) -> Activation:

@@ -8,6 +8,7 @@ import os
 from quire.config.families import Family, family_of
 from quire.config.model_info import ModelInfo
 from quire.config.reading import read_positive
+from quire.config.transformers_models import TRANSFORMERS
 from quire.foundation.errors import ConfigError
 
 _OPTION = "tensor_parallel_size"
@@ -42,6 +43,8 @@ def possible_sizes(info: ModelInfo) -> list[int]:
 
 
 def _check_shares(size: int, info: ModelInfo) -> None:
+    if info.impl == TRANSFORMERS:
+        raise ConfigError(f"{_OPTION}={size}: ranks cannot share a model that runs through transformers", _OPTION)
     family = family_of(info.architecture)
     if family.is_own:
         return  # whose keys are its own business: its layers refuse what they cannot share

@@ -12,15 +12,17 @@ from typing import Literal
 from quire.config.attention import check_attention_backend
 from quire.config.devices import resolve_device, runs_on_cpu
 from quire.config.engine import EngineConfig
+from quire.config.files.tokenizer_files import tokenizer_folder
 from quire.config.hardware import Hardware
 from quire.config.logits_processors import processor_classes
 from quire.config.model import ModelConfig
 from quire.config.model_info import DTYPE_ALIASES, ModelInfo, check_architecture, read_model_info
 from quire.config.pooler import PoolerConfig, resolve_pooler
-from quire.config.quantization import check_quantization
+from quire.config.quantization import check_quantization, resolve_quantization
 from quire.config.ranks import check_ranks
+from quire.config.runtime import RuntimeConfig
 from quire.config.speculative import SpeculativeConfig
-from quire.config.tokenizer_files import tokenizer_folder
+from quire.config.transformers_models import TRANSFORMERS
 from quire.foundation.errors import ConfigError
 
 DEMO_MODEL = Path(__file__).parent.parent / "demo_model"
@@ -52,6 +54,7 @@ class Resolved:
     executor: str  # a name in EXECUTORS
     pooler: PoolerConfig | None = None  # None: the model generates
     speculative: SpeculativeConfig | None = None  # None: nothing is drafted
+    quantization: str | None = None  # name of the method; None: weights are plain
     notes: tuple[str, ...] = ()
 
 
@@ -65,7 +68,11 @@ def resolve(config: EngineConfig, *, serving: bool = False, hardware: Hardware |
     if config.model.quantization is not None:
         check_quantization(config.model.quantization)
     given = config.model
-    info = read_model_info(locate_model(given), given.hf_overrides, given.generation_config, given.form)
+    info = read_model_info(
+        locate_model(given), given.hf_overrides, given.generation_config, given.model_impl,
+        trusted=given.trust_remote_code, form=given.form,
+    )  # fmt: skip
+    method = resolve_quantization(config.model.quantization, info.quantization)
     if info.is_mistral and given.load_format == "pt":
         raise ConfigError("load_format=pt reads Hugging Face's files, and params.json is Mistral's form", "load_format")
     if info.wrapper:
@@ -77,6 +84,10 @@ def resolve(config: EngineConfig, *, serving: bool = False, hardware: Hardware |
     gpus = None if hardware is None else hardware.count
     check_ranks(config.runtime.tensor_parallel_size, info, device, gpus)
     pooler = resolve_pooler(config.model, info)
+    if pooler is None:
+        _check_generates(info)
+    if info.impl == TRANSFORMERS:
+        _check_fallback(config, info, pools=pooler is not None)
     if config.model.logits_processors:
         if pooler is not None:
             raise ConfigError("logits_processors are for models that generate, and this one pools", "logits_processors")
@@ -88,7 +99,7 @@ def resolve(config: EngineConfig, *, serving: bool = False, hardware: Hardware |
         2048 if on_cpu else (8192 if serving else 16384) if big else 4096
     )
     speculative = _speculative(config, tokens, pools=pooler is not None)
-    executor = _executor(config.runtime.distributed_executor_backend, config.runtime.tensor_parallel_size)
+    executor = _executor(config.runtime, apart=info.runs_code)
     overlap = config.schedule.async_scheduling
     if overlap is None:
         overlap = device == "cuda" or executor != "uni"
@@ -106,8 +117,27 @@ def resolve(config: EngineConfig, *, serving: bool = False, hardware: Hardware |
         executor=executor,
         pooler=pooler,
         speculative=speculative,
+        quantization=method,
         notes=tuple(notes),
     )
+
+
+def _check_fallback(config: EngineConfig, info: ModelInfo, *, pools: bool) -> None:
+    """What models that run through transformers do not do."""
+    if pools:
+        raise ConfigError(f"{info.architecture} runs through transformers, where models do not pool", "runner")
+    if info.quantization:
+        raise ConfigError(
+            f"{info.architecture} runs through transformers, where quantized checkpoints are not read", "model"
+        )
+    if config.lora.enable_lora:
+        raise ConfigError(f"{info.architecture} runs through transformers, where there are no adapters", "enable_lora")
+    if config.model.quantization is not None:
+        raise ConfigError(
+            f"quantization={config.model.quantization}: {info.architecture} runs through transformers, where "
+            "weights stay as they are",
+            "quantization",
+        )
 
 
 def _context(model: ModelConfig, info: ModelInfo, pooler: PoolerConfig | None, notes: list[str]) -> int:
@@ -122,6 +152,16 @@ def _context(model: ModelConfig, info: ModelInfo, pooler: PoolerConfig | None, n
             f"max_model_len={longest} is more than the model's {info.max_position} positions", "max_model_len"
         )
     return longest
+
+
+def _check_generates(info: ModelInfo) -> None:
+    if info.sees_both_ways:
+        raise ConfigError(
+            f"{info.architecture} attends both ways (is_causal or use_bidirectional_attention of config.json), which "
+            "is not supported for generating: start it with runner=pooling, or with "
+            'hf_overrides={"is_causal": null} as if it did not',
+            "model",
+        )
 
 
 def _speculative(config: EngineConfig, max_tokens: int, *, pools: bool) -> SpeculativeConfig | None:
@@ -185,6 +225,8 @@ def _download(model: ModelConfig, wanted: Part) -> Path:
         ignored += ["tokenizer*", "vocab*"]
     if wanted != "tokenizer":
         patterns += _WEIGHTS.get("mistral" if model.form == "mistral" else model.load_format, ())
+    if model.trust_remote_code and wanted == "all":
+        patterns.append("*.py")
 
     def fetch(*names: str) -> Path:
         folder: str = snapshot_download(
@@ -200,7 +242,8 @@ def _download(model: ModelConfig, wanted: Part) -> Path:
     try:
         if wanted == "all":  # what cannot run is not downloaded
             folder = fetch("config.json", "params.json")
-            check_architecture(folder, model.hf_overrides, model.form)
+            trusted = model.trust_remote_code
+            check_architecture(folder, model.hf_overrides, model.model_impl, trusted=trusted, form=model.form)
             if model.form != "mistral" and (folder / "config.json").exists():
                 ignored.append("consolidated*")  # the same weights once more
         return fetch("*.json") if wanted == "config" else fetch(*patterns)
@@ -244,14 +287,16 @@ def _check(config: EngineConfig) -> None:
         raise ConfigError(f"max_queue_seconds must be >= 0 and finite, got {seconds}", "max_queue_seconds")
 
 
-def _executor(wanted: str, ranks: int) -> str:
+def _executor(runtime: RuntimeConfig, *, apart: bool) -> str:
+    """apart: unless it is said otherwise, the worker has a process of its own."""
+    wanted, ranks = runtime.distributed_executor_backend, runtime.tensor_parallel_size
     if wanted == "uni" and ranks > 1:
         raise ConfigError(
             f"distributed_executor_backend=uni has one worker, and tensor_parallel_size={ranks} needs a process each: "
             "use mp",
             "distributed_executor_backend",
         )
-    return ("mp" if ranks > 1 else "uni") if wanted == "auto" else wanted
+    return ("mp" if ranks > 1 or apart else "uni") if wanted == "auto" else wanted
 
 
 def _device(config: EngineConfig, notes: list[str]) -> str:

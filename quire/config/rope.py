@@ -24,6 +24,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "longrope": ("factor", "attention_factor", "short_factor", "long_factor"),
+    "ntk": ("factor", "mixed_b"),
     "yarn": ("factor", "beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim"),
 }
 _COMMON = ("rope_type", "type", *_BESIDE)
@@ -171,9 +172,11 @@ def context_length(rope: Mapping[str, Any], max_position: int) -> int:
 def _check_scaling(kind: str, rope: dict[str, Any], max_position: int) -> dict[str, Any]:
     if kind in ("yarn", "longrope") and "factor" not in rope:
         rope["factor"] = max_position / rope["original_max_position_embeddings"]
-    if kind == "linear" or kind == "llama3":
+    if kind in ("linear", "llama3"):
         for key in KINDS[kind]:
             read(float, rope, key)
+    if kind == "ntk":
+        read(float, rope, "factor")
     for key in ("factor", "beta_fast", "beta_slow", "attention_factor"):
         if key in rope and rope[key] <= 0:
             raise ConfigError(f"config.json: the rotary {key} must be > 0, got {rope[key]:g}", key)

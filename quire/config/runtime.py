@@ -37,8 +37,8 @@ class RuntimeConfig(Options):
     """uni: the worker shares the engine's process; mp: a process of its own, one a rank; or what an installed package
     adds. auto: uni for one rank."""
     attention_backend: str = "auto"
-    """Attention implementation by name: triton, torch_cpu, sdpa, flashinfer, flash_attn; auto: the first in the
-    platform's order that supports the model."""
+    """Attention implementation by name: triton, triton_mla, torch_cpu, sdpa, flashinfer, flash_attn; auto: the first in
+    the platform's order that supports the model."""
     enforce_eager: bool = False
     """Launch every kernel from Python instead of replaying captured CUDA graphs."""
     cuda_graph_sizes: list[int] = field(default_factory=list)

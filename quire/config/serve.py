@@ -4,7 +4,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
+from quire.config.engine import EngineConfig
 from quire.config.options import Options
+from quire.foundation.errors import ConfigError
+from quire.foundation.json_file import shown
+
+
+class LoraModule(msgspec.Struct, frozen=True):
+    """An adapter that a server starts with."""
+
+    name: str
+    path: str
+    base_model_name: str | None = None
+    is_3d_lora_weight: bool = False  # the tensors' shapes say it
+
+    @classmethod
+    def read(cls, given: str) -> LoraModule:
+        """name=path, or a JSON object. Raises ConfigError."""
+        name, _, path = given.partition("=")
+        try:
+            found = msgspec.json.decode(given, type=cls) if given.lstrip().startswith("{") else cls(name, path)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"lora_modules: {shown(given)} is no adapter: {error}", "lora_modules") from None
+        if not found.name or not found.path:
+            raise ConfigError(
+                f"lora_modules must be name=path, or a JSON object with both, got {shown(given)}", "lora_modules"
+            )
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +72,15 @@ class ServeConfig(Options):
     """Let requests bring a chat template of their own."""
     enable_tokenizer_info_endpoint: bool = False
     """Serve /tokenizer_info: the tokenizer's configuration, its chat template included."""
+    lora_modules: list[str] = field(default_factory=list)
+    """LoRA adapters to start with, each a model's name of its own: name=path, or a JSON object with name, path and
+    base_model_name."""
+    lora_resolver_dir: str | None = None
+    """Folder of adapters, each in a folder of its own, that are loaded when a request first names one. None: there is
+    none."""
+    allow_runtime_lora_updating: bool = False
+    """Serve POST /v1/load_lora_adapter and /v1/unload_lora_adapter: whoever may send requests may then have any adapter
+    of this machine loaded."""
     max_body_bytes: int = 32 * 1024 * 1024
     """Largest request body."""
     response_store_bytes: int = 256 * 1024 * 1024
@@ -87,3 +124,23 @@ class ServeConfig(Options):
     """Serve what is for development alone: POST /reset_prefix_cache and GET /server_info."""
     enable_docs: bool = False
     """Serve /docs and /openapi.json."""
+
+    def modules(self) -> list[LoraModule]:
+        """The adapters to start with. Raises ConfigError for what is none."""
+        return [LoraModule.read(one) for one in self.lora_modules]
+
+    def check_adapters(self, engine: EngineConfig) -> None:
+        """Raises ConfigError for options about adapters of an engine that takes none, and of several front ends."""
+        given = {
+            "lora_modules": bool(self.modules()),
+            "lora_resolver_dir": self.lora_resolver_dir is not None,
+            "allow_runtime_lora_updating": self.allow_runtime_lora_updating,
+        }
+        for name, is_given in given.items():
+            if is_given and not engine.lora.enable_lora:
+                raise ConfigError(f"{name} needs enable_lora", name)
+        if self.allow_runtime_lora_updating and self.api_server_count > 1:
+            raise ConfigError(
+                "allow_runtime_lora_updating needs api_server_count=1: each front end knows its own adapters",
+                "allow_runtime_lora_updating",
+            )

@@ -19,8 +19,14 @@ class EngineOptions(TypedDict, total=False):
     """What a model is turned into if it was not made for it: embed pools its states, classify puts a head on
     them."""
     pooler_config: dict[str, Any]
-    """JSON object, for pooling unlike the model's files say: pooling_type (CLS, LAST, MEAN, MAX),
-    use_activation."""
+    """JSON object, for pooling unlike the model's files say: pooling_type (CLS, LAST, MEAN, MAX), use_activation;
+    step_tag_id and returned_token_ids, for rewards of steps."""
+    model_impl: Literal["auto", "quire", "vllm", "transformers"]
+    """Whose code the model is: quire's families, or transformers' own, slower. auto: quire's if there is one. vllm:
+    as quire, for scripts that say so."""
+    trust_remote_code: bool
+    """Run Python code that comes with a checkpoint, in the worker, if neither Quire nor transformers has its
+    class."""
     tokenizer: str | None
     """Folder or id of the tokenizer, if it is not the model's own."""
     tokenizer_mode: Literal["auto", "hf", "slow", "mistral"]
@@ -111,6 +117,23 @@ class EngineOptions(TypedDict, total=False):
     the request's own text (5); policy: auto, or always. Answers are the same with and without."""
     preempt_every_step: bool
     """Test mode: preempt one running request at every step."""
+    enable_lora: bool
+    """Take LoRA adapters; see docs/lora.md."""
+    max_loras: int
+    """Adapters on the device, and so in one batch: requests for others wait for a place."""
+    max_lora_rank: int
+    """Largest rank of an adapter. Each of max_loras places takes memory for it, in every layer."""
+    max_cpu_loras: int | None
+    """Adapters kept in the host's memory, those on the device among them; others are read again when they are asked
+    for. None: max_loras."""
+    lora_dtype: Literal["auto", "float16", "bfloat16", "float32"]
+    """Type of the adapters' numbers. auto: the model's."""
+    lora_target_modules: list[str]
+    """Names, or ends of names, of the modules that adapters may change (q_proj, lm_head, experts); others take no
+    memory, and adapters that change them are refused. None given: all."""
+    fully_sharded_loras: bool
+    """Refused: of each matrix an adapter's factors are shared among ranks as the matrix itself is, by rows or
+    columns."""
     tool_call_parser: str
     """Format of the model's tool calls by name; auto: found in its chat template; none: answers hold no calls."""
     reasoning_parser: str
@@ -133,8 +156,8 @@ class EngineOptions(TypedDict, total=False):
     """uni: the worker shares the engine's process; mp: a process of its own, one a rank; or what an installed
     package adds. auto: uni for one rank."""
     attention_backend: str
-    """Attention implementation by name: triton, torch_cpu, sdpa, flashinfer, flash_attn; auto: the first in the
-    platform's order that supports the model."""
+    """Attention implementation by name: triton, triton_mla, torch_cpu, sdpa, flashinfer, flash_attn; auto: the
+    first in the platform's order that supports the model."""
     enforce_eager: bool
     """Launch every kernel from Python instead of replaying captured CUDA graphs."""
     cuda_graph_sizes: list[int]
@@ -168,6 +191,8 @@ class OptionFields:
     runner: Literal["auto", "generate", "pooling"] = "auto"
     convert: Literal["auto", "none", "embed", "classify"] = "auto"
     pooler_config: dict[str, Any] = field(default_factory=dict)
+    model_impl: Literal["auto", "quire", "vllm", "transformers"] = "auto"
+    trust_remote_code: bool = False
     tokenizer: str | None = None
     tokenizer_mode: Literal["auto", "hf", "slow", "mistral"] = "auto"
     tokenizer_revision: str | None = None
@@ -206,6 +231,13 @@ class OptionFields:
     stream_interval: int = 1
     speculative_config: dict[str, Any] = field(default_factory=dict)
     preempt_every_step: bool = False
+    enable_lora: bool = False
+    max_loras: int = 1
+    max_lora_rank: int = 16
+    max_cpu_loras: int | None = None
+    lora_dtype: Literal["auto", "float16", "bfloat16", "float32"] = "auto"
+    lora_target_modules: list[str] = field(default_factory=list)
+    fully_sharded_loras: bool = False
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     tool_parser_plugin: str | None = None

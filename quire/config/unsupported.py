@@ -7,10 +7,10 @@ from __future__ import annotations
 
 _REASONS: dict[str, str] = {
     "quantization names a method, which has no settings": "quantization_config allow_deprecated_quantization",
-    "there are no LoRA adapters": """
-        enable_lora lora_modules max_loras max_lora_rank lora_dtype max_cpu_loras fully_sharded_loras
-        lora_target_modules default_mm_loras specialize_active_lora enable_mixed_moe_lora_format enable_moe_shared_loras
-        enable_tower_connector_lora""",
+    "models take text, and adapters are named by each request": "default_mm_loras enable_tower_connector_lora",
+    "one set of graphs serves any number of adapters": "specialize_active_lora",
+    "adapters of experts are read one an expert and all in one alike": """
+        enable_mixed_moe_lora_format enable_moe_shared_loras""",
     "drafts are configured in one object; see speculative_config": "spec_method spec_model spec_tokens",
     "models write from left to right, a token after the other": "diffusion_config",
     "one engine runs on one host, over the GPUs of tensor_parallel_size; start a server for each replica": """
@@ -35,9 +35,9 @@ _REASONS: dict[str, str] = {
         mm_encoder_fp8_scale_save_margin interleave_mm_strings skip_mm_profiling video_pruning_rate mm_tensor_ipc
         mm_ipc_gpu_memory_gb allowed_local_media_path allowed_media_domains disable_chunked_mm_input
         io_processor_plugin renderer_num_workers enable_flash_late_interaction""",
-    "no code of a model's repository is run": "trust_remote_code code_revision",
+    "code that comes with a checkpoint is of the weights' revision": "code_revision",
     "models are the families that Quire declares": """
-        model_impl model_class_overrides hf_config_path override_attention_dtype mamba_backend
+        model_class_overrides hf_config_path override_attention_dtype mamba_backend
         enable_mamba_cache_stochastic_rounding mamba_cache_philox_rounds mamba_cache_dtype mamba_ssm_cache_dtype
         mamba_block_size mamba_cache_mode gdn_prefill_backend""",
     "weights are streamed from safetensors files": """

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from quire.config.resolve import Resolved
+from quire.engine.adapters import HostedAdapters
 from quire.engine.grammars import Grammars
 from quire.engine.messages import (
     Abort,
@@ -32,11 +33,12 @@ from quire.engine.messages import (
 from quire.engine.totals import Totals
 from quire.executor.base import Executor, StepFuture, failed_step
 from quire.foundation.child import Failure
-from quire.foundation.errors import EngineDeadError, InputError, QuireError
+from quire.foundation.errors import ConfigError, EngineDeadError, InputError, QuireError
 from quire.foundation.log import get_logger
 from quire.observe.profiling import PhaseClock
 from quire.scheduling.drafting import Drafting
 from quire.scheduling.scheduler import Scheduler
+from quire.types.adapter import Adapter
 from quire.types.kv import WorkerReport
 from quire.types.output import (
     ABORTED,
@@ -101,6 +103,7 @@ class EngineCore:
         self.stopped = False
         self._executor = executor
         self._grammars = Grammars(resolved)
+        self._adapters = HostedAdapters(resolved.config.lora, executor)
         self._in_flight: deque[SubmittedStep] = deque()
         self._last_result = 0.0  # time.perf_counter() when the latest step was done
         self._is_busy = False  # there has been work ever since
@@ -129,6 +132,9 @@ class EngineCore:
             "worker": executor.call,
             "workers": executor.call_each,
             "profile": lambda *args: executor.call("profile", *args),
+            "load_adapter": lambda *adapter: self._adapters.load(Adapter(*adapter)),
+            "drop_adapter": self._adapters.drop,
+            "pin_adapter": self._adapters.pin,
         }
 
     def start(self) -> EngineInfo:
@@ -237,9 +243,14 @@ class EngineCore:
             self._refuse(request.id, QUEUE_FULL, f"the queue is full: max_num_queued_reqs is {limit}")
         else:
             try:
+                if request.lora is not None:
+                    self._adapters.load(request.lora)
                 self._scheduler.add(request)
             except InputError as error:
                 self._refuse(request.id, INVALID_REQUEST, error.message, error.param)
+                return
+            except ConfigError as error:  # of the adapter
+                self._refuse(request.id, INVALID_REQUEST, str(error), "lora_request")
                 return
             if request.constraint is not None and request.constraint.grammar is not None:
                 self._grammars.ask(request.id, request.constraint.grammar)
@@ -367,6 +378,7 @@ class EngineCore:
             self._clock.lap("plan")
             if plan is None:
                 return
+            self._host(plan)
             submitted = time.perf_counter()
             prompt_tokens = int(plan.num_tokens.sum()) - plan.num_decodes
             future = self._executor.submit(plan)
@@ -374,6 +386,13 @@ class EngineCore:
             self._planning_seconds = time.perf_counter() - began
             self._clock.lap("submit")
             self._send_masks()
+
+    def _host(self, plan: StepPlan) -> None:
+        """See to it that the workers have the adapters that take slots in this step. Requests for one that has gone
+        meanwhile end; what the step computes of them means nothing."""
+        for adapter, error in self._adapters.load_all(change.adapter for change in plan.adapters):
+            for request_id in self._scheduler.abort(self._scheduler.ids_with(adapter)):
+                self._refuse(request_id, INVALID_REQUEST, str(error), "lora_request")
 
     def _send_masks(self) -> None:
         """Let the step submitted last go on, if it awaits masks and all tokens before it are known.
@@ -499,4 +518,5 @@ def _make_scheduler(resolved: Resolved, report: WorkerReport, grammars: Grammars
         vocab_size=report.vocab_size,
         mask_source=grammars,
         drafting=drafting,
+        adapter_slots=resolved.config.lora.max_loras if resolved.config.lora.enable_lora else 0,
     )

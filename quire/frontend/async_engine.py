@@ -18,8 +18,9 @@ from quire.config.resolve import resolve
 from quire.engine.client import EngineClient, EngineInfo, JoinedClient, ProcessClient
 from quire.engine.totals import keep_rising
 from quire.foundation.aside import LONG, aside
-from quire.foundation.errors import EngineDeadError, InputError
+from quire.foundation.errors import ConfigError, EngineDeadError, InputError
 from quire.foundation.log import get_logger
+from quire.frontend.adapters import AdapterNames, read_adapter
 from quire.frontend.beam_search import BeamSearch, alternatives
 from quire.frontend.inputs import Prompt, PromptLike, build, main_eos, read_prompt
 from quire.frontend.outputs import OutputProcessor, RequestState
@@ -27,6 +28,7 @@ from quire.frontend.pooling import requests as pooling
 from quire.frontend.reply_formats import Formats, find_formats
 from quire.frontend.templates.chat import ChatTemplate
 from quire.frontend.tokenization.tokenizer import Tokenizer, load_tokenizer
+from quire.types.adapter import Adapter, LoRARequest
 from quire.types.output import (
     BeamSearchSequence,
     CompletionOutput,
@@ -78,6 +80,8 @@ class AsyncLLM:
         self._client = client
         self._tokenizer = tokenizer
         self._processor = OutputProcessor(tokenizer)
+        self.adapters = AdapterNames()
+        self._loading = asyncio.Lock()  # of adapters, one after the other
         self._formats = find_formats(client.info.resolved, tokenizer)
         self._stats = EngineStats()
         self.on_stats: Callable[[EngineStats], None] | None = None  # called with each report of the core
@@ -126,6 +130,7 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str | None = None,
         constraint: Constraint | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one prompt. Closing the generator aborts the request.
 
@@ -136,6 +141,7 @@ class AsyncLLM:
             priority: lower comes first, where the engine schedules by priority.
             cache_salt: only requests with the same salt share cached prefixes.
             constraint: what binds each answer (`ReplyPlan.constraint`).
+            lora_request: the adapter that it is answered with.
 
         Yields:
             The outputs, the last of them with `finished`. One that the engine refuses ends with finish_reason "error".
@@ -144,7 +150,9 @@ class AsyncLLM:
             InputError: the prompt or its parameters cannot run.
             EngineDeadError: the engine has stopped, and no other takes its place.
         """
+        adapter = await self.adapter_of(lora_request)
         options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "constraint": constraint}
+        options["adapter"] = adapter
         request_state = await self._add(prompt, params, request_id, options)
         loop, interval = asyncio.get_running_loop(), self._interval
         try:
@@ -162,7 +170,13 @@ class AsyncLLM:
                 self._abort(request_id)
 
     async def encode(
-        self, prompt: PromptLike, params: PoolingParams, request_id: str, *, priority: int = 0
+        self,
+        prompt: PromptLike,
+        params: PoolingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
         """Make the vector of one prompt. Closing the generator aborts the request.
 
@@ -171,6 +185,7 @@ class AsyncLLM:
             params: the task, and what it may ask for itself.
             request_id: of a request that is not running.
             priority: as `generate` takes it.
+            lora_request: likewise.
 
         Yields:
             The only output.
@@ -180,10 +195,11 @@ class AsyncLLM:
             RefusedError: the engine does not take it.
             EngineDeadError: the engine has stopped.
         """
-        task = pooling.check_task(params, self.info)
+        task, adapter = pooling.check_task(params, self.info), await self.adapter_of(lora_request)
         size = len(prompt) if isinstance(prompt, str) else LONG + 1
         given = await aside(partial(pooling.read, prompt, self._tokenizer), size)
-        request = pooling.build(given, params, task, self.info, request_id=request_id, priority=priority)
+        options: dict[str, Any] = {"request_id": request_id, "priority": priority, "adapter": adapter}
+        request = pooling.build(given, params, task, self.info, **options)
         [request_state] = await self.run([request])
         yield pooling.output(request_state, task, params, self.info)
 
@@ -195,6 +211,7 @@ class AsyncLLM:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Search the best answers of one prompt. Closing the generator aborts the search.
 
@@ -204,6 +221,7 @@ class AsyncLLM:
             request_id: of a request that is not running.
             priority: as `generate` takes it.
             cache_salt: likewise.
+            lora_request: likewise.
 
         Yields:
             The only output, its answers best first.
@@ -216,6 +234,7 @@ class AsyncLLM:
         search = BeamSearch(prompt_ids, params, self.info, self._tokenizer)
         metrics, numbers = RequestMetrics(time.time()), itertools.count()
         options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "arrival": metrics.arrival_time}
+        options["adapter"] = await self.adapter_of(lora_request)
         num_cached = 0
         while not search.is_done:
             requests = []
@@ -308,6 +327,62 @@ class AsyncLLM:
             self._client.abort(running)
         if request_state is not None:
             _wake(request_state)
+
+    # Adapters
+
+    async def adapter_of(self, request: LoRARequest | None) -> Adapter | None:
+        """The adapter that a request names, loaded if it was not.
+
+        Raises:
+            InputError: it cannot be used.
+        """
+        if request is None:
+            return None
+        if isinstance(request, LoRARequest) and (known := self.adapters.find(request)) is not None:
+            return known
+        async with self._loading:
+            if isinstance(request, LoRARequest) and (known := self.adapters.find(request)) is not None:
+                return known
+            adapter = await asyncio.to_thread(read_adapter, request, self.info)
+            try:
+                await self.call("load_adapter", *adapter.fields())
+            except ConfigError as error:
+                raise InputError(str(error), error.field) from None
+            if (before := self.adapters.add(request, adapter)) is not None:
+                await self.call("drop_adapter", before.key)
+        return adapter
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load an adapter ahead of its first request. Returns True.
+
+        Raises:
+            InputError: it cannot be used.
+        """
+        await self.adapter_of(lora_request)
+        return True
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Forget an adapter. Requests that run with it go on. Returns whether it was known."""
+        async with self._loading:
+            if (request := self.adapters.numbered(lora_id)) is None:
+                return False
+            if (adapter := self.adapters.remove(request.lora_name)) is not None:
+                await self.call("drop_adapter", adapter.key)
+        return True
+
+    async def list_loras(self) -> set[int]:
+        """The ids of the adapters that are known."""
+        return {request.lora_int_id for request in self.adapters}
+
+    async def pin_lora(self, lora_id: int) -> bool:
+        """Keep an adapter in the host's memory, whatever others are used. Returns whether it is there.
+
+        Raises:
+            InputError: no room would be left for others.
+        """
+        request = self.adapters.numbered(lora_id)
+        known = None if request is None else self.adapters.named(request.lora_name)
+        return known is not None and bool(await self.call("pin_adapter", known[1].key))
 
     # Reading
 

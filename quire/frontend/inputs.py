@@ -22,6 +22,7 @@ from quire.frontend.structured import constraint_of
 from quire.frontend.text import check_text
 from quire.frontend.tokenization.tokenizer import Tokenizer
 from quire.frontend.tokenization.truncation import check_length
+from quire.types.adapter import Adapter
 from quire.types.request import BACKGROUND, EngineRequest, TokenIds, token_array
 from quire.types.sampling import SamplingParams
 from quire.types.structured import Constraint
@@ -57,6 +58,7 @@ def build(
     priority: int = 0,
     cache_salt: str | None = None,
     constraint: Constraint | None = None,
+    adapter: Adapter | None = None,
     arrival: float | None = None,
 ) -> list[EngineRequest]:
     """One request for each of the `params.n` answers; they share the blocks of the prompt through the prefix cache.
@@ -91,6 +93,7 @@ def build(
         priority=priority,
         arrival=time.time() if arrival is None else arrival,
         cache_salt=prompt.cache_salt if cache_salt is None else cache_salt,
+        lora=adapter,
         constraint=constraint or prompt.constraint or _constraint(params, tokenizer),
         prompt_embeds=prompt.embeds,
         media_hashes=[] if prompt.embeds is None else [prompt_embeds.digest(prompt.embeds)],

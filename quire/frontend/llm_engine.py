@@ -15,14 +15,16 @@ from quire.config.model import ModelConfig
 from quire.config.resolve import resolve
 from quire.config.typed_options import EngineOptions
 from quire.engine.client import EngineClient, EngineInfo, InProcessClient, ProcessClient
-from quire.foundation.errors import EngineDeadError, InputError
+from quire.foundation.errors import ConfigError, EngineDeadError, InputError
 from quire.foundation.log import get_logger
+from quire.frontend.adapters import AdapterNames, read_adapter
 from quire.frontend.inputs import PromptLike, build, read_prompt
 from quire.frontend.interrupts import INTERRUPT_SECONDS, deferred_interrupt
 from quire.frontend.outputs import OutputProcessor, RequestState
 from quire.frontend.pooling import requests as pooling
 from quire.frontend.tokenization.tokenizer import Tokenizer, load_tokenizer
 from quire.observe.engine_metrics import metrics_of
+from quire.types.adapter import Adapter, LoRARequest
 from quire.types.metrics import Metric
 from quire.types.output import EngineStats, RequestOutput
 from quire.types.pooling import PoolingOutput, PoolingParams, PoolingRequestOutput
@@ -56,6 +58,7 @@ class LLMEngine:
         self.client = client
         self.tokenizer = tokenizer
         self.processor = OutputProcessor(tokenizer)
+        self.adapters = AdapterNames()
         self._added: dict[str, Added] = {}
         self._news: dict[str, Added] = {}  # of the turns since the last step
 
@@ -98,6 +101,7 @@ class LLMEngine:
         arrival_time: float | None = None,
         *,
         priority: int = 0,
+        lora_request: LoRARequest | None = None,
     ) -> str:
         """Queue a request.
 
@@ -107,6 +111,7 @@ class LLMEngine:
             params: `output_kind` says what its outputs hold: all so far, what is new, or the whole at the end.
             arrival_time: Unix seconds; None: now.
             priority: lower comes first, where the engine schedules by priority.
+            lora_request: the adapter that it is answered with.
 
         Returns:
             Its id.
@@ -118,17 +123,22 @@ class LLMEngine:
         if request_id in self._added:
             raise InputError(f"request_id {request_id!r} is in use by a request that has not finished", "request_id")
         task: tuple[str, PoolingParams] | None = None
+        adapter = self.adapter_of(lora_request)
         if isinstance(params, PoolingParams):
             task = pooling.check_task(params, self.info), params
             given = pooling.read(prompt, self.tokenizer)
             text = None
-            requests = [pooling.build(given, params, task[0], self.info, request_id=request_id, priority=priority)]
+            request = pooling.build(
+                given, params, task[0], self.info, request_id=request_id, priority=priority, adapter=adapter
+            )
+            requests = [request]
         else:
             read = read_prompt(prompt, takes_embeds=True)
             text = read.text
             requests = build(
-                read, params, self.info, self.tokenizer, request_id=request_id, priority=priority, arrival=arrival_time
-            )
+                read, params, self.info, self.tokenizer, request_id=request_id, priority=priority, adapter=adapter,
+                arrival=arrival_time,
+            )  # fmt: skip
         self._added[request_id] = Added(self.processor.add(requests, request_id, text), task)
         try:
             for request in requests:
@@ -235,6 +245,59 @@ class LLMEngine:
 
     def get_num_unfinished_requests(self) -> int:
         return len(self._added)
+
+    # Adapters
+
+    def adapter_of(self, request: LoRARequest | None) -> Adapter | None:
+        """The adapter that a request names, loaded if it was not.
+
+        Raises:
+            InputError: it cannot be used.
+        """
+        if request is None:
+            return None
+        adapter = self.adapters.find(request) if isinstance(request, LoRARequest) else None
+        if adapter is None:
+            adapter = read_adapter(request, self.info)
+            try:
+                self.client.call("load_adapter", *adapter.fields())
+            except ConfigError as error:
+                raise InputError(str(error), error.field) from None
+            if (before := self.adapters.add(request, adapter)) is not None:
+                self.client.call("drop_adapter", before.key)
+        return adapter
+
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load an adapter ahead of its first request. Returns True.
+
+        Raises:
+            InputError: it cannot be used.
+        """
+        self.adapter_of(lora_request)
+        return True
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Forget an adapter. Requests that run with it go on. Returns whether it was known."""
+        request = self.adapters.numbered(lora_id)
+        if request is None:
+            return False
+        if (adapter := self.adapters.remove(request.lora_name)) is not None:
+            self.client.call("drop_adapter", adapter.key)
+        return True
+
+    def list_loras(self) -> set[int]:
+        """The ids of the adapters that are known."""
+        return {request.lora_int_id for request in self.adapters}
+
+    def pin_lora(self, lora_id: int) -> bool:
+        """Keep an adapter in the host's memory, whatever others are used. Returns whether it is there.
+
+        Raises:
+            InputError: no room would be left for others.
+        """
+        request = self.adapters.numbered(lora_id)
+        known = None if request is None else self.adapters.named(request.lora_name)
+        return known is not None and bool(self.client.call("pin_adapter", known[1].key))
 
     # The engine
 

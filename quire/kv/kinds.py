@@ -8,16 +8,20 @@ from quire.kv.full import FullAttention
 from quire.kv.group import BlockNames, KVGroup
 from quire.kv.history import History
 from quire.kv.none import Nothing
+from quire.kv.state import State
 from quire.kv.window import SlidingWindow
 from quire.types.kv import KVGroupSpec
 
 KINDS: dict[str, type[KVGroup]] = {
     "full": FullAttention,
+    "latent": FullAttention,  # another row a token, kept as long
     "window": SlidingWindow,
     "chunk": Chunk,
+    "state": State,
     "history": History,
     "none": Nothing,
 }
+UNSHARED = {"state", "none"}  # a model with one of these has no prefix cache
 CACHED = {name for name, kind in KINDS.items() if hasattr(kind, "find")}  # a hit of the prefix cache depends on them
 
 

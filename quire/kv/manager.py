@@ -21,7 +21,7 @@ from quire.kv.block_pool import Block, BlockPool
 from quire.kv.group import BlockNames, CachedGroup
 from quire.kv.hashing import BlockHasher, RecentChains
 from quire.kv.kinds import CACHED, make_group
-from quire.types.kv import NULL_BLOCK, KVGroupSpec, capacity
+from quire.types.kv import MAX_TOKENS, NULL_BLOCK, KVGroupSpec, capacity
 
 Hit = list[list[Block]]  # table entries, one list a group
 
@@ -67,10 +67,11 @@ class KVManager:
         self.pool = BlockPool(num_blocks)
         cached = [spec.block_size for spec in groups if spec.kind in CACHED] or [groups[0].block_size]
         self._unit = math.gcd(*cached)  # tokens that a link of a chain stands for
-        self.alignment = math.lcm(*cached)  # tokens: where blocks of all groups end
         self._names = [BlockNames(self.pool, i, spec.block_size, self._unit) for i, spec in enumerate(groups)]
         self.groups = [make_group(spec, names) for spec, names in zip(groups, self._names, strict=True)]
         self.enable_prefix_caching = enable_prefix_caching and any(spec.kind in CACHED for spec in groups)
+        # Tokens: where blocks of all groups end.
+        self.alignment = math.lcm(*cached) if self.enable_prefix_caching else 1
         self.block_sizes = [spec.block_size for spec in groups]
         self.capacity = capacity(groups, num_blocks)  # tokens that one request can hold when it is alone
         self._cached = [(i, group) for i, group in enumerate(self.groups) if isinstance(group, CachedGroup)]
@@ -203,10 +204,15 @@ class KVManager:
 
     def num_short(self, request: TokenOwner, num_tokens: int) -> int:
         """Blocks that the tables lack to hold `num_tokens` tokens."""
+        return sum(self._counts_short(request, num_tokens))
+
+    def _counts_short(self, request: TokenOwner, num_tokens: int) -> list[int]:
+        """Of each group."""
         tables = self._held[request.id].tables
-        return sum(
-            max(0, -(-num_tokens // size) - len(table)) for size, table in zip(self.block_sizes, tables, strict=True)
-        )
+        return [
+            max(0, group.spec.num_blocks(num_tokens) - len(table))
+            for group, table in zip(self.groups, tables, strict=True)
+        ]
 
     def reach(self, request: TokenOwner, num_tokens: int) -> int:
         """How many tokens, up to `num_tokens`, the tables can hold with all blocks that are free."""
@@ -223,10 +229,7 @@ class KVManager:
 
     def allocate(self, request: TokenOwner, num_tokens: int) -> Hit | None:
         """Grow the tables to hold `num_tokens` tokens. Returns the new blocks a group, None if too few are free."""
-        tables = self._held[request.id].tables
-        counts = [
-            max(0, -(-num_tokens // size) - len(table)) for size, table in zip(self.block_sizes, tables, strict=True)
-        ]
+        tables, counts = self._held[request.id].tables, self._counts_short(request, num_tokens)
         if sum(counts) > self.pool.num_free:
             return None
         new = [self.pool.allocate(count) for count in counts]
@@ -236,8 +239,8 @@ class KVManager:
 
     def trim(self, request: TokenOwner, num_tokens: int) -> None:
         """Give back the blocks behind those that `num_tokens` tokens need; none of them was registered."""
-        for size, table in zip(self.block_sizes, self._held[request.id].tables, strict=True):
-            kept = -(-num_tokens // size)
+        for group, table in zip(self.groups, self._held[request.id].tables, strict=True):
+            kept = group.spec.num_blocks(num_tokens)
             self.pool.free(reversed(table[kept:]))
             del table[kept:]
 
@@ -288,7 +291,7 @@ class KVManager:
     def room(self, request: TokenOwner) -> list[int]:
         """Tokens that its table of each group can hold."""
         tables = self._held[request.id].tables
-        return [len(table) * size for table, size in zip(tables, self.block_sizes, strict=True)]
+        return [min(len(table) * size, MAX_TOKENS) for table, size in zip(tables, self.block_sizes, strict=True)]
 
     def free(self, request: TokenOwner) -> None:
         """Close the tables of a request."""

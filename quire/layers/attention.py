@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
 
-from quire.attention.base import ALIKE, PerHead, Scores
-from quire.attention.context import StepContext
+from quire.attention.base import ALIKE, AttentionBackend, PerHead, Scores
+from quire.attention.context import LayerCache, StepContext
 from quire.distributed.topology import Topology
 from quire.foundation.errors import ConfigError
 from quire.kernels.attention.rope import QkvTarget, qk_norm_rope_write, rotate
@@ -26,7 +26,8 @@ class Keeps(NamedTuple):
     kind: str  # see KVGroupSpec
     num_kv_heads: int
     head_dim: int
-    window: int  # tokens that a query sees at most, its own included; 0: all
+    window: int = 0  # tokens that a query sees at most, its own included; 0: all
+    value_dim: int = 0  # see KVGroupSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +40,49 @@ class QKNorm:
     on: Literal["heads", "width", "turned"] = "heads"
 
 
-class Attention(nn.Module):
+class SelfAttention(nn.Module):
+    """What every kind of attention over the cache has, and what stacks and decoder layers ask of it.
+
+    index: which of the model's caches is this layer's. The model sets `group`, the number of the layer's group, once it
+    knows all of its layers.
+    """
+
+    scores = Scores()
+
+    def __init__(self, index: int, keeps: Keeps) -> None:
+        super().__init__()
+        self.index, self.group, self.keeps = index, 0, keeps
+
+    def share_with(self, topology: Topology) -> None:
+        """Attend to this rank's share of the heads alone. Raises ConfigError if it cannot be shared."""
+        raise NotImplementedError
+
+    def forward(self, residual: torch.Tensor, norm: Norm, ctx: StepContext) -> torch.Tensor:
+        """`residual += attention(norm(residual))` in place, [tokens, hidden]; returns it.
+
+        Writes what is kept of the tokens to the cache.
+        """
+        return self.add(residual, norm, residual, ctx)
+
+    def attend(self, x: torch.Tensor, norm: Norm | None, ctx: StepContext) -> torch.Tensor:
+        """attention(norm(x)) alone."""
+        return self.add(x, norm, None, ctx)
+
+    def add(self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None, ctx: StepContext) -> torch.Tensor:
+        """`residual += attention(norm(x))` in place; without a residual, attention(norm(x))."""
+        raise NotImplementedError
+
+
+class Attention(SelfAttention):
     """Grouped-query attention with rotary positions.
 
-    index: which of the model's caches is this layer's. cos_sin: the layer's rotary table. window: tokens that a query
+    cos_sin: the layer's rotary table. window: tokens that a query
     sees, its own included; None: all. chunk: tokens of a chunk, of which a query sees its own. qk_norm_eps: turns on an
     RMS norm of every query and key head; `qk_norm` is for other norms. scale: of products of queries and keys; None:
     head_dim^-0.5. softcap: c of c · tanh(product / c). sinks: each head has a learned logit that no token has. slopes:
     of each head, see `Scores`. interleaved: the rotation pairs columns 2i and 2i + 1. clip: that queries, keys and
     values are clamped to. qkv: the projection, if it is another than the usual. query_scales: float32 [positions],
     that queries are multiplied by.
-    The model sets `group`, the number of the layer's group, once it knows all of its layers.
     """
 
     def __init__(
@@ -77,10 +110,8 @@ class Attention(nn.Module):
         sinks: bool = False,
         slopes: Sequence[float] | None = None,
     ) -> None:
-        super().__init__()
-        self.index, self.group = index, 0
         kind, seen = ("chunk", chunk) if chunk else ("window", window) if window else ("full", 0)
-        self.keeps = Keeps(kind, num_kv_heads, head_dim, seen)
+        super().__init__(index, Keeps(kind, num_kv_heads, head_dim, seen))
         self.scores = Scores(seen, bool(chunk), softcap, sinks, slopes is not None)
         self.sinks = HeadTerms(torch.empty(num_heads)) if sinks else None
         self.slopes = HeadTerms(torch.tensor(slopes), is_stored=False) if slopes is not None else None
@@ -101,7 +132,6 @@ class Attention(nn.Module):
         self._is_plain = clip is None and (qk_norm is None or (self._norms_inside and self.norm_on == "heads"))
 
     def share_with(self, topology: Topology) -> None:
-        """Attend to this rank's share of the heads alone. Raises ConfigError if it cannot be shared."""
         if topology.size > 1 and self.q_norm is not None and not self._norms_inside:
             raise ConfigError("norms across heads, or of each head's own, are not shared among ranks")
         heads, kv_heads, head_dim = self.heads
@@ -112,27 +142,9 @@ class Attention(nn.Module):
             if terms is not None:
                 terms.share_with(topology)
 
-    def forward(self, residual: torch.Tensor, norm: Norm, ctx: StepContext) -> torch.Tensor:
-        """`residual += attention(norm(residual))` in place, [tokens, hidden]; returns it.
-
-        Writes the tokens' keys and values to the cache.
-        """
-        return self.add(residual, norm, residual, ctx)
-
-    def attend(self, x: torch.Tensor, norm: Norm | None, ctx: StepContext) -> torch.Tensor:
-        """attention(norm(x)) alone."""
-        return self.add(x, norm, None, ctx)
-
     def add(self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None, ctx: StepContext) -> torch.Tensor:
         """`residual += attention(norm(x))` in place; without a residual, attention(norm(x))."""
-        cache, group = ctx.caches[self.index], ctx.groups[self.group]
-        q_norm, k_norm = self.q_norm, self.k_norm
-        norms: tuple[torch.Tensor | None, torch.Tensor | None, float] = (None, None, 1e-6)
-        if self._norms_inside and isinstance(q_norm, RMSNorm) and isinstance(k_norm, RMSNorm):
-            norms = (q_norm.weight, k_norm.weight, q_norm.eps)
-        place = QkvTarget(
-            self.cos_sin, ctx.positions, group.slots, cache.k, cache.v, *self.heads, *norms, self.interleaved
-        )
+        cache, place, backend, plan = self._place(ctx)
         if self._is_plain and isinstance(norm, RMSNorm) and not norm.plus_one:
             q = self.qkv_proj.qkv_rope_write(x, norm, place)
         else:
@@ -140,9 +152,22 @@ class Attention(nn.Module):
             q = qk_norm_rope_write(qkv, *place)
         if self.query_scales is not None:
             q = q * self.query_scales[ctx.positions, None, None].to(q.dtype)
-        attended = group.backend.run(q, cache, group.plan, self.scale, self._per_head)
+        attended = backend.run(q, cache, plan, self.scale, self._per_head)
         y: torch.Tensor = self.o_proj(attended, residual=residual)
         return y
+
+    def _place(self, ctx: StepContext) -> tuple[LayerCache, QkvTarget, AttentionBackend, Any]:
+        """Its cache, where queries, keys and values go, and what attends, with its plan."""
+        cache, group = ctx.caches[self.index], ctx.groups[self.group]
+        assert isinstance(cache, LayerCache)
+        q_norm, k_norm = self.q_norm, self.k_norm
+        norms: tuple[torch.Tensor | None, torch.Tensor | None, float] = (None, None, 1e-6)
+        if self._norms_inside and isinstance(q_norm, RMSNorm) and isinstance(k_norm, RMSNorm):
+            norms = (q_norm.weight, k_norm.weight, q_norm.eps)
+        place = QkvTarget(
+            self.cos_sin, ctx.positions, group.slots, cache.k, cache.v, *self.heads, *norms, self.interleaved
+        )
+        return cache, place, group.backend, group.plan
 
     @property
     def _per_head(self) -> PerHead:

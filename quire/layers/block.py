@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from quire.attention.context import StepContext
-from quire.layers.attention import Attention
+from quire.layers.attention import SelfAttention
 from quire.layers.norm import Norm, RMSNorm
 
 
@@ -31,7 +31,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(
         self,
-        self_attn: Attention,
+        self_attn: SelfAttention,
         mlp: FeedForward,
         hidden: int,
         eps: float,
@@ -55,7 +55,7 @@ class DecoderLayer(nn.Module):
 class ScaledLayer(DecoderLayer):
     """The same, where what either half adds is multiplied by a number (Granite, MiniCPM)."""
 
-    def __init__(self, self_attn: Attention, mlp: FeedForward, hidden: int, eps: float, scale: float) -> None:
+    def __init__(self, self_attn: SelfAttention, mlp: FeedForward, hidden: int, eps: float, scale: float) -> None:
         super().__init__(self_attn, mlp, hidden, eps)
         self.scale = scale
 
@@ -75,7 +75,7 @@ class OuterNormLayer(nn.Module):
 
     def __init__(
         self,
-        self_attn: Attention,
+        self_attn: SelfAttention,
         mlp: FeedForward,
         after: tuple[Norm, Norm],
         before: tuple[Norm, Norm] | None = None,
@@ -105,7 +105,7 @@ class ParallelLayer(nn.Module):
 
     mlp: FeedForward
 
-    def __init__(self, self_attn: Attention, mlp: FeedForward, norm: Norm, mlp_norm: Norm | None = None) -> None:
+    def __init__(self, self_attn: SelfAttention, mlp: FeedForward, norm: Norm, mlp_norm: Norm | None = None) -> None:
         super().__init__()
         self.input_layernorm = norm
         self.post_attention_layernorm = mlp_norm
@@ -125,7 +125,7 @@ class PostNormLayer(nn.Module):
 
     mlp: FeedForward
 
-    def __init__(self, self_attn: Attention, mlp: FeedForward, norms: tuple[Norm, Norm]) -> None:
+    def __init__(self, self_attn: SelfAttention, mlp: FeedForward, norms: tuple[Norm, Norm]) -> None:
         super().__init__()
         self.self_attn = self_attn
         self.input_layernorm, self.post_attention_layernorm = norms

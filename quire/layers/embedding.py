@@ -6,8 +6,10 @@ import torch
 from torch import nn
 
 from quire.distributed.topology import ALONE, Share, Topology
+from quire.kernels.elementwise.norm import rms_norm
 from quire.kernels.gemm.linear import linear
 from quire.layers.linear import before
+from quire.layers.low_rank import LowRank, LowRankEmbedding
 from quire.layers.norm import Norm
 from quire.quantization.base import ALL_ROWS
 
@@ -24,6 +26,8 @@ class Embedding(nn.Module):
     def __init__(self, vocab_size: int, hidden: int, *, scale: float = 1.0) -> None:
         super().__init__()
         self.scale = scale
+        self.low_rank: LowRankEmbedding | None = None  # what adapters add, if there may be any
+        self.head_low_rank: LowRank | None = None  # the same of the head that it is
         self.weight = nn.Parameter(torch.empty(vocab_size, hidden), requires_grad=False)
         self.share_with(ALONE)
 
@@ -34,6 +38,8 @@ class Embedding(nn.Module):
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """input_ids int32 [tokens] → [tokens, hidden]."""
         x = nn.functional.embedding(input_ids, self.weight)
+        if self.low_rank is not None and self.low_rank.is_active:
+            x = self.low_rank.add(x, input_ids)
         return x if self.scale == 1.0 else x.mul_(self.scale)
 
     def wide(self, x: torch.Tensor, norm: Norm | None, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -43,7 +49,12 @@ class Embedding(nn.Module):
         weight = self.weight[begin:end]
         rows, pair = before(x, norm)
         assert isinstance(rows, torch.Tensor)
+        head = self.head_low_rank
+        if head is not None and head.is_active:
+            rows, pair = (rows if pair is None else rms_norm(rows, *pair)), None
         y = linear(rows, weight, norm=pair, out_dtype=torch.float32, out=out)
+        if head is not None and head.is_active:
+            y = head.add(y, rows)
         return y if end - begin == room else nn.functional.pad(y, (0, room - (end - begin)))
 
     def dense(self, dtype: torch.dtype, rows: slice = ALL_ROWS) -> torch.Tensor:

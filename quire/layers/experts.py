@@ -18,20 +18,30 @@ from quire.distributed.group import Group
 from quire.distributed.topology import ALONE, Topology
 from quire.kernels.across_ranks import reduce_add
 from quire.kernels.elementwise.norm import rms_norm
-from quire.kernels.moe.experts import norms_inside
+from quire.kernels.moe.experts import add_each, norms_inside
 from quire.kernels.moe.gate import sigmoid_gate
 from quire.kernels.moe.inside import Gate as Gate  # for families
 from quire.kernels.moe.inside import Inside
 from quire.kernels.moe.router import router_logits
 from quire.kernels.moe.routing import Live, Routes, route
 from quire.kernels.moe.routing import Rule as Rule  # for families
-from quire.layers.attention import Attention
+from quire.layers.attention import SelfAttention
 from quire.layers.block import DecoderLayer, OuterNormLayer
 from quire.layers.linear import Linear
+from quire.layers.low_rank import LowRankExperts
 from quire.layers.mlp import GatedMLP
 from quire.layers.norm import Norm, RMSNorm
 from quire.layers.targets import Staged, Staging, Target, store
-from quire.quantization.base import INPUTS, OUTPUTS, ExpertMatrices, QuantizationMethod, Spec, Tensors, WeightFormat
+from quire.quantization.base import (
+    INPUTS,
+    OUTPUTS,
+    ExpertMatrices,
+    QuantizationMethod,
+    Source,
+    Spec,
+    Tensors,
+    WeightFormat,
+)
 from quire.quantization.base import Norm as Gain
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -102,6 +112,7 @@ class Experts(nn.Module):
     """
 
     matrices: ExpertMatrices
+    low_rank: LowRankExperts | None = None  # what adapters add, if there may be any
 
     def __init__(
         self,
@@ -139,17 +150,14 @@ class Experts(nn.Module):
                 self.register_parameter(f"{kind}_{tensor}", nn.Parameter(whole, requires_grad=False))
                 kept[tensor] = whole
             self._kept.append(kept)
-        self.matrices = self._pair[0].scheme.format.experts(*self._kept)
+        gate_up, down = (one.scheme.format for one in self._pair)
+        self.matrices = gate_up.experts(self._kept[0], self._kept[1], down)
         if self.has_bias:
             self._biases = [torch.zeros(self.experts, one.local_shape[0]) for one in self._pair]
             for kind, bias in zip(("gate_up", "down"), self._biases, strict=True):
                 self.register_parameter(f"{kind}_bias", nn.Parameter(bias, requires_grad=False))
             # What is added behind a sum over ranks is added once.
             self.inside = Inside(self.inside.gate, self._biases[0], self._biases[1] if not topology.rank else None)
-
-    def add(self, x: torch.Tensor, routes: Routes, residual: torch.Tensor, norm: Gain | None) -> torch.Tensor:
-        """`residual += routed experts of norm(x)`, in place; returns it."""
-        return self.matrices.add(x, routes, residual, norm, self.inside)
 
     @property
     def format(self) -> WeightFormat:
@@ -172,19 +180,38 @@ class Experts(nn.Module):
                 dense = one.cut(draw(one.out_features, one.in_features))
                 store({name: tensor[expert] for name, tensor in kept.items()}, one.scheme.format.pack(dense))
 
+    @property
+    def pair(self) -> tuple[Linear, Linear]:
+        """One expert's matrices, gate and up together and down, as patterns of shapes and shares."""
+        return self._pair
+
+    def dense(self, number: int, expert: int, dtype: torch.dtype) -> torch.Tensor:
+        """What the numbers of one expert's matrix stand for, as this rank has them. number: in `pair`."""
+        own = {name: tensor[expert] for name, tensor in self._kept[number].items()}
+        return self._pair[number].scheme.format.matrix(own, None).dense(dtype)
+
+    def add(self, x: torch.Tensor, routes: Routes, residual: torch.Tensor, norm: Gain | None = None) -> torch.Tensor:
+        """As ExpertMatrices.add, and what adapters add to each expert."""
+        if self.low_rank is None or not self.low_rank.is_active:
+            return self.matrices.add(x, routes, residual, norm, self.inside)
+        x = x if norm is None else rms_norm(x, *norm)
+        gate_up, down = (partial(self.dense, number, dtype=x.dtype) for number in range(2))
+        more = (self.low_rank.add_gate_up, self.low_rank.add_down)
+        return add_each(x, routes, gate_up, down, residual, self.inside, more)
+
     # -- loading ------------------------------------------------------------------------------------------------
 
     def targets_in(self, stored: Shapes) -> Iterator[Target]:
         """Of every tensor that a checkpoint has for them, be it one an expert or one for all."""
         if self.has_bias:
             yield from self._bias_targets()
-        turned = self._are_turned(stored)
+        are_turned = self._are_turned(stored)
         for one, kept, whole in zip(self._pair, self._kept, (self.names.all_gate_up, self.names.all_down), strict=True):
             together = f"{self.name}.{whole}"
             for expert in range(self.experts):
                 own = {name: tensor[expert] for name, tensor in kept.items()}
-                if together in stored:
-                    yield from self._part_of(together, expert, one, own, turned=turned)
+                if any(_stored_as(together, source) in stored for source in one.scheme.sources):
+                    yield from self._part_of(together, expert, one, own, are_turned=are_turned)
                 else:
                     modules = tuple(f"{self.name}.{expert}.{part}" for part in one.parts)
                     yield from one.targets_into(modules, own)
@@ -197,33 +224,33 @@ class Experts(nn.Module):
         down = self._pair[1]
         shape = (self.experts, down.out_features, down.in_features)
         found = stored.get(f"{self.name}.{self.names.all_down}", shape)
-        return self.names.transposed or (found != shape and found == _turned(shape))
+        return self.names.transposed or (found != shape and found == (shape[0], shape[2], shape[1]))
 
     def _part_of(
-        self, source: str, expert: int, one: Linear, own: dict[str, torch.Tensor], *, turned: bool
+        self, together: str, expert: int, one: Linear, own: dict[str, torch.Tensor], *, are_turned: bool
     ) -> Iterator[Target]:
-        """One expert's part of a tensor that holds all of them."""
-        scheme = one.scheme
-        plain = scheme.sources[0]
-        if len(scheme.sources) > 1 or plain.axes != (OUTPUTS, INPUTS):
+        """One expert's part of tensors that hold all of them: of every source whose first axis counts outputs."""
+        sources, pack = one.scheme.sources, one.scheme.pack
+        if any(source.axes[:1] != (OUTPUTS,) for source in sources):
             return
         dealt = self.names.interleaved and len(one.parts) == 2
-        pack = scheme.pack
         if dealt:
-            pack = partial(_deal, name=plain.name, pack=scheme.pack)
-        into: torch.Tensor | Staged
-        if pack is None:
-            into = own[plain.name]
-        else:
-            device = next(iter(own.values())).device
-            into = Staged(Staging({plain.name: Spec(one.local_shape, plain.kept)}, device, pack, own), plain.name)
-        shape = (self.experts, one.out_features, one.in_features)
-        columns = slice(*one.columns[:2])
-        for lines, place in _runs(one, dealt=dealt):
-            part, at = (slice(expert, expert + 1), lines, columns), (None, place)
-            if turned:
-                part = (part[0], columns, lines)
-            yield Target(source, _turned(shape) if turned else shape, into, plain.dtypes, part, at, turned)
+            pack = partial(_deal, pack=one.scheme.pack)
+        staging = None
+        if pack is not None:
+            specs = {source.name: Spec(one.staged_shape(source), source.kept) for source in sources}
+            staging = Staging(specs, next(iter(own.values())).device, pack, own)
+        for source in sources:
+            into = own[source.name] if staging is None else Staged(staging, source.name)
+            turned = are_turned and source.axes == (OUTPUTS, INPUTS)
+            shape, columns = one.inner_axes(source)
+            shape = (self.experts, one.out_features, *shape)
+            name = _stored_as(together, source)
+            for lines, place in _runs(one, dealt=dealt):
+                part, at = (slice(expert, expert + 1), lines, *columns), (None, place)
+                if turned:
+                    part, shape = (part[0], *columns, lines), (self.experts, one.in_features, one.out_features)
+                yield Target(name, shape, into, source.dtypes, part, at, turned)
 
     def _bias_targets(self) -> Iterator[Target]:
         names, every = (self.names.gate_up_bias, self.names.down_bias), slice(None)
@@ -255,14 +282,15 @@ def _turns(one: Linear) -> Iterator[tuple[slice, slice]]:
         yield slice(2 * share.begin + which, 2 * share.end, 2), slice(at, at + share.end - share.begin)
 
 
-def _deal(read: Tensors, name: str, pack: Callable[[Tensors], Tensors] | None) -> Tensors:
+def _deal(read: Tensors, pack: Callable[[Tensors], Tensors] | None) -> Tensors:
     """Lines of gate and up that take turns, one kind behind the other; then packed."""
-    dense = {name: read[name].unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1)}
-    return dense if pack is None else pack(dense)
+    dealt = {name: tensor.unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1) for name, tensor in read.items()}
+    return dealt if pack is None else pack(dealt)
 
 
-def _turned(shape: tuple[int, int, int]) -> tuple[int, int, int]:
-    return shape[0], shape[2], shape[1]
+def _stored_as(together: str, source: Source) -> str:
+    """The name of a tensor that holds a source of all experts."""
+    return together if source.name == "weight" else f"{together}_{source.name}"
 
 
 class SparseLayer(DecoderLayer):
@@ -273,7 +301,7 @@ class SparseLayer(DecoderLayer):
 
     def __init__(
         self,
-        self_attn: Attention,
+        self_attn: SelfAttention,
         mlp: GatedMLP | MixtureOfExperts,
         hidden: int,
         eps: float,
@@ -304,9 +332,9 @@ class SparseOuterNormLayer(OuterNormLayer):
         return self.mlp.add(residual, self.pre_feedforward_layernorm, None, living(ctx))
 
 
-def living(ctx: StepContext) -> Live:
-    """The tokens of a step that are somebody's: what lies in the null block is nobody's."""
-    return Live(ctx.groups[0].slots, ctx.caches[0].k.shape[2])
+def living(ctx: StepContext) -> Live | None:
+    """The tokens of a step that are somebody's; None: nothing says which."""
+    return ctx.live
 
 
 class SharedGate(nn.Module):
@@ -323,7 +351,8 @@ class MixtureOfExperts(nn.Module):
     Submodules are named as in checkpoints: `gate` (the router), `experts`, and `shared_name`, if `shared` is not 0: the
     inner size of the shared experts, which are one feed-forward layer. shared_gate: the name of the gate before them.
     shared_fused: what checkpoints call gate and up of the shared ones if they have them as one.
-    gate, bias: of the experts.
+    gate, bias: of the experts. scales_input: a token's weight multiplies what goes to its one expert, not what comes
+    out.
     """
 
     def __init__(
@@ -340,9 +369,10 @@ class MixtureOfExperts(nn.Module):
         shared_fused: str = "",
         gate: Gate = Gate(),  # noqa: B008 (it is frozen)
         bias: bool = False,
+        scales_input: bool = False,
     ) -> None:
         super().__init__()
-        self.gate = router
+        self.gate, self.scales_input = router, scales_input
         self.experts = Experts(router.rule, hidden, inner, names, gate, bias=bias)
         self._shared_name, self._gate_name = shared_name if shared else None, shared_gate
         if shared:
@@ -364,15 +394,19 @@ class MixtureOfExperts(nn.Module):
     ) -> torch.Tensor:
         """`residual += experts(norm(x))` in place; without a residual, experts(norm(x)). live: None, all tokens are."""
         inside: Gain | None = None
-        if isinstance(norm, RMSNorm) and self._shared_name is None and norms_inside(x, self.gate.rule):
+        alone = self._shared_name is None and not self.scales_input
+        if alone and isinstance(norm, RMSNorm) and norms_inside(x, self.gate.rule):
             inside = (norm.weight, norm.eps)
         elif norm is not None:
             x = norm(x)
-        routes = self.gate(x, live, inside)
+        routes, routed = self.gate(x, live, inside), x
+        if self.scales_input:
+            routed = (x * routes.weights).to(x.dtype)
+            routes = routes._replace(weights=torch.ones_like(routes.weights))
         if self.group is None:
             into = torch.zeros_like(x) if residual is None else residual
-            return self.experts.add(x, routes, self._add_shared(x, into), inside)
-        partial = self.experts.add(x, routes, self._add_shared(x, torch.zeros_like(x)), inside)
+            return self.experts.add(routed, routes, self._add_shared(x, into), inside)
+        partial = self.experts.add(routed, routes, self._add_shared(x, torch.zeros_like(x)), inside)
         return reduce_add(partial, torch.zeros_like(x) if residual is None else residual, self.group)
 
     def _add_shared(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
@@ -384,6 +418,4 @@ class MixtureOfExperts(nn.Module):
         else:
             inner = shared.gate_up_proj(x)
             sigmoid_gate(inner, x, self.get_parameter(f"{self._gate_name}.weight"))
-        y = shared.down_proj.matrix.linear(inner, residual=residual)
-        assert isinstance(y, torch.Tensor)
-        return y
+        return shared.down_proj.partial(inner, residual)

@@ -13,11 +13,16 @@ from torch import nn
 from quire.distributed.group import Group
 from quire.distributed.topology import ALONE, Share, Topology
 from quire.kernels.across_ranks import reduce_add
+from quire.kernels.attention.rope import qk_norm_rope_write
+from quire.kernels.elementwise.activation import silu_and_mul
+from quire.kernels.elementwise.norm import rms_norm
+from quire.layers.low_rank import LowRank
 from quire.layers.norm import Norm as NormLayer
 from quire.layers.norm import RMSNorm
 from quire.layers.targets import Staged, Staging, Target, store
 from quire.quantization.base import (
     FLOATS,
+    INPUTS,
     OUTPUTS,
     Axis,
     Matrix,
@@ -30,6 +35,7 @@ from quire.quantization.base import (
     Source,
     Spec,
     Tensors,
+    unpacked,
 )
 
 if TYPE_CHECKING:
@@ -79,13 +85,15 @@ class Linear(nn.Module):
     {"q_proj": rows, …} in the order of the rows. Empty: the checkpoint has a module of this one's own name.
     gated: the rows are [gate | up], and y = silu(x @ gate.T) * (x @ up.T). role: how ranks share it. heads: of each
     part, which are not divided; several ranks keep the same one where there are too few. stored: of parts that
-    checkpoints have together. transposed: checkpoints have [in, out].
+    checkpoints have together. transposed: checkpoints have [in, out]. is_plain: kept in plain numbers in whatever
+    format others are, for a layer that multiplies by `matrix.dense` itself.
 
     It has no parameters before `allocate`, which the model's builder calls once all layers have their names.
     """
 
     matrix: Matrix
     group: Group | None = None  # of ranks whose products are added up
+    low_rank: LowRank | None = None  # what adapters add, if there may be any
 
     def __init__(
         self,
@@ -99,12 +107,14 @@ class Linear(nn.Module):
         heads: tuple[int, ...] = (),
         stored: Mapping[str, Stored] | None = None,
         transposed: bool = False,
+        is_plain: bool = False,
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.parts = parts or {"": out_features}
         self.gated, self.role, self.has_bias = gated, role, bias
-        self._stored, self._transposed = stored or {}, transposed
+        self._stored, self._transposed, self._is_plain = stored or {}, transposed, is_plain
+        self.takes_adapters = not is_plain  # else its numbers are read, and not only multiplied by
         self._heads = heads or tuple(self.parts.values())
         self.modules_in_checkpoint: tuple[str, ...] = ()
 
@@ -135,18 +145,33 @@ class Linear(nn.Module):
         )  # fmt: skip
 
     @classmethod
-    def gate_up(cls, hidden: int, intermediate: int, *, bias: bool, fused: str = "", silu: bool = True) -> Linear:
+    def gate_up(
+        cls,
+        hidden: int,
+        intermediate: int,
+        *,
+        bias: bool,
+        fused: str = "",
+        silu: bool = True,
+        up_first: bool = False,
+    ) -> Linear:
         """The first half of a gated feed-forward layer: [tokens, hidden] → silu(gate) * up [tokens, intermediate].
 
-        fused: the module that checkpoints have for both. silu: otherwise the result is [gate | up]."""
+        fused: the module that checkpoints have for both, up before gate if `up_first`. silu: otherwise the result is
+        [gate | up]."""
         parts = {"gate_proj": intermediate, "up_proj": intermediate}
-        stored = stacked(fused, parts) if fused else None
+        stored = stacked(fused, dict(reversed(parts.items())) if up_first else parts) if fused else None
         return cls(hidden, 2 * intermediate, bias=bias, parts=parts, gated=silu, role="rows", stored=stored)
 
     @property
     def sources(self) -> list[str]:
         """The checkpoint's module of each part, "" for one of this one's own name."""
         return [self._stored[part].module if part in self._stored else part for part in self.parts]
+
+    @property
+    def stored_parts(self) -> list[Stored]:
+        """Where checkpoints have each part's rows, one of a module of its own too."""
+        return [self._stored.get(name) or Stored(name, rows, ((0, rows),)) for name, rows in self.parts.items()]
 
     # -- numbers ------------------------------------------------------------------------------------------------
 
@@ -169,7 +194,10 @@ class Linear(nn.Module):
             self._columns = topology.lines(self.in_features, self.in_features, "input columns")
             self.group = group
         self.dtype = torch.get_default_dtype()
-        self._scheme = method.scheme(MatrixInfo(modules, self.out_features, self.in_features, self.role, self.dtype))
+        scheme = method.scheme(
+            MatrixInfo(modules, self.out_features, self.in_features, self.role, self.dtype, self.part_rows)
+        )
+        self._scheme = unpacked(scheme, self.dtype) if self._is_plain else scheme
         rows, columns = self.local_shape
         kept = {name: _parameter(spec) for name, spec in self._scheme.format.tensors(rows, columns, self.dtype).items()}
         for name, parameter in kept.items():
@@ -183,6 +211,11 @@ class Linear(nn.Module):
     def local_shape(self) -> tuple[int, int]:
         """This rank's rows and columns."""
         return sum(share.room for share in self.shares), self._columns.room
+
+    @property
+    def part_rows(self) -> tuple[int, ...]:
+        """This rank's rows of each part."""
+        return tuple(share.room for share in self.shares)
 
     @property
     def scheme(self) -> Scheme:
@@ -239,45 +272,66 @@ class Linear(nn.Module):
         scheme, staging = self._scheme, None
         if scheme.pack is not None:
             device = next(iter(kept.values())).device
-            specs = {source.name: Spec(self._stacked_shape(source), source.kept) for source in scheme.sources}
-            staging = Staging(specs, device, scheme.pack, kept)
+            specs = {source.name: Spec(self.staged_shape(source), source.kept) for source in scheme.sources}
+            defaults = {
+                source.name: source.default or 0.0
+                for source in scheme.sources
+                if source.default is not None or source.is_ragged
+            }
+            staging = Staging(specs, device, scheme.pack, kept, defaults)
         for source in scheme.sources:
             into = kept[source.name] if staging is None else Staged(staging, source.name)
             yield from self._targets(modules, source, into)
 
     def _targets(self, modules: tuple[str, ...], source: Source, into: torch.Tensor | Staged) -> Iterator[Target]:
-        places = accumulate((share.room for share in self.shares), initial=0)
-        parts = zip(modules, self.parts.items(), self.shares, places, strict=False)
-        turned = self._transposed and len(source.axes) == 2 and all(isinstance(axis, Axis) for axis in source.axes)
-        for number, (module, (name, rows), share, place) in enumerate(parts):
-            stored = self._stored.get(name) or Stored("", rows, ((0, rows),))
-            for lines, line in _cut(stored.pieces, share, place):
-                along = [self._along(axis, stored.rows, lines, line) for axis in source.axes]
+        parts = zip(modules, self.parts.items(), self.shares, strict=True)
+        turned = self._transposed and source.axes == (OUTPUTS, INPUTS)
+        for number, (module, (part_name, rows), share) in enumerate(parts):
+            stored = self._stored.get(part_name) or Stored("", rows, ((0, rows),))
+            for lines, line in _cut(stored.pieces, share):
+                along = [self._along(axis, stored.rows, lines, number, line) for axis in source.axes]
                 first = () if len(self.parts) == 1 or source.has_outputs else (number,)
                 at = (*first, *(lines for _, _, lines in along))
                 shape, part = tuple(length for length, _, _ in along), tuple(lines for _, lines, _ in along)
                 if turned:
                     shape, part = shape[::-1], part[::-1]
-                yield Target(f"{module}.{source.name}", shape, into, source.dtypes, part, at, turned)
+                name = f"{module}.{source.name}"
+                optional = source.default is not None
+                yield Target(name, shape, into, source.dtypes, part, at, turned, optional, source.is_ragged)
                 if not source.has_outputs:
                     break
 
-    def _along(self, axis: Axis | int, rows: int, lines: tuple[int, int], place: int) -> tuple[int, slice, slice]:
-        """Of one axis of a part's tensor, `rows` outputs of which those in `lines` are kept from row `place` on: its
+    def _along(
+        self, axis: Axis | int, rows: int, lines: tuple[int, int], part: int, line: int
+    ) -> tuple[int, slice, slice]:
+        """Of one axis of a tensor, `rows` outputs of which those in `lines` are kept from row `line` of a part on: its
         length, this rank's share of it, and the place of that."""
         if isinstance(axis, int):
             return axis, slice(None), slice(None)
         if axis.of == "outputs":
-            begin, end = lines
-            return axis.count(rows), axis.places(begin, end), axis.places(place, place + end - begin)
+            (begin, end), before = lines, sum(axis.count(room) for room in self.part_rows[:part])
+            into = axis.places(line, line + end - begin)
+            return axis.count(rows), axis.places(begin, end), slice(before + into.start, before + into.stop)
         begin, end, _ = self._columns
         return axis.count(self.in_features), axis.places(begin, end), slice(None)
 
-    def _stacked_shape(self, source: Source) -> tuple[int, ...]:
-        rows, columns = self.local_shape
-        lengths = {"outputs": rows, "inputs": columns}
-        shape = tuple(axis if isinstance(axis, int) else axis.count(lengths[axis.of]) for axis in source.axes)
+    def staged_shape(self, source: Source) -> tuple[int, ...]:
+        """Of this rank's part of a source, as it is packed."""
+        shape = tuple(self._length(axis) for axis in source.axes)
         return shape if len(self.parts) == 1 or source.has_outputs else (len(self.parts), *shape)
+
+    def inner_axes(self, source: Source) -> tuple[tuple[int, ...], tuple[slice, ...]]:
+        """All axes of a source but the first: how long they are in a checkpoint, and this rank's share of them."""
+        along = [self._along(axis, self.out_features, (0, self.out_features), 0, 0) for axis in source.axes[1:]]
+        return tuple(length for length, _, _ in along), tuple(lines for _, lines, _ in along)
+
+    def _length(self, axis: Axis | int) -> int:
+        """Of a staged tensor."""
+        if isinstance(axis, int):
+            return axis
+        if axis.of == "inputs":
+            return axis.count(self._columns.room)
+        return sum(axis.count(room) for room in self.part_rows)
 
     # -- products -----------------------------------------------------------------------------------------------
 
@@ -291,11 +345,37 @@ class Linear(nn.Module):
         """norm: what x goes through first. residual: the result is added to it in place, and it is returned.
 
         reader: the one layer that the result goes to, and which it may be rounded for; without, it is a tensor."""
+        if self.low_rank is not None and self.low_rank.is_active:
+            y = self._adapted(x, norm)
+            if self.group is not None:
+                return reduce_add(y, torch.zeros_like(y) if residual is None else residual, self.group)
+            return y if residual is None else residual.add_(y)
         x, pair = before(x, norm)
         if self.group is not None:
             return self._sum(x, pair, residual)
         after = None if reader is None else reader.matrix
         return self.matrix.linear(x, norm=pair, gated=self.gated, residual=residual, reader=after)
+
+    def partial(self, x: Rows, residual: torch.Tensor) -> torch.Tensor:
+        """`residual += ` this rank's part of the product, in place; returns it."""
+        if self.low_rank is not None and self.low_rank.is_active:
+            return residual.add_(self._adapted(x, None))
+        y = self.matrix.linear(x, residual=residual)
+        assert isinstance(y, torch.Tensor)
+        return y
+
+    def _adapted(
+        self, x: Rows, norm: NormLayer | None, out_dtype: torch.dtype | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """This rank's product with what adapters add, one step after the other; gated, if it is."""
+        assert self.low_rank is not None
+        x, pair = before(x, norm)
+        assert isinstance(x, torch.Tensor)
+        x = x if pair is None else rms_norm(x, *pair)
+        y = self.matrix.linear(x, out_dtype=out_dtype, out=out)
+        assert isinstance(y, torch.Tensor)
+        y = self.low_rank.add(y, x, self.matrix.bias)
+        return silu_and_mul(y) if self.gated else y
 
     def _sum(self, x: Rows, norm: Norm | None, residual: torch.Tensor | None) -> torch.Tensor:
         """Of the parts that all ranks have of the product, and the residual."""
@@ -307,6 +387,8 @@ class Linear(nn.Module):
 
     def wide(self, x: torch.Tensor, norm: NormLayer | None, out: torch.Tensor | None = None) -> torch.Tensor:
         """The same in float32, as logits are wanted; into `out` if given."""
+        if self.low_rank is not None and self.low_rank.is_active:
+            return self._adapted(x, norm, torch.float32, out)
         rows, pair = before(x, norm)
         y = self.matrix.linear(rows, norm=pair, out_dtype=torch.float32, out=out)
         assert isinstance(y, torch.Tensor)
@@ -314,6 +396,8 @@ class Linear(nn.Module):
 
     def qkv_rope_write(self, x: torch.Tensor, norm: RMSNorm, place: QkvTarget) -> torch.Tensor:
         """x [tokens, in] → rotated q [tokens, num_heads, head_dim]; k and v go to their slots in the cache."""
+        if self.low_rank is not None and self.low_rank.is_active:
+            return qk_norm_rope_write(self._adapted(x, norm), *place)
         return self.matrix.qkv_rope_write(x, (norm.weight, norm.eps), place)
 
 
@@ -328,13 +412,13 @@ def before(x: Rows, norm: NormLayer | None) -> tuple[Rows, Norm | None]:
     return norm(x), None
 
 
-def _cut(pieces: tuple[tuple[int, int], ...], share: Share, place: int) -> Iterator[tuple[tuple[int, int], int]]:
-    """The lines of a stored tensor that are a rank's share of a part, and the row that each run of them goes to."""
+def _cut(pieces: tuple[tuple[int, int], ...], share: Share) -> Iterator[tuple[tuple[int, int], int]]:
+    """The lines of a stored tensor that are a rank's share of a part, and the part's row that each run of them is."""
     done = 0
     for begin, end in pieces:
         first, last = max(share.begin - done, 0), min(share.end - done, end - begin)
         if first < last or len(pieces) == 1:
-            yield (begin + first, begin + last), place + done + first - share.begin
+            yield (begin + first, begin + last), done + first - share.begin
         done += end - begin
 
 

@@ -17,16 +17,29 @@ _TANH_GELU = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
 class GatedMLP(nn.Module):
     """SwiGLU (Shazeer, 2020): down(silu(gate(x)) * up(x)); or with another activation than SiLU.
 
-    fused: what checkpoints call gate and up if they have them as one.
+    bias: of all, or of (gate and up, down). fused: what checkpoints call gate and up if they have them as one, up
+    before gate if `up_first`. gate_scale: that the gate is multiplied by.
     """
 
     def __init__(
-        self, hidden: int, intermediate: int, *, bias: bool = False, act: str = "silu", fused: str = ""
+        self,
+        hidden: int,
+        intermediate: int,
+        *,
+        bias: bool | tuple[bool, bool] = False,
+        act: str = "silu",
+        fused: str = "",
+        up_first: bool = False,
+        gate_scale: float = 1.0,
     ) -> None:
         super().__init__()
-        self.act = None if act in _SILU else act
-        self.gate_up_proj = Linear.gate_up(hidden, intermediate, bias=bias, fused=fused, silu=self.act is None)
-        self.down_proj = Linear(intermediate, hidden, bias=bias, role="columns")
+        self.act = None if act in _SILU and gate_scale == 1.0 else act
+        self.gate_scale = gate_scale
+        inner, outer = bias if isinstance(bias, tuple) else (bias, bias)
+        self.gate_up_proj = Linear.gate_up(
+            hidden, intermediate, bias=inner, fused=fused, silu=self.act is None, up_first=up_first
+        )
+        self.down_proj = Linear(intermediate, hidden, bias=outer, role="columns")
         self._act = activation(act)
 
     def forward(self, residual: torch.Tensor, norm: Norm) -> torch.Tensor:
@@ -43,9 +56,11 @@ class GatedMLP(nn.Module):
         return y
 
     def _gated(self, gate_up: torch.Tensor) -> torch.Tensor:
-        if self.act in _TANH_GELU:
+        if self.act in _TANH_GELU and self.gate_scale == 1.0:
             return gelu_tanh_and_mul(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
+        if self.gate_scale != 1.0:
+            gate = gate * self.gate_scale
         return self._act(gate).mul_(up)
 
 

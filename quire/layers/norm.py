@@ -23,7 +23,7 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.eps, self.plus_one = eps, plus_one
         dtype = torch.float32 if plus_one else None
-        self.weight = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
+        self.weight: torch.Tensor = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, self.weight, self.eps)
@@ -32,19 +32,41 @@ class RMSNorm(nn.Module):
         yield _plus_one(f"{name}.weight", self.weight) if self.plus_one else _as_it_is(f"{name}.weight", self.weight)
 
 
+class UnitNorm(RMSNorm):
+    """An RMS norm without weights, for those who know of such with weights: these are 1."""
+
+    weight: torch.Tensor
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__(size, eps)
+        del self.weight
+        self.register_buffer("weight", torch.ones(size), persistent=False)
+
+    def stored(self, name: str) -> Iterator[Target]:  # noqa: ARG002 (checkpoints have nothing of it)
+        yield from ()
+
+
 class LayerNorm(nn.Module):
     """(x - mean) / sqrt(variance + eps) · weight + bias (Ba et al., 2016).
 
-    weight, bias: whether there are any. plus_one: as `RMSNorm`, but in the type of the model (Nemotron).
+    weight, bias: whether there are any. plus_one: as `RMSNorm`, but in the type of the model (Nemotron), which is what
+    they are kept in unless there is a `dtype`.
     """
 
     def __init__(
-        self, size: int, eps: float, *, weight: bool = True, bias: bool = True, plus_one: bool = False
+        self,
+        size: int,
+        eps: float,
+        *,
+        weight: bool = True,
+        bias: bool = True,
+        plus_one: bool = False,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.eps, self.size, self.plus_one = eps, size, plus_one
-        self.weight = nn.Parameter(torch.empty(size), requires_grad=False) if weight else None
-        self.bias = nn.Parameter(torch.empty(size), requires_grad=False) if bias else None
+        self.weight = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False) if weight else None
+        self.bias = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.layer_norm(x, (self.size,), self.weight, self.bias, self.eps)

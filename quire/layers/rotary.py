@@ -47,12 +47,19 @@ def no_rotation(max_positions: int, head_dim: int) -> torch.Tensor:
     return torch.tensor([[1.0] * half + [0.0] * half], dtype=torch.float32).expand(max_positions, -1)
 
 
-def position_scales(beta: float, trained: int, max_positions: int) -> torch.Tensor | None:
-    """What queries are multiplied by, float32 [max_positions]: 1 + beta · ln(1 + floor(position / trained)) (Llama 4,
-    Ministral 3); None: nothing."""
-    if not beta or max_positions <= trained:
+def sharpened_scale(rope: Mapping[str, Any], columns: int) -> float:
+    """Of products of queries and keys of so many columns, where not all of them turn (DeepSeek-V2): what YaRN sharpens
+    attention by in all columns, `mscale_all_dim`, is here, and the table has the rest."""
+    sharpening = _sharpening(rope["factor"], rope["mscale_all_dim"]) if rope.get("mscale_all_dim") else 1.0
+    return math.sqrt(1 / columns) * sharpening * sharpening
+
+
+def position_scales(beta: float, trained: int, max_positions: int, first: int = 0) -> torch.Tensor | None:
+    """What queries are multiplied by, float32 [max_positions]: 1 + beta · ln(1 + floor(position / trained)) (Nakanishi,
+    2025, as Llama 4 and Ministral 3 have it); None: nothing. first: the number of the first position."""
+    if not beta or max_positions + first <= trained:
         return None
-    positions = torch.arange(max_positions, device="cpu").float()
+    positions = torch.arange(first, first + max_positions, device="cpu").float()
     return (1 + beta * torch.log(1 + torch.floor(positions / trained))).to(torch.get_default_device())
 
 
@@ -85,6 +92,18 @@ def _dynamic(frequencies: torch.Tensor, theta: float, rope: Mapping[str, Any]) -
             "max_model_len",
         )
     return frequencies, 1.0
+
+
+def _ntk(frequencies: torch.Tensor, theta: float, rope: Mapping[str, Any]) -> tuple[torch.Tensor, float]:
+    """A larger base, and all columns stretched a bit besides (GTE v1.5); or, with `mixed_b`, each column of its own."""
+    factor, half = rope["factor"], len(frequencies)
+    mixed: float | None = rope.get("mixed_b")
+    if mixed is None:
+        dim = 2 * half
+        stretched = (theta * factor) ** (torch.arange(0, dim, 2, device="cpu").float() / dim)
+        return 1.0 / stretched / factor ** (2 / dim), 1.0
+    columns = torch.arange(1, half + 1, device="cpu").float()
+    return frequencies / torch.exp(math.log(factor) / half**mixed * columns**mixed), 1.0
 
 
 def _llama3(frequencies: torch.Tensor, _theta: float, rope: Mapping[str, Any]) -> tuple[torch.Tensor, float]:
@@ -128,15 +147,18 @@ def _yarn(frequencies: torch.Tensor, theta: float, rope: Mapping[str, Any]) -> t
     return frequencies / factor * stretch + frequencies * (1 - stretch), _yarn_scale(factor, rope)
 
 
-def _yarn_scale(factor: float, rope: Mapping[str, Any]) -> float:
-    def sharpening(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+def _sharpening(factor: float, weight: float) -> float:
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
+
+def _yarn_scale(factor: float, rope: Mapping[str, Any]) -> float:
     given: float | None = rope.get("attention_factor")
     if given is not None:
         return given
     some, all_dims = rope.get("mscale", 0.0), rope.get("mscale_all_dim", 0.0)
-    return sharpening(some) / sharpening(all_dims) if some and all_dims else sharpening(1.0)
+    if some and all_dims:
+        return _sharpening(factor, some) / _sharpening(factor, all_dims)
+    return _sharpening(factor, 1.0)
 
 
 _Scaling = Callable[[torch.Tensor, float, Mapping[str, Any]], tuple[torch.Tensor, float]]
@@ -146,5 +168,6 @@ _SCALINGS: dict[str, _Scaling] = {
     "dynamic": _dynamic,
     "llama3": _llama3,
     "longrope": _longrope,
+    "ntk": _ntk,
     "yarn": _yarn,
 }

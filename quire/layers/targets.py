@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -20,8 +22,9 @@ Place = tuple[slice | int | None, ...]
 class Target:
     """`into[at] = source[part]`, converted to into's dtype; a tensor may have several, into several places.
 
-    shape, dtypes: what the whole stored tensor must be. transposed: the last two dimensions of
-    `into` as it is stored are turned.
+    shape, dtypes: what the whole stored tensor must be. transposed: the last two dimensions of `into` as it is stored
+    are turned. is_optional: the checkpoint may lack it. is_ragged: the stored tensor may be shorter than its one
+    dimension says.
     """
 
     source: str
@@ -31,6 +34,21 @@ class Target:
     part: Part = ()
     at: Place = ()
     transposed: bool = False
+    is_optional: bool = False
+    is_ragged: bool = False
+
+    def fits(self, stored: tuple[int, ...]) -> bool:
+        """Whether a tensor of that shape is what is meant: one number may have any number of dimensions."""
+        if self.is_ragged:
+            return len(stored) == 1 and stored[0] <= self.shape[0]
+        return stored == self.shape or math.prod(stored) == math.prod(self.shape) == 1
+
+    def cut_to(self, stored: tuple[int, ...]) -> Target:
+        """Of a tensor of that shape, which fits."""
+        if not self.is_ragged:
+            return self
+        lines = slice(0, stored[0])
+        return replace(self, shape=stored, part=(), at=(*self.at[:-1], lines))
 
     def memory(self) -> torch.Tensor:
         """What is to be filled, of the part's shape."""
@@ -73,13 +91,19 @@ class Staging:
     """Memory for what a matrix is made of, from its first source until all have been read; then it is packed.
 
     So a model that is quantized while it loads needs memory for a few matrices besides its own. One for each layer's
-    matrix; any thread may call.
+    matrix; any thread may call. defaults: of sources that may not come.
     """
 
     def __init__(
-        self, specs: Mapping[str, Spec], device: torch.device, pack: Callable[[Tensors], Tensors], into: Tensors
+        self,
+        specs: Mapping[str, Spec],
+        device: torch.device,
+        pack: Callable[[Tensors], Tensors],
+        into: Tensors,
+        defaults: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self._specs, self._device, self._pack, self._into = specs, device, pack, into
+        self._defaults = defaults
         self._lock = threading.Lock()
         self._tensors: dict[str, torch.Tensor] = {}
 
@@ -91,6 +115,8 @@ class Staging:
                     name: torch.empty(spec.shape, dtype=spec.dtype, device=self._device)
                     for name, spec in self._specs.items()
                 }
+                for name, default in self._defaults.items():
+                    self._tensors[name].fill_(default)
             return self._tensors
 
     def finish(self) -> None:

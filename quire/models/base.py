@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from quire.attention.base import Scores
+from quire.attention.base import PLAIN, Scores
 from quire.attention.context import StepContext
+from quire.attention.recurrent import StatePart
 from quire.config.reading import read, read_positive
 from quire.distributed.group import Group
 from quire.foundation.errors import ConfigError
 from quire.kernels.across_ranks import gather_columns
 from quire.kernels.elementwise.activation import softcap_
-from quire.layers.attention import Attention, Keeps
+from quire.layers.attention import Keeps, SelfAttention
 from quire.layers.embedding import Embedding
 from quire.layers.experts import Experts
 from quire.layers.linear import Linear
 from quire.layers.norm import Norm, RMSNorm
+from quire.layers.recurrent.base import Recurrent
+from quire.layers.unit_rows import UnitRows
 from quire.types.kv import KVGroupSpec
 
 
@@ -58,6 +61,13 @@ class Sizes:
             eps=read(float, config, eps),
         )
 
+    @classmethod
+    def without_attention(cls, config: Mapping[str, Any], eps: float) -> Sizes:
+        """Of a model none of whose layers attends: as if it had one head. Raises ConfigError for what cannot be."""
+        hidden, layers = read_positive(config, "hidden_size"), read_positive(config, "num_hidden_layers")
+        vocab = read_positive(config, "vocab_size")
+        return cls(vocab, hidden, 4 * hidden, layers, heads=1, kv_heads=1, head_dim=hidden, eps=eps)
+
     @property
     def attention(self) -> tuple[int, int, int, int]:
         """Hidden size, heads, key and value heads, and a head's: in the order that layers of attention take them."""
@@ -84,6 +94,11 @@ class Model(Protocol):
     @property
     def layer_groups(self) -> list[int]:
         """The number of each layer's group; empty for a model that keeps nothing."""
+        ...
+
+    @property
+    def layer_states(self) -> list[tuple[StatePart, ...]]:
+        """What each layer that keeps a state does, in the order of their caches."""
         ...
 
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]: ...
@@ -133,18 +148,22 @@ class GivenEmbeddings:
 class Naming:
     """What checkpoints call things.
 
-    parts: our modules, and theirs, each a piece of a path, "" to leave it out. prefix: before all names but the head's.
+    parts: our modules, and theirs, each a piece of a path, "" to leave it out. trunk: those beside the layers, where
+    parts of layers are called alike. prefix: before all names but the head's.
     is_optional: files may leave the prefix out. unused: what they hold besides, as a pattern of names.
     """
 
     parts: Mapping[str, str] = field(default_factory=dict)
+    trunk: Mapping[str, str] = field(default_factory=dict)
     prefix: str = "model."
     is_optional: bool = False
     unused: str | None = None
 
     def checkpoint_name(self, path: str) -> str:
         modules = path.split(".")
-        named = ".".join(filter(None, (self.parts.get(module, module) for module in modules)))
+        first, *others = modules
+        theirs = self.trunk.get(first) or self.parts.get(first, first)
+        named = ".".join(filter(None, (theirs, *(self.parts.get(module, module) for module in others))))
         return named if modules[0] == "lm_head" else self.prefix + named
 
     def known_name(self, tensor: str) -> str | None:
@@ -171,17 +190,104 @@ class Logits:
         return cls(scale=1 / number)
 
 
-class DecoderStack(nn.Module):
-    """A decoder-only language model, as the worker sees it.
+class Decoder(nn.Module):
+    """A language model as the worker sees it: tokens and a paged cache in, states and logits out."""
+
+    graph_support = True  # its steps may be captured in CUDA graphs
+    is_foreign = False  # somebody else's code, which may do what graphs and rehearsals do not allow
+    group: Group | None = None  # of ranks that share it
+    file_name: Callable[[str], str | None] = str
+    hidden: int
+    num_heads: int
+    scores: list[Scores]  # of attention, by group
+    layer_groups: list[int]
+    _keeps: list[Keeps]  # by group
+
+    @property
+    def is_causal(self) -> bool:
+        return True
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        ctx: StepContext,
+        layers: int | None = None,
+        given: GivenEmbeddings | None = None,
+    ) -> torch.Tensor:
+        """input_ids int32 [tokens] → something of all tokens, [tokens, hidden].
+
+        layers: 1, to warm up: one of each group will do. given: what some tokens are instead of their ids' embeddings.
+        """
+        raise NotImplementedError
+
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """hidden: rows of what `forward` returned, [rows, hidden] → float32 [rows, vocab], in `out` if given."""
+        raise NotImplementedError
+
+    def states(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: rows of what `forward` returned → the model's own last hidden states, which logits are made of."""
+        raise NotImplementedError
+
+    def checkpoint_name(self, path: str) -> str:
+        raise NotImplementedError
+
+    def known_name(self, tensor: str) -> str | None:
+        raise NotImplementedError
+
+    @property
+    def twins(self) -> dict[str, str]:
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Once the weights are there. Raises ConfigError if the model cannot be served as it is."""
+
+    @property
+    def layer_states(self) -> list[tuple[StatePart, ...]]:
+        """What each layer that keeps a state does, in the order of their caches."""
+        return []
+
+    def kv_groups(self, block_size: int, dtype: torch.dtype | None = None) -> list[KVGroupSpec]:
+        most_state = max((sum(part.num_bytes for part in parts) for parts in self.layer_states), default=0)
+        return [
+            KVGroupSpec(
+                kind=keeps.kind,
+                block_size=block_size,
+                num_layers=self.layer_groups.count(number),
+                num_kv_heads=keeps.num_kv_heads,
+                head_dim=keeps.head_dim,
+                dtype_bytes=(dtype or next(self.parameters()).dtype).itemsize,
+                window=keeps.window,
+                planes=1 if keeps.value_dim else 2,
+                value_dim=keeps.value_dim,
+                state_bytes=most_state if keeps.kind == "state" else 0,
+            )
+            for number, keeps in enumerate(self._keeps)
+        ]
+
+    def num_bytes(self) -> int:
+        return num_bytes(self)
+
+    def num_weights(self) -> int:
+        return num_weights(self)
+
+    def prompt_weights(self) -> int:
+        """Of these those that each token of a prompt is multiplied by."""
+        raise NotImplementedError
+
+    def expert_bytes(self, tokens: int | None = None) -> float:
+        """Of all experts' weights; or of those that so many tokens hit."""
+        return sum(module.num_bytes(tokens) for module in self.modules() if isinstance(module, Experts))
+
+
+class DecoderStack(Decoder):
+    """A decoder-only language model that is declared.
 
     layer: makes the decoder layer of a given number. tied: logits come from the embedding matrix. norm: the last one;
-    None: an RMS norm. embedding_scale: that embeddings are multiplied by. input_scale: the same, given ones
-    too. positions: learned ones, (how many, which of
-    them is the first token's).
+    None: an RMS norm. embedding_scale: that embeddings are multiplied by. input_scale: the same, given ones too.
+    positions: learned ones, (how many, which of them is the first token's). embed_norm: that embeddings go through.
+    unit_head: each of the head's rows is divided by its length.
     Submodules are named as in checkpoints, but for what `naming` says.
     """
-
-    is_causal = True
 
     def __init__(
         self,
@@ -195,32 +301,57 @@ class DecoderStack(nn.Module):
         embedding_scale: float = 1.0,
         input_scale: float = 1.0,
         positions: tuple[int, int] | None = None,
+        embed_norm: Norm | None = None,
+        unit_head: bool = False,
     ) -> None:
         super().__init__()
         self.sizes = sizes
         self.hidden, self.num_heads = sizes.hidden, sizes.heads
-        self.group: Group | None = None
         self.naming, self._logits = naming or Naming(), logits or Logits()
-        self.file_name: Callable[[str], str | None] = str
         self.embed_tokens = Embedding(sizes.vocab, sizes.hidden, scale=embedding_scale)
         self.embed_positions = Embedding(positions[0], sizes.hidden) if positions else None
+        self.embed_norm = embed_norm
         self._input_scale = input_scale
         self._first_position = positions[1] if positions else 0
         self.layers = nn.ModuleList(layer(index) for index in range(sizes.layers))
         self._keeps, self.layer_groups = _grouped(self.layers)
-        firsts = [self.layer_groups.index(group) for group in range(len(self._keeps))]
-        self._samples = [self.layers[index] for index in sorted(firsts)]
+        self._samples = _unlike(self.layers)
         self.scores = _scores(self.layers, len(self._keeps))
         self.norm = norm or RMSNorm(sizes.hidden, sizes.eps)
         bias = self._logits.bias
-        self.lm_head = None if tied else Linear(sizes.hidden, sizes.vocab, bias=bias, role="vocabulary")
+        head = UnitRows if unit_head else Linear
+        self.lm_head = None if tied else head(sizes.hidden, sizes.vocab, bias=bias, role="vocabulary")
+        self._whole_prompts = 0  # tokens of one at most, see `look_both_ways`
+
+    @property
+    def is_causal(self) -> bool:
+        return not self._whole_prompts
+
+    @property
+    def keeps(self) -> list[Keeps]:
+        """What the layers of each group keep; of one that is not causal, what they attend to."""
+        return self._keeps
+
+    def look_both_ways(self, max_tokens: int) -> None:
+        """Be an encoder: see whole prompts, of so many tokens at most, both ways, and keep nothing of them. A layer's
+        window is then so many tokens to either side besides its own, as transformers has it.
+
+        Raises ConfigError if it has layers that cannot.
+        """
+        usual = all(keeps.kind in ("full", "window") for keeps in self._keeps)
+        if not self._keeps or not usual or 0 < len(self.layer_groups) < len(self.layers):
+            raise ConfigError("attention both ways is for models whose every layer has attention of the usual kind")
+        self.scores = [replace(one, window=one.window + 1) if one.window else one for one in self.scores]
+        self._whole_prompts = max_tokens
 
     def join(self, group: Group) -> None:
         """Be the share of one of several ranks. Raises ConfigError if they cannot share it."""
         topology = group.topology
         self.num_heads = topology.share(self.num_heads, "num_attention_heads")
         self._keeps = [
-            keeps._replace(num_kv_heads=topology.heads(keeps.num_kv_heads, "num_key_value_heads"))
+            keeps
+            if keeps.kind == "state"
+            else keeps._replace(num_kv_heads=topology.heads(keeps.num_kv_heads, "num_key_value_heads"))
             for keeps in self._keeps
         ]
         self.group = group
@@ -237,6 +368,12 @@ class DecoderStack(nn.Module):
         layers: 1, to warm up: one of each group, whose layers are alike. given: what some tokens are instead
         of their ids' embeddings.
         """
+        residual = self._embedded(input_ids, ctx, given)
+        for layer in self.layers if layers is None else self._samples:
+            residual = layer(residual, ctx)
+        return residual
+
+    def _embedded(self, input_ids: torch.Tensor, ctx: StepContext, given: GivenEmbeddings | None) -> torch.Tensor:
         residual: torch.Tensor = self.embed_tokens(input_ids)
         if given is not None:
             residual.index_copy_(0, given.tokens, given.values)
@@ -244,8 +381,8 @@ class DecoderStack(nn.Module):
             residual.mul_(self._input_scale)
         if self.embed_positions is not None:
             residual.add_(self.embed_positions(ctx.positions + self._first_position))
-        for layer in self.layers if layers is None else self._samples:
-            residual = layer(residual, ctx)
+        if self.embed_norm is not None:
+            residual = self.embed_norm(residual)
         return residual
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -301,28 +438,18 @@ class DecoderStack(nn.Module):
         return self.naming.checkpoint_name(path)
 
     def kv_groups(self, block_size: int, dtype: torch.dtype | None = None) -> list[KVGroupSpec]:
-        return [
-            KVGroupSpec(
-                kind=keeps.kind,
-                block_size=block_size,
-                num_layers=self.layer_groups.count(number),
-                num_kv_heads=keeps.num_kv_heads,
-                head_dim=keeps.head_dim,
-                dtype_bytes=(dtype or self.embed_tokens.weight.dtype).itemsize,
-                window=keeps.window,
-            )
-            for number, keeps in enumerate(self._keeps)
-        ]
+        if self.is_causal:
+            return super().kv_groups(block_size, dtype)
+        # A request's one block is but a number.
+        block_size = 1 << (self._whole_prompts - 1).bit_length()
+        return [KVGroupSpec("none", block_size, 0, *self._keeps[0][1:3], self.embed_tokens.weight.itemsize)]
 
-    def num_bytes(self) -> int:
-        return num_bytes(self)
+    @property
+    def layer_states(self) -> list[tuple[StatePart, ...]]:
+        return [keeper.states for keeper in _keepers(self.layers) if isinstance(keeper, Recurrent)]
 
-    def num_weights(self) -> int:
-        return num_weights(self)
-
-    def expert_bytes(self, tokens: int | None = None) -> float:
-        """Of all experts' weights; or of those that so many tokens hit."""
-        return sum(module.num_bytes(tokens) for module in self.modules() if isinstance(module, Experts))
+    def prompt_weights(self) -> int:
+        return num_weights(self.layers)
 
 
 def num_bytes(module: nn.Module) -> int:
@@ -344,18 +471,38 @@ def _scores(layers: nn.ModuleList, groups: int) -> list[Scores]:
     """Of attention, by group: one backend serves the layers of each."""
     found: dict[int, Scores] = {}
     for attention in layers.modules():
-        if isinstance(attention, Attention) and found.setdefault(attention.group, attention.scores) != attention.scores:
+        if (
+            isinstance(attention, SelfAttention)
+            and found.setdefault(attention.group, attention.scores) != attention.scores
+        ):
             raise ConfigError(
                 "layers that keep the same, of which some have another soft cap or alone have sinks or slopes, are not "
                 "supported"
             )
-    return [found[group] for group in range(groups)]
+    return [found.get(group, PLAIN) for group in range(groups)]  # of a group of states: nothing
 
 
 def _grouped(layers: nn.ModuleList) -> tuple[list[Keeps], list[int]]:
     """What each group keeps, and the number of each layer's group, which the layers are told."""
-    attentions = sorted((m for m in layers.modules() if isinstance(m, Attention)), key=lambda m: m.index)
-    keeps = sorted({attention.keeps for attention in attentions}, key=lambda keeps: (keeps.kind != "full", keeps))
-    for attention in attentions:
-        attention.group = keeps.index(attention.keeps)
-    return keeps, [attention.group for attention in attentions]
+    keepers = _keepers(layers)
+    keeps = sorted(
+        {keeper.keeps for keeper in keepers}, key=lambda keeps: (keeps.kind not in ("full", "latent"), keeps)
+    )
+    for index, keeper in enumerate(keepers):
+        keeper.index, keeper.group = index, keeps.index(keeper.keeps)
+    return keeps, [keeper.group for keeper in keepers]
+
+
+def _keepers(layers: nn.ModuleList) -> list[SelfAttention | Recurrent]:
+    """All that has a cache, in the order of their numbers; of one number in that of the layer."""
+    found = (module for module in layers.modules() if isinstance(module, SelfAttention | Recurrent))
+    return sorted(found, key=lambda keeper: keeper.index)
+
+
+def _unlike(layers: nn.ModuleList) -> list[nn.Module]:
+    """The first layer of each make: of those that keep the same, and of those that keep nothing."""
+    found: dict[tuple[int, ...], nn.Module] = {}
+    for layer in layers:
+        kept = tuple(m.group for m in layer.modules() if isinstance(m, SelfAttention | Recurrent))
+        found.setdefault(kept, layer)
+    return list(found.values())

@@ -10,21 +10,22 @@ from typing import Any
 
 import torch
 
-from quire.config import mistral_format, wrappers
 from quire.config.families import family_of, own_family
+from quire.config.files import mistral_format, wrappers
 from quire.config.model_info import ModelInfo
 from quire.config.pooler import PoolerConfig
 from quire.distributed.group import Group
 from quire.distributed.topology import ALONE
 from quire.foundation.errors import ConfigError
-from quire.layers.attention import Attention
+from quire.layers.attention import SelfAttention
 from quire.layers.embedding import Embedding
 from quire.layers.experts import Experts, MixtureOfExperts
 from quire.layers.linear import Linear
-from quire.models.base import DecoderStack, Model
-from quire.models.pooling import PoolingModel, make_head
+from quire.models.base import Decoder, DecoderStack, Model
+from quire.models.fallback.build import build_fallback
+from quire.models.pooling import PoolingModel, make_heads
 from quire.quantization.base import QuantizationMethod
-from quire.quantization.plain import Unquantized
+from quire.quantization.select import make_method
 
 _TOO_LARGE = re.compile("allocate|overflow")
 
@@ -36,19 +37,22 @@ def build(
     max_positions: int,
     method: QuantizationMethod | None = None,
     group: Group | None = None,
-) -> DecoderStack:
-    """The model with its parameters allocated on `device`, their values not set. method: None, everything plain.
+) -> Decoder:
+    """The model with its parameters allocated on `device`, their values not set. method: None, the checkpoint's own.
     group: of the ranks that share it, each of which gets its own part; None: there is one.
 
     Raises ConfigError for an architecture without a family file, a quantized checkpoint or a config that cannot be.
     """
+    if info.impl:
+        with _allocating(dtype, device):
+            return build_fallback(info, dtype, device, max_positions)
     with _allocating(dtype, device):
         family = _family(info)
         model = family.build(_config(info, family), max_positions)
-        if isinstance(model, DecoderStack):
+        if isinstance(model, DecoderStack) and model.is_causal:
             _name_files(model, info)
-            allocate(model, method or Unquantized(), group)
-    if not isinstance(model, DecoderStack):
+            allocate(model, method or make_method(info.quantization.get("quant_method"), info.quantization), group)
+    if not isinstance(model, DecoderStack) or not model.is_causal:
         raise ConfigError(f"{info.architecture} does not generate: set runner to auto or pooling", "runner")
     return model.eval()
 
@@ -65,15 +69,16 @@ def build_for_pooling(
     """The same for a model that makes vectors."""
     family = _family(info)
     config = _config(info, family)
-    if pooler.label_tokens is None:  # no logits are wanted
+    if pooler.label_tokens is None and not pooler.returned_tokens and not pooler.lexical:  # no logits are wanted
         config = {**config, "tie_word_embeddings": True}
     with _allocating(dtype, device):
         trunk = family.build(config, max_positions)
-        if isinstance(trunk, DecoderStack):
-            _name_files(trunk, info)
-        head = make_head(pooler, info.architecture, config, getattr(family, "classifier", None))
-        model = PoolingModel(trunk, head, pooler, getattr(family, "unused", None))
-        allocate(model, method or Unquantized(), group)
+        if info.sees_both_ways and trunk.is_causal:
+            trunk.look_both_ways(max_positions)
+        _name_files(trunk, info)
+        heads = make_heads(pooler, info.architecture, config, family, trunk)
+        model = PoolingModel(trunk, heads, pooler, getattr(family, "unused", None))
+        allocate(model, method or make_method(info.quantization.get("quant_method"), info.quantization), group)
     return model.eval()
 
 
@@ -84,7 +89,7 @@ def allocate(model: Model, method: QuantizationMethod, group: Group | None = Non
     """
     topology = ALONE if group is None else group.topology
     for path, module in model.named_modules():
-        if isinstance(module, Attention | Embedding):
+        if isinstance(module, SelfAttention | Embedding):
             module.share_with(topology)
         elif isinstance(module, DecoderStack | MixtureOfExperts) and group is not None:
             module.join(group)

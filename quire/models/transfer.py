@@ -78,11 +78,11 @@ class Job:
 
 
 class NotFiniteError(Exception):
-    """`entry` holds NaN or infinities, or becomes such in the model's dtype."""
+    """The tensor `source` holds NaN or infinities, or becomes such in the model's dtype."""
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, source: str) -> None:
         super().__init__("not finite")
-        self.entry = entry
+        self.source = source
 
 
 class Lane:
@@ -216,7 +216,7 @@ def transfer(reads: list[Read], device: torch.device) -> Iterator[int]:
         piece = pieces[index]
         # A sum of finite numbers may be too large.
         if piece.job is not None or not piece.read.target.memory()[piece.lines.at].isfinite().all():
-            raise NotFiniteError(piece.read.entry)
+            raise NotFiniteError(piece.read.target.source)
 
 
 def _job(target: Target, jobs: dict[Staging, Job]) -> Job | None:

@@ -10,7 +10,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -30,16 +30,23 @@ from quire.models.torch_files import TorchFiles
 from quire.models.transfer import NotFiniteError, Read, transfer
 from quire.quantization.base import FLOATS
 
-_NOT_PARAMETERS = re.compile(r"\.rotary_emb\.inv_freq$")  # tables that old checkpoints carry; we compute them
+_NOT_PARAMETERS = r"\.rotary_emb\.inv_freq$"  # tables that old checkpoints carry; we compute them
 _SHOWN = 20  # lines of one kind in an error
 
 
-def load(model: Model, folder: Path, load_format: str, show_progress: bool = False, seed: int = 0) -> None:
+def load(
+    model: Model,
+    folder: Path,
+    load_format: str,
+    show_progress: bool = False,
+    seed: int = 0,
+    unused: str | None = None,
+) -> None:
     """Set every parameter of `model`.
 
     load_format: "auto" and "safetensors" read the checkpoint in `folder`, "mistral" and "pt" one of other files
     (`models/checkpoint_files.py`), "dummy" draws random weights from `seed`.
-    show_progress: a bar on the terminal, if there is one.
+    show_progress: a bar on the terminal, if there is one. unused: a pattern of names of tensors that nobody needs.
     Raises WeightsError listing all that is missing, left over, misshapen or unreadable, and for tensors that hold NaN
     or infinities, or that the config says are one and the same and are not.
     """
@@ -47,7 +54,7 @@ def load(model: Model, folder: Path, load_format: str, show_progress: bool = Fal
         fill_randomly(model, seed)
         return
     with ExitStack() as stack:
-        checkpoint = _Checkpoint(folder, model, stack, load_format)
+        checkpoint = _Checkpoint(folder, model, stack, load_format, unused)
         targets = parameter_targets(model, checkpoint.shapes())
         checkpoint.open_parts([target.source for target in targets], stack)
         twins = _twins(model, targets, checkpoint.tensors.keys())
@@ -58,7 +65,7 @@ def load(model: Model, folder: Path, load_format: str, show_progress: bool = Fal
         except (MalformedFileError, OSError) as error:
             raise WeightsError(f"the weights in {folder} could not be read: {error}", "model") from error
         except NotFiniteError as error:
-            name = next(name for name, (_, entry) in checkpoint.tensors.items() if entry is error.entry)
+            name = error.source
             dtype = next(target.memory().dtype for target in targets if target.source == name)
             raise WeightsError(
                 f"the weights in {folder} are broken: {name} holds NaN or infinity as {dtype}", "model"
@@ -92,7 +99,8 @@ def fill_randomly(model: Model, seed: int) -> None:
     """
     device = next(parameter.device for _, parameter in model.named_parameters())
     generator = torch.Generator(device).manual_seed(seed)
-    dtype = next(m.dtype for _, m in model.named_modules() if isinstance(m, Linear))
+    kinds = [m.dtype for _, m in model.named_modules() if isinstance(m, Linear)]
+    dtype = kinds[0] if kinds else torch.get_default_dtype()
     for _, module in model.named_modules():
         if isinstance(module, Experts):
             module.fill(lambda *shape: _draw(torch.empty(shape, dtype=dtype, device=device), generator))
@@ -122,7 +130,12 @@ def _draw(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 def parameter_targets(model: Model, stored: Mapping[str, tuple[int, ...]] = MappingProxyType({})) -> list[Target]:
     """All that the model wants of a checkpoint, by the checkpoint's names. stored: the shapes of what it has."""
     targets: list[Target] = []
+    told: list[str] = []  # beginnings of the paths of those whose parents have spoken for them
     for path, module in model.named_modules():
+        if path.startswith(tuple(told)):
+            continue
+        if isinstance(module, HasTargets | HasForms):
+            told.append(f"{path}." if path else "")
         if isinstance(module, HasTargets):
             targets += module.targets()
             continue
@@ -175,8 +188,11 @@ def _known_name(model: Model, tensor: str) -> str | None:
 class _Checkpoint:
     """The files of a folder that hold tensors, open, with every header checked."""
 
-    def __init__(self, folder: Path, model: Model, stack: ExitStack, load_format: str) -> None:
+    def __init__(
+        self, folder: Path, model: Model, stack: ExitStack, load_format: str, unused: str | None = None
+    ) -> None:
         self._folder = folder
+        self._unused = re.compile(f"{_NOT_PARAMETERS}|{unused}" if unused else _NOT_PARAMETERS)
         self._problems = _Problems()
         self.tensors: dict[str, tuple[TensorFile, Entry]] = {}  # by the model's names, if it has use for them
         names = file_names(folder, load_format)
@@ -208,7 +224,7 @@ class _Checkpoint:
             self._problems.lines["unreadable files"].append(f"{name} {error}")
         else:
             for tensor, entry in file.entries.items():
-                known = None if _NOT_PARAMETERS.search(tensor) else known_name(tensor)
+                known = None if self._unused.search(tensor) else known_name(tensor)
                 if known is not None:
                     self.tensors[known] = (file, entry)
 
@@ -218,13 +234,13 @@ class _Checkpoint:
         wanted = {target.source: target for target in targets}
         present = self.tensors.keys()
         if not lines:  # what an unreadable file would have held is not missing besides
-            for name in wanted.keys() - present:
+            for name in {name for name in wanted.keys() - present if not wanted[name].is_optional}:
                 lines["missing tensors"].append(f"{name} {list(wanted[name].shape)}")
         for name in present - wanted.keys():
             lines["tensors that the model has no place for"].append(f"{name} {list(self.tensors[name][1].shape)}")
         for name in present & wanted.keys():
             entry, target = self.tensors[name][1], wanted[name]
-            if entry.shape != target.shape:
+            if not target.fits(entry.shape):
                 lines["tensors of another shape"].append(
                     f"{name} is {list(entry.shape)}, the model needs {list(target.shape)}"
                 )
@@ -239,7 +255,12 @@ class _Checkpoint:
 
 def _read(checkpoint: _Checkpoint, targets: list[Target], stack: ExitStack, show_progress: bool) -> None:
     """As it lies on disk; but what is packed together is read together, since it is staged until then."""
-    plan = [Read(*checkpoint.tensors[target.source], target) for target in targets]
+    plan = []
+    for target in targets:
+        if target.source in checkpoint.tensors:
+            file, entry = checkpoint.tensors[target.source]
+            cut = target.cut_to(entry.shape)
+            plan.append(Read(file, replace(entry, shape=cut.shape), cut))
     plan.sort(key=_place)
     groups: dict[int, list[Read]] = defaultdict(list)
     for read in plan:

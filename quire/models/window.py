@@ -65,3 +65,18 @@ def _check_kinds(kinds: Any, num_layers: int) -> list[str]:
                 f"config.json: layer_types may hold {' and '.join(_KINDS)}, got {shown(kind)}", "layer_types"
             )
     return kinds
+
+
+def turning_layers(config: Mapping[str, Any], layers: int) -> list[bool]:
+    """Which layers have rotary positions: 1 in `no_rope_layers`, else all but every so many'th."""
+    told = config["no_rope_layers"]
+    if told is None:
+        interval = read_positive(config, "no_rope_layer_interval")
+        return [(layer + 1) % interval != 0 for layer in range(layers)]
+    if not isinstance(told, list) or len(told) < layers or any(turn not in (0, 1) for turn in told):
+        raise ConfigError(
+            f"config.json: no_rope_layers must be a list of 0 and 1 for each of num_hidden_layers={layers}, "
+            f"got {shown(told)}",
+            "no_rope_layers",
+        )
+    return [bool(turn) for turn in told]

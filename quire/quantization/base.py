@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
@@ -40,10 +40,22 @@ Role = Literal["rows", "columns", "vocabulary", "none"]
 """How ranks share a matrix: by output rows (q, k, v, gate, up), by input columns, so that each rank's product is a part
 of a sum (o, down), by rows of the vocabulary (embedding, head), or not at all."""
 
+Pack = Callable[[Tensors], Tensors]
+
 ALL_ROWS = slice(None)
 FORMATS = Registry(
     "weight format",
-    {"plain": "quire.quantization.plain:Plain", "fp8": "quire.quantization.fp8:Fp8Channel"},
+    {
+        "plain": "quire.quantization.plain:Plain",
+        "fp8": "quire.quantization.fp8:Fp8Channel",
+        "fp8_block": "quire.quantization.grouped:Fp8Block",
+        "int8": "quire.quantization.grouped:Int8",
+        "int4": "quire.quantization.grouped:Int4",
+        "mxfp4": "quire.quantization.grouped:MXFP4",
+        "nvfp4": "quire.quantization.grouped:NVFP4",
+        "nf4": "quire.quantization.grouped:NF4",
+        "int8_rows": "quire.quantization.int8_rows:Int8Rows",
+    },
     contract="quire.quantization.base:WeightFormat",
     needs=("tensors", "pack", "matrix", "refuses"),
     is_class=True,
@@ -136,8 +148,8 @@ class EachExpert(ExpertMatrices):
     """Any format: the experts that are hit come one after another, with their dense numbers. It waits for the device
     to know which, and so is not for graphs."""
 
-    def __init__(self, matrix: Callable[[Tensors], Matrix], gate_up: Tensors, down: Tensors) -> None:
-        self._matrix, self._gate_up, self._down = matrix, gate_up, down
+    def __init__(self, gate_up: tuple[WeightFormat, Tensors], down: tuple[WeightFormat, Tensors]) -> None:
+        self._gate_up, self._down = gate_up, down
 
     def add(
         self,
@@ -147,10 +159,13 @@ class EachExpert(ExpertMatrices):
         norm: Norm | None = None,
         inside: Inside = USUAL,
     ) -> torch.Tensor:
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise ConfigError("experts in this format are multiplied one by one, without graphs: set enforce_eager")
         x = x if norm is None else rms_norm(x, *norm)
 
-        def dense(tensors: Tensors, expert: int) -> torch.Tensor:
-            return self._matrix({name: tensor[expert] for name, tensor in tensors.items()}).dense(x.dtype)
+        def dense(kept: tuple[WeightFormat, Tensors], expert: int) -> torch.Tensor:
+            form, tensors = kept
+            return form.matrix({name: tensor[expert] for name, tensor in tensors.items()}, None).dense(x.dtype)
 
         return add_each(x, routes, lambda e: dense(self._gate_up, e), lambda e: dense(self._down, e), residual, inside)
 
@@ -170,9 +185,15 @@ class WeightFormat(ABC):
     def matrix(self, tensors: Tensors, bias: torch.Tensor | None) -> Matrix:
         """tensors: as `tensors` says."""
 
-    def experts(self, gate_up: Tensors, down: Tensors) -> ExpertMatrices:
-        """Of many experts: of each tensor as many as there are experts, along a first dimension of its own."""
-        return EachExpert(lambda tensors: self.matrix(tensors, None), gate_up, down)
+    def experts(self, gate_up: Tensors, down: Tensors, down_format: WeightFormat | None = None) -> ExpertMatrices:
+        """Of many experts: of each tensor as many as there are experts, along a first dimension of its own.
+
+        Args:
+            gate_up: in this format.
+            down: in `down_format`.
+            down_format: None, the same.
+        """
+        return EachExpert((self, gate_up), (down_format or self, down))
 
     def refuses(self, device: torch.device, dtype: torch.dtype) -> str | None:  # noqa: ARG002 (for those who do)
         """Why such matrices cannot be multiplied there; None: they can. dtype: of the activations."""
@@ -181,24 +202,31 @@ class WeightFormat(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What a dimension of a stored tensor counts: outputs or inputs of the matrix, `per` of them a place."""
+    """What a dimension of a stored tensor counts: outputs or inputs of the matrix, `per` of them in `takes` places.
+
+    is_whole: ranks cannot share them, whatever they are stored by.
+    """
 
     of: Literal["outputs", "inputs"]
     per: int = 1
+    takes: int = 1
+    is_whole: bool = False
 
     def count(self, length: int) -> int:
         """Places that `length` of them take."""
-        return -(-length // self.per)
+        return -(-length // self.per) * self.takes
 
     def places(self, begin: int, end: int) -> slice:
         """Where those from begin to end lie.
 
         Raises:
-            ConfigError: begin is inside a place.
+            ConfigError: begin is inside a place, or these are not to be cut.
         """
         if begin % self.per:
             raise ConfigError(f"{self.of} are stored {self.per} together and cannot be cut at {begin}", "quantization")
-        return slice(begin // self.per, self.count(end))
+        if begin and self.is_whole:
+            raise ConfigError(f"{self.of} are ordered as a whole and cannot be cut at {begin}", "quantization")
+        return slice(begin // self.per * self.takes, self.count(end))
 
 
 OUTPUTS, INPUTS = Axis("outputs"), Axis("inputs")
@@ -210,13 +238,16 @@ class Source:
 
     axes: its dimensions; an integer is the length of one that counts neither. Tensors of modules that are stacked to
     one matrix (q, k, v) are stacked along their outputs; those without, along a new first dimension.
-    kept: the dtype it is read into.
+    kept: the dtype it is read into. default: what it is where the checkpoint has none; None: it must have it.
+    is_ragged: of one dimension, it may be shorter, and zeros follow then.
     """
 
     name: str
     axes: tuple[Axis | int, ...]
     dtypes: tuple[torch.dtype, ...]
     kept: torch.dtype
+    default: float | None = None
+    is_ragged: bool = False
 
     @property
     def has_outputs(self) -> bool:
@@ -225,13 +256,17 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class MatrixInfo:
-    """What a method may judge a matrix by. modules: the checkpoint's, whose rows are stacked to make it."""
+    """What a method may judge a matrix by. modules: the checkpoint's, whose rows are stacked to make it.
+
+    parts: how many rows of each module this rank has. Rows and columns are those of all ranks.
+    """
 
     modules: tuple[str, ...]
     rows: int
     columns: int
     role: Role
     dtype: torch.dtype  # of the activations
+    parts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,17 +278,38 @@ class Scheme:
 
     format: WeightFormat
     sources: tuple[Source, ...]
-    pack: Callable[[Tensors], Tensors] | None = None
+    pack: Pack | None = None
 
 
 class QuantizationMethod(ABC):
     """One convention of checkpoints, or a way to quantize plain ones while they are loaded.
 
-    The registry (`config/quantization.py`) has classes; an instance is for one model.
+    The registry (`config/quantization.py`) has classes; an instance is for one model: made without arguments it
+    quantizes plain checkpoints, made by `of_checkpoint` it reads those that are quantized.
     """
 
+    unused: str | None = None
+    """A pattern of the names of tensors that its checkpoints hold and no product needs."""
+
+    @classmethod
+    def of_checkpoint(cls, config: Mapping[str, Any]) -> QuantizationMethod:  # noqa: ARG003 (for those who do)
+        """For a checkpoint that is quantized already.
+
+        Args:
+            config: its `quantization_config`.
+
+        Raises:
+            ConfigError: naming the key or value that is not supported.
+        """
+        raise ConfigError(f"{cls.__name__} makes quantized models of plain checkpoints and reads none", "quantization")
+
     @abstractmethod
-    def scheme(self, info: MatrixInfo) -> Scheme: ...
+    def scheme(self, info: MatrixInfo) -> Scheme:
+        """What one matrix is.
+
+        Raises:
+            ConfigError: its modules are quantized unlike, or in a way that is not supported.
+        """
 
     def refuses(self, device: torch.device, dtype: torch.dtype) -> str | None:  # noqa: ARG002 (for those who do)
         """Why models cannot run there so; None: they can."""
@@ -266,3 +322,19 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 def plain_scheme(dtype: torch.dtype) -> Scheme:
     """For a matrix that is kept as checkpoints have it, in `dtype`."""
     return Scheme(FORMATS.get("plain")(), (Source("weight", (OUTPUTS, INPUTS), FLOATS, dtype),))
+
+
+def unpacked(scheme: Scheme, dtype: torch.dtype) -> Scheme:
+    """For a matrix that is multiplied otherwise than `Matrix.linear` does: kept in plain numbers, once and for all.
+
+    A checkpoint's floats stay what they are; what is packed there is unpacked while it is read.
+    """
+    plain = plain_scheme(dtype)
+    if scheme.sources == plain.sources:
+        return plain
+
+    def pack(read: Tensors) -> Tensors:
+        packed = read if scheme.pack is None else scheme.pack(read)
+        return plain.format.pack(scheme.format.matrix(packed, None).dense(dtype))
+
+    return Scheme(plain.format, scheme.sources, pack)

@@ -18,6 +18,7 @@ from quire.quantization.base import (
     FORMATS,
     INPUTS,
     OUTPUTS,
+    ExpertMatrices,
     Matrix,
     MatrixInfo,
     Norm,
@@ -83,7 +84,9 @@ class Fp8Channel(WeightFormat):
     def matrix(self, tensors: Tensors, bias: torch.Tensor | None) -> Fp8Matrix:
         return Fp8Matrix(tensors["weight"], tensors["weight_scale"], bias)
 
-    def experts(self, gate_up: Tensors, down: Tensors) -> StackedExperts:
+    def experts(self, gate_up: Tensors, down: Tensors, down_format: WeightFormat | None = None) -> ExpertMatrices:
+        if type(down_format or self) is not type(self):
+            return super().experts(gate_up, down, down_format)
         return StackedExperts(gate_up["weight"], down["weight"], (gate_up["weight_scale"], down["weight_scale"]))
 
     def refuses(self, device: torch.device, dtype: torch.dtype) -> str | None:  # noqa: ARG002 (the same for all)

@@ -10,6 +10,7 @@ from quire.kernels.attention.qkv import qkv_rope_write
 from quire.kernels.gemm.linear import linear
 from quire.quantization.base import (
     ALL_ROWS,
+    ExpertMatrices,
     Matrix,
     MatrixInfo,
     Norm,
@@ -66,7 +67,9 @@ class Plain(WeightFormat):
     def matrix(self, tensors: Tensors, bias: torch.Tensor | None) -> PlainMatrix:
         return PlainMatrix(tensors["weight"], bias)
 
-    def experts(self, gate_up: Tensors, down: Tensors) -> StackedExperts:
+    def experts(self, gate_up: Tensors, down: Tensors, down_format: WeightFormat | None = None) -> ExpertMatrices:
+        if type(down_format or self) is not type(self):
+            return super().experts(gate_up, down, down_format)
         return StackedExperts(gate_up["weight"], down["weight"])
 
 

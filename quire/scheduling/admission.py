@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from quire.kv.manager import Hit
@@ -61,10 +62,22 @@ class Admission:
             return
         lower = sorted((r for r in state.running.values() if r.rank[0] > urgent.rank[0]), key=rank)
         nothing: Hit = [[] for _ in kv.groups]
-        while lower and not (state.seats.num_free and self.find_fit(urgent)):
+        if not self._can_have_slot(urgent, lower):
+            return
+        while lower and not (
+            state.seats.num_free and state.adapters.has_room(urgent.spec.lora) and self.find_fit(urgent)
+        ):
             if kv.num_free + sum(kv.num_held(r) for r in lower) < kv.num_needed(len(urgent.tokens), nothing):
                 return
             state.preempt(lower.pop())
+
+    def _can_have_slot(self, urgent: Request, lower: Sequence[Request]) -> bool:
+        """Whether its adapter has room, or would if these had gone."""
+        slots = self._state.adapters
+        if slots.has_room(urgent.spec.lora):
+            return True
+        counts = Counter(request.spec.lora for request in lower if request.spec.lora is not None)
+        return any(slots.is_held_by(adapter, count) for adapter, count in counts.items())
 
     def preempt_one(self) -> None:
         """Test mode: the request that was preempted least often goes, if it got a token since it was seated."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from quire.scheduling.request import Request
 from quire.scheduling.seats import DecodeRows
 from quire.scheduling.state import Chunk
 from quire.types.plan import (
+    AdapterInSlot,
     Admit,
     Attachment,
     AwaitMasks,
@@ -77,7 +78,13 @@ class PlanBuilder:
         """One table entry of each of many seats."""
         self._blocks[group].append((seats, index, _ids(blocks)))
 
-    def finish(self, step: int, releases: list[int], prefixes: SharedPrefixes | None) -> StepPlan:
+    def finish(
+        self,
+        step: int,
+        releases: list[int],
+        prefixes: SharedPrefixes | None,
+        adapters: Sequence[AdapterInSlot] = (),
+    ) -> StepPlan:
         decodes, chunks = self.decodes, self.chunks
         num_decodes = len(decodes)
         if chunks:
@@ -105,6 +112,7 @@ class PlanBuilder:
             num_drafts=self.num_drafts,
             releases=releases,
             attachments=[made for make in ATTACHMENTS if (made := make(self)) is not None],
+            adapters=[*adapters],
             prefixes=prefixes,
         )
 
@@ -159,18 +167,19 @@ def await_masks(build: PlanBuilder) -> AwaitMasks | None:
 def pool(build: PlanBuilder) -> Pool | None:
     """Rows of pooling requests."""
     found = [
-        (row, end == request.num_prompt, wanted.per_token, wanted.second_text)
+        (row, end == request.num_prompt, wanted.head, wanted.second_text, wanted.num_keys)
         for row, (request, _, end, _) in enumerate(build.chunks, len(build.decodes))
         if (wanted := request.spec.pooling) is not None
     ]
     if not found:
         return None
-    rows, ends, per_token, second_texts = zip(*found, strict=True)
+    rows, ends, heads, second_texts, num_keys = zip(*found, strict=True)
     return Pool(
         rows=np.array(rows, np.int32),
         ends=np.array(ends, np.bool_),
-        per_token=np.array(per_token, np.bool_),
+        heads=np.array(heads, np.int32),
         second_texts=np.array(second_texts, np.int32),
+        num_keys=np.array(num_keys, np.int32),
     )
 
 

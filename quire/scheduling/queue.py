@@ -18,6 +18,7 @@ class WaitingQueue:
     def __init__(self) -> None:
         self._heap: list[tuple[Rank, Request]] = []
         self._waiting = 0
+        self._aside: dict[str, list[tuple[Rank, Request]]] = {}  # heaps, by the adapter that has no slot
         self.classes: dict[int, tuple[int, int]] = {}  # (requests, prompt tokens) by the first part of their rank
 
     def __len__(self) -> int:
@@ -40,6 +41,33 @@ class WaitingQueue:
         request = heapq.heappop(self._heap)[1]
         self._count(request, -1)
         return request
+
+    def set_aside(self) -> None:
+        """The request that `peek` shows waits for a slot of its adapter, and others go on."""
+        request = self.peek()
+        if request is not None and request.spec.lora is not None:
+            heapq.heappush(self._aside.setdefault(request.spec.lora.key, []), heapq.heappop(self._heap))
+
+    def first_aside(self) -> Request | None:
+        """The best of those that stand aside."""
+        for key, heap in list(self._aside.items()):
+            while heap and heap[0][1].is_finished:
+                heapq.heappop(heap)
+            if not heap:
+                del self._aside[key]
+        return min((heap[0] for heap in self._aside.values()), default=(None, None))[1]
+
+    def bring_back(self, key: str) -> None:
+        """Those that stood aside for want of this adapter take their places again."""
+        for entry in self._aside.pop(key, ()):
+            if not entry[1].is_finished:
+                heapq.heappush(self._heap, entry)
+
+    @property
+    def adapters(self) -> list[str]:
+        """Names of those that requests wait with."""
+        entries = [*self._heap, *(entry for heap in self._aside.values() for entry in heap)]
+        return sorted({r.spec.lora.name for _, r in entries if r.spec.lora is not None and not r.is_finished})
 
     def forget(self, request: Request) -> None:
         """It has just finished while it waited."""

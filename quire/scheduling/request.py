@@ -45,6 +45,7 @@ class Request:
     """
 
     __slots__ = (
+        "adapter",
         "added",
         "constraint",
         "extra_key",
@@ -88,6 +89,7 @@ class Request:
         self.limit = limit
         self.status = Status.WAITING
         self.seat = 0  # 0: none
+        self.adapter = 0  # the slot of its adapter while it has a seat; 0: none
         self.seated_at = 0  # steps that had been settled then
         self.num_unseen = 0  # steps that sample for it and were not read when it lost its seat; first they must be
         # Leading tokens that outputs have reported (kept only if final_only).
@@ -97,7 +99,7 @@ class Request:
         self.added = added
         self.first_scheduled = 0.0  # time.time(); 0: not yet
         self.hashes: list[bytes] = []
-        self.extra_key = extra_key(spec.lora, spec.cache_salt, spec.media_hashes)
+        self.extra_key = extra_key(spec.lora.key if spec.lora else None, spec.cache_salt, spec.media_hashes)
         self.stops = frozenset(spec.stop_token_ids)
         self.constraint: ConstraintState | None = None
         repetition = spec.params.repetition_detection
@@ -182,5 +184,5 @@ class Request:
             history = np.array(self.tokens[:num_computed], np.int32)
         return Admit(
             self.seat, num_computed, self.num_prompt, spec.params, spec.stop_token_ids, spec.seed, history, self.limit,
-            self.may_draft,
+            self.may_draft, self.adapter,
         )  # fmt: skip

@@ -19,6 +19,7 @@ from typing import Literal
 import numpy as np
 
 from quire.foundation.errors import ConfigError, InputError
+from quire.kv.kinds import UNSHARED
 from quire.kv.manager import KVManager
 from quire.scheduling.admission import Admission, rank
 from quire.scheduling.build import PlanBuilder
@@ -31,6 +32,7 @@ from quire.scheduling.request import Request, Status
 from quire.scheduling.seats import DecodeRows
 from quire.scheduling.settle import settle
 from quire.scheduling.state import Chunk, PlannedStep, State
+from quire.types.adapter import Adapter
 from quire.types.kv import KVGroupSpec, PromptCost
 from quire.types.output import EngineOutput, EngineOutputs, EngineStats, QueueStats
 from quire.types.plan import StepPlan, TokenMasks
@@ -41,7 +43,8 @@ from quire.types.result import StepResult
 class Scheduler:
     """max_prefill_chunk: tokens, 0 for no limit; num_blocks: the null block included; hash_seed: None draws one;
     mixed_sizes, prompt_cost: see WorkerReport; clock: seconds, to see how long requests have waited; prefix_worth: when
-    the worker hears of rows that begin alike; vocab_size, mask_source: for requests with a constraint.
+    the worker hears of rows that begin alike; vocab_size, mask_source: for requests with a constraint. adapter_slots:
+    LoRA adapters that can be on the device.
 
     Raises ConfigError for numbers with which no request could run.
     """
@@ -66,13 +69,14 @@ class Scheduler:
         vocab_size: int = 0,
         mask_source: MaskSource | None = None,
         drafting: Drafting | None = None,
+        adapter_slots: int = 0,
     ) -> None:
         if not 1 <= max_num_seqs <= max_num_batched_tokens:
             raise ConfigError(
                 f"max_num_seqs must be in [1, max_num_batched_tokens = {max_num_batched_tokens}], got {max_num_seqs}",
                 "max_num_seqs",
             )
-        caching = enable_prefix_caching and all(spec.kind != "none" for spec in groups)
+        caching = enable_prefix_caching and all(spec.kind not in UNSHARED for spec in groups)
         self.kv = KVManager(num_blocks, groups, enable_prefix_caching=caching, seed=hash_seed)
         self.max_tokens = min(max_model_len, self.kv.capacity)  # of one request, prompt included
         if self.max_tokens < 2:
@@ -91,12 +95,11 @@ class Scheduler:
                 f"in one step, got {max_num_batched_tokens}",
                 "max_num_batched_tokens",
             )
-        self._max_chunk = 0 if self._whole_prompts else max_prefill_chunk
-        self._max_chunk = self._max_chunk or max_num_batched_tokens
+        self._max_chunk = (0 if self._whole_prompts else max_prefill_chunk) or max_num_batched_tokens
         self._by_priority = self._has_classes = policy == "priority"
         self._preempt_every_step = preempt_every_step
         self._drafting = drafting
-        self._state = State(self.kv, max_num_seqs, drafting)
+        self._state = State(self.kv, max_num_seqs, drafting, adapter_slots)
         self._admission = Admission(self._state)
         self.prefill_budget = PrefillBudget(mixed_sizes, prompt_cost)  # whoever measures the steps tells it
         self._clock = clock
@@ -143,6 +146,8 @@ class Scheduler:
             raise InputError(f"request id {spec.id!r} is in use", "request_id")
         if num_prompt == 0:
             raise InputError(f"request {spec.id!r}: the prompt must hold at least 1 token", "prompt")
+        if spec.lora is not None and not self._state.adapters.num_slots:
+            raise InputError("the engine takes no LoRA adapters: start it with enable_lora", "lora_request")
         if spec.max_tokens < 1:
             raise InputError(f"max_tokens must be >= 1, got {spec.max_tokens}", "max_tokens")
         num_output = 0 if spec.pooling is not None else 1
@@ -199,6 +204,10 @@ class Scheduler:
     def request_ids(self) -> list[str]:
         """Of all that have not ended."""
         return list(self._state.requests)
+
+    def ids_with(self, adapter: Adapter) -> list[str]:
+        """Of requests with it."""
+        return [request.id for request in self._state.requests.values() if request.spec.lora == adapter]
 
     def has_advanced(self, request_id: str) -> bool:
         """Whether a token of it was sampled here, or it is over."""
@@ -258,7 +267,8 @@ class Scheduler:
                 self._admit(build, in_background=in_background)
         if not build.decodes and not build.chunks:
             return None
-        plan = build.finish(self._step, state.releases, self._prefixes.update(build.decodes))
+        prefixes, changes = self._prefixes.update(build.decodes), state.adapters.take_changes()
+        plan = build.finish(self._step, state.releases, prefixes, changes)
         state.releases = []
         self.planned_work = sum(
             self.prefill_budget.work(chunk.end - chunk.start, chunk.start) for chunk in build.chunks
@@ -422,11 +432,14 @@ class Scheduler:
         """Waiting requests, best rank first; one that does not fit yet holds back those behind it."""
         state = self._state
         while not build.is_full and state.seats.num_free:
-            request = state.queue.peek()
+            request = state.queue.peek() or self._brought_back()
             if request is None or (self._whole_prompts and len(request.tokens) > build.budget):
                 return
             if _in_background(request) is not in_background:
                 return
+            if not state.adapters.has_room(request.spec.lora):
+                state.queue.set_aside()
+                continue
             fit = self._admission.find_fit(request)
             if fit is None:
                 return
@@ -445,6 +458,15 @@ class Scheduler:
             build.admits.append(request.admit(num_cached, with_history=self.kv.keeps_history_apart))
             build.add_ends(request.seat, self.kv.table(request), self.kv.held(request))
             self._add_chunk(request, build, most)
+
+    def _brought_back(self) -> Request | None:
+        """The best request that has stood aside, if its adapter has room by now."""
+        queue = self._state.queue
+        best = queue.first_aside()
+        if best is None or best.spec.lora is None or not self._state.adapters.has_room(best.spec.lora):
+            return None
+        queue.bring_back(best.spec.lora.key)
+        return queue.peek()
 
     def _most_tokens(self, context: int, build: PlanBuilder) -> int:
         """What the budgets have left for a chunk behind `context` tokens."""
@@ -517,7 +539,9 @@ class Scheduler:
         """That waiting requests could take: none if the best of them lacks blocks."""
         free = self._state.seats.num_free
         first = self._state.queue.peek()
-        return free if first is None or (free and self._admission.find_fit(first) is not None) else 0
+        if first is None:  # whoever waits lacks a slot of its adapter
+            return 0 if len(self._state.queue) else free
+        return free if free and self._admission.find_fit(first) is not None else 0
 
     # --- outcome ------------------------------------------------------------------------------------------------
 
@@ -553,6 +577,8 @@ class Scheduler:
             num_drafts=drafts.num_rounds if drafts else 0,
             num_draft_tokens=drafts.num_drafted if drafts else 0,
             num_accepted_tokens=int(drafts.accepted_at.sum()) if drafts else 0,
+            running_adapters=state.adapters.running,
+            waiting_adapters=state.queue.adapters if state.adapters.num_slots else [],
             num_accepted_per_pos=drafts.accepted_at.tolist() if drafts else [],
         )
 

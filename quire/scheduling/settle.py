@@ -168,12 +168,13 @@ def _end_pooling(state: State, step: int, request: Request) -> EngineOutput:
     )
 
 
-def _vectors_by_row(pooled: PooledRows | None) -> dict[int, np.ndarray]:
-    if pooled is None:
-        return {}
-    ends = pooled.counts.cumsum().tolist()
-    rows, counts = pooled.rows.tolist(), pooled.counts.tolist()
-    return {row: pooled.values[end - count : end] for row, count, end in zip(rows, counts, ends, strict=True)}
+def _vectors_by_row(pooled: list[PooledRows] | None) -> dict[int, np.ndarray]:
+    found: dict[int, np.ndarray] = {}
+    for part in pooled or ():
+        ends = part.counts.cumsum().tolist()
+        rows, counts = part.rows.tolist(), part.counts.tolist()
+        found |= {row: part.values[end - count : end] for row, count, end in zip(rows, counts, ends, strict=True)}
+    return found
 
 
 def _keep_prompt_logprobs(chunk: Chunk, lines: list[TokenLogprobs]) -> None:

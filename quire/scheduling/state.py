@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quire.kv.manager import Hit, KVManager
+from quire.scheduling.adapters import AdapterSlots
 from quire.scheduling.drafting import Drafting
 from quire.scheduling.load import Load
 from quire.scheduling.queue import WaitingQueue
@@ -57,11 +58,14 @@ class Totals:
 
 
 class State:
-    def __init__(self, kv: KVManager, max_seats: int, drafting: Drafting | None = None) -> None:
+    def __init__(self, kv: KVManager, max_seats: int, drafting: Drafting | None = None, adapter_slots: int = 0) -> None:
         self.kv = kv
         self.drafting = drafting  # None: nobody drafts
         self.seats = HostSeats(max_seats, len(kv.groups))
         self.queue = WaitingQueue()
+        self.adapters = AdapterSlots(adapter_slots)
+        self._max_seats = max_seats
+        self._num_passed = 0  # requests seated before a better one that stands aside
         self.num_compiling = 0  # requests that wait for their grammar, and in no queue
         self.requests: dict[str, Request] = {}  # all that are not finished
         self.running: dict[str, Request] = {}  # those with a seat
@@ -75,12 +79,25 @@ class State:
         """A waiting request takes a seat and the cached blocks of its beginning."""
         request.become(Status.RUNNING)
         self.kv.admit(request, hit)
+        request.adapter = self._take_adapter(request)
         self.seats.take(request, num_cached, self.kv.room(request))
         self.load.seat(request)
         if self.drafting is not None:
             self.drafting.forget(request.seat)
         self.running[request.id] = request
         self.prefilling[request.id] = request
+
+    def _take_adapter(self, request: Request) -> int:
+        """Its slot. Who stands aside for long gets the next that falls free."""
+        adapter = request.spec.lora
+        if adapter is not None:
+            self.queue.bring_back(adapter.key)
+        aside = self.queue.first_aside()
+        if aside is not None and aside.rank < request.rank:
+            self._num_passed += 1
+            if self._num_passed >= self._max_seats:
+                self.adapters.close_one()
+        return self.adapters.take(adapter)
 
     def preempt(self, request: Request) -> None:
         """Take its seat and blocks; it goes on later from its tokens, those in flight included."""
@@ -109,6 +126,11 @@ class State:
         # Steps in flight may still write to these blocks; whoever gets them writes later, on the same stream.
         self.kv.free(request)
         seat = self.seats.give_back(request)
+        request.adapter = 0
+        if self.adapters.give_back(request.spec.lora) and (best := self.queue.first_aside()) is not None:
+            assert best.spec.lora is not None
+            self.queue.bring_back(best.spec.lora.key)
+            self._num_passed = 0
         self.load.unseat(request)
         self.releases.append(seat)
         del self.running[request.id]
@@ -136,6 +158,7 @@ class State:
                 drained = request.id not in self.prefilling and least + 1 >= request.limit
                 phases = (request.id in self.prefilling, bool(seats.decoding[seat]), bool(drained))
                 assert sum(phases) == 1, f"{request.id}: prefilling, decoding, drained = {phases}"
+        self.adapters.check([r.spec.lora for r in self.running.values() if r.spec.lora is not None])
         compiling = sum(request.status is Status.COMPILING for request in self.requests.values())
         assert compiling == self.num_compiling, "requests that wait for their grammar are miscounted"
         waiting = len(self.requests) - len(self.running) - compiling

@@ -25,7 +25,7 @@ from quire.server.http.openapi_document import openapi_document
 from quire.server.openai import chat as openai_chat
 from quire.server.openai import completions as openai_completions
 from quire.server.openai import models as openai_models
-from quire.server.operations import development, front_page, profiling
+from quire.server.operations import adapters, development, front_page, profiling
 from quire.server.operations import probes as ops
 from quire.server.pooling import classification, scoring
 from quire.server.pooling import cohere as cohere_embed
@@ -97,6 +97,8 @@ def build_app(service: Service) -> FastAPI:
 def routers_of(service: Service) -> list[APIRouter]:
     """Those that the options ask for among them."""
     routers = list(ROUTERS)
+    if service.serve.allow_runtime_lora_updating:
+        routers.append(adapters.router)
     if service.serve.server_dev_mode:
         routers.append(development.router)
     if service.config.observe.profiler_config:

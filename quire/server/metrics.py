@@ -153,6 +153,9 @@ class Metrics(Collector):
         self.step_tokens = histogram("vllm:iteration_tokens_total", "Tokens of an engine step.", STEP_TOKENS)
         self._histograms = [value for value in vars(self).values() if isinstance(value, Histogram)]
         self._stats = EngineStats()
+        lora = info.resolved.config.lora
+        self._max_loras = lora.max_loras if lora.enable_lora else 0
+        self._adapter_names, self._adapters_changed = ("", ""), time.time()
         self.wait: Callable[[], float] = lambda: 0.0
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -249,6 +252,8 @@ class Metrics(Collector):
         )
         wait.add_metric(self._labels, self.wait())
         yield wait
+        if self._max_loras:
+            yield self._adapters(stats)
         cache = GaugeMetricFamily(
             "vllm:cache_config_info", "How the KV cache is set up.", labels=list(self._cache_labels)
         )
@@ -269,6 +274,18 @@ class Metrics(Collector):
             yield histogram.family(self._names, self._labels)
         if len(self.counters.pages) > 1:
             yield from self._front_ends()
+
+    def _adapters(self, stats: EngineStats) -> Metric:
+        """Who runs and waits with which, and since when."""
+        names = (",".join(stats.waiting_adapters), ",".join(stats.running_adapters))
+        if names != self._adapter_names:
+            self._adapter_names, self._adapters_changed = names, time.time()
+        family = GaugeMetricFamily(
+            "vllm:lora_requests_info", "When the adapters in use last changed, and which they are.",
+            labels=["max_lora", "waiting_lora_adapters", "running_lora_adapters"],
+        )  # fmt: skip
+        family.add_metric([str(self._max_loras), *names], self._adapters_changed)
+        return family
 
     def _front_ends(self) -> Iterator[Metric]:
         """Each process by itself: its answers, and what the system knows of it."""

@@ -13,6 +13,7 @@ from quire.foundation.shown import clipped
 from quire.frontend.templates.chat import ChatTemplate
 from quire.frontend.templates.sandbox import TemplateSandbox
 from quire.frontend.tokenization.encoder import TextEncoder
+from quire.server.adapters import find_in_folder
 from quire.server.door import Door
 from quire.server.http.errors import ApiError
 from quire.server.http.limits import OpenAnswers
@@ -21,6 +22,7 @@ from quire.server.http.metrics import HttpMetrics
 from quire.server.metrics import Metrics
 from quire.server.processes.pulse import Pings
 from quire.server.processes.shared_counters import SharedCounters
+from quire.types.adapter import LoRARequest
 from quire.types.output import EngineStats
 
 if TYPE_CHECKING:
@@ -154,11 +156,24 @@ class Service:
         """The model's name for the reply. Raises ApiError 404 for a name that is not served."""
         if name is None:
             return self.names[0]
-        if name not in self.names:
+        if name not in self.names and self.adapter_of(name) is None:
             raise ApiError(
                 404, f"The model `{clipped(name, 128)}` does not exist. Served: {', '.join(self.names)}.", "model"
             )
         return name
+
+    @property
+    def all_names(self) -> list[str]:
+        """The base model's, and the loaded adapters'."""
+        adapters = [] if self.engine is None else [adapter.lora_name for adapter in self.engine.adapters]
+        return [*self.names, *adapters]
+
+    def adapter_of(self, name: str) -> LoRARequest | None:
+        """The adapter that is served under a model's name; None: it is the base model's, or nobody's."""
+        if self.engine is None or name in self.names:
+            return None
+        known = self.engine.adapters.named(name)
+        return find_in_folder(self.engine, self.serve, name) if known is None else known[0]
 
     def check_generates(self) -> None:
         """Raises InputError if the model makes vectors."""

@@ -14,13 +14,15 @@ MAX_TOKENS = 2**31 - 1  # where nothing else bounds what a request can hold
 class KVGroupSpec(msgspec.Struct, frozen=True):
     """Layers that keep the same kind of thing, and so share one block table a request.
 
-    A layer keeps `planes` rows a token, each of `num_kv_heads * head_dim` numbers: keys and values are two. All groups
-    take their blocks from one pool of equally large pages; how many tokens one holds follows from the bytes.
+    A layer keeps `planes` rows a token, each of `num_kv_heads * head_dim` numbers: keys and values are two, a latent
+    row is one, whose first `value_dim` numbers are the values. All groups take their blocks from one pool of equally
+    large pages; how many tokens one holds follows from the bytes.
     """
 
-    # "full", "window", "chunk" (a window that stands still), "history" (ids of the tokens, where no layer keeps them
-    # all), or "none": nothing is kept, so that a prompt must be computed in one step, and the one block that each
-    # request holds is but a number
+    # "full", "latent", "window", "chunk" (a window that stands still), "state" (of one size, however long the request),
+    # "history" (ids of the tokens, where no layer
+    # keeps them all), or "none": nothing is kept, so that a prompt must be computed in one step, and the one block that
+    # each request holds is but a number
     kind: str
     block_size: int  # tokens a block
     num_layers: int
@@ -29,6 +31,14 @@ class KVGroupSpec(msgspec.Struct, frozen=True):
     dtype_bytes: int
     window: int = 0  # tokens that a query sees at most, its own included; 0: all
     planes: int = 2
+    value_dim: int = 0  # 0: values are a plane of their own
+    state_bytes: int = 0  # of a layer that keeps a state
+    pages: int = 0  # that a request's state takes; 0: blocks follow from the tokens
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether every token's row stays as long as the request."""
+        return self.kind in ("full", "latent")
 
     @property
     def bytes_per_token(self) -> int:
@@ -41,6 +51,8 @@ class KVGroupSpec(msgspec.Struct, frozen=True):
 
     def num_blocks(self, num_tokens: int) -> int:
         """Length of the block table of a request whose first `num_tokens` tokens have KV."""
+        if self.pages:
+            return self.pages if num_tokens else 0
         return -(-num_tokens // self.block_size)
 
     def most_blocks(self, num_tokens: int) -> int:
@@ -65,7 +77,7 @@ def capacity(groups: Sequence[KVGroupSpec], num_blocks: int) -> int:
 def tokens_held(groups: Sequence[KVGroupSpec], num_blocks: int, length: int) -> int:
     """Tokens of requests of so many tokens each that the cache holds at once."""
     needed = sum(group.most_blocks(length) for group in groups)
-    if len(groups) == 1 and not groups[0].window:
+    if len(groups) == 1 and not groups[0].window and not groups[0].pages:
         return (num_blocks - 1) * groups[0].block_size
     return (num_blocks - 1) * length // needed if needed else 0
 

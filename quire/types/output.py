@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from quire.types.adapter import LoRARequest
 from quire.types.reply import ToolCall
 from quire.types.request import TokenIds, token_list
 
@@ -73,6 +74,8 @@ class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Counters of the core, and of those whose place it took, and gauges of now; merged into /metrics by the server."""
 
     num_running: int = 0
+    running_adapters: list[str] = msgspec.field(default_factory=list)
+    waiting_adapters: list[str] = msgspec.field(default_factory=list)
     num_waiting: int = 0
     num_steps: int = 0
     kv_usage: float = 0.0  # 0 … 1
@@ -183,6 +186,7 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     error: str | None = None
     error_param: str | None = None  # the field that it is about, if it is about one
+    lora_request: LoRARequest | None = None  # of `LLM`'s own: what it was answered with
 
     @property
     def prompt_token_ids(self) -> list[int]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from quire.types.adapter import Adapter
 from quire.types.sampling import SamplingParams
 
 
@@ -29,6 +30,14 @@ class Admit(msgspec.Struct, frozen=True, array_like=True):
     history: np.ndarray | None = None
     limit: int = 0  # tokens, prompt included, at which it ends by length; only looked at where there are drafts
     may_draft: bool = False
+    adapter: int = 0  # the slot of its LoRA adapter; 0: none
+
+
+class AdapterInSlot(msgspec.Struct, frozen=True, array_like=True):
+    """An adapter that the worker has on the host takes a slot on the device, 1 … max_loras, before the step."""
+
+    slot: int
+    adapter: Adapter
 
 
 class NewBlocks(msgspec.Struct, frozen=True, array_like=True):
@@ -81,8 +90,9 @@ class Pool(msgspec.Struct, frozen=True, tag="pool"):
 
     rows: np.ndarray
     ends: np.ndarray  # [n] bool: the row's chunk completes its prompt
-    per_token: np.ndarray  # [n] bool: a vector for every token, chunk by chunk; else one for all, when the row ends
+    heads: np.ndarray  # [n] WHOLE: one vector, when the row ends; else one for every token, chunk by chunk
     second_texts: np.ndarray  # [n] position in the prompt of the first token of type 1; the prompt's length: none
+    num_keys: np.ndarray  # [n] leading tokens of the prompt that are attended to; its length: all
 
 
 # A tagged union: one member a feature that single steps carry. Who acts on it is found by its tag
@@ -111,6 +121,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     num_drafts: int = 0  # most drafts that a decode row brings; 0 where there are catch-up rows
     releases: list[int] = msgspec.field(default_factory=list)  # seats given back before this step
     attachments: list[Attachment] = msgspec.field(default_factory=list)
+    adapters: list[AdapterInSlot] = msgspec.field(default_factory=list)
     prefixes: SharedPrefixes | None = None  # all groups anew; None: as they were at the step before
 
     @property

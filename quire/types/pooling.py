@@ -12,7 +12,10 @@ from quire.foundation.errors import InputError
 from quire.foundation.shown import shown
 
 EMBED, CLASSIFY, TOKEN_EMBED, TOKEN_CLASSIFY = "embed", "classify", "token_embed", "token_classify"
-TASKS = (EMBED, CLASSIFY, TOKEN_EMBED, TOKEN_CLASSIFY)
+SPARSE_EMBED = "sparse_embed"
+TASKS = (EMBED, CLASSIFY, TOKEN_EMBED, TOKEN_CLASSIFY, SPARSE_EMBED)
+# Which of a model's heads makes the vectors: of whole prompts, of every token, and weights of every token beside these.
+WHOLE, BY_TOKEN, WEIGHTS = 0, 1, 2
 T = TypeVar("T")
 
 
@@ -41,15 +44,21 @@ class Pooling(msgspec.Struct, frozen=True, array_like=True):
     """What the core and the worker must know of a pooling request. All that is done to a vector later is the front
     end's business."""
 
-    per_token: bool  # a vector of every token, not one for all
+    head: int  # WHOLE, or a vector of every token by one of the model's heads for that
     second_text: int  # position where the second text of a pair begins (token type 1); the prompt's length: no pair
+    num_keys: int  # leading tokens that all attend to; the prompt's length: every one (ColBERT's queries have others)
+
+    @property
+    def per_token(self) -> bool:
+        return self.head != WHOLE
 
 
 @dataclass(slots=True)
 class PoolingOutput:
-    """The vector, float32 [size]; of tasks by token [tokens, size]."""
+    """The vector, float32 [size]; of tasks by token [tokens, size]; of a sparse one the numbers that are not 0."""
 
     data: np.ndarray
+    indices: np.ndarray | None = None  # of a sparse one: int32, which tokens of the vocabulary these are the weights of
 
 
 @dataclass(slots=True)

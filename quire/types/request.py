@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from quire.types.adapter import Adapter
 from quire.types.pooling import Pooling
 from quire.types.sampling import SamplingParams
 from quire.types.structured import Constraint
@@ -31,7 +32,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     priority: int = 0  # lower runs first
     arrival: float = 0.0  # seconds, time.time()
     constraint: Constraint | None = None
-    lora: str | None = None
+    lora: Adapter | None = None
     cache_salt: str | None = None  # part of the prefix-cache key
     media_hashes: list[bytes] = msgspec.field(default_factory=list)  # part of the prefix-cache key
     pooling: Pooling | None = None  # a vector is wanted, not an answer: nothing is sampled

@@ -21,7 +21,7 @@ class LogprobRows(msgspec.Struct, frozen=True):
 
 
 class PooledRows(msgspec.Struct, frozen=True):
-    """Vectors of some plan rows, row after row: `counts[i]` lines of `values` belong to row `rows[i]`."""
+    """Vectors of some plan rows by one head, row after row: `counts[i]` lines of `values` belong to row `rows[i]`."""
 
     rows: np.ndarray  # int32 [n]
     counts: np.ndarray  # int32 [n]
@@ -45,6 +45,6 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     drafted: np.ndarray | None = None  # int32 [rows]
     matched: np.ndarray | None = None  # int32 [rows]
     prompt_logprobs: LogprobRows | None = None
-    pooled: PooledRows | None = None
+    pooled: list[PooledRows] | None = None
     failures: list[RowFailure] = msgspec.field(default_factory=list)
     error: str | None = None  # the step failed as a whole

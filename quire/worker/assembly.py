@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
-from quire.attention.base import AttentionSpec
+from quire.attention.base import AttentionSpec, StepPlanner
+from quire.attention.recurrent import RecurrentRows
 from quire.attention.select import select, select_for_prompts
 from quire.config.devices import platform_of
 from quire.config.resolve import Resolved
 from quire.distributed.group import Group
 from quire.distributed.peer_memory import Layout
-from quire.models.base import DecoderStack, num_weights
+from quire.models.base import Decoder
 from quire.models.pooling import PoolingModel
 from quire.types.kv import PromptCost
+from quire.worker.adapters import Adapters
 from quire.worker.batch import BatchBuilder, round_size
 from quire.worker.graphs import decode_sizes, drafted_sizes, graph_rows
 from quire.worker.kv_store import KVStore
 from quire.worker.layer_groups import LayerGroups
-from quire.worker.mixed_graphs import MAX_PROMPTS, mixed_sizes, with_prefixes
+from quire.worker.mixed_graphs import MAX_PROMPTS, mixed_sizes, with_twins
 from quire.worker.padded import PaddedSteps
 from quire.worker.pages import Pages
 from quire.worker.pooling_runner import PoolingRunner, decoder_contexts, encoder_contexts
@@ -50,13 +53,15 @@ class Assembly:
     def __init__(
         self,
         resolved: Resolved,
-        model: DecoderStack | PoolingModel,
+        model: Decoder | PoolingModel,
         pages: Pages,
         device: torch.device,
         streams: Streams,
         group: Group | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         self._resolved = resolved
+        self._adapters = adapters
         self._platform = platform_of(resolved.device)
         self._group = group
         self._model = model
@@ -90,7 +95,7 @@ class Assembly:
         """A runner on a cache of so many blocks; its graphs are still to be captured."""
         pages = self._pages
         keeper, dtype = pages.groups[pages.keeper], DTYPES[self._resolved.kv_dtype]
-        store = KVStore(pages, self._model.layer_groups, num_blocks, dtype, self._device)
+        store = KVStore(pages, self._model.layer_groups, num_blocks, dtype, self._device, self._model.layer_states)
         seats = DeviceSeats(
             self._resolved.max_num_seqs,
             keeper.num_blocks(max_model_len) * pages.splits[pages.keeper],
@@ -98,8 +103,9 @@ class Assembly:
             pages.kernel_block(pages.keeper),
             self._device,
             limited=self._resolved.speculative is not None,
+            adapted=self._adapters is not None,
         )
-        seats.add_groups(pages, max_model_len)
+        seats.add_groups(pages, max_model_len, store.clear)
         if isinstance(self._model, PoolingModel):
             return self._pooling(self._model, store, seats, max_model_len)
         custom = CustomProcessors(processors, seats.num_computed_np) if processors else None
@@ -112,9 +118,15 @@ class Assembly:
             groups = self._layer_groups(seats, tokens, max_model_len)
             contexts, reads_host = decoder_contexts(groups, store), groups.reads_host
         else:
-            name = self._resolved.config.runtime.attention_backend
-            prompts = select_for_prompts(name, self._attention(0, tokens, max_model_len), self._platform)
-            self.backend_name, contexts = prompts.name, encoder_contexts(prompts)
+            name, trunk = self._resolved.config.runtime.attention_backend, model.trunk
+            usual = self._attention(0, tokens, max_model_len)
+            specs = [
+                replace(usual, num_kv_heads=keeps.num_kv_heads, head_dim=keeps.head_dim, scores=scores)
+                for keeps, scores in zip(trunk.keeps, trunk.scores, strict=True)
+            ]
+            prompts = [select_for_prompts(name, spec, self._platform) for spec in specs]
+            contexts = encoder_contexts(prompts, specs, trunk.layer_groups)
+            self.backend_name = prompts[0].name
         return PoolingRunner(
             model,
             contexts,
@@ -124,11 +136,12 @@ class Assembly:
             staging_capacity=max(_STAGED_INTS, 2 * tokens + 8 * rows),
             device=self._device,
             stream=self._streams.compute,
+            adapters=self._adapters,
         )
 
     def _generating(
         self,
-        model: DecoderStack,
+        model: Decoder,
         store: KVStore,
         seats: DeviceSeats,
         max_model_len: int,
@@ -145,12 +158,12 @@ class Assembly:
         groups = self._layer_groups(seats, longest, max_model_len)
         self._prompt_wave = groups.prompt_wave
         seats.is_read |= groups.reads_host
-        if not groups.graph_support:
+        if not (groups.graph_support and model.graph_support):
             wanted, mixed = [], []
         heads_per_kv_head = model.num_heads // self._pages.groups[0].num_kv_heads
         prefixes = PrefixRows(rows, heads_per_kv_head) if groups.prefix_support else None
-        if groups.prefix_support:
-            mixed = with_prefixes(mixed)
+        adapted = self._adapters is not None
+        mixed = with_twins(mixed, prefixes=groups.prefix_support, adapters=adapted)
         drafts = self._drafts(seats)
         padded = PaddedSteps(seats, mixed, heads_per_kv_head, max_model_len, device) if mixed else None
         parts = StepParts(
@@ -176,13 +189,14 @@ class Assembly:
             streams=self._streams,
             drafts=drafts,
             group=self._group,
+            adapters=self._adapters,
         )
         return Runner(
             parts,
             device,
             self._streams.compute,
-            decode_sizes=decode_sizes(wanted, groups.prefix_support),
-            drafted_sizes=drafted_sizes(drafts.max_rows, drafts.width) if drafts and wanted else (),
+            decode_sizes=decode_sizes(wanted, groups.prefix_support, adapted=adapted),
+            drafted_sizes=drafted_sizes(drafts.max_rows, drafts.width, adapted=adapted) if drafts and wanted else (),
             padded=padded,
         )
 
@@ -206,7 +220,7 @@ class Assembly:
         """Let ranks write what they tell each other into each other's memory, where they can."""
         if self._group is None or self._streams.compute is None:
             return
-        generates, rows = isinstance(self._model, DecoderStack), self._resolved.max_num_seqs
+        generates, rows = isinstance(self._model, Decoder), self._resolved.max_num_seqs
         self._group.share_memory(
             Layout(
                 size=self._group.topology.size,
@@ -220,27 +234,30 @@ class Assembly:
 
     def prompt_cost(self) -> PromptCost:
         """By operations: a weight of the layers costs a token two, attending to one token four a head and dimension."""
-        if not isinstance(self._model, DecoderStack):
+        if not isinstance(self._model, Decoder):
             return PromptCost()
-        weights = num_weights(self._model.layers)
+        weights = self._model.prompt_weights()
         full, windows = 0.0, []
         for group in self._pages.groups:
-            cost = 2 * group.num_layers * self._model.num_heads * group.head_dim / weights
+            dims = group.head_dim + (group.value_dim or group.head_dim)
+            cost = group.num_layers * self._model.num_heads * dims / weights
             if group.kind in ("window", "chunk"):
                 windows.append((group.window, cost))
-            elif group.kind == "full":
+            elif group.keeps_all:
                 full += cost
         return PromptCost(full, self._prompt_wave, windows)
 
     def _layer_groups(self, seats: DeviceSeats, max_tokens: int, max_model_len: int) -> LayerGroups:
         """max_tokens: of a step, padding included."""
         name, pages = self._resolved.config.runtime.attention_backend, self._pages
-        backends = [
-            select(name, self._attention(number, max_tokens, max_model_len), self._platform)
+        backends: list[StepPlanner] = [
+            RecurrentRows()
+            if group.kind == "state"
+            else select(name, self._attention(number, max_tokens, max_model_len), self._platform)
             for number, group in enumerate(pages.groups)
             if group.kind != "history"
         ]
-        self.backend_name = backends[0].name
+        self.backend_name = next((one.name for one in backends if one.name != RecurrentRows.name), RecurrentRows.name)
         return LayerGroups(pages, backends, seats, max_tokens, self._device)
 
     def _attention(self, number: int, max_tokens: int, max_model_len: int) -> AttentionSpec:
@@ -249,7 +266,7 @@ class Assembly:
 
 def attention_spec(
     resolved: Resolved,
-    model: DecoderStack | PoolingModel,
+    model: Decoder | PoolingModel,
     pages: Pages,
     number: int,
     device: torch.device,
@@ -266,6 +283,7 @@ def attention_spec(
         head_dim=group.head_dim,
         block_size=pages.kernel_block(number),
         planes=pages.planes_a_slab(number) if group.num_layers else 1,
+        value_dim=group.value_dim,
         dtype=DTYPES[resolved.dtype],
         kv_dtype=DTYPES[resolved.kv_dtype],
         device=device,

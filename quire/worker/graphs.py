@@ -112,16 +112,17 @@ def _captured(body: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
 class DecodeSize(NamedTuple):
     rows: int
     shares_prefix: bool  # some rows begin with the same blocks, which are read once
+    adapted: bool = False  # some rows have LoRA adapters
 
 
 class DecodeGraphs(StepGraphs[DecodeSize]):
     """Steps of decode rows only."""
 
-    def size_for(self, rows: int, shares_prefix: bool) -> DecodeSize | None:
+    def size_for(self, rows: int, shares_prefix: bool, *, adapted: bool = False) -> DecodeSize | None:
         """The smallest captured size that holds `rows`; None if none does."""
         found = None
         for size in self.sizes:
-            if size.shares_prefix == shares_prefix:
+            if size.shares_prefix == shares_prefix and size.adapted == adapted:
                 if size.rows < rows:
                     break
                 found = size
@@ -133,21 +134,27 @@ class DecodeGraphs(StepGraphs[DecodeSize]):
 
 class DraftedSize(NamedTuple):
     rows: int
+    adapted: bool = False  # some of them have LoRA adapters
 
 
 class DraftedGraphs(StepGraphs[DraftedSize]):
     """Steps of decode rows that bring drafts."""
 
-    def size_for(self, rows: int) -> DraftedSize | None:
+    def size_for(self, rows: int, *, adapted: bool = False) -> DraftedSize | None:
         """The smallest captured size that holds `rows`; None if none does."""
-        return next((size for size in reversed(self.sizes) if size.rows >= rows), None)
+        fitting = (size for size in reversed(self.sizes) if size.rows >= rows and size.adapted == adapted)
+        return next(fitting, None)
 
 
-def drafted_sizes(max_rows: int, width: int) -> list[DraftedSize]:
-    """Sizes to capture, falling, of rows with so many tokens each: they fill what products have kernels for."""
+def drafted_sizes(max_rows: int, width: int, *, adapted: bool = False) -> list[DraftedSize]:
+    """Sizes to capture, falling, of rows with so many tokens each: they fill what products have kernels for.
+
+    adapted: beside each its twin for rows with adapters.
+    """
     tokens = (*_heights(128), 192, 256, 384, 512, 768, 1024)
     rows = {1, max_rows, *(count // width for count in tokens)}
-    return [DraftedSize(count) for count in sorted(rows, reverse=True) if 0 < count <= max_rows]
+    counts = [count for count in sorted(rows, reverse=True) if 0 < count <= max_rows]
+    return [DraftedSize(count, twin) for count in counts for twin in ((False, True) if adapted else (False,))]
 
 
 def _heights(most: int) -> list[int]:
@@ -155,12 +162,17 @@ def _heights(most: int) -> list[int]:
     return [1 << power for power in range(most.bit_length()) if 1 << power <= most]
 
 
-def decode_sizes(rows: list[int], prefix_support: bool) -> list[DecodeSize]:
-    """Sizes to capture, falling, of rising numbers of rows. For rows that share prefixes fewer, a third apart or so."""
+def decode_sizes(rows: list[int], prefix_support: bool, *, adapted: bool = False) -> list[DecodeSize]:
+    """Sizes to capture, falling, of rising numbers of rows. For rows that share prefixes fewer, a third apart or so.
+
+    adapted: for rows with adapters as many.
+    """
     sizes = []
     last = 0
     for count in reversed(rows):
         sizes.append(DecodeSize(count, shares_prefix=False))
+        if adapted:
+            sizes.append(DecodeSize(count, shares_prefix=False, adapted=True))
         if prefix_support and (not last or (count >= MIN_PREFIX_SIZE and 4 * count <= 3 * last)):
             sizes.append(DecodeSize(count, shares_prefix=True))
             last = count

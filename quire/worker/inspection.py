@@ -18,7 +18,6 @@ from torch import nn
 from quire.attention.select import ORDER, PLAIN, PROMPT_ORDER, select, select_for_prompts
 from quire.config.devices import platform_of
 from quire.config.inspection import Findings, Fit, Question
-from quire.config.quantization import METHODS
 from quire.config.resolve import Resolved
 from quire.distributed.group import Group
 from quire.distributed.topology import Topology
@@ -28,10 +27,10 @@ from quire.foundation.errors import ConfigError, DoesNotFitError, QuireError
 from quire.layers.experts import Experts
 from quire.layers.linear import Linear
 from quire.models import catalog
-from quire.models.base import DecoderStack
+from quire.models.base import Decoder
 from quire.models.pooling import PoolingModel
 from quire.quantization.base import FORMATS, WeightFormat
-from quire.quantization.plain import Unquantized
+from quire.quantization.select import make_method
 from quire.types.kv import capacity, tokens_held
 from quire.worker.assembly import DTYPES, attention_spec
 from quire.worker.memory import CacheSize, Memory, size_cache
@@ -40,7 +39,7 @@ from quire.worker.pages import Pages, lay_out
 _NOWHERE = torch.device("meta")
 _DRIVER = 512 * 1024**2  # bytes that the driver takes of an empty GPU for a process
 _CONTEXTS = (1024, 8192, 32768, 131072)
-Model = DecoderStack | PoolingModel
+Model = Decoder | PoolingModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +82,8 @@ def inspect(question: Question) -> Findings:
 
 
 def _build(resolved: Resolved, ranks: int) -> Model:
-    dtype, positions, name = DTYPES[resolved.dtype], resolved.max_model_len, resolved.config.model.quantization
-    method = Unquantized() if name is None else METHODS.get(name)()
+    dtype, positions = DTYPES[resolved.dtype], resolved.max_model_len
+    method = make_method(resolved.quantization, resolved.info.quantization)
     group = cast(Group, _OneOf(Topology(0, ranks))) if ranks > 1 else None
     if resolved.pooler is None:
         return catalog.build(resolved.info, dtype, _NOWHERE, positions, method, group)

@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import count
 
 import torch
 
-from quire.attention.context import LayerCache
+from quire.attention.context import LayerCache, StateCache
+from quire.attention.recurrent import StatePart
 from quire.worker.pages import Pages
 
 
 class KVStore:
     """Paged keys and values, bytes [slabs, pages, bytes of a slice]; `layers` are views of it.
 
-    With one group of layers that is [layers, 2, pages, kv_heads, block_size, head_dim]. `token_of_slot`
+    With one group of layers that is [layers, planes, pages, kv_heads, block_size, head_dim]. `token_of_slot`
     [pages * block size of the keeper] int32 is the device's own history of every request, addressed through the
     keeper's block table: penalties and bad words read it, and it is shared and evicted together with the KV.
 
-    layer_groups: the group of each layer.
+    layer_groups: the group of each layer. states: what each of those that keep a state does, in their order.
     """
 
     def __init__(
-        self, pages: Pages, layer_groups: Sequence[int], num_blocks: int, dtype: torch.dtype, device: torch.device
+        self,
+        pages: Pages,
+        layer_groups: Sequence[int],
+        num_blocks: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        states: Sequence[Sequence[StatePart]] = (),
     ) -> None:
         # Zeros, not garbage: the null block is read by padding rows, and NaN there would spread through a mask.
         self.data = torch.zeros(pages.slabs, num_blocks, pages.slab_bytes, dtype=torch.uint8, device=device)
         places = [count() for _ in pages.groups]
-        self.layers = [self._layer(pages, group, next(places[group]), dtype) for group in layer_groups]
+        self.layers = [
+            self._state(pages, place, states[place])
+            if pages.groups[group].kind == "state"
+            else self._layer(pages, group, place, dtype)
+            for group, place in ((group, next(places[group])) for group in layer_groups)
+        ]
         keeper = pages.groups[pages.keeper]
-        if keeper.kind == "history":
+        if keeper.kind == "history" and keeper.block_size * 4 == pages.slab_bytes:
             self.token_of_slot = self.data[0].view(torch.int32).view(-1)
         else:
             self.token_of_slot = torch.zeros(num_blocks * keeper.block_size, dtype=torch.int32, device=device)
@@ -43,7 +56,24 @@ class KVStore:
             slab = self.data[number // planes_a_slab].view(dtype)
             return slab.view(shape)[:, number % planes_a_slab]
 
-        return LayerCache(k=plane(spec.planes * place), v=plane(spec.planes * place + 1))
+        k = plane(spec.planes * place)
+        return LayerCache(k=k, v=k[..., : spec.value_dim] if spec.value_dim else plane(spec.planes * place + 1))
+
+    def _state(self, pages: Pages, place: int, parts: Sequence[StatePart]) -> StateCache:
+        """place: of the layer among those that keep a state."""
+        entry, number = divmod(place, pages.states_a_page)
+        begin = number * next(group.state_bytes for group in pages.groups if group.kind == "state")
+        views = []
+        for part in parts:
+            line = self.data[0].view(part.dtype)  # [pages, numbers of a page]
+            first = begin // part.dtype.itemsize
+            views.append(line[:, first : first + math.prod(part.shape)].unflatten(1, part.shape))
+            begin += part.num_bytes
+        return StateCache(entry, tuple(views))
+
+    def clear(self, pages: torch.Tensor) -> None:
+        """Zero pages that held states: as keys and values their numbers may be NaN, which masks do not stop."""
+        self.data.index_fill_(1, pages, 0)
 
     @property
     def num_bytes(self) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import torch
 
-from quire.attention.base import FAR, AttentionBackend, AttentionInputs
+from quire.attention.base import FAR, AttentionBackend, AttentionInputs, StepPlanner
 from quire.attention.context import GroupContext
 from quire.kernels.step.step import find_slots
 from quire.worker.batch import Batch
@@ -15,14 +16,14 @@ from quire.worker.seats import DeviceSeats
 
 
 class LayerGroups:
-    """Plans the attention of each group once a step. Where a group's KV goes is known from the step for the keeper's
+    """Plans what each group does, once a step. Where a group's KV goes is known from the step for the keeper's
     group, and found here for the others, in memory of their own that graphs may read.
 
     backends: one for each group of layers. max_tokens: of a step, padding included.
     """
 
     def __init__(
-        self, pages: Pages, backends: list[AttentionBackend], seats: DeviceSeats, max_tokens: int, device: torch.device
+        self, pages: Pages, backends: list[StepPlanner], seats: DeviceSeats, max_tokens: int, device: torch.device
     ) -> None:
         self.backends = backends
         self._pages = pages
@@ -34,7 +35,7 @@ class LayerGroups:
     def reserve(self, max_tokens: int) -> None:
         """Make room for steps of so many tokens."""
         for number in range(len(self.backends)):
-            if number != self._pages.keeper:
+            if number != self._pages.keeper and self._pages.groups[number].kind != "state":
                 self._slots[number] = torch.zeros(max_tokens, dtype=torch.int32, device=self._device)
 
     @property
@@ -59,9 +60,11 @@ class LayerGroups:
         made = []
         for number, backend in enumerate(self.backends):
             slots, inputs = batch.buffers.slots, batch.attention
-            if number != self._pages.keeper:
+            if self._pages.groups[number].kind == "state":
+                inputs = replace(inputs, block_table=self._seats.tables[number].blocks, prefix=None)
+            elif number != self._pages.keeper:
                 slots, inputs = self._find(number, batch)
-            made.append(GroupContext(slots, backend, backend.plan(inputs)))
+            made.append(GroupContext(slots, cast("AttentionBackend", backend), backend.plan(inputs)))
         return made
 
     def _find(self, number: int, batch: Batch) -> tuple[torch.Tensor, AttentionInputs]:

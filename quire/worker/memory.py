@@ -49,7 +49,7 @@ def size_cache(resolved: Resolved, pages: Pages, memory: Memory) -> CacheSize:
     budget, why = _budget(cache, memory)
     # More blocks than all seats can ever fill serve nobody; slots are int32.
     useful = resolved.max_num_seqs * sum(group.num_blocks(longest) for group in groups) + 1
-    useful = min(useful, *(MAX_TOKENS // group.block_size for group in groups))
+    useful = min(useful, *(MAX_TOKENS // group.block_size for group in groups if not group.pages))
     num_blocks = cache.num_gpu_blocks_override or min(int(budget // pages.page_bytes), useful)
     fits = capacity(groups, num_blocks)
     if fits >= longest:

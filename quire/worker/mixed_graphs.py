@@ -25,6 +25,7 @@ class MixedSize:
     decodes: int
     tokens: int  # those of decode rows included
     shares_prefix: bool = False  # some decode rows begin with the same blocks, which are read once
+    adapted: bool = False  # some rows have LoRA adapters
 
     @property
     def rows(self) -> int:
@@ -49,6 +50,12 @@ def mixed_sizes(max_rows: int, max_tokens: int, num_weights: int) -> list[MixedS
     return sorted(sizes, key=lambda size: (size.tokens, size.decodes), reverse=True)
 
 
+def with_twins(sizes: list[MixedSize], *, prefixes: bool, adapters: bool) -> list[MixedSize]:
+    """`sizes`, falling, with those for rows that share prefixes and for rows with adapters among them."""
+    sizes = with_prefixes(sizes) if prefixes else sizes
+    return with_adapters(sizes) if adapters else sizes
+
+
 def with_prefixes(sizes: list[MixedSize]) -> list[MixedSize]:
     """`sizes`, falling, and beside every other one of them, the largest included, its twin for rows that share
     prefixes."""
@@ -62,20 +69,27 @@ def with_prefixes(sizes: list[MixedSize]) -> list[MixedSize]:
     return made
 
 
+def with_adapters(sizes: list[MixedSize]) -> list[MixedSize]:
+    """`sizes`, falling, and beside every one for rows without shared prefixes its twin for rows with adapters."""
+    twins = ([size] if size.shares_prefix else [size, replace(size, adapted=True)] for size in sizes)
+    return [size for pair in twins for size in pair]
+
+
 class MixedGraphs(StepGraphs[MixedSize]):
     """Small steps with prompt chunks. A tail samples the rows that are due."""
 
-    def size_for(self, plan: StepPlan, shares_prefix: bool) -> MixedSize | None:
+    def size_for(self, plan: StepPlan, shares_prefix: bool, *, adapted: bool = False) -> MixedSize | None:
         """The smallest size that holds the step; None if none does."""
         decodes, prompt_tokens = plan.num_decodes, len(plan.token_ids)
         if plan.num_rows - decodes > MAX_PROMPTS:
             return None
         for size in reversed(self.sizes):
             fits = size.decodes >= decodes and size.tokens - size.decodes >= prompt_tokens
-            if fits and size.shares_prefix == shares_prefix:
+            if fits and size.shares_prefix == shares_prefix and size.adapted == adapted:
                 return size
         return None
 
     def _rehearsed(self) -> Iterable[MixedSize]:
-        """Kernels differ by the number of tokens, by whether there are decode rows, and by whether these share."""
-        return {(size.tokens, size.shares_prefix): size for size in reversed(self.sizes)}.values()
+        """Kernels differ by the number of tokens, by whether there are decode rows, and by whether these share or have
+        adapters."""
+        return {(size.tokens, size.shares_prefix, size.adapted): size for size in reversed(self.sizes)}.values()

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
 import torch
 
-from quire.attention.base import PromptAttention
-from quire.attention.context import EncoderContext, StepContext
+from quire.attention.base import AttentionSpec, LayerCache, PromptAttention
+from quire.attention.context import GroupContext, StepContext
 from quire.kernels.step.step import commit
 from quire.models.pooling import PoolingModel
 from quire.platforms.transfers import upload
 from quire.types.plan import Pool, StepPlan
 from quire.types.result import PooledRows, StepResult
+from quire.worker.adapters import Adapters
 from quire.worker.batch import Batch, BatchBuilder
 from quire.worker.kv_store import KVStore
 from quire.worker.layer_groups import LayerGroups
@@ -24,7 +25,7 @@ from quire.worker.readback import PendingStep, ReadyStep, StepHandle
 from quire.worker.seats import DeviceSeats
 from quire.worker.staging import Staging
 
-MakeContext = Callable[[StepPlan, Pool, Batch], StepContext | EncoderContext]
+MakeContext = Callable[[StepPlan, Pool, Batch], StepContext]
 
 
 def decoder_contexts(groups: LayerGroups, store: KVStore) -> MakeContext:
@@ -34,16 +35,35 @@ def decoder_contexts(groups: LayerGroups, store: KVStore) -> MakeContext:
     return make
 
 
-def encoder_contexts(backend: PromptAttention) -> MakeContext:
-    def make(plan: StepPlan, wanted: Pool, batch: Batch) -> EncoderContext:
-        return EncoderContext(
+def encoder_contexts(
+    backends: Sequence[PromptAttention], specs: Sequence[AttentionSpec], layer_groups: Sequence[int]
+) -> MakeContext:
+    """Of whole prompts. backends, specs: of each group of layers. layer_groups: the number of each layer's, empty if
+    the layers need no memory for keys and values."""
+    slots = torch.arange(specs[0].max_tokens if layer_groups else 0, dtype=torch.int32, device=specs[0].device)
+
+    def make(plan: StepPlan, wanted: Pool, batch: Batch) -> StepContext:
+        tokens = len(batch.buffers.positions)
+        keys = wanted.num_keys if (wanted.num_keys < plan.num_tokens).any() else None
+        scratch = [_scratch(spec, tokens) for spec in specs] if layer_groups else []
+        return StepContext(
             positions=batch.buffers.positions,
+            caches=[scratch[number] for number in layer_groups],
+            groups=[
+                GroupContext(slots[:tokens], one, one.plan(plan.num_tokens, batch.attention.query_start, keys))
+                for one in backends
+            ],
             token_types=_token_types(plan, wanted, batch.seats.device),
-            backend=backend,
-            plan=backend.plan(plan.num_tokens, batch.attention.query_start),
+            whole_prompts=True,
         )
 
     return make
+
+
+def _scratch(spec: AttentionSpec, tokens: int) -> LayerCache:
+    shape = (tokens, spec.num_kv_heads, 1, spec.head_dim)
+    k, v = (torch.empty(shape, dtype=spec.dtype, device=spec.device) for _ in "kv")
+    return LayerCache(k, v)
 
 
 def _token_types(plan: StepPlan, wanted: Pool, device: torch.device) -> torch.Tensor | None:
@@ -68,8 +88,10 @@ class PoolingRunner:
         staging_capacity: int,
         device: torch.device,
         stream: torch.cuda.Stream | None,
+        adapters: Adapters | None = None,
     ) -> None:
         self.model = model
+        self._adapters = adapters
         self._make_context = make_context
         self._seats = seats
         self._builder = builder
@@ -92,7 +114,11 @@ class PoolingRunner:
     def run(self, plan: StepPlan) -> StepHandle:
         with self._on_stream():
             wanted = next(one for one in plan.attachments if isinstance(one, Pool))
+            if self._adapters is not None:
+                self._adapters.begin(plan, self._seats)
             batch = self._builder.mixed(plan, None, self._staging)
+            if self._adapters is not None:
+                self._adapters.find_rows(batch, self._seats)
             num_computed = self._seats.num_computed_np[plan.seats]
             hidden = self.model(batch.buffers.input_ids, self._make_context(plan, wanted, batch))
             pooled = self._pooler.pool(plan, wanted, hidden, num_computed)
@@ -101,20 +127,24 @@ class PoolingRunner:
             self._seats.advance(plan.seats, plan.num_tokens)
             return self._read_back(plan, pooled)
 
-    def _read_back(self, plan: StepPlan, pooled: PooledTensors) -> StepHandle:
-        if self._stream is None or not pooled.values.is_cuda:
-            return ReadyStep(_result(plan, pooled, pooled.values.cpu()))
-        host = torch.empty(pooled.values.shape, dtype=torch.float32, pin_memory=True)
-        host.copy_(pooled.values, non_blocking=True)
+    def _read_back(self, plan: StepPlan, pooled: list[PooledTensors]) -> StepHandle:
+        if self._stream is None or not any(part.values.is_cuda for part in pooled):
+            return ReadyStep(_result(plan, pooled, [part.values.cpu() for part in pooled]))
+        hosts = [torch.empty(part.values.shape, dtype=torch.float32, pin_memory=True) for part in pooled]
+        for host, part in zip(hosts, pooled, strict=True):
+            host.copy_(part.values, non_blocking=True)
         copied = torch.cuda.Event()
         copied.record()
-        return PendingStep(copied, partial(_result, plan, pooled, host))
+        return PendingStep(copied, partial(_result, plan, pooled, hosts))
 
 
-def _result(plan: StepPlan, pooled: PooledTensors, values: torch.Tensor) -> StepResult:
+def _result(plan: StepPlan, pooled: list[PooledTensors], values: list[torch.Tensor]) -> StepResult:
     return StepResult(
         step=plan.step,
         tokens=np.full((plan.num_rows, 1), -1, np.int32),
         counts=np.zeros(plan.num_rows, np.int32),
-        pooled=PooledRows(pooled.rows, pooled.counts.astype(np.int32), values.numpy()),
+        pooled=[
+            PooledRows(part.rows, part.counts.astype(np.int32), host.numpy())
+            for part, host in zip(pooled, values, strict=True)
+        ],
     )

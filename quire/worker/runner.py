@@ -68,10 +68,14 @@ class Runner:
         parts = self.parts
         with self.on_stream():
             parts.sampler.admit(plan.admits)
+            if parts.adapters is not None:
+                parts.adapters.begin(plan, parts.seats)
             if parts.drafts:
                 parts.drafts.admit(plan.admits, parts.sampler.custom_seats(plan.admits))
                 parts.seats.look()
             layout = parts.builder.layout(plan)
+            if parts.has_adapters:
+                layout = None  # there are no graphs for both
             if plan.num_drafts and self.drafted:
                 sample = self.drafted.run(plan)
             elif plan.num_decodes == plan.num_rows:
@@ -127,7 +131,7 @@ class Runner:
     def mixed_sizes(self) -> list[tuple[int, int]]:
         """See WorkerReport."""
         sizes = self.mixed.graphs.sizes if self.mixed.graphs else []
-        return [(size.decodes, size.tokens) for size in sizes if not size.shares_prefix]
+        return [(size.decodes, size.tokens) for size in sizes if not (size.shares_prefix or size.adapted)]
 
     @property
     def max_drafted_rows(self) -> int:
@@ -145,7 +149,7 @@ class Runner:
         costs, width = [], self.parts.drafts.width if self.parts.drafts else 1
         with self.on_stream():
             for size in reversed(drafted.sizes):
-                without = plain.size_for(size.rows, shares_prefix=False)
+                without = None if size.adapted else plain.size_for(size.rows, shares_prefix=False)
                 if without is not None:
                     seconds = plain.seconds(without) * self._with_experts(size.rows)
                     every = drafted.seconds(size) * self._with_experts(size.rows * width)

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from quire.types.plan import Admit, Attachment, AwaitMasks, Pool, PromptEmbeds, StepPlan, TokenMasks
+from quire.types.pooling import WHOLE
 from quire.types.sampling import SamplingParams
 from quire.worker.masked_step import MaskedStep
 from quire.worker.readback import StepHandle
@@ -66,7 +67,8 @@ def embeddings(counts: np.ndarray, hidden: int) -> list[Attachment]:
 def prompts_to_pool(counts: np.ndarray) -> StepPlan:
     """Whole prompts of the given lengths, whose states are wanted."""
     every, none = np.ones(len(counts), dtype=bool), np.zeros(len(counts), dtype=bool)
-    pool = Pool(np.arange(len(counts), dtype=np.int32), every, none, counts)
+    rows = np.arange(len(counts), dtype=np.int32)
+    pool = Pool(rows, every, np.full_like(rows, WHOLE), counts, counts)
     admits = [Admit(seat, 0, int(n), SamplingParams(), [], 0) for seat, n in enumerate(counts, 1)]
     return msgspec.structs.replace(prompt_chunks(counts, admits), samples=none, attachments=[pool])
 

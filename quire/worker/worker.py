@@ -16,26 +16,26 @@ import numpy as np
 import torch
 
 from quire.config.profiler import ProfilerConfig
-from quire.config.quantization import METHODS
 from quire.config.resolve import Resolved
 from quire.distributed.group import Group
 from quire.foundation.errors import ConfigError, InputError
 from quire.foundation.log import get_logger
 from quire.kernels.dispatch import plain_torch
 from quire.models import catalog, weights
-from quire.models.base import DecoderStack
+from quire.models.base import Decoder
 from quire.models.pooling import PoolingModel
 from quire.platforms import select_platform
 from quire.quantization.base import QuantizationMethod
-from quire.quantization.plain import Unquantized
+from quire.quantization.select import make_method
 from quire.types.kv import WorkerReport
 from quire.types.plan import StepPlan, TokenMasks
 from quire.types.ranks import ALONE, Rank
+from quire.worker.adapters import Adapters
 from quire.worker.assembly import DTYPES, Assembly
 from quire.worker.batch import SIZE_STEP, round_size
 from quire.worker.masked_step import MaskedStep
 from quire.worker.memory import Memory, size_cache
-from quire.worker.pages import lay_out
+from quire.worker.pages import Pages, lay_out
 from quire.worker.pooling_runner import PoolingRunner
 from quire.worker.profiler import Profiler
 from quire.worker.readback import StepHandle
@@ -69,6 +69,7 @@ class Worker:
         self._max_model_len = resolved.max_model_len  # less once it is known what fits
         self.runner: Runner | PoolingRunner | None = None
         self._unprepared: list[int] = []  # sizes of steps whose products the library has not loaded yet, falling
+        self._adapters: Adapters | None = None
         self._awaiting: MaskedStep | None = None  # the latest step, if it waits for its masks
         self._streams: Streams | None = None
         self._threads_before: int | None = None  # torch's threads are the whole process's: they are given back
@@ -108,9 +109,10 @@ class Worker:
             torch.set_num_threads(1)
         profiling = ProfilerConfig.read(config.observe.profiler_config)
         self._profiler = None if profiling is None else Profiler(profiling, self._device, self._mark)
-        block_size = config.cache.block_size
-        pages = lay_out(model.kv_groups(block_size, DTYPES[resolved.kv_dtype]), block_size)
-        assembly = Assembly(resolved, model, pages, self._device, self._streams, self._group)
+        pages = self._lay_out(config.cache.block_size)
+        if config.lora.enable_lora:
+            self._adapters = Adapters(config.lora, model, DTYPES[resolved.dtype], self._device)
+        assembly = Assembly(resolved, model, pages, self._device, self._streams, self._group, self._adapters)
         assembly.share_memory()
         setup = ProcessorSetup(info.vocab_size, self._device, Path(info.path))
         processors = make_processors(config.model.logits_processors if self._rank.is_first else [], setup)
@@ -130,13 +132,13 @@ class Worker:
         with self._phase("kv_cache"):
             self.runner = assembly.runner(size.num_blocks, size.max_model_len, processors=processors)
         with self._phase("graphs"):
-            if isinstance(self.runner, Runner):
-                before = self._platform.driver_bytes()
-                self.runner.capture()
-                _kept[self._device] += max(0, self._platform.driver_bytes() - before)
+            if not self._capture():
+                self.runner = None  # whose cache must be gone before there is another
+                self.runner = assembly.runner(
+                    size.num_blocks, size.max_model_len, with_graphs=False, processors=processors
+                )
         if self._platform.runs_ahead and isinstance(self.runner, Runner):
-            most = round_size(resolved.max_num_batched_tokens)
-            self._unprepared = list(range(most, 0, -SIZE_STEP))
+            self._unprepared = list(range(round_size(resolved.max_num_batched_tokens), 0, -SIZE_STEP))
         return WorkerReport(
             device=self._platform.device_name(),
             num_blocks=size.num_blocks,
@@ -154,8 +156,44 @@ class Worker:
             max_drafted_rows=self.runner.max_drafted_rows if isinstance(self.runner, Runner) else 0,
             can_prepare=bool(self._unprepared),
             max_num_batched_tokens=assembly.max_tokens,
-            notes=[size.note] if size.note else [],
+            notes=[note for note in (size.note, self._uncached(pages)) if note],
         )
+
+    def _lay_out(self, block_size: int) -> Pages:
+        """Raises ConfigError for drafts of a model that cannot take them."""
+        pages = lay_out(self._model.kv_groups(block_size, DTYPES[self._resolved.kv_dtype]), block_size)
+        if self._resolved.speculative is not None and pages.states_a_page:
+            raise ConfigError(
+                f"speculative_config: {self._resolved.info.architecture} keeps a state, which cannot go back behind a "
+                "draft that was wrong",
+                "speculative_config",
+            )
+        return pages
+
+    def _uncached(self, pages: Pages) -> str:
+        """What the log says where the prefix cache is off for the model's sake."""
+        if not pages.states_a_page or not self._resolved.config.cache.enable_prefix_caching:
+            return ""
+        return "enable_prefix_caching=False: the model's layers keep a state, which cannot be shared block by block"
+
+    def _capture(self) -> bool:
+        """Whether steps are in graphs, if they may be; only of somebody else's code it is not known before."""
+        before = self._platform.driver_bytes()
+        try:
+            if isinstance(self.runner, Runner):
+                self.runner.capture()
+        except RuntimeError as error:
+            if not self._is_foreign:
+                raise
+            _log.warning("steps are launched from Python, as they cannot be captured in graphs: %s", error)
+            return False
+        finally:
+            _kept[self._device] += max(0, self._platform.driver_bytes() - before)
+        return True
+
+    @property
+    def _is_foreign(self) -> bool:
+        return isinstance(self._model, Decoder) and self._model.is_foreign
 
     def _load_weights(self) -> None:
         given, path = self._resolved.config.model, Path(self._resolved.info.path)
@@ -163,7 +201,9 @@ class Worker:
         kind = given.load_format
         if self._resolved.info.is_mistral and kind in ("auto", "safetensors"):
             kind = "mistral"
-        weights.load(self._model, path, load_format=kind, show_progress=progress, seed=given.seed)
+        weights.load(self._model, path, kind, progress, given.seed, self._method.unused)
+        if isinstance(self._model, Decoder):
+            self._model.check()
 
     def _set_up(self) -> Streams:
         """The device, and the other ranks if there are any."""
@@ -186,20 +226,18 @@ class Worker:
     def _mark(self) -> str:
         return f"-rank{self._rank.index}" if self._rank.size > 1 else ""
 
-    def _build_model(self) -> DecoderStack | PoolingModel:
+    def _build_model(self) -> Decoder | PoolingModel:
         resolved, group = self._resolved, self._group
         dtype, positions = DTYPES[resolved.dtype], resolved.max_model_len
-        method = self._quantization(dtype)
+        method = self._method = self._quantization(dtype)
         if resolved.pooler is None:
             return catalog.build(resolved.info, dtype, self._device, positions, method, group)
         return catalog.build_for_pooling(resolved.info, resolved.pooler, dtype, self._device, positions, method, group)
 
     def _quantization(self, dtype: torch.dtype) -> QuantizationMethod:
         """Raises ConfigError if the device cannot multiply such weights."""
-        name = self._resolved.config.model.quantization
-        if name is None:
-            return Unquantized()
-        method: QuantizationMethod = METHODS.get(name)()
+        name, checkpoint = self._resolved.quantization, self._resolved.info.quantization
+        method = make_method(name, checkpoint)
         if (why := method.refuses(self._device, dtype)) is not None:
             raise ConfigError(f"quantization={name}: {why}", "quantization")
         return method
@@ -207,6 +245,8 @@ class Worker:
     def _rehearse(self, assembly: Assembly) -> Rehearsal | None:
         """Go through every kind of step while the weights are not there yet, so that the kernels get compiled."""
         if self._device.type != "cuda" or self._platform.plain_torch:
+            return None
+        if self._is_foreign:
             return None
         from quire.kernels.triton.rehearsal import Rehearsal, is_possible
 
@@ -255,6 +295,9 @@ class Worker:
     def _run_largest(self, runner: Runner | PoolingRunner, tokens: int) -> None:
         runner.run(self._step(tokens)).result()
         if isinstance(runner, Runner):
+            if self._adapters is not None:  # what rows with adapters take besides
+                runner.parts.seats.adapters_np[1:] = 1
+                runner.run(self._step(tokens)).result()
             # Everything that few requests ask for, once, so that the first of them does not wait for a compiler.
             run_picky(runner, ALL_FEATURES, self._resolved.info.vocab_size).result()
 
@@ -287,15 +330,16 @@ class Worker:
             self._awaiting = None
 
     @property
-    def model(self) -> DecoderStack | PoolingModel:
+    def model(self) -> Decoder | PoolingModel:
         """As it computes, with its parameters on the device."""
         return self._model
 
     def call(self, method: str | Callable[..., Any], *args: Any) -> Any:
         """Utilities outside the steps, in the thread that runs these.
 
-        "memory" → bytes by use; "prepare" → whether there is more to prepare; "profile", "start" or "stop" → the
-        trace's path. A function, which only a caller in this process can hand over, gets the worker and the arguments.
+        "memory" → bytes by use; "load_adapter", key and path; "drop_adapter", key; "prepare" → whether there is more to
+        prepare; "profile", "start" or "stop" → the trace's path. A function, which only a caller in this process can
+        hand over, gets the worker and the arguments.
         """
         if not isinstance(method, str):
             with plain_torch(self._platform.plain_torch):
@@ -305,6 +349,8 @@ class Worker:
             "prepare": self._prepare,
             "profile": self._profile,
         }
+        if self._adapters is not None:
+            methods |= {"load_adapter": self._adapters.load, "drop_adapter": self._adapters.drop}
         if method not in methods:
             known = ", ".join(methods)
             raise InputError(f"the worker has no method {method!r} ({len(args)} arguments given); it has: {known}")
@@ -335,7 +381,7 @@ class Worker:
         """Give the device's memory and the process's threads back; also after a start that failed half-way."""
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
-        self.runner = self._awaiting = None
+        self.runner = self._awaiting = self._adapters = None
         self.__dict__.pop("_model", None)
         if self._group is not None:
             self._group.close()

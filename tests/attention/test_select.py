@@ -12,7 +12,7 @@ from tests.attention.test_triton_backend import spec
 
 
 def test_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"'magic'.*auto, triton, torch_cpu, sdpa, flashinfer"):
+    with pytest.raises(ConfigError, match=r"'magic'.*auto, triton, triton_mla, torch_cpu, sdpa, flashinfer"):
         select("magic", spec(), "cpu")
 
 

@@ -54,3 +54,6 @@ def test_floors_count_every_byte_and_operation() -> None:
     assert weights == 15_009_316_864
     assert kv == 8 * 256 * 131_072  # 32 layers x 8 heads x 128 x 2 (k, v) x 2 bytes
     assert workloads.prefill_flops("qwen3-0.6b", 1, 1) > 2 * 28 * 1024 * 3072 * 3
+    weights, kv = workloads.decode_bytes("deepseek-v2-lite", batch=64, context=8192)
+    assert kv == 64 * 8192 * 27 * (512 + 64) * 2
+    assert 30e9 < weights < 33e9  # nearly all experts are hit

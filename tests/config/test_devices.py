@@ -64,7 +64,9 @@ def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_attention_backends_are_known_at_the_door() -> None:
     for name in ("auto", "triton", "torch_cpu", "sdpa", "flashinfer", "flash_attn"):
         check_attention_backend(name)
-    with pytest.raises(ConfigError, match="'magic' is unknown; there are: auto, triton, torch_cpu, sdpa, flashinfer"):
+    with pytest.raises(
+        ConfigError, match="'magic' is unknown; there are: auto, triton, triton_mla, torch_cpu, sdpa, flashinfer"
+    ):
         check_attention_backend("magic")
 
 

@@ -22,7 +22,7 @@ OPTIONS: dict[str, Any] = {
 TOKENS = 32
 
 
-@pytest.fixture(scope="module", params=["qwen3", "qwen2", "mixtral", "olmoe", "glm-groups", "gpt_oss"])
+@pytest.fixture(scope="module", params=["qwen3", "qwen2", "mixtral", "olmoe", "glm-groups", "gpt_oss", "llama4"])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     reference = sparse_checkpoints.make(request.param, **SHAPE)
     return reference, checkpoints.save(reference, tmp_path_factory.mktemp("experts"))

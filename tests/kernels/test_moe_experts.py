@@ -10,6 +10,7 @@ import torch
 from quire.kernels.dispatch import INTERPRETED
 from quire.kernels.moe.experts import add_experts
 from quire.kernels.moe.gate import sigmoid_gate
+from quire.kernels.moe.inside import USUAL, Gate, Inside
 from quire.kernels.moe.router import router_logits
 from quire.kernels.moe.routing import Live, Routes, Rule, route
 from quire.quantization.fp8 import Fp8Channel
@@ -19,9 +20,16 @@ HIDDEN, INNER = 192, 80
 
 
 def exact(
-    x: torch.Tensor, routes: Routes, gate_up: torch.Tensor, down: torch.Tensor, residual: torch.Tensor
+    x: torch.Tensor,
+    routes: Routes,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    residual: torch.Tensor,
+    inside: Inside = USUAL,
 ) -> torch.Tensor:
     """In float64, token by token."""
+    gating, first, second = inside
+    first, second = (None if bias is None else bias.double().cpu() for bias in (first, second))
     y = residual.double().cpu()
     x, gate_up, down = x.double().cpu(), gate_up.double().cpu(), down.double().cpu()
     for token, (experts, weights) in enumerate(
@@ -29,8 +37,11 @@ def exact(
     ):
         for expert, weight in zip(experts, weights, strict=True):
             if expert >= 0:
-                gate, up = (gate_up[expert] @ x[token]).chunk(2)
-                y[token] += weight * (down[expert] @ (torch.nn.functional.silu(gate) * up))
+                gate, up = (gate_up[expert] @ x[token] + (0 if first is None else first[expert])).chunk(2)
+                if gating.limit:
+                    gate, up = gate.clamp(max=gating.limit), up.clamp(-gating.limit, gating.limit)
+                middle = gate * torch.sigmoid(gating.alpha * gate) * (up + gating.shift)
+                y[token] += weight * (down[expert] @ middle + (0 if second is None else second[expert]))
     return y
 
 
@@ -61,6 +72,32 @@ def test_sums_of_experts(experts: int, top_k: int, tokens: int, device: torch.de
     routes = routes_of(experts, tokens, top_k, device)
     wanted = exact(x, routes, gate_up, down, residual)
     assert_near(add_experts(x, routes, gate_up, down, residual), wanted, NARROW)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 20, 150])
+@pytest.mark.parametrize("gate", [Gate(), Gate(alpha=1.702, limit=1.5, shift=1.0)], ids=str)
+def test_biases_and_another_gate(gate: Gate, tokens: int, device: torch.device) -> None:
+    """gpt-oss's gate, whose limit many numbers reach here."""
+    x, gate_up, down, residual = make(16, tokens, device)
+    first, second = (torch.randn(16, n, device=device).to(NARROW) for n in (2 * INNER, HIDDEN))
+    routes = routes_of(16, tokens, 4, device, dead=tokens // 5)
+    for inside in (Inside(gate, first, second), Inside(gate, first, None), Inside(gate)):
+        wanted = exact(x, routes, gate_up, down, residual, inside)
+        found = add_experts(x, routes, gate_up, down, residual.clone(), inside=inside)
+        assert_near(found, wanted, NARROW)
+
+
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_biases_beside_weights_of_8_bits(tokens: int, device: torch.device) -> None:
+    x, gate_up, down, residual = make(8, tokens, device, 128, 64)
+    inside = Inside(Gate(limit=2.0), *(torch.randn(8, n, device=device).to(NARROW) for n in (128, 128)))
+    packed = [[Fp8Channel().pack(matrix) for matrix in whole] for whole in (gate_up, down)]
+    weights = [torch.stack([one["weight"] for one in each]) for each in packed]
+    scales = [torch.stack([one["weight_scale"] for one in each]) for each in packed]
+    dense = [weight.double() * scale[..., None].double() for weight, scale in zip(weights, scales, strict=True)]
+    routes = routes_of(8, tokens, 2, device)
+    wanted = exact(x, routes, *dense, residual, inside)
+    assert_near(add_experts(x, routes, *weights, residual, tuple(scales), inside=inside), wanted, NARROW)
 
 
 @pytest.mark.parametrize(("hidden", "inner"), [(64, 24), (96, 100), (40, 36)])

@@ -7,7 +7,7 @@ import torch
 
 from quire.attention.base import prefix_tile_rows
 from quire.kernels.attention import paged as paged_attention
-from quire.kernels.attention.scores import Scores
+from quire.kernels.attention.scores import PerHead, Scores
 from quire.kernels.dispatch import device_on_triton
 from tests.kernels.compare import NARROW, assert_near
 
@@ -216,6 +216,110 @@ def test_prefill(
         out = paged_attention.prefill(q, cache.k, cache.v, cache.table, schedule, dim**-0.5)
         parts = [attend(part, *cache.tokens[i], dim**-0.5, window) for i, part in enumerate(q.split(queries))]
         assert_near(out, torch.cat(parts), dtype)
+
+
+TERMS = [
+    Scores(sinks=True),
+    Scores(40, sinks=True),
+    Scores(slopes=True),
+    Scores(48, chunked=True),
+    Scores(100, chunked=True, softcap=0.7, sinks=True, slopes=True),
+]
+
+
+def terms_of(scores: Scores, heads: int, device: torch.device) -> PerHead:
+    """Sinks below and above what scores are; slopes as ALiBi has them."""
+    sinks = torch.linspace(-2.0, 4.0, heads, device=device) if scores.sinks else None
+    slopes = 2.0 ** -torch.arange(1, heads + 1, device=device).float() if scores.slopes else None
+    return PerHead(sinks, slopes)
+
+
+def attend_with(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: Scores, heads: PerHead) -> torch.Tensor:
+    """As `attend`, with a scale of 0.2."""
+    group, lines = q.shape[1] // k.shape[1], []
+    sinks, slopes = (None if own is None else own.double().cpu()[:, None] for own in heads)
+    for j, query in enumerate(q.double().cpu()):
+        own = k.shape[0] - q.shape[0] + j
+        token = torch.arange(own + 1)
+        products = torch.einsum("hd,thd->ht", query, k[: own + 1].repeat_interleave(group, 1)) * 0.2
+        if scores.softcap:
+            products = scores.softcap * torch.tanh(products / scores.softcap)
+        if slopes is not None:
+            products = products + slopes * (token - own)
+        if scores.chunked:
+            products = products.masked_fill(token // scores.window != own // scores.window, -torch.inf)
+        elif scores.window:
+            products = products.masked_fill(token <= own - scores.window, -torch.inf)
+        raised = products.exp()
+        weights = raised / (raised.sum(-1, keepdim=True) + (0 if sinks is None else sinks.exp()))
+        lines.append(torch.einsum("ht,thd->hd", weights, v[: own + 1].repeat_interleave(group, 1)).flatten())
+    return torch.stack(lines)
+
+
+@pytest.mark.parametrize("dtype", sorted({NARROW, torch.float32}, key=str))
+@pytest.mark.parametrize("scores", TERMS, ids=str)
+def test_what_scores_get_besides_in_decode(device: torch.device, scores: Scores, dtype: torch.dtype) -> None:
+    """Of rows of one share and of many; then with several queries a row, some of them padding."""
+    heads, kv_heads, dim = 6, 2, 64
+    seq_lens = [900, 5, 97, 1, 48, 49, 128, 96, 144]
+    of_heads = terms_of(scores, heads, device)
+    for queries in (1, 3):
+        counts = [min(1 + i % queries, n) for i, n in enumerate(seq_lens)]
+        firsts = [n + 1 - count for n, count in zip(seq_lens, counts, strict=True)]
+        cache = make_cache(
+            seq_lens, kv_heads, dim, 16, dtype, device, seen_from=[scores.first_seen(n - 1) for n in firsts]
+        )
+        lens = torch.tensor(seq_lens, device=device, dtype=torch.int32)
+        first_lens = torch.tensor(firsts, device=device, dtype=torch.int32)
+        q = torch.randn(len(seq_lens) * queries, heads, dim, device=device, dtype=dtype)
+        workspace = paged_attention.decode_workspace(len(seq_lens), heads, kv_heads, dim, device, (9, queries))
+        schedule = paged_attention.decode_schedule(
+            cache.seats, lens, heads, kv_heads, dim, dtype, scores,
+            drafted=(queries, first_lens) if queries > 1 else None,
+        )  # fmt: skip
+        for _ in range(2):  # as layers do
+            out = paged_attention.decode(q, cache.k, cache.v, cache.table, schedule, 0.2, workspace, heads=of_heads)
+            assert out.isfinite().all()
+            for row, count in enumerate(counts):
+                own = slice(row * queries, row * queries + count)
+                assert_near(out[own], attend_with(q[own], *cache.tokens[row], scores, of_heads), dtype)
+
+
+@pytest.mark.parametrize("dtype", sorted({NARROW, torch.float32}, key=str))
+@pytest.mark.parametrize("scores", TERMS, ids=str)
+def test_what_scores_get_besides_in_prefill(device: torch.device, scores: Scores, dtype: torch.dtype) -> None:
+    heads, kv_heads, dim = 6, 2, 64
+    rows = [(1, 40), (5, 5), (64, 64), (17, 150), (1, 16), (33, 64), (16, 272), (130, 130)]
+    queries, seq_lens = [q for q, _ in rows], [n for _, n in rows]
+    cache = make_cache(
+        seq_lens, kv_heads, dim, 16, dtype, device, seen_from=[scores.first_seen(n - q) for q, n in rows]
+    )
+    q, of_heads = torch.randn(sum(queries), heads, dim, device=device, dtype=dtype), terms_of(scores, heads, device)
+    starts = torch.tensor([0, *queries]).cumsum(0).int().to(device)
+    lens = torch.tensor(seq_lens, device=device, dtype=torch.int32)
+    schedule = paged_attention.prefill_schedule(
+        cache.seats, starts, lens, len(q), max(queries), heads, kv_heads, dim, 16, dtype, scores
+    )
+    out = paged_attention.prefill(q, cache.k, cache.v, cache.table, schedule, 0.2, heads=of_heads)
+    parts = [attend_with(part, *cache.tokens[i], scores, of_heads) for i, part in enumerate(q.split(queries))]
+    assert_near(out, torch.cat(parts), dtype)
+
+
+@pytest.mark.parametrize("dtype", sorted({NARROW, torch.float32}, key=str))
+def test_sinks_count_once_beside_shared_prefixes(device: torch.device, dtype: torch.dtype) -> None:
+    heads, kv_heads, dim, scores = 6, 2, 64, Scores(sinks=True)
+    seq_lens = [321, 40, 33, 290, 289, 700]
+    cache = make_cache(seq_lens, kv_heads, dim, 16, dtype, device)
+    shared = share(cache, [([0, 3, 4], 288), ([2, 1], 32)], prefix_tile_rows(heads // kv_heads), 16)
+    q, of_heads = torch.randn(6, heads, dim, device=device, dtype=dtype), terms_of(scores, heads, device)
+    workspace = paged_attention.decode_workspace(6, heads, kv_heads, dim, device)
+    schedule = paged_attention.decode_schedule(
+        cache.seats, torch.tensor(seq_lens, device=device, dtype=torch.int32), heads, kv_heads, dim, dtype, scores,
+        (shared.tokens_of_row, shared.members, shared.tiles),
+    )  # fmt: skip
+    out = paged_attention.decode(q, cache.k, cache.v, cache.table, schedule, 0.2, workspace, heads=of_heads)
+    rows = [attend_with(q[i : i + 1], *cache.tokens[i], scores, of_heads) for i in range(6)]
+    assert_near(out, torch.cat(rows), dtype)
 
 
 def test_many_rows_find_their_tiles(device: torch.device) -> None:

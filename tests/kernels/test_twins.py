@@ -15,16 +15,26 @@ from quire.kernels.attention.scores import Scores
 from quire.kernels.dispatch import INTERPRETED, plain_torch
 from quire.kernels.draft_state import DraftBuffers, DraftState
 from quire.kernels.elementwise import activation, norm
-from quire.kernels.gemm import fp8_linear
+from quire.kernels.gemm import fp8_linear, grouped_linear
+from quire.kernels.gemm.codes import Codes
 from quire.kernels.gemm.linear import linear
+from quire.kernels.low_rank.factors import Factors, blocks_of
+from quire.kernels.low_rank.product import add_low_rank, expand
+from quire.kernels.low_rank.rows import adapter_rows
 from quire.kernels.moe import experts, gate, routing
 from quire.kernels.moe.routes import Rule
+from quire.kernels.recurrent.conv import causal_conv
+from quire.kernels.recurrent.delta import gated_delta
+from quire.kernels.recurrent.rows import make_rows
+from quire.kernels.recurrent.selective import SelectiveWeights, selective_scan
+from quire.kernels.recurrent.ssd import SSDWeights, ssd
 from quire.kernels.sampling import bitmask, sampling
 from quire.kernels.sampling.state import History, Scratch
 from quire.kernels.step import step
 from quire.kernels.step.state import GroupTable, SeatState, StepBuffers
 from quire.platforms.transfers import upload
 from quire.quantization.fp8 import Fp8Channel
+from quire.quantization.grouped import Int4
 from tests.kernels.compare import LIMITS, NARROW
 from tests.sampling.rows import columns, history
 
@@ -111,8 +121,13 @@ def prefill_rows(device: torch.device) -> Results:
 
 
 def whole_prompts(device: torch.device) -> Results:
-    out = torch.empty(31, 64, dtype=NARROW, device=device)
-    return [prompt.attend(random(device, 31, 128), ints([0, 20, 31], device), 2, 20, (4, 2, 16), 0.25, out)]
+    q, k, v = random(device, 31, 8, 16).split([4, 2, 2], dim=1)
+    rows = (ints([0, 20, 31], device), 2, 20, 0.25)
+    found = []
+    for window, keys in ((0, None), (4, ints([12, 11], device))):
+        out = torch.empty(31, 64, dtype=NARROW, device=device)
+        found.append(prompt.attend(q, k, v, *rows, out, window=window, num_keys=keys))
+    return found
 
 
 def place(device: torch.device, tokens: int) -> rope.QkvTarget:
@@ -155,6 +170,12 @@ def products_of_8_bits(device: torch.device) -> Results:
     found = fp8_linear.linear(x, packed["weight"], packed["weight_scale"], norm=(random(device, 96), 1e-6))
     assert isinstance(found, torch.Tensor)
     return [found]
+
+
+def products_of_codes(device: torch.device) -> Results:
+    packed = Int4().pack(random(device, 40, 192))
+    weight = Codes("int4", 128, packed["codes"], packed["scale"])
+    return [grouped_linear.linear(random(device, 9, 192), weight), grouped_linear.widened(weight, torch.float32)]
 
 
 def gathered(device: torch.device) -> Results:
@@ -263,17 +284,57 @@ def mixed(device: torch.device) -> Results:
     return [routes.experts, routes.weights, found, gate.sigmoid_gate(random(device, 9, 64), x, random(device, 1, 64))]
 
 
+def adapted(device: torch.device) -> Results:
+    ends, made = (40, 64), [random(device, 2, 32, 96), random(device, 2, 64, 16), random(device, 2, 64).float()]
+    blocks = ints(blocks_of(ends), device)
+    given = Factors(*made, ints([16, 3], device), ends, blocks)
+    rows = adapter_rows(ints([2, 0, 1, 2, 0, 1, 1], device), 2)
+    x, y = random(device, 7, 96) / 10, random(device, 7, 64)
+    return [add_low_rank(y.clone(), x, rows, given), expand(y, random(device, 7, 32), rows, given)]
+
+
+def moved_on(device: torch.device) -> Results:
+    """A row that decodes, one of nobody's, a chunk that begins anew, and a token of padding."""
+    table, seats = ints([[0], [2], [3]], device), ints([1, 0, 2], device)
+    rows = make_rows(8, 2, 5, seats, ints([0, 1, 2, 7], device), ints([9, 1, 5], device), table)
+    results: Results = []
+
+    def kept(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        results.append(random(device, 4, *shape, dtype=dtype))
+        return results[-1]
+
+    def numbers(*shape: int) -> torch.Tensor:
+        return random(device, *shape, dtype=torch.float32)
+
+    x = random(device, 8, 24)
+    results.append(causal_conv(x, random(device, 24, 4), random(device, 24), kept(24, 3, dtype=NARROW), rows, 0)[:7])
+    heads, pairs = random(device, 8, 2, 12), random(device, 8, 2, 8)
+    weights = SSDWeights(-numbers(2).abs(), numbers(2), numbers(2), (0.0, 9.0))
+    results.append(ssd(heads, pairs[:, :1], pairs[:, 1:], random(device, 8, 2), weights, kept(2, 12, 8), rows, 0)[:7])
+    by_channel = SelectiveWeights(-numbers(24, 8).abs(), numbers(24))
+    steps, (b, c) = random(device, 8, 24), (random(device, 8, 8) for _ in "bc")
+    results.append(selective_scan(x, steps, b, c, by_channel, kept(24, 8), rows, 0)[:7])
+    q, k = pairs[:, :1], pairs[:, 1:]
+    decay, beta = -numbers(8, 2).abs(), torch.sigmoid(numbers(8, 2))
+    results.append(gated_delta(q, k, heads, decay, beta, kept(2, 8, 12), rows, 0)[:7])
+    return results
+
+
 CASES: dict[Callable[[torch.device], Results], tuple[str, ...]] = {
     decode_rows: ("decode",), prefill_rows: ("prefill",), whole_prompts: ("attend",), projected: ("qkv_rope_write",),
     rotated: ("qk_norm_rope_write",), products: ("linear",), products_of_8_bits: ("fp8_linear",),
+    products_of_codes: ("widened",),
     masked: ("apply_bitmask",), gathered: ("gather", "find_slots"), gathered_decodes: ("gather_decode",),
     committed: ("commit",),
     scattered: ("scatter",), drafted: ("gather_drafted", "commit_drafted"), probed: ("probe",), normed: ("rms_norm",),
     proposed: ("propose_ngram",), sampled: ("sample",), penalized: ("penalize",),
+    moved_on: ("causal_conv", "ssd", "selective_scan", "gated_delta"),
     activated: ("silu_and_mul", "gelu_tanh_and_mul", "softcap_"), mixed: ("route", "add_experts", "sigmoid_gate"),
+    adapted: ("add_low_rank", "expand"),
 }  # fmt: skip
-# References; on a device `SDPAttention` takes the place of the first three, and experts come one after another.
-ROW_BY_ROW = {decode_rows, prefill_rows, whole_prompts, mixed}
+# References; on a device `SDPAttention` takes the place of the first three, and experts and adapters come one after
+# another.
+ROW_BY_ROW = {decode_rows, prefill_rows, whole_prompts, mixed, adapted}
 
 
 def test_every_kernel_has_a_case() -> None:

@@ -107,7 +107,7 @@ def test_without_prefix_caching_nothing_is_found() -> None:
 
 
 def test_what_it_cannot_serve_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'mamba'; known kinds: full, window"):
+    with pytest.raises(ConfigError, match=r"'mamba'; known kinds: full, latent, window"):
         KVManager(9, [spec(kind="mamba")])
     with pytest.raises(ConfigError, match="must have a KV group"):
         KVManager(9, [])
@@ -132,6 +132,35 @@ def advance(kv: KVManager, owner: Owner, chunk: int) -> None:
         assert kv.allocate(owner, end) is not None
         kv.register(owner, end)
         kv.check()
+
+
+def test_chunks_that_are_past_are_given_back() -> None:
+    """A chunk of 10 tokens in blocks of 4: what a chunk's beginning shares a block with stays."""
+    kv = KVManager(40, [KVGroupSpec("chunk", 4, 1, 1, 8, 2, window=10)])
+    owner = Owner("a", list(range(36)))
+    kv.admit(owner, kv.find_cached(owner, 0)[0])
+    for computed, first in ((0, 0), (9, 0), (10, 2), (19, 2), (20, 5), (29, 5), (30, 7)):
+        kv.free_behind(owner, computed)
+        assert kv.allocate(owner, computed + 4) is not None
+        assert [block.id == 0 for block in kv.table(owner)[0][: first + 1]] == [True] * first + [False]
+        kv.register(owner, computed + 4)
+    kv.check()
+    assert kv.groups[0].spec.most_blocks(1000) == 4
+
+
+def test_a_hit_needs_the_chunk_of_its_next_token() -> None:
+    kv = KVManager(40, [KVGroupSpec("chunk", 4, 1, 1, 8, 2, window=12)])
+    first = Owner("a", list(range(40)))
+    kv.admit(first, kv.find_cached(first, 0)[0])
+    kv.allocate(first, 40)
+    kv.register(first, 40)
+    kv.free(first)
+    hit, tokens = kv.find_cached(Owner("b", list(range(40))), 39)
+    assert tokens == 36  # where a chunk begins: nothing before it is needed
+    assert [block.id for block in hit[0]] == [0] * 9
+    hit, tokens = kv.find_cached(Owner("c", list(range(40))), 35)
+    assert tokens == 32
+    assert [block.id == 0 for block in hit[0]] == [True] * 6 + [False] * 2
 
 
 def test_a_window_gives_back_what_lies_behind() -> None:

@@ -134,6 +134,7 @@ _LONGROPE = {
     "long_factor": [1.0, 2.0, 3.0, 5.0, 8.0, 13.0],
 }
 _GPT = {"num_key_value_heads": ..., "intermediate_size": ...}
+_MPT = {"max_position_embeddings": ..., "max_seq_len": 128}
 CASES |= {
     "phi": ("Phi", {}),
     "phi-norms": ("Phi", {"qk_layernorm": True, "hidden_act": "gelu", "num_key_value_heads": 4}),
@@ -199,6 +200,24 @@ CASES |= {
         "Falcon",
         {**_GPT, "parallel_attn": False, "multi_query": False, "ffn_hidden_size": 60, "bias": True},
     ),
+    "falcon-alibi": (
+        "Falcon",
+        {
+            **_GPT,
+            "alibi": True,
+            "multi_query": False,
+            "parallel_attn": False,
+            "bias": True,
+            "_attn_implementation": "sdpa",  # the other one adds the slopes twice
+        },
+    ),
+    "bloom": ("Bloom", {**_GPT}),
+    "bloom-heads": ("Bloom", {**_GPT, "num_attention_heads": 6, "tie_word_embeddings": False}),
+    "mpt": ("Mpt", {**_GPT, **_MPT}),
+    "mpt-heads": (
+        "Mpt",
+        {**_GPT, **_MPT, "num_attention_heads": 6, "attn_config": {"clip_qkv": 0.8, "softmax_scale": 0.3}},
+    ),
     "nemotron": ("Nemotron", {"hidden_size": 64}),
     "nemotron-biases": ("Nemotron", {"head_dim": 16, "attention_bias": True, "mlp_bias": True, "hidden_act": "relu"}),
     "seed_oss": ("SeedOss", {"head_dim": 16}),
@@ -237,6 +256,115 @@ CASES |= {
     "jais2-plain": ("Jais2", {"attention_bias": False, "mlp_bias": False, "hidden_act": "gelu"}),
 }
 
+_NO_ATTENTION = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings")
+_PURE: dict[str, Any] = dict.fromkeys(_NO_ATTENTION, ...)
+_MAMBA2 = {**_PURE, "num_heads": 6, "head_dim": 16, "n_groups": 2, "state_size": 8}
+_MAMBA = {"mamba_n_heads": 6, "mamba_n_groups": 2, "mamba_d_state": 8}
+_GRANITE = {
+    "shared_intermediate_size": 40, "embedding_multiplier": 3.0, "attention_multiplier": 0.2,
+    "residual_multiplier": 0.6, "logits_scaling": 0.7, "position_embedding_type": "nope",
+}  # fmt: skip
+_NEMOTRON = {
+    "num_hidden_layers": ..., "mamba_num_heads": 6, "mamba_head_dim": 16, "n_groups": 3, "ssm_state_size": 8,
+    "head_dim": 12,
+}  # fmt: skip
+_DELTA = {
+    "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12,
+    "linear_value_head_dim": 8,
+}  # fmt: skip
+_JAMBA = {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 6, "use_mamba_kernels": False}
+HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mamba2": ("Mamba2", _MAMBA2),
+    "mamba2-biases": (
+        "Mamba2",
+        {**_MAMBA2, "use_bias": True, "use_conv_bias": False, "conv_kernel": 3, "tie_word_embeddings": True,
+         "time_step_limit": (0.3, 0.9), "n_groups": 1},
+    ),
+    "bamba": ("Bamba", {**_MAMBA, "attn_layer_indices": [1]}),
+    "bamba-biases": (
+        "Bamba",
+        {**_MAMBA, "attn_layer_indices": [0, 2], "attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True,
+         "mamba_conv_bias": False, "mamba_d_conv": 3, "time_step_limit": (0.1, 1.0)},
+    ),
+    "granitemoehybrid": (
+        "GraniteMoeHybrid",
+        {**_MAMBA, **_GRANITE, "num_local_experts": 0, "layer_types": ["mamba", "attention", "mamba"]},
+    ),
+    "granitemoehybrid-experts": (
+        "GraniteMoeHybrid",
+        {**_MAMBA, **_GRANITE, "num_local_experts": 5, "layer_types": ["attention", "mamba", "mamba"],
+         "position_embedding_type": "rope", "tie_word_embeddings": True},
+    ),
+    "nemotron_h": ("NemotronH", {**_NEMOTRON, "layers_block_type": ["mamba", "mlp", "attention", "mlp", "mamba"]}),
+    "nemotron_h-biases": (
+        "NemotronH",
+        {**_NEMOTRON, "layers_block_type": ["attention", "mamba", "mlp"], "use_bias": True, "mlp_bias": True,
+         "use_conv_bias": False, "mlp_hidden_act": "gelu", "time_step_min": 0.6},
+    ),
+    "falcon_h1": ("FalconH1", {**_MAMBA, "mamba_d_ssm": 96}),
+    "falcon_h1-scales": (
+        "FalconH1",
+        {**_MAMBA, "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_rms_norm": True, "mamba_norm_before_gate": False,
+         "embedding_multiplier": 3.0, "lm_head_multiplier": 0.5, "key_multiplier": 0.4, "attention_in_multiplier": 1.5,
+         "attention_out_multiplier": 0.7, "ssm_in_multiplier": 0.8, "ssm_out_multiplier": 1.2,
+         "ssm_multipliers": [0.5, 1.1, 1.3, 0.9, 0.7], "mlp_multipliers": [0.6, 1.4], "attention_bias": True,
+         "projectors_bias": True, "mamba_proj_bias": True, "mlp_bias": True},
+    ),
+    "qwen3_next": ("Qwen3Next", {**_DELTA, "num_experts": 0, "num_hidden_layers": 4}),
+    "qwen3_next-experts": (
+        "Qwen3Next",
+        {**_DELTA, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "attention_bias": True,
+         "shared_expert_intermediate_size": 32, "mlp_only_layers": [0], "tie_word_embeddings": True,
+         "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_num_value_heads": 2},
+    ),
+    "qwen3_5": ("Qwen3_5Text", {**_DELTA, "num_hidden_layers": 4}),
+    "qwen3_5-biases": (
+        "Qwen3_5Text",
+        {**_DELTA, "attention_bias": True, "linear_num_key_heads": 4, "linear_conv_kernel_dim": 3,
+         "layer_types": ["full_attention", "linear_attention", "linear_attention"], "tie_word_embeddings": True},
+    ),
+    "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16}),
+    "lfm2-biases": (
+        "Lfm2",
+        {"full_attn_idxs": [1], "conv_bias": True, "conv_L_cache": 4, "block_auto_adjust_ff_dim": False,
+         "tie_word_embeddings": False},
+    ),
+    "lfm2_moe-experts": (
+        "Lfm2Moe",
+        {"layer_types": ["conv", "full_attention", "conv"], "num_experts": 6, "num_experts_per_tok": 2,
+         "moe_intermediate_size": 24, "num_dense_layers": 1, "routed_scaling_factor": 1.3},
+    ),
+    "lfm2_moe-plain": (
+        "Lfm2Moe",
+        {"layer_types": ["full_attention", "conv", "conv"], "num_experts": 5, "num_experts_per_tok": 2,
+         "moe_intermediate_size": 24, "num_dense_layers": 0, "use_expert_bias": False, "norm_topk_prob": False},
+    ),
+    "mamba": ("Mamba", {**_PURE, "state_size": 6}),
+    "mamba-biases": (
+        "Mamba",
+        {**_PURE, "use_bias": True, "use_conv_bias": False, "time_step_rank": 5, "conv_kernel": 3, "expand": 1,
+         "tie_word_embeddings": False},
+    ),
+    "falcon_mamba": ("FalconMamba", {**_PURE, "state_size": 6, "mixer_rms_eps": 1e-2}),
+    "jamba": ("Jamba", {**_JAMBA, "num_experts": 1, "num_experts_per_tok": 1}),
+    "jamba-experts": (
+        "Jamba",
+        {**_JAMBA, "num_experts": 5, "expert_layer_offset": 0, "attn_layer_offset": 0, "attn_layer_period": 3,
+         "mamba_proj_bias": True, "mamba_conv_bias": False, "mamba_dt_rank": 4, "tie_word_embeddings": True},
+    ),
+    "minimax-experts": (
+        "MiniMax",
+        {"num_local_experts": 4, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+         "full_attn_alpha_factor": 1.5, "linear_attn_beta_factor": 0.7, "mlp_alpha_factor": 1.2, "block_size": 16},
+    ),
+    "qwen3_5_moe-experts": (
+        "Qwen3_5MoeText",
+        {**_DELTA, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+         "shared_expert_intermediate_size": 32, "num_hidden_layers": 4},
+    ),
+    "falcon_h1-norm": ("FalconH1", {**_MAMBA, "mamba_d_ssm": None, "mamba_rms_norm": True, "mamba_conv_bias": False}),
+}  # fmt: skip
+
 # "Llama:internlm": a checkpoint of Llama's, turned into one of InternLM's (`tests/models/twins.py`).
 TWIN_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "internlm": ("Llama:internlm", {"num_key_value_heads": 4, "attention_bias": True}),
@@ -258,6 +386,8 @@ TWIN_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone": ("Llama:exaone", {"rope_parameters": LLAMA3}),
     "qwen": ("Qwen2:qwen", {"num_key_value_heads": 4}),
     "orion": ("StableLm:orion", {"partial_rotary_factor": 1.0}),
+    "baichuan": ("Llama:baichuan", {"num_key_value_heads": 4}),
+    "baichuan-alibi": ("Llama:baichuan_alibi", {"num_key_value_heads": 6, "num_attention_heads": 6}),
     "chatglm": ("Glm:chatglm", {"head_dim": 16}),
     "chatglm-base": (
         "Glm:chatglm",
@@ -268,6 +398,7 @@ TWIN_CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+CASES |= HYBRIDS
 CASES |= {
     "vaultgemma": ("VaultGemma", {"head_dim": 16, "sliding_window": 9, "query_pre_attn_scalar": 24}),
     "vaultgemma-types": (
@@ -275,6 +406,34 @@ CASES |= {
         {"head_dim": 12, "sliding_window": 9, "layer_types": _MIXED, "attn_logit_softcapping": 2.0},
     ),
     **TWIN_CASES,
+}
+
+LATENT = {
+    "num_key_value_heads": 4,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "kv_lora_rank": 20,
+    "q_lora_rank": 28,
+}
+SHARPENED = {**YARN, "factor": 8.0, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 0.7}
+CASES |= {
+    "minicpm3": ("MiniCPM3", {**LATENT, "dim_model_base": 32, "scale_depth": 1.1, "scale_emb": 3.0}),
+    "minicpm3-plain": (
+        "MiniCPM3",
+        {
+            **LATENT,
+            "q_lora_rank": None,
+            "v_head_dim": None,
+            "scale_depth": None,
+            "dim_model_base": None,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "hidden_act": "gelu",
+        },
+    ),
+    "youtu": ("Youtu", {**LATENT}),
+    "youtu-yarn": ("Youtu", {**LATENT, "rope_parameters": SHARPENED, "rope_interleave": False, "q_lora_rank": None}),
 }
 
 FAMILIES = [name for name in CASES if name in families()]

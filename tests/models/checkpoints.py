@@ -12,7 +12,7 @@ import transformers
 
 from quire.config.model_info import read_model_info
 from quire.models import catalog, weights
-from quire.models.base import DecoderStack
+from quire.models.base import Decoder
 from tests.models import twins
 
 CPU = torch.device("cpu")
@@ -27,8 +27,11 @@ TINY = {
 }
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 # Families whose class is called otherwise, and those whose norms are added to 1.
-MODELS = {"Gemma3Text": "Gemma3ForCausalLM", "GPT2": "GPT2LMHeadModel"}
-ADDED_TO_1 = ("Gemma", "Gemma2", "Gemma3Text", "VaultGemma", "Nemotron")
+MODELS = {
+    "Gemma3Text": "Gemma3ForCausalLM", "Llama4Text": "Llama4ForCausalLM", "GPT2": "GPT2LMHeadModel",
+    "CTRL": "CTRLLMHeadModel", "Qwen3_5Text": "Qwen3_5ForCausalLM", "Qwen3_5MoeText": "Qwen3_5MoeForCausalLM",
+}  # fmt: skip
+ADDED_TO_1 = ("Gemma", "Gemma2", "Gemma3Text", "VaultGemma", "Nemotron", "Qwen3Next", "Qwen3_5Text", "Qwen3_5MoeText")
 
 
 def config_class(family: str) -> type[transformers.PreTrainedConfig]:
@@ -36,15 +39,20 @@ def config_class(family: str) -> type[transformers.PreTrainedConfig]:
     return found
 
 
+def class_name(family: str) -> str:
+    return MODELS.get(family, f"{family}ForCausalLM")
+
+
 def make(family: str, seed: int = 0, **config: Any) -> transformers.PreTrainedModel:
     """A float32 model with weights large enough for its outputs to depend on everything before. family: transformers'
     name, and behind a colon what `save` turns the checkpoint into. config: `...` leaves a key out."""
     family, _, turned = family.partition(":")
+    attention = config.pop("_attn_implementation", "eager")
     wanted = {key: value for key, value in {**TINY, **TOKENS, **config}.items() if value is not ...}
     made = config_class(family)(**copy.deepcopy(wanted))  # which fills in what a rotary section lacks
-    made._attn_implementation = "eager"
+    made._attn_implementation = attention
     torch.manual_seed(seed)
-    model = getattr(transformers, MODELS.get(family, f"{family}ForCausalLM"))(made).eval()
+    model = getattr(transformers, class_name(family))(made).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1 and name.endswith("weight"):
@@ -53,7 +61,16 @@ def make(family: str, seed: int = 0, **config: Any) -> transformers.PreTrainedMo
                 parameter.normal_(0, 0.15)
     model.tie_weights()
     model.saved_as = turned
-    return model
+    return twins.computing(turned, model)
+
+
+def reload(reference: transformers.PreTrainedModel, folder: Path, dtype: torch.dtype) -> transformers.PreTrainedModel:
+    """The same in another type, by way of a file."""
+    reference.save_pretrained(folder)
+    again = type(reference).from_pretrained(
+        folder, dtype=dtype, attn_implementation=reference.config._attn_implementation
+    )
+    return twins.computing(reference.saved_as, again)
 
 
 def save(model: transformers.PreTrainedModel, folder: Path, **arguments: Any) -> Path:
@@ -64,12 +81,18 @@ def save(model: transformers.PreTrainedModel, folder: Path, **arguments: Any) ->
 
 
 def load(
-    folder: Path, dtype: torch.dtype = torch.float32, device: torch.device = CPU, **overrides: Any
-) -> DecoderStack:
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = CPU,
+    impl: str = "auto",
+    trusted: bool = False,
+    **overrides: Any,
+) -> Decoder:
     """Through the same doors as the worker."""
-    info = read_model_info(folder, overrides)
+    info = read_model_info(folder, overrides, impl=impl, trusted=trusted)
     model = catalog.build(info, dtype, device, info.max_position)
     weights.load(model, folder, "auto")
+    model.check()
     return model
 
 

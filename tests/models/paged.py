@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from typing import cast
 
 import torch
 
 from quire.attention.base import AttentionBackend, AttentionSpec
-from quire.attention.context import AttentionInputs, GroupContext, LayerCache, StepContext
+from quire.attention.context import AttentionInputs, GroupContext, LayerCache, StateCache, StepContext
+from quire.attention.recurrent import RecurrentRows, StatePart
 from quire.attention.select import select
-from quire.models.base import DecoderStack
+from quire.models.base import Decoder
+from quire.types.kv import KVGroupSpec
 
 
 class PagedRows:
@@ -17,7 +20,7 @@ class PagedRows:
 
     def __init__(
         self,
-        model: DecoderStack,
+        model: Decoder,
         *,
         max_rows: int = 4,
         max_seq_len: int = 128,
@@ -25,10 +28,9 @@ class PagedRows:
         seed: int = 0,
         backend: str = "auto",
     ) -> None:
-        weight = model.embed_tokens.weight
+        weight = next(model.parameters())
         self.model, self.device, self.block_size = model, weight.device, block_size
         groups = model.kv_groups(block_size)
-        spec = groups[0]
         blocks_a_row = -(-max_seq_len // block_size)
         num_blocks = max_rows * blocks_a_row + 1
         ids = list(range(1, num_blocks))
@@ -37,15 +39,19 @@ class PagedRows:
         self.block_table[1:] = torch.tensor(ids, dtype=torch.int32).view(max_rows, blocks_a_row)
         self._table_on_device = self.block_table.to(self.device)
         self.lengths = [0] * (max_rows + 1)
-        shape = (num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
         # Poison, but for the null block: what was never written must never be seen.
+        states = iter(model.layer_states)
         self.caches = [
-            LayerCache(*(torch.full(shape, 1e4, dtype=weight.dtype, device=self.device) for _ in "kv"))
-            for _ in model.layer_groups
+            self._state(next(states), num_blocks)
+            if groups[group].kind == "state"
+            else self._keys(groups[group], num_blocks, weight.dtype)
+            for group in model.layer_groups
         ]
-        # All groups share one table here; a real worker has one for each.
-        self.backends: list[AttentionBackend] = [
-            select(
+        # All groups share one table here, where a state's one page is the first; a real worker has one for each.
+        self.backends: list[AttentionBackend | RecurrentRows] = [
+            RecurrentRows()
+            if group.kind == "state"
+            else select(
                 backend,
                 AttentionSpec(
                     num_heads=model.num_heads,
@@ -59,10 +65,20 @@ class PagedRows:
                     max_tokens=max_rows * max_seq_len,
                     max_seq_len=max_seq_len,
                     scores=scores,
+                    value_dim=group.value_dim,
                 ),
             )
             for group, scores in zip(groups, model.scores, strict=True)
         ]
+
+    def _keys(self, spec: KVGroupSpec, num_blocks: int, dtype: torch.dtype) -> LayerCache:
+        shape = (num_blocks, spec.num_kv_heads, self.block_size, spec.head_dim)
+        own = [torch.full(shape, 1e4, dtype=dtype, device=self.device) for _ in range(spec.planes)]
+        return LayerCache(own[0], own[0][..., : spec.value_dim] if spec.value_dim else own[1])
+
+    def _state(self, parts: tuple[StatePart, ...], num_blocks: int) -> StateCache:
+        made = (torch.full((num_blocks, *part.shape), 1e4, dtype=part.dtype, device=self.device) for part in parts)
+        return StateCache(0, tuple(made))
 
     def context(self, seats: list[int], counts: list[int]) -> StepContext:
         """The step in which the rows in `seats` bring `counts` tokens each; rows of one token first."""
@@ -91,7 +107,9 @@ class PagedRows:
             seq_lens_host=lengths if on_cpu else None,
         )
         where = self._ints(slots)
-        contexts = [GroupContext(where, backend, backend.plan(inputs)) for backend in self.backends]
+        contexts = [
+            GroupContext(where, cast("AttentionBackend", backend), backend.plan(inputs)) for backend in self.backends
+        ]
         return StepContext(self._ints(positions), self.caches, contexts)
 
     def step(self, seats: list[int], tokens: list[list[int]]) -> list[torch.Tensor]:

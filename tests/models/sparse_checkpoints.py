@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from tests.models import checkpoints
+from tests.models.cases import LATENT, SHARPENED
 
 HALF_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 QWEN3 = {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
@@ -28,8 +29,17 @@ SOLAR = {
 }
 MELLUM = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 16, "sliding_window": 10}
 EXAONE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+LLAMA4 = {
+    "head_dim": 16, "num_local_experts": 6, "intermediate_size": 40, "intermediate_size_mlp": 56, "floor_scale": 7,
+    "attn_scale": 0.5, "num_hidden_layers": 4, "rms_norm_eps": 1e-3,
+}  # fmt: skip
 GPT_OSS = {"head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 40}
+DEEPSEEK = {
+    **LATENT, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
+DEEPSEEK3 = {**DEEPSEEK, "n_group": 4, "topk_group": 2, "num_mtp_layers": 0}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3Moe", {**QWEN3, "norm_topk_prob": True}),
     "qwen3-some-dense": (
@@ -83,6 +93,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "first_k_dense_replace": 1, "norm_topk_prob": True, "n_group": 2, "topk_group": 1,
         },
     ),
+    "deepseek": (
+        "Qwen2Moe:deepseek",
+        {**QWEN2, "qkv_bias": False, "mlp_only_layers": [0], "shared_expert_intermediate_size": 48},
+    ),
     "minimax_m2": ("MiniMaxM2", {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 16}),
     "minimax_m2-partial": (
         "MiniMaxM2",
@@ -124,6 +138,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 0.7,
         },
     ),
+    "llama4": ("Llama4Text", {**LLAMA4, "attention_chunk_size": 16}),
+    "llama4-interleaved": (
+        "Llama4Text",
+        {
+            **LLAMA4, "num_hidden_layers": 5, "attention_chunk_size": 9, "interleave_moe_layer_step": 2,
+            "no_rope_layer_interval": 3, "use_qk_norm": False, "attention_bias": True, "num_key_value_heads": 4,
+        },
+    ),
+    "llama4-types": (
+        "Llama4Text",
+        {
+            **LLAMA4, "layer_types": [CHUNKED] * 3, "no_rope_layers": [1, 0, 1], "attention_chunk_size": 21,
+            "moe_layers": [0], "attn_temperature_tuning": False, "num_hidden_layers": 3,
+        },
+    ),
     "gpt_oss": ("GptOss", {**GPT_OSS, "sliding_window": 10}),
     "gpt_oss-plain-rope": (
         "GptOss",
@@ -133,35 +162,44 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_key_value_heads": 1,
         },
     ),
+    "deepseek2": ("DeepseekV2", {**DEEPSEEK, "routed_scaling_factor": 1.5, "rope_parameters": SHARPENED}),
+    "deepseek2-groups": (
+        "DeepseekV2",
+        {
+            **DEEPSEEK, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "q_lora_rank": None,
+            "mlp_bias": True, "first_k_dense_replace": 0,
+        },
+    ),
+    "deepseek3": ("DeepseekV3", {**DEEPSEEK3, "rope_parameters": SHARPENED}),
+    "deepseek3-halves-biases": (
+        "DeepseekV3",
+        {**DEEPSEEK3, "rope_interleave": False, "attention_bias": True, "norm_topk_prob": False, "n_shared_experts": 1},
+    ),
+    "kimi2": (
+        "DeepseekV3",
+        {**DEEPSEEK3, "n_group": 1, "topk_group": 1, "q_lora_rank": None, "tie_word_embeddings": True},
+    ),
+    "glm-lite": ("Glm4MoeLite", {**DEEPSEEK, "mlp_layer_types": ["sparse", "dense", "sparse"], "v_head_dim": 24}),
+    "glm-lite-usual": ("Glm4MoeLite", {**DEEPSEEK, "n_group": 2, "rope_interleave": False}),
 }  # fmt: skip
 _FILES = {
+    "Qwen2Moe:deepseek": "deepseek", "DeepseekV2": "deepseek_v2", "DeepseekV3": "deepseek_v3",
+    "Glm4MoeLite": "glm4_moe_lite",
     "Dots1": "dots1", "Ernie4_5_Moe": "ernie4_5_moe", "Glm4Moe": "glm4_moe", "GraniteMoe": "granitemoe",
     "HunYuanMoEV1": "hunyuan_v1_moe", "Mixtral": "mixtral", "Olmoe": "olmoe", "Qwen2Moe": "qwen2_moe",
     "Qwen3Moe": "qwen3_moe", "MiniMaxM2": "minimax_m2", "HYV3": "hy_v3", "SolarOpen": "solar_open",
     "Mellum": "mellum", "Phimoe": "phimoe", "ExaoneMoe": "exaone_moe", "FlexOlmo": "flex_olmo",
     "GraniteMoeShared": "granitemoeshared",
-    "GptOss": "gpt_oss",
+    "GptOss": "gpt_oss", "Llama4Text": "llama4",
 }  # fmt: skip
 FAMILIES = {file: [name for name, (made, _) in CASES.items() if made == cls] for cls, file in _FILES.items()}
 """The cases of each family, called as its file."""
+TWINS = ("deepseek",)
 SHARED = (
-    "qwen3",
-    "qwen3-some-dense",
-    "qwen2",
-    "mixtral",
-    "glm-groups",
-    "dots",
-    "granite",
-    "ernie",
-    "hunyuan",
-    "hy_v3",
-    "solar_open",
-    "mellum",
-    "phimoe",
-    "exaone_moe",
-    "granite_shared",
-    "gpt_oss",
-)
+    "qwen3", "qwen3-some-dense", "qwen2", "mixtral", "glm-groups", "dots", "granite", "ernie", "hunyuan", "hy_v3",
+    "solar_open", "mellum", "phimoe", "exaone_moe", "granite_shared", "gpt_oss", "deepseek2-groups",
+    "deepseek3-halves-biases", "llama4",
+)  # fmt: skip
 """Those that ranks can share."""
 
 
@@ -173,4 +211,6 @@ def make(case: str, **more: Any) -> transformers.PreTrainedModel:
             if name.endswith("e_score_correction_bias"):
                 torch.manual_seed(1)
                 tensor.normal_(0, 0.3)
+            elif name.endswith("shared_expert_gate.weight") and family == "Qwen2Moe:deepseek":
+                tensor.zero_()
     return model

@@ -8,14 +8,18 @@ from __future__ import annotations
 import re
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from quire.config.families import Family, families
 from tests.models import checkpoints, sparse_checkpoints
-from tests.models.cases import CASES, FAMILIES
+from tests.models.cases import CASES, FAMILIES, HYBRIDS
+from tests.models.fallback_cases import FALLBACK
 from tests.models.paged import PagedRows
 from tests.models.test_parity import expected, random_tokens
+from tests.pooling import encoders
+from tests.pooling.test_encoder_families import PROMPTS, of_tokens
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 ROOM = Path(__file__).parents[2] / "quire" / "models"
@@ -37,14 +41,47 @@ classifiers made of them (`...Model`, `...ForSequenceClassification`).
 FOOT = """
 ## Encoders, for vectors
 
-| Family | Architectures | Lines |
+Compared are the states of every token (`tests/pooling/test_encoder_families.py`), and classes of texts and of tokens.
+
+| Family | Architectures | Variants tested | Lines | Difference |
+|---|---|---|---|---|
+"""
+THROUGH = """
+## Through transformers
+
+Any other causal language model that the installed transformers has runs through its code (`pip install
+quire[transformers]`), if it attends by transformers' attention interface: on the same paged cache, scheduler, prefix
+cache and sampler. `--model-impl auto` does so where there is no family, `transformers` always, `quire` never. A line of
+the log says it. It costs speed, as layers are not fused; ranks, quantization and pooling are not for such models.
+Before the first request such a model is asked whether its tokens meet in attention
+alone, whether positions are those it is given, and whether attention is what its class says. What cannot run so is
+refused by name: state and convolution layers, encoders with decoders, parts that see or hear, masks of a class's
+own, rotary settings that go by a text's length beyond what was trained.
+
+Code that comes with a checkpoint (`auto_map`) is run only with `--trust-remote-code`, only if neither Quire nor
+transformers has the class, and only in the worker, which has a process of its own then; the log names each file and its
+hash. Tokenizers and templates run no code.
+
+These classes are compared with transformers token by token (`tests/models/test_fallback.py`), and so are llama, qwen3
+and gemma2. On a GPU none of it has run yet.
+
+| Class | Config, beside sizes | Difference |
 |---|---|---|
 """
 NOT_YET = """
+## States
+
+Families in `quire/models/hybrid` keep a state of each request in some layers or all. They run without a prefix cache
+(the log says so), take no drafts, and are for one GPU. Where config.json has no `max_position_embeddings`, as in
+Mamba's, a request may hold 1,048,576 tokens. Nemotron-H's steps in time have `time_step_min` for a lower bound, as in
+transformers.
+
 ## Not yet
 
-Positions by a bias on scores (ALiBi: BLOOM, MPT, Falcon RW, Baichuan 13B): attention has no such term. A config that
-asks for it is refused by name.
+Nemotron-H's layers of experts, which have no gate: a config that has some is refused by name.
+
+Positions by a bias on scores (ALiBi: BLOOM, MPT, Falcon RW, Baichuan 13B): attention has no such term. Attention to
+tokens that an indexer chooses (DeepSeek-V3.2, GLM-5). A config that asks for one is refused by name.
 """
 
 
@@ -63,14 +100,29 @@ def render(differences: dict[str, str]) -> str:
     rows = [
         _row(name, family, differences.get(name, "-"))
         for name, family in both
-        if "hidden_size" in family.defaults and "type_vocab_size" not in family.defaults
+        if "hidden_size" in family.defaults and not _is_encoder(family)
     ]
-    encoders = [
-        f"| {name} | {', '.join(family.architectures)} | {_lines(family)} |"
-        for name, family in both
-        if "type_vocab_size" in family.defaults
-    ]
-    return HEAD + "\n".join(rows) + "\n" + FOOT + "\n".join(encoders) + "\n" + NOT_YET
+    encoders = [_encoder_row(name, family, differences.get(name, "-")) for name, family in both if _is_encoder(family)]
+    through = THROUGH + "".join(
+        f"| {checkpoints.class_name(made)} | {', '.join(config) or '-'} | "
+        f"{differences.get(checkpoints.class_name(made), '-')} |\n"
+        for made, config in FALLBACK.values()
+    )
+    return HEAD + "\n".join(rows) + "\n" + FOOT + "\n".join(encoders) + "\n" + through + NOT_YET
+
+
+def _is_encoder(family: Family) -> bool:
+    return family.module.startswith("quire.models.encoders.")
+
+
+def _encoder_row(name: str, family: Family, difference: str) -> str:
+    told = [case.removeprefix(f"{name}-") for case in encoder_variants(name) if case != name]
+    cells = (name, ", ".join(family.architectures), ", ".join(told) or "-", str(_lines(family)), difference)
+    return f"| {' | '.join(cells)} |"
+
+
+def encoder_variants(family: str) -> list[str]:
+    return [case for case in encoders.CASES if case.partition("-")[0] == family]
 
 
 def _row(name: str, family: Family, difference: str) -> str:
@@ -111,21 +163,40 @@ def differences_of(page: str) -> dict[str, str]:
 
 
 def measure() -> dict[str, str]:
-    every = (*FAMILIES, *sparse_checkpoints.FAMILIES)
-    return {family: f"{max(map(difference, variants(family))):.0e}" for family in every}
+    every = dict.fromkeys([*FAMILIES, *sparse_checkpoints.FAMILIES, *(case.partition("-")[0] for case in HYBRIDS)])
+    found = {family: max(map(difference, variants(family))) for family in every}
+    for family in families():
+        if cases := encoder_variants(family):
+            found[family] = max(map(encoder_difference, cases))
+    for made, config in FALLBACK.values():
+        found[checkpoints.class_name(made)] = _difference(checkpoints.make(made, **config), "transformers")
+    return {name: f"{largest:.0e}" for name, largest in found.items()}
+
+
+def encoder_difference(case: str) -> float:
+    """Of prompts of unlike length, the states of all their tokens."""
+    with tempfile.TemporaryDirectory() as folder:
+        reference = encoders.make(case, Path(folder))
+        found = of_tokens(Path(folder))
+    both = zip(found, PROMPTS, strict=True)
+    return max((ours - encoders.states(reference, prompt)).abs().max().item() for ours, prompt in both)
 
 
 def difference(case: str) -> float:
-    """Of four prompts of unlike length, together."""
     family, _, name = case.partition("-")
     if family in sparse_checkpoints.FAMILIES:
         reference = sparse_checkpoints.make(name)
     else:
         made, config = CASES[case]
         reference = checkpoints.make(made, **config)
+    return _difference(reference)
+
+
+def _difference(reference: Any, impl: str = "auto") -> float:
+    """Of four prompts of unlike length, together."""
     tokens = sorted(random_tokens(0, [50, 1, 17, 33]), key=len)
     with tempfile.TemporaryDirectory() as folder:
-        model = checkpoints.load(checkpoints.save(reference, Path(folder)))
+        model = checkpoints.load(checkpoints.save(reference, Path(folder)), impl=impl)
     ours = PagedRows(model).step([1, 2, 3, 4], tokens)
     both = zip(ours, expected(reference, tokens), strict=True)
     return max((torch.log_softmax(a, -1) - torch.log_softmax(b, -1)).abs().max().item() for a, b in both)

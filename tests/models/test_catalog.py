@@ -86,7 +86,6 @@ def test_unknown_architecture_names_the_nearest() -> None:
         ({"hidden_size": 2**31 - 4, "intermediate_size": 2**31 - 1, "head_dim": 8}, ["cannot be allocated"]),
         ({"rms_norm_eps": "small"}, ["rms_norm_eps", "a finite number", "'small'"]),
         ({"attention_bias": 1}, ["attention_bias", "true or false", "1"]),
-        ({"quantization_config": {"quant_method": "awq"}}, ["quantized", "quantization_config"]),
         ({"rope_scaling": [1]}, ["rope_scaling", "object"]),
         ({"rope_scaling": {"rope_type": "spiral"}}, ["rope_type", "'spiral'", "llama3", "yarn"]),
         ({"rope_scaling": {"rope_type": "linear"}}, ["factor"]),

@@ -8,30 +8,40 @@ import math
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 
+from quire.config.engine import EngineConfig
 from quire.config.families import families
 from quire.config.hf_config import ELSEWHERE, HARMLESS, HFConfig, hf_config
+from quire.config.hf_config import sees_both_ways as hf_config_sees_both_ways
 from quire.config.model_info import read_model_info
+from quire.config.resolve import resolve
 from quire.config.rope import ROPE_KEYS
 from quire.foundation.errors import ConfigError
 from quire.layers.rotary import rotary_table
-from tests.models import checkpoints
+from quire.models.hybrid.reading import step_limit
+from tests.models import checkpoints, sparse_checkpoints
 from tests.models.cases import CASES, TWINS
 from tests.models.paged import PagedRows
+from tests.pooling.encoders import CASES as ENCODERS
+from tests.pooling.encoders import TURNED as ENCODERS_TURNED
 
 FAMILIES = sorted(families())
 CONFIGS = {
-    "bert": "Bert", "dots1": "Dots1", "ernie4_5_moe": "Ernie4_5_Moe", "glm4_moe": "Glm4Moe", "granitemoe": "GraniteMoe",
-    "hunyuan_v1_moe": "HunYuanMoEV1", "mixtral": "Mixtral", "olmoe": "Olmoe", "qwen2_moe": "Qwen2Moe",
-    "minimax_m2": "MiniMaxM2", "hy_v3": "HYV3", "solar_open": "SolarOpen", "mellum": "Mellum", "phimoe": "Phimoe",
-    "exaone_moe": "ExaoneMoe", "flex_olmo": "FlexOlmo", "granitemoeshared": "GraniteMoeShared",
-    "gpt_oss": "GptOss", "qwen3_moe": "Qwen3Moe", "roberta": "Roberta", "xlm_roberta": "XLMRoberta",
+    "lfm2_moe": "Lfm2Moe", "minimax": "MiniMax",
+    "qwen3_5_moe": "Qwen3_5MoeText",
 }  # fmt: skip
+CONFIGS |= {
+    family: sparse_checkpoints.CASES[cases[0]][0]
+    for family, cases in sparse_checkpoints.FAMILIES.items()
+    if family not in sparse_checkpoints.TWINS
+}
+CONFIGS |= {name: made for name, (made, _) in ENCODERS.items() if name in FAMILIES and name not in ENCODERS_TURNED}
 CONFIGS |= {name: made for name, (made, _) in CASES.items() if name in FAMILIES and name not in TWINS}
 
 
@@ -63,12 +73,38 @@ def known(family: str) -> set[str]:
 
 
 # What transformers' code has of its own making, and what its configs never hold.
+_VISION = {
+    "depth", "image_token_id", "in_channels", "num_heads", "num_position_embeddings", "out_hidden_size", "patch_size",
+    "spatial_merge_size", "temporal_patch_size", "text_config", "video_token_id", "vision_config",
+    "vision_start_token_id",
+}  # fmt: skip
 UNSAID = {
+    "qwen3_5": _VISION,
+    "qwen3_5_moe": _VISION,
     "gemma3": {"_sliding_window_pattern", "text_config"},
     "falcon": {"rotary", "head_dim"},
+    "llama4": {"text_config"},
     "gpt_neox": {"head_dim"},
+    "modernbert": {"head_dim", "sliding_window"},
+    "jina_embeddings_v3": {"head_dim"},
     "gpt_bigcode": {"num_key_value_heads"},
+    "nemotron_h": {
+        "expand",
+        "time_step_limit",
+        "layer_types",
+        "num_hidden_layers",
+        "attention_bias",
+        "get_text_config",
+    },
+    "bamba": {"layers_block_type", "layer_types"},
+    "falcon_h1": {"layers_block_type", "layer_types", "get_text_config"},
+    "granitemoehybrid": {"layers_block_type", "rope_type"},
+    "mamba2": {"layer_types"},
+    "mamba": {"layer_types"},
+    "jamba": {"layer_types", "layers_block_type", "layers_num_experts"},
+    "falcon_mamba": {"layer_types"},
     "solar_open": {"intermediate_size"},
+    "minicpm3": {"logits_scaling"},
 }
 
 
@@ -80,7 +116,7 @@ def theirs_of(family: str, key: str) -> str:
 
 
 def test_all_families_are_compared() -> None:
-    assert set(FAMILIES) == {*CONFIGS, *TWINS}
+    assert set(FAMILIES) == {*CONFIGS, *TWINS, *sparse_checkpoints.TWINS, *ENCODERS_TURNED}
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -89,15 +125,18 @@ def test_a_missing_key_is_what_transformers_takes_for_it(family: str) -> None:
     for key, default in declared.defaults.items():
         # Without a field, the modelling code reads the key if it is there.
         field = theirs.__dataclass_fields__.get(theirs_of(family, key))
+        if (family, key) == ("bloom", "max_position_embeddings"):  # it has no longest request
+            assert field is None
+            continue
         assert default == (None if field is None else field.default), key
     for key, allowed in declared.fixed.items():
-        assert getattr(theirs, key, None) in allowed, key
+        assert theirs.to_dict().get(key) in allowed, key
 
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_a_saved_config_without_one_of_its_keys(family: str) -> None:
     """Each key in turn: what we read is what transformers reads of the same file."""
-    _, config = CASES.get(family, ("", {}))
+    _, config = {**ENCODERS, **CASES}.get(family, ("", {}))
     wanted = {**checkpoints.TINY, "layer_norm_eps": 1e-5, "rms_norm_eps": 1e-4, **config}
     made = config_class(family)(**{key: value for key, value in wanted.items() if value is not ...})
     saved = {**made.to_dict(), **checkpoints.TOKENS, "architectures": [families()[family].architectures[0]]}
@@ -114,10 +153,17 @@ def test_a_saved_config_without_one_of_its_keys(family: str) -> None:
         for key in families()[family].defaults:
             if key == "rope_parameters":
                 same_rotary(ours[key], theirs.rope_parameters)
+            elif key == "time_step_limit":
+                assert step_limit(ours) == step_limit({key: theirs.time_step_limit})
             elif key == "sliding_window" and not ours.get("use_sliding_window", True):
                 assert not theirs.sliding_window or family == "smollm3"
-            elif ours[key] is not None and (key, ours[key]) != ("moe_layer_end_index", -1):  # null: follows from others
-                assert ours[key] == getattr(theirs, theirs_of(family, key)), (gone, key)
+            elif key in ("head_dim", "qk_head_dim") and "kv_lora_rank" in ours:
+                continue  # nobody reads what a file says of them
+            elif ours[key] not in (None, "auto") and (key, ours[key]) != ("moe_layer_end_index", -1):  # they follow
+                told = getattr(theirs, theirs_of(family, key), families()[family].defaults[key])
+                if key == "attn_config":
+                    told = {name: getattr(told, name, ANY) for name in ours[key] or ()} or ours[key]
+                assert ours[key] == told, (gone, key)
     assert seen > 5
 
 
@@ -139,6 +185,8 @@ def test_no_key_that_transformers_knows_is_unknown(family: str) -> None:
     code = inspect.getsource(importlib.import_module(made.__module__.replace("configuration_", "modeling_")))
     if made.__name__ == "Gemma3TextConfig":  # the text alone
         code = code[: code.index("class Gemma3MultiModalProjector")]
+    if made.__name__ == "Llama4TextConfig":
+        code = code[: code.index("class Llama4CausalLMOutputWithPast")]
     looked_at = set(re.findall(r"\bconfig\.([a-z]\w*)\b", code))
     looked_at |= set(re.findall(r"getattr\(\s*(?:self\.)?config,\s*\"(\w+)\"", code))
     assert len(looked_at) > 10
@@ -153,7 +201,9 @@ def test_what_the_layers_are_bound_to_is_refused_by_name(family: str) -> None:
         for value in allowed:
             read(family, **{key: value})
         wrong: Any = (not allowed[0]) if isinstance(allowed[0], bool) else "other"
-        if wrong not in allowed:
+        if key in ("is_causal", "use_bidirectional_attention"):  # of those that make vectors
+            assert hf_config_sees_both_ways(read(family, **{key: wrong}))
+        elif wrong not in allowed:
             message = refusal(family, **{key: wrong})
             assert f"{key}={wrong!r}" in message
             assert "not supported" in message
@@ -168,8 +218,7 @@ def test_maths_of_other_families_is_refused_by_name(family: str) -> None:
 
 
 def test_a_refused_key_can_be_switched_off() -> None:
-    assert 'hf_overrides={"is_causal": null}' in refusal("qwen3", is_causal=False)
-    read("qwen3", {"is_causal": None}, is_causal=False)
+    assert 'hf_overrides={"attn_logit_softcapping": null}' in refusal("llama", attn_logit_softcapping=50.0)
     read("llama", {"attn_logit_softcapping": None}, attn_logit_softcapping=50.0)
 
 
@@ -184,16 +233,17 @@ def test_what_means_nothing_to_anybody_is_told_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
 def test_attention_both_ways_in_a_decoder_changes_what_it_says(family: str, tmp_path: Path) -> None:
-    """transformers honours `is_causal`; here it is refused, of embedders too."""
+    """Which is honoured where vectors are made (`tests/pooling/test_heads.py`), and refused where text is."""
     both = checkpoints.make(family, is_causal=False)
     one = checkpoints.make(family)
     ids = torch.arange(20)[None]
     with torch.inference_mode():
         assert (both(ids).logits - one(ids).logits).abs().max() > 0.1
     folder = checkpoints.save(both, tmp_path)
-    for architecture in (f"{family}ForCausalLM", f"{family}Model"):
-        with pytest.raises(ConfigError, match="is_causal=False is not supported"):
-            read_model_info(folder, {"architectures": [architecture]})
+    assert read_model_info(folder, {}).sees_both_ways
+    with pytest.raises(ConfigError, match=r"is_causal.* is not supported for generating"):
+        resolve(EngineConfig.from_flat(model=str(folder), device="cpu"))
+    assert not read_model_info(folder, {"is_causal": None}).sees_both_ways
 
 
 EOS: list[tuple[dict[str, Any], dict[str, Any] | None, list[int]]] = [
@@ -258,10 +308,9 @@ def test_two_names_of_one_key_must_agree() -> None:
     assert "hidden_size=32 contradicts hidden_size=64" in refusal("gpt2", n_embd=64, hidden_size=32)
 
 
-def test_positions_by_a_bias_are_refused_by_name() -> None:
-    assert "alibi=True is not supported" in refusal("falcon", alibi=True)
-    with pytest.raises(ConfigError, match="'BloomForCausalLM' is not supported: its positions are a bias"):
-        hf_config({"architectures": ["BloomForCausalLM"]}, {})
+def test_attention_that_chooses_its_tokens_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="'DeepseekV32ForCausalLM' is not supported: an indexer chooses"):
+        hf_config({"architectures": ["DeepseekV32ForCausalLM"]}, {})
 
 
 @pytest.mark.parametrize(("length", "list_of"), [(32, "short_factor"), (33, "long_factor")])

@@ -19,7 +19,8 @@ from quire.foundation.errors import ConfigError, WeightsError
 from tests.effort import WHOLE, sampled
 from tests.models import checkpoints
 from tests.models import table as table_of_models
-from tests.models.cases import CASES, FAMILIES, TWINS, USUAL
+from tests.models.cases import CASES, FAMILIES, HYBRIDS, TWINS, USUAL
+from tests.models.fallback_cases import FALLBACK
 from tests.models.paged import PagedRows
 from tests.models.test_parity import random_tokens
 
@@ -52,6 +53,10 @@ def largest_error(reference: Any, answers: list[Any]) -> float:
     return worst
 
 
+def keeps_a_state(case: str) -> bool:
+    return case in HYBRIDS
+
+
 def check_engine(case: str, folder: Path, limit: float, **options: Any) -> None:
     """Rows of unlike length together, and once more out of the prefix cache."""
     made, config = CASES[case]
@@ -68,7 +73,10 @@ def check_engine(case: str, folder: Path, limit: float, **options: Any) -> None:
         assert llm.call("check") is None
     assert largest_error(reference, first) <= limit
     assert largest_error(reference, again) <= limit
-    assert again[0].num_cached_tokens > 0 or config.get("sliding_window")  # whose blocks may be longer
+    if keeps_a_state(case):
+        assert again[0].num_cached_tokens == 0
+    else:
+        assert again[0].num_cached_tokens > 0 or config.get("sliding_window")  # whose blocks may be longer
 
 
 @pytest.mark.parametrize("case", sampled(list(CASES), lambda case: case in FAMILIES))
@@ -106,6 +114,25 @@ OTHERS: dict[str, list[Any]] = {  # values that a test of every key would not th
     "final_logit_softcapping": [2.0, None],
     "attention_multiplier": [0.3],
     "word_embed_proj_dim": [48, 24],
+    "state_size": [4],
+    "ssm_state_size": [4],
+    "n_groups": [1, 6],
+    "conv_kernel": [2],
+    "time_step_limit": [(0.5, 0.8), None],
+    "mamba_n_groups": [1, 6],
+    "mamba_n_heads": [12],
+    "mamba_d_head": [16, 8],
+    "mamba_d_state": [4],
+    "mamba_d_conv": [2],
+    "mamba_expand": [1],
+    "attn_layer_indices": [[0], [0, 1, 2]],
+    "position_embedding_type": ["rope", "nope"],
+    "shared_intermediate_size": [24],
+    "num_local_experts": [3],
+    "ssm_multipliers": [[0.5, 1.0, 2.0, 1.0, 0.3]],
+    "mlp_multipliers": [[0.5, 2.0]],
+    "mamba_d_ssm": [48, None],
+    "layers_block_type": [["mlp", "attention", "mamba", "mamba"]],
     "partial_rotary_factor": [0.5],
     "rope_theta": [77.0],
     "rope_parameters": [
@@ -148,7 +175,8 @@ def outcome(family: str, key: str, value: Any, tokens: list[int], folder: Path) 
     """What becomes of a config with this key: "theirs" cannot be made, is "refused" here, or is "followed"."""
     made, config = CASES[family]
     try:
-        reference = checkpoints.make(made, **{**config, theirs_of(family, key): value})
+        how = {"_attn_implementation": "sdpa"} if key == "alibi" else {}  # see `CASES`
+        reference = checkpoints.make(made, **{**config, theirs_of(family, key): value, **how})
         with torch.inference_mode():
             expected = reference(torch.tensor([tokens])).logits[0].float().log_softmax(-1)
     except Exception:
@@ -179,8 +207,9 @@ def test_each_key_is_followed_or_refused(family: str, tmp_path: Path) -> None:
             if told == "followed" and expected is not None and (expected - usual).abs().max() > 1e-3:
                 moved.append(key)
     assert set(seen) <= {"theirs", "refused", "followed"}
-    assert seen.count("followed") > 4
-    assert len(set(moved)) > 2
+    least = 4 if family not in ("bloom", "mpt") else 1  # who have few
+    assert seen.count("followed") > least
+    assert len(set(moved)) > least // 2
 
 
 # -- checkpoints that do not fit --------------------------------------------------------------------------------
@@ -214,7 +243,8 @@ def test_the_page_of_models_is_up_to_date() -> None:
     page = table_of_models.PAGE.read_text(encoding="utf-8")
     told = table_of_models.differences_of(page)
     assert page == table_of_models.render(told), "run `make docs`"
-    assert all(float(told[family]) <= 1e-4 for family in FAMILIES)
+    classes = [checkpoints.class_name(made) for made, _ in FALLBACK.values()]
+    assert all(float(told[name]) <= 1e-4 for name in (*FAMILIES, *classes))
 
 
 @pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -141,9 +142,70 @@ def chatglm(state: State, config: Config) -> tuple[State, Config]:
     return state, {**config, "architectures": ["ChatGLMModel"], **own}
 
 
+def deepseek(state: State, config: Config) -> tuple[State, Config]:
+    """The shared experts' gate is half open for all tokens."""
+    for name in [name for name in state if "shared_expert_gate" in name]:
+        assert not state.pop(name).any()
+    for name in [name for name in state if "shared_expert.down_proj" in name]:
+        state[name] = state[name] / 2
+    state = renamed(state, ("shared_expert", "shared_experts"))
+    dense = config.pop("mlp_only_layers")
+    assert dense == [0]
+    assert not config.pop("qkv_bias")
+    for key in ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers", "decoder_sparse_step"):
+        config.pop(key)
+    own = {
+        "n_routed_experts": config.pop("num_experts"),
+        "n_shared_experts": config.pop("shared_expert_intermediate_size") // config["moe_intermediate_size"],
+        "first_k_dense_replace": 1,
+    }
+    return state, {**config, "architectures": ["DeepseekForCausalLM"], **own}
+
+
+def baichuan(state: State, config: Config) -> tuple[State, Config]:
+    """Of 7B."""
+    heads = config["num_attention_heads"]
+    config.pop("num_key_value_heads"), config.pop("attention_bias"), config.pop("mlp_bias"), config.pop("head_dim")
+    own = {"architectures": ["BaiChuanForCausalLM"], "model_max_length": config["max_position_embeddings"]}
+    return together(state, "W_pack", heads, heads, by_head=False), {**config, **own}
+
+
+def baichuan_alibi(state: State, config: Config) -> tuple[State, Config]:
+    """Of 13B."""
+    state, config = baichuan(state, config)
+    config.pop("max_position_embeddings")
+    return state, {**config, "architectures": ["BaichuanForCausalLM"]}
+
+
+def with_slopes(model: Any) -> Any:
+    """Llama that knows of positions by slopes alone: all tokens are at position 0, and masks hold the slopes (ALiBi as
+    its authors' code has it)."""
+    forward, heads = model.forward, model.config.num_attention_heads
+    whole = 2 ** math.floor(math.log2(heads))
+    slopes = [2 ** -(8 * (head + 1) / whole) for head in range(whole)]
+    slopes += [2 ** -(8 * (head + 0.5) / whole) for head in range(heads - whole)]
+
+    def computed(ids: torch.Tensor) -> Any:
+        token = torch.arange(ids.shape[1])
+        bias = torch.tensor(slopes)[:, None, None] * (token - token[:, None])
+        bias = bias.masked_fill(token > token[:, None], torch.finfo(torch.float32).min)
+        return forward(ids, attention_mask=bias[None].to(model.dtype), position_ids=torch.zeros_like(ids))
+
+    model.forward = computed
+    return model
+
+
+def computing(turned: str, model: Any) -> Any:
+    """What it computes once it is turned, if that is something else."""
+    return with_slopes(model) if turned == "baichuan_alibi" else model
+
+
 TWINS: dict[str, Callable[[State, Config], tuple[State, Config]]] = {
-    made.__name__: made for made in (internlm, internlm2, internlm3, minicpm, mimo, exaone, qwen, orion, chatglm)
-}
+    made.__name__: made
+    for made in (
+        internlm, internlm2, internlm3, minicpm, mimo, exaone, qwen, orion, chatglm, deepseek, baichuan, baichuan_alibi,
+    )
+}  # fmt: skip
 
 
 def turn(family: str, folder: Path) -> None:

@@ -27,16 +27,21 @@ DECODER = {**ENCODER, "num_key_value_heads": 2, "head_dim": 12, "max_position_em
 
 def make(architecture: str, folder: Path, seed: int = 0, **config: Any) -> Any:
     """A float32 model whose outputs depend on every token, saved with a tokenizer. Returns transformers' own."""
-    family = next(name for name in ("XLMRoberta", "Roberta", "Bert", "Qwen3", "Llama") if architecture.startswith(name))
-    sizes = DECODER if family in ("Qwen3", "Llama") else ENCODER
-    made = getattr(transformers, f"{family}Config")(**{**sizes, **config})
+    family = next(
+        name
+        for name in ("XLMRoberta", "Roberta", "Bert", "Qwen3", "Qwen2", "Llama", "Mistral", "Gemma3Text", "GPT2")
+        if architecture.startswith(name)
+    )
+    sizes = ENCODER if "B" in family or "R" in family else DECODER
+    own = {"n_inner": 72, "bos_token_id": 2, "eos_token_id": 3} if family == "GPT2" else {}
+    made = getattr(transformers, f"{family}Config")(**{**sizes, **own, **config})
     made._attn_implementation = "eager"
     torch.manual_seed(seed)
     model = getattr(transformers, architecture)(made).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name.lower() and name.endswith("weight"):
-                parameter.uniform_(0.5, 1.5)
+                parameter.uniform_(0.5, 1.5).sub_(1 if family == "Gemma3Text" else 0)
             else:
                 parameter.normal_(0, 0.2)
     model.save_pretrained(folder)
@@ -57,18 +62,24 @@ def save_tokenizer(folder: Path, pairs: str) -> None:
 
 
 def sentence_transformers(
-    folder: Path, *modules: str, dense: list[torch.nn.Linear] | None = None, **pooling: Any
+    folder: Path,
+    *modules: str,
+    dense: list[torch.nn.Linear] | None = None,
+    kinds: str = "sentence_transformers.models",
+    activation: str = "Tanh",
+    **pooling: Any,
 ) -> None:
-    """Write modules.json. modules: of "Pooling", "Dense", "Normalize", in order; pooling: its config."""
+    """Write modules.json. modules: of "Pooling", "Dense", "Normalize", in order; pooling: its config. activation: of
+    dense layers."""
     from safetensors.torch import save_file
 
     layers = iter(dense or [])
     listed = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
     for index, kind in enumerate(modules, 1):
         path = f"{index}_{kind}"
-        listed.append({"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"})
+        listed.append({"idx": index, "name": str(index), "path": path, "type": f"{kinds}.{kind}"})
         (folder / path).mkdir(exist_ok=True)
-        if kind == "Pooling":
+        if kind in ("Pooling", "SpladePooling"):
             (folder / path / "config.json").write_text(json.dumps(pooling))
         if kind == "Dense":
             layer = next(layers)
@@ -77,7 +88,7 @@ def sentence_transformers(
                 folder / path / "model.safetensors",
             )
             config = {"in_features": layer.in_features, "out_features": layer.out_features, "bias": True}
-            config["activation_function"] = "torch.nn.modules.activation.Tanh"
+            config["activation_function"] = f"torch.nn.modules.activation.{activation}"
             (folder / path / "config.json").write_text(json.dumps(config))
     (folder / "modules.json").write_text(json.dumps(listed))
 

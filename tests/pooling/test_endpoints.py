@@ -390,3 +390,60 @@ def test_a_batch_of_embeddings(tmp_path: Path) -> None:
             vectors = [[one["embedding"] for one in data] for data in (given, direct["data"])]
             np.testing.assert_allclose(vectors[0], vectors[1], rtol=1e-4, atol=1e-5)
         assert len(answers) == 3
+
+
+def test_a_server_that_compares_token_by_token(tmp_path: Path) -> None:
+    """ColBERT: markers and masks for scores, texts as they are for vectors."""
+    model = checkpoints.make("BertModel", tmp_path)
+    linear = torch.nn.Linear(48, 12).requires_grad_(False)
+    sentence_transformers(tmp_path, "Dense", dense=[linear], kinds="pylate.models.Dense", activation="Identity")
+    config = {"query_prefix": "w50", "document_prefix": "w51", "query_length": 8, "attend_to_expansion_tokens": True}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(config))
+    (tmp_path / "special_tokens_map.json").write_text('{"mask_token": "w52"}')
+
+    def vectors(ids: list[int]) -> torch.Tensor:
+        return torch.nn.functional.normalize(linear(checkpoints.states(model, ids)), dim=1)
+
+    def word_ids(text: str) -> list[int]:
+        return [8 + WORDS.index(word) for word in text.split()]
+
+    marker, document_marker, mask = word_ids("w50 w51 w52")
+    query = [2, marker, *word_ids(TEXTS[0]), 3]
+    query += [mask] * (8 - len(query))
+    of_documents = [vectors([2, document_marker, *word_ids(text), 3]) for text in TEXTS]
+    wanted = [float((vectors(query) @ one.T).amax(1).sum()) for one in of_documents]
+    with serve(tmp_path) as server:
+        scores = post(server, "/v1/score", queries=TEXTS[0], documents=TEXTS)
+        assert [item["score"] for item in scores["data"]] == pytest.approx(wanted, abs=1e-4)
+        ranked = post(server, "/v1/rerank", query=TEXTS[0], documents=TEXTS, top_n=2)["results"]
+        assert [item["index"] for item in ranked] == sorted(range(4), key=lambda i: -wanted[i])[:2]
+        [found] = post(server, "/pooling", input=TEXTS[1])["data"]
+        assert np.abs(np.array(found["data"]) - vectors([2, *word_ids(TEXTS[1]), 3]).numpy()).max() < 1e-4
+        assert "token_embed" in refused(server, "/v1/embeddings", input=TEXTS[1])["message"]
+
+
+def test_a_server_of_dense_and_sparse_vectors(tmp_path: Path) -> None:
+    """BGE-M3: each task by its name."""
+    from safetensors.torch import load_file, save_file
+
+    model = checkpoints.make("XLMRobertaModel", tmp_path)
+    weights = torch.nn.Linear(48, 1).requires_grad_(False)
+    heads = {"colbert_linear": torch.nn.Linear(48, 48), "sparse_linear": weights}
+    added = {f"{name}.{key}": one.detach() for name, m in heads.items() for key, one in m.named_parameters()}
+    save_file({**load_file(tmp_path / "model.safetensors"), **added}, tmp_path / "model.safetensors")
+    overrides = json.dumps({"architectures": ["BgeM3EmbeddingModel"], "bos_token_id": 2, "eos_token_id": 3})
+    ids = [2, *(8 + WORDS.index(word) for word in TEXTS[2].split()), 3]
+    lexical = weights(checkpoints.states(model, ids)).relu()[1:-1, 0].tolist()
+    with serve(tmp_path, "--hf-overrides", overrides) as server:
+        [found] = post(server, "/pooling", input=TEXTS[2], task="sparse_embed")["data"]
+        assert found["object"] == "pooling"
+        wanted = {token: weight for token, weight in zip(ids[1:-1], lexical, strict=True) if weight > 0}
+        told = dict(zip(found["data"]["indices"], found["data"]["values"], strict=True))
+        assert told == pytest.approx(wanted, abs=1e-4)
+        assert wanted
+        [by_token] = post(server, "/pooling", input=TEXTS[2], task="token_classify")["data"]
+        assert np.array(by_token["data"])[:, 0] == pytest.approx(lexical, abs=1e-4)
+        assert len(post(server, "/pooling", input=TEXTS[2], task="token_embed")["data"][0]["data"]) == len(ids) - 1
+        assert len(post(server, "/v1/embeddings", input=TEXTS[2])["data"][0]["embedding"]) == 48
+        body = {"input": TEXTS[2], "task": "sparse_embed", "encoding_format": "base64"}
+        assert refused(server, "/pooling", **body)["param"] == "encoding_format"

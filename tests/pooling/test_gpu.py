@@ -37,6 +37,49 @@ def test_encoders(backend: str, dtype: str, tmp_path: Path) -> None:
     assert (ours - theirs).abs().max() < TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("backend", ["triton", "sdpa"])
+@pytest.mark.parametrize(
+    "case", ["modernbert", "modernbert-kinds", "eurobert", "nomic_bert", "gte", "jina_embeddings_v3"]
+)
+def test_encoders_of_decoders_layers(case: str, backend: str, dtype: str, tmp_path: Path) -> None:
+    """Rotations, windows to either side, keys and values in scratch memory."""
+    from tests.pooling import checkpoints, encoders
+
+    model = encoders.make(case, tmp_path)
+    checkpoints.sentence_transformers(tmp_path, "Pooling", pooling_mode="mean")
+    prompts = checkpoints.random_prompts(0, LENGTHS)
+    options = {"max_num_seqs": 8, "max_num_batched_tokens": 200, "max_model_len": 64}
+    ours = embed(tmp_path, prompts, dtype=dtype, attention_backend=backend, **options)
+    theirs = torch.stack([encoders.states(model, prompt).mean(0) for prompt in prompts])
+    assert (ours - theirs).abs().max() < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("backend", ["triton", "sdpa"])
+def test_queries_filled_up_with_masks(backend: str, tmp_path: Path) -> None:
+    """Keys that nobody sees, on a GPU as on a CPU."""
+    import json
+
+    from quire import LLM
+    from tests.pooling import checkpoints, encoders
+
+    encoders.make("bert", tmp_path)
+    linear = torch.nn.Linear(48, 16)
+    checkpoints.sentence_transformers(
+        tmp_path, "Dense", dense=[linear], kinds="pylate.models.Dense", activation="Identity"
+    )
+    config = {"query_prefix": "w41", "document_prefix": "w42", "query_length": 40}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(config))
+    (tmp_path / "special_tokens_map.json").write_text('{"mask_token": "w43"}')
+    scores = []
+    for device in ("cpu", "cuda"):
+        chosen = backend if device == "cuda" else "sdpa"
+        with LLM(str(tmp_path), device=device, dtype="float32", attention_backend=chosen) as llm:
+            made = llm.score(["w1 w2", "w3"], ["w4 w1", "w5 w6 w7"], use_tqdm=False)
+            scores.append([one.outputs.score for one in made])
+    assert scores[1] == pytest.approx(scores[0], abs=5e-2)
+
+
 @pytest.mark.parametrize("mode", ["mean", "max", "cls", "lasttoken"])
 def test_decoders_in_chunks(mode: str, tmp_path: Path) -> None:
     from tests.pooling import checkpoints

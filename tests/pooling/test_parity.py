@@ -125,6 +125,8 @@ def test_dense_layers_behind_the_pooling(tmp_path: Path) -> None:
         ("XLMRobertaForSequenceClassification", 1),
         ("Qwen3ForSequenceClassification", 4),
         ("LlamaForSequenceClassification", 1),
+        ("GPT2ForSequenceClassification", 2),
+        ("Gemma3TextForSequenceClassification", 3),
     ],
 )
 def test_classes(architecture: str, labels: int, tmp_path: Path) -> None:

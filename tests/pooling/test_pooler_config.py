@@ -40,6 +40,15 @@ def pooler(
         ("BertForSequenceClassification", {}, "classify"),
         ("BertForSequenceClassification", {"convert": "embed"}, "embed"),
         ("BertForTokenClassification", {}, "classify"),
+        ("HF_ColBERT", {}, "embed"),
+        ("GPT2Model", {}, "embed"),
+        ("Gemma3TextModel", {}, "embed"),
+        ("MistralModel", {}, "embed"),
+        ("Phi3ForSequenceClassification", {}, "classify"),
+        ("Qwen2ForRewardModel", {}, "classify"),
+        ("InternLM2ForRewardModel", {}, "classify"),
+        ("LlamaBidirectionalModel", {}, "embed"),
+        ("LlamaBidirectionalForSequenceClassification", {}, "classify"),
     ],
 )
 def test_what_a_model_is_run_for(architecture: str, options: dict[str, Any], kind: str | None, tmp_path: Path) -> None:
@@ -100,8 +109,22 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     refuses("unknown key 'mode'", {"pooler_config": {"mode": "MEAN"}})
     refuses("must hold 2 tokens", classifier_from_token=["yes"])
     refuses("not both tokens", classifier_from_token=["no", "yes"])
+    refuses("classifier_pooling must be", {"convert": "classify"}, classifier_pooling="best")
     sentence_transformers(tmp_path, "Pooling", pooling_mode_mean_tokens=True, pooling_mode_max_tokens=True)
     refuses("mean_tokens and max_tokens")
+    refuses("step_tag_id", {"pooler_config": {"tok_pooling_type": "STEP"}})
+    refuses("tok_pooling_type must be", {"pooler_config": {"tok_pooling_type": "SOME"}})
+    sentence_transformers(tmp_path, "SpladePooling", pooling_strategy="mean")
+    refuses("pooling_strategy='mean'")
+    told = tmp_path / "config_sentence_transformers.json"
+    sentence_transformers(tmp_path, "Pooling", pooling_mode="mean")
+    told.write_text('{"similarity_fn_name": "hamming"}')
+    refuses("similarity_fn_name must be one of")
+    told.write_text('{"similarity_fn_name": "MaxSim", "query_length": 0}')
+    refuses("query_length must be >= 1")
+    told.write_text('{"similarity_fn_name": "MaxSim", "skiplist_words": "."}')
+    refuses("skiplist_words must be a list of strings")
+    told.unlink()
     sentence_transformers(tmp_path, "WordWeights")
     refuses("WordWeights")
     modules = [{"type": "sentence_transformers.models.Dense", "path": "../elsewhere"}]

@@ -3,7 +3,8 @@
 The reference answers each request alone: its next token is a function of everything before it. The device executes
 plans: it keeps seats and block tables as the plans tell, and in every KV slot a fingerprint of all that the KV there
 depends on (cache salt, every token up to it). A row may compute only if all slots it reads hold the fingerprints of
-its own request's tokens; a window reads no others than those in it. A page belongs to the group that wrote to it last.
+its own request's tokens; a window reads no others than those in it, and a state must be that of the token before. A
+page belongs to the group that wrote to it last.
 So sharing, chunking, preemption, running ahead and what windows give back must not change a single token.
 """
 
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.types.kv import KVGroupSpec
+from quire.types.kv import MAX_TOKENS, KVGroupSpec
 from quire.types.plan import Admit, PromptLogprobs, StepPlan, TokenMasks
 from quire.types.request import EngineRequest, token_array
 from quire.types.result import LogprobRows, StepResult
@@ -35,6 +36,10 @@ def windowed(block_size: int, window: int) -> KVGroupSpec:
 
 def history(block_size: int) -> KVGroupSpec:
     return KVGroupSpec("history", block_size, 1, 1, 1, 4, planes=1)
+
+
+def state(pages: int) -> KVGroupSpec:
+    return KVGroupSpec("state", MAX_TOKENS, 1, 1, 1, 4, state_bytes=64, pages=pages)
 
 
 def make_request(
@@ -86,7 +91,7 @@ class Reference:
         self.tokens, self.prints, self.allowed = [], [], []
         self.output, self.finish = [], ("length", None)
         is_over = self._is_over()
-        state = hash(spec.cache_salt or "")
+        state = hash((spec.cache_salt or "", spec.lora and spec.lora.key))
         for position in range(limit):
             if position < len(spec.token_ids):
                 token = spec.token_ids[position]
@@ -144,6 +149,7 @@ class Device:
         self.max_tokens, self.max_chunk = max_tokens, max_chunk
         self.references: dict[int, Reference] = {}  # by request number
         self.seats: dict[int, Seat] = {}
+        self.adapters: dict[int, str] = {}  # keys by slot
         self.tables: list[dict[tuple[int, int], int]] = [{} for _ in specs]
         self.pages: dict[int, tuple[int, dict[int, int]]] = {}  # by block: the group that wrote there, its fingerprints
         self.prefixes: list[tuple[int, set[int]]] = []  # (shared tokens, seats) a group, as told and not yet released
@@ -253,6 +259,12 @@ class Device:
             keeps = any(spec.kind == "history" for spec in self.specs)
             told = [] if admit.history is None else admit.history.tolist()
             assert told == reference.tokens[: admit.num_computed if keeps else 0], "not the tokens computed"
+        for change in plan.adapters:
+            self.adapters[change.slot] = change.adapter.key
+        for seat in self.seats.values():
+            wanted = seat.reference.spec.lora
+            there = self.adapters[seat.admit.adapter] if seat.admit.adapter else None
+            assert there == (wanted and wanted.key), f"{seat.reference.spec.id} has another's adapter"
         for spec, table, new in zip(self.specs, self.tables, plan.blocks, strict=True):
             for seat_number, index, block in zip(
                 new.seats.tolist(), new.index.tolist(), new.blocks.tolist(), strict=True
@@ -302,8 +314,21 @@ class Device:
         for position, token in enumerate(ids, seat.num_computed):
             right = reference.tokens[position]
             assert token in (right, WRONG), f"{reference.spec.id} is fed a foreign token at {position}"
-            for group in range(len(self.specs)):
-                self._put(group, number, position, WRONG if token == WRONG else reference.prints[position])
+            for group, spec in enumerate(self.specs):
+                if spec.pages:
+                    self._move_on(group, number, position, reference)
+                else:
+                    self._put(group, number, position, WRONG if token == WRONG else reference.prints[position])
+
+    def _move_on(self, group: int, number: int, position: int, reference: Reference) -> None:
+        """A state stands for all tokens up to the last, and takes the next one; the first takes none before."""
+        for page in range(self.specs[group].pages):
+            block = self.tables[group][number, page]
+            owner, prints = self.pages.get(block, (-1, {}))
+            found = prints.get(0) if owner == group else None
+            before = reference.prints[position - 1] if position else found
+            assert found == before, f"{reference.spec.id} goes on from a foreign state at {position}"
+            self.pages[block] = group, {0: reference.prints[position]}
 
     def _put(self, group: int, number: int, position: int, print_: int) -> None:
         size = self.specs[group].block_size
@@ -316,6 +341,10 @@ class Device:
         reference, length = seat.reference, seat.num_computed + count
         for group, (spec, table) in enumerate(zip(self.specs, self.tables, strict=True)):
             seen_from = max(0, seat.num_computed - spec.window + 1) if spec.window else 0
+            if spec.pages:
+                pages = [self.pages[table[number, page]] for page in range(spec.pages)]
+                assert pages == [(group, {0: reference.prints[length - 1]})] * spec.pages, "a state is shared"
+                continue
             for position in range(seen_from, length):
                 owner, prints = self.pages[table[number, position // spec.block_size]]
                 found = prints.get(position % spec.block_size) if owner == group else None

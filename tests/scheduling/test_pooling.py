@@ -28,7 +28,7 @@ def scheduler(*, kind: str = "full", block_size: int = 4, blocks: int = 30, **op
 
 
 def request(name: str, ids: list[int], *, by_token: bool = False, priority: int = 0) -> EngineRequest:
-    wanted = Pooling(by_token, len(ids))
+    wanted = Pooling(int(by_token), len(ids), len(ids))
     return EngineRequest(
         id=name, token_ids=token_array(ids), params=SILENT, max_tokens=1, pooling=wanted, priority=priority
     )
@@ -57,7 +57,7 @@ class Device:
                 self.sums[seat] += token
                 lines.append((token, self.sums[seat]))
             self.num_computed[seat] += len(lines)
-            kept = lines if pool.per_token[row] else lines[-1:] if pool.ends[row] else []
+            kept = lines if pool.heads[row] else lines[-1:] if pool.ends[row] else []
             if kept:
                 rows.append(row)
                 counts.append(len(kept))
@@ -66,7 +66,7 @@ class Device:
             np.array(rows, np.int32), np.array(counts, np.int32), np.array(values, np.float32).reshape(-1, 2)
         )
         tokens = np.full((plan.num_rows, 1), -1, np.int32)
-        return StepResult(step=plan.step, tokens=tokens, counts=np.zeros(plan.num_rows, np.int32), pooled=pooled)
+        return StepResult(step=plan.step, tokens=tokens, counts=np.zeros(plan.num_rows, np.int32), pooled=[pooled])
 
 
 def expected(spec: EngineRequest) -> list[list[float]]:

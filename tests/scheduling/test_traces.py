@@ -96,6 +96,25 @@ def test_random_traces_with_drafts(part: int, options: dict[str, Any], monkeypat
     assert preemptions > len(seeds) / 10, "these traces hardly ever preempt: too easy"
 
 
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("part", range(PARTS))
+def test_random_traces_with_states(part: int, mixed: bool) -> None:
+    """Each goes on from its own state, or begins anew after a preemption; nothing is ever found in the cache."""
+    failures, preemptions = [], 0
+    first = random.SystemRandom().randrange(2**40)
+    seeds = range(first + part, first + NUM_TRACES // 4, PARTS)
+    for seed in seeds:
+        try:
+            life = random_life(seed, states=True, mixed=mixed, deaths=0.01)
+        except Exception:
+            failures.append(f"random_life({seed}, states=True, {mixed=})\n{traceback.format_exc(limit=-3)}")
+        else:
+            preemptions += life.scheduler.stats().num_preemptions
+            assert life.scheduler.stats().cached_tokens == 0
+    assert not failures, f"{len(failures)} of {len(seeds)} traces failed, the first:\n{failures[0]}"
+    assert preemptions > len(seeds) / 10, "these traces hardly ever preempt: too easy"
+
+
 adds = st.tuples(
     st.just("add"),
     st.lists(st.integers(0, 2), min_size=1, max_size=12),
@@ -148,3 +167,16 @@ def test_any_trace(world: World, acts: list[tuple[Any, ...]]) -> None:
         life.scheduler.check()
     life.run()
     life.check_empty()
+
+
+@pytest.mark.parametrize("options", [{}, {"mixed": True}, {"drafts": True}, {"deaths": 0.02}], ids=str)
+def test_random_traces_with_adapters(options: dict[str, Any]) -> None:
+    """More adapters than slots: every row finds its own in its slot, and shares no prefix with another's."""
+    first, passed = random.SystemRandom().randrange(2**40), 0
+    for seed in range(first, first + NUM_TRACES // 20):
+        try:
+            life = random_life(seed, adapters=True, **options)
+        except Exception as error:
+            raise AssertionError(f"random_life({seed}, adapters=True, {options})") from error
+        passed += sum(len(plan.adapters) for plan in life.plans) > life.world.adapter_slots
+    assert passed > NUM_TRACES / 200, "hardly any adapter had to make room: too easy"

@@ -14,16 +14,18 @@ import numpy as np
 from quire.scheduling.drafting import Drafting
 from quire.scheduling.prefixes import SharingThresholds
 from quire.scheduling.scheduler import Scheduler
+from quire.types.adapter import Adapter
 from quire.types.kv import KVGroupSpec, capacity
 from quire.types.output import EngineOutput
 from quire.types.plan import StepPlan
 from quire.types.request import BACKGROUND, EngineRequest
 from quire.types.result import StepResult
 from quire.types.sampling import RequestOutputKind
-from tests.scheduling.simulator import VOCAB, Device, Reference, groups, history, make_request, windowed
+from tests.scheduling.simulator import VOCAB, Device, Reference, groups, history, make_request, state, windowed
 from tests.scheduling.toy_grammar import ToyGrammar, ToyMatcher, ToySource, random_constraint
 
 ANYTHING = SharingThresholds(1, 1, 1)
+ADAPTERS = [Adapter(f"key {number}", f"adapter {number}", "/") for number in range(5)]
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class World:
     sharing_thresholds: SharingThresholds = ANYTHING
     num_drafts: int = 0
     always_drafts: bool = True
+    adapter_slots: int = 0
 
     @property
     def specs(self) -> list[KVGroupSpec]:
@@ -86,6 +89,7 @@ class Life:
             drafting=Drafting(world.num_drafts, world.max_num_seqs, world.max_num_seqs, always=world.always_drafts)
             if world.num_drafts
             else None,
+            adapter_slots=world.adapter_slots,
         )
         chunk = world.max_prefill_chunk or world.max_num_batched_tokens
         self.device = Device(
@@ -266,6 +270,18 @@ def mixed_groups(rng: random.Random, block_size: int) -> list[KVGroupSpec]:
     return specs
 
 
+def with_states(world: World, rng: random.Random) -> World:
+    """The same with a group that keeps states, or with such alone."""
+    pages, others = rng.choice((1, 1, 2, 3)), world.specs
+    if rng.random() < 0.25:
+        others = [history(rng.choice((4, 16, 64)))]
+    specs = others.copy()
+    specs.insert(rng.randint(0, len(others)), state(pages))
+    least = 1 + sum(spec.most_blocks(2) for spec in specs)
+    num_blocks = max(world.num_blocks, least) + pages * rng.randint(0, 4)
+    return replace(world, groups=tuple(specs), num_blocks=num_blocks)
+
+
 def random_request(
     rng: random.Random, number: int, max_len: int, prefixes: list[list[int]], longest: int = 8
 ) -> EngineRequest:
@@ -335,24 +351,39 @@ def with_drafts(world: World, rng: random.Random) -> World:
     return replace(world, num_drafts=num_drafts, max_num_batched_tokens=tokens, always_drafts=rng.random() < 0.7)
 
 
-def random_life(seed: int, *, mixed: bool = False, deaths: float = 0.0, drafts: bool = False) -> Life:
+def random_life(
+    seed: int,
+    *,
+    mixed: bool = False,
+    deaths: float = 0.0,
+    drafts: bool = False,
+    adapters: bool = False,
+    states: bool = False,
+) -> Life:
     """Live through the trace of `seed`; any AssertionError is a bug.
 
     Args:
         mixed: several groups of layers, some of them with windows.
         deaths: of engines, a turn.
         drafts: rows may bring several tokens a step.
+        adapters: of LoRA, more than there are slots.
+        states: some layers keep one.
     """
     rng = random.Random(seed)
     crowded = rng.random() < 0.1
     world = crowded_world(rng, mixed=mixed) if crowded else random_world(rng, mixed=mixed)
-    life = Life(with_drafts(world, rng) if drafts else world)
+    world = with_states(world, rng) if states else world
+    world = with_drafts(world, rng) if drafts else world
+    life = Life(replace(world, adapter_slots=rng.randint(1, 3)) if adapters else world)
     prefixes = branching(rng, 6 if crowded else 2)
     to_come = rng.randint(10, 30) if crowded else rng.randint(1, 7)
     number = 0
     while number < to_come or life.scheduler.has_work:
         while number < to_come and rng.random() < 0.5:
-            life.add(random_request(rng, number, life.max_len, prefixes, longest=20 if drafts else 8))
+            request = random_request(rng, number, life.max_len, prefixes, longest=20 if drafts else 8)
+            if adapters:
+                request = msgspec.structs.replace(request, lora=rng.choice((None, *ADAPTERS)))
+            life.add(request)
             number += 1
         if life.compiling and rng.random() < 0.3:
             life.bind(rng.choice(life.compiling))

@@ -21,6 +21,7 @@ from quire.config.model_info import ModelInfo
 from quire.config.resolve import Resolved
 from quire.engine.client import EngineInfo
 from quire.foundation.errors import EngineDeadError, InputError
+from quire.frontend.adapters import AdapterNames
 from quire.frontend.inputs import Prompt
 from quire.frontend.reply_formats import Formats
 from quire.frontend.tokenization.tokenizer import Tokenizer
@@ -99,6 +100,7 @@ class EchoLLM:
         self.delay = delay
         self.frozen = False
         self.on_stats: Any = None
+        self.adapters = AdapterNames()
         self.refuse_with: str | None = None  # stop_reason of a refusal
         self.dead_error: BaseException | None = None
         self.outage = None

@@ -92,6 +92,28 @@ def test_blocks_of_one_page_and_of_others_do_not_overlap(groups: list[KVGroupSpe
             assert written * 2 == pages.groups[number].bytes_per_block
 
 
+def latent(layers: int) -> KVGroupSpec:
+    return KVGroupSpec("latent", 16, layers, 1, 24, 2, planes=1, value_dim=16)
+
+
+def test_latent_rows_are_one_plane_whose_first_columns_are_the_values() -> None:
+    pages = lay_out([latent(5)], 16)
+    assert (pages.slabs, pages.keeper, pages.page_bytes) == (5, 0, 5 * 16 * 24 * 2)
+    store = KVStore(pages, [0] * 5, 4, torch.bfloat16, CPU)
+    keys, values = store.layers[3].k, store.layers[3].v
+    keys[2, 0, 7] = torch.arange(24)
+    assert values.shape == (4, 1, 16, 16)
+    assert values[2, 0, 7].tolist() == list(range(16))
+    assert sum(bool(layer.k.any()) for layer in store.layers) == 1
+
+
+def test_latent_rows_beside_windows_keep_the_history() -> None:
+    pages = lay_out([latent(2), window(4)], 16)
+    assert [spec.kind for spec in pages.groups] == ["latent", "window"]
+    assert pages.keeper == 0
+    assert capacity(pages.groups, 1 + 40) > 0
+
+
 def test_where_no_layer_keeps_every_token_ids_have_pages_of_their_own() -> None:
     pages = lay_out([window(3)], 16)
     assert [spec.kind for spec in pages.groups] == ["window", "history"]

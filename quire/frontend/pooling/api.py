@@ -11,8 +11,9 @@ from quire.foundation.errors import InputError
 from quire.frontend.inputs import PromptLike, as_list, read_prompt
 from quire.frontend.outputs import RequestState
 from quire.frontend.pooling import requests as pooling
-from quire.frontend.pooling.prompts import PairEncoder, pair_template
+from quire.frontend.pooling.prompts import Pair, PairEncoder, pair_template
 from quire.frontend.pooling.requests import PoolingPrompt, pooler_of
+from quire.frontend.pooling.similarity import sides, similarity, task_of
 from quire.frontend.progress import ProgressFactory
 from quire.frontend.templates.chat import ChatTemplate
 from quire.frontend.tokenization.tokenizer import Tokenizer
@@ -23,6 +24,7 @@ from quire.frontend.tokenization.truncation import (
     check_least_tokens,
     encode_texts,
 )
+from quire.types.adapter import Adapter, LoRARequest
 from quire.types.pooling import (
     CLASSIFY,
     EMBED,
@@ -40,6 +42,7 @@ from quire.types.request import EngineRequest
 
 Prompts = PromptLike | Sequence[PromptLike]
 Params = PoolingParams | Sequence[PoolingParams]
+Adapted = LoRARequest | Sequence[LoRARequest | None] | None
 T = TypeVar("T")
 
 
@@ -47,6 +50,7 @@ class PoolingAPI:
     """For a class that runs requests. All raise InputError for what cannot run, before anything runs.
 
     truncate_prompt_tokens: cut longer prompts, -1 to the context; truncation_side: where, right unless it is given.
+    lora_request: an adapter for all prompts, or a list with one, or None, for each.
     tokenization_kwargs: the same two, and add_special_tokens, under the name that other engines have for them.
     """
 
@@ -63,6 +67,9 @@ class PoolingAPI:
     ) -> list[RequestState]: ...
 
     @abstractmethod
+    def _adapters(self, lora_request: Adapted, prompts: Sequence[Any]) -> list[Adapter | None]: ...
+
+    @abstractmethod
     def _new_number(self) -> str: ...
 
     def encode(
@@ -72,6 +79,7 @@ class PoolingAPI:
         *,
         pooling_task: str | None = None,
         use_tqdm: bool | ProgressFactory = True,
+        lora_request: Adapted = None,
         truncate_prompt_tokens: int | None = None,
         truncation_side: Side | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
@@ -90,7 +98,7 @@ class PoolingAPI:
             PoolingPrompt(cut.cut(p.token_ids) if p.token_ids is not None else next(encoded), None, p.cache_salt)
             for p in given
         ]
-        return self._pool(ready, pooling_params, pooling_task, use_tqdm)
+        return self._pool(ready, pooling_params, pooling_task, use_tqdm, lora_request)
 
     def embed(
         self,
@@ -98,6 +106,7 @@ class PoolingAPI:
         *,
         pooling_params: Params | None = None,
         use_tqdm: bool | ProgressFactory = True,
+        lora_request: Adapted = None,
         truncate_prompt_tokens: int | None = None,
         truncation_side: Side | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
@@ -107,6 +116,7 @@ class PoolingAPI:
             pooling_params,
             pooling_task=EMBED,
             use_tqdm=use_tqdm,
+            lora_request=lora_request,
             truncate_prompt_tokens=truncate_prompt_tokens,
             truncation_side=truncation_side,
             tokenization_kwargs=tokenization_kwargs,
@@ -119,6 +129,7 @@ class PoolingAPI:
         *,
         pooling_params: Params | None = None,
         use_tqdm: bool | ProgressFactory = True,
+        lora_request: Adapted = None,
         truncate_prompt_tokens: int | None = None,
         truncation_side: Side | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
@@ -128,6 +139,7 @@ class PoolingAPI:
             pooling_params,
             pooling_task=CLASSIFY,
             use_tqdm=use_tqdm,
+            lora_request=lora_request,
             truncate_prompt_tokens=truncate_prompt_tokens,
             truncation_side=truncation_side,
             tokenization_kwargs=tokenization_kwargs,
@@ -142,6 +154,7 @@ class PoolingAPI:
         *,
         pooling_params: PoolingParams | None = None,
         use_tqdm: bool | ProgressFactory = True,
+        lora_request: Adapted = None,
         truncate_prompt_tokens: int | None = None,
         truncation_side: Side | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
@@ -149,13 +162,15 @@ class PoolingAPI:
     ) -> list[ScoringRequestOutput]:
         """How well texts fit each other.
 
-        A cross-encoder (a classifier with one class) reads both together; of embeddings it is the cosine.
+        A cross-encoder (a classifier with one class) reads both together; embeddings are compared, by the cosine or as
+        the model's files say. Those of tokens (ColBERT) are compared one by one: `data_1` has the queries.
 
         Args:
             data_1: one text, or as many as `data_2` has.
             data_2: texts, or one.
             pooling_params: one for all pairs; None: the model's defaults.
             use_tqdm: show progress.
+            lora_request: the adapter that the texts are read with.
             truncate_prompt_tokens: longer prompts are cut to this; -1: to the context.
             truncation_side: where they are cut: "left" or "right".
             tokenization_kwargs: the two above, under the name that other engines have for them.
@@ -174,24 +189,41 @@ class PoolingAPI:
         cut = self._cut(options)
         params = pooling_params or PoolingParams()
         if pooler_of(self.info).kind == EMBED:
-            texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-            ids = encode_texts(self.get_tokenizer(), texts, cut)
-            vectors = self._pool([PoolingPrompt(i) for i in ids], params, EMBED, use_tqdm)
-            by_text = dict(zip(texts, vectors, strict=True))
-            halves = [tuple(by_text[text] for text in pair) for pair in pairs]
-            scores = pooling.cosines([a.outputs.data for a, _ in halves], [b.outputs.data for _, b in halves])
-            return [
-                _with(b, ScoringOutput(score), a.prompt_token_ids + b.prompt_token_ids)
-                for (a, b), score in zip(halves, scores, strict=True)
-            ]
+            return self._compare(pairs, params, cut, use_tqdm, lora_request)
         check_cross_encoder(self.info)
         tokenizer = self.get_tokenizer()
         template = pair_template(tokenizer, self.info)
         if chat_template is not None:
             template = ChatTemplate(chat_template, tokenizer.special_tokens)
         prompts = PairEncoder(tokenizer, cut, template=template).encode(pairs)
-        outputs = self._pool(prompts, params, CLASSIFY, use_tqdm)
+        outputs = self._pool(prompts, params, CLASSIFY, use_tqdm, lora_request)
         return [_with(output, ScoringOutput(float(output.outputs.data[0]))) for output in outputs]
+
+    def _compare(
+        self,
+        pairs: Sequence[Pair],
+        params: PoolingParams,
+        cut: Truncation,
+        use_tqdm: bool | ProgressFactory,
+        lora_request: Adapted,
+    ) -> list[ScoringRequestOutput]:
+        """By embeddings: each text is embedded once, however many pairs it is in."""
+        pooler, tokenizer = pooler_of(self.info), self.get_tokenizer()
+        texts, prompts = [], []
+        framing = sides(self.info, tokenizer)
+        for number, side in enumerate(framing):
+            found = list(dict.fromkeys(pair[number] for pair in pairs))
+            texts += [(number, text) for text in found]
+            prompts += [side.prompt(ids) for ids in encode_texts(tokenizer, found, side.cut(cut))]
+        outputs = self._pool(prompts, params, task_of(pooler), use_tqdm, lora_request)
+        by_text = dict(zip(texts, outputs, strict=True))
+        made = []
+        for query, document in pairs:
+            both = by_text[0, query], by_text[1, document]
+            vectors = (side.counted(output) for side, output in zip(framing, both, strict=True))
+            ids = both[0].prompt_token_ids + both[1].prompt_token_ids
+            made.append(_with(both[1], ScoringOutput(similarity(pooler, *vectors)), ids))
+        return made
 
     def _cut(self, options: TokenizationOptions) -> Truncation:
         return Truncation.of(options.truncate_prompt_tokens, options.truncation_side, self.info)
@@ -202,6 +234,7 @@ class PoolingAPI:
         params: Params | None,
         task: str | None,
         use_tqdm: bool | ProgressFactory,
+        lora_request: Adapted = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         chosen: Sequence[PoolingParams] = (
             params if isinstance(params, Sequence) else [params or PoolingParams()] * len(prompts)
@@ -214,10 +247,11 @@ class PoolingAPI:
             if task is not None and one.task not in (None, task):
                 raise InputError(f"pooling_params.task is {one.task!r}, and {task!r} is asked for", "pooling_params")
         tasks = [pooling.check_task(one, self.info, task) for one in chosen]
+        adapters = self._adapters(lora_request, prompts)
         requests = {}
-        for prompt, one, its_task in zip(prompts, chosen, tasks, strict=True):
+        for prompt, one, its_task, adapter in zip(prompts, chosen, tasks, adapters, strict=True):
             number = self._new_number()
-            requests[number] = [pooling.build(prompt, one, its_task, self.info, request_id=number)]
+            requests[number] = [pooling.build(prompt, one, its_task, self.info, request_id=number, adapter=adapter)]
         request_states = self._run_requests(requests, [None] * len(requests), use_tqdm)
         return [
             pooling.output(request_state, its_task, one, self.info)

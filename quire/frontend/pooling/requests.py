@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,10 +13,15 @@ from quire.foundation.errors import InputError, QuireError
 from quire.frontend.inputs import PromptLike, check_labels, checked_ids, read_prompt, tokenize
 from quire.frontend.outputs import RequestState
 from quire.frontend.tokenization.tokenizer import Tokenizer
+from quire.types.adapter import Adapter
 from quire.types.pooling import (
+    BY_TOKEN,
     EMBED,
+    SPARSE_EMBED,
     TOKEN_CLASSIFY,
     TOKEN_EMBED,
+    WEIGHTS,
+    WHOLE,
     Pooling,
     PoolingOutput,
     PoolingParams,
@@ -45,6 +49,7 @@ class PoolingPrompt:
     token_ids: TokenIds
     second_text: int | None = None  # position where the second text of a pair begins
     cache_salt: str | None = None
+    num_keys: int | None = None  # leading tokens that all attend to; None: every one
 
 
 def check_task(params: PoolingParams, info: EngineInfo, default: str | None = None) -> str:
@@ -89,6 +94,7 @@ def build(
     *,
     request_id: str,
     priority: int = 0,
+    adapter: Adapter | None = None,
 ) -> EngineRequest:
     """task: what `check_task` returned. Raises InputError naming the field that cannot be."""
     check_labels(request_id, priority, prompt.cache_salt)
@@ -102,10 +108,9 @@ def build(
             "with truncate_prompt_tokens=-1 it is cut",
             "prompt",
         )
-    by_token = task in _BY_TOKEN
     second_text = prompt.second_text if pooler.pairs_have_types else None
     # What is cached has no states any more: only the last token's are computed anew in any case.
-    needs_all = by_token or pooler.mode not in (None, "last") or params.skip_reading_prefix_cache
+    needs_all = _head(task, pooler) != WHOLE or pooler.mode not in (None, "last") or params.skip_reading_prefix_cache
     return EngineRequest(
         id=request_id,
         token_ids=ids,
@@ -114,7 +119,12 @@ def build(
         priority=priority,
         arrival=time.time(),
         cache_salt=prompt.cache_salt,
-        pooling=Pooling(by_token, len(ids) if second_text is None else second_text),
+        lora=adapter,
+        pooling=Pooling(
+            head=_head(task, pooler),
+            second_text=len(ids) if second_text is None else second_text,
+            num_keys=len(ids) if prompt.num_keys is None else prompt.num_keys,
+        ),
     )
 
 
@@ -125,17 +135,54 @@ def output(
     if request_state.vectors is None:
         answer = request_state.answers[0]
         raise RefusedError(request_state.error or f"the request ended: {answer.finish_reason}", str(answer.stop_reason))
-    data = finish(request_state.vectors, params, pooler_of(info))
+    pooler, ids = pooler_of(info), request_state.prompt_token_ids
+    if task == SPARSE_EMBED:
+        made = _sparse(request_state.vectors, np.asarray(ids), pooler)
+    else:
+        data = _of_counted(finish(request_state.vectors, params, pooler, task), np.asarray(ids), task, pooler)
+        made = PoolingOutput(data if task in _BY_TOKEN else data[0])
     return PoolingRequestOutput(
         request_id=request_state.request_id,
-        outputs=PoolingOutput(data if task in _BY_TOKEN else data[0]),
-        prompt_token_ids=request_state.prompt_token_ids,
+        outputs=made,
+        prompt_token_ids=ids,
         num_cached_tokens=request_state.num_cached_tokens,
     )
 
 
-def finish(vectors: np.ndarray, params: PoolingParams, pooler: PoolerConfig) -> np.ndarray:
+def _head(task: str, pooler: PoolerConfig) -> int:
+    """Which of the model's heads makes the vectors of a task."""
+    if pooler.lexical == "tokens" and task in (TOKEN_CLASSIFY, SPARSE_EMBED):
+        return WEIGHTS
+    return BY_TOKEN if task in _BY_TOKEN else WHOLE
+
+
+def _sparse(vectors: np.ndarray, ids: np.ndarray, pooler: PoolerConfig) -> PoolingOutput:
+    """vectors: weights of all words [1, vocabulary], or of the prompt's tokens [tokens, 1], the largest of which counts
+    where a token stands several times."""
+    if pooler.lexical == "vocabulary":
+        weights = vectors[0]
+    else:
+        counts = ~np.isin(ids, pooler.unweighted)
+        weights = np.zeros(int(ids.max()) + 1, np.float32)
+        np.maximum.at(weights, ids[counts], vectors[counts, 0])
+    indices = np.flatnonzero(weights > 0)
+    return PoolingOutput(weights[indices], indices.astype(np.int32))
+
+
+def _of_counted(vectors: np.ndarray, ids: np.ndarray, task: str, pooler: PoolerConfig) -> np.ndarray:
+    """Without those of tokens that the model was not made to say anything about."""
+    if task not in _BY_TOKEN:
+        return vectors
+    if pooler.step_token is not None:
+        return np.compress(ids == pooler.step_token, vectors, axis=0)
+    left_out = pooler.unweighted if task == TOKEN_CLASSIFY else pooler.unweighted[:1]
+    return np.compress(~np.isin(ids, left_out), vectors, axis=0) if left_out else vectors
+
+
+def finish(vectors: np.ndarray, params: PoolingParams, pooler: PoolerConfig, task: str) -> np.ndarray:
     """vectors float32 [n, size] as they left the last layer → cut to the dimensions asked, normalised or activated."""
+    if _head(task, pooler) == WEIGHTS:
+        return vectors
     if params.dimensions is not None:
         vectors = np.ascontiguousarray(vectors[:, : params.dimensions])
     kind = pooler.activation
@@ -151,15 +198,6 @@ def finish(vectors: np.ndarray, params: PoolingParams, pooler: PoolerConfig) -> 
         powers = np.exp(vectors - vectors.max(axis=1, keepdims=True))
         vectors = powers / powers.sum(axis=1, keepdims=True)
     return vectors
-
-
-def cosines(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> list[float]:
-    """Cosine similarity of vectors, pair by pair."""
-    scores = []
-    for a, b in zip(first, second, strict=True):
-        lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
-        scores.append(float(a @ b) / max(lengths, 1e-12))
-    return scores
 
 
 def _check_dimensions(wanted: int, task: str, pooler: PoolerConfig) -> None:

@@ -277,14 +277,14 @@ def attention_reference(
     num_heads, dim = q.shape[1:]
     num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
     wide = torch.promote_types(q.dtype, torch.float32)
-    out = torch.zeros_like(q)
+    out = q.new_zeros(len(q), num_heads, v_cache.shape[3])
     starts = (query_start[: num_rows + 1] - query_start[0]).tolist()
     for row, (seat, seq_len) in enumerate(zip(seats[:num_rows].tolist(), seq_lens[:num_rows].tolist(), strict=True)):
         before = seq_len - (starts[row + 1] - starts[row])
         first = scores.first_seen(before) // block_size  # block that is seen
         blocks = block_table[seat, first : -(-seq_len // block_size)].long()
         k, v = (
-            cache[blocks].transpose(0, 1).reshape(num_kv_heads, -1, dim)[:, : seq_len - first * block_size].to(wide)
+            cache[blocks].transpose(0, 1).flatten(1, 2)[:, : seq_len - first * block_size].to(wide)
             for cache in (k_cache, v_cache)
         )  # [kv heads, tokens, dim]
         queries = q[starts[row] : starts[row + 1]].to(wide).transpose(0, 1)  # [heads, queries, dim]
@@ -293,9 +293,9 @@ def attention_reference(
         last = torch.arange(before, seq_len, device=q.device)[:, None]  # the query's own token
         token = torch.arange(first * block_size, seq_len, device=q.device)[None, :]
         weights = _weights_reference(products, token, last, scores, heads)
-        mixed = torch.einsum("ngqt,ntd->ngqd", weights, v).reshape(num_heads, -1, dim)
+        mixed = torch.einsum("ngqt,ntd->ngqd", weights, v).flatten(0, 1)
         out[starts[row] : starts[row + 1]] = mixed.transpose(0, 1).to(q.dtype)
-    return out.reshape(-1, num_heads * dim)
+    return out.flatten(1)
 
 
 def _weights_reference(

@@ -10,37 +10,56 @@ from quire.kernels.dispatch import on_triton
 
 
 def attend(
-    qkv: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
     query_start: torch.Tensor,
     num_rows: int,
     max_len: int,
-    heads: tuple[int, int, int],
     scale: float,
     out: torch.Tensor,
+    *,
+    window: int = 0,
+    num_keys: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Each token attends to all tokens of its row, itself included.
 
-    qkv: [tokens, (heads + 2 * kv_heads) * head_dim], rows contiguous; query_start: int32 [rows + 1]; max_len: of any
-    row; heads: (heads, KV heads, head_dim); out: [tokens, heads * head_dim], which is returned.
+    q: [tokens, heads, head_dim]; k and v, of like strides: [tokens or more, KV heads, head_dim]; the last two dims are
+    contiguous. query_start: int32 [rows + 1]; max_len: of any row; out: [tokens, heads * head_dim], which is returned.
+    window: only to those less than so many tokens away; 0: to all. num_keys: int32 [rows], only to so many of the row's
+    first tokens; of what then sees none nothing is promised but that it is a number.
     """
-    if not on_triton(qkv):
-        return out.copy_(attend_reference(qkv, query_start, heads, scale))
+    if not on_triton(q):
+        return out.copy_(attend_reference(q, k, v, query_start, scale, window=window, num_keys=num_keys))
     from quire.kernels.attention.triton import prompt as prompt_attention
 
-    return prompt_attention.attend(qkv, query_start, num_rows, max_len, heads, scale, out)
+    return prompt_attention.attend(
+        q, k, v, query_start, num_rows, max_len, scale, out, window=window, num_keys=num_keys
+    )
 
 
 def attend_reference(
-    qkv: torch.Tensor, query_start: torch.Tensor, heads: tuple[int, int, int], scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    query_start: torch.Tensor,
+    scale: float,
+    *,
+    window: int = 0,
+    num_keys: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The same, row by row in float32."""
-    num_heads, num_kv_heads, dim = heads
-    parts = []
+    group = q.shape[1] // k.shape[1]
     starts = query_start.tolist()
-    for start, end in itertools.pairwise(starts):
-        row = qkv[start:end].float().view(end - start, -1, dim).transpose(0, 1)
-        q, k, v = row.split([num_heads, num_kv_heads, num_kv_heads])
-        k, v = (x.repeat_interleave(num_heads // num_kv_heads, 0) for x in (k, v))
-        y = (q @ k.transpose(1, 2) * scale).softmax(-1) @ v
-        parts.append(y.transpose(0, 1).reshape(end - start, -1))
+    keys = [None] * (len(starts) - 1) if num_keys is None else num_keys.tolist()
+    parts = []
+    for (start, end), count in zip(itertools.pairwise(starts), keys, strict=True):
+        rows = (x[start:end].float().transpose(0, 1) for x in (q, k, v))
+        q_row, k_row, v_row = (x if i == 0 else x.repeat_interleave(group, 0) for i, x in enumerate(rows))
+        places = torch.arange(end - start, device=q.device)
+        seen = (places < (end - start if count is None else count)).expand(end - start, -1)
+        if window:
+            seen = seen & ((places[:, None] - places).abs() < window)
+        scores = (q_row @ k_row.transpose(1, 2) * scale).masked_fill(~seen, float("-inf"))
+        parts.append((scores.softmax(-1) @ v_row).transpose(0, 1).reshape(end - start, -1))
     return torch.cat(parts)

@@ -92,12 +92,12 @@ def qk_norm_rope_write_reference(
     if q_weight is not None and k_weight is not None:
         q, k = rms_norm_reference(q, q_weight, eps), rms_norm_reference(k, k_weight, eps)
     cos, sin = cos_sin[positions.long()].unsqueeze(1).chunk(2, dim=-1)  # [tokens, 1, rotary_dim / 2]
-    _write(k_cache, slots, _rotate(k, cos, sin, interleaved))
-    _write(v_cache, slots, v)
+    write_slots(k_cache, slots, _rotate(k, cos, sin, interleaved))
+    write_slots(v_cache, slots, v)
     return _rotate(q, cos, sin, interleaved).to(qkv.dtype)
 
 
-def _write(cache: torch.Tensor, slots: torch.Tensor, values: torch.Tensor) -> None:
+def write_slots(cache: torch.Tensor, slots: torch.Tensor, values: torch.Tensor) -> None:
     """values [tokens, kv_heads, head_dim] to their slots, but for those that have none."""
     values, size = _narrowed(values, cache.dtype), cache.shape[2]
     if cache.itemsize == 1:  # which few operations know

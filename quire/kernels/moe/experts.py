@@ -19,6 +19,8 @@ from quire.kernels.moe.routes import Routes, Rule
 
 Dense = Callable[[int], torch.Tensor]
 """The matrix of an expert, in the dtype of activations."""
+More = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""(expert, its tokens, y, x): add to y, the product of x, in place."""
 
 
 def add_experts(
@@ -65,9 +67,18 @@ def norms_inside(x: torch.Tensor, rule: Rule) -> bool:
 
 
 def add_each(
-    x: torch.Tensor, routes: Routes, gate_up: Dense, down: Dense, residual: torch.Tensor, inside: Inside = USUAL
+    x: torch.Tensor,
+    routes: Routes,
+    gate_up: Dense,
+    down: Dense,
+    residual: torch.Tensor,
+    inside: Inside = USUAL,
+    more: tuple[More, More] | None = None,
 ) -> torch.Tensor:
-    """The same, expert by expert; waits for the device to know which. The sums are made in float32."""
+    """The same, expert by expert; waits for the device to know which. The sums are made in float32.
+
+    more: what is added to the products with gate and up, and with down.
+    """
     (experts, weights, _), top_k = routes, routes.experts.shape[1]
     flat = experts.flatten()
     order = flat.argsort(stable=True)
@@ -77,8 +88,15 @@ def add_each(
         if expert < 0:
             continue
         tokens = places // top_k
-        inner = gated(_product(x[tokens], gate_up(expert), inside.gate_up_bias, expert), inside.gate)
-        y = _product(inner, down(expert), inside.down_bias, expert).float()
+        own = x[tokens]
+        y = _product(own, gate_up(expert), inside.gate_up_bias, expert)
+        if more is not None:
+            more[0](expert, tokens, y, own)
+        inner = gated(y, inside.gate)
+        y = _product(inner, down(expert), inside.down_bias, expert)
+        if more is not None:
+            more[1](expert, tokens, y, inner)
+        y = y.float()
         total.index_add_(0, tokens, y.mul_(weights.flatten()[places, None]))
     return residual.add_(total)
 

@@ -10,10 +10,11 @@ from quire.config.reading import read, read_positive
 from quire.foundation.errors import ConfigError
 from quire.layers.attention import Attention
 from quire.layers.block import DecoderLayer, ParallelLayer
+from quire.layers.head_terms import alibi_slopes
 from quire.layers.linear import Linear
 from quire.layers.mlp import MLP
 from quire.layers.norm import LayerNorm
-from quire.layers.rotary import rotary_table
+from quire.layers.rotary import no_rotation, rotary_table
 from quire.models.base import DecoderStack, Naming, Sizes
 
 architectures = ("FalconForCausalLM", "RWForCausalLM")
@@ -34,8 +35,9 @@ defaults = {  # as transformers has them
     "parallel_attn": True,
     "num_ln_in_parallel_attn": None,
     "bias": False,
+    "alibi": False,
 }
-fixed = {"is_causal": (True, None), "is_encoder_decoder": (False, None), "alibi": (False, None)}
+fixed = {"is_causal": (True, None), "is_encoder_decoder": (False, None)}
 aliases = {
     "n_layer": "num_hidden_layers",
     "n_head": "num_attention_heads",
@@ -68,13 +70,17 @@ def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
         raise ConfigError(f"config.json: {sizes.heads} heads are no multiple of num_kv_heads={sizes.kv_heads}")
     has_two_norms = is_new and read_positive(config, "num_ln_in_parallel_attn", 2) == 2
     cos_sin, bias = rotary_table(config, sizes.head_dim, max_positions), read(bool, config, "bias")
+    slopes = None
+    if read(bool, config, "alibi"):  # scaled as products are
+        cos_sin = no_rotation(max_positions, sizes.head_dim)
+        slopes = [slope * sizes.head_dim**-0.5 for slope in alibi_slopes(sizes.heads)]
 
     def norm() -> LayerNorm:
         return LayerNorm(sizes.hidden, sizes.eps)
 
     def layer(index: int) -> DecoderLayer | ParallelLayer:
         qkv = Linear.qkv(*sizes.attention, bias=bias, fused="query_key_value", by_head=True)
-        attention = Attention(index, *sizes.attention, cos_sin, qkv=qkv, out_bias=bias)
+        attention = Attention(index, *sizes.attention, cos_sin, qkv=qkv, out_bias=bias, slopes=slopes)
         mlp = MLP(sizes.hidden, sizes.intermediate, act, bias=bias, key="activation")
         if is_parallel:
             return ParallelLayer(attention, mlp, norm(), norm() if has_two_norms else None)

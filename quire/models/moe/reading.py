@@ -12,7 +12,7 @@ from torch import nn
 from quire.config.reading import read, read_count, read_positive
 from quire.foundation.errors import ConfigError
 from quire.foundation.json_file import shown
-from quire.kernels.moe.routing import Rule
+from quire.kernels.moe.routes import Rule, Scoring
 from quire.models.base import DecoderStack, Sizes
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -35,8 +35,18 @@ def top_k_rule(
     return Rule(experts, top_k, renormalize=renormalize)
 
 
-def grouped_rule(config: Mapping[str, Any], experts_key: str) -> Rule:
-    """DeepSeek-V3's: sigmoids, a correction for the choice, groups judged by their two best experts."""
+def grouped_rule(
+    config: Mapping[str, Any],
+    experts_key: str,
+    *,
+    scoring: Scoring = "sigmoid",
+    group_best: int = 2,
+    renormalize: bool | None = None,
+) -> Rule:
+    """DeepSeek-V3's: sigmoids, a correction for the choice, groups judged by their two best experts.
+
+    renormalize: None: as `norm_topk_prob` says. Raises ConfigError for groups that leave too few experts.
+    """
     experts, top_k = chosen(config, experts_key, "num_experts_per_tok")
     groups, top_groups = read_positive(config, "n_group", 1), read_positive(config, "topk_group", 1)
     if experts % groups or top_groups > groups or top_groups * (experts // groups) < top_k:
@@ -45,19 +55,19 @@ def grouped_rule(config: Mapping[str, Any], experts_key: str) -> Rule:
             f"leave no num_experts_per_tok={top_k} to choose",
             "n_group",
         )
-    if groups > 1 and experts // groups < 2:
+    if groups > 1 and experts // groups < group_best:
         raise ConfigError(
             f"config.json: n_group={groups} of {experts_key}={experts}: a group needs two experts", "n_group"
         )
     return Rule(
         experts,
         top_k,
-        scoring="sigmoid",
-        renormalize=read(bool, config, "norm_topk_prob", False),
+        scoring=scoring,
+        renormalize=read(bool, config, "norm_topk_prob", False) if renormalize is None else renormalize,
         scale=read(float, config, "routed_scaling_factor"),
         groups=groups,
         top_groups=top_groups,
-        group_best=2,
+        group_best=group_best,
     )
 
 

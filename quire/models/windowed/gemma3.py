@@ -49,7 +49,10 @@ shared = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
     sizes = Sizes.read(config)
     pattern = read_positive(config, "sliding_window_pattern", 6)
-    windows = layer_windows(config, sizes.layers, max_positions, pattern=pattern)
+    window = config["sliding_window"]
+    if config.get("use_bidirectional_attention") and window is not None:
+        window = read_positive(config, "sliding_window") // 2  # to either side (EmbeddingGemma)
+    windows = layer_windows({**config, "sliding_window": window}, sizes.layers, max_positions, pattern=pattern)
     slides = sliding_layers(config, sizes.layers, pattern)
     full, sliding = (
         rotary_table(config, sizes.head_dim, max_positions, f"{kind}_attention") for kind in ("full", "sliding")

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quire.config.reading import read, read_positive
-from quire.foundation.errors import ConfigError
-from quire.foundation.json_file import shown
+from quire.config.reading import read
 from quire.layers.attention import Attention
 from quire.layers.block import DecoderLayer
 from quire.layers.mlp import GatedMLP
 from quire.layers.rotary import no_rotation, rotary_table
 from quire.models.base import DecoderStack, Sizes
-from quire.models.window import layer_windows
+from quire.models.window import layer_windows, turning_layers
 
 architectures = ("SmolLM3ForCausalLM",)
 defaults = {  # as transformers has them
@@ -44,7 +42,7 @@ shared = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 
 def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
     sizes, act = Sizes.read(config), read(str, config, "hidden_act")
-    turns = _turning(config, sizes.layers)
+    turns = turning_layers(config, sizes.layers)
     cos_sin, still = rotary_table(config, sizes.head_dim, max_positions), no_rotation(max_positions, sizes.head_dim)
     bias, mlp_bias = read(bool, config, "attention_bias"), read(bool, config, "mlp_bias")
     kinds = config["layer_types"]
@@ -61,18 +59,3 @@ def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
         return DecoderLayer(attention, mlp, sizes.hidden, sizes.eps)
 
     return DecoderStack(sizes, layer, tied=read(bool, config, "tie_word_embeddings"))
-
-
-def _turning(config: Mapping[str, Any], layers: int) -> list[bool]:
-    """Which layers have rotary positions: 1 in `no_rope_layers`, else all but every so many'th."""
-    told = config["no_rope_layers"]
-    if told is None:
-        interval = read_positive(config, "no_rope_layer_interval")
-        return [(layer + 1) % interval != 0 for layer in range(layers)]
-    if not isinstance(told, list) or len(told) < layers or any(turn not in (0, 1) for turn in told):
-        raise ConfigError(
-            f"config.json: no_rope_layers must be a list of 0 and 1 for each of num_hidden_layers={layers}, "
-            f"got {shown(told)}",
-            "no_rope_layers",
-        )
-    return [bool(turn) for turn in told]

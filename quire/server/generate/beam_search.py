@@ -33,7 +33,12 @@ class BeamGeneration(Generation):
         if prompt.constraint is not None:
             raise InputError("use_beam_search cannot bind its answers to a grammar or a budget", "use_beam_search")
         found = self.service.running().beam_search(
-            token_list(prompt.token_ids), self.beams, request_id, priority=self.priority, cache_salt=self.cache_salt
+            token_list(prompt.token_ids),
+            self.beams,
+            request_id,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            lora_request=self.service.adapter_of(self.model),
         )
         try:
             async with aclosing(found) as outputs:

@@ -202,6 +202,7 @@ class Generation:
             priority=self.priority,
             cache_salt=self.cache_salt,
             constraint=prompt.constraint,
+            lora_request=self.service.adapter_of(self.model),
         )
 
     def _refusal(self, output: RequestOutput) -> ApiError | InputError:

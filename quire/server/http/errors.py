@@ -55,6 +55,7 @@ class ApiError(Exception):
     """A request that is answered with `status` and the error shape.
 
     details: what Anthropic's clients read as `error.details`. retry_after: seconds, said with a 503.
+    kind: another type than the status has.
     """
 
     def __init__(
@@ -64,8 +65,10 @@ class ApiError(Exception):
         param: str | None = None,
         details: Mapping[str, Any] | None = None,
         retry_after: int | None = None,
+        kind: str | None = None,
     ) -> None:
         super().__init__(message)
+        self.kind = kind
         self.retry_after = retry_after
         self.status = status
         self.message = message
@@ -91,12 +94,13 @@ def error_body(
     param: str | None = None,
     path: str = "",
     details: Mapping[str, Any] | None = None,
+    kind: str | None = None,
 ) -> bytes:
     message, param = clipped(message, MAX_MESSAGE), None if param is None else clipped(param, MAX_PARAM)
     if is_anthropic(path):
         more = {} if details is None else {"details": details}
         return orjson.dumps({"type": "error", "error": {**anthropic_error(status, message), **more}})
-    kind = TYPES.get(status) or HTTPStatus(status).phrase.replace(" ", "") + "Error"
+    kind = kind or TYPES.get(status) or HTTPStatus(status).phrase.replace(" ", "") + "Error"
     if "/v1/responses" in path and status in (400, 404):
         kind = "invalid_request_error"
     return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": status}})
@@ -136,11 +140,12 @@ def error_response(
     headers: Mapping[str, str] | None = None,
     path: str = "",
     details: Mapping[str, Any] | None = None,
+    kind: str | None = None,
 ) -> Response:
     headers = dict(headers or {})
     if status == 503:
         headers.setdefault("retry-after", RETRY_SECONDS)
-    body = error_body(status, message, param, path, details)
+    body = error_body(status, message, param, path, details, kind)
     return Response(body, anthropic_status(status) if is_anthropic(path) else status, headers, "application/json")
 
 
@@ -186,9 +191,11 @@ def install(app: FastAPI) -> None:
     """Map every exception of the app to the error shape."""
 
     async def known(request: Request, error: Exception) -> Response:
-        details, seconds = (error.details, error.retry_after) if isinstance(error, ApiError) else (None, None)
+        details, seconds, kind = None, None, None
+        if isinstance(error, ApiError):
+            details, seconds, kind = error.details, error.retry_after, error.kind
         headers = None if seconds is None else {"retry-after": str(seconds)}
-        return error_response(*explain(error), headers=headers, path=path_of(request.scope), details=details)
+        return error_response(*explain(error), headers=headers, path=path_of(request.scope), details=details, kind=kind)
 
     async def gone(_request: Request, _error: Exception) -> Response:
         return Response(status_code=CLIENT_GONE)  # nobody reads it

@@ -16,15 +16,16 @@ _PAGE, _MAX_PAGE = 20, 1000  # models; Anthropic's
 
 
 def _card(service: Service, name: str) -> dict[str, Any]:
+    adapter = service.adapter_of(name)
     return {
         "id": name,
         "object": "model",
         "created": service.created,
         "owned_by": "quire",
-        "root": service.config.model.model or name,
-        "parent": None,
+        "root": (service.config.model.model or name) if adapter is None else adapter.lora_path,
+        "parent": None if adapter is None else adapter.base_model_name or service.names[0],
         "vocab_size": service.running().info.resolved.info.vocab_size,
-        "max_model_len": service.running().info.max_model_len,
+        "max_model_len": service.running().info.max_model_len if adapter is None else None,
         "permission": [
             {
                 "id": f"modelperm-{name}",
@@ -62,7 +63,7 @@ async def models(request: Request) -> Response:
     service: Service = request.app.state.service
     if asks_as_anthropic(request.scope):
         return JSONResponse(_anthropic_page(service, request))
-    return JSONResponse({"object": "list", "data": [_card(service, name) for name in service.names]})
+    return JSONResponse({"object": "list", "data": [_card(service, name) for name in service.all_names]})
 
 
 @router.get("/v1/models/{name:path}")
@@ -74,7 +75,7 @@ async def model(request: Request, name: str) -> Response:
 
 def _anthropic_page(service: Service, request: Request) -> dict[str, Any]:
     """Models behind `after_id` or before `before_id`, at most `limit`. Raises ApiError 400."""
-    query, names = request.query_params, list(service.names)
+    query, names = request.query_params, service.all_names
     limit = query.get("limit", str(_PAGE))
     if not (limit.isascii() and limit.isdigit() and 1 <= int(limit) <= _MAX_PAGE):
         raise ApiError(400, f"limit must be an integer in [1, {_MAX_PAGE}], got {limit[:80]!r}", "limit")

@@ -31,7 +31,13 @@ async def embed(request: Request) -> Response:
     job = pooling_job.start(request, body, "embd", task=EMBED, dimensions=body.output_dimension)
     job.field = "texts"
     info = job.service.running().info
-    prefix = _prefix(body.input_type, dict(pooler_of(info).prompts))
+    pooler = pooler_of(info)
+    prefix = _prefix(body.input_type, dict(pooler.prompts))
+    if prefix and not pooler.include_prompt:
+        raise InputError(
+            f"input_type={body.input_type!r} is not supported: this model's vectors leave the words before a text out",
+            "input_type",
+        )
     limit = None if body.truncate == "NONE" else min(body.max_tokens or info.max_model_len, info.max_model_len)
     cut = Truncation(limit, "left" if body.truncate == "START" else "right")
     if body.truncate_prompt_tokens is not None:

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
+from quire.foundation.errors import InputError
 from quire.server.http.body import openapi_body, read_body
 from quire.server.http.sse import JsonReply
 from quire.server.pooling import job as pooling_job
 from quire.server.pooling.job import Output, PoolingJob
 from quire.server.pooling.protocol import EmbeddingBody, PoolBody
 from quire.server.pooling.vectors import BytesReply, to_base64, to_bytes
-from quire.types.pooling import EMBED
+from quire.types.pooling import EMBED, SPARSE_EMBED, PoolingOutput
 
 router = APIRouter()
 
@@ -34,13 +35,14 @@ async def pool(request: Request) -> Response:
 
 async def _answer(request: Request, job: PoolingJob, body: EmbeddingBody, kind: str, name: str) -> Response:
     """kind: what each item is called; name: the field that holds its vector."""
+    if job.task == SPARSE_EMBED and body.encoding_format != "float":
+        raise InputError(f"encoding_format must be 'float' for task {SPARSE_EMBED!r}", "encoding_format")
     prompts = await pooling_job.prompts_of(request, body)
 
     async def as_json() -> dict[str, Any]:
         outputs = await job.run(prompts)
         data = [
-            {"index": index, "object": kind, name: _value(output.outputs.data, body)}
-            for index, output in enumerate(outputs)
+            {"index": index, "object": kind, name: _value(output.outputs, body)} for index, output in enumerate(outputs)
         ]
         return {**job.shared(), "data": data, "usage": job.usage()}
 
@@ -54,7 +56,10 @@ async def _answer(request: Request, job: PoolingJob, body: EmbeddingBody, kind: 
     return JsonReply(job.service.in_flight, len(prompts), as_json, [])
 
 
-def _value(data: np.ndarray, body: EmbeddingBody) -> np.ndarray | str:
+def _value(output: PoolingOutput, body: EmbeddingBody) -> np.ndarray | str | dict[str, np.ndarray]:
+    data = output.data
+    if output.indices is not None:
+        return {"indices": output.indices, "values": data}
     return data if body.encoding_format == "float" else to_base64(data, body.embed_dtype, body.endianness)
 
 

@@ -57,14 +57,15 @@ class PoolingJob:
         Raises InputError if a prompt cannot run, ApiError if the engine gave up on one.
         """
         engine, metrics, progress = self.service.running(), self.service.metrics, self.service.progress
-        info = engine.info
+        info, adapter = engine.info, await engine.adapter_of(self.service.adapter_of(self.model))
         with field_names({"prompt": self.field}):
             requests = []
             for i, prompt in enumerate(prompts):
                 name = f"{self.engine_id}-{i}"
-                requests.append(
-                    pooling.build(prompt, self.params, self.task, info, request_id=name, priority=self.priority)
+                request = pooling.build(
+                    prompt, self.params, self.task, info, request_id=name, priority=self.priority, adapter=adapter
                 )
+                requests.append(request)
                 if i % STARTED_A_TURN == 0:
                     await asyncio.sleep(0)
         self.num_prompt_tokens += sum(len(prompt.token_ids) for prompt in prompts)

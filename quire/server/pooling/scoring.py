@@ -8,10 +8,10 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from quire.foundation.errors import ContextLengthError, InputError
-from quire.frontend.pooling import requests as pooling
 from quire.frontend.pooling.api import check_cross_encoder, pair_up
 from quire.frontend.pooling.prompts import Pair, PairEncoder, pair_template
-from quire.frontend.pooling.requests import PoolingPrompt, pooler_of
+from quire.frontend.pooling.requests import pooler_of
+from quire.frontend.pooling.similarity import sides, similarity, task_of
 from quire.frontend.text import most_chars
 from quire.frontend.tokenization.truncation import Truncation
 from quire.server.generate.params import field_names
@@ -20,7 +20,7 @@ from quire.server.http.sse import JsonReply
 from quire.server.pooling import job as pooling_job
 from quire.server.pooling.job import MAX_INPUTS, PoolingJob
 from quire.server.pooling.protocol import PairBody, RerankBody, ScoreBody
-from quire.types.pooling import CLASSIFY, EMBED
+from quire.types.pooling import CLASSIFY, EMBED, TOKEN_EMBED
 
 router = APIRouter()
 MAX_PAIR_CHARS = 8 * 1024 * 1024  # of a request, with the query once a document
@@ -69,7 +69,8 @@ def _start(request: Request, body: PairBody, prefix: str, name: str) -> PoolingJ
     info = request.app.state.service.running().info
     if pooler_of(info).kind == CLASSIFY:
         check_cross_encoder(info)
-    job = pooling_job.start(request, body, prefix)
+    pooler = pooler_of(info)
+    job = pooling_job.start(request, body, prefix, task=task_of(pooler) if pooler.kind == EMBED else None)
     job.field = name
     return job
 
@@ -78,8 +79,8 @@ async def _score(job: PoolingJob, body: PairBody, pairs: list[Pair]) -> list[flo
     service = job.service
     info = service.running().info
     cut = Truncation.of(body.truncate_prompt_tokens, body.truncation_side, info)
-    if job.task == EMBED:
-        return await _cosines(job, body, pairs, cut)
+    if job.task in (EMBED, TOKEN_EMBED):
+        return await _compare(job, body, pairs, cut)
     tokenizer = service.tokenizer()
     template = pair_template(tokenizer, info)
     kwargs: dict[str, Any] = dict(body.chat_template_kwargs)
@@ -103,22 +104,21 @@ def _check_size(pairs: list[Pair], context: int) -> None:
         raise InputError(f"documents: all pairs have {total} characters, and at most {MAX_PAIR_CHARS} are read", "data")
 
 
-async def _cosines(job: PoolingJob, body: PairBody, pairs: list[Pair], cut: Truncation) -> list[float]:
+async def _compare(job: PoolingJob, body: PairBody, pairs: list[Pair], cut: Truncation) -> list[float]:
     """By embeddings: each text is embedded once, however many pairs it is in."""
-    first = list(dict.fromkeys(a for a, _ in pairs))
-    second = list(dict.fromkeys(b for _, b in pairs))
-    ids = []
-    for texts, most in ((first, body.max_tokens_per_query), (second, body.max_tokens_per_doc)):
-        ids += await pooling_job.encode(job.service, texts, Truncation(_least(cut.limit, most), cut.side), job.field)
-    vectors = [o.outputs.data for o in await job.run([PoolingPrompt(one, None, body.cache_salt) for one in ids])]
-    of_first = dict(zip(first, vectors[: len(first)], strict=True))
-    of_second = dict(zip(second, vectors[len(first) :], strict=True))
-    return pooling.cosines([of_first[a] for a, _ in pairs], [of_second[b] for _, b in pairs])
-
-
-def _least(limit: int | None, most: int) -> int | None:
-    """The smaller of two limits, where None and 0 mean none."""
-    return min(limit or most, most) if most else limit
+    info = job.service.running().info
+    pooler, framing = pooler_of(info), sides(info, job.service.tokenizer())
+    texts, prompts = [], []
+    for number, most in enumerate((body.max_tokens_per_query, body.max_tokens_per_doc)):
+        found, side = list(dict.fromkeys(pair[number] for pair in pairs)), framing[number]
+        texts += [(number, text) for text in found]
+        ids = await pooling_job.encode(job.service, found, side.cut(cut, most), job.field)
+        prompts += [side.prompt(one, body.cache_salt) for one in ids]
+    vectors = {
+        (number, text): framing[number].counted(output)
+        for (number, text), output in zip(texts, await job.run(prompts), strict=True)
+    }
+    return [similarity(pooler, vectors[0, query], vectors[1, document]) for query, document in pairs]
 
 
 def _texts(given: Any, name: str) -> list[str]:

@@ -40,6 +40,7 @@ def run_server(config: EngineConfig, serve: ServeConfig) -> int:
     count = serve.api_server_count
     if not 1 <= count <= MAX_FRONT_ENDS:
         raise ConfigError(f"api_server_count must be in [1, {MAX_FRONT_ENDS}], got {count}", "api_server_count")
+    serve.check_adapters(config)
     setup_logs(config.observe.log_level)
     config = replace(config, schedule=_with_limits(config.schedule))
     with asyncio.Runner(loop_factory=loop_factory()) as runner:

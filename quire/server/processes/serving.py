@@ -15,6 +15,7 @@ from quire.foundation.errors import EngineDeadError
 from quire.foundation.heap import settle_heap
 from quire.foundation.log import get_logger, setup
 from quire.foundation.threads import switch_soon
+from quire.server.adapters import load_modules
 from quire.server.batches.queue import BatchQueue
 from quire.server.http.protocol import ABORT_SECONDS
 from quire.server.http.server import HttpServer
@@ -50,6 +51,7 @@ class Serving:
     async def attach(self, engine: AsyncLLM) -> float:
         """Serve with this engine, once it has made its first token. Returns the seconds which that took."""
         try:
+            await load_modules(engine, self.service.serve, self.service.names)
             before = time.perf_counter()
             await _warm_up(engine, f"first-{self.service.counters.number}")
             seconds = time.perf_counter() - before

@@ -6,13 +6,15 @@ sampler's (`worker/sampling`), and needs no attachment.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from quire.foundation.registry import Registry
-from quire.models.base import DecoderStack, GivenEmbeddings
+from quire.models.base import Decoder, GivenEmbeddings
 from quire.types.plan import StepPlan
 from quire.worker.sampling.logprobs import LogprobTensors
 
@@ -32,8 +34,10 @@ STEP_FEATURES = Registry(
 class FeatureSetup:
     """What a feature is made with."""
 
-    model: DecoderStack
+    model: Decoder
     vocab_size: int
+    narrowed: Callable[[slice], AbstractContextManager[None]] = lambda _: nullcontext()
+    """While some of the step's tokens alone go to the model's head, a slice of them."""
 
 
 class StepFeature:

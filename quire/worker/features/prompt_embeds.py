@@ -14,7 +14,7 @@ from quire.worker.features.base import StepFeature
 class PromptEmbeddings(StepFeature):
     def before_forward(self, plan: StepPlan, wanted: PromptEmbeds) -> GivenEmbeddings:
         """Those of the plan, on the model's device."""
-        weight = self.setup.model.embed_tokens.weight
+        weight = next(self.setup.model.parameters())  # of the embeddings
         starts = (np.cumsum(plan.num_tokens) - plan.num_tokens)[wanted.rows]
         within = np.arange(len(wanted.values)) - np.repeat(np.cumsum(wanted.counts) - wanted.counts, wanted.counts)
         tokens = torch.from_numpy(np.repeat(starts, wanted.counts) + within)

@@ -33,6 +33,8 @@ class PromptScorer(StepFeature):
                 following = torch.cat([following, following.new_full((1,), next_id)])
             for i in range(0, len(following), self._lines):
                 ids = following[i : i + self._lines]
-                logits = self.setup.model.logits(hidden[begin + i : begin + i + len(ids)])
+                tokens = slice(begin + i, begin + i + len(ids))
+                with self.setup.narrowed(tokens):
+                    logits = self.setup.model.logits(hidden[tokens])
                 parts.append(prompt_logprobs(logits, ids, k, row))
         return LogprobTensors.concat(parts) if parts else None

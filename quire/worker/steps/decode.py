@@ -23,7 +23,9 @@ class DecodeSteps:
     def run(self, plan: StepPlan, layout: PrefixLayout | None) -> Sample:
         parts, graphs = self._parts, self.graphs
         rows = plan.num_rows
-        size = graphs.size_for(rows, layout is not None) if graphs and graphs.captured else None
+        size = None
+        if graphs and graphs.captured and not parts.forbids_graphs:
+            size = graphs.size_for(rows, layout is not None, adapted=parts.has_adapters)
         batch = parts.builder.decode(
             plan, size.rows if size else parts.builder.decode_size(rows), layout, parts.staging
         )
@@ -50,7 +52,8 @@ class DecodeSteps:
         parts = self._parts
         batch = parts.builder.decode_views(size.rows, shares_prefix=size.shares_prefix)
         gather_decode(parts.seats.state, batch.buffers, batch.seats)
-        parts.write_logits(parts.forward(batch, layers))
+        with parts.for_graphs(size.adapted):
+            parts.write_logits(parts.forward(batch, layers))
 
     def tail(self, size: DecodeSize, filtered: bool) -> None:
         """What a tail graph holds."""

@@ -24,7 +24,9 @@ class DraftedSteps:
 
     def run(self, plan: StepPlan) -> Sample:
         parts, graphs, drafts = self._parts, self.graphs, self._drafts
-        size = graphs.size_for(plan.num_rows) if graphs and graphs.captured else None
+        size = None
+        if graphs and graphs.captured and not parts.forbids_graphs:
+            size = graphs.size_for(plan.num_rows, adapted=parts.has_adapters)
         rows = size.rows if size else min(parts.builder.decode_size(plan.num_rows), drafts.max_rows)
         batch = parts.builder.decode(plan, rows, None, parts.staging, drafts)
         if size and graphs:
@@ -69,7 +71,8 @@ class DraftedSteps:
         parts = self._parts
         batch = parts.builder.drafted_views(size.rows, self._drafts)
         self._drafts.gather(batch.buffers, batch.seats)
-        parts.write_logits(parts.forward(batch, layers))
+        with parts.for_graphs(size.adapted):
+            parts.write_logits(parts.forward(batch, layers))
 
     def tail(self, size: DraftedSize, filtered: bool) -> None:
         """What a tail graph holds."""

@@ -25,7 +25,7 @@ class MixedSteps:
 
     def __init__(self, parts: StepParts, padded: PaddedSteps | None) -> None:
         self._parts = parts
-        self._features = StepFeatures(FeatureSetup(parts.model, parts.sampler.vocab_size))
+        self._features = StepFeatures(FeatureSetup(parts.model, parts.sampler.vocab_size, parts.narrowed))
         self._padded = padded
         self.graphs = MixedGraphs(padded.sizes) if padded else None
 
@@ -39,11 +39,11 @@ class MixedSteps:
     def size_for(self, plan: StepPlan, layout: PrefixLayout | None, features: Sequence[Any]) -> MixedSize | None:
         """Of the graph that runs the step; None: none does."""
         parts, graphs = self._parts, self.graphs
-        if features or graphs is None or not graphs.captured:
+        if features or graphs is None or not graphs.captured or parts.forbids_graphs:
             return None
         if parts.groups.prompt_wave and parts.builder.is_far(plan):
             return None
-        return graphs.size_for(plan, layout is not None)
+        return graphs.size_for(plan, layout is not None, adapted=parts.has_adapters)
 
     # -- from Python --------------------------------------------------------------------------------------------
 
@@ -64,7 +64,7 @@ class MixedSteps:
             if (answer := feature.after_forward(plan, wanted, hidden, batch.buffers.input_ids)) is not None
         }
         if batch.logit_tokens is not None and len(batch.sample_rows_np):
-            parts.write_logits(hidden.index_select(0, batch.logit_tokens))
+            parts.write_logits(hidden, batch.logit_tokens)
         return partial(parts.sample_eagerly, plan, batch, answers)
 
     def prepare(self, plan: StepPlan) -> None:
@@ -72,7 +72,7 @@ class MixedSteps:
         parts = self._parts
         batch = parts.builder.mixed(plan, None, parts.staging)
         assert batch.logit_tokens is not None
-        parts.write_logits(parts.forward(batch, layers=1).index_select(0, batch.logit_tokens))
+        parts.write_logits(parts.forward(batch, layers=1), batch.logit_tokens)
 
     # -- padded -------------------------------------------------------------------------------------------------
 
@@ -108,8 +108,8 @@ class MixedSteps:
         batch = self._padded.view(size)
         assert batch.logit_tokens is not None
         self._padded.gather(size)
-        hidden = self._parts.forward(batch, layers)
-        self._parts.write_logits(hidden.index_select(0, batch.logit_tokens))
+        with self._parts.for_graphs(size.adapted):
+            self._parts.write_logits(self._parts.forward(batch, layers), batch.logit_tokens)
 
     def tail(self, size: MixedSize, filtered: bool) -> None:
         """What a tail graph holds."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -11,8 +12,9 @@ from quire.attention.context import StepContext
 from quire.distributed.group import Group
 from quire.kernels.across_ranks import from_first
 from quire.kernels.step.step import commit
-from quire.models.base import DecoderStack, GivenEmbeddings
+from quire.models.base import Decoder, GivenEmbeddings
 from quire.types.plan import StepPlan, TokenMasks
+from quire.worker.adapters import Adapters
 from quire.worker.batch import Batch, BatchBuilder, round_size
 from quire.worker.kv_store import KVStore
 from quire.worker.layer_groups import LayerGroups
@@ -33,12 +35,12 @@ NOTHING: Mapping[str, LogprobTensors] = {}
 
 class StepParts:
     """max_rows: of any plan; padded_rows: of the largest step with prompt chunks that is padded to the size of a graph.
-    drafts: None: nothing is drafted. group: None: this is the only rank.
+    drafts: None: nothing is drafted. group: None: this is the only rank. adapters: None: there are none.
     """
 
     def __init__(
         self,
-        model: DecoderStack,
+        model: Decoder,
         groups: LayerGroups,
         store: KVStore,
         seats: DeviceSeats,
@@ -52,8 +54,10 @@ class StepParts:
         streams: Streams,
         drafts: SeatDrafts | None = None,
         group: Group | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         self.model = model
+        self.adapters = adapters
         self.groups = groups
         self.store = store
         self.seats = seats
@@ -80,6 +84,8 @@ class StepParts:
 
     def forward(self, batch: Batch, layers: int | None = None, given: GivenEmbeddings | None = None) -> torch.Tensor:
         """The residual stream after the last layer, [tokens, hidden]."""
+        if self.adapters is not None:
+            self.adapters.find_rows(batch, self.seats)
         context = StepContext(
             positions=batch.buffers.positions,
             caches=self.store.layers,
@@ -87,8 +93,31 @@ class StepParts:
         )
         return self.model.forward(batch.buffers.input_ids, context, layers, given)
 
-    def write_logits(self, hidden: torch.Tensor) -> None:
-        self.model.logits(hidden, out=self.logits[: len(hidden)])
+    def write_logits(self, hidden: torch.Tensor, tokens: torch.Tensor | None = None) -> None:
+        """tokens: int32 [rows], those of the step whose logits are wanted; None: all."""
+        if tokens is None:
+            self.model.logits(hidden, out=self.logits[: len(hidden)])
+            return
+        with self.narrowed(tokens):
+            self.model.logits(hidden.index_select(0, tokens), out=self.logits[: len(tokens)])
+
+    def narrowed(self, tokens: torch.Tensor | slice) -> AbstractContextManager[None]:
+        """Some of the step's tokens alone go on, as far as adapters are concerned."""
+        return nullcontext() if self.adapters is None else self.adapters.active.narrowed(tokens)
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether some row of the step has one."""
+        return self.adapters is not None and self.adapters.is_on
+
+    @property
+    def forbids_graphs(self) -> bool:
+        """Whether the step has to run from Python."""
+        return self.adapters is not None and self.adapters.forbids_graphs
+
+    def for_graphs(self, adapted: bool) -> AbstractContextManager[None]:
+        """While graphs are made of steps with adapters, or without."""
+        return nullcontext() if self.adapters is None else self.adapters.as_if(adapted)
 
     # -- from the logits ----------------------------------------------------------------------------------------
 

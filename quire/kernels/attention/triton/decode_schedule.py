@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.attention.scores import Scores
+from quire.kernels.attention.scores import PLAIN, Scores
 from quire.kernels.attention.triton.operand import first_seen
 from quire.kernels.triton.launch import has_pdl
 
@@ -41,13 +41,14 @@ def _cut(seq_len, first_len, shared, length, TILE: tl.constexpr, WINDOW: tl.cons
 @triton.jit(
     do_not_specialize=["num_rows", "num_items", "budget", "min_length"],
     do_not_specialize_on_alignment=[
-        "seats_ptr", "seq_lens_ptr", "first_lens_ptr", "shared_ptr", "items_ptr", "row_prefix_ptr",
+        "seats_ptr", "seq_lens_ptr", "first_lens_ptr", "shared_ptr", "items_ptr", "row_prefix_ptr", "places_ptr",
     ],
 )  # fmt: skip
 def _rows_kernel(
-    seats_ptr, seq_lens_ptr, first_lens_ptr, shared_ptr, items_ptr, row_prefix_ptr, num_rows, num_items, budget,
-    min_length, TILE: tl.constexpr, WINDOW: tl.constexpr, ITEM: tl.constexpr, BLOCK: tl.constexpr,
-    PREFIX: tl.constexpr, DRAFTED: tl.constexpr, PDL: tl.constexpr, CHUNKED: tl.constexpr, LENGTHS: tl.constexpr,
+    seats_ptr, seq_lens_ptr, first_lens_ptr, shared_ptr, items_ptr, row_prefix_ptr, places_ptr, num_rows, num_items,
+    budget, min_length, TILE: tl.constexpr, WINDOW: tl.constexpr, ITEM: tl.constexpr, BLOCK: tl.constexpr,
+    PREFIX: tl.constexpr, DRAFTED: tl.constexpr, PLACED: tl.constexpr, PDL: tl.constexpr, CHUNKED: tl.constexpr,
+    LENGTHS: tl.constexpr,
 ):  # fmt: skip
     """Program i lists the shares of row i, behind those of all rows with longer ones."""
     row = tl.program_id(0)
@@ -104,6 +105,9 @@ def _rows_kernel(
         tl.store(items_ptr + item * ITEM + tl.arange(0, ITEM), tl.where(tl.arange(0, ITEM) == 0, -1, 0))
     if PREFIX:
         tl.store(row_prefix_ptr + row * 4 + tl.arange(0, 4), tl.zeros([4], tl.int32), own_shared == 0)
+    if PLACED:
+        tl.store(places_ptr + row * 2, before)
+        tl.store(places_ptr + row * 2 + 1, own_shares)
     _publish(PDL)
 
 
@@ -180,19 +184,50 @@ def rows(
     """The list of shares, int32 [rows + budget, ITEM]: row (-1: none), seat, first token, end, share, shares, first
     token seen, and with `first_lens` or slopes the tokens that the row's first query sees; and with `shared` [rows],
     what `prefixes` fills: for each row int32 [rows, 4]."""
-    num_rows = len(seq_lens)
-    items = torch.empty((num_rows + budget, ITEM), dtype=torch.int32, device=seq_lens.device)
     row_prefix = None
     if shared is not None:
-        row_prefix = torch.empty((num_rows, 4), dtype=torch.int32, device=seq_lens.device)
+        row_prefix = torch.empty((len(seq_lens), 4), dtype=torch.int32, device=seq_lens.device)
+    items = _list_rows(seats, seq_lens, shared, row_prefix, None, budget, tile, min_length, scores, first_lens)
+    return items, row_prefix
+
+
+def placed_rows(
+    seats: torch.Tensor,
+    seq_lens: torch.Tensor,
+    budget: int,
+    tile: int,
+    min_length: int,
+    first_lens: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same list without windows and prefixes; and where each row's shares begin in it, and how many there are,
+    int32 [rows, 2]."""
+    places = torch.empty((len(seq_lens), 2), dtype=torch.int32, device=seq_lens.device)
+    return _list_rows(seats, seq_lens, None, None, places, budget, tile, min_length, PLAIN, first_lens), places
+
+
+def _list_rows(
+    seats: torch.Tensor,
+    seq_lens: torch.Tensor,
+    shared: torch.Tensor | None,
+    row_prefix: torch.Tensor | None,
+    places: torch.Tensor | None,
+    budget: int,
+    tile: int,
+    min_length: int,
+    scores: Scores,
+    first_lens: torch.Tensor | None,
+) -> torch.Tensor:
+    num_rows = len(seq_lens)
+    items = torch.empty((num_rows + budget, ITEM), dtype=torch.int32, device=seq_lens.device)
     pdl = has_pdl(seq_lens.device)
     _rows_kernel[(num_rows,)](
         seats, seq_lens, seq_lens if first_lens is None else first_lens, items if shared is None else shared, items,
-        items if row_prefix is None else row_prefix, num_rows, len(items), budget, min_length, TILE=tile,
-        WINDOW=scores.window, ITEM=ITEM, BLOCK=256, PREFIX=shared is not None, DRAFTED=first_lens is not None,
-        PDL=pdl, CHUNKED=scores.chunked, LENGTHS=first_lens is not None or scores.slopes, num_warps=2, launch_pdl=pdl,
+        items if row_prefix is None else row_prefix, items if places is None else places, num_rows, len(items), budget,
+        min_length, TILE=tile, WINDOW=scores.window, ITEM=ITEM, BLOCK=256, PREFIX=shared is not None,
+        DRAFTED=first_lens is not None, PLACED=places is not None, PDL=pdl, CHUNKED=scores.chunked,
+        LENGTHS=first_lens is not None or scores.slopes, num_warps=2, launch_pdl=pdl,
     )  # fmt: skip
-    return items, row_prefix
+    return items
 
 
 def prefixes(

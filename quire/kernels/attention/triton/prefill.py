@@ -28,13 +28,15 @@ from quire.kernels.triton.launch import dot_width, has_gluon_sm90, has_pdl, next
 
 
 @triton.jit
-def _find_row(query_start_ptr, origin, tile, num_rows, TOKENS: tl.constexpr, ROWS: tl.constexpr):
-    """The last row whose tiles start at or before `tile`."""
+def _find_row(
+    query_start_ptr, origin, tile, num_rows, LINES: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
+    """The last row whose tiles start at or before `tile`: of TILE lines, of which each query token has LINES."""
     found = 0
     for base in range(0, num_rows, ROWS):
         row = base + tl.arange(0, ROWS)
         start = tl.load(query_start_ptr + row, row < num_rows, 0) - origin
-        found += tl.sum(((start // TOKENS + row <= tile) & (row < num_rows)).to(tl.int32), axis=0)
+        found += tl.sum(((start * LINES // TILE + row <= tile) & (row < num_rows)).to(tl.int32), axis=0)
     return found - 1
 
 
@@ -115,7 +117,7 @@ def _prefill_kernel(
     line = tl.arange(0, BLOCK_M)
     column = tl.arange(0, BLOCK_DIM)
     origin = tl.load(query_start_ptr)  # token of q's first line
-    row = _find_row(query_start_ptr, origin, tile, num_rows, TOKENS, 256)
+    row = _find_row(query_start_ptr, origin, tile, num_rows, 1, TOKENS, 256)
     row_start = tl.load(query_start_ptr + row) - origin
     query_len = tl.load(query_start_ptr + row + 1) - origin - row_start
     first = (tile - row_start // TOKENS - row) * TOKENS  # the tile's first token within the row

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.config.reading import read, read_positive
-from quire.layers.encoder import Dense
-from quire.models.encoder import EncoderStack
+from quire.layers.encoder import Dense, HeadLayer, HeadNorm
+from quire.models.encoder import EncoderStack, bert_stack
 
 architectures = (
     "RobertaModel", "RobertaForMaskedLM", "RobertaForSequenceClassification", "RobertaForTokenClassification",
@@ -35,10 +35,10 @@ unused = r"pooler\.|lm_head\."
 
 
 def build(config: Mapping[str, Any], max_positions: int) -> EncoderStack:
-    return EncoderStack(config, max_positions, prefix="roberta.", first_position=read(int, config, "pad_token_id") + 1)
+    return bert_stack(config, max_positions, prefix="roberta.", first_position=read(int, config, "pad_token_id") + 1)
 
 
-def classifier(config: Mapping[str, Any], architecture: str, num_labels: int) -> list[Dense]:
+def classifier(config: Mapping[str, Any], architecture: str, num_labels: int) -> list[HeadLayer]:
     hidden = read_positive(config, "hidden_size")
     if architecture.endswith("TokenClassification"):
         return [Dense("classifier", hidden, num_labels, bias=True)]
@@ -46,3 +46,9 @@ def classifier(config: Mapping[str, Any], architecture: str, num_labels: int) ->
         Dense("classifier.dense", hidden, hidden, bias=True, act="tanh"),
         Dense("classifier.out_proj", hidden, num_labels, bias=True),
     ]
+
+
+def vocabulary_head(config: Mapping[str, Any]) -> tuple[list[HeadLayer], str]:
+    hidden, eps = read_positive(config, "hidden_size"), read(float, config, "layer_norm_eps")
+    dense = Dense("lm_head.dense", hidden, hidden, bias=True, act="gelu")
+    return [dense, HeadNorm("lm_head.layer_norm", hidden, eps)], "lm_head"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from quire.models import roberta
+from quire.models.encoders import roberta
 
 architectures = (
     "XLMRobertaModel", "XLMRobertaForMaskedLM", "XLMRobertaForSequenceClassification",
-    "XLMRobertaForTokenClassification",
+    "XLMRobertaForTokenClassification", "BgeM3EmbeddingModel",
 )  # fmt: skip
 defaults = {  # as transformers has them
     "vocab_size": 30522,
@@ -31,3 +31,4 @@ fixed = {
 build = roberta.build
 classifier = roberta.classifier
 unused = roberta.unused
+vocabulary_head = roberta.vocabulary_head

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quire.config.reading import read_positive
-from quire.layers.encoder import Dense
-from quire.models.encoder import EncoderStack
+from quire.config.reading import read, read_positive
+from quire.layers.encoder import Dense, HeadLayer, HeadNorm
+from quire.models.encoder import EncoderStack, bert_stack
 
-architectures = ("BertModel", "BertForMaskedLM", "BertForSequenceClassification", "BertForTokenClassification")
+architectures = (
+    "BertModel", "BertForMaskedLM", "BertForSequenceClassification", "BertForTokenClassification",
+    "BertSpladeSparseEmbeddingModel", "HF_ColBERT",
+)  # fmt: skip
 defaults = {  # as transformers has them
     "vocab_size": 30522,
     "hidden_size": 768,
@@ -32,12 +35,18 @@ unused = r"pooler\.|cls\."  # heads of the pre-training
 
 
 def build(config: Mapping[str, Any], max_positions: int) -> EncoderStack:
-    return EncoderStack(config, max_positions, prefix="bert.")
+    return bert_stack(config, max_positions, prefix="bert.")
 
 
-def classifier(config: Mapping[str, Any], architecture: str, num_labels: int) -> list[Dense]:
+def classifier(config: Mapping[str, Any], architecture: str, num_labels: int) -> list[HeadLayer]:
     hidden = read_positive(config, "hidden_size")
     last = Dense("classifier", hidden, num_labels, bias=True)
     if architecture.endswith("TokenClassification"):
         return [last]
     return [Dense("pooler.dense", hidden, hidden, bias=True, act="tanh"), last]
+
+
+def vocabulary_head(config: Mapping[str, Any]) -> tuple[list[HeadLayer], str]:
+    hidden, eps = read_positive(config, "hidden_size"), read(float, config, "layer_norm_eps")
+    dense = Dense("cls.predictions.transform.dense", hidden, hidden, bias=True, act=read(str, config, "hidden_act"))
+    return [dense, HeadNorm("cls.predictions.transform.LayerNorm", hidden, eps)], "cls.predictions"

@@ -1,0 +1,77 @@
+"""Attention over latent rows through our own Triton kernels: the first choice for MLA on NVIDIA GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from quire.attention.base import ALIKE, PLAIN, AttentionInputs, AttentionSpec, LayerCache, PerHead
+from quire.attention.triton import refuses_device
+from quire.kernels.attention import latent_paged
+
+MAX_RANK, MAX_ROPE = 512, 128
+DTYPES = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentPlan:
+    inputs: AttentionInputs
+    decodes: latent_paged.LatentSchedule | None  # None: no such rows
+
+
+class TritonLatentAttention:
+    """Decode rows in shares of their tokens, the others tile by tile; everything is found on the device."""
+
+    name = "triton_mla"
+    reads_host = False
+    graph_support = True
+    prefix_support = False
+    prompt_wave = 0
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        self.spec = spec
+        self.workspace = latent_paged.decode_workspace(
+            spec.max_rows, spec.num_heads, spec.value_dim, spec.head_dim - spec.value_dim, spec.device, spec.drafted
+        )
+
+    @staticmethod
+    def refuses(spec: AttentionSpec) -> str | None:
+        if not spec.value_dim:
+            return "is for latent rows (MLA) alone"
+        if spec.dtype not in DTYPES:
+            return f"dtype {spec.dtype} is none of {', '.join(map(str, DTYPES))}"
+        if spec.value_dim > MAX_RANK or spec.head_dim - spec.value_dim > MAX_ROPE:
+            return f"rows of {spec.value_dim} + {spec.head_dim - spec.value_dim} are more than {MAX_RANK} + {MAX_ROPE}"
+        if spec.scores != PLAIN:
+            return "its scores are products of queries and rows, and all of a text counts"
+        return refuses_device(spec)
+
+    def plan(self, inputs: AttentionInputs) -> LatentPlan:
+        split, spec = inputs.num_decodes, self.spec
+        if not split:
+            return LatentPlan(inputs, None)
+        drafted = None if inputs.first_lens is None else (inputs.num_queries, inputs.first_lens[:split])
+        return LatentPlan(
+            inputs,
+            latent_paged.decode_schedule(
+                inputs.seats[:split], inputs.seq_lens[:split], spec.num_heads, spec.head_dim, drafted
+            ),
+        )
+
+    def run(
+        self, q: torch.Tensor, cache: LayerCache, plan: LatentPlan, scale: float, heads: PerHead = ALIKE
+    ) -> torch.Tensor:
+        assert heads == ALIKE, "refused"
+        inputs, rank = plan.inputs, self.spec.value_dim
+        out = torch.empty((len(q), self.spec.num_heads * rank), dtype=q.dtype, device=q.device)
+        table, split = inputs.block_table, inputs.num_decodes * inputs.num_queries
+        if plan.decodes is not None:
+            latent_paged.decode(q[:split], cache.k, rank, table, plan.decodes, scale, self.workspace, out[:split])
+        if inputs.num_decodes < inputs.num_rows:
+            rows = slice(inputs.num_decodes, inputs.num_rows)
+            latent_paged.prefill(
+                q[split:], cache.k, rank, table, inputs.seats[rows], inputs.query_start[inputs.num_decodes :],
+                inputs.seq_lens[rows], inputs.max_query_len, scale, out[split:],
+            )  # fmt: skip
+        return out

@@ -1,0 +1,74 @@
+"""x @ weight.T for a weight in codes (`codes.Codes`), with what stands around it in a layer.
+
+On a GPU few rows stream the weight through registers, some hundred go through the matrix units with the weight decoded
+on its way there, and for more the whole of it is widened first: the library's product then outweighs that pass. Norm
+and gate are kernels of their own. Shapes that kernels do not take, and a CPU, multiply by the widened weight.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from quire.kernels.dispatch import on_cuda, on_triton
+from quire.kernels.elementwise.activation import silu_and_mul
+from quire.kernels.elementwise.norm import rms_norm
+from quire.kernels.gemm import codes
+from quire.kernels.gemm.codes import Codes
+from quire.kernels.gemm.linear import linear as plain_linear
+
+FEW_ROWS, SOME_ROWS = 16, 512
+
+
+def linear(
+    x: torch.Tensor,
+    weight: Codes,
+    bias: torch.Tensor | None = None,
+    *,
+    norm: tuple[torch.Tensor, float] | None = None,
+    gated: bool = False,
+    residual: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See `quire.kernels.gemm.linear`."""
+    on_gpu = on_cuda(x) and len(x) and x.dtype in (torch.bfloat16, torch.float16)
+    if not on_gpu or len(x) > SOME_ROWS or not _is_taken(weight):
+        return plain_linear(
+            x, widened(weight, x.dtype), bias,
+            norm=norm, gated=gated, residual=residual, out_dtype=out_dtype, out=out,
+        )  # fmt: skip
+    if norm is not None:
+        x = rms_norm(x, *norm)
+    if residual is not None:
+        return _product(x, weight, bias, True, residual)
+    if out is None:
+        dtype = x.dtype if gated else out_dtype or x.dtype
+        out = torch.empty((len(x), len(weight.codes)), dtype=dtype, device=x.device)
+    y = _product(x, weight, bias, False, out)
+    return silu_and_mul(y) if gated else y
+
+
+def _product(x: torch.Tensor, weight: Codes, bias: torch.Tensor | None, adds: bool, out: torch.Tensor) -> torch.Tensor:
+    from quire.kernels.gemm.triton import grouped_rows, grouped_tiles
+
+    if len(x) <= FEW_ROWS:
+        return grouped_rows.linear(x, weight, bias, adds, out)
+    return grouped_tiles.linear(x, weight, bias, adds, out)
+
+
+def _is_taken(weight: Codes) -> bool:
+    from quire.kernels.gemm.triton.codes import is_taken
+
+    return is_taken(weight)
+
+
+def widened(weight: Codes, dtype: torch.dtype, wanted: torch.Tensor | None = None) -> torch.Tensor:
+    """What the codes stand for, by the kernel where there is one. wanted: int32, of each of so many equal shares of the
+    rows: not 0 for those that are needed."""
+    if on_triton(weight.codes):
+        from quire.kernels.gemm.triton import codes as known
+        from quire.kernels.gemm.triton import grouped_widen
+
+        if known.is_widened(weight):
+            return grouped_widen.widened(weight, dtype, wanted)
+    return codes.widened(weight, dtype)

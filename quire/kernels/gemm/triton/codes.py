@@ -1,0 +1,103 @@
+"""Codes of 4 and 8 bits (`kernels/gemm/codes.py`) in registers: to the type that they are multiplied in."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from quire.kernels.gemm.codes import BLOCK, NIBBLES, Codes, table
+
+KINDS = {"int4": 0, "int8": 1, "e4m3": 2, "e2m1": 3, "nf4": 4, "fp4": 4}
+
+
+@triton.jit
+def decoded(codes, table_ptr, like, KIND: tl.constexpr, HIGH: tl.constexpr):
+    """Of one half of each byte, or of whole ones, the values as like's type; of int4 from 0 on.
+
+    Conversions of integers are slow on a GPU: bits are put behind those of a float whose last place counts ones.
+    """
+    if KIND == 0 or KIND >= 3:
+        if HIGH:
+            codes = codes >> 4
+        else:
+            codes = codes & 15
+    if KIND == 0:
+        if like.dtype == tl.bfloat16:
+            y = (codes.to(tl.uint16) | 0x4300).to(tl.bfloat16, bitcast=True) - 128.0
+        else:
+            y = (codes.to(tl.uint16) | 0x6400).to(tl.float16, bitcast=True) - 1024.0
+    elif KIND == 1:
+        shifted = (codes.to(tl.uint8, bitcast=True) ^ 128).to(tl.uint16)
+        y = ((shifted | 0x6400).to(tl.float16, bitcast=True) - 1152.0).to(tl.float32)
+    elif KIND == 2:
+        y = codes.to(tl.float16).to(tl.float32)
+    elif KIND == 3:
+        bits = ((codes & 7).to(tl.uint16) << 9) | ((codes & 8).to(tl.uint16) << 12)
+        y = bits.to(tl.float16, bitcast=True) * 16384.0
+    else:
+        y = tl.load(table_ptr + codes.to(tl.int32))
+    return y.to(like.dtype)
+
+
+@triton.jit
+def scaled_by(scale):
+    """A scale as float32; of 8 bits without a sign it is an exponent."""
+    if scale.dtype == tl.uint8:
+        bits = tl.maximum(scale.to(tl.int32) << 23, 1 << 22)
+        y = bits.to(tl.float32, bitcast=True)
+    else:
+        y = scale.to(tl.float32)
+    return y
+
+
+@triton.jit
+def centred(y, zero_ptr, at, inside, ZERO: tl.constexpr, KIND: tl.constexpr):
+    """y less the zeros at `at`; those of int4 without any is 8."""
+    if ZERO:
+        y = y - tl.load(zero_ptr + at, inside, 0.0).to(tl.float32).to(y.dtype)
+    elif KIND == 0:
+        y = y - 8.0
+    return y.to(y.dtype)
+
+
+def is_widened(weight: Codes) -> bool:
+    """Whether the kernel that widens knows it: its zeros are integers."""
+    return weight.zero is None or not weight.zero.is_floating_point()
+
+
+def is_taken(weight: Codes) -> bool:
+    """Whether kernels multiply by it: whole blocks of columns, and groups that do not cross them."""
+    k, group = weight.columns, weight.group
+    return k % BLOCK == 0 and is_widened(weight) and (BLOCK % group == 0 or group % BLOCK == 0)
+
+
+def arguments(weight: Codes) -> tuple[torch.Tensor, ...]:
+    """Pointers: codes, scale, zero, outer, table."""
+    codes = weight.codes
+    values = _table(weight.kind, codes.device) if KINDS[weight.kind] == 4 else codes
+    return (
+        codes,
+        weight.scale,
+        codes if weight.zero is None else weight.zero,
+        codes if weight.outer is None else weight.outer,
+        values,
+    )
+
+
+_tables: dict[tuple[str, torch.device], torch.Tensor] = {}
+
+
+def _table(kind: str, device: torch.device) -> torch.Tensor:
+    """Made once: graphs want it where it was."""
+    if (kind, device) not in _tables:
+        _tables[kind, device] = table(kind, device)  # type: ignore[arg-type]
+    return _tables[kind, device]
+
+
+def constants(weight: Codes) -> dict[str, int | bool]:
+    """Of the kernels, for this kind of weight."""
+    return {
+        "KIND": KINDS[weight.kind], "NIBBLES": weight.kind in NIBBLES, "GROUP": weight.group,
+        "ZERO": weight.zero is not None, "OUTER": weight.outer is not None,
+    }  # fmt: skip

@@ -1,0 +1,103 @@
+"""Latent attention (MLA; DeepSeek-V2, 2024): all heads' keys and values are made of one small row a token, and that row
+is what the cache keeps.
+
+It is computed in the absorbed form throughout: queries go through the matrix that would make keys, results through the
+one that would make values, and in between the rows themselves are attended to (`kernels/attention/latent.py`). Both are
+views of `kv_b_proj`'s plain numbers: it is unpacked while it is loaded, whatever the format of other matrices.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from quire.attention.context import LayerCache, StepContext
+from quire.distributed.topology import Topology
+from quire.kernels.attention.latent import LatentTarget, by_head, latent_queries
+from quire.layers.attention import Keeps, SelfAttention
+from quire.layers.linear import Linear
+from quire.layers.norm import Norm, RMSNorm
+from quire.quantization.base import Rows
+
+
+class LatentShape(NamedTuple):
+    """Of a layer: columns of each head's queries and keys without and with positions, and of its values; ranks of the
+    rows that keys and values, and queries, are made of. q_rank None: queries are made of the layer's input."""
+
+    heads: int
+    nope: int
+    rope: int
+    value: int
+    rank: int
+    q_rank: int | None = None
+
+
+class LatentAttention(SelfAttention):
+    """Ranks share the heads; each has the latent rows whole.
+
+    cos_sin: rotary table of the `rope` columns. scale: of products of queries and keys; None: their columns^-0.5.
+    interleaved: the rotation pairs columns 2i and 2i + 1. bias: of the projections to latent rows and the last one.
+    query_scales: float32 [positions], that queries are multiplied by.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        hidden: int,
+        shape: LatentShape,
+        cos_sin: torch.Tensor,
+        *,
+        eps: float = 1e-6,
+        scale: float | None = None,
+        bias: bool = False,
+        interleaved: bool = True,
+        query_scales: torch.Tensor | None = None,
+    ) -> None:
+        heads, nope, rope, value, rank, q_rank = shape
+        super().__init__(index, Keeps("latent", 1, rank + rope, value_dim=rank))
+        self.shape, self.cos_sin, self.interleaved, self.query_scales = shape, cos_sin, interleaved, query_scales
+        self.scale = (nope + rope) ** -0.5 if scale is None else scale
+        width, row = heads * (nope + rope), rank + rope
+        if q_rank is None:
+            self.q_proj = Linear(hidden, width, bias=False, role="rows", heads=(heads,))
+            self.kv_a_proj_with_mqa = Linear(hidden, row, bias=bias)
+        else:
+            parts = {"q_a_proj": q_rank, "kv_a_proj_with_mqa": row}
+            self.qkv_a_proj = Linear(hidden, q_rank + row, bias=bias, parts=parts)
+            self.q_a_layernorm = RMSNorm(q_rank, eps)
+            self.q_b_proj = Linear(q_rank, width, bias=False, role="rows", heads=(heads,))
+        self.kv_a_layernorm = RMSNorm(rank, eps)
+        self.kv_b_proj = Linear(rank, heads * (nope + value), bias=False, role="rows", heads=(heads,), is_plain=True)
+        self.o_proj = Linear(heads * value, hidden, bias=bias, role="columns")
+
+    def share_with(self, topology: Topology) -> None:
+        self.shape = self.shape._replace(heads=topology.share(self.shape.heads, "num_attention_heads"))
+
+    def add(self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None, ctx: StepContext) -> torch.Tensor:
+        heads, nope, rope, value, rank, _ = self.shape
+        cache, group = ctx.caches[self.index], ctx.groups[self.group]
+        assert isinstance(cache, LayerCache)
+        q, latent = self._project(x, norm)
+        q = q.view(-1, heads, nope + rope)
+        if self.query_scales is not None:
+            q = q * self.query_scales[ctx.positions, None, None].to(q.dtype)
+        keys, values = self.kv_b_proj.matrix.dense(q.dtype).view(heads, nope + value, rank).split([nope, value], dim=1)
+        target = LatentTarget(self.cos_sin, ctx.positions, group.slots, cache.k, self.interleaved)
+        queries = latent_queries(q, latent, keys, (self.kv_a_layernorm.weight, self.kv_a_layernorm.eps), target)
+        rows = group.backend.run(queries, cache, group.plan, self.scale)
+        y = by_head(rows.view(-1, heads, rank), values.transpose(1, 2))
+        return _tensor(self.o_proj(y.view(-1, heads * value), residual=residual))
+
+    def _project(self, x: torch.Tensor, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries [tokens, heads * (nope + rope)], and what latent rows are made of, [tokens, rank + rope]."""
+        if self.shape.q_rank is None:
+            x = x if norm is None else norm(x)
+            return _tensor(self.q_proj(x)), _tensor(self.kv_a_proj_with_mqa(x))
+        q, latent = _tensor(self.qkv_a_proj(x, norm)).split([self.shape.q_rank, self.shape.rank + self.shape.rope], 1)
+        return _tensor(self.q_b_proj(q, self.q_a_layernorm)), latent
+
+
+def _tensor(rows: Rows) -> torch.Tensor:
+    assert isinstance(rows, torch.Tensor)
+    return rows

@@ -1,0 +1,206 @@
+"""What adapters add to the layers: for each matrix the factors of those that are on the device, one a slot.
+
+A product finds the adapters of its rows in `ActiveRows`, which the worker fills on the device before each step, as
+attention finds its caches: layers that know nothing of adapters need not hand them on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from quire.kernels.low_rank.factors import RANKS_A_STEP, Factors, blocks_of
+from quire.kernels.low_rank.product import add_low_rank, expand
+from quire.kernels.low_rank.rows import AdapterRows, adapter_rows
+
+
+class ActiveRows:
+    """Whose the rows are that the layers multiply now: one of a model, known to all its layers.
+
+    rows: None: nobody's, and the layers compute as if there were no adapters. with_experts: some of their adapters
+    change experts.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self.rows: AdapterRows | None = None
+        self.with_experts = False
+
+    @contextmanager
+    def narrowed(self, places: torch.Tensor | slice) -> Iterator[None]:
+        """Some of the rows alone go on. places: int [rows], or a slice."""
+        before = self.rows
+        if before is not None:
+            self.rows = adapter_rows(before.slots[places], self.num_slots)
+        try:
+            yield
+        finally:
+            self.rows = before
+
+
+@dataclass(frozen=True, slots=True)
+class HostFactors:
+    """One adapter's, of one matrix, as this rank has them; see `Factors`. The rank is that of the largest part."""
+
+    down: torch.Tensor  # [parts * rank, k]; of an embedding [vocabulary, rank]
+    up: torch.Tensor  # [n, rank], times scale and gain
+    gains: torch.Tensor | None  # float32 [n]
+
+    @property
+    def rank(self) -> int:
+        return self.up.shape[1]
+
+    def num_bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in (self.down, self.up, self.gains) if t is not None)
+
+
+class LowRank:
+    """Of one matrix.
+
+    parts: rows of each of the matrices that it stands for. rank: the largest of any adapter. Tensors are made on the
+    default device.
+    """
+
+    def __init__(self, parts: list[int], columns: int, rank: int, dtype: torch.dtype, active: ActiveRows) -> None:
+        room, slots, rows = -(-rank // RANKS_A_STEP) * RANKS_A_STEP, active.num_slots, sum(parts)
+        ends = tuple(accumulate(parts))
+        self._active = active
+        self.factors = Factors(
+            down=torch.zeros(slots, len(parts) * room, columns, dtype=dtype),
+            up=torch.zeros(slots, rows, room, dtype=dtype),
+            gains=torch.ones(slots, rows, dtype=torch.float32),
+            ranks=torch.zeros(slots, dtype=torch.int32),
+            ends=ends,
+            blocks=torch.tensor(blocks_of(ends), dtype=torch.int32),
+        )
+
+    @property
+    def is_active(self) -> bool:
+        return self._active.rows is not None
+
+    def put(self, slot: int, host: HostFactors | None) -> None:
+        """An adapter takes a slot. None: it leaves this matrix alone."""
+        factors, at = self.factors, slot - 1
+        if host is None:
+            factors.ranks[at] = 0
+            return
+        parts, rank = len(factors.ends), host.rank
+        down, up = factors.down[at].view(parts, factors.room, -1), factors.up[at]
+        down[:, rank:].zero_()
+        up[:, rank:].zero_()
+        down[:, :rank].copy_(host.down.view(parts, rank, -1), non_blocking=True)
+        up[:, :rank].copy_(host.up, non_blocking=True)
+        if host.gains is None:
+            factors.gains[at] = 1
+        else:
+            factors.gains[at].copy_(host.gains, non_blocking=True)
+        factors.ranks[at] = rank
+
+    def add(self, y: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """To y = x @ weight.T + bias, in place; returns it."""
+        assert self._active.rows is not None
+        return add_low_rank(y, x, self._active.rows, self.factors, bias)
+
+    def num_bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in self.factors if isinstance(t, torch.Tensor))
+
+
+class LowRankEmbedding:
+    """Of an embedding, whose vectors are the columns of its matrix. It is whole on every rank."""
+
+    def __init__(self, vocab: int, hidden: int, rank: int, dtype: torch.dtype, active: ActiveRows) -> None:
+        self._active = active
+        self._outer = LowRank([hidden], 0, rank, dtype, active)
+        self.lines = torch.zeros(active.num_slots, vocab, self._outer.factors.room, dtype=dtype)
+
+    @property
+    def is_active(self) -> bool:
+        return self._active.rows is not None
+
+    def put(self, slot: int, host: HostFactors | None) -> None:
+        """As LowRank.put."""
+        if host is None:
+            self._outer.put(slot, None)
+            return
+        self._outer.put(slot, HostFactors(host.up.new_empty(host.rank, 0), host.up, host.gains))
+        lines = self.lines[slot - 1]
+        lines[:, host.rank :].zero_()
+        lines[:, : host.rank].copy_(host.down, non_blocking=True)
+
+    def add(self, y: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """To the vectors y [tokens, hidden] of ids, in place; returns it."""
+        rows = self._active.rows
+        assert rows is not None
+        inner = self.lines[(rows.slots - 1).clamp(min=0), ids]
+        return expand(y, inner, rows, self._outer.factors)
+
+    def num_bytes(self) -> int:
+        return self._outer.num_bytes() + self.lines.numel() * self.lines.element_size()
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertFactors:
+    """One adapter's, of a mixture's experts: by expert, of gate and up (two parts) and of down."""
+
+    gate_up: Mapping[int, HostFactors]
+    down: Mapping[int, HostFactors]
+
+    def num_bytes(self) -> int:
+        return sum(one.num_bytes() for each in (self.gate_up, self.down) for one in each.values())
+
+
+class LowRankExperts:
+    """Of a mixture's experts. These are few adapters' business, and large: a slot has memory while it has factors. On a
+    GPU such steps run from Python, one expert after the other."""
+
+    def __init__(self, device: torch.device, active: ActiveRows) -> None:
+        self._device, self._active = device, active
+        self._slots: dict[int, ExpertFactors] = {}
+
+    @property
+    def is_active(self) -> bool:
+        return self._active.rows is not None and self._active.with_experts
+
+    def put(self, slot: int, host: ExpertFactors | None) -> None:
+        """As LowRank.put."""
+        self._slots.pop(slot, None)
+        if host is not None:
+            gate_up, down = ({e: self._there(one) for e, one in each.items()} for each in (host.gate_up, host.down))
+            self._slots[slot] = ExpertFactors(gate_up, down)
+
+    def _there(self, host: HostFactors) -> HostFactors:
+        gains = None if host.gains is None else host.gains.to(self._device)
+        return HostFactors(host.down.to(self._device), host.up.to(self._device), gains)
+
+    def add_gate_up(self, expert: int, tokens: torch.Tensor, y: torch.Tensor, x: torch.Tensor) -> None:
+        """To y = x @ [gate | up].T of one expert, whose rows are these tokens, in place."""
+        self._add({slot: one.gate_up.get(expert) for slot, one in self._slots.items()}, 2, tokens, y, x)
+
+    def add_down(self, expert: int, tokens: torch.Tensor, y: torch.Tensor, x: torch.Tensor) -> None:
+        """The same of its other matrix."""
+        self._add({slot: one.down.get(expert) for slot, one in self._slots.items()}, 1, tokens, y, x)
+
+    def _add(
+        self,
+        slots: Mapping[int, HostFactors | None],
+        parts: int,
+        tokens: torch.Tensor,
+        y: torch.Tensor,
+        x: torch.Tensor,
+    ) -> None:
+        assert self._active.rows is not None
+        own = self._active.rows.slots[tokens]
+        for slot, factors in slots.items():
+            if factors is None or not len(members := (own == slot).nonzero()[:, 0]):
+                continue
+            inner = (x[members].to(factors.down.dtype) @ factors.down.T).chunk(parts, dim=1)
+            added = torch.cat([i @ up.T for i, up in zip(inner, factors.up.chunk(parts), strict=True)], dim=1)
+            there = y[members] if factors.gains is None else y[members] * factors.gains.to(y.dtype)
+            y[members] = there + added.to(y.dtype)
+
+    def num_bytes(self) -> int:
+        return sum(one.num_bytes() for one in self._slots.values())

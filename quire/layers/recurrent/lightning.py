@@ -1,0 +1,49 @@
+"""Lightning attention (Qin et al., 2024), as MiniMax has it: attention without a softmax, to tokens that fade by a
+fixed rate a head; the sum over all of them is a state."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from quire.attention.context import StepContext
+from quire.attention.recurrent import StatePart
+from quire.kernels.recurrent.ssd import SSDWeights, ssd
+from quire.layers.linear import Linear, Stored
+from quire.layers.norm import Norm, RMSNorm
+from quire.layers.recurrent.base import Recurrent
+
+_NORM_EPS = 1e-6
+
+
+class LightningAttention(Recurrent):
+    """depth: this layer's place, 0 … 1: the deeper, the slower tokens fade. Checkpoints have queries, keys and values
+    of each head one behind the other.
+
+    It is Mamba-2's scan with steps of 1: S = exp(-rate) S + v kᵀ; y = S q. The state is kept in float32.
+    """
+
+    def __init__(self, index: int, hidden: int, heads: int, head_dim: int, depth: float) -> None:
+        super().__init__(index, (StatePart((heads, head_dim, head_dim), torch.float32),))
+        self.heads, self.head_dim, width = heads, head_dim, heads * head_dim
+        stored = {}
+        for place, part in enumerate("qkv"):
+            firsts = range(place * head_dim, 3 * width, 3 * head_dim)
+            stored[part] = Stored("qkv_proj", 3 * width, tuple((first, first + head_dim) for first in firsts))
+        parts = {"q": width, "k": width, "v": width, "output_gate": width}
+        self.qkv_gate = Linear(hidden, 4 * width, bias=False, parts=parts, stored=stored)
+        self.norm = RMSNorm(width, _NORM_EPS)
+        self.out_proj = Linear(width, hidden, bias=False)
+        rates = 2.0 ** (-8 / heads * torch.arange(1, heads + 1, dtype=torch.float32)) * (1 - depth + 1e-5)
+        self._weights = SSDWeights(-rates, torch.zeros_like(rates), torch.zeros_like(rates), (1.0, 1.0))
+        self._steps = torch.zeros(1, heads)  # what it is does not matter: the limits say 1
+
+    def add(self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None, ctx: StepContext) -> torch.Tensor:
+        cache, rows = self._place(ctx)
+        width = self.heads * self.head_dim
+        inner, gate = self.qkv_gate(x, norm).split([3 * width, width], dim=1)
+        q, k, v = (part.unflatten(1, (self.heads, self.head_dim)) for part in nn.functional.silu(inner).chunk(3, dim=1))
+        steps = self._steps.expand(len(x), self.heads)
+        y = ssd(v, k, q, steps, self._weights, cache.parts[0], rows, cache.entry).flatten(1)
+        out: torch.Tensor = self.out_proj(self.norm(y) * torch.sigmoid(gate), residual=residual)
+        return out

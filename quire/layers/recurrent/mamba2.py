@@ -1,0 +1,103 @@
+"""Mamba-2 (Dao and Gu, 2024): a convolution, a scan over states of heads, a gate and a norm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from quire.attention.context import StepContext
+from quire.attention.recurrent import StatePart
+from quire.kernels.recurrent.conv import causal_conv
+from quire.kernels.recurrent.gated_norm import gated_norm
+from quire.kernels.recurrent.ssd import SSDWeights, ssd
+from quire.layers.linear import Linear
+from quire.layers.norm import Norm
+from quire.layers.recurrent.base import Conv, Recurrent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2Sizes:
+    """groups: of heads that share B and C. state: numbers of a head's column. limit: of the steps in time."""
+
+    hidden: int
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    taps: int
+    eps: float
+    limit: tuple[float, float] = (0.0, float("inf"))
+    bias: bool = False
+    out_bias: bool = False
+    conv_bias: bool = True
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def shared(self) -> int:
+        """Numbers of all groups' B, or C."""
+        return self.groups * self.state
+
+
+class GatedNorm(nn.Module):
+    """RMS norm of each of `groups` parts, of x · silu(gate), or of x and then the gate (`gate_first` False)."""
+
+    def __init__(self, size: int, eps: float, *, groups: int = 1, gate_first: bool = True) -> None:
+        super().__init__()
+        self.eps, self.groups, self.gate_first = eps, groups, gate_first
+        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+
+    def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        return gated_norm(x, gate, self.weight, self.eps, groups=self.groups, gate_first=self.gate_first)
+
+
+class Mamba2(Recurrent):
+    """norm: what stands between the scan and the projection back; None: the gate alone. scales: float32 [rows of
+    in_proj], that what it makes is multiplied by.
+
+    Its state is kept in float32, as transformers computes it; the convolution's in the model's type.
+    """
+
+    def __init__(
+        self, index: int, sizes: Mamba2Sizes, norm: GatedNorm | None, *, scales: torch.Tensor | None = None
+    ) -> None:
+        channels = sizes.inner + 2 * sizes.shared
+        conv = Conv(channels, sizes.taps, bias=sizes.conv_bias)
+        scan = StatePart((sizes.heads, sizes.head_dim, sizes.state), torch.float32)
+        super().__init__(index, (scan, conv.state()))
+        self.sizes, self._scales = sizes, scales
+        self.in_proj = Linear(sizes.hidden, sizes.inner + channels + sizes.heads, bias=sizes.bias)
+        self.conv1d = conv
+        self.dt_bias, self.A_log, self.D = (
+            nn.Parameter(torch.empty(sizes.heads, dtype=torch.float32), requires_grad=False) for _ in range(3)
+        )
+        self.norm = norm
+        self.out_proj = Linear(sizes.inner, sizes.hidden, bias=sizes.out_bias)
+
+    def add(self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None, ctx: StepContext) -> torch.Tensor:
+        sizes, (cache, rows) = self.sizes, self._place(ctx)
+        scan, conv = cache.parts
+        projected = self.in_proj(x, norm)
+        if self._scales is not None:
+            projected = projected * self._scales.to(projected.dtype)
+        gate, inner, dt = projected.split([sizes.inner, sizes.inner + 2 * sizes.shared, sizes.heads], dim=1)
+        inner = causal_conv(inner, self.conv1d.weight[:, 0], self.conv1d.bias, conv, rows, cache.entry)
+        u, b, c = inner.split([sizes.inner, sizes.shared, sizes.shared], dim=1)
+        weights = SSDWeights(-torch.exp(self.A_log), self.D, self.dt_bias, sizes.limit)
+        y = ssd(
+            u.unflatten(1, (sizes.heads, sizes.head_dim)),
+            b.unflatten(1, (sizes.groups, sizes.state)),
+            c.unflatten(1, (sizes.groups, sizes.state)),
+            dt,
+            weights,
+            scan,
+            rows,
+            cache.entry,
+        ).flatten(1)
+        y = y * nn.functional.silu(gate) if self.norm is None else self.norm(y, gate)
+        out: torch.Tensor = self.out_proj(y, residual=residual)
+        return out

@@ -1,0 +1,97 @@
+"""Adapters beside the engine's other features: drafts, weights of 8 bits, several ranks, vectors, searches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from quire import LLM, BeamSearchParams, LoRARequest, SamplingParams
+from tests.lora.adapters import simple, write
+from tests.models import checkpoints
+
+TEXT = [5, 17, 3, 44, 8, 5, 17, 3, 44, 8, 5, 17, 3]
+PROMPTS = [TEXT, TEXT[2:], TEXT[:5], [*TEXT, *TEXT]]
+OPTIONS: dict[str, Any] = {
+    "device": "cpu", "dtype": "float32", "num_threads": 1, "max_model_len": 96, "skip_tokenizer_init": True,
+    "enable_lora": True, "max_loras": 2, "num_gpu_blocks_override": 60, "max_num_seqs": 4,
+}  # fmt: skip
+ASK = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoints.save(checkpoints.make("Llama"), tmp_path_factory.mktemp("base"))
+
+
+def everywhere(folder: Path, seed: int = 3) -> Path:
+    """DoRA on every matrix of a layer and on both ends of the model."""
+    made, layer = torch.Generator().manual_seed(seed), "model.layers.1"
+    sizes = {
+        f"{layer}.self_attn.q_proj": (48, 48), f"{layer}.self_attn.k_proj": (24, 48),
+        f"{layer}.self_attn.o_proj": (48, 48), f"{layer}.mlp.gate_proj": (80, 48), f"{layer}.mlp.down_proj": (48, 80),
+        "lm_head": (97, 48),
+    }  # fmt: skip
+    tensors = {}
+    for name, (outputs, inputs) in sizes.items():
+        tensors[f"{name}.lora_A"] = torch.randn(2, inputs, generator=made) * 0.3
+        tensors[f"{name}.lora_B"] = torch.randn(outputs, 2, generator=made) * 0.3
+        tensors[f"{name}.lora_magnitude_vector"] = torch.rand(outputs, generator=made) + 0.8
+    return write(folder, tensors, target_modules="all-linear", use_dora=True)
+
+
+def answers(llm: LLM, requests: list[LoRARequest | None]) -> list[list[int]]:
+    outputs = llm.generate(PROMPTS, ASK, lora_request=requests, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.fixture
+def requests(tmp_path: Path) -> list[LoRARequest | None]:
+    one = LoRARequest("one", 1, str(simple(tmp_path / "one", seed=1)))
+    return [None, one, LoRARequest("all", 2, str(everywhere(tmp_path / "all"))), one]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "policy": "always"}},
+        {"tensor_parallel_size": 2},
+        {"preempt_every_step": True, "debug": True},
+        {"device": "torch:cpu"},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_the_same_answers_however_they_are_made(
+    options: dict[str, Any], base: Path, requests: list[LoRARequest | None]
+) -> None:
+    with LLM(str(base), **OPTIONS) as llm:
+        wanted = answers(llm, requests)
+    assert len({tuple(ids) for ids in wanted}) == len(wanted)
+    with LLM(str(base), **{**OPTIONS, **options}) as llm:
+        assert answers(llm, requests) == wanted
+
+
+def test_over_weights_of_8_bits(base: Path, requests: list[LoRARequest | None]) -> None:
+    """What an adapter adds is as exact as ever, and DoRA's norms are those of the weights as they are kept."""
+    with LLM(str(base), **OPTIONS, quantization="fp8") as llm:
+        plain, *adapted = answers(llm, requests)
+        assert answers(llm, [None] * 4)[0] == plain
+        assert all(ids != plain for ids in adapted)
+
+
+def test_a_search_with_an_adapter(base: Path, requests: list[LoRARequest | None]) -> None:
+    with LLM(str(base), **OPTIONS) as llm:
+        params = BeamSearchParams(beam_width=2, max_tokens=5, ignore_eos=True)
+        plain, adapted = llm.beam_search([{"prompt_token_ids": TEXT}] * 2, params, lora_request=[None, requests[2]])
+        assert plain.sequences[0].tokens != adapted.sequences[0].tokens
+
+
+def test_vectors_with_an_adapter(base: Path, tmp_path: Path) -> None:
+    request = LoRARequest("one", 1, str(simple(tmp_path, seed=1)))
+    with LLM(str(base), **OPTIONS, runner="pooling", convert="embed") as llm:
+        plain, adapted, again = llm.embed([TEXT] * 3, lora_request=[None, request, None], use_tqdm=False)
+    assert plain.outputs.embedding == again.outputs.embedding
+    assert not np.allclose(plain.outputs.embedding, adapted.outputs.embedding, atol=1e-3)

@@ -1,0 +1,155 @@
+"""Adapters as models of a server: named, loaded and unloaded as it runs, and there again after its engine's death."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import torch
+
+from quire.config.engine import EngineConfig
+from quire.config.serve import ServeConfig
+from quire.foundation.errors import ConfigError
+from tests.lora.adapters import simple, write
+from tests.server.process import PATIENCE, ServerProcess, server_process
+
+QUESTION = {"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+
+
+def adapter(folder: Path, seed: int) -> Path:
+    """For the demo model: it says something else, whatever it is asked."""
+    made = torch.Generator().manual_seed(seed)
+    layers = [f"model.layers.{number}.self_attn.o_proj" for number in range(8)]
+    tensors = {f"{layer}.lora_A": torch.randn(2, 256, generator=made) * 0.4 for layer in layers}
+    tensors |= {f"{layer}.lora_B": torch.randn(256, 2, generator=made) * 0.4 for layer in layers}
+    return write(folder, tensors, target_modules=["o_proj"])
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("adapters")
+    for seed, name in enumerate(("first", "kept/found", "later", "other")):
+        adapter(root / name, seed)
+    simple(root / "wide", hidden=128)
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(folders: Path) -> Iterator[ServerProcess]:
+    options = ["--port", "0", "--device", "cpu", "--dtype", "float32", "--served-model-name", "demo", "--enable-lora"]
+    options += ["--lora-modules", f"first={folders / 'first'}", "--lora-resolver-dir", str(folders / "kept")]
+    options += ["--allow-runtime-lora-updating", "--num-gpu-blocks-override", "100", "--max-num-seqs", "4"]
+    with server_process("quire.cli.main", "serve", *options) as process:
+        assert process.url
+        yield process
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE) as made:
+        yield made
+
+
+def answer(client: httpx.Client, model: str, **fields: Any) -> str:
+    reply = client.post("/v1/completions", json={**QUESTION, "model": model, **fields})
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["model"] == model
+    text: str = reply.json()["choices"][0]["text"]
+    return text
+
+
+def test_an_adapter_is_a_model(client: httpx.Client, folders: Path) -> None:
+    cards = {card["id"]: card for card in client.get("/v1/models").json()["data"]}
+    assert cards["first"]["parent"] == "demo"
+    assert cards["first"]["root"] == str(folders / "first")
+    assert cards["first"]["max_model_len"] is None
+    assert cards["demo"]["parent"] is None
+    assert client.get("/v1/models/first").json()["id"] == "first"
+    assert answer(client, "first") != answer(client, "demo")
+    chat = {"model": "first", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5}
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        reply = client.post(path, json=chat)
+        assert reply.status_code == 200, reply.text
+        assert reply.json()["model"] == "first"
+    responses = client.post("/v1/responses", json={"model": "first", "input": "Hello", "max_output_tokens": 16})
+    assert responses.json()["model"] == "first"
+    metrics = client.get("/metrics").text
+    assert 'vllm:lora_requests_info{max_lora="1"' in metrics
+
+
+def test_a_name_that_nobody_has(client: httpx.Client) -> None:
+    for name in ("nobody", "../first", "later"):
+        reply = client.post("/v1/completions", json={**QUESTION, "model": name})
+        assert reply.status_code == 404
+        assert reply.json()["error"]["type"] == "NotFoundError"
+
+
+def test_one_in_the_folder_is_found_when_it_is_named(client: httpx.Client) -> None:
+    assert "found" not in [card["id"] for card in client.get("/v1/models").json()["data"]]
+    assert answer(client, "found") not in (answer(client, "demo"), answer(client, "first"))
+    assert "found" in [card["id"] for card in client.get("/v1/models").json()["data"]]
+
+
+def test_load_and_unload(client: httpx.Client, folders: Path) -> None:
+    def load(**fields: Any) -> httpx.Response:
+        return client.post("/v1/load_lora_adapter", json=fields)
+
+    def unload(**fields: Any) -> httpx.Response:
+        return client.post("/v1/unload_lora_adapter", json=fields)
+
+    done = load(lora_name="later", lora_path=str(folders / "later"))
+    assert (done.status_code, done.text) == (200, "Success: LoRA adapter 'later' added successfully.")
+    before = answer(client, "later")
+    again = load(lora_name="later", lora_path=str(folders / "other"))
+    assert again.status_code == 400
+    assert again.json()["error"]["type"] == "InvalidUserInput"
+    assert load(lora_name="later", lora_path=str(folders / "other"), load_inplace=True).status_code == 200
+    assert answer(client, "later") != before, "neither weights nor cached prefixes are those of before"
+    for fields, status, message in (
+        ({"lora_name": "x"}, 400, "must be provided"),
+        ({"lora_name": "demo", "lora_path": str(folders / "later")}, 400, "the base model"),
+        ({"lora_name": "x", "lora_path": str(folders / "nowhere")}, 404, "does not exist"),
+        ({"lora_name": "x", "lora_path": str(folders / "wide")}, 400, "the adapter's rank need [2, 256]"),
+    ):
+        reply = load(**fields)
+        assert reply.status_code == status, reply.text
+        assert message in reply.json()["error"]["message"]
+    assert unload(lora_name="x").status_code == 404
+    assert unload(lora_name="later", lora_int_id=999).status_code == 404
+    assert unload(lora_name="later").text == "Success: LoRA adapter 'later' removed successfully."
+    assert client.post("/v1/completions", json={**QUESTION, "model": "later"}).status_code == 404
+
+
+def test_loaded_adapters_outlive_the_engine(server: ServerProcess, client: httpx.Client, folders: Path) -> None:
+    load = {"lora_name": "stays", "lora_path": str(folders / "other")}
+    assert client.post("/v1/load_lora_adapter", json=load).status_code == 200
+    before = answer(client, "stays")
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    [core] = [child for child in children if "quire.engine.process" in child.cmdline()]
+    core.send_signal(signal.SIGKILL)
+    assert answer(client, "stays") == before
+    assert answer(client, "demo") != before
+
+
+@pytest.mark.parametrize("given", ["first", "=path", "name=", '{"name": "x"}', '{"name": 3, "path": "y"}'])
+def test_modules_that_are_none(given: str) -> None:
+    with pytest.raises(ConfigError, match="lora_modules"):
+        ServeConfig(lora_modules=[given]).modules()
+
+
+def test_modules_as_json() -> None:
+    [module] = ServeConfig(lora_modules=['{"name": "a", "path": "/b", "base_model_name": "c"}']).modules()
+    assert (module.name, module.path, module.base_model_name) == ("a", "/b", "c")
+
+
+def test_options_that_need_others() -> None:
+    with pytest.raises(ConfigError, match="lora_modules needs enable_lora"):
+        ServeConfig(lora_modules=["a=b"]).check_adapters(EngineConfig())
+    adapted = EngineConfig.from_flat(enable_lora=True)
+    with pytest.raises(ConfigError, match="needs api_server_count=1"):
+        ServeConfig(allow_runtime_lora_updating=True, api_server_count=2).check_adapters(adapted)
