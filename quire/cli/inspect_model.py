@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 
 from quire.cli import machine, options
-from quire.config.checkpoint_files import Stored, stored_in
 from quire.config.devices import resolve_device, runs_on_cpu
 from quire.config.engine import EngineConfig
 from quire.config.families import family_of
+from quire.config.files.checkpoint_files import Stored, stored_in
+from quire.config.files.hub_files import stored_on_hub
 from quire.config.hardware import Hardware, parse_bytes
 from quire.config.hf_config import architecture_of, config_file
-from quire.config.hub_files import stored_on_hub
 from quire.config.inspection import Findings, Question
 from quire.config.model import ModelConfig
 from quire.config.model_info import read_model_info
@@ -134,7 +134,7 @@ def _without_refused_keys(folder: Path, model: ModelConfig) -> tuple[dict[str, A
     tried: set[str] = set()
     while True:
         try:
-            read_model_info(folder, overrides, form=model.form)
+            read_model_info(folder, overrides, impl=model.model_impl, trusted=model.trust_remote_code, form=model.form)
             return overrides, problems
         except ConfigError as error:
             key = error.field

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from quire.config.families import Family, family_of
-from quire.config.mistral_format import PARAMS, config_of
+from quire.config.files.mistral_format import PARAMS, config_of
+from quire.config.files.wrappers import is_wrapper, lift, lifted_overrides
 from quire.config.reading import read, read_count, read_positive
 from quire.config.rope import ROPE_KEYS, read_rope
 from quire.config.transformers_models import fallback_config, implementation
-from quire.config.wrappers import is_wrapper, lift, lifted_overrides
 from quire.foundation.errors import ConfigError
 from quire.foundation.json_file import read_json_object, shown
 
@@ -129,7 +129,10 @@ def read_hf_config(
 
 
 def config_file(folder: Path, form: str = "auto") -> tuple[dict[str, Any], bool]:
-    """What config.json holds, or would hold if params.json were one; and whether it is the latter."""
+    """What config.json holds, or would hold if params.json were one; and whether it is the latter.
+
+    form: "hf" reads the first, "mistral" the other, "auto" the first of them that is there.
+    """
     if form == "mistral" or (form == "auto" and not (folder / "config.json").exists() and (folder / PARAMS).exists()):
         return config_of(read_json_object(folder / PARAMS, "model")), True
     return read_json_object(folder / "config.json", "model"), False

@@ -49,8 +49,8 @@ class ModelInfo:
     unknown_keys: tuple[str, ...] = ()  # of config.json, that mean nothing
     sees_both_ways: bool = False  # a decoder whose tokens attend to those behind them too: it only pools
     quantization: dict[str, Any] = field(default_factory=dict)  # of the checkpoint (config/quantization.py); {}: none
-    wrapper: str = ""  # the architecture whose text part this is (config/wrappers.py)
-    is_mistral: bool = False  # its files are of Mistral's own form (config/mistral_format.py)
+    wrapper: str = ""  # the architecture whose text part this is (config/files/wrappers.py)
+    is_mistral: bool = False  # its files are of Mistral's own form (config/files/mistral_format.py)
     family: str = ""  # name of the user's own family that builds it; "": one of those that come with Quire
     impl: str = ""  # "transformers": no family builds it; see config/transformers_models.py
     runs_code: bool = False  # that comes with the checkpoint

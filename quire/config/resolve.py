@@ -12,6 +12,7 @@ from typing import Literal
 from quire.config.attention import check_attention_backend
 from quire.config.devices import resolve_device, runs_on_cpu
 from quire.config.engine import EngineConfig
+from quire.config.files.tokenizer_files import tokenizer_folder
 from quire.config.hardware import Hardware
 from quire.config.logits_processors import processor_classes
 from quire.config.model import ModelConfig
@@ -21,7 +22,6 @@ from quire.config.quantization import check_quantization, resolve_quantization
 from quire.config.ranks import check_ranks
 from quire.config.runtime import RuntimeConfig
 from quire.config.speculative import SpeculativeConfig
-from quire.config.tokenizer_files import tokenizer_folder
 from quire.config.transformers_models import TRANSFORMERS
 from quire.foundation.errors import ConfigError
 

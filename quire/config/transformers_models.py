@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from quire.config.families import Family, family_of
+from quire.config.files.wrappers import is_wrapper, lift
 from quire.config.reading import read_count, read_positive
 from quire.config.rope import check_rope, context_length
-from quire.config.wrappers import is_wrapper, lift
 from quire.foundation.errors import ConfigError
 from quire.foundation.json_file import shown
 

@@ -1,7 +1,7 @@
 """Tokenizers that come without tokenizer.json, turned into one: the process that does it.
 
 Each in a fork with limits to time and memory, which can write no file and reach no network: what it makes goes back
-through a pipe (`quire/config/tokenizer_files.py` asks, and keeps it).
+through a pipe (`quire/config/files/tokenizer_files.py` asks, and keeps it).
 """
 
 from __future__ import annotations

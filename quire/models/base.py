@@ -196,6 +196,7 @@ class Decoder(nn.Module):
     graph_support = True  # its steps may be captured in CUDA graphs
     is_foreign = False  # somebody else's code, which may do what graphs and rehearsals do not allow
     group: Group | None = None  # of ranks that share it
+    file_name: Callable[[str], str | None] = str
     hidden: int
     num_heads: int
     scores: list[Scores]  # of attention, by group
@@ -308,7 +309,6 @@ class DecoderStack(Decoder):
         self.sizes = sizes
         self.hidden, self.num_heads = sizes.hidden, sizes.heads
         self.naming, self._logits = naming or Naming(), logits or Logits()
-        self.file_name: Callable[[str], str | None] = str
         self.embed_tokens = Embedding(sizes.vocab, sizes.hidden, scale=embedding_scale)
         self.embed_positions = Embedding(positions[0], sizes.hidden) if positions else None
         self.embed_norm = embed_norm

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from quire.config import mistral_format, wrappers
 from quire.config.families import family_of, own_family
+from quire.config.files import mistral_format, wrappers
 from quire.config.model_info import ModelInfo
 from quire.config.pooler import PoolerConfig
 from quire.distributed.group import Group

@@ -15,8 +15,8 @@ import transformers
 from mistral_common.protocol.instruct.request import ChatCompletionRequest
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
-from quire.config import tokenizer_files
-from quire.config.tokenizer_files import tokenizer_folder
+from quire.config.files import tokenizer_files
+from quire.config.files.tokenizer_files import tokenizer_folder
 from quire.conversion.job import Job
 from quire.conversion.tokenizers import convert
 from quire.foundation.errors import ConfigError

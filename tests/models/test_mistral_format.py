@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire.config.engine import EngineConfig
-from quire.config.mistral_format import config_of, decoders_name
+from quire.config.files.mistral_format import config_of, decoders_name
 from quire.config.model_info import check_architecture, read_model_info
 from quire.config.resolve import resolve
 from quire.foundation.errors import ConfigError

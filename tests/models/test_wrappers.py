@@ -12,9 +12,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from quire.config.files.wrappers import DECODERS, DEFAULTS, WRAPPERS, decoders_name
 from quire.config.hf_config import hf_config
 from quire.config.model_info import check_architecture, read_model_info
-from quire.config.wrappers import DECODERS, DEFAULTS, WRAPPERS, decoders_name
 from quire.foundation.errors import ConfigError
 from tests.models import checkpoints
 from tests.models.paged import PagedRows

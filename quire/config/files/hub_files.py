@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.config.checkpoint_files import Stored
+from quire.config.files.checkpoint_files import Stored
 from quire.config.model import ModelConfig
 
 
