@@ -200,7 +200,6 @@ class Decoder(nn.Module):
     hidden: int
     num_heads: int
     scores: list[Scores]  # of attention, by group
-    file_name: Callable[[str], str | None]  # what the model's own checkpoint would call a file's tensor
     layer_groups: list[int]
     _keeps: list[Keeps]  # by group
 
