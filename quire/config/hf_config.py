@@ -61,15 +61,15 @@ HARMLESS = _words(
 ELSEWHERE = _words(
     """
     add_swa_attention_sink_bias alibi attention_chunk_size attention_multiplier attn_logit_softcapping
-    attn_output_gate block_configs clip_qkv dim_model_base embedding_multiplier final_logit_softcapping
-    interleaved_sliding_window kv_lora_rank layer_types llama_4_scaling logit_scale logits_scaling multi_query
-    mlp_layer_types n_routed_experts new_decoder_architecture no_rope_layer_interval no_rope_layers num_experts
-    num_kv_shared_layers
-    num_local_experts parallel_attn per_layer_config pruned_heads q_lora_rank qk_layernorm
-    query_pre_attn_scalar residual_multiplier rope_interleaved rope_local_base_freq rope_ratio rotary_dim rotary_pct
-    scale_attn_by_inverse_layer_idx scale_depth scale_emb sliding_window sliding_window_pattern swiglu_limit
-    text_config use_bidirectional_attention use_dynamic_ntk use_logn_attn use_parallel_residual use_post_norm
-    use_qk_norm word_embed_proj_dim
+    attn_output_gate block_configs clip_qkv dim_model_base dual_chunk_attention_config embedding_multiplier
+    final_logit_softcapping interleaved_sliding_window kv_lora_rank layer_types llama_4_scaling logit_scale
+    logits_scaling mlp_layer_types multi_query n_routed_experts new_decoder_architecture no_rope_layer_interval
+    no_rope_layers num_experts num_kv_shared_layers num_local_experts parallel_attn per_layer_config
+    pruned_heads q_lora_rank qk_layernorm query_pre_attn_scalar residual_multiplier rope_interleaved
+    rope_local_base_freq
+    rope_ratio rotary_dim rotary_pct scale_attn_by_inverse_layer_idx scale_depth scale_emb sliding_window
+    sliding_window_pattern swiglu_limit text_config use_bidirectional_attention use_dynamic_ntk use_logn_attn
+    use_parallel_residual use_post_norm use_qk_norm word_embed_proj_dim
     """
 )
 # Of decoders that were made encoders. Those that generate are refused later (`resolve.py`).
@@ -111,9 +111,10 @@ class HFConfig:
 
 
 def read_hf_config(
-    folder: Path, overrides: Mapping[str, Any], impl: str = "auto", *, trusted: bool = False, form: str = "auto"
+    folder: Path, overrides: Mapping[str, Any], impl: str = "auto", form: str = "auto", *, trusted: bool = False
 ) -> HFConfig:
-    """impl, trusted: the options model_impl and trust_remote_code. form: as `config_file` takes it.
+    """impl, trusted: the options model_impl and trust_remote_code. form: "hf" reads config.json, "mistral" params.json,
+    "auto" the first that is there.
 
     Raises ConfigError naming the key that is missing, not of its type, out of range or not supported.
     """
@@ -121,8 +122,10 @@ def read_hf_config(
     name = f"{folder}/{PARAMS if is_mistral else 'config.json'}"
     given = {**file, **overrides}
     architecture = architecture_of(given, name)
-    if is_mistral or not implementation(given, architecture, impl, trusted=trusted):
+    if not implementation(given, architecture, impl, trusted=trusted):
         return replace(hf_config(file, overrides, name), is_mistral=is_mistral)
+    if is_mistral:
+        raise ConfigError(f"{name} is of Mistral's own form, which model_impl=transformers does not read", "model_impl")
     family, values = fallback_config(given, architecture, name)
     return HFConfig(family=family, architecture=architecture, values=values, unknown=(), given=given)
 

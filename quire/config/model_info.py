@@ -57,13 +57,10 @@ class ModelInfo:
 
 
 def check_architecture(
-    folder: Path, overrides: Mapping[str, Any], impl: str = "auto", *, trusted: bool = False, form: str = "auto"
+    folder: Path, overrides: Mapping[str, Any], impl: str = "auto", form: str = "auto", *, trusted: bool = False
 ) -> None:
     """From config.json alone, before anything else is looked at. Raises ConfigError for one that nothing builds."""
-    file, is_mistral = config_file(folder, form)
-    config = {**file, **overrides}
-    if is_mistral:
-        impl = "quire"
+    config = {**config_file(folder, form)[0], **overrides}
     implementation(config, architecture_of(config, f"{folder}/config.json"), impl, trusted=trusted)
 
 
@@ -72,17 +69,16 @@ def read_model_info(
     overrides: Mapping[str, Any],
     generation_config: str = "auto",
     impl: str = "auto",
+    form: str = "auto",
     *,
     trusted: bool = False,
-    form: str = "auto",
 ) -> ModelInfo:
-    """Read `path`/config.json, or what stands for it, and generation_config.json.
-
-    impl, trusted: the options model_impl, trust_remote_code. form: as `config_file` takes it.
+    """Read `path`/config.json, or what stands for it, and generation_config.json. impl, form, trusted: see
+    `read_hf_config`.
 
     Raises ConfigError naming file and key for what is missing, of the wrong type, out of range or not supported.
     """
-    config = read_hf_config(path, overrides, impl, trusted=trusted, form=form)
+    config = read_hf_config(path, overrides, impl, form, trusted=trusted)
     through = config.family.name == TRANSFORMERS
     generation, generation_file = read_generation_config(generation_config, path)
     values, vocab_size = config.values, config.values["vocab_size"]

@@ -151,6 +151,8 @@ def _classifying(
     returned: tuple[int, ...],
 ) -> PoolerConfig:
     folder, text, architecture = Path(info.path), info.hf_config, info.architecture
+    if "Bidirectional" in architecture and text.get("temperature") not in (None, 1):  # of the logits, in such models
+        raise ConfigError(f"config.json: temperature={shown(text['temperature'])} is not supported", "temperature")
     is_reward, is_process = "Reward" in architecture, "ProcessReward" in architecture
     labels: tuple[str, ...] = tuple(f"TOKEN_{token}" for token in returned) or _labels(text)
     if label_tokens is not None or (is_reward and not is_process):

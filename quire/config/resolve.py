@@ -69,8 +69,8 @@ def resolve(config: EngineConfig, *, serving: bool = False, hardware: Hardware |
         check_quantization(config.model.quantization)
     given = config.model
     info = read_model_info(
-        locate_model(given), given.hf_overrides, given.generation_config, given.model_impl,
-        trusted=given.trust_remote_code, form=given.form,
+        locate_model(given), given.hf_overrides, given.generation_config, given.model_impl, given.form,
+        trusted=given.trust_remote_code,
     )  # fmt: skip
     method = resolve_quantization(config.model.quantization, info.quantization)
     if info.is_mistral and given.load_format == "pt":
@@ -242,8 +242,9 @@ def _download(model: ModelConfig, wanted: Part) -> Path:
     try:
         if wanted == "all":  # what cannot run is not downloaded
             folder = fetch("config.json", "params.json")
-            trusted = model.trust_remote_code
-            check_architecture(folder, model.hf_overrides, model.model_impl, trusted=trusted, form=model.form)
+            check_architecture(
+                folder, model.hf_overrides, model.model_impl, model.form, trusted=model.trust_remote_code
+            )
             if model.form != "mistral" and (folder / "config.json").exists():
                 ignored.append("consolidated*")  # the same weights once more
         return fetch("*.json") if wanted == "config" else fetch(*patterns)

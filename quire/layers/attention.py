@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
-from quire.attention.base import ALIKE, AttentionBackend, PerHead, Scores
+from quire.attention.base import ALIKE, AttentionBackend, PerHead, PromptAttention, Scores
 from quire.attention.context import LayerCache, StepContext
 from quire.distributed.topology import Topology
 from quire.foundation.errors import ConfigError
@@ -156,7 +156,7 @@ class Attention(SelfAttention):
         y: torch.Tensor = self.o_proj(attended, residual=residual)
         return y
 
-    def _place(self, ctx: StepContext) -> tuple[LayerCache, QkvTarget, AttentionBackend, Any]:
+    def _place(self, ctx: StepContext) -> tuple[LayerCache, QkvTarget, AttentionBackend | PromptAttention, Any]:
         """Its cache, where queries, keys and values go, and what attends, with its plan."""
         cache, group = ctx.caches[self.index], ctx.groups[self.group]
         assert isinstance(cache, LayerCache)

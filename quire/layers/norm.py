@@ -35,12 +35,9 @@ class RMSNorm(nn.Module):
 class UnitNorm(RMSNorm):
     """An RMS norm without weights, for those who know of such with weights: these are 1."""
 
-    weight: torch.Tensor
-
     def __init__(self, size: int, eps: float) -> None:
         super().__init__(size, eps)
-        del self.weight
-        self.register_buffer("weight", torch.ones(size), persistent=False)
+        self.weight.data.fill_(1)
 
     def stored(self, name: str) -> Iterator[Target]:  # noqa: ARG002 (checkpoints have nothing of it)
         yield from ()

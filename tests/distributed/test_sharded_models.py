@@ -75,7 +75,8 @@ SHARED = [name for name, family in families().items() if family.shared and name 
 
 
 @pytest.mark.parametrize(
-    "some", [["gemma2", "phi3", "gpt2"], pytest.param([*SHARED, "glm4", "stablelm-parallel"], marks=pytest.mark.long)]
+    "some",
+    [["gemma2", "phi3", "gpt2", "bloom"], pytest.param([*SHARED, "glm4", "stablelm-parallel"], marks=pytest.mark.long)],
 )
 def test_families_of_dense_decoders(some: list[str], tmp_path: Path) -> None:
     """Stacked, by heads, turned round, side by side, normed behind the sum of ranks."""

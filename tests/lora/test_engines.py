@@ -58,11 +58,10 @@ def requests(tmp_path: Path) -> list[LoRARequest | None]:
     "options",
     [
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "policy": "always"}},
-        {"tensor_parallel_size": 2},
-        {"preempt_every_step": True, "debug": True},
-        {"device": "torch:cpu"},
+        pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.long),
+        pytest.param({"preempt_every_step": True, "debug": True}, marks=pytest.mark.long),
+        pytest.param({"device": "torch:cpu"}, marks=pytest.mark.long),
     ],
-    ids=lambda options: next(iter(options)),
 )
 def test_the_same_answers_however_they_are_made(
     options: dict[str, Any], base: Path, requests: list[LoRARequest | None]

@@ -68,6 +68,11 @@ and gemma2. On a GPU none of it has run yet.
 | Class | Config, beside sizes | Difference |
 |---|---|---|
 """
+NOTES = """
+Slopes are of ALiBi: a bias linear in how far away a token is. transformers rounds Falcon's to bfloat16 position by
+position, which is not done here. Of sinks, slopes, chunks and experts with biases nothing has run on a GPU yet: their
+kernels are compared with plain torch in Triton's interpreter, and compiled.
+"""
 NOT_YET = """
 ## States
 
@@ -80,8 +85,8 @@ transformers.
 
 Nemotron-H's layers of experts, which have no gate: a config that has some is refused by name.
 
-Positions by a bias on scores (ALiBi: BLOOM, MPT, Falcon RW, Baichuan 13B): attention has no such term. Attention to
-tokens that an indexer chooses (DeepSeek-V3.2, GLM-5). A config that asks for one is refused by name.
+Dual chunk attention (Qwen2.5-1M: `dual_chunk_attention_config`). Attention to tokens that an indexer chooses
+(DeepSeek-V3.2, GLM-5). A config that asks for one is refused by name.
 """
 
 
@@ -108,7 +113,7 @@ def render(differences: dict[str, str]) -> str:
         f"{differences.get(checkpoints.class_name(made), '-')} |\n"
         for made, config in FALLBACK.values()
     )
-    return HEAD + "\n".join(rows) + "\n" + FOOT + "\n".join(encoders) + "\n" + through + NOT_YET
+    return HEAD + "\n".join(rows) + "\n" + NOTES + FOOT + "\n".join(encoders) + "\n" + through + NOT_YET
 
 
 def _is_encoder(family: Family) -> bool:

@@ -60,6 +60,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"rope_parameters": {**SECTIONS, "mrope_section": [1, 1, 1], "partial_rotary_factor": 0.5}, "head_dim": ...},
         QWEN, {},
     ),
+    "Llama4": (
+        {
+            "head_dim": 16, "num_local_experts": 4, "intermediate_size_mlp": 56, "attention_chunk_size": 12,
+            "no_rope_layers": [1, 0, 1], "interleave_moe_layer_step": 2,
+        },
+        {**VISION, "vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32}, {},
+    ),
 }  # fmt: skip
 
 

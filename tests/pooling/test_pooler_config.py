@@ -90,6 +90,12 @@ def test_what_makes_probabilities(config: dict[str, Any], activation: str, tmp_p
     assert found.activation == activation
 
 
+def test_logits_that_are_divided_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"temperature=0\.2 is not supported"):
+        pooler(tmp_path, "LlamaBidirectionalForSequenceClassification", temperature=0.2)
+    assert pooler(tmp_path, "LlamaBidirectionalForSequenceClassification", temperature=1.0) is not None
+
+
 def test_a_reranker_by_its_next_token(tmp_path: Path) -> None:
     """sentence-transformers' word for it."""
     sentence_transformers(tmp_path, "LogitScore")

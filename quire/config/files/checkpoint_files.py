@@ -33,7 +33,7 @@ class Stored:
 
 
 def stored_in(folder: Path, *, is_mistral: bool = False) -> Stored:
-    """Of a local checkpoint, in Hugging Face's form or Mistral's; files that its index names and that are not there, or
+    """Of a local checkpoint, in Hugging Face's form or Mistral's. Files that its index names and that are not there, or
     cannot be read, are problems."""
     names, problems = _names(folder, "consolidated" if is_mistral else "model")
     numbers: Counter[str] = Counter()

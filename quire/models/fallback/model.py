@@ -35,7 +35,7 @@ class TransformersModel(Decoder):
 
     def __init__(self, causal: Any, max_positions: int, vocab_size: int) -> None:
         super().__init__()
-        self.causal = causal
+        self.causal, self.file_name = causal, str
         self.name = type(causal).__name__
         self._max_positions, self._vocab_size = max_positions, vocab_size
         self._device = next(causal.parameters()).device
