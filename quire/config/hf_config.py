@@ -124,6 +124,8 @@ def read_hf_config(
     architecture = architecture_of(given, name)
     if not implementation(given, architecture, impl, trusted=trusted):
         return replace(hf_config(file, overrides, name), is_mistral=is_mistral)
+    if is_mistral:
+        raise ConfigError(f"{name} is of Mistral's own form, which model_impl=transformers does not read", "model_impl")
     family, values = fallback_config(given, architecture, name)
     return HFConfig(family=family, architecture=architecture, values=values, unknown=(), given=given)
 

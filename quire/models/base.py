@@ -196,7 +196,7 @@ class Decoder(nn.Module):
     graph_support = True  # its steps may be captured in CUDA graphs
     is_foreign = False  # somebody else's code, which may do what graphs and rehearsals do not allow
     group: Group | None = None  # of ranks that share it
-    file_name: Callable[[str], str | None] = str
+    file_name: Callable[[str], str | None] = str  # what the model's own checkpoint would call a file's tensor
     hidden: int
     num_heads: int
     scores: list[Scores]  # of attention, by group

@@ -152,3 +152,9 @@ def test_names_of_the_vision_part_are_left_out() -> None:
     assert decoders_name("patch_merger.merging_layer.weight") is None
     assert decoders_name("layers.3.attention.wo.weight") == "model.layers.3.self_attn.o_proj.weight"
     assert decoders_name("layers.3.unheard_of.weight") == "model.layers.3.unheard_of.weight"
+
+
+def test_transformers_does_not_read_it(tmp_path: Path) -> None:
+    (tmp_path / "params.json").write_text(json.dumps(PARAMS))
+    with pytest.raises(ConfigError, match="which model_impl=transformers does not read"):
+        read_model_info(tmp_path, {}, impl="transformers")
