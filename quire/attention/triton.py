@@ -33,6 +33,8 @@ def refuses_device(spec: AttentionSpec) -> str | None:
         return "needs the platform cuda: this one is plain torch"
     if torch.cuda.get_device_capability(spec.device) < (8, 0):
         return f"needs compute capability 8.0, {torch.cuda.get_device_name(spec.device)} has less"
+    if spec.dtype not in DTYPES:
+        return f"dtype {spec.dtype} is none of {', '.join(map(str, DTYPES))}"
     if spec.kv_dtype != spec.dtype:
         needed = FP8_CAPABILITY.get(spec.kv_dtype)
         if needed is None or torch.cuda.get_device_capability(spec.device) < needed:
@@ -67,8 +69,6 @@ class TritonAttention:
     def refuses(spec: AttentionSpec) -> str | None:
         if (reason := refuses_device(spec)) is not None:
             return reason
-        if spec.dtype not in DTYPES:
-            return f"dtype {spec.dtype} is none of {', '.join(map(str, DTYPES))}"
         if spec.value_dim:
             return "latent rows, which are keys and values at once, are for triton_mla"
         if spec.head_dim > MAX_HEAD_DIM:
