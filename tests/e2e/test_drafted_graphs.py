@@ -37,9 +37,9 @@ class SlowDraftedAttention(SlowAttention):
     ) -> torch.Tensor:
         if plan.first_lens is None:
             return super().run(q, cache, plan, scale, heads)
-        heads, kv_heads, dim = q.shape[1], cache.k.shape[1], q.shape[2]
+        count, kv_heads, dim = q.shape[1], cache.k.shape[1], q.shape[2]
         schedule = paged_attention.decode_schedule(
-            plan.seats, plan.seq_lens, heads, kv_heads, dim, q.dtype, self.scores,
+            plan.seats, plan.seq_lens, count, kv_heads, dim, q.dtype, self.scores,
             drafted=(plan.num_queries, plan.first_lens),
         )  # fmt: skip
         return paged_attention.decode(

@@ -34,13 +34,15 @@ def test_weights_stream_through_shared_memory_to_the_matrix_units(rows: int, gat
     types: dict[str, str] = {
         "x_ptr": "*bf16", "x_desc": "*bf16" if gated else f"tensordesc<bf16[{rows}, {how.block_k}]>",
         "weight_ptr": "*bf16", "weight_desc": f"tensordesc<bf16[{how.block_n}, {how.block_k}]>", "scale_ptr": "*fp32",
+        "bias_ptr": "*bf16",
         "share_ptr": "*fp32", "out_ptr": "*bf16", "order_ptr": "*i32", "tiles_ptr": "*i32", "num_choices": "i32",
         "most": "i32", "num_lines": "i32", "x_stride": "i32",
     }  # fmt: skip
     constants: dict[str, Any] = {
         "N": inner if gated else hidden, "K": hidden if gated else inner, "TOP_K": 8, "ROWS": rows,
         "BLOCK_N": how.block_n, "BLOCK_K": how.block_k, "STAGES": how.stages, "TALL": how.tall, "GATED": gated,
-        "SCALED": False, "BULK": True, "PRECISION": "tf32", "PDL": True,
+        "SCALED": False, "BIAS": False, "ALPHA": 1.0, "LIMIT": 0.0, "SHIFT": 0.0, "BULK": True, "PRECISION": "tf32",
+        "PDL": True,
     }  # fmt: skip
     names = _grouped_kernel.arg_names
     source = ASTSource(

@@ -11,6 +11,7 @@ import torch
 
 from quire.kernels import drafts
 from quire.kernels.attention import paged, prompt, qkv, rope
+from quire.kernels.attention.latent import rope_write
 from quire.kernels.attention.scores import Scores
 from quire.kernels.dispatch import INTERPRETED, plain_torch
 from quire.kernels.draft_state import DraftBuffers, DraftState
@@ -284,6 +285,16 @@ def mixed(device: torch.device) -> Results:
     return [routes.experts, routes.weights, found, gate.sigmoid_gate(random(device, 9, 64), x, random(device, 1, 64))]
 
 
+def latent_turned(device: torch.device) -> Results:
+    """Queries and the one row that a token keeps, of which the last columns turn."""
+    q, rows = random(device, 5, 3, 16), random(device, 5, 48)
+    out, cache = torch.zeros_like(q), torch.zeros(4, 1, 16, 48, dtype=NARROW, device=device)
+    norm, angles = (random(device, 32), 1e-6), random(device, 20, 16, dtype=torch.float32)
+    positions, slots = ints([0, 7, 3, 19, 2], device), ints([17, 40, 18, 16, 63], device)
+    rope_write(q, rows, out, norm, angles, positions, slots, cache, False)
+    return [out, cache]
+
+
 def adapted(device: torch.device) -> Results:
     ends, made = (40, 64), [random(device, 2, 32, 96), random(device, 2, 64, 16), random(device, 2, 64).float()]
     blocks = ints(blocks_of(ends), device)
@@ -330,7 +341,7 @@ CASES: dict[Callable[[torch.device], Results], tuple[str, ...]] = {
     proposed: ("propose_ngram",), sampled: ("sample",), penalized: ("penalize",),
     moved_on: ("causal_conv", "ssd", "selective_scan", "gated_delta"),
     activated: ("silu_and_mul", "gelu_tanh_and_mul", "softcap_"), mixed: ("route", "add_experts", "sigmoid_gate"),
-    adapted: ("add_low_rank", "expand"),
+    adapted: ("add_low_rank", "expand"), latent_turned: ("rope_write",),
 }  # fmt: skip
 # References; on a device `SDPAttention` takes the place of the first three, and experts and adapters come one after
 # another.
