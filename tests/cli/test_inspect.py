@@ -155,7 +155,11 @@ def test_a_model_of_the_hub_is_judged_by_a_few_kilobytes(hub: dict[str, str]) ->
         "print([m for m in ('torch', 'transformers') if m in sys.modules], file=sys.stderr); sys.exit(code)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env={**os.environ, **hub}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "0", **hub},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr.splitlines()[-1] == "[]"
