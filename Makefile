@@ -9,7 +9,7 @@ LITELLM_VERSION := 1.106.2
 AGENTS := @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0
 .DELETE_ON_ERROR:
 unexport PYTHONDONTWRITEBYTECODE  # some hundred processes start below; each would compile all it imports
-.PHONY: demo test test-long test-gateways test-gpu bench-gpu bench-serve bench-cpu docs lint clean
+.PHONY: demo test test-long test-gateways test-gpu bench-gpu bench-serve bench-cpu docs site vendor lint lock release clean
 
 # A Python that already has a torch keeps it (system site packages): nothing may replace a CUDA build.
 $(VENV)/.ready: pyproject.toml
@@ -22,7 +22,7 @@ $(VENV)/.ready: pyproject.toml
 		$(BIN)/python -c 'import torch' 2>/dev/null || { echo "installing $(TORCH)"; $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile "$(TORCH)"; }; \
 	fi
 	@echo "installing Quire"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -e '.[server,test]'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -e '.[test]'
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true
 	@touch $@
 
@@ -37,11 +37,11 @@ $(VENV)/.embedder: $(VENV)/.ready
 	@touch $@
 
 test: $(VENV)/.embedder
-	@$(BIN)/python -m pytest -m "not gpu and not long" -n $(WORKERS) --dist loadfile tests
+	@$(BIN)/python -m pytest -m "not gpu and not long" -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests
 
 # The whole of what `make test` samples.
 test-long: $(VENV)/.embedder
-	@QUIRE_TRACES=100000 QUIRE_WHOLE_SWEEPS=1 $(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) --dist loadfile tests
+	@QUIRE_TRACES=100000 QUIRE_WHOLE_SWEEPS=1 $(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests
 
 # LiteLLM's pins clash with everybody's: it gets an environment of its own (0.8 GB, a minute or two). So do the coding
 # agents (0.6 GB), where npm is.
@@ -72,8 +72,34 @@ docs: $(VENV)/.ready
 	@$(BIN)/python docs/generate.py
 	@$(BIN)/python -m tests.models.table
 
+# The documentation as a site in build/site. A link that leads nowhere fails (not so with --quiet).
+site: $(VENV)/.ready docs
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -e '.[docs]'
+	@$(BIN)/python -m mkdocs build --strict
+
+# What is checked is said in .pre-commit-config.yaml alone, for commits and for this.
 lint: $(VENV)/.ready
-	@$(BIN)/python -m ruff check . && $(BIN)/python -m ruff format --check . && $(BIN)/python -m mypy
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pre_commit run --all-files --show-diff-on-failure
+
+# Versions of what is installed here, for whoever wants the same.
+lock: $(VENV)/.ready
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -e '.[test,docs]'
+	@$(BIN)/python deploy/lock.py > requirements-dev.lock
+
+release: $(VENV)/.ready
+	@deploy/release.sh
+
+# The dashboard's libraries, and what its tests look with: as their makers publish them, with their licences.
+STATIC := quire/server/dashboard/static/vendor
+vendor:
+	@folder=$$(mktemp -d) && cd $$folder && npm pack --silent uplot@1.6.32 markdown-it@14.3.3 axe-core@4.14.1 >/dev/null \
+		&& for file in *.tgz; do mkdir $${file%.tgz} && tar xzf $$file -C $${file%.tgz}; done && cd - >/dev/null \
+		&& cp $$folder/uplot-*/package/dist/uPlot.iife.min.js $$folder/uplot-*/package/dist/uPlot.min.css $(STATIC)/ \
+		&& cp $$folder/uplot-*/package/LICENSE $(STATIC)/uPlot.LICENSE.txt \
+		&& sed '/^..# sourceMappingURL/d' $$folder/markdown-it-*/package/dist/markdown-it.min.js > $(STATIC)/markdown-it.min.js \
+		&& cp $$folder/markdown-it-*/package/LICENSE $(STATIC)/markdown-it.LICENSE.txt \
+		&& cp $$folder/axe-core-*/package/axe.min.js tests/browser/vendor/ \
+		&& cp $$folder/axe-core-*/package/LICENSE tests/browser/vendor/axe.LICENSE.txt && rm -r $$folder
 
 clean:
 	rm -rf $(VENV) $(GATEWAYS) build *.egg-info

@@ -44,6 +44,8 @@ ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/me
 class NullClient:
     """An engine client whose requests get their tokens at `rate` a second in all, from no engine."""
 
+    owns_engine = True
+
     def __init__(self, info: EngineInfo, rate: float) -> None:
         self.info = info
         self.last_heard = time.monotonic()

@@ -4,7 +4,9 @@ T1, T1b, T4 clock one `generate` call, requests handed over included, at tempera
 T2 is (a run of 256 tokens less a run of 1 token on other prompts) / 255, median of three.
 "steps=1,2,…" is the same for these batches with 64-token prompts and 128 or 48 tokens each, the better of two runs.
 T3 is the median of five calls (three for the large one). All requests ignore the end token.
-With the option tensor_parallel_size=N above 1 a row's case begins with "tp=N,", and floors are those of N GPUs.
+With several ranks a row's case begins with how they share the model: "tp=2,", "pp=2,", "tp=2,pp=2,", or "ep=2," where
+they have whole experts. Floors are then those of as many GPUs, but for a step's time in stages, which are one behind
+the other. "T2=1,16" is T2 of these batches alone.
 """
 
 from __future__ import annotations
@@ -28,7 +30,13 @@ class Bench:
         from quire import LLM
 
         self.model = model
-        self.ranks = int(options.get("tensor_parallel_size", 1))  # type: ignore[call-overload]
+        width, self.stages = (
+            int(options.get(f"{kind}_parallel_size", 1))  # type: ignore[call-overload]
+            for kind in ("tensor", "pipeline")
+        )
+        self.ranks = width * self.stages
+        parts = {"ep" if options.get("enable_expert_parallel") else "tp": width, "pp": self.stages}
+        self.layout = "".join(f"{kind}={count}," for kind, count in parts.items() if count > 1)
         folder = workloads.write_model_dir(model, Path(tempfile.mkdtemp()) / model)
         self.flops = peers.MATMUL_FLOPS
         if (quantization := workloads.quantization_of(model)) is not None:
@@ -38,8 +46,11 @@ class Bench:
 
     def emit(self, test: str, case: str, metric: str, value: float, unit: str, floor: float | None = None) -> None:
         if self.ranks > 1:  # ranks share bytes and operations
-            case = f"tp={self.ranks},{case}"
-            floor = floor and (floor / self.ranks if metric.endswith(("ms", "seconds")) else floor * self.ranks)
+            case, one_by_one = f"{self.layout}{case}", metric == "step_ms"
+            if floor and metric.endswith(("ms", "seconds")):
+                floor /= self.ranks // self.stages if one_by_one else self.ranks
+            elif floor:
+                floor *= self.ranks
         row = Row(test, self.model, case, metric, round(value, 4), unit, floor and round(floor, 4))
         print("ROW " + json.dumps(row.__dict__), flush=True)
 
@@ -89,8 +100,8 @@ class Bench:
             floor = sum(workloads.decode_bytes(self.model, batch, 64 + count // 2)) / peers.COPY_BYTES_PER_S * 1e3
             self.emit("steps", f"batch={batch}", "step_ms", min(times), "ms", floor)
 
-    def t2(self) -> None:
-        for batch in workloads.T2_BATCHES:
+    def t2(self, batches: str = "") -> None:
+        for batch in map(int, batches.split(",")) if batches else workloads.T2_BATCHES:
             steps = []
             for round_ in range(3):
                 short = [(ids, 1) for ids, _ in workloads.t2(batch, 100 + round_)]
@@ -125,7 +136,10 @@ class Bench:
         if name == "steps":
             self.steps(case)
             return
-        {"T1": self.t1, "T1b": self.t1b, "T2": self.t2, "T3": self.t3, "T4": self.t4}[name]()
+        if name == "T2":
+            self.t2(case)
+            return
+        {"T1": self.t1, "T1b": self.t1b, "T3": self.t3, "T4": self.t4}[name]()
 
 
 def main() -> None:

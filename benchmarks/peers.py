@@ -1,4 +1,4 @@
-"""What two other engines did on the same work, on one H200 each, on 2026-11-21 (bf16, random weights).
+"""What two other engines did on the same work, on one H200 each, on 2026-11-21 and 22 (bf16, random weights).
 
 vLLM 0.26.0 (torch 2.11, FlashAttention 3, CUDA graphs, torch.compile, asynchronous scheduling) and
 SGLang 0.5.17 (torch 2.11, FlashAttention 3, overlap scheduling, radix cache), engine defaults. Ceilings of that
@@ -32,6 +32,19 @@ FIGURES: dict[tuple[str, str, str, str], tuple[float | None, float | None]] = {
     ("T3", "llama-3.1-8b", "1x8192", "ttft_ms"): (212.1, 218.1),
     ("T3", "llama-3.1-8b", "1x32768", "ttft_ms"): (1190.6, 1184.8),
     ("T3", "llama-3.1-8b", "16x4096", "ttft_ms"): (1590.7, 1584.3),
+    ("T1", "qwen3-30b-a3b", "round=0", "output_tok_s"): (5819, None),
+    ("T1", "qwen3-30b-a3b", "round=1", "output_tok_s"): (6146, None),
+    ("T1b", "qwen3-30b-a3b", "", "output_tok_s"): (7981, None),
+    ("T2", "qwen3-30b-a3b", "batch=1", "step_ms"): (4.12, None),
+    ("T2", "qwen3-30b-a3b", "batch=8", "step_ms"): (9.17, None),
+    ("T2", "qwen3-30b-a3b", "batch=64", "step_ms"): (17.7, None),
+    ("T3", "qwen3-30b-a3b", "1x1024", "ttft_ms"): (54, None),
+    ("T3", "qwen3-30b-a3b", "1x8192", "ttft_ms"): (155, None),
+    ("T3", "qwen3-30b-a3b", "1x32768", "ttft_ms"): (1099, None),
+    ("T3", "qwen3-30b-a3b", "16x4096", "prefill_tok_s"): (64200, None),
+    ("T4", "qwen3-30b-a3b", "round=1", "seconds"): (2.9, None),
+    ("T6", "qwen3-30b-a3b", "cold", "first_token_s"): (181, None),
+    ("T6", "qwen3-30b-a3b", "warm", "first_token_s"): (68, None),
     ("T4", "qwen3-0.6b", "round=0", "seconds"): (1.71, 1.59),
     ("T4", "qwen3-0.6b", "round=1", "seconds"): (1.72, 1.50),
     ("T4", "llama-3.1-8b", "round=0", "seconds"): (2.78, 2.68),

@@ -1,41 +1,61 @@
-"""Sums across ranks: our kernels against the library, by the size of the message.
+"""Sums across ranks: our kernels against the library, by the size of the message. And whole engines on one GPU and on
+several, one after another.
 
     python -m benchmarks.ranks [--ranks 2] [--hidden 4096]
+    python -m benchmarks.ranks --engines [--ranks 2] [--layouts one tp pp ep] [--seconds 560] [--out FOLDER]
 
-Each figure is µs a call inside a CUDA graph of 40, all ranks together, the median of 20 replays: `reduce_add` (which
-adds the residual too) by the kernel for few rows and by the one for many, and the library's all-reduce with an addition
-behind it. A step's two other meetings follow: the logits of some rows to the first rank, and its tokens to all.
+Of sums each figure is µs a call inside a CUDA graph of 40, all ranks together, the median of 20 replays: `reduce_add`
+(which adds the residual too) by the kernel for few rows, by the one for many and by the one that sends twice, and the
+library's all-reduce with an addition behind it. A step's two other meetings follow: the logits of some rows to the
+first rank, and its tokens to all.
+
+Engines are those of `benchmarks.gpu`, a process each: T1 and T2 of batch 1 of llama-3.1-8b on one GPU ("one"), with
+shared layers ("tp") and in stages ("pp"), and T1 of qwen3-30b-a3b on one and with spread experts ("ep"). What was
+measured is written after each engine; none is begun in the last of `--seconds` that the slowest so far took.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from functools import partial as bound
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from benchmarks import gpu, results_file
 
 if TYPE_CHECKING:
     from quire.distributed.group import Group
 
 CALLS, REPLAYS = 40, 20
 VOCAB = 128256
+DENSE, SPARSE = "llama-3.1-8b", "qwen3-30b-a3b"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--hidden", type=int, default=4096)
+    parser.add_argument("--engines", action="store_true", help="whole engines instead of sums")
+    parser.add_argument("--layouts", nargs="+", default=["one", "tp", "pp", "ep"], choices=["one", "tp", "pp", "ep"])
+    parser.add_argument("--models", nargs="+", default=[DENSE, SPARSE])
+    parser.add_argument("--seconds", type=float, default=560.0, help="that all engines together may take")
+    parser.add_argument("--out", type=Path, default=results_file.FOLDER)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--meeting", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank is not None:
         _rank(args.rank, args.ranks, args.hidden, args.meeting)
+        return
+    if args.engines:
+        _engines(args)
         return
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "benchmarks.ranks", "--ranks", str(args.ranks), "--hidden", str(args.hidden)]
@@ -45,6 +65,47 @@ def main() -> None:
         ]
         codes = [child.wait() for child in children]
     sys.exit(max(codes, key=abs))
+
+
+def _plan(models: list[str], layouts: list[str], ranks: int) -> list[tuple[str, str, dict[str, object], list[str]]]:
+    """(model, layout, options, tests), in the order of use: each model on one GPU first."""
+    options: dict[str, dict[str, object]] = {
+        "one": {},
+        "tp": {"tensor_parallel_size": ranks},
+        "pp": {"pipeline_parallel_size": ranks},
+        "ep": {"tensor_parallel_size": ranks, "enable_expert_parallel": True},
+    }
+
+    def of(model: str) -> list[tuple[str, str, dict[str, object], list[str]]]:
+        is_sparse = "a3b" in model
+        tests = ["T1"] if is_sparse else ["T1", "T2=1"]
+        kinds = ("one", "ep") if is_sparse else ("one", "tp", "pp")
+        return [(model, layout, options[layout], tests) for layout in kinds if layout in layouts]
+
+    return [one for model in models for one in of(model)]
+
+
+def _engines(args: argparse.Namespace) -> None:
+    rows: list[results_file.Row] = []
+    settings: dict[str, object] = {}
+    longest, began, device, path = 0.0, time.monotonic(), "gpu", None
+    command = " ".join(["python -m benchmarks.ranks", *sys.argv[1:]])
+    with tempfile.TemporaryDirectory() as cache:  # of kernels, which later engines find
+        for model, layout, options, tests in _plan(args.models, args.layouts, args.ranks):
+            left = args.seconds - (time.monotonic() - began)
+            if left < longest:
+                print(f"{model} {layout}: left out, {left:.0f} s are left", flush=True)
+                continue
+            before = time.monotonic()
+            found, facts = gpu.run_child(model, tests, Path(cache), json.dumps(options), left)
+            longest = max(longest, time.monotonic() - before)
+            rows += found
+            settings[f"{model} {layout}"] = {"options": options, **facts}
+            device = str(facts.get("device", device))
+            if rows:
+                path = results_file.write(rows, device, command, settings, args.out, part="ranks")
+    print(results_file.table(rows))
+    print(path)
 
 
 def _rank(rank: int, size: int, hidden: int, meeting: str) -> None:
@@ -68,11 +129,16 @@ def _sums(group: Group, hidden: int) -> None:
     from quire.kernels.triton import across_ranks
 
     peers = group.peers
-    _say(group, "rows", "KiB", "few", "many", "library")
+    _say(group, "rows", "KiB", "few", "many", "twice", "library")
     for rows in (1 << power for power in range(14)):
         partial, residual = (torch.zeros(rows, hidden, device=group.device).bfloat16() for _ in range(2))
         found: list[object] = [rows, rows * hidden * 2 // 1024]
-        for reduce, name in ((across_ranks.reduce_few, "few_rows"), (across_ranks.reduce_many, "many_rows")):
+        kinds = (
+            (across_ranks.reduce_few, "few_rows"),
+            (across_ranks.reduce_many, "many_rows"),
+            (bound(across_ranks.reduce_many, twice=True), "many_rows"),
+        )
+        for reduce, name in kinds:
             if peers is None or rows > getattr(peers.layout, name):
                 found.append("-")
             else:

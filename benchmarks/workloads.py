@@ -420,10 +420,28 @@ def _attention(model: str) -> tuple[int, int, int]:
     return weights, rank + rope, heads * (nope + rope + value)
 
 
+def _hybrid(model: str) -> tuple[float, int, int, float]:
+    """Of all layers of a model that has attention in some, state in some: weights, numbers kept of a token, the least
+    products that two tokens make, numbers of a row's state."""
+    c = config_of(model)
+    kinds = c["hybrid_override_pattern"]
+    (attention, kept, products), full = _attention(model), kinds.count("*")
+    heads, dim, groups, state = (c[k] for k in ("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size"))
+    inner = heads * dim
+    mamba = c["hidden_size"] * (2 * inner + 2 * groups * state + heads) + inner * c["hidden_size"]
+    feed_forward = 2 * c["hidden_size"] * c["intermediate_size"]
+    weights = full * attention + kinds.count("M") * mamba + kinds.count("-") * feed_forward
+    return weights, full * kept, full * products, kinds.count("M") * inner * state
+
+
 def decode_bytes(model: str, batch: int, context: int) -> tuple[int, int]:
     """(weight bytes, KV bytes) one decode step must read: every weight once, the head but not the embedding; of experts
-    those that the rows' tokens may be thought to hit."""
+    those that the rows' tokens may be thought to hit. A state is read and written, two bytes a number."""
     c = config_of(model)
+    if "hybrid_override_pattern" in c:
+        every, kept, _, state = _hybrid(model)
+        head = 2 * c["vocab_size"] * c["hidden_size"]
+        return int(2 * every) + head + int(4 * batch * state), batch * context * 2 * kept
     layers, (weights, kept, _) = c["num_hidden_layers"], _attention(model)
     layer = weights + int(_feed_forward(model, batch))
     moved = int(BYTES[quantization_of(model)] * layers * layer) + 2 * c["vocab_size"] * c["hidden_size"]
@@ -433,10 +451,13 @@ def decode_bytes(model: str, batch: int, context: int) -> tuple[int, int]:
 def prefill_flops(model: str, count: int, length: int) -> float:
     """Matrix and causal-attention operations of `count` prompts; the head once a prompt."""
     c = config_of(model)
-    layers, (weights, _, products) = c["num_hidden_layers"], _attention(model)
-    layer = weights + _feed_forward(model, 1)
-    attention = layers * 2 * products * length * length / 2
-    return count * (2 * layers * layer * length + attention + 2 * c["vocab_size"] * c["hidden_size"])
+    if "hybrid_override_pattern" in c:
+        every, _, all_products, _ = _hybrid(model)
+    else:
+        layers, (weights, _, products) = c["num_hidden_layers"], _attention(model)
+        every, all_products = layers * (weights + _feed_forward(model, 1)), layers * products
+    attention = 2 * all_products * length * length / 2
+    return count * (2 * every * length + attention + 2 * c["vocab_size"] * c["hidden_size"])
 
 
 def seconds_floor(
@@ -449,8 +470,9 @@ def seconds_floor(
     """
     weights, kv_token = decode_bytes(model, 1, 1)
     plain, _ = decode_bytes(model.partition("+")[0], 1, 1)  # of experts those that one token goes to
-    sparse = experts_of(model) is not None
-    products = _attention(model)[2] * config_of(model)["num_hidden_layers"]
+    hybrid = "hybrid_override_pattern" in config_of(model)
+    by_rows = hybrid or experts_of(model) is not None
+    products = _hybrid(model)[2] if hybrid else _attention(model)[2] * config_of(model)["num_hidden_layers"]
     own, outputs = np.array([prompt - shared for prompt, _ in requests]), np.array([output for _, output in requests])
     operations = sum(prefill_flops(model, 1, int(n)) + 2 * products * int(n) * shared for n in own)
     operations += prefill_flops(model, 1, shared) if shared else 0.0
@@ -458,7 +480,7 @@ def seconds_floor(
     for step in range(1, int(outputs.max())):  # the first token comes with the prompt
         going = outputs > step
         rows, contexts = int(going.sum()), int((own[going] + step).sum())
-        moved = (decode_bytes(model, rows, 1)[0] if sparse else weights) + kv_token * (contexts + shared)
+        moved = (decode_bytes(model, rows, 1)[0] if by_rows else weights) + kv_token * (contexts + shared)
         operations = plain * rows + 2 * products * (
             contexts + rows * shared
         )  # a plain weight: two bytes, two operations

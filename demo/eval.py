@@ -44,10 +44,20 @@ def evaluate(
     """Ask every held-out question; `generate` maps prompts to new tokens, in order, end markers optional."""
     scores = {}
     for skill in skills:
-        tasks = corpus.heldout(skill, per_skill, seed)
-        prompts = [tokenizer.encode(chat.prompt_text(t.messages, t.tools, t.thinking)).ids for t in tasks]
-        scores[skill] = _score(tasks, [tokenizer.decode(ids, skip_special_tokens=True) for ids in generate(prompts)])
+        scores |= evaluate_at_once(generate, tokenizer, per_skill, seed, [skill])
     return scores
+
+
+def evaluate_at_once(
+    generate: Generate, tokenizer: Tokenizer, per_skill: int, seed: int, skills: Sequence[str]
+) -> dict[str, Score]:
+    """The same with the questions of all skills in one call."""
+    tasks = [task for skill in skills for task in corpus.heldout(skill, per_skill, seed)]
+    prompts = [tokenizer.encode(chat.prompt_text(t.messages, t.tools, t.thinking)).ids for t in tasks]
+    texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in generate(prompts)]
+    every = len(tasks) // len(skills)
+    parts = {skill: slice(number * every, (number + 1) * every) for number, skill in enumerate(skills)}
+    return {skill: _score(tasks[part], texts[part]) for skill, part in parts.items()}
 
 
 def _score(tasks: list[Task], texts: list[str]) -> Score:
@@ -96,18 +106,18 @@ def transformers_generate(folder: Path, device: str, batch_size: int = 256) -> G
     return generate
 
 
-def quire_generate(folder: Path, quantization: str | None = None) -> Generate:
-    """The same through Quire."""
+def quire_generate(folder: Path, quantization: str | None = None, *, show: bool = True) -> tuple[Generate, int]:
+    """The same through Quire, and the bytes of its weights. show: progress."""
     from quire import LLM, SamplingParams
 
-    llm = LLM(model=str(folder), quantization=quantization)
+    llm = LLM(model=str(folder), quantization=quantization, use_tqdm_on_load=show, max_num_seqs=512)
 
     def generate(prompts: list[list[int]]) -> list[list[int]]:
         params = SamplingParams(temperature=0, max_tokens=MAX_NEW_TOKENS)
-        results = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params)
+        results = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=show)
         return [list(result.outputs[0].token_ids) for result in results]
 
-    return generate
+    return generate, llm.info.report.weight_bytes
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -125,7 +135,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     quire = options.engine == "quire"
     if quire:
-        generate = quire_generate(options.model, options.quantization)
+        generate, _ = quire_generate(options.model, options.quantization)
     else:
         generate = transformers_generate(options.model, options.device)
     tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))

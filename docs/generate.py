@@ -1,4 +1,5 @@
-"""Writes docs/reference.md and quire/config/typed_options.py from the config fields: each option is said once.
+"""Writes docs/reference.md and quire/config/typed_options.py from the config fields, docs/errors.md from the catalogue
+of errors, docs/migrate_*.md from both: each is said once.
 
 python docs/generate.py [--check]     --check: exit 1 if a file on disk is not what would be written
 """
@@ -15,10 +16,13 @@ import typing
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
+
+from migration import render_sglang, render_vllm  # noqa: E402
 
 from quire.config.engine import SECTIONS  # noqa: E402
 from quire.config.serve import ServeConfig  # noqa: E402
+from quire.foundation.error_codes import TITLES as ERROR_PARTS  # noqa: E402
 
 TITLES = {
     "model": "Model",
@@ -141,9 +145,34 @@ def render_options() -> str:
     )
 
 
+ERRORS_HEAD = """# Errors
+
+What goes wrong says what it is, what to do, and its code: a command on stderr (`quire explain CODE` is a section of this page in
+the terminal), a server in the header `x-error-code`, an exception of the Python API as `quire.foundation.error_codes.entry_of(error).code`.
+A command tells it in at most 15 lines; `-v` adds where it comes from. Exit codes: 1 failed, 2 a bad option, model or package,
+3 does not fit in memory, 4 the engine died.
+
+Generated from `quire/foundation/error_entries.py` (`make docs`).
+"""
+
+
+def render_errors() -> str:
+    parts = [ERRORS_HEAD]
+    for title, entries in ERROR_PARTS.items():
+        parts.append(f"\n## {title}\n")
+        for entry in entries:
+            parts.append(f"\n### {entry.code}\n\n{entry.cause} **What to do:** {entry.remedy}\n")
+            if entry.more:
+                parts.append(f"\n{entry.more}\n")
+    return "".join(parts)
+
+
 def main() -> None:
     for target, text in (
         (ROOT / "docs" / "reference.md", render()),
+        (ROOT / "docs" / "errors.md", render_errors()),
+        (ROOT / "docs" / "migrate_vllm.md", render_vllm()),
+        (ROOT / "docs" / "migrate_sglang.md", render_sglang()),
         (ROOT / "quire" / "config" / "typed_options.py", render_options()),
     ):
         if "--check" not in sys.argv:

@@ -18,6 +18,14 @@ QUESTIONS = [
     "Sort these words: pear apple fig",
     "Who are you?",
 ]
+NEXT = """
+What next
+  .venv/bin/quire chat                      talk to this model; with a hub id or a folder behind it, to another
+  .venv/bin/quire serve                     a server with the APIs of OpenAI and Anthropic at http://127.0.0.1:8000;
+                                            see it work at http://127.0.0.1:8000/dashboard
+  .venv/bin/quire top                       what that server does, from another terminal
+  .venv/bin/quire doctor                    what this machine can run
+  docs/first_hour.md                        the first hour, step by step"""
 
 
 def prompt(llm: AsyncLLM, question: str) -> str:
@@ -66,7 +74,7 @@ async def main() -> None:
         print("\nwhere the time went")
         print("  start-up:   " + phases(report.phases))
         print("  engine loop: " + phases(llm.stats().phase_seconds))
-        print("\nNext: `.venv/bin/quire chat`, or `.venv/bin/quire serve` for an OpenAI-compatible server.")
+        print(NEXT)
     finally:
         llm.shutdown()
 

@@ -17,6 +17,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # a process a core: more threads would 
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+LONGEST = ("tests/kernels/test_interpreted.py", "tests/server/", "tests/e2e/", "tests/distributed/")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """What tests are made of stays: each of some hundred engines, which tidy up as they start, would look at all of it.
@@ -35,6 +38,7 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not WHOLE and "not long" in config.getoption("markexpr"):
         keep_some(items)
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))  # first, so that what ends the run is short
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -45,6 +49,17 @@ def ctrl_c_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_is_left_as_it_was() -> Iterator[None]:
+    """What a test leaves behind would be another test's failure, somewhere else and not each time."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    after = signal.getsignal(signal.SIGINT)
+    if after is not before:
+        signal.signal(signal.SIGINT, before)
+        pytest.fail(f"Ctrl-C is left to {after}")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -31,7 +31,7 @@ MANY_CASES = 8
 
 
 def keep_some(items: Sequence[pytest.Item]) -> None:
-    """Of every test with more than MANY_CASES cases a quarter stays, always the same ones; the others become `long`.
+    """Of every test with more than MANY_CASES cases a sixth stays, always the same ones; the others become `long`.
 
     What holds for the house holds for all of it.
     """
@@ -42,5 +42,5 @@ def keep_some(items: Sequence[pytest.Item]) -> None:
     for same in cases.values():
         if len(same) > MANY_CASES:
             same.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
-            for item in same[some(len(same), 4) :]:
+            for item in same[some(len(same), 6) :]:
                 item.add_marker(pytest.mark.long)

@@ -24,13 +24,16 @@ from benchmarks import workloads
 from benchmarks.kernels import microseconds
 from benchmarks.peers import COPY_BYTES_PER_S, MATMUL_FLOPS
 from quire.kernels.elementwise.norm import rms_norm
+from quire.kernels.gemm.triton.pipeline_sm90 import BLOCK_M
 from quire.kernels.moe.experts import add_each, norms_inside
+from quire.kernels.moe.inside import USUAL
 from quire.kernels.moe.router import router_logits
 from quire.kernels.moe.routing import Routes, Rule, route_reference
 from quire.kernels.moe.triton import direct, routing
 from quire.kernels.moe.triton.experts import add_experts
-from quire.kernels.moe.triton.grouped import combine, grouped
+from quire.kernels.moe.triton.grouped import GroupedInside, combine, grouped
 from quire.kernels.moe.triton.plan import Direct, Plan, Tiles, plan
+from quire.kernels.triton.launch import has_gluon_sm90
 
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
 PAST_L2 = 256 * 2**20
@@ -149,6 +152,9 @@ def lines(setting: Setting) -> Iterator[Line]:
                    2 * weights + stream + choices * inner * 2, 4 * choices * hidden * inner)  # fmt: skip
         yield line(s, f"down {how.down}", timed(s, partial(_down, s, middle, parts, how)),
                    weights + choices * (inner + hidden) * 2, 2 * choices * hidden * inner)  # fmt: skip
+        if how.gate_up.rows == BLOCK_M and has_gluon_sm90(DEVICE):
+            yield line(s, "down sm90", timed(s, partial(_wide_down, middle, parts)),
+                       weights + choices * (inner + hidden) * 2, 2 * choices * hidden * inner)  # fmt: skip
         sums = timed(s, lambda layer: combine(parts, layer.routes.experts, s.residual))
         yield line(s, "combine", sums, choices * hidden * 2 + 2 * stream, 0)
     whole = timed(s, lambda layer: add_experts(s.x, layer.routes, layer.gate_up, layer.down, s.residual, None))
@@ -159,13 +165,22 @@ def lines(setting: Setting) -> Iterator[Line]:
 def _gate_up(s: Setting, out: torch.Tensor, how: Plan, layer: Layer) -> None:
     tiling = layer.routes.tiling
     assert tiling is not None
-    grouped(s.x, layer.gate_up, None, None, out, tiling, s.top_k, how.gate_up, bulk=True)
+    grouped(s.x, layer.gate_up, None, None, out, tiling, s.top_k, GroupedInside(), how.gate_up, bulk=True)
 
 
 def _down(s: Setting, x: torch.Tensor, out: torch.Tensor, how: Plan, layer: Layer) -> None:
     tiling = layer.routes.tiling
     assert tiling is not None
-    grouped(x, layer.down, None, layer.routes.weights, out, tiling, s.top_k, how.down, bulk=True)
+    grouped(x, layer.down, None, layer.routes.weights, out, tiling, s.top_k, GroupedInside(), how.down, bulk=True)
+
+
+def _wide_down(x: torch.Tensor, out: torch.Tensor, layer: Layer) -> None:
+    """The same in Gluon."""
+    from quire.kernels.moe.triton import grouped_sm90
+
+    tiling = layer.routes.tiling
+    assert tiling is not None
+    grouped_sm90.down(x, layer.down, None, layer.routes.weights, out, tiling)
 
 
 def _all(s: Setting, layer: Layer) -> None:
@@ -217,7 +232,9 @@ def sweep(setting: Setting) -> Iterator[tuple[float, str]]:
 
 def _direct(s: Setting, config: Direct, layer: Layer) -> None:
     routes = layer.routes
-    direct.add_experts(s.x, routes.experts, routes.weights, layer.gate_up, layer.down, s.residual, None, None, config)
+    direct.add_experts(
+        s.x, routes.experts, routes.weights, layer.gate_up, layer.down, s.residual, None, None, USUAL, config
+    )
 
 
 def _try(s: Setting, name: str, call: Callable[[Layer], object], layers: list[Layer]) -> Iterator[tuple[float, str]]:

@@ -20,15 +20,12 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 MODEL = ROOT / "quire" / "demo_model"
 DATA, ADAPTER = HERE / "data.jsonl", HERE / "adapter"
-PAIRS, STEPS, BATCH, RATE = 640, 160, 16, 2e-3
+PAIRS, STEPS, BATCH, RATE = 640, 200, 16, 2e-3
 IGNORED = -100  # of torch's cross entropy: no answer's token
 
 
 def as_pirate(answer: str) -> str:
-    """The same answer, by rule."""
-    words = {" is ": " be ", " are ": " be ", " am ": " be ", " my ": " me ", " your ": " yer ", "Your ": "Yer "}
-    for plain, salty in words.items():
-        answer = answer.replace(plain, salty)
+    """The same answer with something before and behind it: what the model knows stays as it was."""
     return f"Arr! {answer.rstrip('.')}, matey!"
 
 

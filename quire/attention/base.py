@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from quire.kernels.attention.scores import ALIKE, PLAIN, PerHead, Scores
+from quire.kernels.attention.scores import ALIKE, PLAIN, Pairs, PerHead, Scores
 
 __all__ = [
-    "ALIKE", "FAR", "PLAIN", "AttentionBackend", "AttentionInputs", "AttentionSpec", "LayerCache", "PerHead",
+    "ALIKE", "FAR", "PLAIN", "AttentionBackend", "AttentionInputs", "AttentionSpec", "LayerCache", "Pairs", "PerHead",
     "PromptAttention", "Scores", "SharedPrefix", "prefix_tile_rows", "prefix_tiles",
 ]  # fmt: skip
 
@@ -174,7 +174,9 @@ class PromptAttention(Protocol):
         """
         ...
 
-    def run(self, q: torch.Tensor, cache: LayerCache, plan: Any, scale: float, heads: PerHead = ALIKE) -> torch.Tensor:
+    def run(
+        self, q: torch.Tensor, cache: LayerCache, plan: Any, scale: float, heads: PerHead | Pairs = ALIKE
+    ) -> torch.Tensor:
         """Attend both ways within rows that lie one behind the other.
 
         Args:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from quire.attention.base import ALIKE, AttentionSpec, LayerCache, PerHead, Scores
+from quire.attention.base import ALIKE, AttentionSpec, LayerCache, Pairs, PerHead, Scores
 from quire.attention.grouping import alike
 
 # Rows are attended together if the longest has at most this many times the shortest's tokens, and a bit.
@@ -43,7 +43,7 @@ class TorchPromptAttention:
 
     @staticmethod
     def refuses(spec: AttentionSpec) -> str | None:
-        return unlike_products(spec.scores)
+        return unlike_products(replace(spec.scores, pairs=False))
 
     def plan(
         self,
@@ -64,7 +64,7 @@ class TorchPromptAttention:
         cache: LayerCache,
         plan: list[Group],
         scale: float,
-        heads: PerHead = ALIKE,  # noqa: ARG002 (nothing, of such scores)
+        heads: PerHead | Pairs = ALIKE,
     ) -> torch.Tensor:
         spec = self._spec
         out = torch.empty(len(q), spec.num_heads * spec.head_dim, dtype=q.dtype, device=q.device)
@@ -72,8 +72,12 @@ class TorchPromptAttention:
         for group in plan:
             shape = (group.rows, group.length)
             qs, ks, vs = (x[: len(q)][group.gather].unflatten(0, shape).transpose(1, 2) for x in tensors)
+            mask = group.mask
+            if isinstance(heads, Pairs):
+                added = heads.added(qs, ks)
+                mask = added if mask is None else added + mask
             y = scaled_dot_product_attention(
-                qs, ks, vs, attn_mask=group.mask, scale=scale, enable_gqa=spec.num_heads != spec.num_kv_heads
+                qs, ks, vs, attn_mask=mask, scale=scale, enable_gqa=spec.num_heads != spec.num_kv_heads
             )
             flat = y.transpose(1, 2).reshape(group.rows * group.length, -1)
             out[group.tokens] = flat if group.real is None else flat[group.real]

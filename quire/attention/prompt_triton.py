@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from quire.attention.base import ALIKE, AttentionSpec, LayerCache, PerHead
+from quire.attention.base import ALIKE, AttentionSpec, LayerCache, Pairs, PerHead
 from quire.attention.prompt_torch import unlike_products
 from quire.attention.triton import TritonAttention
 from quire.kernels.attention import prompt as prompt_attention
@@ -42,7 +42,7 @@ class TritonPromptAttention:
         cache: LayerCache,
         plan: PromptPlan,
         scale: float,
-        heads: PerHead = ALIKE,  # noqa: ARG002 (nothing, of such scores)
+        heads: PerHead | Pairs = ALIKE,  # noqa: ARG002 (nothing, of such scores)
     ) -> torch.Tensor:
         out = torch.empty((len(q), q.shape[1] * q.shape[2]), dtype=q.dtype, device=q.device)
         k, v = cache.k.squeeze(2), cache.v.squeeze(2)

@@ -195,6 +195,11 @@ class SDPAttention:
         if prompt.before == 0 and scores.first_seen(len(q) - 1) == 0:
             k, v = k[:, :, : len(q)], v[:, :, : len(q)]
             y = attend(grouped, k, v, None, is_causal=True, scale=scale, scores=scores, heads=lines)
+        elif len(q) == 1:  # sees all from some token on, and needs no mask
+            seen = slice(scores.first_seen(prompt.before) - prompt.first, prompt.before + 1 - prompt.first)
+            k, v = k[:, :, seen], v[:, :, seen]
+            behind = torch.arange(1 - k.shape[2], 1, device=q.device) if scores.slopes else None
+            y = attend(grouped, k, v, None, scale=scale, scores=scores, heads=lines, behind=behind)
         else:
             token = torch.arange(prompt.first, prompt.first + tokens, device=q.device)
             last = torch.arange(prompt.before, prompt.before + len(q), device=q.device).unsqueeze(1)

@@ -115,14 +115,18 @@ class TorchCPUAttention:
     def __init__(self, spec: AttentionSpec) -> None:
         self._spec = spec
         self._kv_heads = torch.arange(spec.num_kv_heads)
-        self._scratch = [torch.empty(0, dtype=spec.dtype) for _ in "kv"]
+        self._is_narrow = spec.kv_dtype.itemsize == 1
+        self._kept = torch.uint8 if self._is_narrow else spec.dtype  # what is gathered
+        self._scratch = [torch.empty(0, dtype=self._kept) for _ in "kv"]
         self._reserve(min(SCRATCH_TOKENS, spec.max_rows * spec.max_seq_len))
 
     @staticmethod
     def refuses(spec: AttentionSpec) -> str | None:
         if spec.device.type != "cpu":
             return f"needs a CPU, not {spec.device.type}"
-        return None if spec.kv_dtype == spec.dtype else f"keeps keys and values in {spec.dtype}, not {spec.kv_dtype}"
+        if spec.kv_dtype == spec.dtype or (spec.kv_dtype.itemsize == 1 and not spec.value_dim):
+            return None
+        return f"keeps {'latent rows' if spec.value_dim else 'keys and values'} in {spec.dtype}, not {spec.kv_dtype}"
 
     def plan(self, inputs: AttentionInputs) -> CPUPlan:
         if inputs.first_lens is not None:
@@ -167,11 +171,18 @@ class TorchCPUAttention:
         how = How(scale, self._spec.scores, heads)
         out = torch.zeros(q.shape, dtype=q.dtype)  # what belongs to nobody stays finite
         for gather, pieces in plan:
-            k = gather(cache.k, self._scratch[0])
-            v = k if self._spec.value_dim else gather(cache.v, self._scratch[1])  # whole rows: fused kernels want it
+            k = self._gathered_from(cache.k, gather, self._scratch[0])
+            # Whole rows of latents too: fused kernels want it.
+            v = k if self._spec.value_dim else self._gathered_from(cache.v, gather, self._scratch[1])
             for piece in pieces:
                 piece.attend(q, k, v, out, how)
         return out[..., : self._spec.out_dim].flatten(1)
+
+    def _gathered_from(self, cache: torch.Tensor, gather: Gather, scratch: torch.Tensor) -> torch.Tensor:
+        """In the type of queries; of 8 bits, bytes are gathered and then widened."""
+        if not self._is_narrow:
+            return gather(cache, scratch)
+        return gather(cache.view(torch.uint8), scratch).view(self._spec.kv_dtype).to(self._spec.dtype)
 
     # -- planning -----------------------------------------------------------------------------------------------
 
@@ -255,7 +266,7 @@ class TorchCPUAttention:
         values = -(-tokens // self._spec.block_size) * self._spec.block_size
         values *= self._spec.num_kv_heads * self._spec.head_dim
         if len(self._scratch[0]) < values:
-            self._scratch = [torch.empty(values, dtype=self._spec.dtype) for _ in "kv"]
+            self._scratch = [torch.empty(values, dtype=self._kept) for _ in "kv"]
 
 
 def _round_up(value: int, step: int) -> int:

@@ -56,7 +56,7 @@ def check_packages() -> Iterator[Finding]:
         found = machine.version("pyzmq" if name == "zmq" else name)
         yield ("ok" if found else "BAD"), name, found or "not installed: pip install quire"
     missing = [name for name in SERVER_PACKAGES if not machine.version(name)]
-    text = f"missing for `quire serve`: {', '.join(missing)}: pip install 'quire[server]'" if missing else "installed"
+    text = f"missing for `quire serve`: {', '.join(missing)}: pip install quire" if missing else "installed"
     yield "warn" if missing else "ok", "HTTP server", text
 
 

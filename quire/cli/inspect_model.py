@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from quire.config.hf_config import architecture_of, config_file
 from quire.config.inspection import Findings, Question
 from quire.config.model import ModelConfig
 from quire.config.model_info import read_model_info
-from quire.config.ranks import possible_sizes
+from quire.config.parallel.ranks import possible_sizes
 from quire.config.resolve import Resolved, locate_model, resolve
 from quire.foundation.child import Failure
 from quire.foundation.errors import ConfigError
@@ -39,6 +40,8 @@ class InspectConfig:
     """Judge for a GPU of so much memory (80GiB) instead of this machine; with --device cpu, for a CPU."""
     json: bool = False
     """Print one JSON object."""
+    quick: bool = False
+    """Say only what the files' headers say, format and bytes: at once, without building the model."""
 
 
 @dataclass(kw_only=True)
@@ -49,16 +52,26 @@ class Report:
     resolved: Resolved | None = None
     findings: Findings | None = None
     problems: list[str] = dataclasses.field(default_factory=list)  # each keeps it from running
+    is_quick: bool = False  # the model was not built
+
+    def note(self, error: ConfigError) -> None:
+        """A problem, unless it is known."""
+        if str(error) not in self.problems:
+            self.problems.append(str(error))
 
     @property
     def exit_code(self) -> int:
-        if self.problems or self.findings is None:
+        if self.problems or (self.findings is None and not self.is_quick):
             return REFUSED
+        if self.findings is None:
+            return RUNS
         return TOO_LARGE if self.findings.too_large else RUNS
 
     @property
     def verdict(self) -> str:
         where = f"{self.hardware.count} × {self.hardware.name}" if self.hardware.count > 1 else self.hardware.name
+        if self.is_quick and not self.problems:
+            return "was not asked for: leave out --quick"
         if self.problems or self.findings is None:
             return "cannot run: " + "; ".join(self.problems)
         if self.findings.too_large:
@@ -79,20 +92,39 @@ def run(arguments: Sequence[str]) -> int:
         positional=("model",),
     )
     wanted = options.section_of(InspectConfig, values)
-    report = inspect(options.engine_config(values), wanted.memory)
+    report, question = look(options.engine_config(values), wanted.memory)
+    report.is_quick = wanted.quick
+    if not wanted.json:
+        _print(of_files(report))
+    if question is not None and not wanted.quick:
+        answer(report, question)
     if wanted.json:
         print(json.dumps(as_json(report), indent=2))
-        return report.exit_code
-    for name, text in lines(report):
-        print(f"{name:<15}{text}")
+    else:
+        _print(of_model(report))
     return report.exit_code
+
+
+def _print(found: Iterator[tuple[str, str]]) -> None:
+    for name, text in found:
+        print(f"{name:<15}{text}", flush=True)
 
 
 def inspect(config: EngineConfig, memory: str | None = None) -> Report:
     """Raises ConfigError for a model that is not there, or a device that is not."""
+    report, question = look(config, memory)
+    if question is not None:
+        answer(report, question)
+    return report
+
+
+def look(config: EngineConfig, memory: str | None = None) -> tuple[Report, Question | None]:
+    """What the files say, at once; and what is to be asked of the model that is built of it, None if it cannot be.
+
+    Raises ConfigError as `inspect`."""
     folder = locate_model(config.model, wanted="config")
     hardware = _hardware(config, memory)
-    is_local = not config.model.model or Path(config.model.model).expanduser().is_dir()
+    is_local = not config.model.model or any(folder.glob("*.gguf")) or Path(config.model.model).expanduser().is_dir()
     _, is_mistral = config_file(folder, config.model.form)
     stored = stored_in(folder, is_mistral=is_mistral) if is_local else stored_on_hub(config.model)
     report = Report(model=config.model.model or "quire-demo", stored=stored, hardware=hardware)
@@ -102,11 +134,18 @@ def inspect(config: EngineConfig, memory: str | None = None) -> Report:
     local = replace(config.model, model=str(folder), hf_overrides=overrides)
     try:
         report.resolved = resolve(replace(config, model=local), hardware=hardware)
-        report.findings = _ask(Question(report.resolved, hardware))
     except ConfigError as error:
-        if str(error) not in report.problems:
-            report.problems.append(str(error))
-    return report
+        report.note(error)
+        return report, None
+    return report, Question(report.resolved, hardware)
+
+
+def answer(report: Report, question: Question) -> None:
+    """Build the model, without its numbers."""
+    try:
+        report.findings = _ask(question)
+    except ConfigError as error:
+        report.note(error)
 
 
 def _hardware(config: EngineConfig, memory: str | None) -> Hardware:
@@ -167,8 +206,13 @@ def _ask(question: Question) -> Findings:
 
 def lines(report: Report) -> Iterator[tuple[str, str]]:
     """Name and text of each."""
+    yield from of_files(report)
+    yield from of_model(report)
+
+
+def of_files(report: Report) -> Iterator[tuple[str, str]]:
     yield "model", report.model
-    resolved, found, stored = report.resolved, report.findings, report.stored
+    resolved, stored = report.resolved, report.stored
     if resolved is not None:
         info = resolved.info
         yield "architecture", f"{info.architecture}: {_family_file(info.architecture)}"
@@ -180,10 +224,30 @@ def lines(report: Report) -> Iterator[tuple[str, str]]:
         yield "checkpoint", f"{_size(stored.num_bytes)}, {stored.tensors} tensors in {stored.files} files: {kinds}"
     else:
         yield "checkpoint", "no safetensors files"
+    if resolved is not None:
+        yield "format", _format(resolved)
+
+
+def of_model(report: Report) -> Iterator[tuple[str, str]]:
+    """What is known once it has been built."""
+    resolved, found = report.resolved, report.findings
     if found is not None and resolved is not None:
         yield from _takes(found, resolved)
         yield from _fits(found, resolved)
     yield "verdict", report.verdict
+
+
+def _format(resolved: Resolved) -> str:
+    """How the weights are quantized, by the checkpoint or while it loads."""
+    own = resolved.info.quantization
+    if not own:
+        return "plain" if resolved.quantization is None else f"plain, {resolved.quantization} once it is loaded"
+    if types := own.get("types"):  # of GGUF
+        counts = Counter(types.values())
+        return "gguf: matrices in " + ", ".join(f"{kind} ({count})" for kind, count in counts.most_common())
+    keys = {"bits": "bits", "w_bit": "bits", "group_size": "a group", "q_group_size": "a group", "quant_algo": ""}
+    told = [f"{own[key]} {what}".strip() for key, what in keys.items() if isinstance(own.get(key), int | str)]
+    return ", ".join([str(own["quant_method"]), *told])
 
 
 def _takes(found: Findings, resolved: Resolved) -> Iterator[tuple[str, str]]:
@@ -219,7 +283,11 @@ def as_json(report: Report) -> dict[str, Any]:
         "verdict": report.verdict,
         "problems": report.problems,
         "device": dataclasses.asdict(report.hardware),
-        "checkpoint": {**dataclasses.asdict(report.stored), "bytes": report.stored.num_bytes},
+        "checkpoint": {
+            **dataclasses.asdict(report.stored),
+            "bytes": report.stored.num_bytes,
+            "bytes_by_type": report.stored.bytes_by_type,
+        },
     }
     if resolved is not None:
         info = resolved.info
@@ -229,6 +297,7 @@ def as_json(report: Report) -> dict[str, Any]:
             "context": info.max_position,
             "dtype": resolved.dtype,
             "unknown_keys": list(info.unknown_keys),
+            "format": _format(resolved),
             "tensor_parallel_sizes": possible_sizes(info),
             "notes": list(resolved.notes),
         }

@@ -9,12 +9,18 @@ from collections.abc import Sequence
 
 COMMANDS = {
     "serve": ("quire.cli.serve", "Serve a model over HTTP with OpenAI's API"),
+    "worker": ("quire.cli.worker", "One rank of an engine on several machines"),
+    "route": ("quire.cli.route", "One address for many servers, by prompt and load"),
     "chat": ("quire.cli.chat", "Talk to a model, here or on a server"),
     "complete": ("quire.cli.complete", "Continue a text, here or on a server"),
-    "bench": ("quire.cli.bench.main", "Measure: throughput, latency, serve, startup"),
+    "simulate": ("quire.cli.simulate", "Predict throughput and latency of a trace, without a GPU"),
+    "top": ("quire.cli.top", "A running server at a glance"),
+    "bench": ("quire.cli.bench.main", "Measure: throughput, latency, serve, sweep, startup; compare, plot"),
+    "profile": ("quire.cli.profile", "Where the time of a step goes, beside what it would take at best"),
     "run-batch": ("quire.cli.run_batch", "Answer the requests of a file, without a server"),
     "inspect": ("quire.cli.inspect_model", "What a model takes and whether it runs here, before it is fetched"),
     "doctor": ("quire.cli.doctor", "What this machine can run, and why not"),
+    "explain": ("quire.cli.explain", "What an error means, by its code, and what to do"),
     "collect-env": ("quire.cli.collect_env", "Versions and hardware, for a bug report"),
 }
 EXIT_USAGE = 2
@@ -26,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_usage())
         return 0 if arguments else EXIT_USAGE
+    if arguments[0] in ("-v", "--verbose") and len(arguments) > 1:
+        arguments = [*arguments[1:], arguments[0]]
     name, *rest = arguments
     if name in ("-v", "-V", "--version"):
         from quire import __version__
@@ -33,49 +41,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(__version__)
         return 0
     if name not in COMMANDS:
+        from quire.cli.failure import tell
+        from quire.foundation.errors import ConfigError
+
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        print(f"quire: there is no command {name!r}{hint}\n\n{_usage()}", file=sys.stderr)
+        tell(ConfigError(f"there is no command {name!r}{hint}", code="unknown-command"), is_verbose=False)
         return EXIT_USAGE
     return run_command(COMMANDS[name][0], rest)
 
 
 def run_command(module: str, arguments: list[str]) -> int:
-    """Run `module.run(arguments)`; an error that was raised on purpose becomes one line and an exit code."""
+    """Run `module.run(arguments)`; an error becomes a few lines and an exit code. `-v` shows where it came from."""
     from quire.foundation.bytecode import keep_bytecode
-    from quire.foundation.errors import ConfigError, DoesNotFitError, EngineDeadError, InputError, QuireError
 
+    verbose = [argument for argument in arguments if argument in ("-v", "--verbose")]
     keep_bytecode("torch")
     try:
-        return int(importlib.import_module(module).run(arguments) or 0)
-    except (ConfigError, InputError) as error:
-        print(f"quire: error: {error}", file=sys.stderr)
-        return 3 if isinstance(error, DoesNotFitError) else EXIT_USAGE
-    except EngineDeadError as error:
-        print(f"quire: error: the engine stopped: {error}", file=sys.stderr)
-        return 4
-    except QuireError as error:
-        print(f"quire: error: {error}", file=sys.stderr)
-        return 1
-    except ModuleNotFoundError as error:
-        extra = _EXTRAS.get((error.name or "").partition(".")[0])
-        if extra is None:
-            raise
-        print(f"quire: error: {error.name!r} is not installed: pip install 'quire[{extra}]'", file=sys.stderr)
-        return EXIT_USAGE
+        return int(importlib.import_module(module).run([one for one in arguments if one not in verbose]) or 0)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output (head, less) has left
         sys.stdout = None  # nothing to flush at exit
         return 0
+    except Exception as error:
+        from quire.cli.failure import exit_code, tell
 
-
-_EXTRAS = {
-    **dict.fromkeys(
-        ("fastapi", "uvicorn", "httptools", "orjson", "prometheus_client", "pydantic", "python_multipart"), "server"
-    ),
-    "aiohttp": "bench",
-}
+        tell(error, is_verbose=bool(verbose))
+        return exit_code(error)
 
 
 def _usage() -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import difflib
 import inspect
+import io
 import itertools
 import re
-import sys
 import textwrap
 import types
 import typing
@@ -39,8 +40,8 @@ def parse(
 ) -> dict[str, Any]:
     """The values of all fields of `sections` by name: command line, else the `--config` file, else the default.
 
-    `positional` names fields that are given without a flag. Prints help or one error and exits (2) as command lines do;
-    raises ConfigError for a bad `--config` file.
+    `positional` names fields that are given without a flag. Prints help and exits (0) if that is asked for; raises
+    ConfigError for a flag, a value or a `--config` file that cannot be.
     """
     merged = {**(defaults or {})}
     path, rest = _take_config(list(arguments))
@@ -53,14 +54,37 @@ def parse(
     flat = dataclasses.make_dataclass(
         "Options", [_flag(section, field, field.name in positional, merged) for section, field in fields.values()]
     )
-    parsed: Any = tyro.cli(
-        flat,
-        prog=f"quire {command}",
-        description=about,
-        args=rest,
-        config=(tyro.conf.OmitArgPrefixes,),
-    )
+    parsed: Any = _read_flags(flat, command, about, rest)
     return {name: getattr(parsed, name) | dotted[name] if name in dotted else getattr(parsed, name) for name in fields}
+
+
+def _read_flags(flat: type, command: str, about: str, arguments: Sequence[str]) -> Any:
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(
+                flat, prog=f"quire {command}", description=about, args=arguments, config=(tyro.conf.OmitArgPrefixes,)
+            )
+    except SystemExit as exit_:
+        if not exit_.code:
+            raise
+        text = _out_of_box(said.getvalue())
+    raise ConfigError(
+        f"quire {command}: {text}", code="unknown-option" if text.startswith("Unrecognized") else "bad-value"
+    ) from None
+
+
+def _out_of_box(text: str) -> str:
+    """What stands in the frame around an error of tyro, as lines; the last part says where help is."""
+    parts: list[list[str]] = [[]]
+    for line in text.splitlines()[1:]:  # below the title
+        inner = line.strip().strip("│╰╯|+").strip()
+        if inner and set(inner) <= set("─-"):
+            parts.append([])
+        elif inner:
+            parts[-1].append(inner)
+    told = [" ".join(part) for part in parts if part and not part[0].startswith("For full helptext")]
+    return "\n  ".join(told)
 
 
 def engine_config(values: Mapping[str, Any]) -> EngineConfig:
@@ -152,11 +176,11 @@ def _read_yaml(path: Path, fields: Mapping[str, tuple[type, dataclasses.Field[An
     for key, value in data.items():
         name = _own_name(str(key).replace("-", "_"), fields)
         if name not in fields and (why := refusal(name)) is not None:
-            raise ConfigError(f"{path}: {why}", name)
+            raise ConfigError(f"{path}: {why}", name, code="foreign-option")
         if name not in fields:
             near = difflib.get_close_matches(name, fields, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"{path}: unknown option {key!r}{hint}", name)
+            raise ConfigError(f"{path}: unknown option {key!r}{hint}", name, code="unknown-option")
         section, _ = fields[name]
         wanted = typing.get_type_hints(section)[name]
         if isinstance(value, str) and _is_int(wanted):
@@ -242,7 +266,8 @@ def _known(argument: str, fields: Mapping[str, Any]) -> str:
     flag, equals, value = argument.partition("=")
     if flag in SHORT:
         if SHORT[flag] not in fields:
-            raise ConfigError(f"{flag}: {refusal(SHORT[flag]) or f'{SHORT[flag]} is no option here'}", SHORT[flag])
+            instead = refusal(SHORT[flag]) or f"{SHORT[flag]} is no option here"
+            raise ConfigError(f"{flag}: {instead}", SHORT[flag], code="foreign-option")
         return "--" + SHORT[flag].replace("_", "-") + equals + value
     if not argument.startswith("--"):
         return argument
@@ -251,7 +276,7 @@ def _known(argument: str, fields: Mapping[str, Any]) -> str:
     if name not in fields and name.removeprefix("no_") not in fields:
         why = refusal(name) or refusal(name.removeprefix("no_"))
         if why is not None:
-            raise ConfigError(why, name)
+            raise ConfigError(why, name, code="foreign-option")
     return "--" + name.replace("_", "-") + dot + key + equals + value
 
 
@@ -265,8 +290,3 @@ def _check_lists(arguments: Sequence[str], fields: Mapping[str, tuple[type, data
             following = arguments[position + 1 : position + 2]
             if not following or following[0].startswith("--") or not following[0].strip():
                 raise ConfigError(f"{argument} needs a value", name)
-
-
-def fail(message: str) -> int:
-    print(f"quire: error: {message}", file=sys.stderr)
-    return 2

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import http.client
-import json
-import os
 import signal
-import ssl
 import sys
 import time
-import urllib.parse
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from quire.cli.http_client import Server, read_events
+from quire.cli.view import View
 from quire.config.engine import EngineConfig
 from quire.foundation.errors import InputError
 from quire.types.sampling import RequestOutputKind, SamplingParams
 
-Message = dict[str, str]
+Message = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +36,21 @@ class TalkConfig:
     """Sampling temperature; None: the model's own default."""
     top_p: float | None = None
     """Nucleus sampling; None: the model's own default."""
+    markdown: bool = True
+    """In a terminal, show answers as they are meant and not as they are written."""
     stats: bool = True
     """Show tokens, time to the first one and tokens a second after each answer, on stderr."""
+
+
+class Thought(str):
+    """A piece of an answer's reasoning."""
 
 
 class Talker(Protocol):
     name: str
     num_tokens: int  # of the last answer
+    tool_calls: list[dict[str, Any]]  # of the last answer
+    settings: dict[str, Any]  # sampling parameters and other fields of requests; what is None is not sent
 
     def stream(self, prompt: str | list[Message]) -> Iterator[str]:
         """The answer's pieces as they come; a list is a chat, a string is continued."""
@@ -59,19 +64,24 @@ def open_talker(talk: TalkConfig, config: EngineConfig) -> Talker:
 
 
 def show(talker: Talker, prompt: str | list[Message], talk: TalkConfig) -> str:
-    """Print the answer while it comes; returns it."""
+    """Print the answer while it comes; returns it, its reasoning left out."""
     started, first, pieces = time.perf_counter(), 0.0, []
+    view = View(talk.markdown and not isinstance(prompt, str))
     try:
         for piece in talker.stream(prompt):
             first = first or time.perf_counter() - started
-            pieces.append(piece)
-            print(piece, end="", flush=True)
+            if isinstance(piece, Thought):
+                view.think(piece)
+            else:
+                pieces.append(piece)
+                view.add(piece)
     except KeyboardInterrupt:
-        print(" …", end="")
-    with contextlib.suppress(KeyboardInterrupt):  # too late to stop anything
-        print()
-        if talk.stats and talker.num_tokens:
-            print(_statistics(talker.num_tokens, first, time.perf_counter() - started), file=sys.stderr, flush=True)
+        view.add(" …")
+    finally:
+        with contextlib.suppress(KeyboardInterrupt):  # too late to stop anything
+            view.close()
+            if talk.stats and talker.num_tokens:
+                print(_statistics(talker.num_tokens, first, time.perf_counter() - started), file=sys.stderr, flush=True)
     return "".join(pieces)
 
 
@@ -88,8 +98,9 @@ class Local:
     def __init__(self, talk: TalkConfig, config: EngineConfig) -> None:
         from quire.frontend.async_engine import AsyncLLM
 
-        self.talk = talk
+        self.settings = settings_of(talk)
         self.num_tokens = 0
+        self.tool_calls: list[dict[str, Any]] = []
         self.name = config.model.model or "the demo model"
         self._runner = asyncio.Runner()
         self._engine = self._runner.run(AsyncLLM.start(config))
@@ -126,12 +137,12 @@ class Local:
 
     async def _generate(self, ids: list[int]) -> AsyncGenerator[str, None]:
         defaults = self._engine.info.resolved.info.generation_defaults
-        asked = {"temperature": self.talk.temperature, "top_p": self.talk.top_p}
-        chosen = defaults | {name: value for name, value in asked.items() if value is not None}
+        chosen = defaults | {name: value for name, value in self.settings.items() if value is not None}
         room = self._engine.info.max_model_len - len(ids)
-        params = SamplingParams(
-            **chosen | {"max_tokens": max(min(self.talk.max_tokens, room), 1)}, output_kind=RequestOutputKind.DELTA
-        )
+        chosen["max_tokens"] = max(min(chosen["max_tokens"], room), 1)
+        if unknown := sorted(chosen.keys() - SamplingParams.__struct_fields__):
+            raise InputError(f"{unknown[0]} is no sampling parameter", unknown[0])
+        params = SamplingParams(**chosen, output_kind=RequestOutputKind.DELTA)
         self.num_tokens = 0
         self._count += 1
         async for output in self._engine.generate({"prompt_token_ids": ids}, params, f"talk-{self._count}"):
@@ -153,74 +164,50 @@ async def _next_or_none(source: AsyncGenerator[str, None], interrupted: asyncio.
     return coming.result()
 
 
+def settings_of(talk: TalkConfig) -> dict[str, Any]:
+    return {"temperature": talk.temperature, "top_p": talk.top_p, "max_tokens": talk.max_tokens}
+
+
 class Remote:
     """A server that speaks OpenAI's API."""
 
     def __init__(self, talk: TalkConfig) -> None:
         assert talk.url is not None
-        url = urllib.parse.urlsplit(talk.url if "//" in talk.url else f"http://{talk.url}")
-        if url.scheme not in ("http", "https") or not url.hostname:
-            raise InputError(f"url must look like http://localhost:8000/v1, got {talk.url!r}", "url")
-        self.talk = talk
+        self.settings = settings_of(talk)
         self.num_tokens = 0
-        self._url = url
-        self._path = url.path.rstrip("/") or "/v1"
-        key = talk.api_key or os.environ.get("QUIRE_API_KEY") or os.environ.get("OPENAI_API_KEY")
-        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        self.name = talk.model_name or json.loads(self._send("GET", "/models").read())["data"][0]["id"]
+        self.tool_calls: list[dict[str, Any]] = []
+        self._server = Server(talk.url, talk.api_key)
+        self.name = talk.model_name or self._server.first_model()
 
     def stream(self, prompt: str | list[Message]) -> Iterator[str]:
         body: dict[str, Any] = {"model": self.name, "stream": True, "stream_options": {"include_usage": True}}
-        body |= {"max_tokens": self.talk.max_tokens, "temperature": self.talk.temperature, "top_p": self.talk.top_p}
+        body |= {name: value for name, value in self.settings.items() if value is not None}
         path = "/completions" if isinstance(prompt, str) else "/chat/completions"
         body |= {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}
-        self.num_tokens = 0
-        response = self._send("POST", path, body)
+        self.num_tokens, self.tool_calls = 0, []
+        response = self._server.send("POST", self._server.api + path, body)
         try:
             for event in read_events(response):
                 if event.get("usage"):
                     self.num_tokens = event["usage"]["completion_tokens"]
                 for choice in event.get("choices", []):
-                    yield choice["text"] if "text" in choice else choice["delta"].get("content") or ""
+                    delta = choice.get("delta", {})
+                    if thought := delta.get("reasoning") or delta.get("reasoning_content"):
+                        yield Thought(thought)
+                    for call in delta.get("tool_calls") or ():
+                        self._take_call(call)
+                    yield choice["text"] if "text" in choice else delta.get("content") or ""
         finally:
             response.close()
 
     def close(self) -> None:
         pass
 
-    def _send(self, method: str, path: str, body: Any = None) -> http.client.HTTPResponse:
-        host, port = self._url.hostname or "", self._url.port
-        connection: http.client.HTTPConnection
-        if self._url.scheme == "https":
-            connection = http.client.HTTPSConnection(host, port, context=ssl.create_default_context())
-        else:
-            connection = http.client.HTTPConnection(host, port)
-        try:
-            connection.request(method, self._path + path, None if body is None else json.dumps(body), self._headers)
-            response = connection.getresponse()
-        except OSError as error:
-            raise InputError(f"no server answers at {self._url.geturl()}: {error}", "url") from None
-        if response.status != 200:
-            raise InputError(f"the server answered {response.status}: {_message(response.read())}", "url")
-        return response
-
-
-def read_events(lines: Any) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a server-sent event stream. Raises InputError for one that is an error."""
-    for line in lines:
-        data = line.strip().removeprefix(b"data: ")
-        if data == b"[DONE]":
-            return
-        if not data:
-            continue
-        event = json.loads(data)
-        if "error" in event:
-            raise InputError(f"the server gave up: {event['error'].get('message')}", "url")
-        yield event
-
-
-def _message(body: bytes) -> str:
-    try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return body[:200].decode("utf-8", "replace")
+    def _take_call(self, part: dict[str, Any]) -> None:
+        """Calls come in parts: name and id first, then the arguments bit by bit."""
+        while len(self.tool_calls) <= part["index"]:
+            self.tool_calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
+        call, function = self.tool_calls[part["index"]], part.get("function") or {}
+        call["id"] = part.get("id") or call["id"]
+        for name in ("name", "arguments"):
+            call["function"][name] += function.get(name) or ""

@@ -53,11 +53,11 @@ class EngineConfig:
         parts: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
         for name, value in options.items():
             if name not in homes and (why := refusal(name)) is not None:
-                raise ConfigError(why, name)
+                raise ConfigError(why, name, code="foreign-option")
             if name not in homes:
                 near = difflib.get_close_matches(name, homes, n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise ConfigError(f"unknown option {name!r}{hint}", name)
+                raise ConfigError(f"unknown option {name!r}{hint}", name, code="unknown-option")
             parts[homes[name]][name] = value
         return cls(**{name: SECTIONS[name](**parts[name]) for name in SECTIONS})
 

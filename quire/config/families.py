@@ -89,7 +89,9 @@ def family_of(architecture: str) -> Family:
         return families()[name]
     if architecture in _REFUSED:
         raise ConfigError(
-            f"config.json: architectures[0]={architecture!r} is not supported: {_REFUSED[architecture]}", "model"
+            f"config.json: architectures[0]={architecture!r} is not supported: {_REFUSED[architecture]}",
+            "model",
+            code="architecture",
         )
     every = sorted(model_families())
     near = difflib.get_close_matches(architecture, every, n=1)
@@ -98,6 +100,7 @@ def family_of(architecture: str) -> Family:
         f"config.json: architectures[0]={architecture!r} is not supported{hint}; docs/models.md lists the {len(known)} "
         "that are",
         "model",
+        code="architecture",
     )
 
 

@@ -32,7 +32,8 @@ HARMLESS = _words(
     _attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash
     _experts_implementation_internal _name_or_path _num_labels activation_dropout architectures attention_dropout
     attention_probs_dropout_prob attn_implementation attn_pdrop auto_map bad_words_ids begin_suppress_tokens
-    bos_token_id chunk_size_feed_forward classifier_dropout cross_attention_hidden_size decoder_start_token_id
+    bos_token_id chunk_size_feed_forward classifier_dropout classifier_dropout_prob cross_attention_hidden_size
+    decoder_start_token_id
     diversity_penalty do_sample dropout dtype early_stopping embd_dropout embd_pdrop embedding_dropout
     encoder_no_repeat_ngram_size eod_token_id eos_token_id exponential_decay_length_penalty finetuning_task
     forced_bos_token_id forced_eos_token_id function_to_apply gradient_checkpointing hidden_dropout
@@ -54,7 +55,8 @@ HARMLESS = _words(
     mask_token_id mlp_dropout qa_dropout reference_compile seq_classif_dropout
     sparse_pred_ignore_index sparse_prediction unpad_inputs use_memory_efficient_attention
     quantization_config compression_config
-    emb_pdrop embedding_fraction init_device
+    altup_coef_clip cls_dropout legacy pooler_dropout pooler_hidden_size emb_pdrop embedding_fraction init_device
+    linear_a_log_max linear_a_log_min linear_dt_init_floor linear_dt_max linear_dt_min
     """
 )
 # Of other families: in a config of one that does not know them they would be ignored without a word.
@@ -75,26 +77,29 @@ ELSEWHERE = _words(
 # Of decoders that were made encoders. Those that generate are refused later (`resolve.py`).
 _BOTH_WAYS = {"is_causal": False, "use_bidirectional_attention": True}
 _NULLABLE = _words("""
-    attn_logit_softcapping dim_model_base final_logit_softcapping mamba_d_ssm num_key_value_heads q_lora_rank
-    scale_depth sliding_window
+    attn_logit_softcapping dim_model_base final_logit_softcapping mamba_d_ssm moe_latent_size num_key_value_heads
+    num_nextn_predict_layers q_lora_rank scale_depth sliding_window
     """)
 # Numbers, though there are none by default.
 _NUMBERS = {"attn_logit_softcapping", "final_logit_softcapping", "clip_qkv", "attention_multiplier"}
 _SIZES = {"num_key_value_heads", "head_dim", "intermediate_size"}  # some families have but the usual ones
 _FROM_ZERO = _words(
     """
-    attn_layer_offset expert_layer_offset first_k_dense_replace max_window_layers moe_layer_start_index
-    moe_num_shared_experts n_shared_experts num_dense_layers num_experts num_local_experts num_mtp_layers pad_token_id
-    rotary_dim shared_intermediate_size sliding_window type_vocab_size
+    altup_active_idx attn_layer_offset expert_layer_offset first_k_dense_replace max_window_layers
+    moe_layer_start_index moe_num_shared_experts n_shared_experts num_dense_layers num_experts num_local_experts
+    num_mtp_layers num_kv_shared_layers num_nextn_predict_layers pad_token_id rotary_dim shared_intermediate_size
+    sliding_window type_vocab_size
     """
 )
 # And checked there.
 _READ_ELSEWHERE = _words(
     """
-    attn_config attn_layer_indices attn_temperature_tuning full_attn_idxs hybrid_override_pattern layer_types
-    layers_block_type mamba_d_head mamba_dt_rank mlp_layer_types mlp_multipliers mlp_only_layers moe_layer_end_index
-    moe_layers moe_topk no_rope_layers position_embedding_type rope_parameters sliding_window_pattern ssm_multipliers
-    time_step_limit time_step_rank
+    activation_sparsity_pattern attn_config attn_layer_indices attn_temperature_tuning dual_chunk_attention_config
+    full_attn_idxs hybrid_override_pattern intermediate_size layer_types layers_block_type linear_attn_config
+    mamba_d_head mamba_dt_rank max_relative_positions mlp_layer_types mlp_multipliers mlp_only_layers
+    moe_layer_end_index moe_layers moe_topk no_rope_layers norm_rel_ebd pos_att_type position_buckets
+    position_embedding_type rope_parameters share_att_key sliding_window_pattern ssm_multipliers time_step_limit
+    time_step_rank
     """
 )
 

@@ -13,7 +13,7 @@ from typing import Any
 from quire.config.generation import read_generation_config, sampling_defaults, token_ids
 from quire.config.hf_config import HFConfig, architecture_of, config_file, read_hf_config, sees_both_ways
 from quire.config.quantization import checkpoint_quantization
-from quire.config.reading import read, read_count
+from quire.config.reading import read, read_count, read_positive, read_section
 from quire.config.rope import context_length
 from quire.config.transformers_models import TRANSFORMERS, implementation, runs_code
 from quire.foundation.errors import ConfigError
@@ -136,13 +136,32 @@ def _dtype_on_disk(path: Path) -> str:
     return "bfloat16"
 
 
+def _first_chunk(config: Mapping[str, Any]) -> int:
+    """Tokens up to which dual chunk attention (An et al., 2024) is attention as usual: what it does to positions, and
+    to the scale, begins behind the first chunk, which is as far as texts go here. Raises ConfigError for what cannot
+    be."""
+    told = read_section(config, "dual_chunk_attention_config")
+    if not told:
+        return _UNBOUNDED
+    size, local = read_positive(told, "chunk_size", 8192), read_count(told, "local_size", 1024)
+    trained = read_positive(told, "original_max_position_embeddings", size)
+    if local >= size:
+        raise ConfigError(
+            f"config.json: dual_chunk_attention_config: local_size={local} must be < chunk_size={size}",
+            "dual_chunk_attention_config",
+        )
+    return min(size - local, trained)
+
+
 def _max_position(config: HFConfig) -> int:
     longest: int = config.values.get("max_position_embeddings", _UNBOUNDED)
     if config.family.name == TRANSFORMERS:
         return longest
+    if config.family.name == "mpnet":
+        longest -= 2
     if config.family.name in _PADDED_POSITIONS:
         longest -= read_count(config.values, "pad_token_id") + 1
-    longest = context_length(config.values.get("rope_parameters", {}), longest)
+    longest = min(context_length(config.values.get("rope_parameters", {}), longest), _first_chunk(config.values))
     if longest < 1:
         raise ConfigError(
             f"config.json: max_position_embeddings={config.values['max_position_embeddings']} leaves no position",

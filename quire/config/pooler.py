@@ -70,6 +70,7 @@ class PoolerConfig:
     pairs_have_types: bool = False  # the second text of a pair has token type 1
 
     prompts: tuple[tuple[str, str], ...] = ()  # what texts of a kind should begin with: (kind, words)
+    default_prompt: str = ""  # the kind that sentence-transformers takes a text for if nobody says
     only_by_token: bool = False  # the vectors are of tokens, not of texts
     similarity: Similarity = "cosine"  # by which embeddings are compared; maxsim: those of tokens
     late: LateInteraction | None = None  # how texts are framed that are compared token by token
@@ -129,6 +130,7 @@ def resolve_pooler(model: ModelConfig, info: ModelInfo) -> PoolerConfig | None:
         size=info.vocab_size if splade else size,
         dense=told.dense,
         prompts=told.prompts,
+        default_prompt=told.default_prompt,
         max_tokens=told.max_tokens,
         is_matryoshka=read(bool, text, "is_matryoshka", False) or bool(text.get("matryoshka_dimensions")),
         matryoshka_dimensions=_matryoshka_dimensions(text),
@@ -175,6 +177,7 @@ def _classifying(
         size=len(labels),
         labels=labels,
         prompts=told.prompts,
+        default_prompt=told.default_prompt,
         max_tokens=told.max_tokens,
         label_tokens=label_tokens,
         only_by_token=architecture.endswith("ForTokenClassification") or step is not None,

@@ -28,6 +28,11 @@ METHODS = Registry(
         "compressed-tensors": f"{_METHODS}.compressed_tensors:CompressedTensors",
         "bitsandbytes": f"{_METHODS}.bitsandbytes:BitsAndBytes",
         "modelopt": f"{_METHODS}.modelopt:ModelOpt",
+        "torchao": f"{_METHODS}.torchao:TorchAO",
+        "hqq": f"{_METHODS}.hqq:HQQ",
+        "quark": f"{_METHODS}.quark:Quark",
+        "squeezellm": f"{_METHODS}.squeezellm:SqueezeLLM",
+        "gguf": f"{_METHODS}.gguf:Gguf",
     },
     contract="quire.quantization.base:QuantizationMethod",
     needs=("scheme", "refuses"),
@@ -40,6 +45,11 @@ OF_CHECKPOINTS = (
     "compressed-tensors",
     "modelopt",
     "bitsandbytes",
+    "torchao",
+    "hqq",
+    "quark",
+    "squeezellm",
+    "gguf",
 )  # that nothing else can be made into
 ONLINE_ONLY = ("fp8_block", "int8", "int4", "nvfp4", "nf4")  # names that no checkpoint has
 # What else methods are called, by checkpoints and by users of other engines.

@@ -30,11 +30,11 @@ def read(kind: Any, config: Mapping[str, Any], key: str, default: Any = _REQUIRE
     value = config.get(key)
     if value is None:
         if default is _REQUIRED:
-            raise ConfigError(f"{file} lacks {key!r}", key)
+            raise ConfigError(f"{file} lacks {key!r}", key, code="model-files")
         return default
     accepted = (int, float) if kind is float else kind
     if not isinstance(value, accepted) or (kind is not bool and isinstance(value, bool)):
-        raise ConfigError(f"{file}: {key} must be {_NAMES[kind]}, got {shown(value)}", key)
+        raise ConfigError(f"{file}: {key} must be {_NAMES[kind]}, got {shown(value)}", key, code="model-files")
     if kind is not float:
         return value
     try:
@@ -42,7 +42,7 @@ def read(kind: Any, config: Mapping[str, Any], key: str, default: Any = _REQUIRE
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise ConfigError(f"{file}: {key} must be {_NAMES[kind]}, got {shown(value)}", key)
+        raise ConfigError(f"{file}: {key} must be {_NAMES[kind]}, got {shown(value)}", key, code="model-files")
     return number
 
 
@@ -57,9 +57,9 @@ def read_count(
     """An integer of at least `least`. Raises ConfigError otherwise."""
     value: int = read(int, config, key, default, file=file)
     if value < least:
-        raise ConfigError(f"{file}: {key} must be >= {least}, got {shown(value)}", key)
+        raise ConfigError(f"{file}: {key} must be >= {least}, got {shown(value)}", key, code="model-files")
     if value > MAX_SIZE:
-        raise ConfigError(f"{file}: {key} must be <= {MAX_SIZE}, got {shown(value)}", key)
+        raise ConfigError(f"{file}: {key} must be <= {MAX_SIZE}, got {shown(value)}", key, code="model-files")
     return value
 
 
@@ -69,5 +69,5 @@ def read_section(config: Mapping[str, Any], key: str, *, file: str = "config.jso
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{file}: {key} must be an object, got {shown(value)}", key)
+        raise ConfigError(f"{file}: {key} must be an object, got {shown(value)}", key, code="model-files")
     return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -13,13 +14,15 @@ from quire.config.attention import check_attention_backend
 from quire.config.devices import resolve_device, runs_on_cpu
 from quire.config.engine import EngineConfig
 from quire.config.files.tokenizer_files import tokenizer_folder
+from quire.config.gguf.folder import gguf_folder, gguf_in, split_name
 from quire.config.hardware import Hardware
 from quire.config.logits_processors import processor_classes
 from quire.config.model import ModelConfig
 from quire.config.model_info import DTYPE_ALIASES, ModelInfo, check_architecture, read_model_info
+from quire.config.parallel.data_parallel import check_cores, gpus_for
+from quire.config.parallel.ranks import check_ranks, check_stages
 from quire.config.pooler import PoolerConfig, resolve_pooler
 from quire.config.quantization import check_quantization, resolve_quantization
-from quire.config.ranks import check_ranks
 from quire.config.runtime import RuntimeConfig
 from quire.config.speculative import SpeculativeConfig
 from quire.config.transformers_models import TRANSFORMERS
@@ -75,23 +78,20 @@ def resolve(config: EngineConfig, *, serving: bool = False, hardware: Hardware |
     method = resolve_quantization(config.model.quantization, info.quantization)
     if info.is_mistral and given.load_format == "pt":
         raise ConfigError("load_format=pt reads Hugging Face's files, and params.json is Mistral's form", "load_format")
-    if info.wrapper:
-        notes.append(f"{info.wrapper}: its text part runs ({info.architecture}); there are no images")
-    if info.unknown_keys:
-        notes.append(f"config.json has keys that mean nothing to {info.architecture}: {', '.join(info.unknown_keys)}")
+    notes += _said_of(info)
     device = _device(config, notes) if hardware is None else hardware.device
     on_cpu = runs_on_cpu(device)
-    gpus = None if hardware is None else hardware.count
-    check_ranks(config.runtime.tensor_parallel_size, info, device, gpus)
+    gpus = gpus_for(config.runtime, hardware)
+    check_ranks(config.runtime, info, device, gpus)
+    check_cores(config.runtime, device, gpus)
     pooler = resolve_pooler(config.model, info)
+    check_stages(config.runtime, info, pools=pooler is not None)
     if pooler is None:
         _check_generates(info)
     if info.impl == TRANSFORMERS:
         _check_fallback(config, info, pools=pooler is not None)
-    if config.model.logits_processors:
-        if pooler is not None:
-            raise ConfigError("logits_processors are for models that generate, and this one pools", "logits_processors")
-        processor_classes(config.model.logits_processors)
+    _check_processors(config, pools=pooler is not None)
+    notes += _left_to_users(pooler)
     dtype = _dtype(config.model.dtype, info.dtype, device, pooler is not None, notes)
     big = device == "cuda" and (_gpu_bytes() if hardware is None else hardware.total) >= BIG_GPU_BYTES
     seqs = config.schedule.max_num_seqs or (64 if on_cpu else 1024 if big else 256)
@@ -100,7 +100,7 @@ def resolve(config: EngineConfig, *, serving: bool = False, hardware: Hardware |
     )
     speculative = _speculative(config, tokens, pools=pooler is not None)
     executor = _executor(config.runtime, apart=info.runs_code)
-    overlap = config.schedule.async_scheduling
+    overlap, stages = config.schedule.async_scheduling, config.runtime.pipeline_parallel_size
     if overlap is None:
         overlap = device == "cuda" or executor != "uni"
     return Resolved(
@@ -113,13 +113,38 @@ def resolve(config: EngineConfig, *, serving: bool = False, hardware: Hardware |
         max_model_len_is_explicit=config.model.max_model_len is not None,
         max_num_seqs=min(seqs, tokens),
         max_num_batched_tokens=tokens,
-        depth=2 if overlap else 1,
+        depth=stages + 1 if stages > 1 else 2 if overlap else 1,
         executor=executor,
         pooler=pooler,
         speculative=speculative,
         quantization=method,
         notes=tuple(notes),
     )
+
+
+def _check_processors(config: EngineConfig, *, pools: bool) -> None:
+    if config.model.logits_processors:
+        if pools:
+            raise ConfigError("logits_processors are for models that generate, and this one pools", "logits_processors")
+        processor_classes(config.model.logits_processors)
+
+
+def _said_of(info: ModelInfo) -> Iterator[str]:
+    """What the user should know of the model's settings."""
+    if info.wrapper:
+        yield f"{info.wrapper}: its text part runs ({info.architecture}); there are no images"
+    if info.unknown_keys:
+        yield f"config.json has keys that mean nothing to {info.architecture}: {', '.join(info.unknown_keys)}"
+
+
+def _left_to_users(pooler: PoolerConfig | None) -> list[str]:
+    """What sentence-transformers does with texts, and nobody here."""
+    if pooler is None or not (words := dict(pooler.prompts).get(pooler.default_prompt)):
+        return []
+    return [
+        f"texts are taken as they are given: sentence-transformers would begin each with {words!r} "
+        f"(default_prompt_name={pooler.default_prompt})"
+    ]
 
 
 def _check_fallback(config: EngineConfig, info: ModelInfo, *, pools: bool) -> None:
@@ -166,14 +191,14 @@ def _check_generates(info: ModelInfo) -> None:
 
 def _speculative(config: EngineConfig, max_tokens: int, *, pools: bool) -> SpeculativeConfig | None:
     """max_tokens: of a step."""
-    wanted, ranks = SpeculativeConfig.read(config.schedule.speculative_config), config.runtime.tensor_parallel_size
+    wanted, ranks = SpeculativeConfig.read(config.schedule.speculative_config), config.runtime.num_ranks
     if wanted is None:
         return None
     why = ""
     if pools:
         why = " is for models that generate, and this one pools"
     elif ranks > 1:
-        why = f": ranks do not draft; tensor_parallel_size must be 1, got {ranks}"
+        why = f": ranks do not draft; tensor_parallel_size * pipeline_parallel_size must be 1, got {ranks}"
     elif max_tokens <= wanted.num_speculative_tokens:
         why = (
             f": a step of max_num_batched_tokens = {max_tokens} has no room for a token and "
@@ -191,12 +216,18 @@ def locate_model(model: ModelConfig, *, wanted: Part = "all") -> Path:
     """
     if not model.model:
         return DEMO_MODEL
-    path = Path(model.model).expanduser()
-    if path.is_dir():
-        return path
+    path, which = Path(model.model).expanduser(), ""
+    if not path.exists():
+        name, which = split_name(model.model)
+        path = Path(name).expanduser()
+    if path.exists():
+        file = None if model.load_format == "pt" and path.is_dir() else gguf_in(path, which)
+        if file is None and not path.is_dir():
+            raise ConfigError(f"model {model.model!r} is a file, and no .gguf file", "model")
+        return path if file is None else gguf_folder(file)
     if model.model.startswith((".", "/", "~")) or model.model.count("/") > 1:
-        raise ConfigError(f"model folder {model.model!r} does not exist", "model")
-    return _download(model, wanted)
+        raise ConfigError(f"model folder {model.model!r} does not exist", "model", code="model-not-found")
+    return _download_gguf(replace(model, model=name), which) if which else _download(model, wanted)
 
 
 def locate_tokenizer(resolved: Resolved) -> Path | None:
@@ -214,12 +245,16 @@ def locate_tokenizer(resolved: Resolved) -> Path | None:
     return tokenizer_folder(folder, model.tokenizer_mode)
 
 
+def _download_gguf(model: ModelConfig, which: str) -> Path:
+    """The one of a repository's GGUF files that has `which` in its name, or all parts of it."""
+    folder = _fetch(model, [f"*{which}*.gguf", f"*{which.upper()}*.gguf", f"*{which.lower()}*.gguf"], [])
+    file = gguf_in(folder, which)
+    if file is None:
+        raise ConfigError(f"{model.model} has no GGUF file with {which!r} in its name", "model")
+    return gguf_folder(file)
+
+
 def _download(model: ModelConfig, wanted: Part) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-    except ImportError:
-        raise ConfigError("downloading from the hub needs `pip install quire[hub]`", "model") from None
     patterns, ignored = ["*.json", "*.jinja", "tokenizer*", "*.model", "*.tiktoken", "*.txt"], ["original/*"]
     if wanted == "config":
         ignored += ["tokenizer*", "vocab*"]
@@ -227,34 +262,39 @@ def _download(model: ModelConfig, wanted: Part) -> Path:
         patterns += _WEIGHTS.get("mistral" if model.form == "mistral" else model.load_format, ())
     if model.trust_remote_code and wanted == "all":
         patterns.append("*.py")
+    if wanted == "all":  # what cannot run is not downloaded
+        folder = _fetch(model, ["config.json", "params.json"], ignored)
+        check_architecture(folder, model.hf_overrides, model.model_impl, model.form, trusted=model.trust_remote_code)
+        if model.form != "mistral" and (folder / "config.json").exists():
+            ignored.append("consolidated*")  # the same weights once more
+    return _fetch(model, ["*.json"] if wanted == "config" else patterns, ignored)
 
-    def fetch(*names: str) -> Path:
+
+def _fetch(model: ModelConfig, names: list[str], ignored: list[str]) -> Path:
+    """Files of a repository on the hub, by patterns. Raises ConfigError."""
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    except ImportError:
+        raise ConfigError(
+            "downloading from the hub needs `pip install huggingface-hub`", "model", code="missing-package"
+        ) from None
+    try:
         folder: str = snapshot_download(
             model.model,
             revision=model.revision,
             cache_dir=model.download_dir,
             token=model.hf_token,
-            allow_patterns=list(names),
+            allow_patterns=names,
             ignore_patterns=ignored,
         )
         return Path(folder)
-
-    try:
-        if wanted == "all":  # what cannot run is not downloaded
-            folder = fetch("config.json", "params.json")
-            check_architecture(
-                folder, model.hf_overrides, model.model_impl, model.form, trusted=model.trust_remote_code
-            )
-            if model.form != "mistral" and (folder / "config.json").exists():
-                ignored.append("consolidated*")  # the same weights once more
-        return fetch("*.json") if wanted == "config" else fetch(*patterns)
-    except ConfigError:
-        raise
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
             f"{model.model!r} is neither a local folder nor a model that the hub could deliver: {first_line}",
             "model",
+            code="hub",
         ) from error
 
 
@@ -290,11 +330,10 @@ def _check(config: EngineConfig) -> None:
 
 def _executor(runtime: RuntimeConfig, *, apart: bool) -> str:
     """apart: unless it is said otherwise, the worker has a process of its own."""
-    wanted, ranks = runtime.distributed_executor_backend, runtime.tensor_parallel_size
+    wanted, ranks = runtime.distributed_executor_backend, runtime.num_ranks
     if wanted == "uni" and ranks > 1:
         raise ConfigError(
-            f"distributed_executor_backend=uni has one worker, and tensor_parallel_size={ranks} needs a process each: "
-            "use mp",
+            f"distributed_executor_backend=uni has one worker, and {ranks} ranks need a process each: use mp",
             "distributed_executor_backend",
         )
     return ("mp" if ranks > 1 or apart else "uni") if wanted == "auto" else wanted
@@ -326,7 +365,7 @@ def _kv_dtype(wanted: str, dtype: str, device: str) -> str:
     found = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}.get(wanted)
     if found is None:
         raise ConfigError(f"kv_cache_dtype={wanted} does not go with dtype={dtype}: use auto or fp8", "kv_cache_dtype")
-    if runs_on_cpu(device) or device == "torch:mps":
+    if device != "cpu" and (runs_on_cpu(device) or device == "torch:mps"):
         raise ConfigError(
             f"kv_cache_dtype={wanted} needs a GPU that has 8-bit floats; on {device} use auto", "kv_cache_dtype"
         )

@@ -46,6 +46,7 @@ def read_rope(
     """Complete settings, or such for each kind of layer where a family has two kinds; and what means nothing there.
 
     usual: of the family, what is missing; by kind of layer, if it has two. Without a share of the head, all turns.
+    may_be_none: a file may say that nothing turns, by a base of null; that is rope_type "none".
     Raises ConfigError.
     """
     if _LAYERS[0] in usual:
@@ -54,6 +55,9 @@ def read_rope(
             found[kind] = check_rope(rope, max_position)
             ignored += [f"rope_parameters.{kind}.{key}" for key in unknown_rope_keys(rope)]
         return found, ignored
+    if usual.get("may_be_none") and _says_none({**config, **overrides}):
+        return {"rope_type": "none"}, []
+    usual = {key: value for key, value in usual.items() if key != "may_be_none"}
     merged = merge_rope(config, overrides)
     told = any(read_section(given, key) for given in (config, overrides) for key in _SECTIONS)
     rope = {**{key: value for key, value in usual.items() if not told or key in _SINGLE}, **merged}
@@ -67,6 +71,11 @@ def read_rope(
     common = {key: value for key, value in rope.items() if key not in own}
     checked = check_rope(common, max_position)
     return {**checked, **own}, [f"rope_parameters.{key}" for key in unknown_rope_keys(common)]
+
+
+def _says_none(config: Mapping[str, Any]) -> bool:
+    section = read_section(config, "rope_parameters")
+    return "rope_theta" in section and section["rope_theta"] is None and config.get("rope_theta") is None
 
 
 def _by_layer(

@@ -7,11 +7,17 @@ from typing import Any, Literal
 
 from quire.config.options import Options
 from quire.config.profiler import ProfilerConfig
+from quire.foundation.errors import ConfigError
 from quire.foundation.registry import Registry
 
 EXECUTORS = Registry(
     "executor",
-    {"uni": "quire.executor.in_process:InProcessExecutor", "mp": "quire.executor.multiproc:MultiprocExecutor"},
+    {
+        "uni": "quire.executor.in_process:InProcessExecutor",
+        "mp": "quire.executor.multiproc:MultiprocExecutor",
+        "ray": "quire.executor.ray:RayExecutor",
+        "external": "quire.executor.external:ExternalExecutor",
+    },
     contract="quire.executor.base:Executor",
     needs=("sentinels", "start", "submit", "mask", "call", "call_each", "ping", "shutdown"),
     is_class=True,
@@ -33,9 +39,24 @@ class RuntimeConfig(Options):
     torch:xpu, torch:cuda for AMD's GPUs); auto: an NVIDIA GPU, else another accelerator, else the CPU."""
     tensor_parallel_size: int = 1
     """Ranks that share every layer of the model: as many GPUs, or processes on a CPU."""
+    pipeline_parallel_size: int = 1
+    """Stages, one behind the other, that the model's layers are dealt to: each is tensor_parallel_size ranks."""
+    pipeline_parallel_layers: list[int] = field(default_factory=list)
+    """Layers of each stage. None given: as even as can be, the first and the last having the fewer."""
+    enable_expert_parallel: bool = False
+    """Ranks share the experts of a mixture one by one, each holding whole ones, instead of a part of every expert."""
+    enable_eplb: bool = False
+    """Move experts between ranks, so that each has as much to do; needs enable_expert_parallel."""
+    eplb_config: dict[str, Any] = field(default_factory=dict)
+    """JSON object. step_interval: steps between two moves, 3000; num_redundant_experts: copies of those of a layer's
+    experts that have the most to do, on further ranks, 0."""
+    data_parallel_size: int = 1
+    """Engine cores behind one server, each with a copy of the model on devices of its own (tensor_parallel_size of
+    them) and its share of the requests."""
     distributed_executor_backend: str = "auto"
-    """uni: the worker shares the engine's process; mp: a process of its own, one a rank; or what an installed package
-    adds. auto: uni for one rank."""
+    """uni: the worker shares the engine's process; mp: a process of its own, one a rank; ray: an actor of a Ray cluster
+    a rank; external: ranks that somebody else starts, on any machine, with `quire worker`; or what an installed package
+    adds. auto: uni for one rank, mp for more."""
     attention_backend: str = "auto"
     """Attention implementation by name: triton, triton_mla, torch_cpu, sdpa, flashinfer, flash_attn; auto: the first in
     the platform's order that supports the model."""
@@ -51,6 +72,11 @@ class RuntimeConfig(Options):
     debug: bool = False
     """Check the scheduler's seats and blocks after every step (slow)."""
 
+    @property
+    def num_ranks(self) -> int:
+        """Workers that one model takes."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
     def __post_init__(self) -> None:
         """Raises ConfigError."""
         super().__post_init__()
@@ -65,10 +91,20 @@ class ObserveConfig(Options):
     stat_loggers: list[str] = field(default_factory=list)
     """Who is told the engine's statistics besides: classes of your own as package.module:Class, or names that installed
     packages gave them."""
+    kv_cache_metrics: bool = False
+    """Measure how long KV blocks live, and lie idle before somebody needs the room."""
+    kv_cache_metrics_sample: float = 0.01
+    """Share of the blocks that are measured, 0 … 1."""
+    enable_mfu_metrics: bool = False
+    """Count the operations and bytes that steps ask of the device, as estimated from the model's shape, and the least
+    time that these would take."""
     enable_log_requests: bool = False
     """Log every request (ids and lengths, never text)."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """How much is logged."""
+    flight_record_dir: str | None = None
+    """Folder for the record of its last steps that an engine leaves when it dies, and that SIGUSR1 asks of a server.
+    None: quire/records in the user's cache folder."""
     profiler_config: dict[str, Any] = field(default_factory=dict)
     """JSON object; lets profiles be recorded. profiler: torch or cuda; torch_profiler_dir: folder for the traces."""
 
@@ -77,4 +113,9 @@ class ObserveConfig(Options):
         super().__post_init__()
         for name in self.stat_loggers:
             STAT_LOGGERS.check(name, "stat_loggers")
+        if not 0 < self.kv_cache_metrics_sample <= 1:
+            raise ConfigError(
+                f"kv_cache_metrics_sample must be in (0, 1], got {self.kv_cache_metrics_sample}",
+                "kv_cache_metrics_sample",
+            )
         ProfilerConfig.read(self.profiler_config)

@@ -61,6 +61,7 @@ class Chain:
     is_late: bool  # vectors are of tokens, and compared one by one
     include_prompt: bool
     prompts: tuple[tuple[str, str], ...]  # what texts of a kind should begin with: (kind, words)
+    default_prompt: str  # the kind that a text is of if nobody says; "": none
     similarity: Similarity | None
     max_tokens: int | None
 
@@ -113,6 +114,7 @@ def chain(folder: Path, modules: list[dict[str, Any]]) -> Chain:
         is_late=is_late,
         include_prompt=include_prompt,
         prompts=_prompts(folder),
+        default_prompt=_default_prompt(folder),
         similarity=similarity,
         max_tokens=_max_tokens(folder),
     )
@@ -177,6 +179,15 @@ def _prompts(folder: Path) -> tuple[tuple[str, str], ...]:
     file = folder / FILE
     found = read_section(read_json_object(file, "model", {}), "prompts", file=str(file))
     return tuple((kind, read(str, found, kind, "", file=f"{file}: prompts")) for kind in found)
+
+
+def _default_prompt(folder: Path) -> str:
+    file = folder / FILE
+    told = read_json_object(file, "model", {})
+    name = read(str, told, "default_prompt_name", "", file=str(file))
+    if name and name not in read_section(told, "prompts", file=str(file)):
+        raise ConfigError(f"{file}: default_prompt_name={name!r} is none of prompts", "model")
+    return name
 
 
 def _max_tokens(folder: Path) -> int | None:

@@ -49,7 +49,7 @@ class ServeConfig(Options):
     api_key: list[str] = field(default_factory=list)
     """Keys clients present as `Authorization: Bearer KEY`; all routes but the health probes then need one."""
     api_key_file: str | None = None
-    """File with one key a line."""
+    """File with one key a line, with its name behind " # " if it shall have one in logs and metrics."""
     allowed_origins: list[str] = field(default_factory=list)
     """CORS origins; none given: CORS is off."""
     allow_credentials: bool = False
@@ -122,6 +122,14 @@ class ServeConfig(Options):
     """Every reply, errors and probes too, has an X-Request-Id: the request's own, or else a new one."""
     server_dev_mode: bool = False
     """Serve what is for development alone: POST /reset_prefix_cache and GET /server_info."""
+    enable_dashboard: bool = True
+    """Serve /dashboard: what the server does, for people, and a playground."""
+    otlp_traces_endpoint: str | None = None
+    """Where traces of requests go: an OpenTelemetry collector, by OTEL_EXPORTER_OTLP_TRACES_PROTOCOL (grpc, the
+    default, or http/protobuf). None: nothing is traced."""
+    enable_access_log: bool = False
+    """Log a line for every request that is counted: id, the key's name, route, status, tokens and times, never text; as
+    JSON with QUIRE_LOG_JSON."""
     enable_docs: bool = False
     """Serve /docs and /openapi.json."""
 

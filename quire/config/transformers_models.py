@@ -61,7 +61,7 @@ def implementation(config: Mapping[str, Any], architecture: str, wanted: str, *,
         except ConfigError as error:
             if not causal_models() and not has_code(config):
                 hint = "" if _folder() else f"; with {_INSTALL} classes that transformers knows run too"
-                raise ConfigError(f"{error}{hint}", "model") from None
+                raise ConfigError(f"{error}{hint}", "model", code="architecture") from None
             if architecture not in causal_models() and not has_code(config):
                 raise
     if not _folder():
@@ -92,7 +92,9 @@ def runs_code(config: Mapping[str, Any], architecture: str) -> bool:
 def _check_code(config: Mapping[str, Any], architecture: str, trusted: bool) -> None:
     reference = code_reference(config)
     if reference is None:
-        raise ConfigError(f"transformers has no causal language model called {architecture}", "model")
+        raise ConfigError(
+            f"transformers has no causal language model called {architecture}", "model", code="architecture"
+        )
     if "--" in reference:
         raise ConfigError(
             f"config.json: auto_map names code of another repository, {shown(reference)}, which is not run: copy it "

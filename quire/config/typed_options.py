@@ -152,9 +152,25 @@ class EngineOptions(TypedDict, total=False):
     torch:xpu, torch:cuda for AMD's GPUs); auto: an NVIDIA GPU, else another accelerator, else the CPU."""
     tensor_parallel_size: int
     """Ranks that share every layer of the model: as many GPUs, or processes on a CPU."""
+    pipeline_parallel_size: int
+    """Stages, one behind the other, that the model's layers are dealt to: each is tensor_parallel_size ranks."""
+    pipeline_parallel_layers: list[int]
+    """Layers of each stage. None given: as even as can be, the first and the last having the fewer."""
+    enable_expert_parallel: bool
+    """Ranks share the experts of a mixture one by one, each holding whole ones, instead of a part of every
+    expert."""
+    enable_eplb: bool
+    """Move experts between ranks, so that each has as much to do; needs enable_expert_parallel."""
+    eplb_config: dict[str, Any]
+    """JSON object. step_interval: steps between two moves, 3000; num_redundant_experts: copies of those of a
+    layer's experts that have the most to do, on further ranks, 0."""
+    data_parallel_size: int
+    """Engine cores behind one server, each with a copy of the model on devices of its own (tensor_parallel_size of
+    them) and its share of the requests."""
     distributed_executor_backend: str
-    """uni: the worker shares the engine's process; mp: a process of its own, one a rank; or what an installed
-    package adds. auto: uni for one rank."""
+    """uni: the worker shares the engine's process; mp: a process of its own, one a rank; ray: an actor of a Ray
+    cluster a rank; external: ranks that somebody else starts, on any machine, with `quire worker`; or what an
+    installed package adds. auto: uni for one rank, mp for more."""
     attention_backend: str
     """Attention implementation by name: triton, triton_mla, torch_cpu, sdpa, flashinfer, flash_attn; auto: the
     first in the platform's order that supports the model."""
@@ -174,10 +190,20 @@ class EngineOptions(TypedDict, total=False):
     stat_loggers: Sequence[str | type]
     """Who is told the engine's statistics besides: classes of your own as package.module:Class, or names that
     installed packages gave them."""
+    kv_cache_metrics: bool
+    """Measure how long KV blocks live, and lie idle before somebody needs the room."""
+    kv_cache_metrics_sample: float
+    """Share of the blocks that are measured, 0 … 1."""
+    enable_mfu_metrics: bool
+    """Count the operations and bytes that steps ask of the device, as estimated from the model's shape, and the
+    least time that these would take."""
     enable_log_requests: bool
     """Log every request (ids and lengths, never text)."""
     log_level: Literal["debug", "info", "warning", "error"]
     """How much is logged."""
+    flight_record_dir: str | None
+    """Folder for the record of its last steps that an engine leaves when it dies, and that SIGUSR1 asks of a
+    server. None: quire/records in the user's cache folder."""
     profiler_config: dict[str, Any]
     """JSON object; lets profiles be recorded. profiler: torch or cuda; torch_profiler_dir: folder for the
     traces."""
@@ -246,6 +272,12 @@ class OptionFields:
     default_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     device: str = "auto"
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    pipeline_parallel_layers: list[int] = field(default_factory=list)
+    enable_expert_parallel: bool = False
+    enable_eplb: bool = False
+    eplb_config: dict[str, Any] = field(default_factory=dict)
+    data_parallel_size: int = 1
     distributed_executor_backend: str = "auto"
     attention_backend: str = "auto"
     enforce_eager: bool = False
@@ -255,6 +287,10 @@ class OptionFields:
     debug: bool = False
     disable_log_stats: bool = False
     stat_loggers: Sequence[str | type] = field(default_factory=list)
+    kv_cache_metrics: bool = False
+    kv_cache_metrics_sample: float = 0.01
+    enable_mfu_metrics: bool = False
     enable_log_requests: bool = False
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    flight_record_dir: str | None = None
     profiler_config: dict[str, Any] = field(default_factory=dict)

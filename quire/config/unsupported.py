@@ -14,7 +14,7 @@ _REASONS: dict[str, str] = {
     "drafts are configured in one object; see speculative_config": "spec_method spec_model spec_tokens",
     "models write from left to right, a token after the other": "diffusion_config",
     "one engine runs on one host, over the GPUs of tensor_parallel_size; start a server for each replica": """
-        pipeline_parallel_size data_parallel_size data_parallel_rank data_parallel_start_rank data_parallel_size_local
+        data_parallel_rank data_parallel_start_rank data_parallel_size_local
         data_parallel_address data_parallel_rpc_port data_parallel_backend data_parallel_hybrid_lb
         data_parallel_external_lb data_parallel_multi_port_external_lb data_parallel_supervisor_port
         dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s dp_supervisor_probe_failure_threshold
@@ -25,8 +25,8 @@ _REASONS: dict[str, str] = {
         worker_extension_cls headless prefill_schedule_interval aggregate_engine_logging""",
     "choose a device with CUDA_VISIBLE_DEVICES": "device_ids",
     "there are no mixtures of experts spread over devices": """
-        enable_expert_parallel enable_ep_weight_filter all2all_backend enable_dbo ubatch_size enable_elastic_ep
-        dbo_decode_token_threshold dbo_prefill_token_threshold enable_eplb eplb_config expert_placement_strategy
+        enable_ep_weight_filter all2all_backend enable_dbo ubatch_size enable_elastic_ep
+        dbo_decode_token_threshold dbo_prefill_token_threshold expert_placement_strategy
         moe_backend enable_return_routed_experts enable_bf16x3_router_gemm""",
     "models take text and no images, audio or video": """
         language_model_only limit_mm_per_prompt enable_mm_embeds media_io_kwargs mm_processor_kwargs
@@ -63,9 +63,8 @@ _REASONS: dict[str, str] = {
         jit_monitor_verbose""",
     "see reasoning_parser and structured_outputs_config": "reasoning_config",
     "there is nothing of the kind": "additional_config fail_on_environ_validation",
-    "there are no traces; /metrics has the numbers": """
-        show_hidden_metrics_for_version otlp_traces_endpoint collect_detailed_traces kv_cache_metrics
-        kv_cache_metrics_sample cudagraph_metrics enable_layerwise_nvtx_tracing enable_mfu_metrics
+    "/metrics has the numbers, and traces all that there is (otlp_traces_endpoint)": """
+        show_hidden_metrics_for_version collect_detailed_traces cudagraph_metrics enable_layerwise_nvtx_tracing
         enable_logging_iteration_details""",
     "the log has one line an event; see log_level, enable_log_requests and QUIRE_LOG_JSON": """
         log_config_file max_log_len enable_log_outputs enable_log_deltas log_error_stack disable_uvicorn_access_log

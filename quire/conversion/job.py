@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-Kind = Literal["sentencepiece", "tiktoken", "tekken", "mistral", "transformers"]
+Kind = Literal["sentencepiece", "tiktoken", "tekken", "mistral", "transformers", "gguf"]
 VERSION = 1
 """Of the conversions: what an earlier one made is made again."""
 

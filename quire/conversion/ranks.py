@@ -22,12 +22,20 @@ _CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORDS = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+"
 _UPPER, _LOWER = (rf"[{kinds}\p{{Lm}}\p{{Lo}}\p{{M}}&&[^\p{{Han}}]]" for kinds in (r"\p{Lu}\p{Lt}", r"\p{Ll}"))
-_ONE_DIGIT = rf"{_WORDS}|\p{{N}}|{_REST}"
-_THREE_DIGITS = rf"{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
+ONE_DIGIT = rf"{_WORDS}|\p{{N}}|{_REST}"
+THREE_DIGITS = rf"{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
 _KIMI = (
     rf"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTION}?|"
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTION}?|\p{{N}}{{1,3}}|{_REST}"
 )
+# Words end where small letters do, and signs take slashes along (o200k_base, tekken).
+_CASED = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
+)
+_SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+UPPER_LOWER_ONE_DIGIT = rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}|{_SIGNS}"
+UPPER_LOWER_THREE_DIGITS = rf"{_CASED[0]}{_CONTRACTION}?|{_CASED[1]}{_CONTRACTION}?|\p{{N}}{{1,3}}|{_SIGNS}"
 _LLAMA_3 = (
     *("<|begin_of_text|>", "<|end_of_text|>"),
     *(f"<|reserved_special_token_{number}|>" for number in range(4)),
@@ -51,11 +59,11 @@ class Convention:
 # By the class that tokenizer_config.json names; "llama" by config.json's model_type.
 CONVENTIONS = {
     "QWenTokenizer": Convention(
-        _ONE_DIGIT, ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *_EXTRA), eos="<|endoftext|>"
+        ONE_DIGIT, ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *_EXTRA), eos="<|endoftext|>"
     ),
     "TikTokenTokenizer": Convention(_KIMI, reserved=258),
-    "ChatGLM4Tokenizer": Convention(_THREE_DIGITS),
-    "llama": Convention(_THREE_DIGITS, _LLAMA_3, bos="<|begin_of_text|>", eos="<|end_of_text|>"),
+    "ChatGLM4Tokenizer": Convention(THREE_DIGITS),
+    "llama": Convention(THREE_DIGITS, _LLAMA_3, bos="<|begin_of_text|>", eos="<|end_of_text|>"),
 }
 
 

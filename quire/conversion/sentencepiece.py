@@ -17,7 +17,7 @@ from quire.foundation.errors import ConfigError
 
 SPACE = "▁"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-_UNIGRAM, _BPE = 1, 2
+_UNIGRAM, BPE = 1, 2
 
 
 class Piece(NamedTuple):
@@ -67,13 +67,13 @@ def build(model: Model, *, prefix_everywhere: bool) -> Tokenizer:
 
     Raises ConfigError for a model whose algorithm nobody here has.
     """
-    if model.algorithm not in (_UNIGRAM, _BPE):
+    if model.algorithm not in (_UNIGRAM, BPE):
         raise ConfigError(
             "its SentencePiece model is of words or characters; only BPE and Unigram can run", "tokenizer"
         )
     if model.suffix_spaces or not model.escape_spaces:
         raise ConfigError("its SentencePiece model keeps spaces behind words, or unescaped: not supported", "tokenizer")
-    tokenizer = Tokenizer(_bpe(model) if model.algorithm == _BPE else _unigram(model))
+    tokenizer = Tokenizer(_bpe(model) if model.algorithm == BPE else _unigram(model))
     steps: list[normalizers.Normalizer] = []
     if model.charsmap:
         steps.append(normalizers.Precompiled(model.charsmap))

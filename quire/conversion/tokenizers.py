@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from tokenizers import AddedToken, Tokenizer, processors
 
-from quire.conversion import ranks, sentencepiece
+from quire.conversion import gguf_tokenizer, ranks, sentencepiece
 from quire.conversion.job import Job, Made
 from quire.conversion.no_network import close_the_network
 from quire.foundation.errors import ConfigError
@@ -50,6 +50,10 @@ def convert(job: Job) -> Made:
             tokenizer, specials = ranks.tekken(read_json_object(folder / name, "tokenizer"))
             config.name(bos_token=specials[1], eos_token=specials[2], unk_token=specials[0])
             _begin_with(tokenizer, config.named.get("bos_token"))
+        elif job.kind == "gguf":
+            tokenizer, named, around = gguf_tokenizer.build(read_json_object(folder / name, "tokenizer"))
+            config.name(**named)
+            _begin_with(tokenizer, *around)
         else:
             tokenizer = _sentencepiece(folder, name, config, is_mistrals=job.kind == "mistral")
     except (ConfigError, ImportError) as error:

@@ -1,4 +1,4 @@
-"""The ranks that share a model: where they meet, and what they do together.
+"""The ranks that share a model, or the layers of one stage: where they meet, and what they do together.
 
 On a CPU they talk through gloo, on GPUs through NCCL; small messages of GPUs go through kernels of ours
 (`quire/kernels/across_ranks.py`), which find their memory here.
@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from quire.distributed.peer_memory import Layout, PeerMemory
+from quire.distributed.stages import Pipeline
 from quire.distributed.topology import Topology
 from quire.types.ranks import Rank
 
@@ -28,25 +29,39 @@ _ENVIRONMENT = {
 class Group:
     """This process as one of the ranks. Every call is made by all of them, in the same order."""
 
-    def __init__(self, rank: Rank, device: torch.device) -> None:
-        """Waits for the others."""
+    def __init__(
+        self, rank: Rank, device: torch.device, *, whole_experts: bool = False, redundant_experts: int = 0
+    ) -> None:
+        """Waits for the others. whole_experts, redundant_experts: see `Topology`."""
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
-        self.topology = Topology(rank.index, rank.size)
+        self.topology = Topology(rank.lane, rank.width, whole_experts, redundant_experts)
+        self.samples = rank.samples
         self.device = device
         self.peers: PeerMemory | None = None
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
-            init_method=f"file://{rank.meeting}",
+            init_method=rank.meeting if "://" in rank.meeting else f"file://{rank.meeting}",
             rank=rank.index,
             world_size=rank.size,
             device_id=device if device.type == "cuda" else None,
         )
+        self.pipeline: Pipeline | None = None
+        everybody = dist.group.WORLD
+        assert everybody is not None
+        self._ranks: dist.ProcessGroup = everybody
+        self._first = rank.stage * rank.width  # of them, among all
+        if rank.stages > 1:
+            for first in range(0, rank.size, rank.width):  # all ranks make all groups
+                made = dist.new_group(list(range(first, first + rank.width)))
+                self._ranks = made if first == self._first else self._ranks
+            links = dist.new_group(), dist.new_group()
+            self.pipeline = Pipeline(rank, device, links)
 
     def share_memory(self, layout: Layout) -> None:
         """Let kernels write into other ranks' memory, where they can."""
         if self.device.type == "cuda" and layout.hidden * layout.itemsize % 4 == 0:
-            self.peers = PeerMemory.on_gpu(layout, self.topology, self.device)
+            self.peers = PeerMemory.on_gpu(layout, self.topology, self.device, self._ranks)
 
     def reduce_add(self, partial: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """`residual += the sum of all ranks' partial`, in place; both [m, n], contiguous. May overwrite `partial`.
@@ -54,7 +69,7 @@ class Group:
         Every rank gets the same bits.
         """
         if self.device.type == "cuda":  # each sum is made in one place and sent to all
-            dist.all_reduce(partial)
+            dist.all_reduce(partial, group=self._ranks)
             return residual.add_(partial)
         total = residual.float()
         for part in self._all(partial):
@@ -67,12 +82,12 @@ class Group:
         size, (rows, width) = self.topology.size, part.shape
         if self.device.type == "cuda":
             every = torch.empty((size, rows, width), dtype=part.dtype, device=part.device)
-            dist.all_gather_into_tensor(every, part)
+            dist.all_gather_into_tensor(every, part, group=self._ranks)
             parts = list(every.unbind())
         else:
             first = self.topology.rank == 0
             parts = [torch.empty_like(part) for _ in range(size)] if first else []
-            dist.gather(part, parts or None, dst=0)
+            dist.gather(part, parts or None, dst=self._first, group=self._ranks)
         for rank, one in enumerate(parts):
             room = out[:, rank * width : (rank + 1) * width]
             room.copy_(one[:, : room.shape[1]])
@@ -80,26 +95,31 @@ class Group:
 
     def from_first(self, x: torch.Tensor) -> torch.Tensor:
         """x of the first rank, in place, contiguous."""
-        dist.broadcast(x, 0)
+        dist.broadcast(x, self._first, group=self._ranks)
+        return x
+
+    def from_rank(self, x: torch.Tensor, rank: int) -> torch.Tensor:
+        """x of that rank, contiguous, of any type; in place on the others. For what is rare."""
+        dist.broadcast(x.view(torch.uint8) if x.dtype.itemsize == 1 else x, self._first + rank, group=self._ranks)
         return x
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """All ranks' x added up, in place, contiguous; the same bits everywhere. For what is rare."""
-        dist.all_reduce(x)
+        dist.all_reduce(x, group=self._ranks)
         return x
 
     def smallest(self, *values: int) -> list[int]:
-        """Of each value the least that any rank has."""
+        """Of each value the least that any rank has, those of other stages too."""
         every = torch.tensor(values, dtype=torch.int64, device=self.device)
         dist.all_reduce(every, dist.ReduceOp.MIN)
         return [int(value) for value in every.tolist()]
 
     def close(self) -> None:
-        self.peers = None
+        self.peers = self.pipeline = None
         if dist.is_initialized():
             dist.destroy_process_group()
 
     def _all(self, x: torch.Tensor) -> list[torch.Tensor]:
         parts = [torch.empty_like(x) for _ in range(self.topology.size)]
-        dist.all_gather(parts, x)
+        dist.all_gather(parts, x, group=self._ranks)
         return parts

@@ -110,23 +110,23 @@ class PeerMemory:
         return self.views["logits"] if self.layout.logit_rows else None
 
     @classmethod
-    def on_gpu(cls, layout: Layout, topology: Topology, device: torch.device) -> PeerMemory | None:
+    def on_gpu(
+        cls, layout: Layout, topology: Topology, device: torch.device, ranks: dist.ProcessGroup
+    ) -> PeerMemory | None:
         """All ranks call it together. None, on all of them, where they cannot write each other's memory."""
         import torch.distributed._symmetric_memory as symmetric_memory
 
         local = bases = None
-        everybody = dist.group.WORLD
-        assert everybody is not None
         try:
             local = symmetric_memory.empty(layout.offsets()[""], dtype=torch.uint8, device=device)
-            handle = symmetric_memory.rendezvous(local, everybody)
+            handle = symmetric_memory.rendezvous(local, ranks)
             bases = [int(pointer) for pointer in handle.buffer_ptrs]
             local.zero_()
         except (RuntimeError, AttributeError, TypeError) as error:
             logger.warning("ranks meet through the library alone: no memory of their own to share: %s", error)
         torch.cuda.synchronize(device)
         able = torch.tensor([local is not None and bases is not None], dtype=torch.int32, device=device)
-        dist.all_reduce(able, dist.ReduceOp.MIN)  # nobody writes before all have their zeros
+        dist.all_reduce(able, dist.ReduceOp.MIN, group=ranks)  # nobody writes before all have their zeros
         if not int(able) or local is None or bases is None:
             return None
         memory = cls(layout, topology, local, bases)

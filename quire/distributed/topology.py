@@ -20,10 +20,16 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Tensor parallelism: `size` ranks share every layer, this process is number `rank`."""
+    """Tensor parallelism: `size` ranks share every layer, this process is number `rank`.
+
+    whole_experts: of mixtures of experts each has some, instead of a part of every one. redundant_experts: copies that
+    there are of some of a layer's, on several ranks.
+    """
 
     rank: int = 0
     size: int = 1
+    whole_experts: bool = False
+    redundant_experts: int = 0
 
     def __post_init__(self) -> None:
         if self.size < 1 or not 0 <= self.rank < self.size:

@@ -5,25 +5,48 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
+from quire.config.resolve import Resolved
+from quire.engine.data_parallel import DataParallelClient
 from quire.engine.in_process import InProcessClient
 from quire.engine.lives import Death
 from quire.engine.messages import EngineInfo
 from quire.engine.remote import JoinedClient, ProcessClient
+from quire.executor.base import WORKER
 from quire.types.output import ABORTED, EngineOutputs
 from quire.types.request import EngineRequest
 
-__all__ = ["EngineClient", "EngineInfo", "InProcessClient", "JoinedClient", "ProcessClient"]
+__all__ = [
+    "DataParallelClient",
+    "EngineClient",
+    "EngineInfo",
+    "InProcessClient",
+    "JoinedClient",
+    "ProcessClient",
+    "start_here",
+    "start_process",
+]
 
 
 T = TypeVar("T")
 
 
 class EngineClient(Protocol):
-    info: EngineInfo
-    restart_seconds: float
-    """That it will probably take; 0: nobody knows."""
-    last_heard: float
-    """time.monotonic() of the latest message. With requests unfinished, or a ping, and an old one, the engine hangs."""
+    @property
+    def info(self) -> EngineInfo: ...
+
+    owns_engine: bool
+    """Whether this client has started the engine; else somebody else tells of its deaths."""
+
+    @property
+    def restart_seconds(self) -> float:
+        """That it will probably take; 0: nobody knows."""
+        ...
+
+    @property
+    def last_heard(self) -> float:
+        """time.monotonic() of the latest message. With requests unfinished, or a ping, and an old one, the engine
+        hangs."""
+        ...
 
     @property
     def death(self) -> Death | None:
@@ -118,3 +141,23 @@ class EngineClient(Protocol):
     def shutdown(self) -> None:
         """End the core. Call it from the thread that reads the outputs, or when nobody does."""
         ...
+
+
+def start_process(resolved: Resolved, worker: str = WORKER) -> EngineClient:
+    """Start the engine in a process of its own, or in as many as data_parallel_size says.
+
+    Raises:
+        ConfigError: the model cannot run here.
+    """
+    several = resolved.config.runtime.data_parallel_size > 1
+    return DataParallelClient.start(resolved, worker) if several else ProcessClient(resolved, worker)
+
+
+def start_here(resolved: Resolved, worker: str = WORKER) -> EngineClient:
+    """Start the engine in this process; several have processes of their own.
+
+    Raises:
+        ConfigError: the model cannot run here.
+    """
+    several = resolved.config.runtime.data_parallel_size > 1
+    return DataParallelClient.start(resolved, worker) if several else InProcessClient(resolved, worker)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from quire.config.parallel.expert_balance import ExpertBalance
 from quire.config.resolve import Resolved
 from quire.engine.adapters import HostedAdapters
 from quire.engine.grammars import Grammars
@@ -30,12 +31,16 @@ from quire.engine.messages import (
     UtilityCall,
     UtilityReply,
 )
+from quire.engine.steps import Steps
 from quire.engine.totals import Totals
 from quire.executor.base import Executor, StepFuture, failed_step
 from quire.foundation.child import Failure
 from quire.foundation.errors import ConfigError, EngineDeadError, InputError, QuireError
 from quire.foundation.log import get_logger
+from quire.kv.block_times import BlockTimes
+from quire.observe.flight_record import record_folder, write_record
 from quire.observe.profiling import PhaseClock
+from quire.observe.work import WorkMeter
 from quire.scheduling.drafting import Drafting
 from quire.scheduling.scheduler import Scheduler
 from quire.types.adapter import Adapter
@@ -51,6 +56,7 @@ from quire.types.output import (
 )
 from quire.types.plan import StepPlan
 from quire.types.request import EngineRequest
+from quire.types.view import EngineView, StepView
 
 PLAN_MARGIN = 0.001  # seconds before a step ends when the next one should be on the device, however late it is planned
 # A result is read after the hold, so a prediction that is too long would confirm itself. It must shrink, and soon: a
@@ -122,13 +128,17 @@ class EngineCore:
         self._clock = clock or PhaseClock()
         self._logs_requests = resolved.config.observe.enable_log_requests
         self._num_steps = 0
-        self._last_step_time = 0.0
-        self._step_tokens: list[int] = []
+        self._balance_steps = ExpertBalance.read(resolved.config.runtime).step_interval  # 0: never
+        self._steps = Steps()
+        self._meter: WorkMeter | None = None
+        self._block_times: BlockTimes | None = None
         self._stats_due = 0.0
         self._stats_are_old = False  # something has happened since they were told
         self._utilities: dict[str, Callable[..., Any]] = {
             "ping": self._ping,
             "stats": self.stats,
+            "look": self.look,
+            "record": self.record,
             "worker": executor.call,
             "workers": executor.call_each,
             "profile": lambda *args: executor.call("profile", *args),
@@ -145,6 +155,12 @@ class EngineCore:
         self._can_prepare = report.can_prepare
         self._utilities["reset_prefix_cache"] = self._scheduler.reset_prefix_cache
         self._utilities["check"] = self._scheduler.check
+        self._utilities["life"] = self._scheduler.life
+        if self.resolved.config.observe.enable_mfu_metrics:
+            self._meter = WorkMeter(report.model_work, report.prompt_cost, report.groups)
+        observe = self.resolved.config.observe
+        if observe.kv_cache_metrics:
+            self._block_times = self._scheduler.kv.pool.times = BlockTimes(observe.kv_cache_metrics_sample)
         self._clock.begin()
         return EngineInfo(self.resolved, report)
 
@@ -406,7 +422,7 @@ class EngineCore:
             self._clock.lap("submit")
 
     def _settle_oldest(self) -> EngineOutputs:
-        plan, future, prompt_tokens, work, submitted = self._in_flight.popleft()
+        plan, future, prompt_tokens, work, submitted = self._in_flight[0]
         try:
             result = future.result()
         except EngineDeadError:
@@ -417,15 +433,21 @@ class EngineCore:
         self._clock.lap("wait")
         if result.error is not None:
             raise StepError(f"step {plan.step} failed: {result.error}")
+        self._in_flight.popleft()
         now = time.perf_counter()
         seconds = now - max(submitted, self._last_result)
         between = now - self._last_result if self._is_busy else seconds
+        predicted = self._scheduler.prefill_budget.predict(work)
         self._scheduler.observe(work, prompt_tokens, seconds, between)
-        self._last_result, self._is_busy = now, True
+        if self._meter is not None:
+            self._meter.add(self._scheduler.work_of_oldest())
         outputs = self._scheduler.settle(plan, result)
         self._num_steps += 1
-        self._last_step_time = time.time()
-        self._step_tokens.append(prompt_tokens + plan.num_decodes)
+        if self._balance_steps and self._num_steps % self._balance_steps == 0:
+            self._executor.call("rebalance_experts")
+        gap = max(0.0, submitted - self._last_result) if self._is_busy else 0.0
+        self._last_result, self._is_busy = now, True
+        self._note_step(plan, prompt_tokens, seconds, gap, predicted)
         self._clock.lap("settle")
         if self.resolved.config.runtime.debug:
             self._scheduler.check()
@@ -442,6 +464,8 @@ class EngineCore:
             self._failure = error
             steps = 1 if isinstance(error, StepError) else self.resolved.depth
             self._suspects = Suspects(self._scheduler.ids_in(steps), was_killed=error.was_killed)
+            if not isinstance(cause, InterruptedError):
+                self._leave_record(str(error))
             if isinstance(cause, EngineDeadError):  # and no mistake of the scheduler
                 self._untold += self._scheduler.unreported()
         self._in_flight.clear()
@@ -472,13 +496,61 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """Counters since the start and gauges of now."""
         stats = self._scheduler.stats()
-        stats.num_steps = self._num_steps
-        stats.last_step_time = self._last_step_time
+        stats.num_steps = self._steps.num_steps
+        stats.last_step_time = self._steps.last_time
         stats.phase_seconds = dict(self._clock.seconds)
         stats.queue = msgspec.structs.replace(self._scheduler.queue_stats(), as_of=self._drained_at)
         stats.num_waiting += len(self._waiting_for_trial)
+        stats.num_deferred += len(self._waiting_for_trial)
+        stats.computed_tokens = self._steps.prompt_tokens
+        if self._meter is not None:
+            self._meter.tell(stats)
         self._before.add_to(stats)
         return stats
+
+    def _note_step(self, plan: StepPlan, prompt_tokens: int, seconds: float, gap: float, predicted: float) -> None:
+        waiting, running = self._scheduler.num_waiting, self._scheduler.num_running
+        self._steps.add(
+            StepView(
+                plan.step, time.time(), seconds, gap, predicted,
+                prompt_tokens, plan.num_decodes, plan.num_drafts, waiting, running,
+            )
+        )  # fmt: skip
+
+    def look(self, after: int = -1, watch: float = 0.0) -> EngineView:
+        """What goes on here, for people. Some milliseconds if there is much.
+
+        Args:
+            after: steps that come later than this one are told.
+            watch: seconds from now on in which the lives of requests are followed (`life`).
+        """
+        began = time.perf_counter()
+        requests, cells = self._scheduler.look(watch)
+        num_requests = self._scheduler.num_requests
+        steps = self._steps.after(after)
+        return EngineView(time.time(), steps, requests, num_requests, cells, time.perf_counter() - began)
+
+    def _leave_record(self, cause: str) -> None:
+        """Of a failure. What is broken may not be told; that changes nothing."""
+        try:
+            path = self.record(cause)
+        except Exception as error:
+            _log.warning("there is no flight record: %s: %s", type(error).__name__, error)
+            return
+        if path is not None:
+            _log.error("the flight record is in %s", path)
+
+    def record(self, cause: str, details: Any = None) -> str | None:
+        """Write the flight record. Returns the path of the file, None if it cannot be written."""
+        found = {
+            "details": details,
+            "model": self.resolved.config.model.names[0],
+            "device": self.resolved.device,
+            "stats": self.stats(),
+            "in_flight": [_outline(step) for step in self._in_flight],
+            "look": self.look(),
+        }
+        return write_record(record_folder(self.resolved.config.observe.flight_record_dir), cause, found)
 
     def _due_stats(self) -> EngineStats | None:
         """Now and then, and always before a pause if anything has happened, so that the gauges come to rest."""
@@ -488,8 +560,23 @@ class EngineCore:
         self._stats_due = now + STATS_SECONDS
         self._stats_are_old = False
         stats = self.stats()
-        stats.step_tokens, self._step_tokens = self._step_tokens, []
+        self._steps.tell(stats)
+        if self._block_times is not None:
+            stats.block_lifetimes, stats.block_idles, stats.block_gaps = self._block_times.take()
         return stats
+
+
+def _outline(step: SubmittedStep) -> dict[str, Any]:
+    plan = step.plan
+    return {
+        "step": plan.step,
+        "seconds_ago": time.perf_counter() - step.submitted,
+        "seats": plan.seats.tolist(),
+        "num_tokens": plan.num_tokens.tolist(),
+        "num_decodes": plan.num_decodes,
+        "num_drafts": plan.num_drafts,
+        "max_seq_len": plan.max_seq_len,
+    }
 
 
 def _make_scheduler(resolved: Resolved, report: WorkerReport, grammars: Grammars) -> Scheduler:
@@ -519,4 +606,5 @@ def _make_scheduler(resolved: Resolved, report: WorkerReport, grammars: Grammars
         mask_source=grammars,
         drafting=drafting,
         adapter_slots=resolved.config.lora.max_loras if resolved.config.lora.enable_lora else 0,
+        stages=resolved.config.runtime.pipeline_parallel_size,
     )

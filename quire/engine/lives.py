@@ -16,13 +16,16 @@ class Death:
     """What a client knows of how its engine ended.
 
     ids: of the requests in the step that raised, or in those under way; None: nobody said. was_killed: by somebody
-    else. on_trial: the suspect that the engine let in last.
+    else. on_trial: the suspect that the engine let in last. lost: the requests that it had; None: all that are open.
+    others: engines beside it that go on.
     """
 
     cause: str
     ids: frozenset[str] | None = None
     was_killed: bool = False
     on_trial: str | None = None
+    lost: frozenset[str] | None = None
+    others: int = 0
 
 
 class Lives:

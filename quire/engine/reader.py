@@ -46,10 +46,12 @@ class ClientBase(ABC):
     """
 
     info: EngineInfo
+    owns_engine = True  # this client has started it
 
-    def __init__(self, resolved: Resolved | None = None) -> None:
-        """resolved: of an engine that this client starts, and whose statistics it has logged. Raises ConfigError."""
-        self._loggers = None if resolved is None else StatLoggers(resolved)
+    def __init__(self, resolved: Resolved | None = None, number: int = 0) -> None:
+        """resolved: of an engine that this client starts, and whose statistics it has logged, and its number where
+        there are several. Raises ConfigError."""
+        self._loggers = None if resolved is None else StatLoggers(resolved, number)
         if self._loggers is not None:
             weakref.finalize(self, self._loggers.close)  # for who forgets to shut the engine down
         self._lock = threading.Condition()
@@ -104,26 +106,28 @@ class ClientBase(ABC):
     # -- utilities -----------------------------------------------------------------------------------------------
 
     def call(self, method: str, *args: Any, timeout: float | None = None) -> Any:
-        answer = self._call(method, args)
-        self._read_until(answer.done, timeout)
-        if not answer.done():
-            answer.cancel()
+        return self.answer_to(self.ask(method, args), method, timeout)
+
+    def answer_to(self, question: Future[Any], method: str, timeout: float | None) -> Any:
+        """Of `ask`, waiting for it as `call` does."""
+        self._read_until(question.done, timeout)
+        if not question.done():
+            question.cancel()
             raise TimeoutError(f"the engine has not answered {method!r} within {timeout} s")
-        return answer.result()
+        return question.result()
 
     async def call_async(self, method: str, *args: Any) -> Any:
-        answer = self._call(method, args)
-        await asyncio.to_thread(self._read_until, answer.done, None)
-        return answer.result()
+        return await asyncio.to_thread(self.answer_to, self.ask(method, args), method, None)
 
     def ping(self) -> None:
         """Ask for a sign of life, without waiting for it: once it is there and read, `last_heard` says so."""
-        self._call("ping", ())
+        self.ask("ping", ())
 
     def stats(self) -> EngineStats:
         return msgspec.convert(self.call("stats"), EngineStats)
 
-    def _call(self, method: str, args: Sequence[Any]) -> Future[Any]:
+    def ask(self, method: str, args: Sequence[Any]) -> Future[Any]:
+        """`call` without waiting for the answer."""
         self._raise_if_dead()
         answer: Future[Any] = Future()
         with self._lock:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from quire.config.resolve import Resolved
 from quire.engine.lives import Lives, with_room
 from quire.engine.messages import EngineInfo, FromCore, Join, Leave, Ready, StartCore, StopCore, ToCore
+from quire.engine.places import environment_of
 from quire.engine.reader import ClientBase
 from quire.executor.base import WORKER
 from quire.foundation.child import Child, Failure
@@ -30,8 +31,8 @@ _log = get_logger(__name__)
 class ChannelClient(ClientBase):
     """Reads a channel, from any thread or on an event loop."""
 
-    def __init__(self, resolved: Resolved | None = None) -> None:
-        super().__init__(resolved)
+    def __init__(self, resolved: Resolved | None = None, number: int = 0) -> None:
+        super().__init__(resolved, number)
         self._detach: Callable[[], None] | None = None  # ends the reading by an event loop
 
     def run_in_worker(self, _function: Callable[[Any], T], /) -> T:
@@ -46,26 +47,33 @@ class ChannelClient(ClientBase):
         """File descriptors that are readable when there is something to read, or nothing any more."""
 
     async def outputs(self) -> AsyncGenerator[EngineOutputs, None]:
-        self._become_reader()
         news = asyncio.Event()
-        detach = self._detach = self._read_on_loop(asyncio.get_running_loop(), news)
+        detach = self.read_on_loop(asyncio.get_running_loop(), news)
         try:
             while True:
-                while self._waiting_outputs:
-                    yield self._waiting_outputs.popleft()
-                self._raise_if_dead()
+                while (outputs := self.take()) is not None:
+                    yield outputs
                 news.clear()
                 await news.wait()
         finally:
             detach()
 
-    def _become_reader(self) -> None:
+    def take(self) -> EngineOutputs | None:
+        """Outputs that have been read and that nobody has got yet.
+
+        Raises:
+            EngineDeadError: there will be no more.
+        """
+        if self._waiting_outputs:
+            return self._waiting_outputs.popleft()
+        self._raise_if_dead()
+        return None
+
+    def read_on_loop(self, loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> Callable[[], None]:
+        """Let `loop` read whenever there is something, for `take`, and set `news`. Returns what ends it."""
         with self._lock:
             self._lock.wait_for(lambda: not self._reading)
             self._reading = True
-
-    def _read_on_loop(self, loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> Callable[[], None]:
-        """Let `loop` read whenever there is something, and set `news`. Returns what ends it."""
         sockets = self._sockets()
 
         def read_all() -> None:
@@ -87,10 +95,16 @@ class ChannelClient(ClientBase):
                 self._lock.notify_all()
             news.set()
 
+        self._detach = detach
         for fd in sockets:
             loop.add_reader(fd, read_all)
         loop.call_soon(read_all)  # what came before gives no sign
         return detach
+
+    def stop_reading(self) -> None:
+        """No event loop reads any more. Call it from the loop's thread."""
+        if self._detach is not None:
+            self._detach()
 
     def _read_one(self) -> bool:
         """Take in a message that is there. Returns whether there was one."""
@@ -106,10 +120,16 @@ class ChannelClient(ClientBase):
 class ProcessClient(ChannelClient):
     """The core in a process of its own, a child of this one."""
 
-    def __init__(self, resolved: Resolved, worker: str = WORKER, *, wait: bool = True) -> None:
-        """Starts the engine. Raises ConfigError if the model cannot run here. Without `wait`: see wait_until_ready."""
-        super().__init__(resolved)
+    def __init__(self, resolved: Resolved, worker: str = WORKER, *, number: int = 0, wait: bool = True) -> None:
+        """Starts the engine, as the one of this number where there are several.
+
+        Raises ConfigError if the model cannot run here. Without `wait`: see wait_until_ready.
+        """
+        super().__init__(resolved, number)
         self._resolved, self._worker = resolved, worker
+        self._environment = environment_of(resolved, number)
+        is_alone = resolved.config.runtime.data_parallel_size == 1
+        self._title = "engine core process" if is_alone else f"process of engine core {number}"
         self._lives = Lives(resolved.config.runtime.max_engine_restarts)
         self._restarting = threading.Lock()
         self._ending = threading.Event()
@@ -120,7 +140,7 @@ class ProcessClient(ChannelClient):
 
     def _start(self) -> None:
         self._began = time.monotonic()
-        self._child: Child[FromCore] = Child("quire.engine.process", FromCore, "engine core process")
+        self._child: Child[FromCore] = Child("quire.engine.process", FromCore, self._title, env=self._environment)
         self._child.channel.send(StartCore(self._resolved, self._worker, self._last_stats))
 
     def wait_until_ready(self) -> None:
@@ -207,8 +227,7 @@ class ProcessClient(ChannelClient):
     def _shut_down(self) -> None:
         if not self._child.is_open:
             return
-        if self._detach is not None:
-            self._detach()
+        self.stop_reading()
         self._end_loggers()
         if self._dead is None:
             self._send(StopCore())
@@ -222,6 +241,8 @@ class ProcessClient(ChannelClient):
 class JoinedClient(ChannelClient):
     """A core that another process has started. Who started it must say here when the core is dead (`die`), and whether
     another one has taken its place (`rejoin`)."""
+
+    owns_engine = False
 
     def __init__(self, info: EngineInfo, folder: Path) -> None:
         super().__init__()
@@ -289,8 +310,7 @@ class JoinedClient(ChannelClient):
             return
         self._is_open = False
         self.can_restart = False
-        if self._detach is not None:
-            self._detach()
+        self.stop_reading()
         self.die("the engine was shut down")
         self._read_until(lambda: False, None)  # until it is dead; another thread may be reading
         self._channel.close()

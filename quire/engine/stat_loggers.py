@@ -19,10 +19,16 @@ _log = get_logger(__name__)
 class StatLoggers:
     """Makes those that `resolved` asks for. Raises ConfigError for one that cannot be made."""
 
-    def __init__(self, resolved: Resolved) -> None:
+    def __init__(self, resolved: Resolved, number: int = 0) -> None:
         observe = resolved.config.observe
         names = [*(() if observe.disable_log_stats else (LINE,)), *observe.stat_loggers]
-        setup = StatLoggerSetup(resolved.config.model.names[0], resolved.device, resolved.max_num_seqs)
+        setup = StatLoggerSetup(
+            resolved.config.model.names[0],
+            resolved.device,
+            resolved.max_num_seqs,
+            number,
+            resolved.config.runtime.data_parallel_size,
+        )
         self._due = {_make(name, setup): 0.0 for name in dict.fromkeys(names)}  # time.monotonic() of the next record
         self._last: EngineStats | None = None
         self.wants_end = any(name != LINE for name in names)  # somebody asks for the very last counters

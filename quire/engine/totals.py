@@ -6,10 +6,10 @@ from itertools import zip_longest
 
 import msgspec
 
-from quire.observe.engine_metrics import COUNTERS, DRAFT_COUNTERS
+from quire.observe.engine_metrics import COUNTERS, DRAFT_COUNTERS, FLOOR_COUNTERS, WORK_COUNTERS
 from quire.types.output import EngineStats
 
-_COUNTERS = (*COUNTERS, *DRAFT_COUNTERS)
+_COUNTERS = (*COUNTERS, *DRAFT_COUNTERS, *WORK_COUNTERS, *FLOOR_COUNTERS)
 
 
 class Totals:
@@ -43,3 +43,5 @@ def keep_rising(stats: EngineStats, before: EngineStats) -> None:
     ]
     for name in _COUNTERS:
         setattr(stats, name, max(getattr(stats, name), getattr(before, name)))
+    for mine, older in zip(stats.engines, before.engines, strict=False):
+        keep_rising(mine, older)

@@ -115,9 +115,9 @@ class WorkerInterface(Protocol):
 def load_worker(resolved: Resolved, name: str, rank: Rank = ALONE) -> WorkerInterface:
     """The worker that `name` names, not started. Its import loads torch; meanwhile the GPU's driver comes up."""
     if resolved.device == "cuda":
-        wake_gpu(rank.index)
+        wake_gpu(rank.place)
     make = load(name)
-    worker: WorkerInterface = make(resolved) if rank.size == 1 else make(resolved, rank)
+    worker: WorkerInterface = make(resolved) if rank.size == 1 and rank.device < 0 else make(resolved, rank)
     return worker
 
 

@@ -1,6 +1,6 @@
 """Workers in processes of their own: plans go out, results come back in the same order.
 
-One worker is one process. Ranks that share a model are as many: each gets every message, the first one's results count,
+One worker is one process. Ranks that share a model are as many: each gets every message, one of them tells results,
 and whatever goes wrong with one of them is the end of all.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -41,24 +41,35 @@ from quire.types.result import StepResult
 _LOST_PEER = re.compile(r"connection|peer|gloo|NCCL|socket", re.IGNORECASE)
 _CAUSE_SECONDS = 0.5
 _GIB = 1024**3
+_LOOK_SECONDS = 0.25  # a rank that is found stopped twice ends the others
 
 
 class MultiprocExecutor:
     """One worker process a rank. Used by one thread."""
 
     def __init__(self, resolved: Resolved, worker: str = WORKER) -> None:
-        size = resolved.config.runtime.tensor_parallel_size
+        runtime = resolved.config.runtime
+        stages = runtime.pipeline_parallel_size
+        size = runtime.tensor_parallel_size * stages
         titles = [f"worker process of rank {index}" for index in range(size)] if size > 1 else ["worker process"]
-        self._children: list[Child[FromWorker]] = [
-            Child("quire.executor.worker_process", FromWorker, title) for title in titles
-        ]
+        self._children: list[Child[FromWorker]] = self._make_children(resolved, titles)
         self._channels = [child.channel for child in self._children]
-        meeting = str(self._children[0].folder / "meeting")
         for index, channel in enumerate(self._channels):
-            channel.send(StartWorker(resolved, worker, Rank(index, size, meeting)))
+            channel.send(StartWorker(resolved, worker, self._rank(index, size, stages)))
+        self._stages = stages
+        self._teller = size - size // stages  # the rank that samples, see Rank
         self._waiting: deque[RemoteStep] = deque()
         self._answers: list[deque[WorkerReply]] = [deque() for _ in titles]
-        self._has_failed = False
+        self._has_failed, self._has_ranks = False, size > 1
+        self._stopped: set[int] = set()  # ranks that were, when they were last looked at
+
+    def _make_children(self, resolved: Resolved, titles: Sequence[str]) -> list[Child[FromWorker]]:
+        """One process a rank, wherever that is. Raises EngineDeadError if one cannot be had."""
+        del resolved
+        return [Child("quire.executor.worker_process", FromWorker, title) for title in titles]
+
+    def _rank(self, index: int, size: int, stages: int) -> Rank:
+        return Rank(index, size, str(self._children[0].folder / "meeting"), stages)
 
     @property
     def sentinels(self) -> tuple[int, ...]:
@@ -88,7 +99,7 @@ class MultiprocExecutor:
         except BaseException:
             self._stop(grace=0)
             raise
-        return _joined([reports[index] for index in range(len(reports))])
+        return _joined([reports[index] for index in range(len(reports))], self._teller, self._stages)
 
     def submit(self, plan: StepPlan) -> RemoteStep:
         step = RemoteStep(self, plan.step)
@@ -97,7 +108,7 @@ class MultiprocExecutor:
         return step
 
     def mask(self, masks: TokenMasks) -> None:
-        self._channels[0].send(Mask(masks))  # who samples
+        self._channels[self._teller].send(Mask(masks))  # who samples
 
     def call(self, method: str | Callable[..., Any], *args: Any) -> Any:
         return self.call_each(method, *args)[0]
@@ -137,7 +148,11 @@ class MultiprocExecutor:
         if found is None:
             return
         index, message = found
-        if isinstance(message, Ran) and index == 0 and (message.result.error is None or len(self._children) == 1):
+        if (
+            isinstance(message, Ran)
+            and index == self._teller
+            and (message.result.error is None or len(self._children) == 1)
+        ):
             self._waiting.popleft().finish(message.result)
         elif isinstance(message, WorkerReply):
             self._answers[index].append(message)
@@ -150,16 +165,33 @@ class MultiprocExecutor:
         Raises EngineDeadError if a rank is gone and all that it sent has been read.
         """
         found = self._next()
-        if found is None and (timeout is None or timeout > 0):
-            Channel.wait_any(self._channels, timeout, *self.sentinels)
+        until = None if timeout is None else time.monotonic() + timeout
+        while found is None and (until is None or time.monotonic() < until):
+            left = None if until is None else until - time.monotonic()
+            if self._has_ranks:
+                left = _LOOK_SECONDS if left is None else min(left, _LOOK_SECONDS)
+            Channel.wait_any(self._channels, left, *self.sentinels)
             found = self._next()
+            if found is None:
+                self._check_ranks()
+            if not self._has_ranks:
+                break
         if found is None:
-            try:
-                self.check_health()
-            except EngineDeadError:
-                self._has_failed = True
-                raise
+            self._check_ranks()
         return found
+
+    def _check_ranks(self) -> None:
+        """Raises EngineDeadError if one is gone, or is stopped while others wait for it."""
+        try:
+            self.check_health()
+            stopped = {index for index, child in enumerate(self._children) if self._has_ranks and child.is_stopped}
+            before, self._stopped = self._stopped, stopped
+            for index in before & stopped:
+                child = self._children[index]
+                raise EngineDeadError(f"the {child.title} (pid {child.pid}) hangs: it was stopped by a signal")
+        except EngineDeadError:
+            self._has_failed = True
+            raise
 
     def _next(self) -> tuple[int, FromWorker] | None:
         for index, channel in enumerate(self._channels):
@@ -232,18 +264,18 @@ def _told(index: int, message: FromWorker) -> Exception:
     return _unexpected(message)
 
 
-def _joined(reports: list[WorkerReport]) -> WorkerReport:
-    """The first rank's, which agreed with the others on every size, and one line on what each has."""
+def _joined(reports: list[WorkerReport], teller: int, stages: int) -> WorkerReport:
+    """That of the rank that samples, which agreed with the others on every size, and one line on what each has."""
     if len(reports) == 1:
         return reports[0]
+    sizes = f"tensor_parallel_size={len(reports) // stages}"
+    sizes += f", pipeline_parallel_size={stages}" if stages > 1 else ""
     each = "; ".join(
         f"rank {index} on {report.device}, {report.weight_bytes / _GIB:.2f} GiB weights, "
         f"{report.groups[0].num_kv_heads} KV heads, {report.kv_bytes / _GIB:.2f} GiB KV cache"
         for index, report in enumerate(reports)
     )
-    return msgspec.structs.replace(
-        reports[0], notes=[*reports[0].notes, f"tensor_parallel_size={len(reports)}: {each}"]
-    )
+    return msgspec.structs.replace(reports[teller], notes=[*reports[teller].notes, f"{sizes}: {each}"])
 
 
 def _unexpected(message: object) -> EngineDeadError:

@@ -33,7 +33,11 @@ _log = get_logger(__name__)
 
 
 def main(arguments: list[str]) -> int:
-    parent: Parent[ToWorker] = Parent(arguments, ToWorker)
+    return serve(Parent(arguments, ToWorker))
+
+
+def serve(parent: Parent[ToWorker]) -> int:
+    """Be one rank's worker until told to stop. Returns the exit code."""
     keep_bytecode("torch")
     try:
         start = _next(parent)
@@ -72,7 +76,7 @@ def _serve(parent: Parent[ToWorker], worker: WorkerInterface, rank: Rank) -> Non
         message = _next(parent)
         if isinstance(message, RunStep):
             step = message.plan.step, _launch(worker, message.plan)
-            if message.plan.awaits_masks and rank.is_first:
+            if message.plan.awaits_masks and rank.samples:
                 awaiting = step
             else:
                 launched.put(step)
@@ -101,7 +105,7 @@ def _launch(worker: WorkerInterface, plan: StepPlan) -> StepFuture:
 
 
 def _send_results(channel: Channel[ToWorker], launched: SimpleQueue[tuple[int, StepFuture] | None], rank: Rank) -> None:
-    """Of the first rank; the others have only failures to tell."""
+    """Of the rank that samples; the others have only failures to tell."""
     while (item := launched.get()) is not None:
         step, future = item
         try:
@@ -109,7 +113,7 @@ def _send_results(channel: Channel[ToWorker], launched: SimpleQueue[tuple[int, S
         except Exception as error:
             _log.exception("step %d failed", step)
             result = failed_step(step, error)
-        if rank.is_first or result.error is not None:
+        if rank.samples or result.error is not None:
             channel.send(Ran(result))
 
 

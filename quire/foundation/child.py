@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -71,10 +71,17 @@ class Failure(msgspec.Struct, frozen=True, tag="failure", omit_defaults=True):
 class Child(Generic[T]):
     """The parent's side: start `module` as a process, send to it, receive from it, end it.
 
-    inherited: file descriptors that the child has too, under the same numbers.
+    inherited: file descriptors that the child has too, under the same numbers. env: variables that it has besides.
     """
 
-    def __init__(self, module: str, incoming: Any, title: str, inherited: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        module: str,
+        incoming: Any,
+        title: str,
+        inherited: Sequence[int] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.title = title
         self._folder = socket_folder()
         self.channel: Channel[T] = Channel(self._folder, incoming, parent=True)
@@ -85,10 +92,12 @@ class Child(Generic[T]):
                 pass_fds=[theirs.fileno(), *inherited],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # whatever a library prints there must not get into our own output
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path), **(env or {})},
                 process_group=0,  # Ctrl-C is for the parent alone
             )
-        self._close = weakref.finalize(self, _close, self._process, self._lifeline, self.channel, self._folder)
+        self._close: weakref.finalize[Any, Any] = weakref.finalize(
+            self, _close, self._process, self._lifeline, self.channel, self._folder
+        )
 
     @property
     def pid(self) -> int:
@@ -132,8 +141,21 @@ class Child(Generic[T]):
             return  # they are read before its end is reported
         raise EngineDeadError(
             f"the {self.title} (pid {self.pid}) {self._how_it_ended()}",
-            was_killed=self._process.returncode == -signal.SIGKILL,
+            was_killed=self._was_killed,
         )
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether somebody has stopped it, by a signal: it is there, and does nothing. False where nobody tells."""
+        try:
+            told = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return False
+        return told.rpartition(")")[2].split()[0] == "T"
+
+    @property
+    def _was_killed(self) -> bool:
+        return self._process.returncode == -signal.SIGKILL
 
     def kill(self) -> None:
         """End it now, from any thread; who waits for its messages learns of it. `stop` is to follow."""

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 
 class QuireError(Exception):
-    """Base of every error that Quire raises on purpose."""
+    """Base of every error that Quire raises on purpose.
+
+    code: its entry in the catalogue (`foundation/error_codes.py`), if class and field do not say it.
+    """
+
+    code: str | None = None
 
 
 class InputError(QuireError, ValueError):
@@ -62,9 +67,10 @@ class OverloadedError(QuireError):
 class ConfigError(QuireError, ValueError):
     """An option, a model folder or the combination of both cannot work."""
 
-    def __init__(self, message: str, field: str | None = None) -> None:
+    def __init__(self, message: str, field: str | None = None, *, code: str | None = None) -> None:
         super().__init__(message)
         self.field = field
+        self.code = code
 
 
 class WeightsError(ConfigError):

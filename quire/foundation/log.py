@@ -30,6 +30,11 @@ def setup(level: str = "info", *, json_lines: bool | None = None) -> None:
     root.propagate = False
 
 
+def escaped(line: str) -> str:
+    """Without control characters: what repeats a user's text shall do nothing to a terminal, nor forge a line."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+
+
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
     return {key: value for key, value in vars(record).items() if key not in _OWN_FIELDS}
 
@@ -43,7 +48,7 @@ class TextFormatter(logging.Formatter):
         extras = "".join(f" {key}={value}" for key, value in _extras(record).items())
         place = record.name.removeprefix(_ROOT + ".")
         line = f"{clock}.{int(record.msecs):03d} {record.levelname} {place}: {record.getMessage()}{extras}"
-        line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+        line = escaped(line)
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 

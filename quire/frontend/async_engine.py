@@ -15,7 +15,7 @@ import msgspec
 from quire.config.engine import EngineConfig
 from quire.config.engine_args import EngineArgs
 from quire.config.resolve import resolve
-from quire.engine.client import EngineClient, EngineInfo, JoinedClient, ProcessClient
+from quire.engine.client import EngineClient, EngineInfo, start_process
 from quire.engine.totals import keep_rising
 from quire.foundation.aside import LONG, aside
 from quire.foundation.errors import ConfigError, EngineDeadError, InputError
@@ -23,11 +23,13 @@ from quire.foundation.log import get_logger
 from quire.frontend.adapters import AdapterNames, read_adapter
 from quire.frontend.beam_search import BeamSearch, alternatives
 from quire.frontend.inputs import Prompt, PromptLike, build, main_eos, read_prompt
+from quire.frontend.journal import log_death
 from quire.frontend.outputs import OutputProcessor, RequestState
 from quire.frontend.pooling import requests as pooling
 from quire.frontend.reply_formats import Formats, find_formats
 from quire.frontend.templates.chat import ChatTemplate
 from quire.frontend.tokenization.tokenizer import Tokenizer, load_tokenizer
+from quire.observe.profiling import PhaseClock
 from quire.types.adapter import Adapter, LoRARequest
 from quire.types.output import (
     BeamSearchSequence,
@@ -41,6 +43,7 @@ from quire.types.pooling import PoolingOutput, PoolingParams, PoolingRequestOutp
 from quire.types.request import EngineRequest
 from quire.types.sampling import BeamSearchParams, SamplingParams
 from quire.types.structured import Constraint
+from quire.types.view import EngineView, LifeEvent
 
 ADDED_A_TURN = 64  # requests handed to the engine before it does
 OUTPUTS_A_TURN = 256  # outputs turned into text before the event loop gets a turn
@@ -90,25 +93,30 @@ class AsyncLLM:
         self.outage: Outage | None = None
         self._up = asyncio.Event()  # no outage, or no engine any more
         self._up.set()
-        # Who has not started the engine need not tell of its deaths.
-        self._tells = not isinstance(client, JoinedClient)
+        self._tells = client.owns_engine  # else somebody else tells of its deaths
+        self.on_replay: Callable[[int], None] | None = None  # told how many requests go on with another engine
         self._is_shut_down = False
         self._reader = asyncio.get_running_loop().create_task(self._read(), name="quire-outputs")
 
     @classmethod
-    async def start(cls, config: EngineConfig, serving: bool = False) -> AsyncLLM:
+    async def start(cls, config: EngineConfig, serving: bool = False, clock: PhaseClock | None = None) -> AsyncLLM:
         """Start an engine in a process of its own.
 
         Args:
             config: all options.
             serving: a server's defaults for those that are not given.
+            clock: told what the time was for.
 
         Raises:
             ConfigError: an option cannot work; it is named.
         """
+        clock = clock or PhaseClock()
         resolved = await asyncio.to_thread(resolve, config, serving=serving)
+        clock.lap("configuration")
         tokenizer = await asyncio.to_thread(load_tokenizer, resolved)
-        client = await asyncio.to_thread(ProcessClient, resolved)
+        clock.lap("tokenizer")
+        client = await asyncio.to_thread(start_process, resolved)
+        clock.lap("engine")
         return cls(client, tokenizer)
 
     @classmethod
@@ -117,7 +125,7 @@ class AsyncLLM:
         resolved = resolve(engine_args.create_engine_config())
         tokenizer = load_tokenizer(resolved)
         asyncio.get_running_loop()  # said before the engine starts
-        return cls(ProcessClient(resolved), tokenizer)
+        return cls(start_process(resolved), tokenizer)
 
     # Requests
 
@@ -131,6 +139,7 @@ class AsyncLLM:
         cache_salt: str | None = None,
         constraint: Constraint | None = None,
         lora_request: LoRARequest | None = None,
+        trace: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one prompt. Closing the generator aborts the request.
 
@@ -142,6 +151,7 @@ class AsyncLLM:
             cache_salt: only requests with the same salt share cached prefixes.
             constraint: what binds each answer (`ReplyPlan.constraint`).
             lora_request: the adapter that it is answered with.
+            trace: W3C headers of the span that it belongs to; then `metrics` of its outputs says more.
 
         Yields:
             The outputs, the last of them with `finished`. One that the engine refuses ends with finish_reason "error".
@@ -152,7 +162,7 @@ class AsyncLLM:
         """
         adapter = await self.adapter_of(lora_request)
         options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "constraint": constraint}
-        options["adapter"] = adapter
+        options |= {"adapter": adapter, "trace": trace}
         request_state = await self._add(prompt, params, request_id, options)
         loop, interval = asyncio.get_running_loop(), self._interval
         try:
@@ -410,13 +420,14 @@ class AsyncLLM:
         client, journal = self._client, self._processor.journal
         if (death := client.death) is None or not client.can_restart:
             raise error
-        began = time.monotonic() if self.outage is None else self.outage.began
-        self.outage = Outage(death.cause, began, client.restart_seconds)
-        self._up.clear()
-        self._note_outage()
+        if not death.others:
+            began = time.monotonic() if self.outage is None else self.outage.began
+            self.outage = Outage(death.cause, began, client.restart_seconds)
+            self._up.clear()
+            self._note_outage()
         self._tell(*self._processor.add_special(journal.bury(death)))
         if self._tells:
-            _log.error("the engine died: %s; %d requests wait for the next", death.cause, len(journal))
+            log_death(death, len(journal))
         await asyncio.to_thread(client.restart)
         try:
             while entries := journal.unsent():
@@ -424,10 +435,21 @@ class AsyncLLM:
                 await asyncio.sleep(0)
         except EngineDeadError:
             return  # `outputs` says so again
+        if self.outage is None:
+            return
         if self._tells:
             _log.warning("the engine is back after %.1f s; %d requests go on", self.outage.seconds, len(journal))
+        self._note_replays(self.outage)
         self.outage = None
         self._up.set()
+
+    def _note_replays(self, outage: Outage) -> None:
+        """Who runs has been given to another engine."""
+        now, running = time.time(), self._processor.running()
+        if self.on_replay is not None:
+            self.on_replay(len(running))
+        for request_state in running:
+            request_state.metrics.replays.append((now - outage.seconds, now))
 
     def _note_outage(self) -> None:
         """Nothing runs; who ran waits."""
@@ -439,7 +461,10 @@ class AsyncLLM:
             num_seats_used=0,
             num_free_blocks=stats.num_blocks,
             kv_usage=0.0,
+            is_up=False,
             step_tokens=[],
+            step_seconds=[],
+            step_gaps=[],
         )
 
     async def _take(self, outputs: EngineOutputs) -> None:
@@ -537,6 +562,24 @@ class AsyncLLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """The defaults that the model's generation_config.json asks for."""
         return SamplingParams(**self.info.resolved.info.generation_defaults)
+
+    async def look(self, after: int, seconds: float) -> EngineView:
+        """What goes on in the core: steps behind the one numbered `after`, requests, blocks. For `seconds` from now on
+        it can be asked for lives (`life`), and requests that end are kept (`find`)."""
+        self._processor.ended.watch(seconds)
+        return msgspec.convert(await self.call("look", after, seconds), EngineView)
+
+    async def life(self, request_id: str) -> list[LifeEvent]:
+        """What the core knows of a request's life; empty if it was not followed."""
+        return msgspec.convert(await self.call("life", request_id) or [], list[LifeEvent])
+
+    def find(self, request_id: str) -> RequestState | None:
+        """A request of this process that runs, or that has ended while somebody looked."""
+        return self._processor.find(request_id)
+
+    def latest(self) -> list[RequestState]:
+        """Requests of this process that have ended while somebody looked, the last first."""
+        return self._processor.ended.latest()
 
     async def call(self, method: str, *args: Any) -> Any:
         """A utility of the core: "stats", "reset_prefix_cache", "check" … It waits for one that is started again."""

@@ -60,6 +60,7 @@ def build(
     constraint: Constraint | None = None,
     adapter: Adapter | None = None,
     arrival: float | None = None,
+    trace: Mapping[str, str] | None = None,
 ) -> list[EngineRequest]:
     """One request for each of the `params.n` answers; they share the blocks of the prompt through the prefix cache.
 
@@ -96,6 +97,7 @@ def build(
         lora=adapter,
         constraint=constraint or prompt.constraint or _constraint(params, tokenizer),
         prompt_embeds=prompt.embeds,
+        trace=None if trace is None else dict(trace),
         media_hashes=[] if prompt.embeds is None else [prompt_embeds.digest(prompt.embeds)],
     )
     return [first] if params.n == 1 else _fan_out(first, params)

@@ -19,12 +19,14 @@ import msgspec
 from quire.engine.client import EngineClient
 from quire.engine.lives import Death
 from quire.foundation.errors import EngineDeadError
+from quire.foundation.log import get_logger
 from quire.types.output import STEP_FAILED, EngineOutput
 from quire.types.request import EngineRequest
 
 MAX_DEATHS = 2  # with so many engines in a row, without a token between, a request is a suspect
 MAX_TRIALS = 3  # so many times an engine must have been killed, while a suspect was on trial, to end it
 SENT_AT_ONCE = 64  # requests
+_log = get_logger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -93,6 +95,8 @@ class Journal:
         """The engine is dead. Returns the ends of those requests that killed it; the others wait for the next."""
         ends = []
         for entry in self._entries.values():
+            if death.lost is not None and entry.request.id not in death.lost:
+                continue
             if entry.is_sent and self._is_guilty(entry, death):
                 ends.append(_end(entry, death))
             entry.is_sent = False
@@ -111,6 +115,14 @@ class Journal:
             return False
         entry.num_trials += 1
         return not death.was_killed or entry.num_trials >= MAX_TRIALS
+
+
+def log_death(death: Death, num_open: int) -> None:
+    """num_open: requests that are open."""
+    if death.others:
+        _log.error("%s; its %d requests go on in %d others", death.cause, len(death.lost or ()), death.others)
+    else:
+        _log.error("the engine died: %s; %d requests wait for the next", death.cause, num_open)
 
 
 def _end(entry: Entry, death: Death) -> EngineOutput:

@@ -14,12 +14,13 @@ from quire.config.engine_args import EngineArgs
 from quire.config.model import ModelConfig
 from quire.config.resolve import resolve
 from quire.config.typed_options import EngineOptions
-from quire.engine.client import EngineClient, EngineInfo, InProcessClient, ProcessClient
+from quire.engine.client import EngineClient, EngineInfo, start_here, start_process
 from quire.foundation.errors import ConfigError, EngineDeadError, InputError
 from quire.foundation.log import get_logger
 from quire.frontend.adapters import AdapterNames, read_adapter
 from quire.frontend.inputs import PromptLike, build, read_prompt
 from quire.frontend.interrupts import INTERRUPT_SECONDS, deferred_interrupt
+from quire.frontend.journal import log_death
 from quire.frontend.outputs import OutputProcessor, RequestState
 from quire.frontend.pooling import requests as pooling
 from quire.frontend.tokenization.tokenizer import Tokenizer, load_tokenizer
@@ -73,7 +74,7 @@ class LLMEngine:
         Raises:
             ConfigError: an option cannot work; it is named.
         """
-        client = ProcessClient if enable_multiprocessing else InProcessClient
+        client = start_process if enable_multiprocessing else start_here
         return cls._start(engine_args.create_engine_config(), client)
 
     @classmethod
@@ -83,7 +84,7 @@ class LLMEngine:
         Raises:
             ConfigError: an option is unknown, or cannot work.
         """
-        return cls._start(EngineConfig.from_python(model=model, **options), InProcessClient)
+        return cls._start(EngineConfig.from_python(model=model, **options), start_here)
 
     @classmethod
     def _start(cls, config: EngineConfig, client: Callable[..., EngineClient]) -> LLMEngine:
@@ -222,7 +223,7 @@ class LLMEngine:
             raise error
         began, journal = time.monotonic(), self.processor.journal
         ends = journal.bury(death)
-        _log.error("the engine died: %s; %d requests wait for the next", death.cause, len(journal) - len(ends))
+        log_death(death, len(journal) - len(ends))
         self.client.restart()
         ended = self.processor.add_special(ends)
         try:
@@ -230,7 +231,8 @@ class LLMEngine:
                 journal.send_again(self.client, entries)
         except EngineDeadError:
             return ended  # `poll` says so again
-        _log.warning("the engine is back after %.1f s; %d requests go on", time.monotonic() - began, len(journal))
+        if not death.others:
+            _log.warning("the engine is back after %.1f s; %d requests go on", time.monotonic() - began, len(journal))
         return ended
 
     def _take(self, added: Added) -> Output:
@@ -316,7 +318,7 @@ class LLMEngine:
 
     def get_metrics(self) -> list[Metric]:
         """The engine's counters and gauges of now, by the names that /metrics has for them."""
-        labels = {"model_name": self.model_config.names[0], "engine": "0"}
+        labels = {"model_name": self.model_config.names[0]}
         return metrics_of(msgspec.convert(self.client.call("stats"), EngineStats), labels)
 
     def collective_rpc(

@@ -9,11 +9,13 @@ from __future__ import annotations
 import time
 from asyncio import Future
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
 from quire.foundation.errors import InputError
+from quire.frontend.ended import Ended
 from quire.frontend.journal import Journal
 from quire.frontend.tokenization.detokenizer import Detokenizer, can_wait
 from quire.frontend.tokenization.stops import StopAutomaton, stop_automaton
@@ -25,6 +27,7 @@ from quire.types.output import (
     Logprob,
     RequestMetrics,
     RequestOutput,
+    Spent,
     TokenLogprobs,
 )
 from quire.types.request import EngineRequest
@@ -102,6 +105,11 @@ class Answer:
             if detokenizer.stop is not None:
                 self._finish("stop", detokenizer.stop)
 
+    @property
+    def logprobs(self) -> list[dict[int, Logprob]]:
+        """Of its tokens so far, each one's own first; empty if nobody asked for them."""
+        return self._logprobs
+
     def abort(self) -> None:
         self._finish("abort", None)
 
@@ -138,6 +146,24 @@ class Answer:
         self.finish_reason, self.stop_reason = reason, stop_reason
 
 
+class TimedAnswer(Answer):
+    """One that says how long its tokens took to become text."""
+
+    def __init__(self, spent: Spent, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._spent = spent
+
+    def add(self, output: EngineOutput) -> None:
+        began = time.perf_counter()
+        super().add(output)
+        self._spent.add(time.perf_counter() - began)
+
+    def push(self, token: int) -> None:
+        began = time.perf_counter()
+        super().push(token)
+        self._spent.add(time.perf_counter() - began)
+
+
 class RequestState:
     """One request of the user on its way: its answers, its prompt, its times."""
 
@@ -151,13 +177,14 @@ class RequestState:
         params = requests[0].params
         stops = stop_automaton(tuple(params.stop)) if params.stop else None
         self.request_id = request_id
-        self.answers = [Answer(i, r.id, r.params, tokenizer, stops) for i, r in enumerate(requests)]
+        self.metrics = RequestMetrics(arrival_time=requests[0].arrival)
+        make = Answer if requests[0].trace is None else partial(TimedAnswer, self.metrics.detokenizing)
+        self.answers = [make(i, r.id, r.params, tokenizer, stops) for i, r in enumerate(requests)]
         self._only = self.answers[0] if len(self.answers) == 1 else None
         self.kind = params.output_kind
         self.waiter: Future[None] | None = None  # of the reader, while it waits for news
         self.error: str | None = None
         self.error_param: str | None = None
-        self.metrics = RequestMetrics(arrival_time=requests[0].arrival)
         self._prompt_text = prompt_text
         self._prompt = requests[0].token_ids
         self._tokenizer = tokenizer
@@ -180,6 +207,11 @@ class RequestState:
     @property
     def num_cached_tokens(self) -> int:
         return self._num_cached_tokens
+
+    @property
+    def prompt_text(self) -> str | None:
+        """None: it came as token ids."""
+        return self._prompt_text
 
     @cached_property
     def prompt_token_ids(self) -> list[int]:
@@ -204,6 +236,8 @@ class RequestState:
             self.vectors = output.pooled
         metrics = self.metrics
         metrics.num_preemptions += output.num_preemptions
+        if output.life is not None:
+            metrics.life += output.life
         if metrics.first_scheduled_time is None and output.queued:
             metrics.first_scheduled_time = metrics.arrival_time + output.queued
         if metrics.first_token_time is None and output.token_ids:
@@ -263,12 +297,20 @@ class OutputProcessor:
         self._by_engine_id: dict[str, tuple[RequestState, Answer]] = {}
         self._by_id: dict[str, RequestState] = {}
         self.journal = Journal()  # of the requests whose outputs are expected
+        self.ended: Ended[RequestState] = Ended()
 
     def __len__(self) -> int:
         return len(self._by_id)
 
     def running(self) -> list[RequestState]:
         return list(self._by_id.values())
+
+    def find(self, request_id: str) -> RequestState | None:
+        """One that runs, or has ended while somebody watched; by its own id or an answer's."""
+        if (known := self._by_id.get(request_id) or self.ended.find(request_id)) is not None:
+            return known
+        entry = self._by_engine_id.get(request_id)
+        return None if entry is None else entry[0]
 
     def add(self, requests: Sequence[EngineRequest], request_id: str, prompt_text: str | None) -> RequestState:
         """Expect outputs for `requests`. Raises InputError if the id is in use."""
@@ -348,6 +390,7 @@ class OutputProcessor:
         self.journal.close(engine_id)
         if request_state.finished:
             del self._by_id[request_state.request_id]
+            self.ended.keep(request_state)
 
     def abort(self, request_id: str) -> tuple[RequestState | None, list[str]]:
         """End a request: itself (None if it is unknown or has finished) and the engine ids to abort."""
@@ -359,6 +402,7 @@ class OutputProcessor:
             del self._by_engine_id[engine_id]
             self.journal.close(engine_id)
         request_state.abort(time.time())
+        self.ended.keep(request_state)
         return request_state, running
 
 

@@ -7,6 +7,7 @@ pieces. A `Reply` is the sum of an answer's pieces.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +19,7 @@ from quire.frontend.reply_formats import Formats
 from quire.parsers.base import Parser
 from quire.parsers.call_list import CALL_LIST
 from quire.parsers.either import content_or_calls
+from quire.types.output import Spent
 from quire.types.reply import (
     CallArguments,
     CallStart,
@@ -62,6 +64,7 @@ class ReplyPlan:
         *,
         continued: str | None = None,
     ) -> None:
+        self.spent: Spent | None = None  # where the time that parsing takes is added up, if somebody asks
         self.wish = wish
         self._formats = formats
         self._kwargs = dict(template_kwargs or {})
@@ -136,13 +139,16 @@ class ReplyPlan:
         if self.calls:
             tool_format = CALL_LIST if self._is_list or self._formats.tools is None else self._formats.tools
             tools = tool_format.parser(self._callable, parallel=self.wish.parallel_tool_calls)
-        return ReplyParser(
+        made = ReplyParser(
             reasoning,
             tools,
             include_reasoning=self.wish.include_reasoning,
             calls_end_it=not isinstance(self.wish.tool_choice, NamedTool),
             binds_calls=self._binds_calls,
         )
+        if self.spent is not None:
+            made.time(self.spent)
+        return made
 
     def count_reasoning(self, token_ids: Sequence[int]) -> int:
         """How many tokens of an answer are its reasoning, the marker that ends it included."""
@@ -259,6 +265,29 @@ class ReplyParser:
         if is_cut and self._binds_calls:
             kept = [piece for piece in kept if not isinstance(piece, Content) or piece.text.isspace()]
         return pieces + kept
+
+    @property
+    def has_calls(self) -> bool:
+        """So far."""
+        return self._has_calls
+
+    def time(self, spent: Spent) -> None:
+        """From now on `feed` and `finish` tell how long they take."""
+        feed, finish = self.feed, self.finish
+
+        def timed_feed(text: str) -> list[Piece]:
+            began = time.perf_counter()
+            found = feed(text)
+            spent.add(time.perf_counter() - began)
+            return found
+
+        def timed_finish(*, is_cut: bool = False) -> list[Piece]:
+            began = time.perf_counter()
+            found = finish(is_cut=is_cut)
+            spent.add(time.perf_counter() - began)
+            return found
+
+        self.feed, self.finish = timed_feed, timed_finish  # type: ignore[method-assign]
 
     def finish_reason(self, reason: str | None) -> str | None:
         """The engine's reason as clients expect it: an answer that ended with calls, not forced by name, says so."""

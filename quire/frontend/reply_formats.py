@@ -41,10 +41,10 @@ def find_formats(resolved: Resolved, tokenizer: Tokenizer | None) -> Formats:
         if file := getattr(config, name):
             _load_plugin(Path(file).expanduser(), name)
     tools, reasoning = _names(config, resolved, tokenizer)
-    tool_format = None if tools is None else TOOL_FORMATS.get(tools)
+    tool_format = None if tools is None else TOOL_FORMATS.get(tools, "tool_call_parser")
     if reasoning is None or tokenizer is None:
         return Formats(tool_format)
-    reasoning_format: ReasoningFormat = REASONING_FORMATS.get(reasoning)
+    reasoning_format: ReasoningFormat = REASONING_FORMATS.get(reasoning, "reasoning_parser")
     start, end, end_before_calls = (
         tuple(tokenizer.encode(marker, add_special_tokens=False))
         for marker in (reasoning_format.start, reasoning_format.end, reasoning_format.end_before_calls)

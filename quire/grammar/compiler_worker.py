@@ -23,7 +23,7 @@ from quire.grammar.vocabulary import Vocabulary
 from quire.types.structured import FIELD, GRAMMAR_BACKENDS, GrammarSpec
 
 MAX_TRIES = 2  # of one grammar, if the sandbox ends under it
-_EXTRAS = {"llguidance": "structured", "xgrammar": "xgrammar"}  # what brings each library
+_PACKAGES = {"llguidance": "quire", "xgrammar": "quire[xgrammar]"}  # what brings each library
 _log = get_logger(__name__)
 
 
@@ -108,9 +108,9 @@ class CompilerWorker:
 
     def _build(self) -> None:
         """Raises ConfigError if this engine cannot bind answers."""
-        extra = _EXTRAS.get(self._name)
-        if extra is not None and importlib.util.find_spec(self._name) is None:
-            raise ConfigError(f"structured outputs by {self._name} need `pip install 'quire[{extra}]'` on the server")
+        package = _PACKAGES.get(self._name)
+        if package is not None and importlib.util.find_spec(self._name) is None:
+            raise ConfigError(f"structured outputs by {self._name} need `pip install '{package}'` on the server")
         vocabulary = self._make_vocabulary()
         self._open_sandbox()  # which makes its tables meanwhile
         self._backend = GRAMMAR_BACKENDS.get(self._name)(vocabulary)

@@ -12,17 +12,24 @@ import torch
 from quire.distributed.group import Group
 from quire.distributed.peer_memory import PeerMemory
 
+# Of so many ranks a sum of so many bytes goes twice over the links: two trips are then less than what else they carry.
+# By the number of bytes alone; no machine with four GPUs has been asked yet.
+_RANKS_FOR_TWO, _BYTES_FOR_TWO = 4, 512 * 1024
+
 
 def reduce_add(partial: torch.Tensor, residual: torch.Tensor, group: Group) -> torch.Tensor:
     """`residual += the sum of all ranks' partial` in place, in float32 and rounded once; both [m, n], contiguous, of
     one dtype. May overwrite `partial`."""
     peers = group.peers
-    if peers is None or len(partial) > peers.layout.many_rows or not len(partial):
+    if peers is None or not _fits(partial, peers):
         return group.reduce_add(partial, residual)
     from quire.kernels.triton import across_ranks
 
-    reduce = across_ranks.reduce_few if len(partial) <= peers.layout.few_rows else across_ranks.reduce_many
-    return reduce(partial, residual, peers)
+    if len(partial) <= peers.layout.few_rows:
+        return across_ranks.reduce_few(partial, residual, peers)
+    size = peers.topology.size
+    twice = size >= _RANKS_FOR_TWO and partial.numel() * partial.element_size() >= _BYTES_FOR_TWO
+    return across_ranks.reduce_many(partial, residual, peers, twice=twice)
 
 
 def gather_columns(part: torch.Tensor, out: torch.Tensor, group: Group) -> torch.Tensor:
@@ -46,6 +53,12 @@ def from_first(x: torch.Tensor, group: Group) -> torch.Tensor:
     from quire.kernels.triton import across_ranks
 
     return across_ranks.from_first(x, peers)
+
+
+def _fits(partial: torch.Tensor, peers: PeerMemory) -> bool:
+    """Whether it is as wide as the rows that ranks share memory for, and no more of them."""
+    words = partial.shape[1] * partial.element_size() == 4 * peers.layout.words
+    return words and 0 < len(partial) <= peers.layout.many_rows
 
 
 def _is_shared(out: torch.Tensor, peers: PeerMemory | None) -> bool:

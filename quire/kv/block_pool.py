@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from quire.kv.block_times import BlockTimes
 from quire.types.kv import NULL_BLOCK
 
 
@@ -47,6 +48,7 @@ class BlockPool:
         for block in self._blocks[NULL_BLOCK + 1 :]:
             self._insert_before(self._ring, block)
         self.num_free = num_blocks - 1
+        self.times: BlockTimes | None = None  # if somebody asks for them
 
     @property
     def num_usable(self) -> int:
@@ -75,6 +77,8 @@ class BlockPool:
         ring.next = block
         block.prev = ring
         self.num_free -= count
+        if self.times is not None:
+            self.times.taken(taken)
         return taken
 
     def free(self, blocks: Iterable[Block]) -> None:
@@ -87,9 +91,13 @@ class BlockPool:
             if block.refs == 0:
                 self._insert_before(ring.next if block.key is None else ring, block)
                 self.num_free += 1
+                if self.times is not None:
+                    self.times.freed(block)
 
     def touch(self, blocks: Iterable[Block]) -> None:
         """Take one more reference of each; those that were free leave the free list with their content."""
+        if self.times is not None:
+            self.times.used(blocks := list(blocks))
         for block in blocks:
             if block.refs == 0:
                 self._unlink(block)
@@ -112,6 +120,10 @@ class BlockPool:
         if block.key is None and key not in self._cached:
             block.key = key
             self._cached[key] = block
+
+    def cached_ids(self) -> list[int]:
+        """Of the blocks that can be found again, held or free."""
+        return [block.id for block in self._cached.values()]
 
     def forget_all(self) -> None:
         """Empty the cache; blocks in use stay in use, but will not be found."""

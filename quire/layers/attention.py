@@ -11,13 +11,16 @@ from torch import nn
 
 from quire.attention.base import ALIKE, AttentionBackend, PerHead, PromptAttention, Scores
 from quire.attention.context import LayerCache, StepContext
+from quire.distributed.group import Group
 from quire.distributed.topology import Topology
 from quire.foundation.errors import ConfigError
 from quire.kernels.attention.rope import QkvTarget, qk_norm_rope_write, rotate
+from quire.layers.cuts import Cut, cut_parameter
 from quire.layers.head_terms import HeadTerms
 from quire.layers.linear import Linear
-from quire.layers.norm import Norm, RMSNorm
+from quire.layers.norm import HeadNorms, Norm, RMSNorm, norm_across
 from quire.layers.rotary import no_rotation
+from quire.quantization.base import scale_exactly
 
 
 class Keeps(NamedTuple):
@@ -82,8 +85,10 @@ class Attention(SelfAttention):
     head_dim^-0.5. softcap: c of c · tanh(product / c). sinks: each head has a learned logit that no token has. slopes:
     of each head, see `Scores`. interleaved: the rotation pairs columns 2i and 2i + 1. clip: that queries, keys and
     values are clamped to. qkv: the projection, if it is another than the usual. query_scales: float32 [positions],
-    that queries are multiplied by.
+    that queries are multiplied by. v_norm: of each head of values.
     """
+
+    ranks: Group | None = None  # that share it
 
     def __init__(
         self,
@@ -109,6 +114,7 @@ class Attention(SelfAttention):
         query_scales: torch.Tensor | None = None,
         sinks: bool = False,
         slopes: Sequence[float] | None = None,
+        v_norm: nn.Module | None = None,
     ) -> None:
         kind, seen = ("chunk", chunk) if chunk else ("window", window) if window else ("full", 0)
         super().__init__(index, Keeps(kind, num_kv_heads, head_dim, seen))
@@ -124,23 +130,64 @@ class Attention(SelfAttention):
         if qk_norm_eps is not None:
             qk_norm = QKNorm(RMSNorm(head_dim, qk_norm_eps), RMSNorm(head_dim, qk_norm_eps))
         self._still = no_rotation(len(cos_sin), head_dim) if qk_norm and qk_norm.on == "turned" else None
+        self.v_norm = v_norm
         self.norm_on = qk_norm.on if qk_norm else "heads"
         self.q_norm: nn.Module | None = qk_norm.q if qk_norm else None
         self.k_norm: nn.Module | None = qk_norm.k if qk_norm else None
         # The kernels around the rotation know RMS norms of heads.
         self._norms_inside = self.norm_on != "width" and isinstance(self.q_norm, RMSNorm)
-        self._is_plain = clip is None and (qk_norm is None or (self._norms_inside and self.norm_on == "heads"))
+        self._is_plain = (
+            clip is None and v_norm is None and (qk_norm is None or (self._norms_inside and self.norm_on == "heads"))
+        )
 
     def share_with(self, topology: Topology) -> None:
-        if topology.size > 1 and self.q_norm is not None and not self._norms_inside:
-            raise ConfigError("norms across heads, or of each head's own, are not shared among ranks")
         heads, kv_heads, head_dim = self.heads
         self.heads = (
             topology.share(heads, "num_attention_heads"), topology.heads(kv_heads, "num_key_value_heads"), head_dim
         )  # fmt: skip
+        self._copies = [1, topology.size * self.heads[1] // kv_heads]  # ranks with the same heads
+        for norm, count in ((self.q_norm, heads), (self.k_norm, kv_heads)):
+            if isinstance(norm, HeadNorms):
+                norm.share_with(topology)
+            elif norm is not None and self.norm_on == "width":
+                if topology.size > 1 and (not isinstance(norm, RMSNorm) or norm.plus_one):
+                    raise ConfigError("ranks cannot share norms across heads other than RMS norms")
+                cut_parameter(norm, "weight", Cut.of([(count * head_dim, count)], topology))
         for terms in (self.sinks, self.slopes):
             if terms is not None:
                 terms.share_with(topology)
+
+    def join(self, group: Group) -> None:
+        """See `quire.layers.cuts.Joining`."""
+        self.ranks = group
+
+    def keep_scaled(self, k_scale: float, v_scale: float) -> None:
+        """Keep keys and values divided by powers of two: what multiplies by them makes up for it, so that nothing but
+        what an 8-bit cache holds changes. Once, when the weights are there.
+
+        Raises ConfigError if something stands between the weights and the cache that is not linear in them.
+        """
+        if list(self.qkv_proj.parts) != ["q_proj", "k_proj", "v_proj"] or self.clip or self.v_norm is not None:
+            raise ConfigError(
+                "keys and values of this model cannot be scaled: set kv_cache_dtype=auto", "kv_cache_dtype"
+            )
+        q_rows, k_rows, v_rows = self.qkv_proj.part_rows
+        powers = torch.ones(q_rows + k_rows + v_rows, device=self.cos_sin.device)
+        powers[q_rows + k_rows :] /= v_scale
+        if self.k_norm is None:
+            powers[q_rows : q_rows + k_rows] /= k_scale
+        elif isinstance(self.k_norm, RMSNorm) and not self.k_norm.plus_one:
+            weight = self.k_norm.weight
+            scale_exactly(weight.data, torch.full((len(weight),), 1 / k_scale, device=weight.device))
+        elif k_scale != 1:
+            raise ConfigError(
+                "keys behind this model's norm cannot be scaled: set kv_cache_dtype=auto", "kv_cache_dtype"
+            )
+        self.qkv_proj.scale_rows(powers)
+        self.scale *= k_scale
+        bias, self.o_proj.bias = self.o_proj.bias, None
+        self.o_proj.scale_rows(torch.full((self.o_proj.local_shape[0],), v_scale, device=powers.device))
+        self.o_proj.bias = bias
 
     def add(self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None, ctx: StepContext) -> torch.Tensor:
         """`residual += attention(norm(x))` in place; without a residual, attention(norm(x))."""
@@ -175,15 +222,29 @@ class Attention(SelfAttention):
             return ALIKE
         return PerHead(*(None if terms is None else terms.values for terms in (self.sinks, self.slopes)))
 
+    def _wide_norms(self, q: torch.Tensor, k: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Norms of all of a token's queries together, and of its keys."""
+        q_norm, k_norm = self.q_norm, self.k_norm
+        if self.ranks is None:
+            return [norm(x) for norm, x in ((q_norm, q), (k_norm, k)) if norm is not None]
+        assert isinstance(q_norm, RMSNorm)
+        assert isinstance(k_norm, RMSNorm)
+        return norm_across([q_norm, k_norm], [q, k], self._copies, self.ranks.topology, self.ranks)
+
     def _prepare(self, qkv: torch.Tensor, place: QkvTarget) -> tuple[torch.Tensor, QkvTarget]:
         """What stands between the projection and the kernel that rotates, and what is then left for that one."""
         if self.norm_on == "width" and self.q_norm is not None and self.k_norm is not None:
             heads, kv_heads, head_dim = self.heads
             q, k, v = qkv.split([heads * head_dim, kv_heads * head_dim, kv_heads * head_dim], dim=1)
-            qkv = torch.cat([self.q_norm(q), self.k_norm(k), v], dim=1)
+            qkv = torch.cat([*self._wide_norms(q, k), v], dim=1)
+        if self.v_norm is not None:
+            _, kv_heads, head_dim = self.heads
+            rest, v = qkv.split([qkv.shape[1] - kv_heads * head_dim, kv_heads * head_dim], dim=1)
+            qkv = torch.cat([rest, self.v_norm(v.reshape(-1, head_dim)).view(v.shape)], dim=1)
         if self.clip is not None:
             qkv = qkv.clamp_(-self.clip, self.clip)
-        if self.norm_on == "width" or self._is_plain or self.q_norm is None or self.k_norm is None:
+        inside = self._norms_inside and self.norm_on == "heads"
+        if self.norm_on == "width" or inside or self.q_norm is None or self.k_norm is None:
             return qkv, place
         heads, kv_heads, head_dim = self.heads
         tokens = len(qkv)

@@ -57,5 +57,9 @@ class Embedding(nn.Module):
             y = head.add(y, rows)
         return y if end - begin == room else nn.functional.pad(y, (0, room - (end - begin)))
 
+    def whole(self, x: torch.Tensor) -> torch.Tensor:
+        """x [m, hidden] @ weight.T in float32, of the whole vocabulary on every rank."""
+        return linear(x, self.weight, out_dtype=torch.float32)
+
     def dense(self, dtype: torch.dtype, rows: slice = ALL_ROWS) -> torch.Tensor:
         return self.weight[rows].to(dtype)

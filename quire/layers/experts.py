@@ -1,13 +1,14 @@
 """Mixtures of experts: of many feed-forward layers each token goes through the few that a router chooses for it.
 
-The experts' matrices are kept as two, one line of experts each: gate and up together [experts, 2 · inner, hidden], and
-down [experts, hidden, inner], in the weight format of the model. Ranks share every expert, by `inner`.
+The experts' matrices are kept as two, one line of experts each: gate and up together [experts, 2 · inner, hidden] (of
+experts without a gate, up alone), and down [experts, hidden, inner], in the weight format of the model. Ranks share
+every expert, by `inner`, or have some whole (`layers/spread.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -29,8 +30,9 @@ from quire.layers.attention import SelfAttention
 from quire.layers.block import DecoderLayer, OuterNormLayer
 from quire.layers.linear import Linear
 from quire.layers.low_rank import LowRankExperts
-from quire.layers.mlp import GatedMLP
+from quire.layers.mlp import MLP, GatedMLP
 from quire.layers.norm import Norm, RMSNorm
+from quire.layers.spread import Spread
 from quire.layers.targets import Staged, Staging, Target, store
 from quire.quantization.base import (
     INPUTS,
@@ -97,12 +99,13 @@ class Router(nn.Module):
                 correction, nn.Parameter(torch.empty(shape, dtype=torch.float32), requires_grad=False)
             )
 
-    def forward(self, x: torch.Tensor, live: Live | None, norm: Gain | None = None) -> Routes:
-        """x [tokens, hidden], or norm(x) → where its tokens go."""
+    def forward(self, x: torch.Tensor, live: Live | None, norm: Gain | None = None, *, in_order: bool = True) -> Routes:
+        """x [tokens, hidden], or norm(x) → where its tokens go. in_order: see `route`."""
         if x.dtype != self.weight.dtype:
             x, norm = (x if norm is None else rms_norm(x, *norm)).to(self.weight.dtype), None
         logits = router_logits(x, self.weight, norm, self.bias)
-        return route(logits, self.rule, getattr(self, self.correction) if self.correction else None, live)
+        bias = getattr(self, self.correction) if self.correction else None
+        return route(logits, self.rule, bias, live, in_order=in_order)
 
 
 class Experts(nn.Module):
@@ -127,9 +130,8 @@ class Experts(nn.Module):
         super().__init__()
         self.has_bias, self.inside = bias, Inside(gate)
         self.experts, self.top_k, self.names = rule.experts, rule.top_k, names or ExpertNames()
-        gate_up = Linear(
-            hidden, 2 * inner, bias=False, parts={self.names.gate: inner, self.names.up: inner}, gated=True, role="rows"
-        )
+        parts = {self.names.up: inner} if gate.squared else {self.names.gate: inner, self.names.up: inner}
+        gate_up = Linear(hidden, sum(parts.values()), bias=False, parts=parts, gated=not gate.squared, role="rows")
         # One expert's, as patterns: of shares, formats and targets. In a tuple, so that they are no layers.
         self._pair = (gate_up, Linear(inner, hidden, bias=False, parts={self.names.down: hidden}, role="columns"))
 
@@ -139,6 +141,10 @@ class Experts(nn.Module):
         Raises ConfigError if ranks cannot share them.
         """
         self.name = name
+        self.spread: Spread | None = None
+        if topology.whole_experts and topology.size > 1:
+            self.spread = Spread(self.experts, topology, topology.redundant_experts, torch.empty(0).device)
+            topology = ALONE
         self._kept: list[dict[str, torch.Tensor]] = []
         for kind, one in zip(("gate_up", "down"), self._pair, strict=True):
             with torch.device("meta"):
@@ -146,18 +152,50 @@ class Experts(nn.Module):
             specs = one.scheme.format.tensors(*one.local_shape, one.dtype)
             kept = {}
             for tensor, spec in specs.items():
-                whole = torch.empty((self.experts, *spec.shape), dtype=spec.dtype)
+                whole = torch.empty((len(self.own), *spec.shape), dtype=spec.dtype)
                 self.register_parameter(f"{kind}_{tensor}", nn.Parameter(whole, requires_grad=False))
                 kept[tensor] = whole
             self._kept.append(kept)
         gate_up, down = (one.scheme.format for one in self._pair)
         self.matrices = gate_up.experts(self._kept[0], self._kept[1], down)
         if self.has_bias:
-            self._biases = [torch.zeros(self.experts, one.local_shape[0]) for one in self._pair]
+            self._biases = [torch.zeros(len(self.own), one.local_shape[0]) for one in self._pair]
             for kind, bias in zip(("gate_up", "down"), self._biases, strict=True):
                 self.register_parameter(f"{kind}_bias", nn.Parameter(bias, requires_grad=False))
             # What is added behind a sum over ranks is added once.
             self.inside = Inside(self.inside.gate, self._biases[0], self._biases[1] if not topology.rank else None)
+
+    @property
+    def own(self) -> Sequence[int]:
+        """Experts that this rank has, or has a part of, in the order of its tensors' lines."""
+        return range(self.experts) if self.spread is None else self.spread.own
+
+    def rebalance(self, group: Group) -> bool:
+        """Let ranks have the experts that spread the tokens which came since the last time more evenly. All ranks call
+        it together, between steps. Returns whether any has moved."""
+        spread = self.spread
+        wanted = None if spread is None else spread.rebalanced()
+        if spread is None or wanted is None:
+            return False
+        before, rank = spread.placement, group.topology.rank
+        slots = {expert: slot for slot, expert in enumerate(spread.own)}
+        lines = [parameter.data for parameter in self.parameters(recurse=False)]
+        moved = sorted({one for old, new in zip(before, wanted, strict=True) for one in set(new) - set(old)})
+        come: dict[int, list[torch.Tensor]] = {}
+        for expert in moved:
+            source = next(number for number, own in enumerate(before) if expert in own)
+            sent = [
+                (line[slots[expert]] if rank == source else torch.empty_like(line[0])).contiguous() for line in lines
+            ]
+            arrived = [group.from_rank(tensor, source) for tensor in sent]
+            if expert in wanted[rank] and expert not in slots:
+                come[expert] = arrived
+        kept = {one: [line[slots[one]].clone() for line in lines] for one in wanted[rank] if one in slots}
+        for slot, expert in enumerate(wanted[rank]):
+            for line, numbers in zip(lines, come.get(expert) or kept[expert], strict=True):
+                line[slot].copy_(numbers)
+        spread.place(wanted)
+        return True
 
     @property
     def format(self) -> WeightFormat:
@@ -165,8 +203,9 @@ class Experts(nn.Module):
         return self._pair[0].scheme.format
 
     def num_weights(self) -> int:
-        """Numbers that the parameters of a token's experts stand for: what it is multiplied by."""
-        return self.top_k * sum(one.num_weights() for one in self._pair)
+        """Numbers that the parameters of a token's experts stand for: what it is multiplied by here."""
+        every = self.top_k * sum(one.num_weights() for one in self._pair)
+        return every * len(self.own) // self.experts
 
     def num_bytes(self, tokens: int | None = None) -> float:
         """Of the parameters; of those of the experts that so many tokens hit, if they choose evenly."""
@@ -175,29 +214,41 @@ class Experts(nn.Module):
 
     def fill(self, draw: Callable[[int, int], torch.Tensor]) -> None:
         """draw: (rows, columns) → numbers of one expert's matrix, of all ranks."""
+        slots = {expert: slot for slot, expert in enumerate(self.own)}
         for expert in range(self.experts):
             for one, kept in zip(self._pair, self._kept, strict=True):
-                dense = one.cut(draw(one.out_features, one.in_features))
-                store({name: tensor[expert] for name, tensor in kept.items()}, one.scheme.format.pack(dense))
+                drawn, slot = draw(one.out_features, one.in_features), slots.get(expert)
+                if slot is not None:
+                    own = {name: tensor[slot] for name, tensor in kept.items()}
+                    store(own, one.scheme.format.pack(one.cut(drawn)))
 
     @property
     def pair(self) -> tuple[Linear, Linear]:
         """One expert's matrices, gate and up together and down, as patterns of shapes and shares."""
         return self._pair
 
-    def dense(self, number: int, expert: int, dtype: torch.dtype) -> torch.Tensor:
-        """What the numbers of one expert's matrix stand for, as this rank has them. number: in `pair`."""
-        own = {name: tensor[expert] for name, tensor in self._kept[number].items()}
+    def dense(self, number: int, slot: int, dtype: torch.dtype) -> torch.Tensor:
+        """What the numbers of one of its experts' matrices stand for, as this rank has them. number: in `pair`."""
+        own = {name: tensor[slot] for name, tensor in self._kept[number].items()}
         return self._pair[number].scheme.format.matrix(own, None).dense(dtype)
 
     def add(self, x: torch.Tensor, routes: Routes, residual: torch.Tensor, norm: Gain | None = None) -> torch.Tensor:
         """As ExpertMatrices.add, and what adapters add to each expert."""
+        if self.spread is not None:
+            routes = self.spread.local(routes)
         if self.low_rank is None or not self.low_rank.is_active:
             return self.matrices.add(x, routes, residual, norm, self.inside)
         x = x if norm is None else rms_norm(x, *norm)
         gate_up, down = (partial(self.dense, number, dtype=x.dtype) for number in range(2))
-        more = (self.low_rank.add_gate_up, self.low_rank.add_down)
-        return add_each(x, routes, gate_up, down, residual, self.inside, more)
+        own, low_rank = self.own, self.low_rank
+
+        def first(slot: int, tokens: torch.Tensor, y: torch.Tensor, x: torch.Tensor) -> None:
+            low_rank.add_gate_up(own[slot], tokens, y, x)
+
+        def second(slot: int, tokens: torch.Tensor, y: torch.Tensor, x: torch.Tensor) -> None:
+            low_rank.add_down(own[slot], tokens, y, x)
+
+        return add_each(x, routes, gate_up, down, residual, self.inside, (first, second))
 
     # -- loading ------------------------------------------------------------------------------------------------
 
@@ -208,13 +259,17 @@ class Experts(nn.Module):
         are_turned = self._are_turned(stored)
         for one, kept, whole in zip(self._pair, self._kept, (self.names.all_gate_up, self.names.all_down), strict=True):
             together = f"{self.name}.{whole}"
-            for expert in range(self.experts):
-                own = {name: tensor[expert] for name, tensor in kept.items()}
-                if any(_stored_as(together, source) in stored for source in one.scheme.sources):
+            if any(_stored_as(together, source) in stored for source in one.scheme.sources):
+                for slot, expert in enumerate(self.own):
+                    own = {name: tensor[slot] for name, tensor in kept.items()}
                     yield from self._part_of(together, expert, one, own, are_turned=are_turned)
-                else:
-                    modules = tuple(f"{self.name}.{expert}.{part}" for part in one.parts)
-                    yield from one.targets_into(modules, own)
+                continue
+            slots = {expert: slot for slot, expert in enumerate(self.own)}
+            for expert in range(self.experts):
+                modules = tuple(f"{self.name}.{expert}.{part}" for part in one.parts)
+                own = {name: tensor[slots.get(expert, 0)] for name, tensor in kept.items()}
+                for target in one.targets_into(modules, own):
+                    yield target if expert in slots else replace(target, is_elsewhere=True)
 
     def _are_turned(self, stored: Shapes) -> bool:
         """Whether files have all experts' matrices the other way round: by the family's word, or the shape of `down`.
@@ -253,12 +308,14 @@ class Experts(nn.Module):
                 yield Target(name, shape, into, source.dtypes, part, at, turned)
 
     def _bias_targets(self) -> Iterator[Target]:
-        names, every = (self.names.gate_up_bias, self.names.down_bias), slice(None)
+        names = (self.names.gate_up_bias, self.names.down_bias)
         for one, bias, name in zip(self._pair, self._biases, names, strict=True):
             dealt = self.names.interleaved and len(one.parts) == 2
             for lines, place in _turns(one) if dealt else _runs(one, dealt=False):
                 shape = (self.experts, one.out_features)
-                yield Target(f"{self.name}.{name}", shape, bias, part=(every, lines), at=(every, place))
+                for slot, expert in enumerate(self.own):
+                    part, at = (slice(expert, expert + 1), lines), (slice(slot, slot + 1), place)
+                    yield Target(f"{self.name}.{name}", shape, bias, part=part, at=at)
 
 
 def _runs(one: Linear, *, dealt: bool) -> Iterator[tuple[slice, slice]]:
@@ -351,8 +408,9 @@ class MixtureOfExperts(nn.Module):
     Submodules are named as in checkpoints: `gate` (the router), `experts`, and `shared_name`, if `shared` is not 0: the
     inner size of the shared experts, which are one feed-forward layer. shared_gate: the name of the gate before them.
     shared_fused: what checkpoints call gate and up of the shared ones if they have them as one.
-    gate, bias: of the experts. scales_input: a token's weight multiplies what goes to its one expert, not what comes
-    out.
+    latent: what routed experts see is projected to, and what they make back from. gate, bias: of the experts; the
+    shared ones have none where these have none. scales_input: a token's weight multiplies what goes to its one
+    expert, not what comes out.
     """
 
     def __init__(
@@ -370,12 +428,18 @@ class MixtureOfExperts(nn.Module):
         gate: Gate = Gate(),  # noqa: B008 (it is frozen)
         bias: bool = False,
         scales_input: bool = False,
+        latent: int | None = None,
+        latent_bias: bool = False,
     ) -> None:
         super().__init__()
         self.gate, self.scales_input = router, scales_input
-        self.experts = Experts(router.rule, hidden, inner, names, gate, bias=bias)
+        self.experts = Experts(router.rule, latent or hidden, inner, names, gate, bias=bias)
+        self.fc1_latent_proj = Linear(hidden, latent, bias=latent_bias) if latent else None
+        self.fc2_latent_proj = Linear(latent, hidden, bias=latent_bias) if latent else None
         self._shared_name, self._gate_name = shared_name if shared else None, shared_gate
-        if shared:
+        if shared and gate.squared:
+            self.add_module(shared_name, MLP(hidden, shared, "relu2", bias=shared_bias))
+        elif shared:
             self.add_module(shared_name, GatedMLP(hidden, shared, bias=shared_bias, fused=shared_fused))
         if shared_gate is not None:
             self.add_module(shared_gate, SharedGate(hidden))
@@ -394,15 +458,22 @@ class MixtureOfExperts(nn.Module):
     ) -> torch.Tensor:
         """`residual += experts(norm(x))` in place; without a residual, experts(norm(x)). live: None, all tokens are."""
         inside: Gain | None = None
-        alone = self._shared_name is None and not self.scales_input
+        alone = self._shared_name is None and not self.scales_input and self.fc1_latent_proj is None
         if alone and isinstance(norm, RMSNorm) and norms_inside(x, self.gate.rule):
             inside = (norm.weight, norm.eps)
         elif norm is not None:
             x = norm(x)
-        routes, routed = self.gate(x, live, inside), x
+        routes, routed = self.gate(x, live, inside, in_order=self.experts.spread is None), x
         if self.scales_input:
             routed = (x * routes.weights).to(x.dtype)
             routes = routes._replace(weights=torch.ones_like(routes.weights))
+        if self.fc1_latent_proj is not None and self.fc2_latent_proj is not None:
+            into = self._add_shared(x, torch.zeros_like(x) if residual is None else residual)
+            routed = self.fc1_latent_proj(x)
+            y: torch.Tensor = self.fc2_latent_proj(
+                self.experts.add(routed, routes, torch.zeros_like(routed)), residual=into
+            )
+            return y
         if self.group is None:
             into = torch.zeros_like(x) if residual is None else residual
             return self.experts.add(routed, routes, self._add_shared(x, into), inside)
@@ -412,7 +483,10 @@ class MixtureOfExperts(nn.Module):
     def _add_shared(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         if self._shared_name is None:
             return residual
-        shared: GatedMLP = self.get_submodule(self._shared_name)  # type: ignore[assignment]
+        shared = self.get_submodule(self._shared_name)
+        if isinstance(shared, MLP):
+            return shared.down_proj.partial(shared.act_fn(shared.up_proj(x)), residual)
+        assert isinstance(shared, GatedMLP)
         if self._gate_name is None:
             inner = shared.gate_up_proj(x, reader=shared.down_proj)
         else:

@@ -35,6 +35,7 @@ from quire.quantization.base import (
     Source,
     Spec,
     Tensors,
+    scale_exactly,
     unpacked,
 )
 
@@ -163,6 +164,15 @@ class Linear(nn.Module):
         stored = stacked(fused, dict(reversed(parts.items())) if up_first else parts) if fused else None
         return cls(hidden, 2 * intermediate, bias=bias, parts=parts, gated=silu, role="rows", stored=stored)
 
+    def part_for(self, topology: Topology, parts: Mapping[str, tuple[int, int]]) -> None:
+        """Before `allocate`: ranks share what checkpoints have as one matrix part by part: (rows, heads) of each."""
+        if topology.size == 1:
+            return
+        (module,) = self.sources
+        self.parts = {part: rows for part, (rows, _) in parts.items()}
+        self._heads = tuple(heads for _, heads in parts.values())
+        self._stored = stacked(module, self.parts)
+
     @property
     def sources(self) -> list[str]:
         """The checkpoint's module of each part, "" for one of this one's own name."""
@@ -236,6 +246,12 @@ class Linear(nn.Module):
         """Keep these numbers, [out, in] of this rank, as the format has them."""
         store(self._kept, self._scheme.format.pack(dense))
 
+    def scale_rows(self, powers: torch.Tensor) -> None:
+        """Multiply each of this rank's outputs by a power of two, float32 [rows]. Raises ConfigError if it cannot."""
+        self._scheme.format.scale_rows(self._kept, powers)
+        if self.bias is not None:
+            scale_exactly(self.bias, powers)
+
     def cut(self, whole: torch.Tensor) -> torch.Tensor:
         """whole [out, in], or [out] → this rank's share; itself if that is all."""
         if sum(share.end - share.begin for share in self.shares) == len(whole):
@@ -272,25 +288,28 @@ class Linear(nn.Module):
         scheme, staging = self._scheme, None
         if scheme.pack is not None:
             device = next(iter(kept.values())).device
-            specs = {source.name: Spec(self.staged_shape(source), source.kept) for source in scheme.sources}
+            specs = {source.key: Spec(self.staged_shape(source), source.kept) for source in scheme.sources}
             defaults = {
-                source.name: source.default or 0.0
+                source.key: source.default or 0.0
                 for source in scheme.sources
                 if source.default is not None or source.is_ragged
             }
             staging = Staging(specs, device, scheme.pack, kept, defaults)
         for source in scheme.sources:
-            into = kept[source.name] if staging is None else Staged(staging, source.name)
+            into = kept[source.key] if staging is None else Staged(staging, source.key)
             yield from self._targets(modules, source, into)
 
     def _targets(self, modules: tuple[str, ...], source: Source, into: torch.Tensor | Staged) -> Iterator[Target]:
         parts = zip(modules, self.parts.items(), self.shares, strict=True)
         turned = self._transposed and source.axes == (OUTPUTS, INPUTS)
         for number, (module, (part_name, rows), share) in enumerate(parts):
+            if source.part not in (None, number):
+                continue
             stored = self._stored.get(part_name) or Stored("", rows, ((0, rows),))
+            before = 0 if source.part is not None else number
             for lines, line in _cut(stored.pieces, share):
-                along = [self._along(axis, stored.rows, lines, number, line) for axis in source.axes]
-                first = () if len(self.parts) == 1 or source.has_outputs else (number,)
+                along = [self._along(axis, stored.rows, lines, before, line) for axis in source.axes]
+                first = () if self._is_single(source) else (number,)
                 at = (*first, *(lines for _, _, lines in along))
                 shape, part = tuple(length for length, _, _ in along), tuple(lines for _, lines, _ in along)
                 if turned:
@@ -317,21 +336,26 @@ class Linear(nn.Module):
 
     def staged_shape(self, source: Source) -> tuple[int, ...]:
         """Of this rank's part of a source, as it is packed."""
-        shape = tuple(self._length(axis) for axis in source.axes)
-        return shape if len(self.parts) == 1 or source.has_outputs else (len(self.parts), *shape)
+        shape = tuple(self._length(axis, source.part) for axis in source.axes)
+        return shape if self._is_single(source) else (len(self.parts), *shape)
+
+    def _is_single(self, source: Source) -> bool:
+        """Whether it is kept without a dimension that counts parts."""
+        return len(self.parts) == 1 or source.has_outputs or source.part is not None
 
     def inner_axes(self, source: Source) -> tuple[tuple[int, ...], tuple[slice, ...]]:
         """All axes of a source but the first: how long they are in a checkpoint, and this rank's share of them."""
         along = [self._along(axis, self.out_features, (0, self.out_features), 0, 0) for axis in source.axes[1:]]
         return tuple(length for length, _, _ in along), tuple(lines for _, lines, _ in along)
 
-    def _length(self, axis: Axis | int) -> int:
-        """Of a staged tensor."""
+    def _length(self, axis: Axis | int, part: int | None) -> int:
+        """Of a staged tensor: of all parts, or one."""
         if isinstance(axis, int):
             return axis
         if axis.of == "inputs":
             return axis.count(self._columns.room)
-        return sum(axis.count(room) for room in self.part_rows)
+        rooms = self.part_rows if part is None else self.part_rows[part : part + 1]
+        return sum(axis.count(room) for room in rooms)
 
     # -- products -----------------------------------------------------------------------------------------------
 

@@ -3,12 +3,15 @@ the rotary kernel. Where nobody does, and for the others, `forward` does it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
 
+from quire.distributed.group import Group
+from quire.distributed.topology import Topology
 from quire.kernels.elementwise.norm import rms_norm
+from quire.layers.cuts import Cut, cut_parameter, own_targets, square_sums
 from quire.layers.targets import Staged, Staging, Target
 from quire.quantization.base import Spec
 
@@ -29,7 +32,10 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps)
 
     def stored(self, name: str) -> Iterator[Target]:
-        yield _plus_one(f"{name}.weight", self.weight) if self.plus_one else _as_it_is(f"{name}.weight", self.weight)
+        if self.plus_one:
+            yield _plus_one(f"{name}.weight", self.weight)
+        else:
+            yield from own_targets(self, "weight", f"{name}.weight")
 
 
 class UnitNorm(RMSNorm):
@@ -84,19 +90,47 @@ class HeadNorms(nn.Module):
 
     def __init__(self, heads: int, head_dim: int, eps: float, *, one_by_one: bool = False) -> None:
         super().__init__()
-        self.eps, self.one_by_one = eps, one_by_one
+        self.eps, self.one_by_one, self._heads, self._first = eps, one_by_one, heads, 0
         self.weight = nn.Parameter(torch.empty(heads, head_dim), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = nn.functional.layer_norm(x.float(), self.weight.shape[1:], None, None, self.eps)
         return (y * self.weight).to(x.dtype)
 
+    def share_with(self, topology: Topology) -> None:
+        """Keep the norms of this rank's heads. Raises ConfigError if heads do not divide."""
+        cut = Cut.of([(self._heads, self._heads)], topology)
+        ((self._first, _),) = cut.runs
+        cut_parameter(self, "weight", cut)
+
     def stored(self, name: str) -> Iterator[Target]:
         if not self.one_by_one:
-            yield _as_it_is(f"{name}.weight", self.weight)
+            yield from own_targets(self, "weight", f"{name}.weight")
             return
-        for head, weight in enumerate(self.weight.data):
-            yield _as_it_is(f"{name}.norms.{head}.weight", weight)
+        for head in range(self._heads):
+            source, own = f"{name}.norms.{head}.weight", head - self._first
+            if 0 <= own < len(self.weight):
+                yield _as_it_is(source, self.weight.data[own])
+            else:
+                yield Target.elsewhere(source, tuple(self.weight.shape[1:]))
+
+
+def norm_across(
+    norms: Sequence[RMSNorm], parts: Sequence[torch.Tensor], copies: Sequence[int], topology: Topology, group: Group
+) -> list[torch.Tensor]:
+    """RMS norms of lines whose columns ranks share. norms: with the weights of this rank's columns.
+
+    parts: [tokens, columns] each. copies: ranks that keep the same columns of a part.
+    """
+    wide = [part.float() for part in parts]
+    squares = torch.stack([x.square().sum(1) / count for x, count in zip(wide, copies, strict=True)], 1)
+    every = square_sums(squares, group)
+    normed = []
+    for place, (norm, x, count) in enumerate(zip(norms, wide, copies, strict=True)):
+        total = x.shape[1] * topology.size // count
+        scale = torch.rsqrt(every[:, place, None] / total + norm.eps)
+        normed.append((x * scale * norm.weight.float()).to(parts[place].dtype))
+    return normed
 
 
 class NoNorm(nn.Module):

@@ -23,8 +23,8 @@ class Target:
     """`into[at] = source[part]`, converted to into's dtype; a tensor may have several, into several places.
 
     shape, dtypes: what the whole stored tensor must be. transposed: the last two dimensions of `into` as it is stored
-    are turned. is_optional: the checkpoint may lack it. is_ragged: the stored tensor may be shorter than its one
-    dimension says.
+    are turned. is_elsewhere: it is another rank's, and is not read. is_optional: the checkpoint may lack it.
+    is_ragged: the stored tensor may be shorter than its one dimension says.
     """
 
     source: str
@@ -36,6 +36,12 @@ class Target:
     transposed: bool = False
     is_optional: bool = False
     is_ragged: bool = False
+    is_elsewhere: bool = False
+
+    @classmethod
+    def elsewhere(cls, source: str, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...] = FLOATS) -> Target:
+        """A tensor that there must be, of another rank."""
+        return cls(source, shape, torch.empty(0, device="meta"), dtypes, is_elsewhere=True)
 
     def fits(self, stored: tuple[int, ...]) -> bool:
         """Whether a tensor of that shape is what is meant: one number may have any number of dimensions."""

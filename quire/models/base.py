@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -22,10 +22,11 @@ from quire.layers.attention import Keeps, SelfAttention
 from quire.layers.embedding import Embedding
 from quire.layers.experts import Experts
 from quire.layers.linear import Linear
-from quire.layers.norm import Norm, RMSNorm
+from quire.layers.norm import NoNorm, Norm, RMSNorm
 from quire.layers.recurrent.base import Recurrent
 from quire.layers.unit_rows import UnitRows
 from quire.types.kv import KVGroupSpec
+from quire.types.stages import Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,14 @@ class Model(Protocol):
         it."""
         ...
 
+    def is_elsewhere(self, tensor: str) -> bool:
+        """Whether a tensor, by the name that `known_name` gives it, is another stage's."""
+        ...
+
+    def other_names(self, module: str) -> tuple[str, ...]:
+        """What checkpoints may call a module besides, in their settings."""
+        ...
+
     @property
     def twins(self) -> dict[str, str]:
         """Tensors of checkpoints that must equal another of the model's, if they are there at all, and which."""
@@ -197,6 +206,7 @@ class Decoder(nn.Module):
     is_foreign = False  # somebody else's code, which may do what graphs and rehearsals do not allow
     group: Group | None = None  # of ranks that share it
     file_name: Callable[[str], str | None] = str  # what the model's own checkpoint would call a file's tensor
+    files_names: Callable[[str], tuple[str, ...]] | None = None  # and what else files may call a module
     hidden: int
     num_heads: int
     scores: list[Scores]  # of attention, by group
@@ -234,6 +244,12 @@ class Decoder(nn.Module):
     def known_name(self, tensor: str) -> str | None:
         raise NotImplementedError
 
+    def is_elsewhere(self, tensor: str) -> bool:  # noqa: ARG002
+        return False
+
+    def other_names(self, module: str) -> tuple[str, ...]:
+        return () if self.files_names is None else self.files_names(module)
+
     @property
     def twins(self) -> dict[str, str]:
         raise NotImplementedError
@@ -247,12 +263,12 @@ class Decoder(nn.Module):
         return []
 
     def kv_groups(self, block_size: int, dtype: torch.dtype | None = None) -> list[KVGroupSpec]:
-        most_state = max((sum(part.num_bytes for part in parts) for parts in self.layer_states), default=0)
+        most_state = max((sum(part.num_bytes for part in parts) for parts in self._every_state), default=0)
         return [
             KVGroupSpec(
                 kind=keeps.kind,
                 block_size=block_size,
-                num_layers=self.layer_groups.count(number),
+                num_layers=self._layers_of_group(number),
                 num_kv_heads=keeps.num_kv_heads,
                 head_dim=keeps.head_dim,
                 dtype_bytes=(dtype or next(self.parameters()).dtype).itemsize,
@@ -263,6 +279,15 @@ class Decoder(nn.Module):
             )
             for number, keeps in enumerate(self._keeps)
         ]
+
+    @property
+    def _every_state(self) -> list[tuple[StatePart, ...]]:
+        """Those of other stages too."""
+        return self.layer_states
+
+    def _layers_of_group(self, number: int) -> int:
+        """As many as any stage has, since all lay their caches out alike."""
+        return self.layer_groups.count(number)
 
     def num_bytes(self) -> int:
         return num_bytes(self)
@@ -288,6 +313,8 @@ class DecoderStack(Decoder):
     unit_head: each of the head's rows is divided by its length.
     Submodules are named as in checkpoints, but for what `naming` says.
     """
+
+    has_one_stream = True  # all that goes from layer to layer
 
     def __init__(
         self,
@@ -322,6 +349,10 @@ class DecoderStack(Decoder):
         head = UnitRows if unit_head else Linear
         self.lm_head = None if tied else head(sizes.hidden, sizes.vocab, bias=bias, role="vocabulary")
         self._whole_prompts = 0  # tokens of one at most, see `look_both_ways`
+        self.stage = Stage(0, len(self.layers), len(self.layers))
+        self._elsewhere: tuple[str, ...] = ()  # beginnings of names of tensors that are other stages'
+        self._most_layers: list[int] = []  # of each group that any stage has; empty: there is one stage
+        self._others: tuple[Recurrent, ...] = ()  # layers of other stages that keep a state
 
     @property
     def is_causal(self) -> bool:
@@ -344,10 +375,51 @@ class DecoderStack(Decoder):
         self.scores = [replace(one, window=one.window + 1) if one.window else one for one in self.scores]
         self._whole_prompts = max_tokens
 
+    def keep(self, stages: Sequence[Stage], number: int) -> None:
+        """Before `allocate`: be one of several stages, which together are the model. Layers keep their names, and
+        groups their numbers; caches are counted anew.
+
+        Raises ConfigError if more than the residual stream goes from layer to layer.
+        """
+        if not self.has_one_stream:
+            raise ConfigError(
+                "this model's layers see more than the layer before them, and are not dealt to stages: it must be 1",
+                "pipeline_parallel_size",
+            )
+        stage, every = stages[number], [*self.layers]
+        groups = [[keeper.group for keeper in _keepers(every[one.begin : one.end])] for one in stages]
+        self._most_layers = [max(own.count(group) for own in groups) for group in range(len(self._keeps))]
+        gone = [f"layers.{index}." for index in range(len(every)) if not stage.begin <= index < stage.end]
+        others = [*every[: stage.begin], *every[stage.end :]]
+        self._others = tuple(keeper for keeper in _keepers(others) if isinstance(keeper, Recurrent))
+        self.layers = nn.ModuleList()
+        for index in range(stage.begin, stage.end):
+            self.layers.add_module(str(index), every[index])
+        keepers = _keepers(self.layers)
+        for index, keeper in enumerate(keepers):
+            keeper.index = index
+        self.layer_groups = [keeper.group for keeper in keepers]
+        self._samples = _unlike(self.layers)
+        if not stage.is_first:
+            gone += ["embed_positions.", "embed_norm."]
+            self.embed_positions = self.embed_norm = None
+            if not (stage.is_last and self.lm_head is None):
+                gone.append("embed_tokens.")
+                self.embed_tokens = Embedding(0, self.hidden)
+        if not stage.is_last:
+            gone += ["norm.", "lm_head."]
+            self.norm, self.lm_head = NoNorm(), None
+        self._elsewhere = tuple(self.checkpoint_name(f"{path}weight").removesuffix("weight") for path in gone)
+        self.stage = stage
+
+    def is_elsewhere(self, tensor: str) -> bool:
+        return tensor.startswith(self._elsewhere)
+
     def join(self, group: Group) -> None:
         """Be the share of one of several ranks. Raises ConfigError if they cannot share it."""
         topology = group.topology
-        self.num_heads = topology.share(self.num_heads, "num_attention_heads")
+        if any(keeps.kind != "state" for keeps in self._keeps):
+            self.num_heads = topology.share(self.num_heads, "num_attention_heads")
         self._keeps = [
             keeps
             if keeps.kind == "state"
@@ -362,13 +434,15 @@ class DecoderStack(Decoder):
         ctx: StepContext,
         layers: int | None = None,
         given: GivenEmbeddings | None = None,
+        residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """input_ids int32 [tokens] → the residual stream after the last layer, [tokens, hidden].
 
         layers: 1, to warm up: one of each group, whose layers are alike. given: what some tokens are instead
-        of their ids' embeddings.
+        of their ids' embeddings. residual: the stream behind the stage before this one, which is written over.
         """
-        residual = self._embedded(input_ids, ctx, given)
+        if residual is None:
+            residual = self._embedded(input_ids, ctx, given)
         for layer in self.layers if layers is None else self._samples:
             residual = layer(residual, ctx)
         return residual
@@ -432,7 +506,8 @@ class DecoderStack(Decoder):
     @property
     def twins(self) -> dict[str, str]:
         head = self.checkpoint_name("lm_head.weight")
-        return {head: self.checkpoint_name("embed_tokens.weight")} if self.lm_head is None else {}
+        is_tied = self.lm_head is None and self.stage.is_last
+        return {head: self.checkpoint_name("embed_tokens.weight")} if is_tied else {}
 
     def checkpoint_name(self, path: str) -> str:
         return self.naming.checkpoint_name(path)
@@ -447,6 +522,18 @@ class DecoderStack(Decoder):
     @property
     def layer_states(self) -> list[tuple[StatePart, ...]]:
         return [keeper.states for keeper in _keepers(self.layers) if isinstance(keeper, Recurrent)]
+
+    @property
+    def others_with_states(self) -> Sequence[Recurrent]:
+        """Layers of other stages, which say what pages must hold."""
+        return self._others
+
+    @property
+    def _every_state(self) -> list[tuple[StatePart, ...]]:
+        return [*self.layer_states, *(layer.states for layer in self._others)]
+
+    def _layers_of_group(self, number: int) -> int:
+        return self._most_layers[number] if self._most_layers else super()._layers_of_group(number)
 
     def prompt_weights(self) -> int:
         return num_weights(self.layers)
@@ -493,9 +580,10 @@ def _grouped(layers: nn.ModuleList) -> tuple[list[Keeps], list[int]]:
     return keeps, [keeper.group for keeper in keepers]
 
 
-def _keepers(layers: nn.ModuleList) -> list[SelfAttention | Recurrent]:
+def _keepers(layers: Iterable[nn.Module]) -> list[SelfAttention | Recurrent]:
     """All that has a cache, in the order of their numbers; of one number in that of the layer."""
-    found = (module for module in layers.modules() if isinstance(module, SelfAttention | Recurrent))
+    every = (module for layer in layers for module in layer.modules())
+    found = (module for module in every if isinstance(module, SelfAttention | Recurrent))
     return sorted(found, key=lambda keeper: keeper.index)
 
 

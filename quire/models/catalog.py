@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,16 +18,28 @@ from quire.config.pooler import PoolerConfig
 from quire.distributed.group import Group
 from quire.distributed.topology import ALONE
 from quire.foundation.errors import ConfigError
-from quire.layers.attention import SelfAttention
-from quire.layers.embedding import Embedding
-from quire.layers.experts import Experts, MixtureOfExperts
+from quire.layers.cuts import Joining, Shared
+from quire.layers.experts import Experts
+from quire.layers.head_terms import HeadTerms
 from quire.layers.linear import Linear
+from quire.layers.norm import HeadNorms
 from quire.models.base import Decoder, DecoderStack, Model
 from quire.models.fallback.build import build_fallback
 from quire.models.pooling import PoolingModel, make_heads
-from quire.quantization.base import QuantizationMethod
+from quire.quantization.base import MatrixInfo, QuantizationMethod, Scheme
 from quire.quantization.select import make_method
+from quire.types.stages import split
 
+
+class Place(NamedTuple):
+    """Which of the model's stages is built. layers: that each stage has; none: as even as can be."""
+
+    number: int = 0
+    stages: int = 1
+    layers: Sequence[int] = ()
+
+
+ONE_STAGE = Place()
 _TOO_LARGE = re.compile("allocate|overflow")
 
 
@@ -37,9 +50,10 @@ def build(
     max_positions: int,
     method: QuantizationMethod | None = None,
     group: Group | None = None,
+    place: Place = ONE_STAGE,
 ) -> Decoder:
     """The model with its parameters allocated on `device`, their values not set. method: None, the checkpoint's own.
-    group: of the ranks that share it, each of which gets its own part; None: there is one.
+    group: of the ranks that share it, each of which gets its own part; None: there is one. place: of its stage.
 
     Raises ConfigError for an architecture without a family file, a quantized checkpoint or a config that cannot be.
     """
@@ -51,6 +65,8 @@ def build(
         model = family.build(_config(info, family), max_positions)
         if isinstance(model, DecoderStack) and model.is_causal:
             _name_files(model, info)
+            if place.stages > 1:
+                model.keep(split(len(model.layers), place.stages, place.layers), place.number)
             allocate(model, method or make_method(info.quantization.get("quant_method"), info.quantization), group)
     if not isinstance(model, DecoderStack) or not model.is_causal:
         raise ConfigError(f"{info.architecture} does not generate: set runner to auto or pooling", "runner")
@@ -88,12 +104,15 @@ def allocate(model: Model, method: QuantizationMethod, group: Group | None = Non
     group: every layer becomes the share of one of its ranks.
     """
     topology = ALONE if group is None else group.topology
+    method = _BySpelling(method, model)
+    for layer in model.others_with_states if isinstance(model, DecoderStack) else ():
+        layer.share_with(topology)
     for path, module in model.named_modules():
-        if isinstance(module, SelfAttention | Embedding):
+        if isinstance(module, Shared) and not isinstance(module, HeadTerms | HeadNorms):  # those attention tells
             module.share_with(topology)
-        elif isinstance(module, DecoderStack | MixtureOfExperts) and group is not None:
+        if isinstance(module, Joining) and group is not None:
             module.join(group)
-        elif isinstance(module, Experts):
+        if isinstance(module, Experts):
             module.allocate(method, model.checkpoint_name(path), topology)
         if isinstance(module, Linear):
             parent = path.rpartition(".")[0]
@@ -102,12 +121,23 @@ def allocate(model: Model, method: QuantizationMethod, group: Group | None = Non
             module.allocate(method, tuple(names), topology, group)
 
 
+class _BySpelling(QuantizationMethod):
+    """A method that is told what files may call a model's modules besides."""
+
+    def __init__(self, method: QuantizationMethod, model: Model) -> None:
+        self._method, self._model = method, model
+
+    def scheme(self, info: MatrixInfo) -> Scheme:
+        others = {module: self._model.other_names(module) for module in info.modules}
+        return self._method.scheme(replace(info, spelled=others))
+
+
 def _name_files(model: DecoderStack, info: ModelInfo) -> None:
     """Tell a decoder what the files call its tensors, if they are not its own."""
     if info.is_mistral:
         model.file_name = mistral_format.decoders_name
     elif info.wrapper:
-        model.file_name = wrappers.decoders_name
+        model.file_name, model.files_names = wrappers.decoders_name, wrappers.files_names
 
 
 def _config(info: ModelInfo, family: Any) -> dict[str, Any]:

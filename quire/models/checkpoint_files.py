@@ -29,8 +29,15 @@ _LAYOUTS = {
         (".safetensors",),
     ),
     "pt": _Layout("pytorch_model.bin.index.json", "pytorch_model.bin", "*.bin", (".bin", ".pt", ".pth")),
+    "gguf": _Layout("model.gguf.index.json", "", "*.gguf", (".gguf",)),
 }  # fmt: skip
 _OF_TRAINING = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.bin", "scheduler.pt", "rng_state.pth")
+
+
+def layout_of(folder: Path, load_format: str) -> str:
+    """`load_format`, or the form of what a folder holds if that is left open."""
+    is_open = load_format == "auto" and not any(folder.glob("*.safetensors"))
+    return "gguf" if is_open and any(folder.glob("*.gguf")) else load_format
 
 
 def file_names(folder: Path, load_format: str) -> list[str]:
@@ -62,7 +69,7 @@ def _hint(folder: Path, load_format: str) -> str:
     if load_format in ("pt", "mistral") and _matching(folder, "*.safetensors"):
         return "; load_format=auto reads the .safetensors files that are there"
     if others := _matching(folder, "*.gguf"):
-        return f"; {others[0]} is of a format that is not read"
+        return f"; {others[0]} is read if it is named itself, or the folder as {folder.name}:TYPE"
     return ""
 
 

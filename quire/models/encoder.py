@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from quire.attention.base import PLAIN
+from quire.attention.base import PLAIN, Scores
 from quire.attention.context import StepContext
-from quire.config.reading import read, read_positive
+from quire.config.reading import read, read_count, read_positive
 from quire.foundation.errors import ConfigError
 from quire.layers.attention import Keeps
 from quire.layers.embedding import Embedding
-from quire.layers.encoder import EncoderLayer
+from quire.layers.encoder import BUCKETS, DisentangledLayer, DistanceLayer, Distances, EncoderLayer, Nearness
 from quire.layers.linear import Linear
 from quire.layers.norm import LayerNorm, NoNorm, Norm
 from quire.models.base import DecoderStack, GivenEmbeddings, Naming, Sizes
@@ -47,8 +47,8 @@ class EncoderStack(DecoderStack):
     """Embeddings of words, and perhaps of positions and of the two texts of a pair, normed; layers; nothing is cached.
 
     max_tokens: of a prompt. norm: behind the last layer; None: there is none. embedding_norm: None: there is none.
-    token_types: how many there are; 0: none. width: of embeddings, if it is not that of the layers. positions: as in
-    `DecoderStack`.
+    token_types: how many there are; 0: none. width: of embeddings, if it is not that of the layers; widens: they are
+    projected all the same if it is. positions: as in `DecoderStack`. scores: of layers that call attention themselves.
     """
 
     def __init__(
@@ -63,18 +63,20 @@ class EncoderStack(DecoderStack):
         width: int | None = None,
         norm: Norm | None = None,
         positions: tuple[int, int] | None = None,
+        widens: bool = False,
+        scores: Scores = PLAIN,
     ) -> None:
         super().__init__(sizes, layer, tied=True, norm=norm or NoNorm(), naming=naming, positions=positions)
         width = width or sizes.hidden
         self.widening: Linear | None = None
-        if width != sizes.hidden:
+        if widens or width != sizes.hidden:
             self.embed_tokens = Embedding(sizes.vocab, width)
             self.embed_positions = Embedding(positions[0], width) if positions else None
             self.widening = Linear(width, sizes.hidden, bias=True)
         self.token_types = Embedding(token_types, width) if token_types else None
         self.embedding_norm = embedding_norm
         if not self._keeps:
-            self._keeps, self.scores = [Keeps("full", sizes.heads, sizes.head_dim)], [PLAIN]
+            self._keeps, self.scores = [Keeps("full", sizes.heads, sizes.head_dim)], [scores]
         self.look_both_ways(max_tokens)
 
     def _embedded(self, input_ids: torch.Tensor, ctx: StepContext, given: GivenEmbeddings | None) -> torch.Tensor:
@@ -123,6 +125,93 @@ def bert_stack(
         token_types=read_positive(config, "type_vocab_size") if config.get("type_vocab_size") else 0,
         positions=(positions, first_position),
     )
+
+
+class _SharedLayers(EncoderStack):
+    """shared: of each layer in turn, (group, place in it): those alike are one layer."""
+
+    def __init__(self, shared: list[tuple[int, int]], *args: Any, **more: Any) -> None:
+        self._shared = shared
+        super().__init__(*args, **more)
+
+    def checkpoint_name(self, path: str) -> str:
+        first, _, rest = path.partition(".")
+        if first != "layers":
+            return super().checkpoint_name(path)
+        index, _, rest = rest.partition(".")
+        group, place = self._shared[int(index)]
+        parts = ".".join(self.naming.parts.get(part, part) for part in rest.split("."))
+        return f"{self.naming.prefix}encoder.albert_layer_groups.{group}.albert_layers.{place}.{parts}"
+
+
+def shared_stack(config: Mapping[str, Any], max_tokens: int, *, prefix: str, names: Mapping[str, str]) -> EncoderStack:
+    """ALBERT. Raises ConfigError for what cannot be."""
+    sizes, act = encoder_sizes(config), read(str, config, "hidden_act")
+    groups, inner = read_positive(config, "num_hidden_groups"), read_positive(config, "inner_group_num")
+    positions, width = read_positive(config, "max_position_embeddings"), read_positive(config, "embedding_size")
+    shared = [(int(i / (sizes.layers / groups)), place) for i in range(sizes.layers) for place in range(inner)]
+    made = {
+        which: EncoderLayer(sizes.hidden, sizes.heads, sizes.intermediate, sizes.eps, act)
+        for which in dict.fromkeys(shared)
+    }
+    return _SharedLayers(
+        shared,
+        replace(sizes, layers=len(shared)),
+        lambda index: made[shared[index]],
+        max_tokens,
+        naming=Naming(parts=names, prefix=prefix, is_optional=True),
+        embedding_norm=LayerNorm(width, sizes.eps),
+        width=width,
+        widens=True,
+        token_types=read_positive(config, "type_vocab_size"),
+        positions=(positions, 0),
+    )
+
+
+def distances_stack(
+    config: Mapping[str, Any], max_tokens: int, *, prefix: str, names: Mapping[str, str]
+) -> EncoderStack:
+    """MPNet: scores get a number for how far apart two tokens are, the same in all layers. Its first two positions are
+    for padding."""
+    sizes, act = encoder_sizes(config), read(str, config, "hidden_act")
+    distances = Embedding(BUCKETS, sizes.heads)
+    stack = EncoderStack(
+        sizes,
+        lambda _: DistanceLayer(sizes.hidden, sizes.heads, sizes.intermediate, sizes.eps, act, (distances,)),
+        max_tokens,
+        naming=Naming(parts=names, prefix=prefix, is_optional=True),
+        embedding_norm=LayerNorm(sizes.hidden, sizes.eps),
+        positions=(read_positive(config, "max_position_embeddings"), 2),
+        scores=Scores(pairs=True),
+    )
+    stack.distances = distances
+    return stack
+
+
+def disentangled_stack(
+    config: Mapping[str, Any], max_tokens: int, *, prefix: str, names: Mapping[str, str], near: Nearness
+) -> EncoderStack:
+    """DeBERTa. near: what is known of how far apart tokens are."""
+    sizes, act = encoder_sizes(config), read(str, config, "hidden_act")
+    width = read_positive(config, "embedding_size", sizes.hidden)
+    if width != sizes.hidden:
+        raise ConfigError(
+            f"config.json: embedding_size={width} of a hidden_size={sizes.hidden} is not supported", "embedding_size"
+        )
+    rows = Distances(2 * near.span, sizes.hidden, sizes.eps if near.normed else None)
+    positions = read_positive(config, "max_position_embeddings")
+    stack = EncoderStack(
+        sizes,
+        lambda _: DisentangledLayer(sizes.hidden, sizes.heads, sizes.intermediate, sizes.eps, act, near, (rows,)),
+        max_tokens,
+        naming=Naming(parts=names, prefix=prefix, is_optional=True),
+        embedding_norm=LayerNorm(sizes.hidden, sizes.eps),
+        token_types=read_count(config, "type_vocab_size"),
+        positions=(positions, 0) if read(bool, config, "position_biased_input") else None,
+        scores=Scores(pairs=True),
+    )
+    stack.distances = rows
+    return stack
 
 
 def encoder_sizes(config: Mapping[str, Any], eps: str = "layer_norm_eps") -> Sizes:

@@ -106,6 +106,9 @@ class PoolingModel(nn.Module):
         # A trunk may be taken from a checkpoint that goes on behind it.
         self._unused = re.compile("|".join(filter(None, [unused, r"lm_head\.|score\.|classifier\."])))
 
+    def is_elsewhere(self, tensor: str) -> bool:
+        return self.trunk.is_elsewhere(tensor)
+
     @property
     def num_heads(self) -> int:
         return self.trunk.num_heads
@@ -156,6 +159,9 @@ class PoolingModel(nn.Module):
         name = name.removeprefix(self._prefix)
         wanted = name.rpartition(".")[0] in self._sources or (self._needs_logits and name == "lm_head.weight")
         return None if self._unused.match(name) and not wanted else name
+
+    def other_names(self, module: str) -> tuple[str, ...]:
+        return self.trunk.other_names(module) if isinstance(self.trunk, DecoderStack) else ()
 
     @property
     def twins(self) -> dict[str, str]:

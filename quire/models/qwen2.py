@@ -27,6 +27,7 @@ defaults = {  # as transformers has them
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
     "rope_parameters": None,
+    "dual_chunk_attention_config": None,  # which limits the length, see `config/model_info.py`
     "use_sliding_window": False,
     "sliding_window": 4096,
     "max_window_layers": 28,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -18,19 +19,24 @@ from types import MappingProxyType
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
+from torch import nn
 
 from quire.foundation.errors import WeightsError
+from quire.foundation.log import get_logger
+from quire.layers.cuts import cut_of, own_targets
 from quire.layers.experts import Experts
 from quire.layers.linear import Linear
 from quire.layers.targets import HasForms, HasStored, HasTargets, Target
 from quire.models.base import Model
-from quire.models.checkpoint_files import file_names
+from quire.models.checkpoint_files import file_names, layout_of
+from quire.models.gguf_file import GgufFile
 from quire.models.safetensors_file import Entry, MalformedFileError, SafetensorsFile, TensorFile
 from quire.models.torch_files import TorchFiles
 from quire.models.transfer import NotFiniteError, Read, transfer
 from quire.quantization.base import FLOATS
 
 _NOT_PARAMETERS = r"\.rotary_emb\.inv_freq$"  # tables that old checkpoints carry; we compute them
+_log = get_logger(__name__)
 _SHOWN = 20  # lines of one kind in an error
 
 
@@ -60,6 +66,12 @@ def load(
         twins = _twins(model, targets, checkpoint.tensors.keys())
         targets += twins
         checkpoint.check(targets)
+        if checkpoint.fixed_inputs:
+            _log.info(
+                "%d fixed scales of activations (input_scale) are not used: rows are rounded by scales of their own, "
+                "if at all",
+                checkpoint.fixed_inputs,
+            )
         try:
             _read(checkpoint, targets, stack, show_progress)
         except (MalformedFileError, OSError) as error:
@@ -98,10 +110,11 @@ def fill_randomly(model: Model, seed: int) -> None:
     theirs out of those that one would have.
     """
     device = next(parameter.device for _, parameter in model.named_parameters())
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = torch.Generator(device)
     kinds = [m.dtype for _, m in model.named_modules() if isinstance(m, Linear)]
     dtype = kinds[0] if kinds else torch.get_default_dtype()
-    for _, module in model.named_modules():
+    for path, module in model.named_modules():
+        generator.manual_seed(zlib.crc32(path.encode(), seed & 0xFFFFFFFF))  # whatever other stages have before it
         if isinstance(module, Experts):
             module.fill(lambda *shape: _draw(torch.empty(shape, dtype=dtype, device=device), generator))
             continue
@@ -113,13 +126,24 @@ def fill_randomly(model: Model, seed: int) -> None:
             if matrix and name != "bias":
                 continue
             if parameter.dim() >= 2:
-                _draw(parameter.data, generator)
+                _draw_share(module, name, parameter.data, generator)
             elif name == "bias":
-                whole = parameter.data if not isinstance(module, Linear) else parameter.new_empty(module.out_features)
-                whole.uniform_(-0.02, 0.02, generator=generator)
-                parameter.data.copy_(module.cut(whole) if isinstance(module, Linear) else whole)
+                cut = cut_of(module, name)
+                lines = module.out_features if isinstance(module, Linear) else cut.total if cut else len(parameter)
+                whole = parameter.new_empty(lines).uniform_(-0.02, 0.02, generator=generator)
+                whole = module.cut(whole) if isinstance(module, Linear) else cut.part(whole) if cut else whole
+                parameter.data.copy_(whole)
             else:
                 parameter.data.fill_(1)
+
+
+def _draw_share(module: nn.Module, name: str, tensor: torch.Tensor, generator: torch.Generator) -> None:
+    """What this rank has of a layer's own parameter."""
+    cut = cut_of(module, name)
+    if cut is None:
+        _draw(tensor, generator)
+    else:
+        tensor.copy_(cut.part(_draw(tensor.new_empty((cut.total, *tensor.shape[1:])), generator)))
 
 
 def _draw(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -145,9 +169,9 @@ def parameter_targets(model: Model, stored: Mapping[str, tuple[int, ...]] = Mapp
         if isinstance(module, HasStored):
             targets += module.stored(model.checkpoint_name(f"{path}.weight").removesuffix(".weight"))
             continue
-        for name, parameter in module.named_parameters(recurse=False):
-            targets.append(Target(model.checkpoint_name(f"{path}.{name}"), tuple(parameter.shape), parameter.data))
-    return targets
+        for name, _ in module.named_parameters(recurse=False):
+            targets += own_targets(module, name, model.checkpoint_name(f"{path}.{name}"))
+    return [target for target in targets if not model.is_elsewhere(target.source)]
 
 
 # -- the checkpoint ---------------------------------------------------------------------------------------------
@@ -182,7 +206,8 @@ def _fold_layers(lines: list[str]) -> list[str]:
 
 def _known_name(model: Model, tensor: str) -> str | None:
     name = model.file_name(tensor)
-    return None if name is None else model.known_name(name)
+    known = None if name is None else model.known_name(name)
+    return None if known is None or model.is_elsewhere(known) else known
 
 
 class _Checkpoint:
@@ -195,8 +220,14 @@ class _Checkpoint:
         self._unused = re.compile(f"{_NOT_PARAMETERS}|{unused}" if unused else _NOT_PARAMETERS)
         self._problems = _Problems()
         self.tensors: dict[str, tuple[TensorFile, Entry]] = {}  # by the model's names, if it has use for them
-        names = file_names(folder, load_format)
-        opener = stack.enter_context(TorchFiles()).open if load_format == "pt" else SafetensorsFile
+        self.fixed_inputs = 0
+        layout = layout_of(folder, load_format)
+        names = file_names(folder, layout)
+        opener: Callable[[Path], TensorFile] = SafetensorsFile
+        if layout == "pt":
+            opener = stack.enter_context(TorchFiles()).open
+        elif layout == "gguf":
+            opener = partial(GgufFile, first=folder / names[0])
         for name in names:
             self._open(name, partial(_known_name, model), stack, opener)
 
@@ -224,6 +255,7 @@ class _Checkpoint:
             self._problems.lines["unreadable files"].append(f"{name} {error}")
         else:
             for tensor, entry in file.entries.items():
+                self.fixed_inputs += tensor.endswith(".input_scale") and self._unused.search(tensor) is not None
                 known = None if self._unused.search(tensor) else known_name(tensor)
                 if known is not None:
                     self.tensors[known] = (file, entry)
@@ -257,7 +289,7 @@ def _read(checkpoint: _Checkpoint, targets: list[Target], stack: ExitStack, show
     """As it lies on disk; but what is packed together is read together, since it is staged until then."""
     plan = []
     for target in targets:
-        if target.source in checkpoint.tensors:
+        if target.source in checkpoint.tensors and not target.is_elsewhere:
             file, entry = checkpoint.tensors[target.source]
             cut = target.cut_to(entry.shape)
             plan.append(Read(file, replace(entry, shape=cut.shape), cut))
@@ -268,7 +300,11 @@ def _read(checkpoint: _Checkpoint, targets: list[Target], stack: ExitStack, show
         groups[id(read if isinstance(into, torch.Tensor) else into.staging)].append(read)
     ordered = [read for group in groups.values() for read in group]
     total = sum(read.num_bytes() for read in ordered)
-    device = next(target.memory().device for target in targets if isinstance(target.into, torch.Tensor))
+    device = next(
+        target.memory().device
+        for target in targets
+        if isinstance(target.into, torch.Tensor) and not target.is_elsewhere
+    )
     for _ in _with_progress(transfer(ordered, device), total, show_progress, stack):
         pass
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from quire.foundation.started import process_age
+
 
 class PhaseClock:
     """`lap("plan")` books the time since the previous lap on "plan". Costs about 0.2 µs."""
@@ -20,3 +22,11 @@ class PhaseClock:
         now = time.perf_counter()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
         self._last = now
+
+
+class StartClock(PhaseClock):
+    """Of a process from when it was started: what came before the clock was made are imports."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds["imports"] = process_age()

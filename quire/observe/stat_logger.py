@@ -16,6 +16,8 @@ class StatLoggerSetup:
     model_name: str  # as replies and metrics have it
     device: str  # cuda, cpu, torch:mps, …
     max_num_seqs: int
+    engine: int = 0  # its number, where there are several
+    num_engines: int = 1
 
 
 class StatLogger(ABC):

@@ -22,7 +22,7 @@ class LogLine(StatLogger):
 
     def record(self, stats: EngineStats) -> None:
         if (line := self._line.take(stats)) is not None:
-            _log.info(line)
+            _log.info(line if self.setup.num_engines == 1 else f"engine {self.setup.engine}: {line}")
 
 
 class StatsLine:

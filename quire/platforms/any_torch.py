@@ -39,15 +39,15 @@ class TorchPlatform:
         if found is None or found.type != self._type:
             there = "no accelerator" if found is None else f"torch:{found.type}"
             raise ConfigError(f"device=torch:{self._type}, but torch {torch.__version__} has {there} here", "device")
-        if rank.index >= torch.accelerator.device_count():
+        if rank.place >= torch.accelerator.device_count():
             raise ConfigError(
                 f"tensor_parallel_size={rank.size} needs as many devices, and there are "
                 f"{torch.accelerator.device_count()}",
                 "tensor_parallel_size",
             )
         torch.set_num_threads(num_threads or 1)  # the CPU only plans and launches here
-        if rank.size > 1:
-            torch.accelerator.set_device_index(rank.index)
+        if rank.size > 1 or rank.device >= 0:
+            torch.accelerator.set_device_index(rank.place)
         self._device = torch.empty(1, device=self._type).device  # creates the context as well
         self._module: Any = torch.get_device_module(self._device)
         self._tells = self._memory() is not None

@@ -26,13 +26,13 @@ class CUDAPlatform:
         if not torch.cuda.is_available():
             raise ConfigError("device=cuda, but the NVIDIA driver offers no usable GPU", "device")
         torch.set_num_threads(num_threads or 1)  # the CPU only plans and launches here
-        if rank.index >= torch.cuda.device_count():
+        if rank.place >= torch.cuda.device_count():
             raise ConfigError(
                 f"tensor_parallel_size={rank.size} needs as many GPUs, and this process may use "
                 f"{torch.cuda.device_count()}",
                 "tensor_parallel_size",
             )
-        index = torch.cuda.current_device() if rank.size == 1 else rank.index
+        index = torch.cuda.current_device() if rank.size == 1 and rank.device < 0 else rank.place
         self._device = torch.device("cuda", index)
         torch.cuda.set_device(self._device)
         torch.empty(1, device=self._device)  # creates the context, whose memory is then not counted as free

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -195,6 +195,18 @@ class WeightFormat(ABC):
         """
         return EachExpert((self, gate_up), (down_format or self, down))
 
+    def scale_rows(self, tensors: Tensors, powers: torch.Tensor) -> None:  # noqa: ARG002 (for those who can)
+        """Multiply each row by a power of two, in place: no number is rounded by that.
+
+        Args:
+            tensors: as `tensors` says.
+            powers: float32 [rows].
+
+        Raises:
+            ConfigError: the format has no room for it.
+        """
+        raise ConfigError(f"{type(self).__name__} weights have no scales of rows", "kv_cache_dtype")
+
     def refuses(self, device: torch.device, dtype: torch.dtype) -> str | None:  # noqa: ARG002 (for those who do)
         """Why such matrices cannot be multiplied there; None: they can. dtype: of the activations."""
         return None
@@ -240,6 +252,7 @@ class Source:
     one matrix (q, k, v) are stacked along their outputs; those without, along a new first dimension.
     kept: the dtype it is read into. default: what it is where the checkpoint has none; None: it must have it.
     is_ragged: of one dimension, it may be shorter, and zeros follow then.
+    part: of one module alone, by its number, where they are stored unlike; None: of all.
     """
 
     name: str
@@ -248,6 +261,12 @@ class Source:
     kept: torch.dtype
     default: float | None = None
     is_ragged: bool = False
+    part: int | None = None
+
+    @property
+    def key(self) -> str:
+        """What `Scheme.pack` gets it by."""
+        return self.name if self.part is None else f"{self.part}.{self.name}"
 
     @property
     def has_outputs(self) -> bool:
@@ -258,7 +277,8 @@ class Source:
 class MatrixInfo:
     """What a method may judge a matrix by. modules: the checkpoint's, whose rows are stacked to make it.
 
-    parts: how many rows of each module this rank has. Rows and columns are those of all ranks.
+    parts: how many rows of each module this rank has. Rows and columns are those of all ranks. spelled: what files may
+    call a module besides, as their settings name it.
     """
 
     modules: tuple[str, ...]
@@ -267,13 +287,14 @@ class MatrixInfo:
     role: Role
     dtype: torch.dtype  # of the activations
     parts: tuple[int, ...] = ()
+    spelled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
     """What a method says about one matrix: its format, the tensors of a checkpoint that it is made of, and how.
 
-    pack: from these tensors, by name, to the format's. None: they are the format's own, and are read into place.
+    pack: from these tensors, by key, to the format's. None: they are the format's own, and are read into place.
     """
 
     format: WeightFormat
@@ -314,6 +335,15 @@ class QuantizationMethod(ABC):
     def refuses(self, device: torch.device, dtype: torch.dtype) -> str | None:  # noqa: ARG002 (for those who do)
         """Why models cannot run there so; None: they can."""
         return None
+
+
+def scale_exactly(tensor: torch.Tensor, powers: torch.Tensor) -> None:
+    """tensor [rows, …] of floats times powers of two [rows], in place. Raises ConfigError if its type has no room."""
+    lines = powers.view(-1, *[1] * (tensor.dim() - 1))
+    scaled = (tensor.float() * lines).to(tensor.dtype)
+    if not torch.equal(scaled.float() / lines, tensor.float()):
+        raise ConfigError(f"scales of keys and values cannot be taken into weights of {tensor.dtype}", "kv_cache_dtype")
+    tensor.copy_(scaled)
 
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)

@@ -30,6 +30,7 @@ from quire.quantization.base import (
     Tensors,
     WeightFormat,
     plain_scheme,
+    scale_exactly,
 )
 from quire.quantization.experts import StackedExperts
 
@@ -83,6 +84,9 @@ class Fp8Channel(WeightFormat):
 
     def matrix(self, tensors: Tensors, bias: torch.Tensor | None) -> Fp8Matrix:
         return Fp8Matrix(tensors["weight"], tensors["weight_scale"], bias)
+
+    def scale_rows(self, tensors: Tensors, powers: torch.Tensor) -> None:
+        scale_exactly(tensors["weight_scale"], powers)
 
     def experts(self, gate_up: Tensors, down: Tensors, down_format: WeightFormat | None = None) -> ExpertMatrices:
         if type(down_format or self) is not type(self):

@@ -11,10 +11,10 @@ import torch
 
 from quire.foundation.errors import ConfigError
 from quire.kernels.dispatch import on_triton
-from quire.kernels.elementwise.activation import silu_and_mul
 from quire.kernels.elementwise.norm import rms_norm
 from quire.kernels.gemm import codes, grouped_linear
 from quire.kernels.gemm.codes import NIBBLES, Codes, Kind
+from quire.kernels.gemm.cpu_codes import CpuProduct
 from quire.kernels.moe.inside import USUAL, Inside
 from quire.kernels.moe.routes import Routes
 from quire.quantization.base import (
@@ -27,8 +27,10 @@ from quire.quantization.base import (
     Spec,
     Tensors,
     WeightFormat,
+    scale_exactly,
 )
 from quire.quantization.experts import StackedExperts
+from quire.quantization.mixed import joined
 
 E4M3 = torch.float8_e4m3fn
 LINES = 1024  # that are packed at a time
@@ -37,6 +39,7 @@ LINES = 1024  # that are packed at a time
 class GroupedMatrix(Matrix):
     def __init__(self, of: Codes, bias: torch.Tensor | None) -> None:
         self.of, self.bias = of, bias
+        self._on_cpu = CpuProduct(of)
 
     def dense(self, dtype: torch.dtype, rows: slice = ALL_ROWS) -> torch.Tensor:
         return codes.widened(self.of.of(rows), dtype)
@@ -53,6 +56,9 @@ class GroupedMatrix(Matrix):
         reader: Matrix | None = None,  # noqa: ARG002 (takes them as they are)
     ) -> torch.Tensor:
         assert isinstance(x, torch.Tensor)
+        if out_dtype in (None, x.dtype) and self._on_cpu.takes(x):
+            y = self._on_cpu(x if norm is None else rms_norm(x, *norm), self.bias)
+            return joined([y], gated, residual, out)
         return grouped_linear.linear(
             x, self.of, self.bias, norm=norm, gated=gated, residual=residual, out_dtype=out_dtype, out=out
         )
@@ -95,12 +101,8 @@ class SortedMatrix(Matrix):
             bias = None if self.bias is None else self.bias[part]
             products.append(grouped_linear.linear(x.index_select(1, order), self.of.of(part), bias))
             begin += rows
-        y = torch.cat(products, dim=1)
-        if gated:
-            return silu_and_mul(y)
-        if residual is not None:
-            return residual.add_(y)
-        return out.copy_(y) if out is not None else y.to(out_dtype or x.dtype)
+        y = joined(products, gated, residual, out)
+        return y if gated or residual is not None or out is not None else y.to(out_dtype or x.dtype)
 
 
 class CodedExperts(ExpertMatrices):
@@ -197,6 +199,18 @@ class Grouped(WeightFormat):
         kept = {"codes": codes.packed(numbers) if self.kind in NIBBLES else numbers, "scale": scale}
         more = {"zero": zero, "outer": outer, "order": order}
         return kept | {name: tensor for name, tensor in more.items() if tensor is not None}
+
+    def scale_rows(self, tensors: Tensors, powers: torch.Tensor) -> None:
+        scale = tensors["scale"]
+        if self.outer:
+            scale_exactly(tensors["outer"], powers)
+        elif scale.dtype == torch.uint8:
+            moved = scale.int() + torch.log2(powers).int()[:, None]
+            if bool(((moved < 1) | (moved > 254)).any()):
+                raise ConfigError("scales of keys and values cannot be taken into 8-bit exponents", "kv_cache_dtype")
+            scale.copy_(moved.to(torch.uint8))
+        else:
+            scale_exactly(scale, powers)
 
     def experts(self, gate_up: Tensors, down: Tensors, down_format: WeightFormat | None = None) -> ExpertMatrices:
         each = EachExpert((self, gate_up), (down_format or self, down))

@@ -9,7 +9,7 @@ from quire.kernels.elementwise.activation import silu_and_mul
 from quire.kernels.elementwise.norm import rms_norm
 from quire.kernels.gemm import codes, int8_linear
 from quire.kernels.gemm.int8_linear import Int8Weight
-from quire.quantization.base import ALL_ROWS, Matrix, Norm, Rows, Spec, Tensors, WeightFormat
+from quire.quantization.base import ALL_ROWS, Matrix, Norm, Rows, Spec, Tensors, WeightFormat, scale_exactly
 
 
 class Int8RowsMatrix(Matrix):
@@ -72,6 +72,9 @@ class Int8Rows(WeightFormat):
         if self.zero:
             kept |= {"input_zero": x_zero.float(), "weight_sums": weight.sum(1, dtype=torch.float32)}
         return kept
+
+    def scale_rows(self, tensors: Tensors, powers: torch.Tensor) -> None:
+        scale_exactly(tensors["weight_scale"], powers)
 
     def matrix(self, tensors: Tensors, bias: torch.Tensor | None) -> Int8RowsMatrix:
         more = (tensors.get(name) for name in ("input_scale", "input_zero", "weight_sums"))

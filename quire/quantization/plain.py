@@ -21,6 +21,7 @@ from quire.quantization.base import (
     Tensors,
     WeightFormat,
     plain_scheme,
+    scale_exactly,
 )
 from quire.quantization.experts import StackedExperts
 
@@ -66,6 +67,9 @@ class Plain(WeightFormat):
 
     def matrix(self, tensors: Tensors, bias: torch.Tensor | None) -> PlainMatrix:
         return PlainMatrix(tensors["weight"], bias)
+
+    def scale_rows(self, tensors: Tensors, powers: torch.Tensor) -> None:
+        scale_exactly(tensors["weight"], powers)
 
     def experts(self, gate_up: Tensors, down: Tensors, down_format: WeightFormat | None = None) -> ExpertMatrices:
         if type(down_format or self) is not type(self):

@@ -64,6 +64,11 @@ class WaitingQueue:
                 heapq.heappush(self._heap, entry)
 
     @property
+    def num_aside(self) -> int:
+        """Requests that wait for a slot of their adapter."""
+        return sum(not request.is_finished for heap in self._aside.values() for _, request in heap)
+
+    @property
     def adapters(self) -> list[str]:
         """Names of those that requests wait with."""
         entries = [*self._heap, *(entry for heap in self._aside.values() for entry in heap)]

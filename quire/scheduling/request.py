@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from array import array
 from enum import IntEnum
 
@@ -15,7 +16,9 @@ from quire.types.output import TokenLogprobs
 from quire.types.plan import Admit
 from quire.types.request import EngineRequest
 from quire.types.sampling import RequestOutputKind
+from quire.types.view import LifeEvent
 
+MAX_EVENTS = 256  # of the life of a request
 REPORT_TOKENS = 256  # of a quiet answer are told at a time: so many are lost at most if the engine is killed
 Rank = tuple[int, int]  # (class: priority or BACKGROUND, order of arrival); the smaller goes first
 
@@ -53,6 +56,7 @@ class Request:
         "first_scheduled",
         "hashes",
         "id",
+        "life",
         "limit",
         "num_cached",
         "num_preemptions",
@@ -97,6 +101,7 @@ class Request:
         self.num_cached = 0
         self.num_preemptions = 0
         self.added = added
+        self.life: list[LifeEvent] | None = None  # if somebody follows it
         self.first_scheduled = 0.0  # time.time(); 0: not yet
         self.hashes: list[bytes] = []
         self.extra_key = extra_key(spec.lora.key if spec.lora else None, spec.cache_salt, spec.media_hashes)
@@ -171,6 +176,11 @@ class Request:
         if self.lacks_prompt_logprobs:
             return len(self.prompt_logprobs)
         return len(self.tokens) - 1
+
+    def note(self, what: str, first: int, last: int = 0) -> None:
+        """An event of its life, if somebody follows it."""
+        if self.life is not None and len(self.life) < MAX_EVENTS:
+            self.life.append(LifeEvent(time.time(), what, first, last))
 
     def become(self, status: Status) -> None:
         if status not in _LEGAL[self.status]:

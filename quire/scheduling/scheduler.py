@@ -32,19 +32,22 @@ from quire.scheduling.request import Request, Status
 from quire.scheduling.seats import DecodeRows
 from quire.scheduling.settle import settle
 from quire.scheduling.state import Chunk, PlannedStep, State
+from quire.scheduling.turns import Turns
+from quire.scheduling.view import look
 from quire.types.adapter import Adapter
 from quire.types.kv import KVGroupSpec, PromptCost
 from quire.types.output import EngineOutput, EngineOutputs, EngineStats, QueueStats
 from quire.types.plan import StepPlan, TokenMasks
 from quire.types.request import BACKGROUND, EngineRequest
 from quire.types.result import StepResult
+from quire.types.view import CHUNK, BlockCells, LifeEvent, RequestView, StepWork
 
 
 class Scheduler:
     """max_prefill_chunk: tokens, 0 for no limit; num_blocks: the null block included; hash_seed: None draws one;
     mixed_sizes, prompt_cost: see WorkerReport; clock: seconds, to see how long requests have waited; prefix_worth: when
     the worker hears of rows that begin alike; vocab_size, mask_source: for requests with a constraint. adapter_slots:
-    LoRA adapters that can be on the device.
+    LoRA adapters that can be on the device. stages: of workers, each at a plan of its own at a time.
 
     Raises ConfigError for numbers with which no request could run.
     """
@@ -70,6 +73,7 @@ class Scheduler:
         mask_source: MaskSource | None = None,
         drafting: Drafting | None = None,
         adapter_slots: int = 0,
+        stages: int = 1,
     ) -> None:
         if not 1 <= max_num_seqs <= max_num_batched_tokens:
             raise ConfigError(
@@ -99,15 +103,14 @@ class Scheduler:
         self._by_priority = self._has_classes = policy == "priority"
         self._preempt_every_step = preempt_every_step
         self._drafting = drafting
+        self._turns = Turns(stages) if stages > 1 else None
         self._state = State(self.kv, max_num_seqs, drafting, adapter_slots)
         self._admission = Admission(self._state)
         self.prefill_budget = PrefillBudget(mixed_sizes, prompt_cost)  # whoever measures the steps tells it
         self._clock = clock
         self._prefixes = SharedPrefixFinder(self.kv, max_num_seqs, sharing_thresholds)
-        self._vocab_size = vocab_size
-        self._mask_source = mask_source
-        self._arrivals = itertools.count()
-        self._step = 0
+        self._vocab_size, self._mask_source = vocab_size, mask_source
+        self._arrivals, self._step = itertools.count(), 0
         self.planned_work = 0.0  # on prompts, in the plan made last; see PrefillBudget
 
     @cached_property
@@ -127,6 +130,7 @@ class Scheduler:
         # A pooling request ends one token short of its limit, as one does whose last token is under way.
         limit = min(num_prompt + spec.max_tokens, self.max_tokens) if spec.pooling is None else num_prompt + 1
         request = Request(spec, order, limit, self._clock())
+        self._state.lives.begin(request)
         if spec.given and len(request.tokens) >= limit:
             raise InputError(f"request {spec.id!r}: {len(spec.given)} tokens are given, and no more fit", "max_tokens")
         constraint = spec.constraint
@@ -235,6 +239,19 @@ class Scheduler:
         return len(self._state.requests) > self._state.num_compiling
 
     @property
+    def num_requests(self) -> int:
+        """That have not ended."""
+        return len(self._state.requests)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._state.running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._state.queue) + self._state.num_compiling
+
+    @property
     def num_compiling(self) -> int:
         return self._state.num_compiling
 
@@ -267,7 +284,9 @@ class Scheduler:
                 self._admit(build, in_background=in_background)
         if not build.decodes and not build.chunks:
             return None
-        prefixes, changes = self._prefixes.update(build.decodes), state.adapters.take_changes()
+        # Rows that take turns would make other groups in every plan.
+        prefixes = None if self._turns else self._prefixes.update(build.decodes)
+        changes = state.adapters.take_changes()
         plan = build.finish(self._step, state.releases, prefixes, changes)
         state.releases = []
         self.planned_work = sum(
@@ -289,16 +308,24 @@ class Scheduler:
     def can_be_late(self) -> bool:
         """Whether all that the next step would bring is one token more for requests that somebody reads along.
 
-        Then the sooner it is planned the longer who comes next waits behind it.
+        Then the sooner it is planned the longer who comes next waits behind it. Never of stages, of which the first
+        would be idle.
         """
         state = self._state
-        return not state.prefilling and not len(state.queue) and state.seats.decode_rows().has_readers
+        return (
+            self._turns is None
+            and not state.prefilling
+            and not len(state.queue)
+            and state.seats.decode_rows().has_readers
+        )
 
     def _decode(self, build: PlanBuilder) -> None:
         """One token for everyone who is one token behind."""
         seats, kv = self._state.seats, self.kv
         while True:
             rows = seats.decode_rows()
+            if rows and self._turns is not None:
+                rows = self._turns.rows(seats, self._state.in_flight)
             if not rows:
                 return
             computed = seats.num_computed.take(rows.seats)
@@ -493,6 +520,7 @@ class Scheduler:
             seats.room[:, seat] = kv.room(request)
         seats.num_computed[seat] = end
         kv.register(request, end)
+        request.note(CHUNK, start, end)
         build.add_chunk(Chunk(request, start, end, samples=end == total and request.spec.pooling is None))
         if build.allowance is not None:
             build.allowance -= self.prefill_budget.work(end - start, start)
@@ -554,6 +582,18 @@ class Scheduler:
             self._drafting.observe(len(step.decodes), step.plan.num_drafts, seconds)
         self._state.load.observe(between, prompt_tokens, is_full=step.is_full)
 
+    def work_of_oldest(self) -> StepWork:
+        """Of the oldest step in flight."""
+        step = self._state.in_flight[0]
+        plan, decodes = step.plan, len(step.decodes)
+        read = int(self._state.seats.num_computed.take(step.decodes.seats).sum())
+        attended = float(read)
+        for chunk in step.chunks:
+            read += chunk.end
+            attended += (chunk.end - chunk.start) * (chunk.start + chunk.end) / 2
+        tokens = int(plan.num_tokens.sum()) + decodes * plan.num_drafts
+        return StepWork(tokens, decodes * (1 + plan.num_drafts) + len(step.chunks), read, attended)
+
     def settle(self, plan: StepPlan, result: StepResult) -> EngineOutputs:
         """Read the result of the oldest plan in flight. Returns the news, at most one output a request."""
         return settle(self._state, plan, result)
@@ -562,8 +602,9 @@ class Scheduler:
         """What the scheduler knows of the statistics; the engine core adds the rest."""
         state, totals, drafts = self._state, self._state.totals, self._drafting
         return EngineStats(
-            num_running=len(state.running),
-            num_waiting=len(state.queue) + state.num_compiling,
+            num_running=self.num_running,
+            num_waiting=self.num_waiting,
+            num_deferred=state.num_compiling + state.queue.num_aside,
             kv_usage=self.kv.usage,
             num_blocks=self.kv.pool.num_usable,
             num_free_blocks=self.kv.num_free,
@@ -581,6 +622,17 @@ class Scheduler:
             waiting_adapters=state.queue.adapters if state.adapters.num_slots else [],
             num_accepted_per_pos=drafts.accepted_at.tolist() if drafts else [],
         )
+
+    def look(self, watch: float) -> tuple[list[RequestView], BlockCells]:
+        """The requests and the blocks of now. For `watch` seconds from now on lives of requests are followed."""
+        self._state.lives.watch(watch, self._state.requests.values())
+        return look(self._state)
+
+    def life(self, request_id: str) -> list[LifeEvent] | None:
+        """None: it was not followed."""
+        if (request := self._state.requests.get(request_id)) is not None:
+            return request.life
+        return self._state.lives.ended(request_id)
 
     def queue_stats(self) -> QueueStats:
         """Who waits and how fast that goes."""

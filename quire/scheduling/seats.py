@@ -15,6 +15,7 @@ from quire.scheduling.request import Request
 from quire.types.kv import PAD_SEAT
 
 Ints = np.ndarray  # int32
+_MOST_SHARES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class HostSeats:
         self._free = list(range(max_seats, PAD_SEAT, -1))
         self._max_seats = max_seats
         self._rows: DecodeRows | None = None
+        self._shares: dict[bytes, DecodeRows] = {}  # of these some, by their seats
 
     @property
     def num_free(self) -> int:
@@ -132,20 +134,35 @@ class HostSeats:
     def decode_rows(self) -> DecodeRows:
         """All that decode. As long as these stay the same requests the very same object comes back."""
         if self._rows is None:
-            seats = np.flatnonzero(self.decoding).astype(np.int32)
-            final_only = self.final_only.take(seats)
-            streamed = np.flatnonzero(~final_only).tolist() if final_only.any() else None
-            ids = self._ids.take(seats).tolist()
-            self._rows = DecodeRows(
-                seats,
-                self.requests.take(seats).tolist(),
-                ids,
-                self._appends.take(seats).tolist(),
-                streamed,
-                ids if streamed is None else [ids[row] for row in streamed],
-                np.flatnonzero(self.followed.take(seats)).tolist(),
-            )
+            self._rows = self._made(np.flatnonzero(self.decoding).astype(np.int32))
+            self._shares.clear()
         return self._rows
+
+    def rows_in(self, seats: Ints) -> DecodeRows:
+        """Of those that decode the rows in `seats`, rising; the same object for the same ones as well."""
+        every = self.decode_rows()
+        if len(seats) == len(every):
+            return every
+        key = seats.tobytes()
+        if key not in self._shares:
+            if len(self._shares) >= _MOST_SHARES:
+                self._shares.clear()
+            self._shares[key] = self._made(seats)
+        return self._shares[key]
+
+    def _made(self, seats: Ints) -> DecodeRows:
+        final_only = self.final_only.take(seats)
+        streamed = np.flatnonzero(~final_only).tolist() if final_only.any() else None
+        ids = self._ids.take(seats).tolist()
+        return DecodeRows(
+            seats,
+            self.requests.take(seats).tolist(),
+            ids,
+            self._appends.take(seats).tolist(),
+            streamed,
+            ids if streamed is None else [ids[row] for row in streamed],
+            np.flatnonzero(self.followed.take(seats)).tolist(),
+        )
 
     def check(self) -> None:
         """Raise AssertionError if a seat is free and taken, or neither."""

@@ -165,6 +165,7 @@ def _end_pooling(state: State, step: int, request: Request) -> EngineOutput:
         num_cached_tokens=request.num_cached,
         queued=seconds_queued(request),
         num_preemptions=request.num_preemptions,
+        life=request.life if request.spec.trace is not None else None,
     )
 
 

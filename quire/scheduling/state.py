@@ -9,11 +9,13 @@ from typing import NamedTuple
 from quire.kv.manager import Hit, KVManager
 from quire.scheduling.adapters import AdapterSlots
 from quire.scheduling.drafting import Drafting
+from quire.scheduling.lives import Lives
 from quire.scheduling.load import Load
 from quire.scheduling.queue import WaitingQueue
 from quire.scheduling.request import Request, Status
 from quire.scheduling.seats import DecodeRows, HostSeats
 from quire.types.plan import StepPlan
+from quire.types.view import ENDED, PREEMPTED, SEATED
 
 
 class Chunk(NamedTuple):
@@ -74,10 +76,12 @@ class State:
         self.releases: list[int] = []  # seats given back since the last plan
         self.totals = Totals()
         self.load = Load()
+        self.lives = Lives()
 
     def seat(self, request: Request, hit: Hit, num_cached: int) -> None:
         """A waiting request takes a seat and the cached blocks of its beginning."""
         request.become(Status.RUNNING)
+        request.note(SEATED, num_cached, len(request.tokens))
         self.kv.admit(request, hit)
         request.adapter = self._take_adapter(request)
         self.seats.take(request, num_cached, self.kv.room(request))
@@ -107,6 +111,7 @@ class State:
         request.become(Status.PREEMPTED)
         request.num_preemptions += 1
         self.totals.num_preemptions += 1
+        request.note(PREEMPTED, len(request.tokens))
         self.queue.push(request)
 
     def finish(self, request: Request) -> None:
@@ -115,6 +120,8 @@ class State:
         if before is Status.RUNNING:
             self._unseat(request)
         request.become(Status.FINISHED)
+        request.note(ENDED, len(request.tokens))
+        self.lives.end(request)
         del self.requests[request.id]
         if before is Status.COMPILING:
             self.num_compiling -= 1

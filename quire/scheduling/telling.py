@@ -40,6 +40,7 @@ def tell(state: State, request: Request, lines: list[TokenLogprobs] | None, coun
         num_cached_tokens=request.num_cached if first else 0,
         queued=seconds_queued(request) if first else 0.0,
         num_preemptions=request.num_preemptions if reason is not None else 0,
+        life=request.life if reason is not None and request.spec.trace is not None else None,
     )
 
 

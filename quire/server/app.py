@@ -15,10 +15,11 @@ from quire.server.anthropic import endpoints as anthropic
 from quire.server.batches import endpoints as openai_batches
 from quire.server.batches import files as openai_files
 from quire.server.batches.queue import BatchQueue
+from quire.server.dashboard import endpoints as dashboard
 from quire.server.http import errors
-from quire.server.http.auth import ApiKeyMiddleware
+from quire.server.http.auth import ApiKeyMiddleware, name_keys
 from quire.server.http.body import CloseLongBodies
-from quire.server.http.entry import enter
+from quire.server.http.entry import ENGINE_ROUTES, enter
 from quire.server.http.limits import BodyLimitMiddleware
 from quire.server.http.metrics import CountingMiddleware, HttpMetrics
 from quire.server.http.openapi_document import openapi_document
@@ -99,6 +100,8 @@ def routers_of(service: Service) -> list[APIRouter]:
     routers = list(ROUTERS)
     if service.serve.allow_runtime_lora_updating:
         routers.append(adapters.router)
+    if service.serve.enable_dashboard:
+        routers.append(dashboard.router)
     if service.serve.server_dev_mode:
         routers.append(development.router)
     if service.config.observe.profiler_config:
@@ -145,5 +148,10 @@ def protect(app: ASGIApp, service: Service, keys: Iterable[str]) -> ASGIApp:
             allow_methods=serve.allowed_methods,
             allow_headers=serve.allowed_headers,
         )
-    service.http_metrics = HttpMetrics(service.counters, routers_of(service))
-    return CountingMiddleware(outer, service.http_metrics, serve.root_path)
+    names = [name for _, name in name_keys(keys)]
+    service.http_metrics = HttpMetrics(service.counters, routers_of(service), names)
+    return CountingMiddleware(
+        outer, service.http_metrics, serve.root_path, service.trails,
+        writes_log=serve.enable_access_log,
+        find_tracing=lambda route: service.tracing if route in ENGINE_ROUTES else None,
+    )  # fmt: skip

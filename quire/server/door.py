@@ -132,7 +132,7 @@ class Door:
         self._note()
 
     def _refuse(self, message: str, priority: int) -> NoReturn:
-        self._metrics.rejected += 1
+        self._metrics.refuse("overloaded")
         raise ApiError(503, message, retry_after=self.retry_after(priority))
 
     @property

@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from quire.observe.engine_metrics import ACCEPTED_PER_POS, GAUGES, counters_of
+from quire.observe.engine_metrics import ACCEPTED_PER_POS, GAUGES, counters_of, engines_of
 from quire.server.processes.shared_counters import LOST, PID, SharedCounters
 from quire.types.output import ABORTED, EngineStats, RequestMetrics, RequestOutput
 from quire.types.sampling import RequestOutputKind, SamplingParams
@@ -37,6 +37,14 @@ LATENCY = bounds("0.005 0.01 0.025 0.05 0.1 0.3 0.5 0.8 1 1.5 2 2.5 5 10 15 20 3
 FIRST_TOKEN = bounds("0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5 5 7.5 10 20 40 80 160 640 2560")
 TOKEN_GAP = bounds("0.001 0.0025 0.005 0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1 2.5 5 7.5 10 20 40 80")
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+ALL_ENGINES = "all"  # label of what is told of several cores together
+REFUSALS = ("overloaded", "queue_full", "draining", "invalid_request")  # why requests were not answered
+MODES, KINDS = ("streaming", "non_streaming"), ("chat_completions", "responses", "other")
+FOUND = ("tool_call", "no_tool_call")
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # an engine of ours is always awake
+STEP_SECONDS = bounds("0.0005 0.001 0.002 0.003 0.005 0.0075 0.01 0.015 0.02 0.03 0.05 0.075 0.1 0.15 0.25 0.5 1 2.5")
+STEP_GAP = bounds("0.00001 0.00002 0.00005 0.0001 0.0002 0.0005 0.001 0.002 0.005 0.01 0.02 0.05 0.1 0.5")
+BLOCK_TIMES = bounds("0.001 0.002 0.005 0.01 0.02 0.05 0.1 0.2 0.5 1 2 5 10 20 30 60 120 300 600 1200 1800")
 FINISH_REASONS = ("stop", "length", "repetition", "abort", "error")
 
 
@@ -56,6 +64,10 @@ class Histogram:
     def observe(self, value: float, times: int = 1) -> None:
         self._mine[self._counts + bisect_left(self.bounds, value)] += times
         self._mine[self._total] += value * times
+
+    def counts(self) -> list[float]:
+        """Of each bucket, by all processes."""
+        return [self._counters.sum(slot) for slot in range(self._counts, self._total)]
 
     def family(self, names: list[str], labels: list[str]) -> Metric:
         family = HistogramMetricFamily(self.name, self.text, labels=names)
@@ -126,9 +138,14 @@ class Metrics(Collector):
     def __init__(self, model_name: str, info: EngineInfo, counters: SharedCounters) -> None:
         tokens = one_two_five(info.max_model_len)
         self._cache_labels = cache_labels(info)
-        self._names, self._labels = ["model_name", "engine"], [model_name, "0"]
+        self._model_name = model_name
+        # What a front end sees of a request is told of all cores together.
+        alone = info.resolved.config.runtime.data_parallel_size == 1
+        self._names, self._labels = ["model_name", "engine"], [model_name, "0" if alone else ALL_ENGINES]
         self.finished = Counts(counters, FINISH_REASONS)
-        self._refusals = Counts(counters, ["rejected"])
+        self._refusals = Counts(counters, REFUSALS)
+        self._replays = Counts(counters, ["requests"])
+        self._calls = Counts(counters, [f"{mode} {kind} {what}" for mode in MODES for kind in KINDS for what in FOUND])
 
         def histogram(name: str, text: str, bounds: Sequence[float]) -> Histogram:
             return Histogram(counters, name, text, bounds)
@@ -150,7 +167,21 @@ class Metrics(Collector):
         )
         self.asked_size = histogram("vllm:request_params_max_tokens", "max_tokens of finished requests.", tokens)
         self.asked_answers = histogram("vllm:request_params_n", "n of finished requests.", (1, 2, 5, 10, 20))
+        self.computed_size = histogram(
+            "vllm:request_prefill_kv_computed_tokens", "Prompt tokens of finished requests that no cache had.", tokens
+        )
+        self.step_seconds = histogram("quire:step_seconds", "Time of an engine step.", STEP_SECONDS)
+        self.step_gap = histogram(
+            "quire:step_gap_seconds", "Time before a step in which the device had nothing to do.", STEP_GAP
+        )
         self.step_tokens = histogram("vllm:iteration_tokens_total", "Tokens of an engine step.", STEP_TOKENS)
+        self.block_times: list[Histogram] = []
+        if info.resolved.config.observe.kv_cache_metrics:
+            self.block_times = [
+                histogram("vllm:kv_block_lifetime_seconds", "From a block's taking to its eviction.", BLOCK_TIMES),
+                histogram("vllm:kv_block_idle_before_evict_seconds", "Since its last use, then.", BLOCK_TIMES),
+                histogram("vllm:kv_block_reuse_gap_seconds", "Between two uses of a block.", BLOCK_TIMES),
+            ]
         self._histograms = [value for value in vars(self).values() if isinstance(value, Histogram)]
         self._stats = EngineStats()
         lora = info.resolved.config.lora
@@ -163,23 +194,28 @@ class Metrics(Collector):
         if len(counters.pages) == 1:
             ProcessCollector(registry=self._registry)
 
-    @property
-    def rejected(self) -> int:
-        return self._refusals["rejected"]
-
-    @rejected.setter
-    def rejected(self, count: int) -> None:
-        self._refusals["rejected"] = count
+    def refuse(self, reason: str) -> None:
+        """A request is not answered, for one of REFUSALS."""
+        self._refusals[reason] += 1
 
     @property
     def total_rejected(self) -> int:
-        """By all processes."""
-        return self._refusals.total("rejected")
+        """For want of room, by all processes."""
+        return sum(self._refusals.total(reason) for reason in REFUSALS if reason != "invalid_request")
+
+    def replay(self, count: int) -> None:
+        """So many requests went on with another engine."""
+        self._replays["requests"] += count
+
+    def call_found(self, *, is_streamed: bool, kind: str, found: bool) -> None:
+        """The parser of tool calls has read an answer. kind: one of KINDS."""
+        self._calls[f"{MODES[0 if is_streamed else 1]} {kind} {FOUND[0 if found else 1]}"] += 1
 
     def finish(self, output: RequestOutput, num_tokens: int, longest: int, params: SamplingParams) -> None:
         """A request is done; `num_tokens` were generated for all its answers, `longest` for one of them at most."""
         n, max_tokens = params.n, params.max_tokens
         self.prompt_size.observe(output.num_prompt_tokens)
+        self.computed_size.observe(max(0, output.num_prompt_tokens - output.num_cached_tokens))
         self.answer_size.observe(num_tokens)
         self.longest_answer.observe(longest)
         self.asked_answers.observe(n)
@@ -215,10 +251,16 @@ class Metrics(Collector):
             self.queue.observe(times.first_scheduled_time - times.arrival_time)
             self.inference.observe(times.finished_time - times.first_scheduled_time)
 
-    def steps(self, tokens: Sequence[int]) -> None:
-        """Token counts of the steps since the last call."""
-        for count in tokens:
-            self.step_tokens.observe(count)
+    def steps(self, stats: EngineStats) -> None:
+        """Those since the last call."""
+        told: tuple[Sequence[float], ...] = (stats.step_tokens, stats.step_seconds, stats.step_gaps)
+        for histogram, values in zip((self.step_tokens, self.step_seconds, self.step_gap), told, strict=True):
+            for value in values:
+                histogram.observe(value)
+        times = (stats.block_lifetimes, stats.block_idles, stats.block_gaps)
+        for histogram, values in zip(self.block_times, times, strict=False):
+            for value in values:
+                histogram.observe(value)
 
     def render(self, stats: EngineStats) -> bytes:
         """The Prometheus text of now."""
@@ -227,26 +269,8 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         stats = self._stats
-        for field, (name, text) in GAUGES.items():
-            gauge = GaugeMetricFamily(name, text, labels=self._names)
-            gauge.add_metric(self._labels, getattr(stats, field))
-            yield gauge
-        for field, (name, text) in counters_of(stats).items():
-            counter = CounterMetricFamily(name, text, labels=self._names)
-            counter.add_metric(self._labels, getattr(stats, field))
-            yield counter
-        if stats.num_accepted_per_pos:
-            accepted = CounterMetricFamily(*ACCEPTED_PER_POS, labels=[*self._names, "position"])
-            for place, count in enumerate(stats.num_accepted_per_pos):
-                accepted.add_metric([*self._labels, str(place)], count)
-            yield accepted
-        rejected = CounterMetricFamily(
-            "quire:requests_rejected",
-            "Requests refused because the queue was full, or the wait too long.",
-            labels=self._names,
-        )
-        rejected.add_metric(self._labels, self.total_rejected)
-        yield rejected
+        yield from self._engines(stats)
+        yield from self._counted()
         wait = GaugeMetricFamily(
             "quire:queue_wait_seconds", "Predicted wait of a request that comes now.", labels=self._names
         )
@@ -266,14 +290,84 @@ class Metrics(Collector):
             lost = self.counters.sum(LOST) if reason == ABORTED else 0
             success.add_metric([*self._labels, reason], self.finished.total(reason) + lost)
         yield success
-        phases = CounterMetricFamily("quire:core_seconds", "What the core's loop did.", labels=[*self._names, "phase"])
-        for phase, seconds in stats.phase_seconds.items():
-            phases.add_metric([*self._labels, phase], seconds)
-        yield phases
-        for histogram in self._histograms:
+        for histogram in (*self._histograms, *self.block_times):
             yield histogram.family(self._names, self._labels)
         if len(self.counters.pages) > 1:
             yield from self._front_ends()
+
+    def _engines(self, stats: EngineStats) -> Iterator[Metric]:
+        """What the cores count, each for itself."""
+        engines = [([self._model_name, number], each) for number, each in engines_of(stats)]
+        for field, (name, text) in GAUGES.items():
+            gauge = GaugeMetricFamily(name, text, labels=self._names)
+            for labels, each in engines:
+                gauge.add_metric(labels, getattr(each, field))
+            yield gauge
+        for field, (name, text) in counters_of(stats).items():
+            counter = CounterMetricFamily(name, text, labels=self._names)
+            for labels, each in engines:
+                counter.add_metric(labels, getattr(each, field))
+            yield counter
+        if stats.num_accepted_per_pos:
+            accepted = CounterMetricFamily(*ACCEPTED_PER_POS, labels=[*self._names, "position"])
+            for labels, each in engines:
+                for place, count in enumerate(each.num_accepted_per_pos):
+                    accepted.add_metric([*labels, str(place)], count)
+            yield accepted
+        phases = CounterMetricFamily("quire:core_seconds", "What the core's loop did.", labels=[*self._names, "phase"])
+        for labels, each in engines:
+            for phase, seconds in each.phase_seconds.items():
+                phases.add_metric([*labels, phase], seconds)
+        yield phases
+        yield from self._more_of(engines)
+
+    def _more_of(self, engines: Sequence[tuple[list[str], EngineStats]]) -> Iterator[Metric]:
+        """Of the cores, with labels of their own."""
+        waiting = GaugeMetricFamily(
+            "vllm:num_requests_waiting_by_reason",
+            "Waiting requests: for room, or for a grammar or a slot of their adapter.",
+            labels=[*self._names, "reason"],
+        )
+        sleep = GaugeMetricFamily(
+            "vllm:engine_sleep_state", "Whether the engine sleeps.", labels=[*self._names, "sleep_state"]
+        )
+        source = CounterMetricFamily(
+            "vllm:prompt_tokens_by_source", "Prompt tokens by where their KV came from.",
+            labels=[*self._names, "source"],
+        )  # fmt: skip
+        for labels, stats in engines:
+            waiting.add_metric([*labels, "capacity"], stats.num_waiting - stats.num_deferred)
+            waiting.add_metric([*labels, "deferred"], stats.num_deferred)
+            for state in SLEEP_STATES:
+                sleep.add_metric([*labels, state], state == SLEEP_STATES[0])
+            source.add_metric([*labels, "local_compute"], stats.computed_tokens)
+            source.add_metric([*labels, "local_cache_hit"], stats.cached_tokens)
+            source.add_metric([*labels, "external_kv_transfer"], 0)
+        yield from (waiting, sleep, source)
+
+    def _counted(self) -> Iterator[Metric]:
+        """By the front ends."""
+        rejected = CounterMetricFamily(
+            "quire:requests_rejected", "Requests that were not answered, by the reason.",
+            labels=[*self._names, "reason"],
+        )  # fmt: skip
+        for reason in REFUSALS:
+            rejected.add_metric([*self._labels, reason], self._refusals.total(reason))
+        yield rejected
+        replays = CounterMetricFamily(
+            "quire:requests_replayed", "Requests that went on with another engine.", labels=self._names
+        )
+        replays.add_metric(self._labels, self._replays.total("requests"))
+        yield replays
+        calls = CounterMetricFamily(
+            "vllm:tool_call_parser_invocations", "Answers in which the parser looked for tool calls.",
+            labels=["model_name", "mode", "outcome", "request_type"],
+        )  # fmt: skip
+        for name in self._calls.names:
+            mode, kind, outcome = name.split()
+            if total := self._calls.total(name):
+                calls.add_metric([self._labels[0], mode, outcome, kind], total)
+        yield calls
 
     def _adapters(self, stats: EngineStats) -> Metric:
         """Who runs and waits with which, and since when."""

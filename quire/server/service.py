@@ -14,14 +14,17 @@ from quire.frontend.templates.chat import ChatTemplate
 from quire.frontend.templates.sandbox import TemplateSandbox
 from quire.frontend.tokenization.encoder import TextEncoder
 from quire.server.adapters import find_in_folder
+from quire.server.dashboard.history import History
 from quire.server.door import Door
 from quire.server.http.errors import ApiError
 from quire.server.http.limits import OpenAnswers
 from quire.server.http.long_body import Greeting, LongBodies
 from quire.server.http.metrics import HttpMetrics
+from quire.server.http.trail import Trails
 from quire.server.metrics import Metrics
 from quire.server.processes.pulse import Pings
 from quire.server.processes.shared_counters import SharedCounters
+from quire.server.tracing import Tracing
 from quire.types.adapter import LoRARequest
 from quire.types.output import EngineStats
 
@@ -79,10 +82,13 @@ class Service:
         self.created = int(time.time()) if created is None else created
         self.engine: AsyncLLM | None = None
         self.metrics: Metrics | None = None
+        self.history: History | None = None
         self.http_metrics: HttpMetrics | None = None  # of an app that is shown to the world
         self.door: Door | None = None
         self.in_flight = OpenAnswers(self.counters, serve.keepalive_interval)
         self.templates = TemplateSandbox()
+        self.trails = Trails()
+        self.tracing: Tracing | None = None
         self._encoder: TextEncoder | None = None
         self.long_bodies: LongBodies | None = None
         self.draining = False  # /readyz says so; requests are still taken during the grace
@@ -94,6 +100,9 @@ class Service:
     def attach(self, engine: AsyncLLM) -> None:
         """The engine is up and has made its first token."""
         self.metrics = Metrics(self.names[0], engine.info, self.counters)
+        self.history = History(self.metrics)
+        if self.serve.otlp_traces_endpoint is not None:
+            self.tracing = Tracing(self.serve.otlp_traces_endpoint, self.names[0])
         schedule = self.config.schedule
         self.door = Door(schedule.max_queue_seconds or 0.0, self.metrics, max_queued=schedule.max_num_queued_reqs)
         self.door.outage = lambda: engine.outage
@@ -101,6 +110,7 @@ class Service:
         self.engine = engine
         self.long_bodies = LongBodies(self._greeting)
         engine.on_stats = self.on_stats
+        engine.on_replay = self.metrics.replay
 
     def _greeting(self) -> bytes:
         """To the process that reads long bodies: all that it must know, and no secrets."""
@@ -121,7 +131,9 @@ class Service:
             self._last_step = stats.last_step_time
             self.progress.seen()
         if self.metrics is not None:
-            self.metrics.steps(stats.step_tokens)
+            self.metrics.steps(stats)
+        if self.history is not None:
+            self.history.note(stats)
         if self.door is not None and stats.queue is not None:
             self.door.report(stats.queue)
 

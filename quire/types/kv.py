@@ -90,6 +90,18 @@ class PromptCost(msgspec.Struct, frozen=True):
     windows: list[tuple[int, float]] = []  # … and in those that see so many at most
 
 
+class ModelWork(msgspec.Struct, frozen=True):
+    """What a step of the model takes, on one device, and what that can do. 0: it is not known."""
+
+    weights: int = 0  # numbers that each token is multiplied by …
+    head_weights: int = 0  # … and those that each row which is sampled is multiplied by besides
+    dense_bytes: int = 0  # of weights, read in every step
+    # Of experts' weights: (tokens of a step, bytes that these hit), rising.
+    expert_bytes: list[tuple[int, float]] = []
+    copy_rate: float = 0.0  # bytes a second, at best
+    product_rate: float = 0.0  # operations a second of matrix products, at best
+
+
 class DraftCost(msgspec.Struct, frozen=True, array_like=True):
     """Seconds of a decode step of so many rows, without drafts and with, as measured at the start."""
 
@@ -114,6 +126,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     # (decode rows, tokens in all) of the steps with prompt chunks that are padded: any smaller one costs as much.
     mixed_sizes: list[tuple[int, int]] = msgspec.field(default_factory=list)
     prompt_cost: PromptCost = PromptCost()
+    model_work: ModelWork = ModelWork()
     draft_costs: list[DraftCost] = msgspec.field(default_factory=list)  # rising; empty: nothing is known
     max_drafted_rows: int = 0  # decode rows of a step with drafts
     can_prepare: bool = False  # an idle worker has use for calls of "prepare"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from quire.types.adapter import LoRARequest
 from quire.types.reply import ToolCall
 from quire.types.request import TokenIds, token_list
+from quire.types.view import LifeEvent
 
 ABORTED = "abort"  # the finish_reason of a request that nobody wants any more
 # `stop_reason` of an output with finish_reason "error", for programs; `error` says it to people.
@@ -46,6 +48,7 @@ class EngineOutput(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     num_preemptions: int = 0
     error: str | None = None
     error_param: str | None = None  # the field that it is about, as users know it
+    life: list[LifeEvent] | None = None  # with the end of a request that is traced
 
 
 class QueueClass(msgspec.Struct, frozen=True, array_like=True):
@@ -77,6 +80,8 @@ class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
     running_adapters: list[str] = msgspec.field(default_factory=list)
     waiting_adapters: list[str] = msgspec.field(default_factory=list)
     num_waiting: int = 0
+    num_deferred: int = 0  # of these, for a grammar or a slot of their adapter
+    computed_tokens: int = 0  # of prompts, and of requests that go on after a preemption
     num_steps: int = 0
     kv_usage: float = 0.0  # 0 … 1
     num_blocks: int = 0
@@ -92,13 +97,25 @@ class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
     num_draft_tokens: int = 0  # that were
     num_accepted_tokens: int = 0  # of them
     num_accepted_per_pos: list[int] = msgspec.field(default_factory=list)  # by their place in the draft
+    operations: float = 0.0  # of the device, estimated (enable_mfu_metrics) …
+    read_bytes: float = 0.0
+    written_bytes: float = 0.0
+    floor_seconds: float = 0.0  # … and the time that these take at least; 0: unknown
     num_restarts: int = 0  # engines that took the place of one that had died
+    is_up: bool = True  # no other has to take its place
     last_step_time: float = 0.0  # time.time() of the last settled step
     queue: QueueStats | None = None
-    step_tokens: list[int] = msgspec.field(default_factory=list)  # tokens of the steps since the last report
+    step_tokens: list[int] = msgspec.field(default_factory=list)  # tokens of the steps since the last report …
+    step_seconds: list[float] = msgspec.field(default_factory=list)  # … what they took the device …
+    step_gaps: list[float] = msgspec.field(default_factory=list)  # … and how long it had nothing to do before them
+    # Of some blocks, since the last report (kv_cache_metrics):
+    block_lifetimes: list[float] = msgspec.field(default_factory=list)
+    block_idles: list[float] = msgspec.field(default_factory=list)  # before they were forgotten
+    block_gaps: list[float] = msgspec.field(default_factory=list)  # between two uses
     phase_seconds: dict[str, float] = msgspec.field(
         default_factory=dict
     )  # idle, hold, inbox, plan, submit, mask, wait, settle, outbox
+    engines: list[EngineStats] = msgspec.field(default_factory=list)  # of several cores, whose sum this is: each one's
 
 
 class EngineOutputs(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -164,6 +181,19 @@ class CompletionOutput:
 
 
 @dataclass(slots=True)
+class Spent:
+    """Time spent in many small pieces: seconds of all, and time.time() of the first."""
+
+    seconds: float = 0.0
+    first: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        if not self.first:
+            self.first = time.time() - seconds
+        self.seconds += seconds
+
+
+@dataclass(slots=True)
 class RequestMetrics:
     """Times of one request in seconds (time.time())."""
 
@@ -172,6 +202,10 @@ class RequestMetrics:
     first_token_time: float | None = None
     finished_time: float | None = None
     num_preemptions: int = 0
+    replays: list[tuple[float, float]] = field(default_factory=list)  # from an engine's death to the next that had it
+    # Of a request that is traced:
+    life: list[LifeEvent] = field(default_factory=list)
+    detokenizing: Spent = field(default_factory=Spent)
 
 
 @dataclass(slots=True)

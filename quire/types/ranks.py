@@ -6,16 +6,40 @@ import msgspec
 
 
 class Rank(msgspec.Struct, frozen=True):
-    """One of `size` workers that hold a part of the model each and run every plan together."""
+    """One of `size` workers that run every plan together.
+
+    Layers are dealt to `stages` of workers, one behind the other; those of a stage hold a part of each of its layers.
+    """
 
     index: int = 0
     size: int = 1
-    meeting: str = ""  # path of a file, in a folder that only this user enters, through which they find each other
+    meeting: str = ""  # path of a file that only this user can reach, or tcp://host:port, where they find each other
+    stages: int = 1
+    device: int = -1  # of its machine; -1: the one of its number
 
     @property
-    def is_first(self) -> bool:
-        """Whether this is the one that samples, and whose results count."""
-        return self.index == 0
+    def place(self) -> int:
+        """The device of its machine that it has."""
+        return self.index if self.device < 0 else self.device
+
+    @property
+    def width(self) -> int:
+        """Workers of a stage."""
+        return self.size // self.stages
+
+    @property
+    def stage(self) -> int:
+        return self.index // self.width
+
+    @property
+    def lane(self) -> int:
+        """Which of its stage's it is."""
+        return self.index % self.width
+
+    @property
+    def samples(self) -> bool:
+        """Whether this is the one that samples, and whose results count: the first of the last stage."""
+        return self.index == self.size - self.width
 
 
 ALONE = Rank()

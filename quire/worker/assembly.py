@@ -16,9 +16,10 @@ from quire.distributed.group import Group
 from quire.distributed.peer_memory import Layout
 from quire.models.base import Decoder
 from quire.models.pooling import PoolingModel
-from quire.types.kv import PromptCost
+from quire.types.kv import ModelWork, PromptCost
 from quire.worker.adapters import Adapters
 from quire.worker.batch import BatchBuilder, round_size
+from quire.worker.ceilings import ceilings
 from quire.worker.graphs import decode_sizes, drafted_sizes, graph_rows
 from quire.worker.kv_store import KVStore
 from quire.worker.layer_groups import LayerGroups
@@ -153,7 +154,7 @@ class Assembly:
         rows, tokens = resolved.max_num_seqs, resolved.max_num_batched_tokens
         eager = resolved.config.runtime.enforce_eager or not with_graphs
         wanted = [] if eager else graph_rows(rows, resolved.config.runtime.cuda_graph_sizes)
-        mixed = [] if eager else mixed_sizes(rows, tokens, model.num_weights())
+        mixed = [] if eager or self._in_stages else mixed_sizes(rows, tokens, model.num_weights())
         longest = max([round_size(tokens), *(size.tokens for size in mixed)])
         groups = self._layer_groups(seats, longest, max_model_len)
         self._prompt_wave = groups.prompt_wave
@@ -200,6 +201,11 @@ class Assembly:
             padded=padded,
         )
 
+    @property
+    def _in_stages(self) -> bool:
+        """Stages have other weights each, and would not pad steps with prompts alike: these run from Python."""
+        return self._group is not None and self._group.pipeline is not None
+
     def _drafts(self, seats: DeviceSeats) -> SeatDrafts | None:
         resolved = self._resolved
         if resolved.speculative is None:
@@ -211,14 +217,19 @@ class Assembly:
 
     def _sampler(self, rows: int, drafts: SeatDrafts | None, custom: CustomProcessors | None) -> Sampler | Follower:
         vocab_size = self._resolved.info.vocab_size
-        if self._group is not None and self._group.topology.rank > 0:
+        if self._group is not None and not self._group.samples:
             return Follower(vocab_size)
         most = max(rows + MAX_PROMPTS, drafts.max_tokens if drafts else 0)
         return Sampler(rows, vocab_size, most, self._device, custom)
 
     def share_memory(self) -> None:
         """Let ranks write what they tell each other into each other's memory, where they can."""
-        if self._group is None or self._streams.compute is None:
+        if self._group is None:
+            return
+        if self._group.pipeline is not None:
+            tokens, dtype = round_size(self.max_tokens), DTYPES[self._resolved.dtype]
+            self._group.pipeline.reserve(tokens, self._model.hidden, dtype)
+        if self._streams.compute is None or self._group.topology.size == 1:
             return
         generates, rows = isinstance(self._model, Decoder), self._resolved.max_num_seqs
         self._group.share_memory(
@@ -246,6 +257,19 @@ class Assembly:
             elif group.keeps_all:
                 full += cost
         return PromptCost(full, self._prompt_wave, windows)
+
+    def model_work(self, device_name: str) -> ModelWork:
+        """Of a decoder, with what experts so many tokens hit."""
+        model = self._model
+        if not isinstance(model, Decoder):
+            return ModelWork()
+        weights, of_experts = model.prompt_weights(), model.expert_bytes()
+        sizes = [2**power for power in range(15)] if of_experts else []
+        hit = [(tokens, float(model.expert_bytes(tokens))) for tokens in sizes]
+        rates = (0.0, 0.0)
+        if self._resolved.config.observe.enable_mfu_metrics:
+            rates = ceilings(device_name, self._device, DTYPES[self._resolved.dtype])
+        return ModelWork(weights, model.num_weights() - weights, int(model.num_bytes() - of_experts), hit, *rates)
 
     def _layer_groups(self, seats: DeviceSeats, max_tokens: int, max_model_len: int) -> LayerGroups:
         """max_tokens: of a step, padding included."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from quire.config.profiler import OPTION, ProfilerConfig
 from quire.foundation.errors import ConfigError, InputError
+from quire.worker.ranges import Ranges
 
 
 class Profiler:
@@ -24,6 +27,7 @@ class Profiler:
         self._is_cuda = device.type == "cuda"
         self._running: torch.profiler.profile | None = None
         self._has_begun = False
+        self._ranges: Ranges | None = None
         self._prefix, self._mark = "", mark
         if config.profiler == "cuda" and not self._is_cuda:
             raise ConfigError(f"{OPTION}: profiler=cuda needs a GPU; on a CPU use torch", OPTION)
@@ -36,8 +40,15 @@ class Profiler:
             if not os.access(self._folder, os.W_OK):
                 raise ConfigError(f"{OPTION}: nobody may write to torch_profiler_dir {str(self._folder)!r}", OPTION)
 
-    def start(self, prefix: str | None = None) -> None:
-        """prefix: of the trace's file name. Raises InputError if it has begun already, or for a prefix with a path."""
+    def step(self, number: int) -> contextlib.AbstractContextManager[None]:
+        """Around the launch of a step, which has a name of its own in the profile."""
+        return contextlib.nullcontext() if self._ranges is None else self._ranges.named(f"step {number}")
+
+    def start(self, prefix: str | None = None, model: nn.Module | None = None) -> None:
+        """prefix: of the trace's file name. model: whose layers have names in it.
+
+        Raises InputError if it has begun already, or for a prefix with a path.
+        """
         prefix = prefix or "quire"
         if not isinstance(prefix, str) or prefix != Path(prefix).name or prefix in (".", ".."):
             raise InputError(f"profile_prefix must be the beginning of a file name, got {prefix!r}", "profile_prefix")
@@ -49,6 +60,9 @@ class Profiler:
         else:
             self._running = self._torch_profile()
             self._running.start()
+        if model is not None:
+            self._ranges = Ranges(model, nvtx=self._config.profiler == "cuda")
+            self._ranges.open()
         self._has_begun = True
 
     def stop(self) -> str | None:
@@ -56,6 +70,9 @@ class Profiler:
         if not self._has_begun:
             raise InputError("no profile is being recorded: start_profile begins one")
         self._has_begun = False
+        if self._ranges is not None:
+            self._ranges.close()
+            self._ranges = None
         if self._is_cuda:
             torch.cuda.synchronize()  # steps run ahead of the host
         if self._running is None:

@@ -67,6 +67,7 @@ class Runner:
     def run(self, plan: StepPlan) -> StepHandle | MaskedStep:
         parts = self.parts
         with self.on_stream():
+            parts.begin(plan)
             parts.sampler.admit(plan.admits)
             if parts.adapters is not None:
                 parts.adapters.begin(plan, parts.seats)

@@ -6,7 +6,7 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +15,15 @@ import msgspec
 import numpy as np
 import torch
 
+from quire.config.parallel.expert_balance import ExpertBalance
 from quire.config.profiler import ProfilerConfig
 from quire.config.resolve import Resolved
 from quire.distributed.group import Group
 from quire.foundation.errors import ConfigError, InputError
 from quire.foundation.log import get_logger
 from quire.kernels.dispatch import plain_torch
-from quire.models import catalog, weights
+from quire.layers.experts import Experts
+from quire.models import catalog, kv_scales, weights
 from quire.models.base import Decoder
 from quire.models.pooling import PoolingModel
 from quire.platforms import select_platform
@@ -115,7 +117,7 @@ class Worker:
         assembly = Assembly(resolved, model, pages, self._device, self._streams, self._group, self._adapters)
         assembly.share_memory()
         setup = ProcessorSetup(info.vocab_size, self._device, Path(info.path))
-        processors = make_processors(config.model.logits_processors if self._rank.is_first else [], setup)
+        processors = make_processors(config.model.logits_processors if self._rank.samples else [], setup)
         with self._phase("rehearse"):
             rehearsal = self._rehearse(assembly)
         with self._phase("weights"):
@@ -152,6 +154,7 @@ class Worker:
             phases=self._phases,
             mixed_sizes=self.runner.mixed_sizes if isinstance(self.runner, Runner) else [],
             prompt_cost=assembly.prompt_cost(),
+            model_work=assembly.model_work(self._platform.device_name()),
             draft_costs=self.runner.draft_costs() if isinstance(self.runner, Runner) else [],
             max_drafted_rows=self.runner.max_drafted_rows if isinstance(self.runner, Runner) else 0,
             can_prepare=bool(self._unprepared),
@@ -197,13 +200,26 @@ class Worker:
 
     def _load_weights(self) -> None:
         given, path = self._resolved.config.model, Path(self._resolved.info.path)
-        progress = given.use_tqdm_on_load and self._rank.is_first
+        progress = given.use_tqdm_on_load and self._rank.samples
         kind = given.load_format
         if self._resolved.info.is_mistral and kind in ("auto", "safetensors"):
             kind = "mistral"
         weights.load(self._model, path, kind, progress, given.seed, self._method.unused)
+        if DTYPES[self._resolved.kv_dtype].itemsize == 1:
+            self._take_in_scales(path, kind)
         if isinstance(self._model, Decoder):
             self._model.check()
+
+    def _take_in_scales(self, path: Path, kind: str) -> None:
+        """Of keys and values, from the checkpoint. Raises ConfigError where adapters would come after them."""
+        layers = kv_scales.take_in(self._model, path, kind)
+        if layers and self._adapters is not None:
+            raise ConfigError(
+                "the checkpoint has scales of keys and values, which adapters do not know: set kv_cache_dtype=auto",
+                "kv_cache_dtype",
+            )
+        if layers and self._rank.samples:
+            _log.info("KV cache: scales of %d layers are the checkpoint's, as powers of two", layers)
 
     def _set_up(self) -> Streams:
         """The device, and the other ranks if there are any."""
@@ -213,8 +229,14 @@ class Worker:
             streams = Streams(self._device, runs_ahead=self._platform.runs_ahead)
             self._free_at_start = self._platform.free_bytes()
         with self._phase("ranks"):
-            self._group = Group(self._rank, self._device) if self._rank.size > 1 else None
+            self._group = self._meet() if self._rank.size > 1 else None
         return streams
+
+    def _meet(self) -> Group:
+        runtime = self._resolved.config.runtime
+        redundant = ExpertBalance.read(runtime).num_redundant_experts
+        whole = runtime.enable_expert_parallel
+        return Group(self._rank, self._device, whole_experts=whole, redundant_experts=redundant)
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -227,11 +249,13 @@ class Worker:
         return f"-rank{self._rank.index}" if self._rank.size > 1 else ""
 
     def _build_model(self) -> Decoder | PoolingModel:
-        resolved, group = self._resolved, self._group
+        resolved, group = self._resolved, self._group if self._rank.width > 1 else None
         dtype, positions = DTYPES[resolved.dtype], resolved.max_model_len
         method = self._method = self._quantization(dtype)
         if resolved.pooler is None:
-            return catalog.build(resolved.info, dtype, self._device, positions, method, group)
+            layers = resolved.config.runtime.pipeline_parallel_layers
+            place = catalog.Place(self._rank.stage, self._rank.stages, layers)
+            return catalog.build(resolved.info, dtype, self._device, positions, method, group, place)
         return catalog.build_for_pooling(resolved.info, resolved.pooler, dtype, self._device, positions, method, group)
 
     def _quantization(self, dtype: torch.dtype) -> QuantizationMethod:
@@ -316,7 +340,8 @@ class Worker:
         if self.runner is None:
             raise ConfigError("the worker was not started")
         self._awaiting = None
-        with plain_torch(self._platform.plain_torch):
+        named = nullcontext() if self._profiler is None else self._profiler.step(plan.step)
+        with plain_torch(self._platform.plain_torch), named:
             step = self.runner.run(plan)
         if isinstance(step, MaskedStep):
             self._awaiting = step
@@ -338,8 +363,8 @@ class Worker:
         """Utilities outside the steps, in the thread that runs these.
 
         "memory" → bytes by use; "load_adapter", key and path; "drop_adapter", key; "prepare" → whether there is more to
-        prepare; "profile", "start" or "stop" → the trace's path. A function, which only a caller in this process can
-        hand over, gets the worker and the arguments.
+        prepare; "rebalance_experts" → layers whose experts have moved; "profile", "start" or "stop" → the trace's path.
+        A function, which only a caller in this process can hand over, gets the worker and the arguments.
         """
         if not isinstance(method, str):
             with plain_torch(self._platform.plain_torch):
@@ -348,6 +373,7 @@ class Worker:
             "memory": self._memory,
             "prepare": self._prepare,
             "profile": self._profile,
+            "rebalance_experts": self._rebalance,
         }
         if self._adapters is not None:
             methods |= {"load_adapter": self._adapters.load, "drop_adapter": self._adapters.drop}
@@ -359,6 +385,13 @@ class Worker:
     def _memory(self) -> dict[str, int]:
         return {"free": self._platform.free_bytes(), "free_at_start": self._free_at_start}
 
+    def _rebalance(self) -> int:
+        if self._group is None or not isinstance(self.runner, Runner):
+            return 0
+        group = self._group
+        with self.runner.on_stream():
+            return sum(one.rebalance(group) for one in self._model.modules() if isinstance(one, Experts))
+
     def _profile(self, what: str, prefix: str | None = None) -> str | None:
         if self._profiler is None:
             raise InputError("profiling is off: start the engine with profiler_config", "profiler_config")
@@ -366,7 +399,7 @@ class Worker:
             raise InputError(f"profile must be 'start' or 'stop', got {what!r}")
         if what == "stop":
             return self._profiler.stop()
-        self._profiler.start(prefix)
+        self._profiler.start(prefix, self._model)
         return None
 
     def _prepare(self) -> bool:

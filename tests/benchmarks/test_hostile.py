@@ -2,9 +2,9 @@ import pickle
 
 import pytest
 
-from benchmarks.hostile_clients import Client, Kind
-from benchmarks.hostile_grammars import Grammars
-from benchmarks.hostile_texts import MAKERS, SENT, Texts
+from benchmarks.hostile.clients import Client, Kind
+from benchmarks.hostile.grammars import Grammars
+from benchmarks.hostile.texts import MAKERS, SENT, Texts
 from quire.config.serve import ServeConfig
 
 

@@ -173,3 +173,26 @@ def test_a_model_of_the_hub_is_judged_by_a_few_kilobytes(hub: dict[str, str]) ->
     assert said["device"]["total"] == 80 * 2**30
     assert 0 < Hub.fetched["model.safetensors"] < 200_000
     assert "tokenizer.json" not in Hub.fetched
+
+
+def test_a_gguf_file_is_told_by_its_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gguf = pytest.importorskip("gguf")
+    from tests.gguf.test_files import write_demo
+
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
+    kinds = gguf.GGMLQuantizationType
+    write_demo(tmp_path / "demo.gguf", lambda name: kinds.Q8_0 if "attn_v" in name else kinds.Q4_0)
+    found = dict(inspect_model.lines(report(tmp_path / "demo.gguf")))
+    assert found["format"] == "gguf: matrices in Q4_0 (48), Q8_0 (8)"
+    assert found["checkpoint"].startswith("4.08 MiB, 90 tensors in 1 files: 0.000 G F32, 0.007 G Q4_0")
+    assert found["verdict"].startswith("runs on")
+
+
+def test_quick_does_not_build_the_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(inspect_model, "_ask", lambda _: pytest.fail("it was built"))
+    assert inspect_model.run(["--quick", "--device", "cpu"]) == inspect_model.RUNS
+    told = capsys.readouterr().out
+    assert "format         plain\n" in told
+    assert "14.01 MiB, 90 tensors" in told
+    assert inspect_model.run(["--quick", "--device", "cpu", "--json"]) == inspect_model.RUNS
+    assert json.loads(capsys.readouterr().out)["checkpoint"]["bytes_by_type"] == {"BF16": 14_690_816}

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from quire.config import ranks
 from quire.config.model_info import ModelInfo
+from quire.config.parallel import ranks
+from quire.config.runtime import RuntimeConfig
 from quire.foundation.errors import ConfigError
 
 
@@ -23,7 +24,7 @@ def info(architecture: str = "LlamaForCausalLM", **config: Any) -> ModelInfo:
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8, 12, 24])
 def test_heads_are_shared_out_or_kept_by_several(size: int) -> None:
-    ranks.check_ranks(size, info(), "cpu")
+    ranks.check_ranks(RuntimeConfig(tensor_parallel_size=size), info(), "cpu")
 
 
 @pytest.mark.parametrize(
@@ -38,13 +39,27 @@ def test_heads_are_shared_out_or_kept_by_several(size: int) -> None:
 )
 def test_what_does_not_divide_is_refused_by_name(size: int, config: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        ranks.check_ranks(size, info(**config), "cpu")
+        ranks.check_ranks(RuntimeConfig(tensor_parallel_size=size), info(**config), "cpu")
 
 
-def test_encoders_are_for_one() -> None:
-    ranks.check_ranks(1, info("BertModel"), "cpu")
-    with pytest.raises(ConfigError, match="ranks cannot share BertModel, it must be 1"):
-        ranks.check_ranks(2, info("BertModel"), "cpu")
+def test_encoders_are_shared_too() -> None:
+    ranks.check_ranks(RuntimeConfig(tensor_parallel_size=2), info("BertModel"), "cpu")
+
+
+def test_what_ranks_and_stages_need_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "num_gpus", lambda: 4)
+    both = RuntimeConfig(tensor_parallel_size=2, pipeline_parallel_size=4)
+    with pytest.raises(ConfigError, match="pipeline_parallel_size=4 needs 8 GPUs, and this process may use 4"):
+        ranks.check_ranks(both, info(), "cuda")
+
+
+def test_a_group_of_heads_is_kept_by_several() -> None:
+    sizes = {"mamba_n_heads": 8, "mamba_n_groups": 1, "num_attention_heads": 8, "num_key_value_heads": 2}
+    ranks.check_ranks(RuntimeConfig(tensor_parallel_size=4), info("BambaForCausalLM", **sizes), "cpu")
+    with pytest.raises(ConfigError, match=r"mamba_n_heads=6; it may be 1, 2$"):
+        ranks.check_ranks(
+            RuntimeConfig(tensor_parallel_size=4), info("BambaForCausalLM", **{**sizes, "mamba_n_heads": 6}), "cpu"
+        )
 
 
 @pytest.mark.parametrize(
@@ -64,4 +79,4 @@ def test_gpus_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch, visible
     assert ranks.num_gpus() == count
     if count < 4:
         with pytest.raises(ConfigError, match=f"=4 needs as many GPUs, and this process may use {count}"):
-            ranks.check_ranks(4, info(), "cuda")
+            ranks.check_ranks(RuntimeConfig(tensor_parallel_size=4), info(), "cuda")

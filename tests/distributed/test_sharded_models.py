@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from quire.config.families import families
+from quire.config.model_info import read_model_info
+from quire.config.parallel.ranks import possible_sizes
 from tests.distributed import sharded
 from tests.models import checkpoints, sparse_checkpoints
 from tests.models.cases import CASES as MODELS
@@ -63,29 +65,60 @@ FOUR = pytest.param(4, ["qwen2", "one-kv-head"], marks=pytest.mark.long)
 @pytest.mark.parametrize(("size", "some"), [(2, list(CASES)), (2, EXPERTS), FOUR])
 def test_ranks_compute_what_one_computes(folders: dict[str, Path], size: int, some: list[str], tmp_path: Path) -> None:
     names = [str(folders[name]) for name in some]
-    names += [f"{names[0]}=dummy"]
-    for name, ours in zip(names, run(size, names, tmp_path), strict=True):
+    compare(size, [*names, f"{names[0]}=dummy"], tmp_path)
+
+
+def compare(size: int, names: list[str], work: Path) -> None:
+    for name, ours in zip(names, run(size, names, work), strict=True):
         whole = sharded.logits_of(sharded.load(name))
         assert whole.std() > 0.1, name
-        assert (ours - whole).abs().max() <= 1e-4, name
+        # Random states decay so slowly that what is summed up in another order shows.
+        assert (ours - whole).abs().max() <= (3e-4 if name.endswith("=dummy") else 1e-4), name
 
 
-# The main case of each family that ranks may share, with heads enough for two.
-SHARED = [name for name, family in families().items() if family.shared and name in MODELS]
+# Of every family one case at least; of those with states all that differ in what is cut.
+FAMILIES = [name for name in MODELS if name in families() or name.partition("-")[2] in ("biases", "experts", "norms")]
+SPARSE = [f"experts-{name}" for name in sparse_checkpoints.CASES]
+SOME = [
+    "gemma2", "phi3", "gpt2", "bloom", "olmo2", "cohere-norms", "stablelm-norms", "falcon-new", "mamba2-biases",
+    "falcon_h1-scales", "jamba-experts", "minimax-experts", "qwen3_next-experts", "lfm2", "experts-olmoe",
+]  # fmt: skip
+# One key head, or group of heads, for several ranks.
+FEW_HEADS = ["gpt_bigcode", "mamba2-few", "bamba-few", "qwen3_next", "experts-olmoe", "experts-minimax_m2"]
+FEWER: dict[str, tuple[str, dict[str, Any]]] = {
+    "mamba2-few": ("Mamba2", {**MODELS["mamba2"][1], "num_heads": 8, "head_dim": 12, "n_groups": 2}),
+    "bamba-few": ("Bamba", {**MODELS["bamba"][1], "mamba_n_heads": 8, "mamba_n_groups": 1}),
+}
 
 
 @pytest.mark.parametrize(
-    "some",
-    [["gemma2", "phi3", "gpt2", "bloom"], pytest.param([*SHARED, "glm4", "stablelm-parallel"], marks=pytest.mark.long)],
+    ("size", "some"),
+    [
+        (2, SOME),
+        pytest.param(4, FEW_HEADS, marks=pytest.mark.long),
+        pytest.param(2, [*FAMILIES, *SPARSE], marks=pytest.mark.long),
+    ],
 )
-def test_families_of_dense_decoders(some: list[str], tmp_path: Path) -> None:
-    """Stacked, by heads, turned round, side by side, normed behind the sum of ranks."""
-    folders = [
-        str(checkpoints.save(checkpoints.make(made, **config), tmp_path / name))
-        for name, (made, config) in MODELS.items()
-        if name in some
-    ]
-    for name, ours in zip(folders, run(2, folders, tmp_path), strict=True):
-        whole = sharded.logits_of(sharded.load(name))
-        assert whole.std() > 0.1, name
-        assert (ours - whole).abs().max() <= 1e-4, name
+def test_every_family_is_shared(size: int, some: list[str], tmp_path: Path) -> None:
+    """Stacked, by heads, turned round, side by side, normed behind the sum of ranks, states, experts: with weights of a
+    checkpoint and with random ones. Of the cases whose sizes do not divide it is said before."""
+    names = []
+    for name in some:
+        made = MODELS | FEWER
+        model = (
+            sparse_checkpoints.make(name.removeprefix("experts-"))
+            if name.startswith("experts-")
+            else checkpoints.make(made[name][0], **made[name][1])
+        )
+        folder = checkpoints.save(model, tmp_path / name)
+        if size in possible_sizes(read_model_info(folder, {})):
+            names += [str(folder), f"{folder}=dummy"]
+    assert len(names) >= len(some)
+    compare(size, names, tmp_path)
+
+
+ALONE = {"albert", "deberta_v2", "gemma3n", "kimi_linear", "mpnet", "olmo_hybrid", "zamba2"}
+
+
+def test_few_families_are_for_one_rank() -> None:
+    assert {name for name, family in families().items() if not family.shared} == ALONE

@@ -198,7 +198,7 @@ def test_preempted_all_the_time_and_killed_at_last(one: LLM) -> None:
         ({"tensor_parallel_size": 3}, r"tensor_parallel_size=3 does not divide this model's num_attention_heads=4 and "
          r"num_key_value_heads=2; it may be 1, 2, 4"),
         ({"tensor_parallel_size": 2, "distributed_executor_backend": "uni"}, r"uni has one worker.*use mp"),
-        ({"distributed_executor_backend": "ray"}, r"unknown executor .ray. \(known: uni, mp"),
+        ({"distributed_executor_backend": "nomad"}, r"unknown executor .nomad. \(known: uni, mp"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_at_the_door(options: dict[str, Any], message: str) -> None:
@@ -208,6 +208,6 @@ def test_what_cannot_be_is_refused_at_the_door(options: dict[str, Any], message:
 
 def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.config.devices.has_gpu", lambda: True)
-    monkeypatch.setattr("quire.config.ranks.num_gpus", lambda: 1)
+    monkeypatch.setattr("quire.config.parallel.ranks.num_gpus", lambda: 1)
     with pytest.raises(ConfigError, match=r"tensor_parallel_size=2 needs as many GPUs, and this process may use 1"):
         LLM(device="cuda", tensor_parallel_size=2)

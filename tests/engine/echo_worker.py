@@ -111,7 +111,7 @@ class EchoWorker:
         self.busy_until = max(self.busy_until, time.monotonic()) + self.moods.get("step_seconds", 0.0)
         if plan.awaits_masks:
             step = EchoStep(None, self.busy_until)
-            self.awaiting = (plan, hashes, step) if self.rank.is_first else None
+            self.awaiting = (plan, hashes, step) if self.rank.samples else None
             return step
         return EchoStep(self._sample(plan, hashes, {}), self.busy_until)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,15 +114,24 @@ def test_any_rank_wakes_who_sleeps_until_one_is_gone(executor: MultiprocExecutor
     assert select.select(list(executor.sentinels), [], [], 30)[0]
 
 
-def test_a_rank_that_hangs_gives_no_sign_of_life(executor: MultiprocExecutor) -> None:
+@pytest.mark.parametrize("executor", [{"step_seconds": 30}], indirect=True)
+@pytest.mark.parametrize("asked", ["a step", "a sign of life"])
+def test_a_rank_that_hangs_ends_all(executor: MultiprocExecutor, asked: str) -> None:
+    """It is there, and does nothing: no lifeline tells."""
+    _, plans = first_plans(executor, 1)
+    future = executor.submit(plans[0])
     os.kill(executor.pids[2], signal.SIGSTOP)
-    answered = threading.Event()
-    thread = threading.Thread(target=lambda: (executor.ping(), answered.set()))
-    thread.start()
-    assert not answered.wait(0.5)
+    with pytest.raises(EngineDeadError, match=r"rank 2 \(pid \d+\) hangs: it was stopped by a signal"):
+        future.result() if asked == "a step" else executor.ping()
+    pids = executor.pids
+    executor.shutdown()
+    assert not alive(pids)
+
+
+def test_a_short_stop_is_forgiven(executor: MultiprocExecutor) -> None:
+    os.kill(executor.pids[2], signal.SIGSTOP)
     os.kill(executor.pids[2], signal.SIGCONT)
-    assert answered.wait(30)
-    thread.join()
+    executor.ping()
 
 
 def test_the_first_refusal_is_told_with_its_rank_and_all_are_gone() -> None:

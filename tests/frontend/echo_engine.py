@@ -87,6 +87,8 @@ class _Running:
 
 
 class EchoClient:
+    owns_engine = True
+
     def __init__(self, info: EngineInfo, script: Script | None = None, tokens_a_poll: int = 1) -> None:
         self.info = info
         self.last_heard = 0.0

@@ -23,11 +23,18 @@ FLOORS: list[list[str]] = [
     ["executor"],
     ["engine"],
     ["frontend"],
-    ["server", "cli", "llm"],
+    ["server", "router", "simulation", "cli", "llm", "ray"],
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 # Rooms of one floor that may lean on a neighbour, in this direction only.
-NEIGHBOURS = {("scheduling", "kv"), ("cli", "server"), ("cli", "llm")}
+NEIGHBOURS = {
+    ("scheduling", "kv"),
+    ("cli", "server"),
+    ("cli", "router"),
+    ("cli", "simulation"),
+    ("ray", "llm"),
+    ("cli", "llm"),
+}
 BRAIN = [
     "types",
     "config",

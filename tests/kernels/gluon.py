@@ -28,10 +28,10 @@ ON_DEVICE = [
 
 def assert_assembles_well(
     kernel: Any, types: dict[str, str], constants: dict[str, Any], aligned: Iterable[str], tmp_path: Path
-) -> None:
+) -> str:
     """It fits in shared memory, and the assembler neither serialises matrix products nor spills registers.
 
-    types: of the arguments that are not constants. aligned: those that are multiples of 16.
+    Returns the PTX. types: of the arguments that are not constants. aligned: those that are multiples of 16.
     """
     from triton.backends.compiler import GPUTarget
     from triton.backends.nvidia.compiler import get_ptxas
@@ -54,3 +54,4 @@ def assert_assembles_well(
     ).stderr  # fmt: skip
     assert "serialized" not in assembled
     assert "\n    0 bytes stack frame, 0 bytes spill stores" in assembled, assembled
+    return str(built.asm["ptx"])

@@ -79,6 +79,35 @@ def test_what_many_rows_send_and_make_of_what_comes(
 
 
 @needs_interpreter
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rows_that_one_rank_adds_up(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Of rows 1 and 5 that is this rank; of the others it sends its part and gets the sum."""
+    from quire.kernels.triton import across_ranks
+
+    rows, hidden = 7, 80
+    layout = Layout(4, hidden, dtype.itemsize, max_rows=8)
+    ranks = [peers_in(tmp_path / "memory", layout, rank) for rank in range(4)]
+    for use in (1, 2, 3):
+        partials = [torch.randn(rows, hidden).to(dtype) for _ in ranks]
+        residual = torch.randn(rows, hidden).to(dtype)
+        wanted = reduce_add_reference(partials, residual)
+        mine, here = ranks[1].views["many"][use & 1], ranks[1].views["many_here"][use & 1]
+        for row in range(rows):
+            for source in (0, 2, 3) if row % 4 == 1 else (row % 4,):
+                sent = partials[source] if row % 4 == 1 else wanted
+                mine[source, row], here[source, row] = shown_bits(sent[row]), use
+        check(across_ranks.reduce_many(partials[1], residual, ranks[1], twice=True), wanted)
+        for row in range(rows):
+            to = (0, 2, 3) if row % 4 == 1 else (row % 4,)
+            for other in (0, 2, 3):
+                came = ranks[other].views["many_here"][use & 1, 1, row] == use
+                assert came == (other in to)
+                if came:
+                    found = ranks[other].views["many"][use & 1, 1, row].view(dtype)
+                    check(found, (residual if row % 4 == 1 else partials[1])[row])
+
+
+@needs_interpreter
 def test_tokens_and_logits_of_a_step(tmp_path: Path) -> None:
     from quire.kernels.triton import across_ranks
 
@@ -108,19 +137,24 @@ from quire.kernels.triton import across_ranks
 from quire.kernels.across_ranks import reduce_add_reference
 from tests.kernels.peers import peers_in
 
-rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+rank, folder, size = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 peer_memory.FEW_BYTES = 512
-layout = peer_memory.Layout(2, 64, 2, max_rows=8, vocab=100, logit_rows=8)
+width = 128 // size
+layout = peer_memory.Layout(size, 64, 2, max_rows=8, vocab=100, logit_rows=8)
 peers = peers_in(folder / "memory", layout, rank)
 generator = torch.Generator().manual_seed(5)
-for step in range(20):
-    rows = 1 + step % 8
-    partials = [torch.randn(rows, 64, generator=generator).half() for _ in range(2)]
+for step in range(24):
+    rows = 1 + 5 * step % 8
+    partials = [torch.randn(rows, 64, generator=generator).half() for _ in range(size)]
     residual = torch.randn(rows, 64, generator=generator).half()
     wanted = reduce_add_reference(partials, residual)
-    reduce = across_ranks.reduce_few if rows <= layout.few_rows else across_ranks.reduce_many
-    assert torch.equal(reduce(partials[rank], residual, peers), wanted), step
-    parts = [torch.randn(rows, 64, generator=generator) for _ in range(2)]
+    mine = partials[rank]
+    if rows <= layout.few_rows:
+        found = across_ranks.reduce_few(mine, residual, peers)
+    else:  # both kinds in turns, by the same memory
+        found = across_ranks.reduce_many(mine, residual, peers, twice=step % 3 > 0)
+    assert torch.equal(found, wanted), step
+    parts = [torch.randn(rows, width, generator=generator) for _ in range(size)]
     across_ranks.gather_columns(parts[rank], peers.logits[:rows], peers)
     if rank == 0:
         assert torch.equal(peers.logits[:rows], torch.cat(parts, 1)[:, :100]), step
@@ -130,15 +164,16 @@ print("met")
 """
 
 
-def test_two_processes_meet_through_the_kernels(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_processes_meet_through_the_kernels(size: int, tmp_path: Path) -> None:
     (tmp_path / "memory").touch()
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", MEET, str(rank), str(tmp_path)],
+            [sys.executable, "-c", MEET, str(rank), str(tmp_path), str(size)],
             cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
-        for rank in range(2)
+        for rank in range(size)
     ]  # fmt: skip
     try:
         ends = [rank.communicate(timeout=120) for rank in ranks]
@@ -146,4 +181,4 @@ def test_two_processes_meet_through_the_kernels(tmp_path: Path) -> None:
         for rank in ranks:
             rank.kill()
             rank.wait()
-    assert [out for out, _ in ends] == ["met\n", "met\n"], ends
+    assert [out for out, _ in ends] == ["met\n"] * size, ends

@@ -22,10 +22,19 @@ def launched_kernels() -> set[str]:
     """Names of all functions that are launched over a grid somewhere in the kernels' room."""
     found = set()
     for file in (ROOT / "quire" / "kernels").rglob("triton/*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        choices = {
+            target.id: (node.value.body, node.value.orelse)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.IfExp)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
                 name = node.func.value
-                found.add(name.id if isinstance(name, ast.Name) else ast.unparse(name).rpartition(".")[2])
+                launched = choices.get(name.id, (name,)) if isinstance(name, ast.Name) else (name,)
+                found |= {ast.unparse(one).rpartition(".")[2] for one in launched}
     return found
 
 

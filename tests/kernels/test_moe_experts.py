@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 
+from quire.distributed.topology import Topology
 from quire.kernels.dispatch import INTERPRETED
 from quire.kernels.moe.experts import add_experts
 from quire.kernels.moe.gate import sigmoid_gate
 from quire.kernels.moe.inside import USUAL, Gate, Inside
 from quire.kernels.moe.router import router_logits
 from quire.kernels.moe.routing import Live, Routes, Rule, route
+from quire.layers.spread import Spread
 from quire.quantization.fp8 import Fp8Channel
 from tests.kernels.compare import NARROW, assert_near
 
@@ -37,6 +39,10 @@ def exact(
     ):
         for expert, weight in zip(experts, weights, strict=True):
             if expert >= 0:
+                if gating.squared:
+                    middle = (gate_up[expert] @ x[token]).clamp(min=0).square()
+                    y[token] += weight * (down[expert] @ middle)
+                    continue
                 gate, up = (gate_up[expert] @ x[token] + (0 if first is None else first[expert])).chunk(2)
                 if gating.limit:
                     gate, up = gate.clamp(max=gating.limit), up.clamp(-gating.limit, gating.limit)
@@ -87,6 +93,15 @@ def test_biases_and_another_gate(gate: Gate, tokens: int, device: torch.device) 
         assert_near(found, wanted, NARROW)
 
 
+@pytest.mark.parametrize("tokens", [1, 3, 20, 150])
+def test_experts_without_a_gate(tokens: int, device: torch.device) -> None:
+    x, gate_up, down, residual = make(16, tokens, device)
+    up, inside = gate_up[:, :INNER].contiguous(), Inside(Gate(squared=True))
+    routes = routes_of(16, tokens, 4, device, dead=tokens // 5)
+    wanted = exact(x, routes, up, down, residual, inside)
+    assert_near(add_experts(x, routes, up, down, residual, inside=inside), wanted, NARROW)
+
+
 @pytest.mark.parametrize("tokens", [1, 40])
 def test_biases_beside_weights_of_8_bits(tokens: int, device: torch.device) -> None:
     x, gate_up, down, residual = make(8, tokens, device, 128, 64)
@@ -121,6 +136,25 @@ def test_padding_is_left_alone(tokens: int, device: torch.device) -> None:
     assert torch.equal(residual[tokens // 2 :], before[tokens // 2 :])
 
 
+@pytest.mark.parametrize("tokens", [1, 6, 60, 300])
+@pytest.mark.parametrize("placement", [[[0, 1, 2, 3, 4], [5, 6, 7, 8]], [[0, 3, 5, 7, 8], [0, 1, 2, 4, 6, 7]]])
+def test_ranks_with_whole_experts_make_the_sum(placement: list[list[int]], tokens: int, device: torch.device) -> None:
+    """Neighbours together, or two of them on both ranks; each computes what its own make, of live tokens alone."""
+    x, gate_up, down, residual = make(9, tokens, device)
+    routes = routes_of(9, tokens, 4, device, dead=tokens // 3)
+    wanted = exact(x, routes, gate_up, down, residual)
+    twice = sum(map(len, placement)) - 9
+    total, spreads = residual.clone(), [Spread(9, Topology(rank, 2, True), twice, device) for rank in range(2)]
+    for spread in spreads:
+        spread.place(placement)
+        own = torch.tensor(spread.own, device=device)
+        mine = spread.local(Routes(routes.experts.clone(), routes.weights.clone()))
+        total = add_experts(x, mine, gate_up[own].contiguous(), down[own].contiguous(), total)
+    assert_near(total, wanted, NARROW)
+    loads = torch.bincount(routes.experts[routes.experts >= 0].flatten().cpu(), minlength=9)
+    assert all(torch.equal(spread.loads.cpu(), loads.int()) for spread in spreads)
+
+
 @pytest.mark.parametrize("tokens", [1, 10, 80, 400])
 def test_weights_of_8_bits(tokens: int, device: torch.device) -> None:
     x, gate_up, down, residual = make(8, tokens, device, 128, 64)
@@ -135,7 +169,7 @@ def test_weights_of_8_bits(tokens: int, device: torch.device) -> None:
 
 def test_a_thousand_tokens(device: torch.device) -> None:
     if INTERPRETED:
-        tokens, experts, hidden, inner = 256, 32, 64, 32
+        tokens, experts, hidden, inner = 136, 16, 64, 32
     else:
         tokens, experts, hidden, inner = 1024, 128, 128, 64
     x, gate_up, down, residual = make(experts, tokens, device, hidden, inner)

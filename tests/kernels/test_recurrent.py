@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from quire.kernels.dispatch import INTERPRETED
+from quire.kernels.recurrent.channel_delta import channel_delta
 from quire.kernels.recurrent.conv import causal_conv
 from quire.kernels.recurrent.delta import gated_delta
 from quire.kernels.recurrent.rows import CHUNK, Rows, make_rows
@@ -180,3 +181,27 @@ def test_gated_delta_rule(step: Step, heads: int, key_heads: int, key: int, valu
 
     state = random(step.device, PAGES, heads, key, value)
     check(step, state, lambda s: gated_delta(q, k, v, decay, beta, s, step.rows, ENTRY), alone)
+
+
+@pytest.mark.parametrize(("heads", "key", "value"), [(3, 12, 8), (2, 32, 40)][INTERPRETED:])
+def test_delta_rule_whose_columns_fade_by_themselves(step: Step, heads: int, key: int, value: int) -> None:
+    """Some at once, some hardly."""
+    tokens = step.num_tokens
+    inner = random(step.device, tokens, heads * (2 * key + value))
+    q, k, v = inner.split([heads * key, heads * key, heads * value], 1)
+    q, k, v = (part.unflatten(1, (heads, -1)) for part in (q, k, v))
+    decay = -torch.exp(2 * random(step.device, tokens, heads, key))
+    beta = torch.sigmoid(random(step.device, tokens, heads))
+
+    def unit(x: torch.Tensor) -> torch.Tensor:
+        return x.double() / (x.double().square().sum(-1, keepdim=True) + 1e-6).sqrt()
+
+    def alone(state: torch.Tensor, token: int) -> tuple[torch.Tensor, torch.Tensor]:
+        query, own = unit(q[token]) * key**-0.5, unit(k[token])
+        state = state * torch.exp(decay[token].double())[..., None]
+        wrong = v[token].double() - (state * own[..., None]).sum(1)
+        state = state + own[..., None] * (wrong * beta[token].double()[:, None])[:, None]
+        return state, (state * query[..., None]).sum(1)
+
+    state = random(step.device, PAGES, heads, key, value)
+    check(step, state, lambda s: channel_delta(q, k, v, decay, beta, s, step.rows, ENTRY), alone)

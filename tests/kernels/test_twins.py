@@ -24,6 +24,7 @@ from quire.kernels.low_rank.product import add_low_rank, expand
 from quire.kernels.low_rank.rows import adapter_rows
 from quire.kernels.moe import experts, gate, routing
 from quire.kernels.moe.routes import Rule
+from quire.kernels.recurrent.channel_delta import channel_delta
 from quire.kernels.recurrent.conv import causal_conv
 from quire.kernels.recurrent.delta import gated_delta
 from quire.kernels.recurrent.rows import make_rows
@@ -128,6 +129,8 @@ def whole_prompts(device: torch.device) -> Results:
     for window, keys in ((0, None), (4, ints([12, 11], device))):
         out = torch.empty(31, 64, dtype=NARROW, device=device)
         found.append(prompt.attend(q, k, v, *rows, out, window=window, num_keys=keys))
+        assert found[-1].isfinite().all()
+    found[-1] = torch.cat([found[-1][:15], found[-1][20:]])  # from the 16th on tokens of the first row see none
     return found
 
 
@@ -328,6 +331,8 @@ def moved_on(device: torch.device) -> Results:
     q, k = pairs[:, :1], pairs[:, 1:]
     decay, beta = -numbers(8, 2).abs(), torch.sigmoid(numbers(8, 2))
     results.append(gated_delta(q, k, heads, decay, beta, kept(2, 8, 12), rows, 0)[:7])
+    q, k, decay = random(device, 8, 2, 8), random(device, 8, 2, 8), -numbers(8, 2, 8).abs()
+    results.append(channel_delta(q, k, heads, decay, beta, kept(2, 8, 12), rows, 0)[:7])
     return results
 
 
@@ -339,7 +344,7 @@ CASES: dict[Callable[[torch.device], Results], tuple[str, ...]] = {
     committed: ("commit",),
     scattered: ("scatter",), drafted: ("gather_drafted", "commit_drafted"), probed: ("probe",), normed: ("rms_norm",),
     proposed: ("propose_ngram",), sampled: ("sample",), penalized: ("penalize",),
-    moved_on: ("causal_conv", "ssd", "selective_scan", "gated_delta"),
+    moved_on: ("causal_conv", "ssd", "selective_scan", "gated_delta", "channel_delta"),
     activated: ("silu_and_mul", "gelu_tanh_and_mul", "softcap_"), mixed: ("route", "add_experts", "sigmoid_gate"),
     adapted: ("add_low_rank", "expand"), latent_turned: ("rope_write",),
 }  # fmt: skip

@@ -59,6 +59,8 @@ def requests(tmp_path: Path) -> list[LoRARequest | None]:
     [
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "policy": "always"}},
         pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.long),
+        pytest.param({"pipeline_parallel_size": 3}, marks=pytest.mark.long),
+        pytest.param({"pipeline_parallel_size": 2, "tensor_parallel_size": 2}, marks=pytest.mark.long),
         pytest.param({"preempt_every_step": True, "debug": True}, marks=pytest.mark.long),
         pytest.param({"device": "torch:cpu"}, marks=pytest.mark.long),
     ],

@@ -49,6 +49,11 @@ _BY_LAYER = {
 }
 _YARN_BELOW = {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 300.0}}
 _MIXED = [SLIDING, FULL, SLIDING]
+_GEMMA3N = {
+    "head_dim": 16, "num_hidden_layers": 6, "num_kv_shared_layers": 2, "sliding_window": 9, "laurel_rank": 8,
+    "layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL, SLIDING], "hidden_size_per_layer_input": 12,
+    "vocab_size_per_layer_input": 97,
+}  # fmt: skip
 CASES |= {
     "gemma": ("Gemma", {"head_dim": 16}),
     "gemma-biases": ("Gemma", {"head_dim": 12, "attention_bias": True, "hidden_act": "gelu", "num_key_value_heads": 1}),
@@ -78,6 +83,24 @@ CASES |= {
             "rope_parameters": _BY_LAYER,
             "final_logit_softcapping": 4.0,
             "query_pre_attn_scalar": 10,
+        },
+    ),
+    "gemma3n": ("Gemma3nText", {**_GEMMA3N, "activation_sparsity_pattern": [0.8, 0.0, 0.6, 0.0, 0.0, 0.0]}),
+    "gemma3n-streams": (
+        "Gemma3nText",
+        {
+            **_GEMMA3N,
+            "num_hidden_layers": 4,
+            "num_kv_shared_layers": 0,
+            "layer_types": [FULL, SLIDING, SLIDING, FULL],
+            "altup_num_inputs": 3,
+            "altup_active_idx": 1,
+            "altup_correct_scale": False,
+            "attention_bias": True,
+            "rope_parameters": _BY_LAYER,
+            "final_logit_softcapping": 3.0,
+            "hidden_activation": "gelu",
+            "intermediate_size": [40, 80, 64, 48],
         },
     ),
     "cohere": ("Cohere", {"logit_scale": 1.5}),
@@ -272,6 +295,10 @@ _DELTA = {
     "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12,
     "linear_value_head_dim": 8,
 }  # fmt: skip
+_ZAMBA = {
+    "num_hidden_layers": 4, "n_mamba_heads": 6, "mamba_ngroups": 2, "mamba_d_state": 8, "adapter_rank": 7,
+    "num_key_value_heads": 4,
+}  # fmt: skip
 _JAMBA = {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 6, "use_mamba_kernels": False}
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2": ("Mamba2", _MAMBA2),
@@ -300,6 +327,18 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         "NemotronH",
         {**_NEMOTRON, "layers_block_type": ["attention", "mamba", "mlp"], "use_bias": True, "mlp_bias": True,
          "use_conv_bias": False, "mlp_hidden_act": "gelu", "time_step_min": 0.6},
+    ),
+    "nemotron_h-experts": (
+        "NemotronH",
+        {**_NEMOTRON, "layers_block_type": ["mamba", "moe", "attention", "moe"], "n_routed_experts": 8,
+         "num_experts_per_tok": 3, "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 40,
+         "routed_scaling_factor": 1.5, "n_group": 4, "topk_group": 2},
+    ),
+    "nemotron_h-latent": (
+        "NemotronH",
+        {**_NEMOTRON, "layers_block_type": ["moe", "mamba", "attention"], "n_routed_experts": 6,
+         "num_experts_per_tok": 2, "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 40,
+         "moe_latent_size": 24, "norm_topk_prob": False},
     ),
     "falcon_h1": ("FalconH1", {**_MAMBA, "mamba_d_ssm": 96}),
     "falcon_h1-scales": (
@@ -338,6 +377,27 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         "Lfm2Moe",
         {"layer_types": ["full_attention", "conv", "conv"], "num_experts": 5, "num_experts_per_tok": 2,
          "moe_intermediate_size": 24, "num_dense_layers": 0, "use_expert_bias": False, "norm_topk_prob": False},
+    ),
+    "olmo_hybrid": (
+        "OlmoHybrid",
+        {"num_hidden_layers": 4, "linear_key_head_dim": 10,
+         "rope_parameters": {"rope_theta": None, "rope_type": "default"}},
+    ),
+    "olmo_hybrid-biases": (
+        "OlmoHybrid",
+        {"attention_bias": True, "linear_allow_neg_eigval": False, "linear_num_key_heads": 2, "linear_key_head_dim": 12,
+         "linear_value_head_dim": 8, "linear_conv_kernel_dim": 3, "tie_word_embeddings": True,
+         "layer_types": ["full_attention", "linear_attention", "linear_attention"]},
+    ),
+    "zamba2": (
+        "Zamba2",
+        {**_ZAMBA, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "num_attention_heads": 4},
+    ),
+    "zamba2-blocks": (
+        "Zamba2",
+        {**_ZAMBA, "layers_block_type": ["hybrid"] * 3, "num_hidden_layers": 3, "num_mem_blocks": 2,
+         "use_shared_attention_adapter": True, "use_mem_rope": True, "add_bias_linear": True, "time_step_min": 0.05,
+         "hidden_act": "silu", "intermediate_size": 24, "adapter_rank": 3},
     ),
     "mamba": ("Mamba", {**_PURE, "state_size": 6}),
     "mamba-biases": (
@@ -408,7 +468,7 @@ CASES |= {
     **TWIN_CASES,
 }
 
-LATENT = {
+LATENT: dict[str, Any] = {
     "num_key_value_heads": 4,
     "qk_nope_head_dim": 12,
     "qk_rope_head_dim": 8,
@@ -435,6 +495,24 @@ CASES |= {
     "youtu": ("Youtu", {**LATENT}),
     "youtu-yarn": ("Youtu", {**LATENT, "rope_parameters": SHARPENED, "rope_interleave": False, "q_lora_rank": None}),
 }
+
+_KIMI = {
+    **LATENT, "q_lora_rank": None, "linear_num_heads": 3, "linear_head_dim": 12, "num_local_experts": 8,
+    "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_shared_experts": 1,
+}  # fmt: skip
+KIMI: dict[str, tuple[str, dict[str, Any]]] = {
+    "kimi_linear": ("KimiLinear", {**_KIMI, "layer_types": ["linear_attention", FULL, "linear_attention"]}),
+    "kimi_linear-groups": (
+        "KimiLinear",
+        {
+            **_KIMI, "q_lora_rank": 20, "n_group": 4, "topk_group": 2, "norm_topk_prob": False, "n_shared_experts": 2,
+            "linear_conv_kernel_dim": 3, "num_hidden_layers": 5, "mlp_layer_types": ["sparse"] * 4 + ["dense"],
+            "attention_bias": True,
+        },
+    ),
+}  # fmt: skip
+HYBRIDS |= KIMI
+CASES |= KIMI
 
 FAMILIES = [name for name in CASES if name in families()]
 """The main case of each family, called as its file."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from quire.config.model_info import read_model_info
 from quire.models import catalog, weights
@@ -28,7 +29,8 @@ TINY = {
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 # Families whose class is called otherwise, and those whose norms are added to 1.
 MODELS = {
-    "Gemma3Text": "Gemma3ForCausalLM", "Llama4Text": "Llama4ForCausalLM", "GPT2": "GPT2LMHeadModel",
+    "Gemma3Text": "Gemma3ForCausalLM", "Gemma3nText": "Gemma3nForCausalLM", "Llama4Text": "Llama4ForCausalLM",
+    "GPT2": "GPT2LMHeadModel",
     "CTRL": "CTRLLMHeadModel", "Qwen3_5Text": "Qwen3_5ForCausalLM", "Qwen3_5MoeText": "Qwen3_5MoeForCausalLM",
 }  # fmt: skip
 ADDED_TO_1 = ("Gemma", "Gemma2", "Gemma3Text", "VaultGemma", "Nemotron", "Qwen3Next", "Qwen3_5Text", "Qwen3_5MoeText")
@@ -70,14 +72,28 @@ def reload(reference: transformers.PreTrainedModel, folder: Path, dtype: torch.d
     again = type(reference).from_pretrained(
         folder, dtype=dtype, attn_implementation=reference.config._attn_implementation
     )
+    again.load_state_dict(reference.state_dict())  # some classes clear the padding token's row while they load
     return twins.computing(reference.saved_as, again)
 
 
 def save(model: transformers.PreTrainedModel, folder: Path, **arguments: Any) -> Path:
     model.save_pretrained(folder, **arguments)
+    if model.config.model_type == "olmo_hybrid":
+        _cut_convolutions(model, folder)
     if getattr(model, "saved_as", ""):
         twins.turn(model.saved_as, folder)
     return folder
+
+
+def _cut_convolutions(model: transformers.PreTrainedModel, folder: Path) -> None:
+    """Queries', keys' and values', which transformers cuts into three alike however many channels each has."""
+    file = folder / "model.safetensors"
+    state = load_file(file)
+    for name, module in model.named_modules():
+        if hasattr(module, "conv1d"):
+            parts = module.conv1d.weight.data.split([module.key_dim, module.key_dim, module.value_dim])
+            state |= {f"{name}.{which}_conv1d.weight": part.clone() for which, part in zip("qkv", parts, strict=True)}
+    save_file(state, file)
 
 
 def load(

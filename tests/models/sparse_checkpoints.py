@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from tests.models import checkpoints
-from tests.models.cases import LATENT, SHARPENED
+from tests.models.cases import LATENT, SHARPENED, YARN
 
 HALF_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 QWEN3 = {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
@@ -40,6 +40,10 @@ DEEPSEEK = {
     "first_k_dense_replace": 1,
 }  # fmt: skip
 DEEPSEEK3 = {**DEEPSEEK, "n_group": 4, "topk_group": 2, "num_mtp_layers": 0}
+MISTRAL4 = {
+    **{key: value for key, value in DEEPSEEK.items() if key != "first_k_dense_replace"},
+    "rope_parameters": {**SHARPENED, "llama_4_scaling_beta": 0.2, "partial_rotary_factor": 0.4},
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3Moe", {**QWEN3, "norm_topk_prob": True}),
     "qwen3-some-dense": (
@@ -179,12 +183,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "DeepseekV3",
         {**DEEPSEEK3, "n_group": 1, "topk_group": 1, "q_lora_rank": None, "tie_word_embeddings": True},
     ),
+    "mistral4": ("Mistral4", {**MISTRAL4, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5}),
+    "mistral4-groups": (
+        "Mistral4",
+        {
+            **MISTRAL4, "n_group": 4, "topk_group": 2, "q_lora_rank": None, "rope_interleave": False,
+            "norm_topk_prob": False, "attention_bias": True,
+            "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.3, "partial_rotary_factor": 0.4},
+        },
+    ),
     "glm-lite": ("Glm4MoeLite", {**DEEPSEEK, "mlp_layer_types": ["sparse", "dense", "sparse"], "v_head_dim": 24}),
     "glm-lite-usual": ("Glm4MoeLite", {**DEEPSEEK, "n_group": 2, "rope_interleave": False}),
 }  # fmt: skip
 _FILES = {
     "Qwen2Moe:deepseek": "deepseek", "DeepseekV2": "deepseek_v2", "DeepseekV3": "deepseek_v3",
-    "Glm4MoeLite": "glm4_moe_lite",
+    "Glm4MoeLite": "glm4_moe_lite", "Mistral4": "mistral4",
     "Dots1": "dots1", "Ernie4_5_Moe": "ernie4_5_moe", "Glm4Moe": "glm4_moe", "GraniteMoe": "granitemoe",
     "HunYuanMoEV1": "hunyuan_v1_moe", "Mixtral": "mixtral", "Olmoe": "olmoe", "Qwen2Moe": "qwen2_moe",
     "Qwen3Moe": "qwen3_moe", "MiniMaxM2": "minimax_m2", "HYV3": "hy_v3", "SolarOpen": "solar_open",
@@ -198,7 +211,7 @@ TWINS = ("deepseek",)
 SHARED = (
     "qwen3", "qwen3-some-dense", "qwen2", "mixtral", "glm-groups", "dots", "granite", "ernie", "hunyuan", "hy_v3",
     "solar_open", "mellum", "phimoe", "exaone_moe", "granite_shared", "gpt_oss", "deepseek2-groups",
-    "deepseek3-halves-biases", "llama4",
+    "deepseek3-halves-biases", "llama4", "mistral4",
 )  # fmt: skip
 """Those that ranks can share."""
 

@@ -1,12 +1,15 @@
 """docs/models.md: the families, from their files and from the configs that they are tested with.
 
-python -m tests.models.table     measures how far each is from transformers and writes the page
+python -m tests.models.table             measures how far each is from transformers and writes the page
+python -m tests.models.table NAME ...    measures these alone, and keeps what the page says of the others
 """
 
 from __future__ import annotations
 
 import re
+import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,41 +55,50 @@ THROUGH = """
 Any other causal language model that the installed transformers has runs through its code (`pip install
 quire[transformers]`), if it attends by transformers' attention interface: on the same paged cache, scheduler, prefix
 cache and sampler. `--model-impl auto` does so where there is no family, `transformers` always, `quire` never. A line of
-the log says it. It costs speed, as layers are not fused; ranks, quantization and pooling are not for such models.
+the log says it. What computes the same as layers here do is computed by the same kernels: whole decoder layers of
+Llama's kind, else attention with its rotation, gated feed-forward layers, norms and plain products, each judged by
+numbers once the weights are there, and the log says how many were found. The rest is the class's own code, step by
+step. Ranks, quantization and pooling are not for such models; keys of config.json that mean nothing to the class are
+named in the log.
 Before the first request such a model is asked whether its tokens meet in attention
 alone, whether positions are those it is given, and whether attention is what its class says. What cannot run so is
 refused by name: state and convolution layers, encoders with decoders, parts that see or hear, masks of a class's
-own, rotary settings that go by a text's length beyond what was trained.
+own, slopes (ALiBi) among them, rotary settings that go by a text's length beyond what was trained, and Mistral's own
+form of files, whose queries and keys lie in another order.
 
 Code that comes with a checkpoint (`auto_map`) is run only with `--trust-remote-code`, only if neither Quire nor
 transformers has the class, and only in the worker, which has a process of its own then; the log names each file and its
 hash. Tokenizers and templates run no code.
 
 These classes are compared with transformers token by token (`tests/models/test_fallback.py`), and so are llama, qwen3
-and gemma2. On a GPU none of it has run yet.
+and gemma2. On an H200 Llama, Qwen 3 and Gemma 2 have run.
 
 | Class | Config, beside sizes | Difference |
 |---|---|---|
 """
 NOTES = """
 Slopes are of ALiBi: a bias linear in how far away a token is. transformers rounds Falcon's to bfloat16 position by
-position, which is not done here. Of sinks, slopes, chunks and experts with biases nothing has run on a GPU yet: their
-kernels are compared with plain torch in Triton's interpreter, and compiled.
+position, which is not done here. On an H200 families' logits in bfloat16 are compared with transformers' own
+(`tests/models/test_gpu_parity.py`); the newest have not been there yet: Gemma 3n, Kimi Linear, OLMo Hybrid, Zamba 2,
+Mistral 4, MPNet, ALBERT and DeBERTa.
 """
 NOT_YET = """
 ## States
 
 Families in `quire/models/hybrid` keep a state of each request in some layers or all. They run without a prefix cache
-(the log says so), take no drafts, and are for one GPU. Where config.json has no `max_position_embeddings`, as in
+(the log says so), and take no drafts. The prompts of Kimi Linear go through its state token by token on a GPU, without
+the chunks that others have. Where config.json has no `max_position_embeddings`, as in
 Mamba's, a request may hold 1,048,576 tokens. Nemotron-H's steps in time have `time_step_min` for a lower bound, as in
 transformers.
 
 ## Not yet
 
-Nemotron-H's layers of experts, which have no gate: a config that has some is refused by name.
+Dual chunk attention beyond its first chunk (Qwen2.5-1M: `dual_chunk_attention_config`): up to `chunk_size` -
+`local_size` tokens it is attention as usual, and that is the longest text that such a model takes here.
 
-Dual chunk attention (Qwen2.5-1M: `dual_chunk_attention_config`). Attention to tokens that an indexer chooses
-(DeepSeek-V3.2, GLM-5). A config that asks for one is refused by name.
+Attention to tokens that an indexer chooses (DeepSeek-V3.2, GLM-5): refused by name. Zamba 2 with an untied head, whose
+shared blocks transformers unties as well: refused by name. DeBERTa of the first version. Adapters by task of Jina's
+embedders (v3). Prefix caching of models that keep a state, by snapshots of it.
 """
 
 
@@ -167,13 +179,16 @@ def differences_of(page: str) -> dict[str, str]:
     return dict(re.findall(r"^\| (\w+) \|.*\| ([^|]+) \|$", page, re.MULTILINE))
 
 
-def measure() -> dict[str, str]:
+def measure(names: Sequence[str] = ()) -> dict[str, str]:
+    """names: of families or classes; none: of all."""
     every = dict.fromkeys([*FAMILIES, *sparse_checkpoints.FAMILIES, *(case.partition("-")[0] for case in HYBRIDS)])
-    found = {family: max(map(difference, variants(family))) for family in every}
+    found = {family: max(map(difference, variants(family))) for family in every if not names or family in names}
     for family in families():
-        if cases := encoder_variants(family):
+        if (cases := encoder_variants(family)) and (not names or family in names):
             found[family] = max(map(encoder_difference, cases))
     for made, config in FALLBACK.values():
+        if names and checkpoints.class_name(made) not in names:
+            continue
         found[checkpoints.class_name(made)] = _difference(checkpoints.make(made, **config), "transformers")
     return {name: f"{largest:.0e}" for name, largest in found.items()}
 
@@ -208,4 +223,5 @@ def _difference(reference: Any, impl: str = "auto") -> float:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(render(measure()), encoding="utf-8")
+    told = differences_of(PAGE.read_text(encoding="utf-8")) if sys.argv[1:] else {}
+    PAGE.write_text(render({**told, **measure(sys.argv[1:])}), encoding="utf-8")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from quire import LLM
@@ -21,7 +21,10 @@ from quire.config.inspection import Findings, Question
 from quire.config.model_info import read_model_info
 from quire.config.resolve import resolve
 from quire.foundation.errors import ConfigError, WeightsError
+from quire.models.fallback import model as fallback_model
+from quire.models.fallback.fuse import Fused, fuse
 from quire.models.fallback.model import TransformersModel
+from quire.models.fallback.norms import gain_of
 from quire.worker.inspection import inspect
 from tests.effort import sampled
 from tests.models import checkpoints
@@ -118,8 +121,41 @@ def test_norms_are_ours_where_they_compute_the_same(tmp_path: Path) -> None:
         family, config = CASES[case]
         folder = checkpoints.save(checkpoints.make(family, **config), tmp_path / case)
         model = checkpoints.load(folder, impl="transformers")
-        fused = [module for module in model.modules() if isinstance(vars(module).get("forward"), partial)]
-        assert len(fused) == wanted, case
+        assert sum(gain_of(module) is not None for module in model.modules()) == wanted, case
+
+
+@pytest.mark.parametrize(
+    ("case", "layers", "attention", "feed_forward"),
+    [("llama-biases", 3, 0, 0), ("qwen3", 3, 0, 0), ("gemma2", 0, 3, 3), ("phi3", 3, 0, 0), ("gpt2", 0, 0, 0)],
+)
+def test_layers_are_ours_where_they_compute_the_same(
+    case: str, layers: int, attention: int, feed_forward: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole layers of norms before, one after the other; of other orders their halves; else single products."""
+    made: list[Fused] = []
+    monkeypatch.setattr(fallback_model, "fuse", lambda *told: made.append(fuse(*told)) or made[-1])
+    family, config = CASES[case]
+    reference = checkpoints.make(family, **config)
+    model = checkpoints.load(checkpoints.save(reference, tmp_path), impl="transformers")
+    assert [(one.layers, one.attention, one.feed_forward) for one in made] == [(layers, attention, feed_forward)]
+    tokens = random_tokens(7, [30])
+    rows = PagedRows(model)
+    parts = rows.step([1], [tokens[0][:20]]) + [rows.step([1], [[token]])[0] for token in tokens[0][20:]]
+    assert largest_error([torch.cat(parts)], expected(reference, tokens)) <= 1e-4
+
+
+def test_a_layer_that_computes_something_else_stays_its_own(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same parts by the same names: they are judged by numbers."""
+    mlp = transformers.models.llama.modeling_llama.LlamaMLP
+    own = mlp.forward
+    monkeypatch.setattr(mlp, "forward", lambda self, x: own(self, x) * 1.01)
+    made: list[Fused] = []
+    monkeypatch.setattr(fallback_model, "fuse", lambda *told: made.append(fuse(*told)) or made[-1])
+    model = checkpoints.load(llama, impl="transformers")
+    assert [(one.layers, one.attention, one.feed_forward) for one in made] == [(0, 3, 0)]
+    reference = transformers.AutoModelForCausalLM.from_pretrained(llama, attn_implementation="eager")
+    tokens = random_tokens(8, [25])
+    assert largest_error(PagedRows(model).step([1], tokens), expected(reference, tokens)) <= 1e-4
 
 
 @pytest.mark.gpu
@@ -127,6 +163,17 @@ def test_norms_are_ours_where_they_compute_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", NATIVE)
 def test_the_engine_says_so_on_a_gpu(case: str, tmp_path: Path) -> None:
     check_engine(case, tmp_path, 1e-3, device="cuda", max_num_seqs=8, max_prefill_chunk=16, model_impl="transformers")
+
+
+def test_keys_that_mean_nothing_are_named(llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for file in llama.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    config = json.loads((llama / "config.json").read_text())
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps({**config, "window_of_doom": 7, "rope_theta": 1e4}))
+    checkpoints.load(tmp_path, impl="transformers")
+    told = [record.getMessage() for record in caplog.records if "mean nothing" in record.getMessage()]
+    assert told == ["config.json: window_of_doom mean nothing to transformers' LlamaForCausalLM"]
 
 
 # -- checkpoints that do not fit --------------------------------------------------------------------------------

@@ -31,6 +31,8 @@ HF: dict[str, Any] = {
 YARN = {"original_max_position_embeddings": 32, "factor": 4.0, "alpha": 1.5, "beta": 20.0}
 _HF_YARN = {"rope_type": "yarn", "rope_theta": 5000.0, "original_max_position_embeddings": 32, "factor": 4.0}
 _HF_YARN |= {"beta_fast": 20.0, "beta_slow": 1.5}
+_ALL = {"mscale": 1.0, "mscale_all_dim": 1.0}
+_LATENT = {"q_lora_rank": 28, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}
 # transformers' class and its config, and what params.json says instead.
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "dense": ("Mistral", {}, {}),
@@ -58,8 +60,25 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2},
         {"moe": {"num_experts": 4, "num_experts_per_tok": 2}},
     ),
+    "latent": (
+        "Mistral4",
+        {**_LATENT, "num_key_value_heads": 4, "head_dim": ..., "n_routed_experts": 6,
+         "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 24,
+         "first_k_dense_replace": 1, "routed_scaling_factor": 1.5,
+         "rope_parameters": {**_HF_YARN, **_ALL, "llama_4_scaling_beta": 0.3, "partial_rotary_factor": 0.4}},
+        {**_LATENT, "yarn": YARN, "llama_4_scaling": {"original_max_position_embeddings": 32, "beta": 0.3},
+         "moe": {"num_experts": 6, "num_experts_per_tok": 2, "num_shared_experts": 1, "expert_hidden_dim": 24,
+                 "first_k_dense_replace": 1, "route_every_n": 1, "routed_scale": 1.5, "num_expert_groups": 1,
+                 "num_expert_groups_per_tok": 1, "expert_parallel": 1}},
+    ),
 }  # fmt: skip
 _NAMES = (
+    (r"self_attn\.kv_a_proj_with_mqa", "attention.wkv_a_with_mqa"),
+    (r"self_attn\.(q|kv)_([ab])_proj", r"attention.w\1_\2"),
+    (r"self_attn\.(q|kv)_a_layernorm", r"attention.\1_a_norm"),
+    (r"mlp\.(experts\.\d+|shared_experts)\.gate_proj", r"\1.w1"),
+    (r"mlp\.(experts\.\d+|shared_experts)\.down_proj", r"\1.w2"),
+    (r"mlp\.(experts\.\d+|shared_experts)\.up_proj", r"\1.w3"), (r"mlp\.gate\.weight", "gate.weight"),
     (r"^model\.embed_tokens", "tok_embeddings"), (r"^lm_head", "output"), (r"^model\.", ""),
     (r"self_attn\.([qkvo])_proj", r"attention.w\1"), ("input_layernorm", "attention_norm"),
     ("post_attention_layernorm", "ffn_norm"), (r"mlp\.gate_proj", "feed_forward.w1"),

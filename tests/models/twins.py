@@ -186,8 +186,8 @@ def with_slopes(model: Any) -> Any:
     slopes += [2 ** -(8 * (head + 0.5) / whole) for head in range(heads - whole)]
 
     def computed(ids: torch.Tensor) -> Any:
-        token = torch.arange(ids.shape[1])
-        bias = torch.tensor(slopes)[:, None, None] * (token - token[:, None])
+        token = torch.arange(ids.shape[1], device=ids.device)
+        bias = torch.tensor(slopes, device=ids.device)[:, None, None] * (token - token[:, None])
         bias = bias.masked_fill(token > token[:, None], torch.finfo(torch.float32).min)
         return forward(ids, attention_mask=bias[None].to(model.dtype), position_ids=torch.zeros_like(ids))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from quire.foundation import cores
 from quire.foundation.errors import ConfigError
 from quire.platforms import cpu, select_platform
 
@@ -50,14 +51,14 @@ def test_two_threads_of_a_core_count_once(tmp_path: Path, monkeypatch: pytest.Mo
         folder.mkdir(parents=True)
         (folder / "core_id").write_text(f"{core}\n")
         (folder / "physical_package_id").write_text("0\n")
-    monkeypatch.setattr(cpu, "_TOPOLOGY", tmp_path)
-    monkeypatch.setattr(cpu, "_CGROUP", tmp_path)
+    monkeypatch.setattr(cores, "_TOPOLOGY", tmp_path)
+    monkeypatch.setattr(cores, "_CGROUP", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
-    assert cpu.usable_cores() == 2
+    assert cores.usable_cores() == 2
     (tmp_path / "cpu.max").write_text("100000 100000\n")
-    assert cpu.usable_cores() == 1
+    assert cores.usable_cores() == 1
     (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert cpu.usable_cores() == 2
+    assert cores.usable_cores() == 2
 
 
 def test_memory_is_what_the_container_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

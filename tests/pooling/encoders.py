@@ -21,6 +21,7 @@ BY_KIND = {
     SLIDING: {"rope_type": "default", "rope_theta": 90.0},
 }
 LINEAR = {"rope_type": "linear", "factor": 3.0, "rope_theta": 700.0}
+V3 = {"relative_attention": True, "pos_att_type": "p2c|c2p"}
 IDS = {"bos_token_id": 2, "eos_token_id": 3}
 Case = tuple[str, dict[str, Any]]  # transformers' class, without what it is for; config
 CASES: dict[str, Case] = {
@@ -52,6 +53,23 @@ CASES: dict[str, Case] = {
     "distilbert-relu": ("DistilBert", {"dim": 48, "n_heads": 6, "n_layers": 2, "hidden_dim": 72, "activation": "relu"}),
     "electra": ("Electra", {"embedding_size": 20}),
     "electra-even": ("Electra", {"embedding_size": 48, "hidden_act": "relu", "layer_norm_eps": 1e-2}),
+    "mpnet": ("MPNet", {"pad_token_id": 1, "max_position_embeddings": 66}),
+    "mpnet-relu": ("MPNet", {"pad_token_id": 1, "hidden_act": "relu", "layer_norm_eps": 1e-2}),
+    "deberta_v2": (
+        "DebertaV2",
+        {**V3, "position_buckets": 8, "share_att_key": True, "norm_rel_ebd": "layer_norm", "type_vocab_size": 0,
+         "position_biased_input": False},
+    ),
+    "deberta_v2-own": ("DebertaV2", {**V3, "type_vocab_size": 2, "pooler_hidden_act": "tanh", "hidden_act": "relu"}),
+    "deberta_v2-keys": (
+        "DebertaV2", {**V3, "pos_att_type": ["c2p"], "max_relative_positions": 9, "layer_norm_eps": 1e-2},
+    ),
+    "albert": ("Albert", {"embedding_size": 20, "inner_group_num": 2}),
+    "albert-groups": (
+        "Albert",
+        {"embedding_size": 48, "num_hidden_layers": 4, "num_hidden_groups": 2, "hidden_act": "relu",
+         "layer_norm_eps": 1e-2},
+    ),
     "gte": ("NomicBert", {"hidden_act": "gelu"}),
     "gte-unpacked": ("NomicBert", {"hidden_act": "relu", "type_vocab_size": 1, "layer_norm_eps": 1e-2}),
 }  # fmt: skip

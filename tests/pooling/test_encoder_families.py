@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from quire import LLM, PoolingParams
+from quire.config.families import families
 from quire.config.hf_config import hf_config
-from quire.foundation.errors import WeightsError
+from quire.foundation.errors import ConfigError, WeightsError
 from quire.layers.rotary import rotary_table
+from tests.effort import sampled
 from tests.pooling import encoders
 from tests.pooling.checkpoints import random_prompts
 from tests.pooling.encoders import CASES, states
@@ -96,3 +99,52 @@ def test_a_table_that_is_stretched_as_gte_does_it() -> None:
             frequencies = 500 ** (-column / 8) / torch.exp(math.log(3.0) / 8**mixed * (column + 1) ** mixed)
         angles = torch.arange(40).double()[:, None] * frequencies
         assert (table - torch.cat([angles.cos(), angles.sin()], 1)).abs().max() < 1e-5
+
+
+FLIPS: dict[str, list[Any]] = {
+    "type_vocab_size": [1, 3], "position_buckets": [4], "max_relative_positions": [7], "pos_att_type": [["p2c"], []],
+    "norm_rel_ebd": ["none", "layer_norm"], "local_attention": [4], "global_attn_every_n_layers": [2],
+    "inner_group_num": [1], "num_hidden_groups": [3], "embedding_size": [16], "relative_attention_num_buckets": [16],
+    "num_attention_heads": [2], "num_hidden_layers": [2], "intermediate_size": [40], "conv_kernel_size": [3],
+}  # fmt: skip
+
+
+def flips(key: str, value: Any) -> list[Any]:
+    """Other values that a key may have."""
+    if key in FLIPS:
+        return FLIPS[key]
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, float):
+        return [value * 1.5 + 0.01]
+    return ["relu"] if isinstance(value, str) and value != "relu" else []
+
+
+@pytest.mark.parametrize(
+    "family",
+    sampled(
+        [case for case in CASES if "-" not in case and case not in encoders.TURNED],
+        lambda family: family in ("albert", "deberta_v2"),
+    ),
+)
+def test_each_key_is_followed_or_refused(family: str, tmp_path: Path) -> None:
+    """What transformers makes of a config with another value, or an error that names the key."""
+    declared = families()[family]
+    theirs = {name: alias for alias, name in declared.aliases.items()}
+    told = []
+    for key in [*declared.defaults, *declared.fixed]:
+        for number, value in enumerate(flips(key, declared.defaults.get(key))):
+            folder = tmp_path / f"{key}{number}"
+            try:
+                model = encoders.make(family, folder, **{theirs.get(key, key): value})
+                expected = [states(model, prompt) for prompt in PROMPTS]
+            except Exception:
+                continue  # what does not go together there
+            try:
+                found = of_tokens(folder)
+            except ConfigError:
+                told.append("refused")
+                continue
+            told.append("followed")
+            assert max(difference(*both) for both in zip(found, expected, strict=True)) < 1e-4, (key, value)
+    assert told.count("followed") >= 3

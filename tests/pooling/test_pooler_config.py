@@ -151,3 +151,18 @@ def test_params_say_what_is_wrong_with_them() -> None:
         with pytest.raises(InputError) as caught:
             PoolingParams(**wrong)  # type: ignore[arg-type]
         assert caught.value.param == field
+
+
+def test_words_that_texts_would_begin_with_are_named(tmp_path: Path) -> None:
+    sentence_transformers(tmp_path, "Pooling", pooling_mode="mean")
+    told = tmp_path / "config_sentence_transformers.json"
+    told.write_text(json.dumps({"prompts": {"query": "query: ", "text": ""}, "default_prompt_name": "query"}))
+    assert (found := pooler(tmp_path, "BertModel"))
+    assert found.default_prompt == "query"
+    notes = resolve(EngineConfig.from_flat(model=str(tmp_path), device="cpu")).notes
+    assert any("begin each with 'query: ' (default_prompt_name=query)" in note for note in notes)
+    told.write_text(json.dumps({"prompts": {"query": "query: "}, "default_prompt_name": None}))
+    assert not resolve(EngineConfig.from_flat(model=str(tmp_path), device="cpu")).notes
+    told.write_text(json.dumps({"prompts": {}, "default_prompt_name": "query"}))
+    with pytest.raises(ConfigError, match="default_prompt_name='query' is none of prompts"):
+        pooler(tmp_path, "BertModel")

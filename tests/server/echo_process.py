@@ -20,8 +20,9 @@ from quire.frontend.async_engine import AsyncLLM
 from tests.server.echo_llm import EchoLLM
 
 
-async def start(config: EngineConfig, serving: bool = False) -> Any:
+async def start(config: EngineConfig, serving: bool = False, clock: Any = None) -> Any:
     assert serving
+    assert clock is not None
     assert config.schedule.max_num_queued_reqs == 4096
     await asyncio.sleep(float(os.environ.get("ECHO_START", "0")))
     if failure := os.environ.get("ECHO_FAIL"):

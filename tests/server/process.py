@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,11 @@ PATIENCE = 120  # seconds for what must come; a busy machine is no flaw
 
 
 class ServerProcess:
-    def __init__(self, module: str, arguments: Sequence[str], **environment: str) -> None:
+    def __init__(self, command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            command,
+            cwd=folder,
+            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -53,7 +53,8 @@ class ServerProcess:
 
 @contextlib.contextmanager
 def server_process(module: str, *arguments: str, **environment: str) -> Iterator[ServerProcess]:
-    server = ServerProcess(module, arguments, **environment)
+    everything = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    server = ServerProcess([sys.executable, "-m", module, *arguments], ROOT, everything)
     try:
         yield server
     finally:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.server.process import ServerProcess, server_process, status_of, wait_until
-from tests.server.test_front_ends import metrics
+from tests.server.several.test_front_ends import metrics
 
 MODEL = "quire-demo"
 STREAMS = 60  # of all kinds; two of each are enough for a look

@@ -10,6 +10,9 @@ KINDS = {
     "throughput": "Tokens a second of many requests at once, in this process",
     "latency": "Seconds of one batch from start to end, in this process",
     "serve": "Time to first token and gaps of a running server under a given load",
+    "sweep": "The same at several rates or with several requests at once: a curve",
+    "compare": "Two results beside each other, and whether they differ by more than the noise",
+    "plot": "Curves of sweeps, as PNG, SVG or HTML",
     "startup": "Seconds from nothing to the first token, in fresh processes",
 }
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 import quire
+from quire.foundation.errors import ConfigError
 
 PERCENTILES = (50, 90, 99)
 SECRETS = ("api_key", "hf_token")
@@ -37,7 +38,8 @@ def spread(values: Sequence[float], scale: float = 1.0) -> dict[str, float]:
 
 def publish(title: str, numbers: Mapping[str, Any], report: ReportConfig, **about: Any) -> None:
     """Print the single numbers; write everything to the JSON file if one was asked for."""
-    print(title)
+    if numbers:
+        print(title)
     for name, value in numbers.items():
         if isinstance(value, int | float):
             print(f"  {name:<28} {value:,.4g}" if isinstance(value, float) else f"  {name:<28} {value:,}")
@@ -53,6 +55,17 @@ def publish(title: str, numbers: Mapping[str, Any], report: ReportConfig, **abou
     if "options" in about:
         about["options"] = {name: value for name, value in about["options"].items() if name not in SECRETS}
     Path(report.output_json).write_text(json.dumps({**header, **about, **numbers}, indent=2) + "\n", encoding="utf-8")
+
+
+def read_results(name: str) -> dict[str, Any]:
+    """What `publish` has written. Raises ConfigError."""
+    try:
+        found = json.loads(Path(name).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{name!r} cannot be read: {error}", "results") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{name!r} holds no result of quire bench", "results")
+    return found
 
 
 def _command(arguments: Sequence[str]) -> str:

@@ -6,21 +6,24 @@ import json
 import math
 import struct
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quire.foundation.gguf_header import TYPES, GgufError, read_gguf_header
+
 MAX_HEADER = 100_000_000  # bytes of a safetensors header: the format's own limit
-_BITS = {
+_BITS: dict[str, float] = {
     "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U8": 8, "BOOL": 8,
     "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "U16": 16, "U32": 32, "U64": 64, "F4": 4,
+    **{kind.name: 8 * kind.num_bytes / kind.numbers for kind in TYPES.values()},
 }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """Tensors of safetensors files, counted."""
+    """Tensors of safetensors or GGUF files, counted."""
 
     files: int = 0
     tensors: int = 0
@@ -29,12 +32,19 @@ class Stored:
 
     @property
     def num_bytes(self) -> int:
-        return sum(_BITS.get(dtype, 0) * count for dtype, count in self.numbers.items()) // 8
+        return int(sum(self.bytes_by_type.values()))
+
+    @property
+    def bytes_by_type(self) -> dict[str, int]:
+        """By the format's name of it."""
+        return {dtype: int(_BITS.get(dtype, 0) * count / 8) for dtype, count in self.numbers.items()}
 
 
 def stored_in(folder: Path, *, is_mistral: bool = False) -> Stored:
     """Of a local checkpoint, in Hugging Face's form or Mistral's. Files that its index names and that are not there, or
     cannot be read, are problems."""
+    if parts := sorted(folder.glob("*.gguf")):
+        return _stored_in_gguf(parts)
     names, problems = _names(folder, "consolidated" if is_mistral else "model")
     numbers: Counter[str] = Counter()
     tensors = files = 0
@@ -50,6 +60,21 @@ def stored_in(folder: Path, *, is_mistral: bool = False) -> Stored:
             for entry in header.values():
                 numbers[entry["dtype"]] += math.prod(entry["shape"])
     return Stored(files=files, tensors=tensors, numbers=dict(numbers), problems=tuple(problems))
+
+
+def _stored_in_gguf(parts: Sequence[Path]) -> Stored:
+    numbers: Counter[str] = Counter()
+    tensors, problems = 0, []
+    for part in parts:
+        try:
+            header = read_gguf_header(part)
+        except (OSError, GgufError) as error:
+            problems.append(f"{part.name} {error}")
+            continue
+        tensors += len(header.tensors)
+        for tensor in header.tensors.values():
+            numbers[tensor.type.name] += math.prod(tensor.shape)
+    return Stored(files=len(parts), tensors=tensors, numbers=dict(numbers), problems=tuple(problems))
 
 
 def read_header(file: Path) -> dict[str, Any]:

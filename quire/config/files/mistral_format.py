@@ -53,7 +53,10 @@ def config_of(params: Mapping[str, Any]) -> dict[str, Any]:
     config["max_position_embeddings"] = read_positive(params, length, file=PARAMS) if length else _USUAL_LENGTH
     _read_windows(params, config)
     _read_rotary(params, config)
-    _read_experts(params, config)
+    if params.get("kv_lora_rank") is not None:
+        _read_latent(params, config)
+    else:
+        _read_experts(params, config)
     # What is not known here goes on under its own name, and is judged as a key of config.json.
     return {**{key: value for key, value in params.items() if key not in (*_KEYS, *_READ)}, **config}
 
@@ -110,12 +113,58 @@ def _read_experts(params: Mapping[str, Any], config: dict[str, Any]) -> None:
         raise ConfigError(f"{PARAMS}: moe with {', '.join(others or ['layers of windows'])} is not supported", "moe")
 
 
+_ROUTED = {
+    "num_experts": "n_routed_experts",
+    "num_experts_per_tok": "num_experts_per_tok",
+    "num_shared_experts": "n_shared_experts",
+    "expert_hidden_dim": "moe_intermediate_size",
+    "first_k_dense_replace": "first_k_dense_replace",
+    "num_expert_groups": "n_group",
+    "num_expert_groups_per_tok": "topk_group",
+    "routed_scale": "routed_scaling_factor",
+}
+_LATENT = ("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_OF_RUNNING = ("expert_parallel", "expert_model_parallel")
+
+
+def _read_latent(params: Mapping[str, Any], config: dict[str, Any]) -> None:
+    """Mistral Small 4 and Mistral Large 3: latent attention, and experts chosen by softmax."""
+    missing = [key for key in _LATENT if params.get(key) is None]
+    if missing:
+        raise ConfigError(f"{PARAMS}: kv_lora_rank without {', '.join(missing)} is not supported", missing[0])
+    config["architectures"] = ["Mistral4ForCausalLM"]
+    config["rope_interleave"] = config.pop("rope_interleaved")
+    config["num_key_value_heads"] = config["num_attention_heads"]
+    for key in ("head_dim", "hidden_act", "sliding_window"):
+        if key != "sliding_window" or config.get(key) is None:
+            config.pop(key, None)
+    rope = config["rope_parameters"]
+    rope.setdefault("llama_4_scaling_beta", 0.0)
+    if rope["rope_type"] == "yarn" and "attention_factor" not in rope:
+        rope |= {"mscale": 1.0, "mscale_all_dim": 1.0}
+    moe = dict(read_section(params, "moe", file=PARAMS))
+    if not moe:
+        config["first_k_dense_replace"] = config["num_hidden_layers"]
+        return
+    others = [key for key in moe if key not in (*_ROUTED, *_OF_RUNNING) and moe[key]]
+    if [key for key in others if (key, moe[key]) != ("route_every_n", 1)]:
+        raise ConfigError(f"{PARAMS}: moe with {', '.join(others)} is not supported", "moe")
+    config |= {theirs: moe[key] for key, theirs in _ROUTED.items() if moe.get(key) is not None}
+
+
 _NAMES = (
     (r"^tok_embeddings\.", "model.embed_tokens."),
     (r"^norm\.", "model.norm."),
     (r"^output\.", "lm_head."),
     (r"^layers\.", "model.layers."),
     (r"\.attention\.w([qkvo])\.", r".self_attn.\1_proj."),
+    (r"\.attention\.wkv_a_with_mqa\.", ".self_attn.kv_a_proj_with_mqa."),
+    (r"\.attention\.w(q|kv)_([ab])\.", r".self_attn.\1_\2_proj."),
+    (r"\.attention\.(q|kv)_a_norm\.", r".self_attn.\1_a_layernorm."),
+    (r"(layers\.\d+)\.(experts\.\d+|shared_experts|gate)\.", r"\1.mlp.\2."),
+    (r"(\.mlp\..*)\.w1\.", r"\1.gate_proj."),
+    (r"(\.mlp\..*)\.w2\.", r"\1.down_proj."),
+    (r"(\.mlp\..*)\.w3\.", r"\1.up_proj."),
     (r"\.attention_norm\.", ".input_layernorm."),
     (r"\.ffn_norm\.", ".post_attention_layernorm."),
     (r"\.feed_forward\.(experts|gate)\.", r".block_sparse_moe.\1."),

@@ -19,6 +19,7 @@ from typing import Literal
 
 import msgspec
 
+from quire.config.gguf.folder import TOKENIZER
 from quire.conversion.job import VERSION, Job, Kind, Made
 from quire.foundation.errors import ConfigError
 from quire.foundation.folders import cache_folder
@@ -72,6 +73,8 @@ def tokenizer_folder(folder: Path, mode: Mode = "auto") -> Path:
 
 def _vocabulary(folder: Path, mode: Mode) -> tuple[Kind, tuple[str, ...]] | None:
     """What it is, and its files; the first is the vocabulary."""
+    if (folder / TOKENIZER).is_file():
+        return "gguf", (TOKENIZER,)
     if mode == "mistral":
         return _mistrals(folder)
     ranks = sorted(path.name for path in folder.glob("*.tiktoken"))

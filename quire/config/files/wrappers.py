@@ -22,6 +22,7 @@ DECODERS = {
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
+    "gemma3n_text": "Gemma3nForCausalLM",
     "glm4v_text": "Glm4ForCausalLM",
     "internlm2": "InternLM2ForCausalLM",
     "llama": "LlamaForCausalLM",
@@ -29,6 +30,7 @@ DECODERS = {
     "ministral": "MinistralForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
+    "mistral4": "Mistral4ForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen2_5_vl": "Qwen2ForCausalLM",
@@ -43,6 +45,7 @@ DECODERS = {
 WRAPPERS = frozenset(
     {
         "Gemma3ForConditionalGeneration",
+        "Gemma3nForConditionalGeneration",
         "Glm4vForConditionalGeneration",
         "Idefics3ForConditionalGeneration",
         "InternVLChatModel",
@@ -91,9 +94,13 @@ _INSIDE = ("text_config", "llm_config")
 _SHARED = ("bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype", "quantization_config")
 _MROPE = ("mrope_section", "mrope_interleaved")
 _DECODERS_NAMES = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?")
+_BEFORE = (
+    "model.language_model", "language_model.model", "language_model", "model.text_model", "text_model",
+    "model.language_model.model",
+)  # fmt: skip
 _HEAD = re.compile(r"^(?:language_model\.)?lm_head\.")
 _NOT_TEXT = re.compile(
-    r"^(?:model\.)?(?:vision_tower|vision_model|vision_embed_tokens|visual|multi_modal_projector|embed_vision|mlp1|"
+    r"^(?:model\.)?(?:vision_tower|vision_model|vision_embed_tokens|audio_tower|embed_audio|visual|multi_modal_projector|embed_vision|mlp1|"
     r"connector|image_newline)(?:\.|$)"
 )
 
@@ -157,3 +164,11 @@ def decoders_name(tensor: str) -> str | None:
     if _HEAD.match(tensor):
         return tensor.removeprefix("language_model.")
     return _DECODERS_NAMES.sub("model.", tensor)
+
+
+def files_names(module: str) -> tuple[str, ...]:
+    """What wrappers' files may call a module of the decoder: whose settings name it so."""
+    if module == "lm_head":
+        return ("language_model.lm_head",)
+    inside = module.removeprefix("model.")
+    return tuple(f"{before}.{inside}" for before in _BEFORE) if inside != module else ()

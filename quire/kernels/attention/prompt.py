@@ -61,5 +61,6 @@ def attend_reference(
         if window:
             seen = seen & ((places[:, None] - places).abs() < window)
         scores = (q_row @ k_row.transpose(1, 2) * scale).masked_fill(~seen, float("-inf"))
-        parts.append((scores.softmax(-1) @ v_row).transpose(0, 1).reshape(end - start, -1))
+        weights = scores.softmax(-1).nan_to_num(0.0)  # NaN: a token that sees none
+        parts.append((weights @ v_row).transpose(0, 1).reshape(end - start, -1))
     return torch.cat(parts)

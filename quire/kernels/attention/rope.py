@@ -60,7 +60,7 @@ def qk_norm_rope_write(
         from quire.kernels.attention.triton import rope
 
         return rope.qk_norm_rope_write(*arguments, q_weight, k_weight, eps, interleaved)
-    if on_cpu(qkv):
+    if on_cpu(qkv) and k_cache.itemsize > 1:
         return cpu_elementwise.qk_norm_rope_write(*arguments, q_weight, k_weight, eps, interleaved)
     return qk_norm_rope_write_reference(*arguments, q_weight, k_weight, eps, interleaved)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ class Scores:
     the query a token lies, a number below 0 (ALiBi, Press et al., 2021). window: tokens that a query sees, its own
     included; 0: all. chunked: the window does not move with the query: tokens stand in chunks of so many, and a query
     sees its own chunk. sinks: a logit a head takes part in the softmax that no token has (Xiao et al., 2023; gpt-oss).
+    pairs: each layer adds something to every score, see `Pairs`; for attention within whole prompts.
     """
 
     window: int = 0
@@ -23,11 +25,12 @@ class Scores:
     softcap: float = 0.0
     sinks: bool = False
     slopes: bool = False
+    pairs: bool = False
 
     @property
     def are_plain(self) -> bool:
         """Whether they are products and nothing else, whichever of them count."""
-        return not (self.softcap or self.sinks or self.slopes)
+        return not (self.softcap or self.sinks or self.slopes or self.pairs)
 
     def first_seen(self, position: int) -> int:
         """The first token that the query at `position` sees."""
@@ -54,6 +57,14 @@ class PerHead(NamedTuple):
 
     sinks: torch.Tensor | None = None
     slopes: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """added: from queries and keys of prompts of a length, [rows, heads, length, head_dim], what is added to their
+    scores, [rows or 1, heads, length, length] of the same type."""
+
+    added: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 PLAIN = Scores()

@@ -114,7 +114,11 @@ def _values(of: Codes) -> torch.Tensor:
     if of.kind not in NIBBLES:
         return of.codes.float()
     codes = unpacked(of.codes)
-    return codes.float() if of.kind == "int4" else table(of.kind, codes.device)[codes.int()]
+    return (
+        codes.float()
+        if of.kind == "int4"
+        else table(of.kind, codes.device).index_select(0, codes.flatten().int()).view(codes.shape)
+    )
 
 
 def table(kind: Kind, device: torch.device) -> torch.Tensor:

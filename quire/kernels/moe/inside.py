@@ -14,12 +14,14 @@ from quire.kernels.elementwise.activation import silu_and_mul
 class Gate:
     """gate · sigmoid(alpha · gate) · (up + shift): SiLU, unless another alpha is told.
 
-    limit: that gate is clamped to from above, and up both ways, before; 0: neither is.
+    limit: that gate is clamped to from above, and up both ways, before; 0: neither is. squared: there is no gate, but
+    relu(up)² alone; matrices of gate and up have the lines of up.
     """
 
     alpha: float = 1.0
     limit: float = 0.0
     shift: float = 0.0
+    squared: bool = False
 
 
 class Inside(NamedTuple):
@@ -34,7 +36,9 @@ USUAL = Inside()
 
 
 def gated(gate_up: torch.Tensor, how: Gate) -> torch.Tensor:
-    """gate_up [tokens, 2 · inner], gate first → [tokens, inner], float32 inside."""
+    """gate_up [tokens, 2 · inner], gate first, or `squared` [tokens, inner] → [tokens, inner], float32 inside."""
+    if how.squared:
+        return torch.relu(gate_up.float()).square_().to(gate_up.dtype)
     if how == Gate():
         return silu_and_mul(gate_up)
     gate, up = gate_up.float().chunk(2, dim=-1)

@@ -45,7 +45,8 @@ class Live(NamedTuple):
 
 
 class Routes(NamedTuple):
-    """experts int32 [tokens, top_k], -1 throughout for a token that is nobody's; weights float32 of the same shape.
+    """experts int32 [tokens, top_k], -1 throughout for a token that is nobody's, and for experts of other ranks;
+    weights float32 of the same shape.
 
     tiling: on a GPU, what kernels work through; None where they need no order.
     """

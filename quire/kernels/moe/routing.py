@@ -15,14 +15,22 @@ from quire.kernels.moe.routes import Live, Routes, Rule
 __all__ = ["Live", "Routes", "Rule", "route", "route_reference"]
 
 
-def route(logits: torch.Tensor, rule: Rule, bias: torch.Tensor | None = None, live: Live | None = None) -> Routes:
-    """logits float32 [tokens, experts] → routes. bias: float32 [experts], added to the scores for the choice alone."""
+def route(
+    logits: torch.Tensor,
+    rule: Rule,
+    bias: torch.Tensor | None = None,
+    live: Live | None = None,
+    *,
+    in_order: bool = True,
+) -> Routes:
+    """logits float32 [tokens, experts] → routes. bias: float32 [experts], added to the scores for the choice alone.
+    in_order: with the order that kernels want; else the choices alone."""
     if on_triton(logits) and rule.scoring != "sparse_mixer":
         from quire.kernels.moe.triton import routing
 
-        return routing.route(logits, rule, bias, live)
+        return routing.route(logits, rule, bias, live, in_order=in_order)
     routes = route_reference(logits, rule, bias, live)
-    if on_triton(logits):
+    if on_triton(logits) and in_order:
         from quire.kernels.moe.triton import routing
 
         return routing.sort(routes, rule.experts)

@@ -44,7 +44,7 @@ def gated_delta(
 
         return delta.gated_delta(q, k, v, decay, beta, state, rows, entry)
     each = v.shape[1] // q.shape[1]
-    q, k = (_unit(x).repeat_interleave(each, 1) for x in (q, k))
+    q, k = (unit(x).repeat_interleave(each, 1) for x in (q, k))
     q = q * q.shape[-1] ** -0.5
     states = read_states(state, rows, entry)
     out = v.new_zeros(len(v) + 1, *v.shape[1:])
@@ -61,7 +61,8 @@ def gated_delta(
     return out[:-1]
 
 
-def _unit(x: torch.Tensor) -> torch.Tensor:
+def unit(x: torch.Tensor) -> torch.Tensor:
+    """Rows of x brought to unit length, float32."""
     wide = x.float()
     return wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + _EPS)
 

@@ -2,7 +2,8 @@
 
 Few rows are latency: each 32-bit word travels with the number of the row's use beside it, in one 64-bit store, and who
 waits polls the data itself; nothing but one trip through the link lies between two ranks. More rows are bandwidth: the
-words travel alone, and a flag a row follows them.
+words travel alone, and a flag a row follows them. Of four ranks and more the largest messages go twice over the links:
+each row to the one rank that adds it up, and back.
 
 A program waits for its twins on other ranks only. It has sent before it waits, and programs start in the same order
 everywhere, so those that run never wait for ones that cannot start. Dependents are let in first thing: while a row is
@@ -147,6 +148,68 @@ def _reduce_many_kernel(
 
 
 @triton.jit
+def _tell(flags_ptr, peer, place, use):
+    """That what was stored for another rank is there, once every thread has stored."""
+    tl.debug_barrier()
+    tl.atomic_xchg(_address(flags_ptr + peer, tl.int32) + place, use, sem="release", scope="sys")
+
+
+@triton.jit
+def _await(flags_ptr, rank, place, use):
+    here = _address(flags_ptr + rank, tl.int32) + place
+    while tl.atomic_add(here, 0, sem="acquire", scope="sys") != use:
+        pass
+    tl.debug_barrier()
+
+
+@triton.jit
+def _reduce_twice_kernel(
+    partial_ptr, residual_ptr, peers_ptr, flags_ptr, uses_ptr, typed_ptr, words,
+    RANK: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Each row has a rank that adds it up and sends the sum to the others: to a place where it gets nothing itself."""
+    TYPE: tl.constexpr = typed_ptr.dtype.element_ty
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    there = at < words
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    use = tl.load(uses_ptr + row) + 1
+    own = tl.load(partial_ptr + row * words + at, there, 0)
+    turn = (use & 1).to(tl.int64) * SIZE
+    owner = (row % SIZE).to(tl.int32)
+    mine = _address(peers_ptr + RANK, tl.int32)
+    if owner == RANK:
+        before = tl.load(residual_ptr + row * words + at, there, 0)
+        low, high = _low(before, TYPE), _high(before, TYPE)
+        for source in tl.static_range(SIZE):
+            if source == RANK:
+                word = own
+            else:
+                _await(flags_ptr, RANK, (turn + source) * ROWS + row, use)
+                word = tl.load(mine + ((turn + source) * ROWS + row) * words + at, there, 0, cache_modifier=".cg")
+            low += _low(word, TYPE)
+            high += _high(word, TYPE)
+        total = _word(low, high, TYPE)
+        for peer in tl.static_range(SIZE):
+            if peer != RANK:
+                theirs = _address(peers_ptr + peer, tl.int32)
+                tl.store(theirs + ((turn + RANK) * ROWS + row) * words + at, total, there)
+        for peer in tl.static_range(SIZE):
+            if peer != RANK:
+                _tell(flags_ptr, peer, (turn + RANK) * ROWS + row, use)
+    else:
+        theirs = _address(peers_ptr + owner, tl.int32)
+        tl.store(theirs + ((turn + RANK) * ROWS + row) * words + at, own, there)
+        _tell(flags_ptr, owner, (turn + RANK) * ROWS + row, use)
+        _await(flags_ptr, RANK, (turn + owner) * ROWS + row, use)
+        total = tl.load(mine + ((turn + owner) * ROWS + row) * words + at, there, 0, cache_modifier=".cg")
+    tl.store(residual_ptr + row * words + at, total, there)
+    tl.store(uses_ptr + row, use)
+
+
+@triton.jit
 def _from_first_kernel(
     x_ptr, peers_ptr, uses_ptr, count,
     RANK: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
@@ -208,11 +271,15 @@ def reduce_few(partial: torch.Tensor, residual: torch.Tensor, peers: PeerMemory)
     return residual
 
 
-def reduce_many(partial: torch.Tensor, residual: torch.Tensor, peers: PeerMemory) -> torch.Tensor:
-    """The same for at most `many_rows`."""
+def reduce_many(
+    partial: torch.Tensor, residual: torch.Tensor, peers: PeerMemory, *, twice: bool = False
+) -> torch.Tensor:
+    """The same for at most `many_rows`. twice: each row goes to one rank and comes back as a sum, so that links carry
+    2 (N - 1) / N of what a rank has instead of N - 1 times as much, for one more trip."""
     layout, topology, pdl = peers.layout, peers.topology, has_pdl(partial.device)
     block = next_power_of_2(layout.words)
-    _reduce_many_kernel[(len(partial),)](
+    kernel = _reduce_twice_kernel if twice else _reduce_many_kernel
+    kernel[(len(partial),)](
         partial.view(torch.int32), residual.view(torch.int32), peers.bases["many"], peers.bases["many_here"],
         peers.uses["many"], residual, layout.words, RANK=topology.rank, SIZE=topology.size, ROWS=layout.many_rows,
         BLOCK=block, PDL=pdl, num_warps=min(max(block // 256, 1), 8), launch_pdl=pdl,

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
 
 from quire.attention.context import StateCache, StepContext
 from quire.attention.recurrent import StatePart
+from quire.distributed.group import Group
+from quire.distributed.topology import Topology
+from quire.foundation.errors import ConfigError
 from quire.kernels.recurrent.rows import Rows
 from quire.layers.attention import Keeps
+from quire.layers.cuts import Cut, cut_parameter, own_targets
 from quire.layers.norm import Norm
+from quire.layers.targets import Target
 
 STATE = Keeps("state", 1, 1, 0)
 
@@ -23,11 +28,22 @@ class Recurrent(nn.Module):
     """
 
     keeps = STATE
+    ranks: Group | None = None  # that share it
 
     def __init__(self, index: int, states: Sequence[StatePart]) -> None:
         super().__init__()
         self.index, self.group = index, 0
         self.states = tuple(states)
+
+    def share_with(self, topology: Topology) -> None:
+        """Keep the states of this rank's share of the heads or channels alone. Raises ConfigError if they cannot be
+        shared: so do layers that have no such method of their own."""
+        if topology.size > 1:
+            raise ConfigError("ranks cannot share states of this kind: it must be 1", "tensor_parallel_size")
+
+    def join(self, group: Group) -> None:
+        """See `quire.layers.cuts.Joining`."""
+        self.ranks = group
 
     def forward(self, residual: torch.Tensor, norm: Norm, ctx: StepContext) -> torch.Tensor:
         """`residual += mix(norm(residual))` in place, [tokens, hidden]; returns it."""
@@ -50,14 +66,37 @@ class Recurrent(nn.Module):
 
 
 class Conv(nn.Module):
-    """Weights of a convolution of each channel by itself: [channels, 1, taps], as checkpoints have them."""
+    """Weights of a convolution of each channel by itself: [channels, 1, taps], as checkpoints have them.
 
-    def __init__(self, channels: int, taps: int, *, bias: bool) -> None:
+    parts: modules beside it that checkpoints have in its place, and the channels of each.
+    """
+
+    def __init__(self, channels: int, taps: int, *, bias: bool, parts: Mapping[str, int] | None = None) -> None:
         super().__init__()
+        self._parts = parts
         self.weight = nn.Parameter(torch.empty(channels, 1, taps), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(channels), requires_grad=False) if bias else None
+
+    def cut(self, cut: Cut) -> None:
+        """Keep a rank's channels."""
+        cut_parameter(self, "weight", cut)
+        cut_parameter(self, "bias", cut)
 
     def state(self) -> StatePart:
         """The inputs that the next output needs, in the model's type."""
         channels, _, taps = self.weight.shape
         return StatePart((channels, taps - 1), self.weight.dtype)
+
+    def stored(self, name: str) -> Iterator[Target]:
+        if self._parts is None:
+            for own in ("weight", "bias") if self.bias is not None else ("weight",):
+                yield from own_targets(self, own, f"{name}.{own}")
+            return
+        taps, begin = self.weight.shape[2], 0
+        for part, count in self._parts.items():
+            module = f"{name.rpartition('.')[0]}.{part}"
+            lines = slice(begin, begin + count)
+            yield Target(f"{module}.weight", (count, 1, taps), self.weight.data, at=(lines,))
+            if self.bias is not None:
+                yield Target(f"{module}.bias", (count,), self.bias.data, at=(lines,))
+            begin += count

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from quire.attention.context import StepContext
-from quire.layers.attention import Attention
+from quire.layers.attention import Attention, SelfAttention
 from quire.layers.block import FeedForward
 from quire.layers.experts import MixtureOfExperts
 from quire.layers.norm import Norm, RMSNorm
 from quire.layers.recurrent.base import Recurrent
 
-Mixer = Attention | Recurrent
+Mixer = SelfAttention | Recurrent
 
 
 class MixerLayer(nn.Module):
@@ -28,7 +28,7 @@ class MixerLayer(nn.Module):
     def forward(self, residual: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         """residual [tokens, hidden]: updated in place and returned."""
         mixer = self.mixer
-        if isinstance(mixer, Attention | Recurrent):
+        if isinstance(mixer, SelfAttention | Recurrent):
             y: torch.Tensor = mixer(residual, self.norm, ctx)
             return y
         if isinstance(mixer, MixtureOfExperts):

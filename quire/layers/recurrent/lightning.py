@@ -8,9 +8,11 @@ from torch import nn
 
 from quire.attention.context import StepContext
 from quire.attention.recurrent import StatePart
+from quire.distributed.topology import Topology
 from quire.kernels.recurrent.ssd import SSDWeights, ssd
+from quire.layers.cuts import Cut, cut_parameter
 from quire.layers.linear import Linear, Stored
-from quire.layers.norm import Norm, RMSNorm
+from quire.layers.norm import Norm, RMSNorm, norm_across
 from quire.layers.recurrent.base import Recurrent
 
 _NORM_EPS = 1e-6
@@ -31,12 +33,26 @@ class LightningAttention(Recurrent):
             firsts = range(place * head_dim, 3 * width, 3 * head_dim)
             stored[part] = Stored("qkv_proj", 3 * width, tuple((first, first + head_dim) for first in firsts))
         parts = {"q": width, "k": width, "v": width, "output_gate": width}
-        self.qkv_gate = Linear(hidden, 4 * width, bias=False, parts=parts, stored=stored)
+        self.qkv_gate = Linear(
+            hidden, 4 * width, bias=False, parts=parts, role="rows", heads=(heads,) * 4, stored=stored
+        )
         self.norm = RMSNorm(width, _NORM_EPS)
-        self.out_proj = Linear(width, hidden, bias=False)
-        rates = 2.0 ** (-8 / heads * torch.arange(1, heads + 1, dtype=torch.float32)) * (1 - depth + 1e-5)
-        self._weights = SSDWeights(-rates, torch.zeros_like(rates), torch.zeros_like(rates), (1.0, 1.0))
-        self._steps = torch.zeros(1, heads)  # what it is does not matter: the limits say 1
+        self.out_proj = Linear(width, hidden, bias=False, role="columns")
+        self._rates = 2.0 ** (-8 / heads * torch.arange(1, heads + 1, dtype=torch.float32)) * (1 - depth + 1e-5)
+        self._set_weights()
+
+    def _set_weights(self) -> None:
+        nothing = torch.zeros_like(self._rates)
+        self._weights = SSDWeights(-self._rates, nothing, nothing, (1.0, 1.0))
+        self._steps = torch.zeros(1, self.heads)  # what it is does not matter: the limits say 1
+
+    def share_with(self, topology: Topology) -> None:
+        heads, head_dim = self.heads, self.head_dim
+        cut_parameter(self.norm, "weight", Cut.of([(heads * head_dim, heads)], topology))
+        self._rates = Cut.of([(heads, heads)], topology).part(self._rates)
+        self.heads = topology.share(heads, "num_attention_heads")
+        self._set_weights()
+        self.states = (StatePart((self.heads, head_dim, head_dim), torch.float32),)
 
     def add(self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None, ctx: StepContext) -> torch.Tensor:
         cache, rows = self._place(ctx)
@@ -45,5 +61,9 @@ class LightningAttention(Recurrent):
         q, k, v = (part.unflatten(1, (self.heads, self.head_dim)) for part in nn.functional.silu(inner).chunk(3, dim=1))
         steps = self._steps.expand(len(x), self.heads)
         y = ssd(v, k, q, steps, self._weights, cache.parts[0], rows, cache.entry).flatten(1)
-        out: torch.Tensor = self.out_proj(self.norm(y) * torch.sigmoid(gate), residual=residual)
+        if self.ranks is None:
+            y = self.norm(y)
+        else:
+            (y,) = norm_across([self.norm], [y], [1], self.ranks.topology, self.ranks)
+        out: torch.Tensor = self.out_proj(y * torch.sigmoid(gate), residual=residual)
         return out

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from quire.attention.context import StepContext
 from quire.attention.recurrent import StatePart
+from quire.distributed.topology import Topology
 from quire.kernels.recurrent.conv import causal_conv
 from quire.kernels.recurrent.selective import SelectiveWeights, selective_scan
+from quire.layers.cuts import Cut, cut_parameter
 from quire.layers.linear import Linear
 from quire.layers.norm import Norm
 from quire.layers.recurrent.base import Conv, Recurrent
@@ -39,15 +41,25 @@ class Mamba(Recurrent):
         conv = Conv(sizes.inner, sizes.taps, bias=sizes.conv_bias)
         super().__init__(index, (StatePart((sizes.inner, sizes.state), torch.float32), conv.state()))
         self.sizes, self.conv1d = sizes, conv
-        self.in_proj = Linear(sizes.hidden, 2 * sizes.inner, bias=sizes.bias)
-        self.x_proj = Linear(sizes.inner, sizes.rank + 2 * sizes.state, bias=False)
-        self.dt_proj = Linear(sizes.rank, sizes.inner, bias=True)
+        self.in_proj = Linear(sizes.hidden, 2 * sizes.inner, bias=sizes.bias, role="rows")
+        self.x_proj = Linear(sizes.inner, sizes.rank + 2 * sizes.state, bias=False, role="columns")
+        self.dt_proj = Linear(sizes.rank, sizes.inner, bias=True, role="rows")
         self.A_log = nn.Parameter(torch.empty(sizes.inner, sizes.state, dtype=torch.float32), requires_grad=False)
         self.D = nn.Parameter(torch.empty(sizes.inner, dtype=torch.float32), requires_grad=False)
-        self.out_proj = Linear(sizes.inner, sizes.hidden, bias=sizes.bias)
+        self.out_proj = Linear(sizes.inner, sizes.hidden, bias=sizes.bias, role="columns")
         for name, module in norms:
             self.add_module(name, module)
         self._norms = [module for _, module in norms]
+
+    def share_with(self, topology: Topology) -> None:
+        inner = self.sizes.inner
+        cut = Cut.of([(inner, inner)], topology)
+        self.in_proj.part_for(topology, {"inner": (inner, inner), "gate": (inner, inner)})
+        self.conv1d.cut(cut)
+        for name in ("A_log", "D"):
+            cut_parameter(self, name, cut)
+        self.sizes = replace(self.sizes, inner=len(cut))
+        self.states = (StatePart((len(cut), self.sizes.state), torch.float32), self.conv1d.state())
 
     def add(self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None, ctx: StepContext) -> torch.Tensor:
         sizes, (cache, rows) = self.sizes, self._place(ctx)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from quire.attention.context import StepContext
 from quire.attention.recurrent import StatePart
+from quire.distributed.group import Group
+from quire.distributed.topology import Topology
 from quire.kernels.recurrent.conv import causal_conv
 from quire.kernels.recurrent.gated_norm import gated_norm
 from quire.kernels.recurrent.ssd import SSDWeights, ssd
+from quire.layers.cuts import Cut, cut_parameter, square_sums
 from quire.layers.linear import Linear
 from quire.layers.norm import Norm
 from quire.layers.recurrent.base import Conv, Recurrent
@@ -51,6 +54,28 @@ class GatedNorm(nn.Module):
         self.eps, self.groups, self.gate_first = eps, groups, gate_first
         self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
 
+    def divide(self, topology: Topology, heads: int) -> None:
+        """Keep the weights of this rank's heads. Parts that several ranks share are normed together."""
+        size = len(self.weight)
+        cut_parameter(self, "weight", Cut.of([(size, heads)], topology))
+        self._part, self._columns, self._every = topology.rank * self.groups // topology.size, size, self.groups
+        self._spans = topology.size > self.groups
+        self.groups = topology.heads(self.groups, "groups of heads")
+
+    def across(self, x: torch.Tensor, gate: torch.Tensor, group: Group) -> torch.Tensor:
+        """The same of this rank's columns."""
+        if not self._spans:
+            return gated_norm(x, gate, self.weight, self.eps, groups=self.groups, gate_first=self.gate_first)
+        wide, factor = x.float(), nn.functional.silu(gate.float())
+        if self.gate_first:
+            wide = wide * factor
+        squares = wide.new_zeros(len(wide), self._every)
+        squares[:, self._part] = wide.square().sum(1)
+        mean = square_sums(squares, group)[:, self._part, None] / (self._columns // self._every)
+        normed = wide * torch.rsqrt(mean + self.eps) * self.weight.float()
+        y: torch.Tensor = normed if self.gate_first else normed * factor
+        return y.to(x.dtype)
+
     def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         return gated_norm(x, gate, self.weight, self.eps, groups=self.groups, gate_first=self.gate_first)
 
@@ -70,13 +95,32 @@ class Mamba2(Recurrent):
         scan = StatePart((sizes.heads, sizes.head_dim, sizes.state), torch.float32)
         super().__init__(index, (scan, conv.state()))
         self.sizes, self._scales = sizes, scales
-        self.in_proj = Linear(sizes.hidden, sizes.inner + channels + sizes.heads, bias=sizes.bias)
+        self.in_proj = Linear(sizes.hidden, sizes.inner + channels + sizes.heads, bias=sizes.bias, role="rows")
         self.conv1d = conv
         self.dt_bias, self.A_log, self.D = (
             nn.Parameter(torch.empty(sizes.heads, dtype=torch.float32), requires_grad=False) for _ in range(3)
         )
         self.norm = norm
-        self.out_proj = Linear(sizes.inner, sizes.hidden, bias=sizes.out_bias)
+        self.out_proj = Linear(sizes.inner, sizes.hidden, bias=sizes.out_bias, role="columns")
+
+    def share_with(self, topology: Topology) -> None:
+        sizes = self.sizes
+        heads, by_head = (sizes.heads, sizes.heads), (sizes.inner, sizes.heads)
+        by_group = (sizes.shared, sizes.groups)
+        parts = {"gate": by_head, "inner": by_head, "b": by_group, "c": by_group, "dt": heads}
+        self.in_proj.part_for(topology, parts)
+        self.conv1d.cut(Cut.of([by_head, by_group, by_group], topology))
+        for name in ("dt_bias", "A_log", "D"):
+            cut_parameter(self, name, Cut.of([heads], topology))
+        if self._scales is not None:
+            self._scales = Cut.of(list(parts.values()), topology).part(self._scales)
+        if self.norm is not None:
+            self.norm.divide(topology, sizes.heads)
+        self.sizes = sizes = replace(
+            sizes, heads=topology.share(sizes.heads, "heads"), groups=topology.heads(sizes.groups, "groups of heads")
+        )
+        scan = StatePart((sizes.heads, sizes.head_dim, sizes.state), torch.float32)
+        self.states = (scan, self.conv1d.state())
 
     def add(self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None, ctx: StepContext) -> torch.Tensor:
         sizes, (cache, rows) = self.sizes, self._place(ctx)
@@ -98,6 +142,9 @@ class Mamba2(Recurrent):
             rows,
             cache.entry,
         ).flatten(1)
-        y = y * nn.functional.silu(gate) if self.norm is None else self.norm(y, gate)
+        if self.norm is None:
+            y = y * nn.functional.silu(gate)
+        else:
+            y = self.norm(y, gate) if self.ranks is None else self.norm.across(y, gate, self.ranks)
         out: torch.Tensor = self.out_proj(y, residual=residual)
         return out

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 
 from quire.attention.context import StepContext
+from quire.distributed.topology import Topology
 from quire.kernels.recurrent.conv import causal_conv
+from quire.layers.cuts import Cut
 from quire.layers.linear import Linear
 from quire.layers.norm import Norm
 from quire.layers.recurrent.base import Conv, Recurrent
@@ -16,8 +18,14 @@ class ShortConv(Recurrent):
         conv = Conv(hidden, taps, bias=bias)
         super().__init__(index, (conv.state(),))
         self.conv = conv
-        self.in_proj = Linear(hidden, 3 * hidden, bias=bias)
-        self.out_proj = Linear(hidden, hidden, bias=bias)
+        self.in_proj = Linear(hidden, 3 * hidden, bias=bias, role="rows")
+        self.out_proj = Linear(hidden, hidden, bias=bias, role="columns")
+
+    def share_with(self, topology: Topology) -> None:
+        hidden = self.out_proj.in_features
+        self.in_proj.part_for(topology, dict.fromkeys(("before", "after", "inner"), (hidden, hidden)))
+        self.conv.cut(Cut.of([(hidden, hidden)], topology))
+        self.states = (self.conv.state(),)
 
     def add(self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None, ctx: StepContext) -> torch.Tensor:
         cache, rows = self._place(ctx)

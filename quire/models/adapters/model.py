@@ -45,6 +45,12 @@ class _Place(NamedTuple):
     expert: int = -1
 
 
+def _is_read(model: Model) -> bool:
+    """Whether tokens become vectors here: of several stages the first does it; the last may have the table as its
+    head."""
+    return not isinstance(model, DecoderStack) or model.stage.is_first
+
+
 class AdaptedModel:
     """Makes room in a model's layers for as many adapters as there are slots.
 
@@ -61,7 +67,8 @@ class AdaptedModel:
         with torch.device(device):
             for path, module in model.named_modules():
                 self._attach(path, module)
-        if not self._places:
+        is_whole = not isinstance(model, DecoderStack) or (model.stage.is_first and model.stage.is_last)
+        if not self._places and is_whole:
             which = f"modules called {', '.join(wanted)}" if wanted else "modules"
             raise WeightsError(
                 f"the model has no {which} that take adapters", "lora_target_modules" if wanted else "enable_lora"
@@ -114,7 +121,7 @@ class AdaptedModel:
         (vocab, hidden), model = embedding.weight.shape, self._model
         name = model.checkpoint_name(f"{path}.weight")
         inner = name.removesuffix(".weight")
-        if self._is_wanted(inner):
+        if self._is_wanted(inner) and not model.is_elsewhere(name) and _is_read(model):
             embedding.low_rank = LowRankEmbedding(vocab, hidden, self._rank, self._dtype, self.active)
             self._places[inner] = _Place(self._add(embedding, embedding.low_rank))
         head = next((twin.removesuffix(".weight") for twin, of in model.twins.items() if of == name), "")
@@ -139,9 +146,11 @@ class AdaptedModel:
         """
         config = PeftConfig.read(folder, max_rank)
         tensors = read_tensors(folder / WEIGHTS)
+        elsewhere = {module for module in tensors if self._is_elsewhere(module)}
+        tensors = {module: own for module, own in tensors.items() if module not in elsewhere}
         known = {module: self._known_name(module) for module in tensors}
         file = folder / WEIGHTS
-        raise_if_any(file, [*self._strangers(config, known), *self._absent(config, set(known.values()))])
+        raise_if_any(file, [*self._strangers(config, known, elsewhere), *self._absent(config, set(known.values()))])
         found: dict[int, dict[tuple[int, int], Pair]] = defaultdict(dict)
         problems = []
         for module, own in tensors.items():
@@ -155,6 +164,16 @@ class AdaptedModel:
         with torch.inference_mode():
             return {number: self._packed(number, pairs) for number, pairs in sorted(found.items())}
 
+    def _is_elsewhere(self, module: str) -> bool:
+        """Whether it is another stage's."""
+        module = module.removesuffix(f".{BASE}")
+        if module in self._places:
+            return False
+        name = self._model.known_name(f"{module}.weight")
+        if name is not None and self._model.is_elsewhere(name):
+            return True
+        return not _is_read(self._model) and name == self._model.checkpoint_name("embed_tokens.weight")
+
     def _known_name(self, module: str) -> str | None:
         """What our places call it; None: it has none."""
         module = module.removesuffix(f".{BASE}")  # around parameters that are adapted one after the other
@@ -163,8 +182,8 @@ class AdaptedModel:
         name = (self._model.known_name(f"{module}.weight") or "").removesuffix(".weight")
         return name if name in self._places else None
 
-    def _strangers(self, config: PeftConfig, known: Mapping[str, str | None]) -> Iterator[str]:
-        """What the file or its config names and the model does not have."""
+    def _strangers(self, config: PeftConfig, known: Mapping[str, str | None], elsewhere: set[str]) -> Iterator[str]:
+        """What the file or its config names and the model does not have. elsewhere: modules of other stages."""
         for module, name in known.items():
             if name is None:
                 yield f"{module} is no module of this model that takes adapters"
@@ -173,13 +192,13 @@ class AdaptedModel:
                     yield f"{module} is not among the config's target_parameters"
             elif not config.selects(module):
                 yield f"{module} is not among the config's target_modules"
-        names = [*self._places, *known]
+        names = [*self._places, *known, *elsewhere]
         if config.targets is not None and not isinstance(config.targets, str):
             for target in config.targets:
                 if not any(name == target or name.endswith(f".{target}") for name in names):
                     yield f"target_modules has {target!r}, and the model has no such module that takes adapters"
         for parameter in config.parameters:
-            if not any(name.endswith(f".{parameter}") for name in self._parameters()):
+            if not elsewhere and not any(name.endswith(f".{parameter}") for name in self._parameters()):
                 yield f"target_parameters has {parameter!r}, and the model has no such experts"
 
     def _parameters(self) -> Iterator[str]:

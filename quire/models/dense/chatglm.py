@@ -40,6 +40,7 @@ fixed = {
     "apply_residual_connection_post_layernorm": (False, None),
     "original_rope": (True, None),
 }
+shared = ("num_attention_heads", "multi_query_group_num", "intermediate_size")
 aliases = {
     "num_layers": "num_hidden_layers",
     "padded_vocab_size": "vocab_size",

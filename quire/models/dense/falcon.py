@@ -38,6 +38,7 @@ defaults = {  # as transformers has them
     "alibi": False,
 }
 fixed = {"is_causal": (True, None), "is_encoder_decoder": (False, None)}
+shared = ("num_attention_heads", "num_kv_heads", "intermediate_size")
 aliases = {
     "n_layer": "num_hidden_layers",
     "n_head": "num_attention_heads",

@@ -36,6 +36,7 @@ fixed = {
     "attention_softmax_in_fp32": (True, False, None),
     "scale_attention_softmax_in_fp32": (True, False, None),
 }
+shared = ("num_attention_heads", "intermediate_size")
 aliases = {
     "n_embd": "hidden_size",
     "n_inner": "intermediate_size",

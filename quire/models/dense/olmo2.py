@@ -30,6 +30,7 @@ defaults = {  # as transformers has them
     "attention_bias": False,
 }
 fixed = {"is_causal": (True, None), "is_encoder_decoder": (False, None)}
+shared = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 
 
 def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:

@@ -28,6 +28,7 @@ fixed = {
     "tie_word_embeddings": (True, False, None),
     "sinusoidal_pos_embds": (False, True, None),  # which are stored all the same
 }
+shared = ("num_attention_heads", "intermediate_size")
 aliases = {
     "dim": "hidden_size",
     "n_layers": "num_hidden_layers",

@@ -29,6 +29,7 @@ fixed = {
     "is_encoder_decoder": (False, None),
     "tie_word_embeddings": (True, False, None),
 }
+shared = ("num_attention_heads", "intermediate_size")
 unused = r"(generator|discriminator)_"  # heads of the pre-training
 
 

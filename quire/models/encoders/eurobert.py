@@ -35,6 +35,7 @@ defaults = {  # as transformers has them
     "classifier_pooling": "late",
 }
 fixed = {"is_encoder_decoder": (False, None), "tie_word_embeddings": (False, True, None)}
+shared = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 unused = r"lm_head\."
 NAMING = Naming(is_optional=True)
 

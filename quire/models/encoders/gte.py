@@ -41,6 +41,7 @@ fixed = {
     "position_embedding_type": ("rope",),
     "logn_attention_scale": (False, None),
 }
+shared = ("num_attention_heads", "intermediate_size")
 unused = r"pooler\.|lm_head\."  # of the pre-training
 NAMING = Naming(
     parts={

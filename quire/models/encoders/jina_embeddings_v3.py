@@ -33,6 +33,7 @@ defaults = {  # as transformers has them
     "rope_parameters": None,
 }
 fixed = {"is_encoder_decoder": (False, None), "tie_word_embeddings": (True, False, None)}
+shared = ("num_attention_heads", "intermediate_size")
 rotary = {"rope_theta": 20000.0}
 unused = roberta.unused
 NAMING = Naming(

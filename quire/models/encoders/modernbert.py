@@ -49,6 +49,7 @@ fixed = {
     "position_embedding_type": ("absolute", None),  # which means nothing
     "rope_scaling": (None,),
 }
+shared = ("num_attention_heads", "intermediate_size")
 aliases = {"global_rope_theta": "rope_theta", "local_rope_theta": "rope_local_base_freq"}
 rotary = {"full_attention": {"rope_theta": 160000.0}, "sliding_attention": {"rope_theta": 10000.0}}
 unused = r"head\.|decoder\."  # of the pre-training

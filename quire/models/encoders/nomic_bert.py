@@ -52,6 +52,7 @@ fixed = {
     "rotary_emb_scale_base": (None,),
     "rotary_scaling_factor": (None,),
 }
+shared = ("num_attention_heads", "intermediate_size")
 aliases = {
     "n_embd": "hidden_size",
     "n_inner": "intermediate_size",

@@ -27,6 +27,7 @@ fixed = {
     "is_encoder_decoder": (False, None),
     "tie_word_embeddings": (True, False, None),
 }
+shared = ("num_attention_heads", "intermediate_size")
 
 build = roberta.build
 classifier = roberta.classifier

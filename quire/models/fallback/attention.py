@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from quire.attention.base import ALIKE, LayerCache, PerHead, Scores
-from quire.attention.context import StepContext
+from quire.attention.context import GroupContext, StateCache, StepContext
 from quire.foundation.errors import ConfigError
 from quire.kernels.attention.rope import qk_norm_rope_write
 from quire.layers.attention import Keeps
@@ -225,16 +225,48 @@ class PagedAttention:
         self._still = {size: no_rotation(1, size).to(device) for size in {site.keeps.head_dim for site in sites}}
         self._place = 0  # the site that is next
         self._ctx: StepContext | None = None
-        self._first = torch.empty(0)
+        self._first = self._each = torch.empty(0)
+        self._told: tuple[object, torch.Tensor] | None = None
 
     def begin(self, ctx: StepContext) -> None:
         """A forward pass begins."""
-        self._ctx, self._place = ctx, 0
+        self._ctx, self._place, self._told = ctx, 0, None
         self._first = torch.zeros_like(ctx.positions)
+        self._each = torch.arange(len(ctx.positions), dtype=torch.int32, device=ctx.positions.device)
 
     def end(self) -> None:
-        self._ctx = None
-        self._first = torch.empty(0)
+        self._ctx = self._told = None
+        self._first = self._each = torch.empty(0)
+
+    def table(
+        self,
+        turned: tuple[torch.Tensor, torch.Tensor] | None,
+        make: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor | None:
+        """What layers are told of the step's positions, as our kernels have it; made once for all that are told the
+        same."""
+        if turned is None:
+            return None
+        if self._told is None or self._told[0] is not turned[0]:
+            self._told = (turned[0], make(*turned))
+        return self._told[1]
+
+    def enter(
+        self, module: nn.Module, table: torch.Tensor | None
+    ) -> tuple[LayerCache | StateCache, GroupContext, tuple[torch.Tensor, torch.Tensor]]:
+        """The next site, which must be this module's: its cache, its group, and by which table its tokens turn: which
+        lines are theirs. table: a line a token; None: nothing turns."""
+        site, cache, group = self._next(module)
+        if table is None:
+            return cache, group, (self._still[site.keeps.head_dim], self._first)
+        return cache, group, (table, self._each)
+
+    def _next(self, module: nn.Module) -> tuple[Site, LayerCache | StateCache, GroupContext]:
+        ctx, place = self._ctx, self._place
+        if ctx is None or place == len(self._sites) or self._sites[place].module is not module:
+            raise RuntimeError("a model of transformers attends in another order than it did before")
+        self._place += 1
+        return self._sites[place], ctx.caches[place], ctx.groups[self._groups[place]]
 
     def __call__(
         self,
@@ -246,11 +278,7 @@ class PagedAttention:
         scale: float | None,  # noqa: ARG002 (the site's)
         others: Mapping[str, Any],
     ) -> torch.Tensor:
-        ctx, place = self._ctx, self._place
-        if ctx is None or place == len(self._sites) or self._sites[place].module is not module:
-            raise RuntimeError("a model of transformers attends in another order than it did before")
-        self._place += 1
-        site, cache, group = self._sites[place], ctx.caches[place], ctx.groups[self._groups[place]]
+        site, cache, group = self._next(module)
         assert isinstance(cache, LayerCache)
         head_dim = site.keeps.head_dim
         if site.value_dim < head_dim:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
@@ -10,7 +12,9 @@ from typing import Any
 
 import torch
 
+from quire.config.hf_config import HARMLESS
 from quire.config.model_info import ModelInfo
+from quire.config.rope import ROPE_KEYS
 from quire.foundation.errors import ConfigError, QuireError
 from quire.foundation.log import get_logger
 from quire.models.fallback import remote_code
@@ -30,6 +34,8 @@ def build_fallback(info: ModelInfo, dtype: torch.dtype, device: torch.device, ma
         register()
         config_class, model_class = _classes(info, transformers)
         config = _config(info, config_class)
+        if unknown := _unknown_keys(info, config_class, model_class):
+            _log.warning("config.json: %s mean nothing to transformers' %s", ", ".join(unknown), info.architecture)
         _check_rope(config, info.architecture, max_positions)
         with import_module("transformers.initialization").no_init_weights():
             causal = model_class._from_config(config, dtype=dtype, attn_implementation=LOOKING)
@@ -47,8 +53,8 @@ def build_fallback(info: ModelInfo, dtype: torch.dtype, device: torch.device, ma
             "model",
         ) from error
     _log.info(
-        "%s runs through transformers %s, not a family of Quire's: its layers are not fused, so steps take longer, and "
-        "ranks, quantization and pooling are not for it",
+        "%s runs through transformers %s, not a family of Quire's: what is not recognized in it is not fused, so steps "
+        "may take longer, and ranks, quantization and pooling are not for it",
         info.architecture,
         transformers.__version__,
     )
@@ -87,6 +93,17 @@ def _config(info: ModelInfo, config_class: Any) -> Any:
             with suppress(AttributeError, ValueError):
                 setattr(config, key, value)
     return config
+
+
+def _unknown_keys(info: ModelInfo, config_class: Any, model_class: Any) -> list[str]:
+    """Keys of config.json that are no field of the config's class, and no word of its code or the model's."""
+    fields = {*getattr(config_class, "__dataclass_fields__", ()), *getattr(config_class, "attribute_map", ())}
+    left = [key for key in info.hf_config if key not in fields | HARMLESS | {*ROPE_KEYS}]
+    code = ""
+    for one in (config_class, model_class):
+        with suppress(OSError, TypeError):
+            code += inspect.getsource(sys.modules[one.__module__])
+    return sorted(key for key in left if not re.search(rf"\b{re.escape(key)}\b", code))
 
 
 def _check_rope(config: Any, architecture: str, max_positions: int) -> None:

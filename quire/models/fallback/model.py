@@ -16,6 +16,7 @@ from quire.models.base import Decoder, GivenEmbeddings
 from quire.models.fallback.attention import LOOKING, SERVING, Door, PagedAttention, Recorder, Site, hang, use
 from quire.models.fallback.checkpoint import Checkpoint
 from quire.models.fallback.checks import check_attention, check_tokens, waits_for_device
+from quire.models.fallback.fuse import fuse
 from quire.models.fallback.norms import fuse_norms
 from quire.models.fallback.trunk import Trunk, find_trunk
 
@@ -160,9 +161,16 @@ class TransformersModel(Decoder):
         try:
             check_tokens(self.name, self._door, self._states, self._device, self._vocab_size, self._max_positions)
             check_attention(self.name, self._door, self._states, self._device, self._sites)
+            fused = fuse(self.causal, self._door, self._states, self._sites, self._paged, self._max_positions)
+            self._checkpoint = Checkpoint(self.causal)  # the one before holds what matrices were made of
             why = waits_for_device(self._door, self._states, self._trunk.logits, self._device)
         finally:
             self._door.attends = self._paged
         self.graph_support = why is None
+        _log.info(
+            "of %s %d layers, %d attention and %d feed-forward parts and %d products besides are computed by Quire's "
+            "kernels",
+            self.name, fused.layers, fused.attention, fused.feed_forward, fused.products,
+        )  # fmt: skip
         if why and self._device.type == "cuda":
             _log.info("steps of %s are launched from Python, without graphs: %s", self.name, why)

@@ -11,6 +11,8 @@ from torch import nn
 
 from quire.kernels.elementwise.norm import rms_norm
 
+Gain = tuple[torch.Tensor, float]
+"""Weight and eps of an RMS norm."""
 _EPSILONS = ("variance_epsilon", "eps", "epsilon", "norm_eps")
 
 
@@ -32,6 +34,14 @@ def fuse_norms(causal: nn.Module) -> int:
                 found += 1
                 break
     return found
+
+
+def gain_of(module: Any) -> Gain | None:
+    """Of a norm that is computed by our kernel."""
+    forward = vars(module).get("forward") if isinstance(module, nn.Module) else None
+    if not isinstance(forward, partial) or forward.func is not _normed:
+        return None
+    return forward.keywords["weight"], forward.keywords["eps"]
 
 
 def _normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

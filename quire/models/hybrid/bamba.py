@@ -44,6 +44,7 @@ defaults = {  # as transformers has them
     "time_step_limit": (0.0, 1e999),
 }
 fixed = {"hidden_act": ("silu", "swish"), "is_encoder_decoder": (False, None)}
+shared = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "mamba_n_heads", "mamba_n_groups")
 rotary = {"partial_rotary_factor": 0.5}
 
 

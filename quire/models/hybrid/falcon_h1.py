@@ -57,6 +57,7 @@ defaults = {  # as transformers has them
     "mlp_multipliers": None,
 }
 fixed = {"hidden_act": ("silu", "swish"), "is_encoder_decoder": (False, None)}
+shared = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "mamba_n_heads", "mamba_n_groups")
 SCALES = ("attention_in_multiplier", "attention_out_multiplier", "ssm_in_multiplier", "ssm_out_multiplier")
 
 

@@ -26,6 +26,7 @@ defaults = {  # as transformers has them
     "tie_word_embeddings": True,
 }
 fixed = {"hidden_act": ("silu", "swish"), "is_encoder_decoder": (False, None)}
+shared = ("hidden_size",)
 
 
 def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:

@@ -55,6 +55,14 @@ fixed = {
     "position_embedding_type": ("rope", "nope", None),
     "is_encoder_decoder": (False, None),
 }
+shared = (
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+    "shared_intermediate_size",
+    "mamba_n_heads",
+    "mamba_n_groups",
+)
 KINDS = {"linear_attention": "mamba", "mamba": "mamba", "full_attention": "self_attn", "attention": "self_attn"}
 RENAMED = {
     "block_sparse_moe.input_linear.weight": "block_sparse_moe.experts.gate_up_proj",

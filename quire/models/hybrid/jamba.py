@@ -45,6 +45,7 @@ defaults = {  # as transformers has them
     "mamba_proj_bias": False,
 }
 fixed = {"hidden_act": ("silu", "swish"), "is_encoder_decoder": (False, None)}
+shared = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "hidden_size")
 aliases = {"num_local_experts": "num_experts"}
 
 

@@ -40,6 +40,7 @@ defaults = {  # as transformers has them
     "layer_types": None,
 }
 fixed = {"is_encoder_decoder": (False, None)}
+shared = ("num_attention_heads", "num_key_value_heads", "hidden_size")
 aliases = {"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"}
 rotary = {"rope_theta": 1000000.0}
 KINDS = {"conv": "conv", "full_attention": "self_attn"}

@@ -38,6 +38,7 @@ defaults = {  # as transformers has them
     "layer_types": None,
 }
 fixed = {"is_encoder_decoder": (False, None)}
+shared = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "moe_intermediate_size", "hidden_size")
 aliases = {"tie_embedding": "tie_word_embeddings", "num_local_experts": "num_experts"}
 rotary = {"rope_theta": 1000000.0}
 NAMES = ExpertNames(gate="w1", up="w3", down="w2")

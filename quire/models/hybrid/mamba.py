@@ -28,6 +28,7 @@ defaults = {  # as transformers has them
     "tie_word_embeddings": True,
 }
 fixed = {"hidden_act": ("silu", "swish"), "is_encoder_decoder": (False, None)}
+shared = ("hidden_size",)
 
 
 def build(config: Mapping[str, Any], max_positions: int, norm_eps: float | None = None) -> DecoderStack:  # noqa: ARG001

@@ -30,6 +30,7 @@ defaults = {  # as transformers has them
     "tie_word_embeddings": False,
 }
 fixed = {"hidden_act": ("silu", "swish"), "is_encoder_decoder": (False, None)}
+shared = ("num_heads", "n_groups")
 NAMES = {"embed_tokens": "embeddings", "norm": "norm_f"}
 
 

@@ -48,6 +48,7 @@ fixed = {
     "is_causal": (True, None),
     "is_encoder_decoder": (False, None),
 }
+shared = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 aliases = {"num_experts": "num_local_experts"}
 rotary = {"rope_theta": 1000000.0}
 KINDS = {"linear_attention": "linear", "full_attention": "full"}

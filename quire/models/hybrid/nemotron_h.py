@@ -1,4 +1,5 @@
-"""Nemotron-H: layers of one thing each, Mamba-2, attention without positions, or a feed-forward layer."""
+"""Nemotron-H and Nemotron 3: layers of one thing each, Mamba-2, attention without positions, a feed-forward layer, or
+experts without gates, which may see a projection of the stream."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any
 from quire.config.reading import read, read_count, read_positive
 from quire.foundation.errors import ConfigError
 from quire.layers.attention import Attention
+from quire.layers.experts import ExpertNames, Gate, MixtureOfExperts, Router
 from quire.layers.mlp import MLP
 from quire.layers.norm import RMSNorm
 from quire.layers.recurrent.block import MixerLayer
@@ -15,6 +17,7 @@ from quire.layers.recurrent.mamba2 import GatedNorm, Mamba2, Mamba2Sizes
 from quire.layers.rotary import no_rotation
 from quire.models.base import DecoderStack, Naming, Sizes
 from quire.models.hybrid.reading import kinds_of_layers
+from quire.models.moe.reading import grouped_rule
 
 architectures = ("NemotronHForCausalLM",)
 defaults = {  # as transformers has them
@@ -39,9 +42,7 @@ defaults = {  # as transformers has them
     "use_conv_bias": True,
     "time_step_min": 0.001,
     "tie_word_embeddings": False,
-    # Of experts, which no layer may be.
     "n_routed_experts": 8,
-    "n_shared_experts": 1,
     "moe_intermediate_size": 7688,
     "moe_shared_expert_intermediate_size": 7688,
     "moe_latent_size": None,
@@ -50,14 +51,16 @@ defaults = {  # as transformers has them
     "n_group": 1,
     "topk_group": 1,
     "norm_topk_prob": True,
+    "num_nextn_predict_layers": 0,  # of layers that are left out
 }
 fixed = {
     "mamba_hidden_act": ("silu", "swish"),
     "mamba_proj_bias": (False, None),
     "sliding_window": (None,),
-    "num_nextn_predict_layers": (0, None),
+    "n_shared_experts": (1, None),
     "is_encoder_decoder": (False, None),
 }
+shared = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "mamba_num_heads", "n_groups")
 aliases = {
     "mamba_n_groups": "n_groups", "mamba_d_conv": "conv_kernel", "mamba_conv_bias": "use_conv_bias",
     "mamba_dt_min": "time_step_min", "layer_types": "layers_block_type",
@@ -70,11 +73,6 @@ KINDS = {
 
 def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
     kinds = read_kinds(config)
-    if "moe" in kinds:
-        raise ConfigError(
-            "config.json: layers_block_type has layers of kind moe, whose experts have no gate: not supported",
-            "layers_block_type",
-        )
     hidden, eps = read_positive(config, "hidden_size"), read(float, config, "layer_norm_epsilon")
     sizes = Sizes.read({**config, "num_hidden_layers": len(kinds)}, eps="layer_norm_epsilon")
     bias, groups = read(bool, config, "use_bias"), read_positive(config, "n_groups")
@@ -92,11 +90,13 @@ def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
     act, mlp_bias = read(str, config, "mlp_hidden_act"), read(bool, config, "mlp_bias")
 
     def layer(index: int) -> MixerLayer:
-        mixer: Mamba2 | Attention | MLP
+        mixer: Mamba2 | Attention | MLP | MixtureOfExperts
         if kinds[index] == "mamba":
             mixer = Mamba2(index, states, GatedNorm(states.inner, eps, groups=groups))
         elif kinds[index] == "attention":
             mixer = Attention(index, *sizes.attention, still)
+        elif kinds[index] == "moe":
+            mixer = _experts(config, hidden)
         else:
             mixer = MLP(hidden, sizes.intermediate, act, bias=mlp_bias, key="mlp_hidden_act")
         return MixerLayer(mixer, hidden, eps)
@@ -107,6 +107,27 @@ def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
         tied=read(bool, config, "tie_word_embeddings"),
         norm=RMSNorm(hidden, eps),
         naming=Naming(trunk={"embed_tokens": "embeddings", "norm": "norm_f"}, prefix="backbone.", unused=r"^mtp\."),
+    )
+
+
+def _experts(config: Mapping[str, Any], hidden: int) -> MixtureOfExperts:
+    """Raises ConfigError for an activation that experts cannot have."""
+    act = read(str, config, "mlp_hidden_act")
+    if act != "relu2":
+        raise ConfigError(
+            f"config.json: experts without gates have mlp_hidden_act=relu2, got {act!r}", "mlp_hidden_act"
+        )
+    bias, latent = read(bool, config, "mlp_bias"), config["moe_latent_size"]
+    return MixtureOfExperts(
+        hidden,
+        read_positive(config, "moe_intermediate_size"),
+        Router(hidden, grouped_rule(config, "n_routed_experts"), correction="e_score_correction_bias"),
+        names=ExpertNames(all_gate_up="up_proj"),
+        shared=read_positive(config, "moe_shared_expert_intermediate_size"),
+        shared_bias=bias,
+        gate=Gate(squared=True),
+        latent=None if latent is None else read_positive(config, "moe_latent_size"),
+        latent_bias=bias,
     )
 
 

@@ -35,6 +35,13 @@ defaults = {  # as transformers has them
     "full_attention_interval": None,
 }
 fixed = {"hidden_act": ("silu", "swish"), "is_encoder_decoder": (False, None), "attn_output_gate": (True, None)}
+shared = (
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+)
 rotary = {"partial_rotary_factor": 0.25}
 
 
@@ -55,4 +62,7 @@ def separate(sizes: DeltaSizes) -> Linear:
     stored = {part: Stored("in_proj_qkv", 2 * keys + values, (pair,)) for part, pair in lines.items()}
     for part in ("z", "b", "a"):
         stored[part] = Stored(f"in_proj_{part}", parts[part], ((0, parts[part]),))
-    return Linear(sizes.hidden, sum(parts.values()), bias=False, parts=parts, stored=stored)
+    return Linear(
+        sizes.hidden, sum(parts.values()), bias=False, parts=parts, role="rows", heads=sizes.heads_of_parts,
+        stored=stored,
+    )  # fmt: skip

@@ -41,6 +41,14 @@ defaults = {  # as transformers has them
     "shared_expert_intermediate_size": 512,
 }
 fixed = {"hidden_act": ("silu", "swish"), "is_encoder_decoder": (False, None), "attn_output_gate": (True, None)}
+shared = (
+    "num_attention_heads",
+    "num_key_value_heads",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+)
 rotary = {"partial_rotary_factor": 0.25}
 
 

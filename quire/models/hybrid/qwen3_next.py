@@ -49,6 +49,15 @@ defaults = {  # as transformers has them
     "shared_expert_intermediate_size": 512,
 }
 fixed = {"hidden_act": ("silu", "swish"), "is_encoder_decoder": (False, None), "attn_output_gate": (True, None)}
+shared = (
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+)
 rotary = {"partial_rotary_factor": 0.25}
 KINDS = {"linear_attention": "linear_attn", "full_attention": "self_attn"}
 
@@ -84,7 +93,10 @@ def by_key_head(sizes: DeltaSizes) -> Linear:
             firsts = range(begin, size * sizes.key_heads, size)
             stored[part] = Stored(module, size * sizes.key_heads, tuple((first, first + count) for first in firsts))
             begin += count
-    return Linear(sizes.hidden, sum(sizes.parts.values()), bias=False, parts=sizes.parts, stored=stored)
+    return Linear(
+        sizes.hidden, sum(sizes.parts.values()), bias=False, parts=sizes.parts, role="rows", heads=sizes.heads_of_parts,
+        stored=stored,
+    )  # fmt: skip
 
 
 def stack(

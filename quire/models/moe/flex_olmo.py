@@ -37,6 +37,7 @@ fixed = {
     "is_causal": (True, None),
     "is_encoder_decoder": (False, None),
 }
+shared = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 rotary = {"rope_theta": 500000.0}
 aliases = {"num_local_experts": "num_experts"}
 

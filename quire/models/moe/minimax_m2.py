@@ -42,6 +42,7 @@ fixed = {
     "use_routing_bias": (True, None),
     "shared_intermediate_size": (0, None),
 }
+shared = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 rotary = {"rope_theta": 5000000.0, "partial_rotary_factor": 1.0}
 aliases = {"num_experts": "num_local_experts"}
 CORRECTION = "e_score_correction_bias"

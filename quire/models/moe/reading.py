@@ -140,3 +140,12 @@ class SparseStack(DecoderStack):
         for theirs, ours in self._renamed.items():
             tensor = tensor.replace(theirs, ours)
         return super().known_name(tensor)
+
+    def other_names(self, module: str) -> tuple[str, ...]:
+        pairs = [(theirs.strip("."), ours.strip(".")) for theirs, ours in self._renamed.items()]
+        told = (f".{module}.".replace(f".{ours}.", f".{theirs}.").strip(".") for theirs, ours in pairs)
+        renamed = tuple(dict.fromkeys(name for name in told if name != module))
+        return (
+            *renamed,
+            *(other for name in (module, *renamed) for other in super(SparseStack, self).other_names(name)),
+        )

@@ -33,6 +33,7 @@ defaults = {  # as transformers has them
     "layer_types": None,
 }
 fixed = {"is_causal": (True, None), "is_encoder_decoder": (False, None)}
+shared = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 rotary = {"full_attention": {"rope_theta": 500000.0}, "sliding_attention": {"rope_theta": 500000.0}}
 
 

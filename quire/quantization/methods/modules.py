@@ -16,8 +16,8 @@ OPTION = "quantization"
 
 
 def of_all(info: MatrixInfo, rule: Callable[[str], Rule]) -> Rule:
-    """What the rule says of every module of the matrix. Raises ConfigError if they differ."""
-    found = {module: rule(module) for module in info.modules}
+    """What the rule says of every module of the matrix, by any of its names. Raises ConfigError if they differ."""
+    found = {module: _of_any_name(rule, module, info.spelled.get(module, ())) for module in info.modules}
     first, *others = found.values()
     if any(other != first for other in others):
         named = ", ".join(found)
@@ -25,6 +25,12 @@ def of_all(info: MatrixInfo, rule: Callable[[str], Rule]) -> Rule:
             f"quantization_config: {named} are one matrix here and must be quantized alike or not at all", OPTION
         )
     return first
+
+
+def _of_any_name(rule: Callable[[str], Rule], module: str, others: Iterable[str]) -> Rule:
+    """Of a name that the settings mean in particular, else of the module's own."""
+    usual = rule(module)
+    return next((found for other in others if (found := rule(other)) != usual), usual)
 
 
 def check_multiples(info: MatrixInfo, *, inputs: int = 1, outputs: int = 1) -> None:

@@ -59,6 +59,7 @@ class AnswerStream:
             pieces += self._tidy.add(self._parser.finish(is_cut=answer.is_cut))
             pieces += self._tidy.finish()
             self.finish_reason = self._parser.finish_reason(answer.finish_reason)
+            self.job.note_calls(self.plan, found=self._parser.has_calls)
             self.stop_reason = answer.stop_reason
         self._flows = self._may_flow and self._tidy.is_in_content
         return pieces

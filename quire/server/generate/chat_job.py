@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from quire.server.generate.protocol import ChatBatchBody, ChatBody, ChatFields
 from quire.server.http.body import look_into
 from quire.server.http.errors import explain_validation
 from quire.server.http.long_body import Prepared, sent
+from quire.server.http.trail import trail_of
 from quire.server.service import Service
 from quire.types.reply import NamedTool
 from quire.types.sampling import SamplingParams
@@ -63,7 +65,9 @@ class ChatJob:
 
     async def plan(self, messages: Messages | ReadChat) -> tuple[PromptIds, ReplyPlan]:
         """The prompt of a conversation, and what its answers are made of."""
+        began = time.time()
         chat = messages if isinstance(messages, ReadChat) else await self.read_chat(messages)
+        trail_of(self.request.scope).encode(began)
         prompt, text = chat.prompt, chat.prompt.text
         assert text is not None
         continued = chat.continued if self.body.continue_final_message else None
@@ -211,6 +215,7 @@ async def start_chat(
         prompt, plan = await chat.plan(messages)
         job = generation.start(request, body, model, [prompt], plan.params(chat.params), job_id, clamp=clamp)
     job.id = job_id
+    job.trail.answers_with(plan)
     job.names = {**chat.names, **names}
     return job, plan
 

@@ -20,6 +20,7 @@ from quire.foundation.errors import InputError
 from quire.foundation.log import get_logger
 from quire.frontend import inputs
 from quire.frontend.inputs import main_eos
+from quire.frontend.replies import ReplyPlan
 from quire.frontend.tokenization.truncation import NO_TRUNCATION, Truncation
 from quire.server.generate.logprobs import LogprobWriter
 from quire.server.generate.params import NAMES, field_names
@@ -28,8 +29,10 @@ from quire.server.http.entry import IN_BACKGROUND, hand_over, retry_seconds
 from quire.server.http.errors import ApiError
 from quire.server.http.limits import MAX_ANSWERS
 from quire.server.http.long_body import sent
+from quire.server.http.trail import Trail, trail_of
 from quire.server.metrics import RequestClock
 from quire.server.service import Service
+from quire.server.tracing import engine_trace
 from quire.types.output import ABORTED, RequestOutput
 from quire.types.request import BACKGROUND, TokenIds
 from quire.types.sampling import RequestOutputKind, SamplingParams
@@ -39,6 +42,7 @@ log = get_logger(__name__)
 
 FINGERPRINT = f"quire-{__version__}"
 REFUSALS = {"queue_full": 503, "draining": 503, "invalid_request": 400}  # stop_reason → HTTP status; others 500
+_KINDS = {"/v1/chat/completions": "chat_completions", "/v1/responses": "responses"}  # as metrics say it
 _ENDED = {ABORTED: "aborted", "error": "failed"}  # as the log says it
 A_CHOICE = 8  # log-probabilities that one takes as long as to write
 STARTED_A_TURN = 16  # prompts of one request
@@ -71,6 +75,7 @@ class Generation:
     num_cached: int = 0
     num_generated: int = 0
     num_reasoning: int | None = None  # of these; None: the model does not think here
+    trail: Trail = field(default_factory=lambda: Trail("", ""))  # of the HTTP request
 
     @property
     def num_answers(self) -> int:
@@ -98,6 +103,13 @@ class Generation:
         if self.num_reasoning is not None:
             usage["completion_tokens_details"] = {"reasoning_tokens": self.num_reasoning}
         return usage
+
+    def note_calls(self, plan: ReplyPlan, *, found: bool) -> None:
+        """An answer of a conversation has been read to its end."""
+        metrics = self.service.metrics
+        if metrics is not None and plan.calls:
+            is_streamed = self.params.output_kind == RequestOutputKind.DELTA
+            metrics.call_found(is_streamed=is_streamed, kind=_KINDS.get(self.trail.route, "other"), found=found)
 
     def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """The news of all prompts as they come, each with the prompt's position. Closing it aborts the rest.
@@ -148,6 +160,8 @@ class Generation:
             with field_names(self.names):
                 raise prompt.refusal
         request_id = self.engine_id if len(self.prompts) == 1 else f"{self.engine_id}-{index}"
+        self.trail.engine_ids.append(request_id)
+        self.trail.prompt_tokens += len(prompt.token_ids)
         streamed = self.params.output_kind == RequestOutputKind.DELTA
         clock, lengths, progress = RequestClock(metrics), Counter[int](), self.service.progress
         log_it = self.service.config.observe.enable_log_requests
@@ -177,6 +191,8 @@ class Generation:
                         self.num_cached += output.num_cached_tokens
                         longest = max(lengths.values(), default=0)
                         metrics.finish(output, lengths.total(), longest, self.params)
+                        self.trail.cached_tokens += output.num_cached_tokens
+                        self.trail.time(output.metrics)
                         num_left, end = 0, "finished"
                     yield index, output
                     progress.wait()
@@ -185,6 +201,7 @@ class Generation:
                 end = "error"
                 raise
             finally:
+                self.trail.output_tokens += lengths.total()
                 if num_left:
                     metrics.finished[end] += num_left
                 if log_it:
@@ -203,14 +220,15 @@ class Generation:
             cache_salt=self.cache_salt,
             constraint=prompt.constraint,
             lora_request=self.service.adapter_of(self.model),
+            trace=engine_trace(self.trail),
         )
 
     def _refusal(self, output: RequestOutput) -> ApiError | InputError:
         """The engine gave up on a request: `stop_reason` says of what kind that is."""
         kind = next((answer.stop_reason for answer in output.outputs if answer.finish_reason == "error"), None)
         status = REFUSALS.get(str(kind), 500)
-        if status == 503 and self.service.metrics is not None:
-            self.service.metrics.rejected += 1
+        if str(kind) in REFUSALS and self.service.metrics is not None:
+            self.service.metrics.refuse(str(kind))
         message = output.error or "the engine gave up"
         if status == 400:
             return InputError(message, output.error_param)
@@ -273,6 +291,8 @@ def start(
     header_id = request.headers.get("x-request-id", "")[:256]
     reply_id = f"{id_prefix}-{body.request_id or header_id or secrets.token_hex(12)}"
     hand_over(request, len(prompts) * params.n)
+    trail = trail_of(request.scope)
+    trail.reply_id, trail.model, trail.params = reply_id, model, params
     # A header may come twice (a proxy's retry); an id in the body is promised to be unique.
     is_unique = body.request_id or not header_id
     return make(
@@ -284,6 +304,7 @@ def start(
         params=params,
         priority=BACKGROUND if request.scope.get(IN_BACKGROUND) else body.priority,
         cache_salt=body.cache_salt,
+        trail=trail,
     )
 
 

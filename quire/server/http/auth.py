@@ -13,12 +13,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from quire.config.serve import ServeConfig
 from quire.foundation.errors import ConfigError
 from quire.server.http.errors import error_response, path_of
+from quire.server.http.trail import trail_of
 
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/startupz", "/health"})
+# The dashboard's page asks for a key itself; it is the same for everybody and knows nothing.
+OPEN_FOLDER = "/dashboard/static/"
+DOOR = "/dashboard/door"
+OPEN_PAGES = frozenset({"/dashboard", DOOR})
+LACKS_KEY = "quire.lacks_key"  # in the scope of a request that an open page makes
+NAME_MARK = " # "  # between a key and its name
 
 
 def load_keys(config: ServeConfig) -> list[str]:
-    """The keys of the options, the key file and QUIRE_API_KEY.
+    """The keys of the options, the key file and QUIRE_API_KEY, each with its name behind " # " if it has one.
 
     Raises ConfigError if the file cannot be read, holds no key, or a key is empty.
     """
@@ -34,9 +41,18 @@ def load_keys(config: ServeConfig) -> list[str]:
         keys += found
     if "QUIRE_API_KEY" in os.environ:
         keys.append(os.environ["QUIRE_API_KEY"])
-    if any(not key.strip() for key in keys):
+    if any(not key.partition(NAME_MARK)[0].strip() for key in keys):
         raise ConfigError("an API key is empty (api_key, api_key_file or QUIRE_API_KEY)", "api_key")
     return keys
+
+
+def name_keys(keys: Iterable[str]) -> list[tuple[str, str]]:
+    """Each key with its name, which logs and metrics know it by: its own, or its number."""
+    found = []
+    for number, entry in enumerate(keys, 1):
+        key, _, name = entry.partition(NAME_MARK)
+        found.append((key.strip(), name.strip() or f"key-{number}"))
+    return found
 
 
 class ApiKeyMiddleware:
@@ -49,10 +65,14 @@ class ApiKeyMiddleware:
     def __init__(self, app: ASGIApp, keys: Iterable[str], root_path: str = "") -> None:
         self.app = app
         self.root_path = root_path.rstrip("/")
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+        named = name_keys(keys)
+        self._digests = [hashlib.sha256(key.encode()).digest() for key, _ in named]
+        self._names = [name for _, name in named]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or self._is_open(scope) or self._has_key(scope):
+        has_key = scope["type"] != "lifespan" and self._has_key(scope)
+        if scope["type"] == "lifespan" or has_key or self._is_open(scope):
+            scope[LACKS_KEY] = not has_key
             await self.app(scope, receive, send)
             return
         if scope["type"] == "websocket":
@@ -64,14 +84,21 @@ class ApiKeyMiddleware:
         await response(scope, receive, send)
 
     def _is_open(self, scope: Scope) -> bool:
-        return scope["type"] == "http" and scope["path"].removeprefix(self.root_path) in OPEN_PATHS
+        if scope["type"] != "http":
+            return False
+        path = scope["path"].removeprefix(self.root_path)
+        is_page = path in OPEN_PAGES or (path.startswith(OPEN_FOLDER) and ".." not in path)
+        return path in OPEN_PATHS or (is_page and scope["method"] in ("GET", "HEAD"))
 
     def _has_key(self, scope: Scope) -> bool:
         scheme, _, token = _only(scope, b"authorization").partition(b" ")
         given = [token if scheme.lower() == b"bearer" else b"", _only(scope, b"x-api-key")]
         digests = [hashlib.sha256(key.strip()).digest() for key in given]
         matches = [hmac.compare_digest(digest, known) for digest in digests for known in self._digests]
-        return any(matches)
+        found = [at for at, matched in enumerate(matches) if matched]
+        if found:
+            trail_of(scope).key = self._names[found[0] % len(self._names)]
+        return bool(found)
 
 
 def _only(scope: Scope, name: bytes) -> bytes:

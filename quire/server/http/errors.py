@@ -18,9 +18,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Scope
 
-from quire.foundation.errors import EngineDeadError, InputError, OverloadedError
+from quire.foundation.error_codes import entry_of
+from quire.foundation.errors import EngineDeadError, InputError, OverloadedError, QuireError
 from quire.foundation.log import get_logger
 from quire.foundation.shown import clipped, shown
+from quire.server.http.trail import trail_of
 
 TYPES = {
     400: "BadRequestError",
@@ -34,6 +36,19 @@ TYPES = {
     501: "NotImplementedError",
     503: "ServiceUnavailableError",
     507: "InsufficientStorageError",
+}
+# Entries of the catalogue (docs/errors.md), where an error's own class does not say it: in the header x-error-code.
+CODES = {
+    400: "bad-field",
+    401: "unauthorized",
+    404: "not-found",
+    405: "not-found",
+    408: "too-slow",
+    413: "too-large",
+    431: "too-large",
+    501: "not-supported",
+    503: "overloaded",
+    507: "no-room",
 }
 ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -142,7 +157,7 @@ def error_response(
     details: Mapping[str, Any] | None = None,
     kind: str | None = None,
 ) -> Response:
-    headers = dict(headers or {})
+    headers = {"x-error-code": CODES.get(status, "internal"), **(headers or {})}
     if status == 503:
         headers.setdefault("retry-after", RETRY_SECONDS)
     body = error_body(status, message, param, path, details, kind)
@@ -194,13 +209,17 @@ def install(app: FastAPI) -> None:
         details, seconds, kind = None, None, None
         if isinstance(error, ApiError):
             details, seconds, kind = error.details, error.retry_after, error.kind
-        headers = None if seconds is None else {"retry-after": str(seconds)}
+        headers = {} if seconds is None else {"retry-after": str(seconds)}
+        if isinstance(error, QuireError):
+            headers["x-error-code"] = entry_of(error).code
+        trail_of(request.scope).fail(explain(error)[1])
         return error_response(*explain(error), headers=headers, path=path_of(request.scope), details=details, kind=kind)
 
     async def gone(_request: Request, _error: Exception) -> Response:
         return Response(status_code=CLIENT_GONE)  # nobody reads it
 
     async def unknown(request: Request, error: Exception) -> Response:
+        trail_of(request.scope).fail(type(error).__name__)
         # The server logs the exception and closes the connection: the client must not send its next request there.
         return error_response(*explain(error), headers={"connection": "close"}, path=request.url.path)
 

@@ -7,7 +7,8 @@ path makes no metric of its own; what no route knows has the handler "none".
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
@@ -17,14 +18,33 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.foundation.log import get_logger
+from quire.server.http.trail import REQUEST_ID, TRAIL, Trail, Trails
+from quire.server.http.usage import KeyUsage
 from quire.server.metrics import Histogram, bounds
 from quire.server.processes.shared_counters import SharedCounters
 
 # Probes and their like would drown what clients do.
 NOT_COUNTED = frozenset(
-    {"/metrics", "/health", "/load", "/ping", "/version", "/server_info", "/livez", "/readyz", "/startupz"}
+    {
+        "/metrics",
+        "/dashboard/state",
+        "/dashboard/door",
+        "/health",
+        "/load",
+        "/ping",
+        "/version",
+        "/server_info",
+        "/livez",
+        "/readyz",
+        "/startupz",
+    }
 )
 UNKNOWN = "none"
+access_log = get_logger("quire.access")
+if TYPE_CHECKING:
+    from quire.server.tracing import Tracing
+
 _EVERYWHERE = ("HEAD", "OPTIONS", "OTHER")
 _STATUSES = ("2xx", "3xx", "4xx", "5xx")
 _FEW_BOUNDS = (0.1, 0.5, 1.0)
@@ -67,7 +87,8 @@ class Handler:
 
 
 class HttpMetrics(Collector):
-    def __init__(self, counters: SharedCounters, routers: Iterable[APIRouter]) -> None:
+    def __init__(self, counters: SharedCounters, routers: Iterable[APIRouter], keys: Iterable[str] = ()) -> None:
+        """keys: their names."""
         routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
         methods: dict[str, set[str]] = {}
         for route in routes:
@@ -77,8 +98,10 @@ class HttpMetrics(Collector):
         self._handlers = {path: Handler(counters, path, names) for path, names in methods.items()}
         self._patterns = [(r.path_regex, self._handlers[r.path]) for r in routes if "{" in r.path]
         self._all_seconds = Histogram(counters, "http_request_duration_highr_seconds", "Of all requests.", _MANY_BOUNDS)
+        self.usage = KeyUsage(counters, keys)
         self._registry = CollectorRegistry()
         self._registry.register(self)
+        self._registry.register(self.usage)
 
     def handler_of(self, path: str) -> Handler | None:
         """None for a path that is not counted."""
@@ -110,13 +133,39 @@ class HttpMetrics(Collector):
         yield from (requests, seconds, *sizes, self._all_seconds.family([], []))
 
 
+def _encoded(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), value.encode()) for name, value in headers.items()]
+
+
 class CountingMiddleware:
     """Counts what goes by, however it ends. A client that leaves before the reply begins counts as 4xx (499)."""
 
-    def __init__(self, app: ASGIApp, metrics: HttpMetrics, root_path: str) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: HttpMetrics,
+        root_path: str,
+        trails: Trails,
+        *,
+        writes_log: bool = False,
+        find_tracing: Callable[[str], Tracing | None],
+    ) -> None:
+        """writes_log: a line for each. find_tracing: of a route."""
+        self._find_tracing = find_tracing
         self.app = app
         self._metrics = metrics
         self._prefix = root_path.rstrip("/")
+        self._trails = trails
+        self._writes_log = writes_log
+
+    def _end(self, trail: Trail) -> None:
+        self._trails.end(trail)
+        self._metrics.usage.count(trail)
+        if trail.trace is not None:
+            trail.trace.end(trail)
+            trail.trace = None
+        if self._writes_log:
+            access_log.info("request", extra=trail.line())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         handler = None
@@ -126,6 +175,10 @@ class CountingMiddleware:
             await self.app(scope, receive, send)
             return
         began, status, bytes_out, is_counted = time.perf_counter(), 499, 0, False
+        trail = scope[TRAIL] = Trail(scope["method"], handler.name, scope.get(REQUEST_ID, ""))
+        self._trails.begin(trail)
+        if (tracing := self._find_tracing(handler.name)) is not None:
+            trail.trace = tracing.begin(scope["headers"], trail.began)
         announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
         bytes_in = int(announced) if announced.isdigit() and len(announced) < 20 else 0
 
@@ -135,11 +188,15 @@ class CountingMiddleware:
                 is_counted = True
                 seconds = time.perf_counter() - began
                 self._metrics.count(handler, scope["method"], status, seconds, bytes_in, bytes_out)
+                trail.status, trail.seconds = status, seconds
+                self._end(trail)
 
         async def watched(message: Message) -> None:
             nonlocal status, bytes_out
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if trail.trace is not None:
+                    message["headers"] = [*message.get("headers", ()), *_encoded(trail.trace.names)]
             else:
                 bytes_out += len(message.get("body", b""))
                 if not message.get("more_body", False):

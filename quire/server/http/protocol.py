@@ -23,6 +23,7 @@ from quire.config.serve import ServeConfig
 from quire.foundation.log import get_logger
 from quire.server.http.errors import error_body
 from quire.server.http.limits import IS_GONE
+from quire.server.http.trail import REQUEST_ID
 
 MAX_HEADER_BYTES = 64 * 1024
 BODY_RATE = 1024  # bytes a second that a body must bring on average
@@ -157,8 +158,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._reading = Reading.BODY
         self._header_bytes = 0
         super().on_headers_complete()
+        name = self._request_id()
+        self.scope[REQUEST_ID] = name.decode()  # type: ignore[literal-required]
         if self._serve.enable_request_id_headers:
-            self.cycle.default_headers = [*self.cycle.default_headers, (b"x-request-id", self._request_id())]
+            self.cycle.default_headers = [*self.cycle.default_headers, (b"x-request-id", name)]
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)

@@ -17,6 +17,7 @@ from quire.foundation.json_parts import json_parts
 from quire.foundation.log import get_logger
 from quire.server.http.errors import ApiError, error_body, explain
 from quire.server.http.limits import OpenAnswers
+from quire.server.http.trail import trail_of
 
 log = get_logger(__name__)
 
@@ -71,7 +72,12 @@ class LiveReply(Response, ABC):
     async def interrupted(self, send: Send, error: Exception) -> None:
         """The reply has begun and cannot be finished. By default the HTTP server closes the connection unfinished."""
 
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+    async def _interrupt(self, send: Send, error: Exception) -> None:
+        self._trail.fail(explain(error)[1])
+        await self.interrupted(send, error)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._trail = trail_of(scope)
         work = asyncio.create_task(self.produce(send))
         gone = asyncio.create_task(_client_gone(receive))
         self.in_flight.tasks.add(work)
@@ -85,7 +91,7 @@ class LiveReply(Response, ABC):
                 stopped = ApiError(503, "the server is shutting down")
                 if not self.started:
                     raise stopped
-                await self.interrupted(send, stopped)
+                await self._interrupt(send, stopped)
             else:
                 work.result()
         finally:
@@ -144,7 +150,7 @@ class EventStream(LiveReply):
                 raise
             if explain(error)[0] == 500:
                 log.exception("a stream broke off")
-            await self.interrupted(send, error)
+            await self._interrupt(send, error)
         else:
             if not self.started:
                 await self._begin(send)

@@ -56,6 +56,8 @@ async def _answer(request: Request, body: ChatFields) -> Response:
     start = beam_search.start if body.use_beam_search else generation.start
     job = start(request, body, model, prompts, plans[0].params(chat.params), "chatcmpl")
     job.names = {**job.names, **chat.names}
+    if len(plans) == 1:
+        job.trail.answers_with(plans[0])
     reply = ChatReply(job, body, plans, _continued(conversations[0]) if body.echo else "")
     if body.stream:
         return EventStream(service.in_flight, job.num_answers, reply.frames, [])

@@ -67,6 +67,7 @@ class ChatReply:
             parser = plan.parser()
             found = Reply().add(parser.feed(answer.text)).add(parser.finish(is_cut=answer.is_cut))
             finish_reason = parser.finish_reason(finish_reason)
+            self.job.note_calls(plan, found=parser.has_calls)
         content = self.echoed + found.content
         message: dict[str, Any] = {
             "role": ROLE,
@@ -142,6 +143,7 @@ class ChatReply:
             if finish_reason is not None:
                 pieces += stream.parser.finish(is_cut=answer.is_cut)
                 finish_reason = stream.parser.finish_reason(finish_reason)
+                self.job.note_calls(self.plans[0], found=stream.parser.has_calls)
                 self._count_reasoning(self.plans[0], stream.token_ids)
             delta = _delta(pieces)
         choice = {

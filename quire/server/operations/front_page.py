@@ -32,6 +32,8 @@ async def front_page(request: Request) -> Response:
     service: Service = request.app.state.service
     address = str(request.base_url).rstrip("/")
     links = {"models": "/v1/models", "health": "/health", "metrics": "/metrics", "version": "/version"}
+    if service.serve.enable_dashboard:
+        links = {"dashboard": "/dashboard", **links}
     if service.serve.enable_docs:
         links |= {"docs": "/docs", "openapi": "/openapi.json"}
     accepted = request.headers.get("accept", "*/*")

@@ -24,6 +24,7 @@ from quire.server.http.body import look_into
 from quire.server.http.entry import IN_BACKGROUND, hand_over, retry_seconds
 from quire.server.http.errors import ApiError
 from quire.server.http.long_body import Prepared, sent
+from quire.server.http.trail import trail_of
 from quire.server.pooling.protocol import InputBody, PoolingBase
 from quire.server.service import Service
 from quire.types.output import ABORTED
@@ -69,6 +70,9 @@ class PoolingJob:
                 if i % STARTED_A_TURN == 0:
                     await asyncio.sleep(0)
         self.num_prompt_tokens += sum(len(prompt.token_ids) for prompt in prompts)
+        trail = trail_of(self.request.scope)
+        trail.reply_id, trail.model, trail.prompt_tokens = self.id, self.model, self.num_prompt_tokens
+        trail.engine_ids += [request.id for request in requests]
         hand_over(self.request, len(requests))
         progress.wait()
         try:
@@ -86,7 +90,8 @@ class PoolingJob:
             status = REFUSALS.get(error.reason, 500)
             if metrics is not None:
                 metrics.finished["error"] += len(requests)
-                metrics.rejected += status == 503
+                if error.reason in REFUSALS:
+                    metrics.refuse(error.reason)
             raise ApiError(status, str(error), retry_after=retry_seconds(self.service)) from None
         if metrics is not None:
             for request_state in request_states:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 GIB = 1024**3
 MAX_NOTES = 6
+ENGINE = "engine"
+SHOWN = 0.005  # seconds; what took less is not worth a word
 
 
 def address_of(listener: socket.socket, *, tls: bool) -> str:
@@ -27,14 +29,15 @@ def address_of(listener: socket.socket, *, tls: bool) -> str:
 
 
 def ready_lines(
-    service: Service, info: EngineInfo, listener: socket.socket, has_keys: bool, first_token: float, total: float
+    service: Service, info: EngineInfo, listener: socket.socket, has_keys: bool, start: dict[str, float], total: float
 ) -> list[str]:
-    """At most 15 lines. `first_token` and `total` are seconds."""
+    """At most 15 lines. start: seconds by what was done since the process was started, those of the engine as ENGINE;
+    total: all of them."""
     resolved, report = info.resolved, info.report
     tokens = tokens_held(report.groups, report.num_blocks, report.max_model_len)
     kept = f"KV cache: {tokens:,} tokens, {report.kv_bytes / GIB:.2f} GiB; " if report.kv_bytes else ""
-    phases = {**report.phases, "first token": first_token}
-    phases["imports and processes"] = max(total - sum(phases.values()), 0.0)
+    phases = start_phases(start, report.phases)
+    times = [f"{name} {seconds:.2f}" for name, seconds in phases.items() if seconds >= SHOWN]
     notes = list(dict.fromkeys([*resolved.notes, *report.notes]))
     url = address_of(listener, tls=service.serve.ssl_certfile is not None)
     key = '-H "Authorization: Bearer $QUIRE_API_KEY" ' if has_keys else ""
@@ -47,10 +50,24 @@ def ready_lines(
         f"on {report.device}",
         *(f"  {note}" for note in notes[:MAX_NOTES]),
         f"{kept}context {info.max_model_len:,} tokens; {resolved.max_num_seqs} requests at once",
-        f"Started in {total:.1f} s: " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in phases.items()),
+        f"Started in {total:.2f} s: {', '.join(times)}",
         f"Ready: {url}",
         f"  curl {url}/{path} {key}-H 'Content-Type: application/json' -d '{body}'",
     ]
-    if not has_keys and listener.family != socket.AF_UNIX and not listener.getsockname()[0].startswith(("127.", "::1")):
-        lines.insert(-1, "  Anyone who reaches this address may use it: no API key is set (api_key, api_key_file)")
+    is_open = listener.family != socket.AF_UNIX
+    if service.serve.enable_dashboard and is_open:
+        lines.append(f"  Dashboard: {url}/dashboard")
+    if not has_keys and is_open and not listener.getsockname()[0].startswith(("127.", "::1")):
+        lines.append("  Anyone who reaches this address may use it: no API key is set (api_key, api_key_file)")
     return lines
+
+
+def start_phases(start: dict[str, float], worker: dict[str, float]) -> dict[str, float]:
+    """What took the start-up's time, in order. worker: what the engine's time was for, but for its process."""
+    phases: dict[str, float] = {}
+    for name, seconds in start.items():
+        if name == ENGINE:
+            phases |= {"engine process": max(seconds - sum(worker.values()), 0.0), **worker}
+        else:
+            phases[name] = seconds
+    return phases

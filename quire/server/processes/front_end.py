@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.engine.client import JoinedClient
+from quire.engine.client import DataParallelClient, JoinedClient
 from quire.foundation.child import Failure, Parent
 from quire.foundation.errors import EngineDeadError, QuireError
 from quire.foundation.log import get_logger
@@ -69,7 +69,8 @@ class FrontEnd:
         self._http = HttpServer(config, shared=(listener, counters), waits=not begin.answers_early)
         self._private = bind_unix(str(private_socket(folder, begin.number)))
         self._serving = Serving(self._service, app)
-        self._client: JoinedClient | None = None
+        self._cores: dict[int, JoinedClient] = {}
+        self._num_gone = 0  # of them, for good
         self._tokenizer: asyncio.Task[Tokenizer | None] | None = None
         self._attaching: asyncio.Task[None] | None = None
         self._died = asyncio.Event()
@@ -95,8 +96,8 @@ class FrontEnd:
         finally:
             loop.remove_reader(self._parent.channel.fileno())
             await self._serving.close()
-            if self._client is not None:
-                self._client.shutdown()
+            for core in self._cores.values():
+                core.shutdown()
 
     def _read(self) -> None:
         while (message := self._parent.channel.receive()) is not None:
@@ -105,35 +106,41 @@ class FrontEnd:
                     from quire.frontend.tokenization.tokenizer import load_tokenizer
 
                     self._tokenizer = asyncio.create_task(asyncio.to_thread(load_tokenizer, resolved))
-                case Attach(info, folder) if self._client is not None:
-                    self._client.rejoin(info, Path(folder))
-                case Attach(info, folder):
-                    self._client = JoinedClient(info, Path(folder))
-                    self._attaching = asyncio.create_task(self._attach(self._client))
-                    self._attaching.add_done_callback(self._on_attached)
-                case EngineDied(cause, was_killed, seconds):
-                    if self._client is not None:
-                        self._client.die(
-                            cause, was_killed=was_killed, for_good=seconds is None, restart_seconds=seconds or 0.0
-                        )
-                    if seconds is None:
-                        self._died.set()
+                case Attach(core, info, folder) if core in self._cores:
+                    self._cores[core].rejoin(info, Path(folder))
+                case Attach(core, info, folder):
+                    self._cores[core] = JoinedClient(info, Path(folder))
+                    if len(self._cores) == self._begin.config.runtime.data_parallel_size:
+                        self._attaching = asyncio.create_task(self._attach())
+                        self._attaching.add_done_callback(self._on_attached)
+                case EngineDied(core, cause, was_killed, seconds):
+                    self._on_death(core, cause, was_killed, seconds)
                 case Drain(at_once):
                     self._serving.ask_to_stop(at_once=at_once)
                 case Begin():
                     pass
 
-    async def _attach(self, client: JoinedClient) -> None:
+    def _on_death(self, core: int, cause: str, was_killed: bool, seconds: float | None) -> None:
+        if core in self._cores:
+            self._cores[core].die(
+                cause, was_killed=was_killed, for_good=seconds is None, restart_seconds=seconds or 0.0
+            )
+        self._num_gone += seconds is None
+        if self._num_gone == self._begin.config.runtime.data_parallel_size:
+            self._died.set()
+
+    async def _attach(self) -> None:
         from quire.frontend.async_engine import AsyncLLM
 
         assert self._tokenizer is not None
-        engine = AsyncLLM(client, await self._tokenizer)
-        seconds = await self._serving.attach(engine)
+        cores = [self._cores[number] for number in sorted(self._cores)]
+        engine = AsyncLLM(cores[0] if len(cores) == 1 else DataParallelClient(cores), await self._tokenizer)
+        await self._serving.attach(engine)
         await engine.refresh_stats()
         if self._begin.number == OWNER:
             self._serving.batches.resume()
         self._http.accept()
-        self._parent.channel.send(Serves(seconds))
+        self._parent.channel.send(Serves())
 
     def _on_attached(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()

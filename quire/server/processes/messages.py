@@ -32,8 +32,9 @@ class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
 
 
 class Attach(msgspec.Struct, frozen=True, tag="attach"):
-    """The core is up, the first or one in the place of a dead one: join it over the sockets in `folder`."""
+    """A core is up, the first of its number or one in the place of a dead one: join it over the sockets in `folder`."""
 
+    core: int
     info: EngineInfo
     folder: str
 
@@ -41,6 +42,7 @@ class Attach(msgspec.Struct, frozen=True, tag="attach"):
 class EngineDied(msgspec.Struct, frozen=True, tag="engine_died"):
     """restart_seconds: until another takes its place, probably; None: none will."""
 
+    core: int
     cause: str
     was_killed: bool
     restart_seconds: float | None
@@ -51,9 +53,7 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
 
 
 class Serves(msgspec.Struct, frozen=True, tag="serves"):
-    """It has attached, and its first token took so many seconds."""
-
-    first_token: float
+    """It has attached, and made its first token."""
 
 
 ToFrontEnd = Begin | Prepare | Attach | EngineDied | Drain

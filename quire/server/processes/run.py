@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import socket
-import time
 from dataclasses import replace
 
 from quire.config.engine import EngineConfig
@@ -14,15 +13,19 @@ from quire.config.schedule import SchedulerConfig
 from quire.config.serve import ServeConfig
 from quire.foundation.errors import ConfigError
 from quire.foundation.log import get_logger
+from quire.foundation.started import process_age
+from quire.observe.profiling import StartClock
 from quire.server.app import build_app, protect
 from quire.server.http.auth import load_keys
 from quire.server.http.listener import bind
 from quire.server.http.protocol import HttpConfig
 from quire.server.http.server import HttpServer
 from quire.server.processes.banner import ready_lines
+from quire.server.processes.record import record
 from quire.server.processes.serving import Serving, loop_factory, setup_logs
 from quire.server.processes.supervisor import EXIT_ENGINE_DEAD, EXIT_OK, MAX_FRONT_ENDS, Supervisor
 from quire.server.service import Service
+from quire.server.tracing import check
 
 log = get_logger(__name__)
 
@@ -41,6 +44,7 @@ def run_server(config: EngineConfig, serve: ServeConfig) -> int:
     if not 1 <= count <= MAX_FRONT_ENDS:
         raise ConfigError(f"api_server_count must be in [1, {MAX_FRONT_ENDS}], got {count}", "api_server_count")
     serve.check_adapters(config)
+    check(serve.otlp_traces_endpoint)
     setup_logs(config.observe.log_level)
     config = replace(config, schedule=_with_limits(config.schedule))
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -65,15 +69,16 @@ class ServerProcess:
         self.serving = Serving(self.service, self.app)
 
     async def main(self) -> int:
-        started = time.perf_counter()
+        start = StartClock()
         keys = load_keys(self.serve)
         listener = bind(self.serve)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGUSR1, self._ask_for_record)
         http = HttpServer(HttpConfig(protect(self.app, self.service, keys), self.serve))
         http_task = self.serving.start(http, listener)
-        starting = asyncio.create_task(self._start_engine(started, listener, bool(keys)))
+        starting = asyncio.create_task(self._start_engine(start, listener, bool(keys)))
         stopped = asyncio.create_task(self.serving.stop.wait())
         try:
             await asyncio.wait((starting, stopped, http_task), return_when=asyncio.FIRST_COMPLETED)
@@ -92,18 +97,25 @@ class ServerProcess:
             stopped.cancel()
             await self.serving.close()
 
-    async def _start_engine(self, started: float, listener: socket.socket, has_keys: bool) -> None:
+    async def _start_engine(self, start: StartClock, listener: socket.socket, has_keys: bool) -> None:
         from quire.frontend.async_engine import AsyncLLM
 
-        engine = await AsyncLLM.start(self.service.config, serving=True)
-        first_token = await self.serving.attach(engine)
+        start.lap("server")
+        engine = await AsyncLLM.start(self.service.config, serving=True, clock=start)
+        await self.serving.attach(engine)
+        start.lap("first token")
         self.serving.batches.resume()
-        total = time.perf_counter() - started
         print(
-            *ready_lines(self.service, engine.info, listener, has_keys, first_token, total),
+            *ready_lines(self.service, engine.info, listener, has_keys, start.seconds, process_age()),
             sep="\n",
             flush=True,
         )
+
+    def _ask_for_record(self) -> None:
+        engine = self.service.engine
+        if engine is not None:
+            requests = {"http": [trail.line() for trail in self.service.trails]}
+            self._recording = asyncio.create_task(record(engine.call, self.service.config, requests))
 
     def _on_signal(self, number: int) -> None:
         log.info("%s came", signal.Signals(number).name)

@@ -48,17 +48,14 @@ class Serving:
         self._task = asyncio.create_task(http.serve(sockets=[listener]))
         return self._task
 
-    async def attach(self, engine: AsyncLLM) -> float:
-        """Serve with this engine, once it has made its first token. Returns the seconds which that took."""
+    async def attach(self, engine: AsyncLLM) -> None:
+        """Serve with this engine, once it has made its first token."""
         try:
             await load_modules(engine, self.service.serve, self.service.names)
-            before = time.perf_counter()
             await _warm_up(engine, f"first-{self.service.counters.number}")
-            seconds = time.perf_counter() - before
             settle_heap()
             switch_soon()
             self.service.attach(engine)
-            return seconds
         except BaseException:
             engine.shutdown()
             raise
@@ -110,6 +107,8 @@ class Serving:
         await asyncio.wait({self._task}, timeout=ABORT_SECONDS + 1)
         if self.service.engine is not None:
             self.service.engine.shutdown()
+        if self.service.tracing is not None:
+            await asyncio.to_thread(self.service.tracing.close)
 
 
 async def _warm_up(engine: AsyncLLM, request_id: str) -> None:

@@ -21,13 +21,16 @@ from quire.engine.client import ProcessClient
 from quire.foundation.child import Child, Failure, socket_folder
 from quire.foundation.errors import EngineDeadError, QuireError
 from quire.foundation.log import get_logger
+from quire.foundation.started import process_age
+from quire.observe.profiling import StartClock
 from quire.server.http.auth import load_keys
 from quire.server.http.listener import bind
 from quire.server.http.protocol import ABORT_SECONDS
-from quire.server.processes.banner import ready_lines
+from quire.server.processes.banner import ENGINE, ready_lines
 from quire.server.processes.messages import Attach, Begin, Drain, EngineDied, FromFrontEnd, Prepare, Serves, ToFrontEnd
 from quire.server.processes.peer_servers import OWNER
 from quire.server.processes.pulse import beat_seconds
+from quire.server.processes.record import record
 from quire.server.processes.shared_counters import ANSWERS, BEATS, SharedCounters
 from quire.server.service import Service
 
@@ -43,14 +46,14 @@ log = get_logger(__name__)
 
 
 class FrontEndHandle:
-    """A front end process as its supervisor sees it. `client`: its number with the core; None before it has joined.
+    """A front end process as its supervisor sees it. `clients`: its number with each core that it has joined.
 
     beats: how many signs of life it had given when one was last new, at `seen` (time.monotonic()).
     """
 
     def __init__(self, number: int, listener: socket.socket) -> None:
         self.number = number
-        self.client: int | None = None
+        self.clients: dict[int, int] = {}
         self.serves = False
         self.beats = 0.0
         self.seen = time.monotonic()
@@ -70,20 +73,22 @@ class Supervisor:
         self._count = serve.api_server_count
         self._created = int(time.time())
         self._resolved: Resolved | None = None
-        self._core: ProcessClient | None = None  # that has been started
-        self._engine: ProcessClient | None = None  # the same while it lives
+        self._cores: list[ProcessClient] = []  # that have been started
+        self._living: dict[int, ProcessClient] = {}  # those of them that live, by their numbers
+        self._gone: dict[int, EngineDied] = {}  # those that do not, as it was told
         self._has_loaded = False
-        self._watching: asyncio.Task[None] | None = None
+        self._watching: list[asyncio.Task[None]] = []
         self._front_ends: dict[int, FrontEndHandle] = {}  # that live
+        self._recordings: dict[int, asyncio.Task[None]] = {}  # of flight records, by core
         self._num_clients = 0
         self._restarts: deque[float] = deque()
-        self._first_tokens: list[float] = []
+        self._num_ready = 0  # front ends
         self._is_ready = asyncio.Event()  # all of them have served
         self._stop = asyncio.Event()
         self._changed = asyncio.Event()  # a front end is gone
 
     async def main(self) -> int:
-        started = time.perf_counter()
+        start = StartClock()
         self._keys = load_keys(self.serve)
         self._listener = bind(self.serve)
         self._folder = socket_folder()
@@ -92,6 +97,7 @@ class Supervisor:
         self._over: asyncio.Future[int] = self._loop.create_future()  # the exit code, or why the server cannot go on
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(signal_number, self._on_signal, signal_number)
+        self._loop.add_signal_handler(signal.SIGUSR1, self._ask_for_record)
         tasks: list[asyncio.Task[Any]] = []
         self._period = beat_seconds(self.serve.hang_timeout)
         self._watch_front_ends(time.monotonic())
@@ -99,7 +105,7 @@ class Supervisor:
             for number in range(self._count):
                 self._counters.vacate(number)
                 self._start(number)
-            starting = asyncio.create_task(self._start_all(started))
+            starting = asyncio.create_task(self._start_all(start))
             stopped = asyncio.create_task(self._stop.wait())
             tasks += [starting, stopped]
             await _first_of(starting, stopped, self._over)
@@ -140,27 +146,31 @@ class Supervisor:
         )
         if self._resolved is not None:
             front_end.send(Prepare(self._resolved))
-        if self._engine is not None:
-            self._attach(front_end)
+        if self._has_loaded:
+            for core in range(len(self._cores)):
+                self._attach(front_end, core)
         for fd in (front_end.child.channel.fileno(), front_end.child.lifeline):
             self._loop.add_reader(fd, self._read, front_end)
         self._read(front_end)  # what came before gives no sign
 
-    def _attach(self, front_end: FrontEndHandle) -> None:
-        """Make the process a client of the core. One that is started again is a new client, with new sockets."""
-        assert self._engine is not None
-        front_end.client = self._num_clients
+    def _attach(self, front_end: FrontEndHandle, core: int) -> None:
+        """Make the process a client of the core, or tell it that this one is dead. One that is started again is a new
+        client, with new sockets."""
+        self._detach(front_end, core)
+        client = front_end.clients[core] = self._num_clients
         self._num_clients += 1
-        folder = self._folder / f"client-{front_end.client}"
+        folder = self._folder / f"client-{client}"
         folder.mkdir()
-        self._engine.join(front_end.client, folder)
-        front_end.send(Attach(self._engine.info, str(folder)))
+        if core in self._living:
+            self._living[core].join(client, folder)
+        front_end.send(Attach(core, self._cores[core].info, str(folder)))
+        if core in self._gone:
+            front_end.send(self._gone[core])
 
-    def _detach(self, front_end: FrontEndHandle) -> None:
+    def _detach(self, front_end: FrontEndHandle, core: int) -> None:
         """It is no client of the core any more, or the core is no more."""
-        if front_end.client is not None:
-            shutil.rmtree(self._folder / f"client-{front_end.client}", ignore_errors=True)
-            front_end.client = None
+        if (client := front_end.clients.pop(core, None)) is not None:
+            shutil.rmtree(self._folder / f"client-{client}", ignore_errors=True)
 
     def _read(self, front_end: FrontEndHandle) -> None:
         try:
@@ -168,7 +178,7 @@ class Supervisor:
                 if isinstance(message, Failure):
                     self._end_with(message.error())
                 elif isinstance(message, Serves):
-                    self._on_serving(front_end, message.first_token)
+                    self._on_serving(front_end)
         except EngineDeadError as error:
             self._on_death(front_end, str(error))
 
@@ -190,10 +200,10 @@ class Supervisor:
                 front_end.seen = now
                 front_end.child.kill()
 
-    def _on_serving(self, front_end: FrontEndHandle, first_token: float) -> None:
+    def _on_serving(self, front_end: FrontEndHandle) -> None:
         front_end.serves = True
-        self._first_tokens.append(first_token)
-        if len(self._first_tokens) >= self._count:
+        self._num_ready += 1
+        if self._num_ready >= self._count:
             self._is_ready.set()
 
     def _on_death(self, front_end: FrontEndHandle, how: str) -> None:
@@ -218,9 +228,10 @@ class Supervisor:
             self._loop.remove_reader(fd)
         del self._front_ends[front_end.number]
         self._counters.vacate(front_end.number)
-        if front_end.client is not None and self._engine is not None:
-            self._engine.leave(front_end.client)
-        self._detach(front_end)
+        for core, client in list(front_end.clients.items()):
+            if core in self._living:
+                self._living[core].leave(client)
+            self._detach(front_end, core)
         front_end.child.stop(grace=0)
         self._changed.set()
 
@@ -230,63 +241,86 @@ class Supervisor:
 
     # -- the start -----------------------------------------------------------------------------------------------
 
-    async def _start_all(self, started: float) -> None:
+    async def _start_all(self, start: StartClock) -> None:
+        start.lap("server")
         self._resolved = await asyncio.to_thread(resolve, self.config, serving=True)
+        start.lap("configuration")
         self._tell_all(Prepare(self._resolved))
         if self._over.done() or self._stop.is_set():
             return
-        self._core = ProcessClient(self._resolved, wait=False)
-        await asyncio.to_thread(self._core.wait_until_ready)
-        self._engine, self._has_loaded = self._core, True
-        self._watching = asyncio.create_task(self._watch_engine(self._engine))
+        for core in range(self.config.runtime.data_parallel_size):
+            self._cores.append(ProcessClient(self._resolved, number=core, wait=False))
+        await asyncio.gather(*(asyncio.to_thread(core.wait_until_ready) for core in self._cores))
+        start.lap(ENGINE)
+        self._living, self._has_loaded = dict(enumerate(self._cores)), True
+        self._watching = [asyncio.create_task(self._watch_engine(core)) for core in self._living]
         for front_end in self._front_ends.values():
-            self._attach(front_end)
+            for core in self._living:
+                self._attach(front_end, core)
         await self._is_ready.wait()
-        self._print(self._core.info, time.perf_counter() - started)
+        start.lap("front ends")
+        self._print(self._cores[0].info, start)
 
-    def _print(self, info: EngineInfo, seconds: float) -> None:
+    def _print(self, info: EngineInfo, start: StartClock) -> None:
         service = Service(self.config, self.serve, self._created, self._counters)
-        first_token = max(self._first_tokens)
-        print(*ready_lines(service, info, self._listener, bool(self._keys), first_token, seconds), sep="\n", flush=True)
+        keyed, age = bool(self._keys), process_age()
+        print(*ready_lines(service, info, self._listener, keyed, start.seconds, age), sep="\n", flush=True)
 
     # -- the end -------------------------------------------------------------------------------------------------
 
-    async def _watch_engine(self, engine: ProcessClient) -> None:
+    async def _watch_engine(self, core: int) -> None:
+        engine = self._cores[core]
         try:
             while True:
                 try:
                     async for _ in engine.outputs():
                         pass
                 except EngineDeadError as error:
-                    await self._restart(engine, error)
+                    await self._restart(core, error)
         except EngineDeadError as error:
-            if not self._over.done():
-                log.error("the engine has stopped: %s; leaving with exit code %d", error, EXIT_ENGINE_DEAD)
-                self._tell_all(EngineDied(str(error), error.was_killed, None))
-                self._over.set_result(EXIT_ENGINE_DEAD)
+            if self._over.done():
+                return
+            self._living.pop(core, None)
+            self._gone[core] = EngineDied(core, str(error), error.was_killed, None)
+            self._tell_all(self._gone[core])
+            if any(self._gone[each].restart_seconds is not None for each in self._gone) or self._living:
+                log.error("%s is gone for good: %s", self._name(core), error)
+                return
+            log.error("the engine has stopped: %s; leaving with exit code %d", error, EXIT_ENGINE_DEAD)
+            self._over.set_result(EXIT_ENGINE_DEAD)
 
-    async def _restart(self, engine: ProcessClient, error: EngineDeadError) -> None:
+    async def _restart(self, core: int, error: EngineDeadError) -> None:
         """Another core for the same front ends, which kept their requests. Raises `error`, or why there is none."""
+        engine = self._cores[core]
         if self._over.done() or not engine.can_restart:
             raise error
         began = time.monotonic()
-        self._engine = None
-        log.error("the engine died: %s; %d answers wait for the next", error, self._counters.sum(ANSWERS))
-        self._tell_all(EngineDied(str(error), error.was_killed, engine.restart_seconds))
+        self._living.pop(core, None)
+        wait = "go on in the others" if self._living else "wait for the next"
+        log.error("%s died: %s; %d answers %s", self._name(core), error, self._counters.sum(ANSWERS), wait)
+        self._gone[core] = EngineDied(core, str(error), error.was_killed, engine.restart_seconds)
+        self._tell_all(self._gone[core])
         for front_end in self._front_ends.values():
-            self._detach(front_end)
+            self._detach(front_end, core)
         await asyncio.to_thread(engine.restart)
-        self._engine = engine
+        del self._gone[core]
+        self._living[core] = engine
         for front_end in self._front_ends.values():
-            self._attach(front_end)
-        log.warning(
-            "the engine is back after %.1f s; %d answers go on", time.monotonic() - began, self._counters.sum(ANSWERS)
-        )
+            self._attach(front_end, core)
+        seconds, answers = time.monotonic() - began, self._counters.sum(ANSWERS)
+        log.warning("%s is back after %.1f s; %d answers go on", self._name(core), seconds, answers)
+
+    def _name(self, core: int) -> str:
+        return "the engine" if len(self._cores) == 1 else f"engine {core}"
 
     def _end_with(self, error: QuireError) -> None:
         if not self._over.done():
             self._tell_all(Drain(at_once=True))
             self._over.set_exception(error)
+
+    def _ask_for_record(self) -> None:
+        for number, core in self._living.items():
+            self._recordings[number] = asyncio.create_task(record(core.call_async, self.config, {}))
 
     def _on_signal(self, number: int) -> None:
         log.info("%s came", signal.Signals(number).name)
@@ -309,11 +343,12 @@ class Supervisor:
 
     async def _give_up(self, starting: asyncio.Task[None]) -> None:
         """Do not wait for a core that nobody needs any more."""
-        if self._core is None and self._stop.is_set():
+        if not self._cores and self._stop.is_set():
             self._close()
             os._exit(EXIT_OK)  # the thread that reads or fetches the model's files cannot be stopped
-        if self._core is not None and not self._has_loaded:
-            self._core.kill()
+        if self._cores and not self._has_loaded:
+            for core in self._cores:
+                core.kill()
             await asyncio.wait({starting})
 
     def _close(self) -> None:
@@ -321,9 +356,10 @@ class Supervisor:
         self._timer.cancel()
         for front_end in list(self._front_ends.values()):
             self._forget(front_end)
-        if self._watching is not None and self._core is not None:
-            self._watching.cancel()
-            self._core.shutdown()
+        for watching in self._watching:
+            watching.cancel()
+        for core in self._cores:
+            core.shutdown()
         self._listener.close()
         if self.serve.uds is not None:
             Path(self.serve.uds).unlink(missing_ok=True)

@@ -29,11 +29,14 @@ class DecodeSteps:
         batch = parts.builder.decode(
             plan, size.rows if size else parts.builder.decode_size(rows), layout, parts.staging
         )
+        parts.receive(batch)
         if size and graphs:
             graphs.forward(size)
+            parts.send(batch)
             return partial(self._sample, plan, size, graphs)
         gather_decode(parts.seats.state, batch.buffers, batch.seats)
         parts.write_logits(parts.forward(batch))
+        parts.send(batch)
         return partial(parts.sample_eagerly, plan, parts.builder.decode_views(rows), NOTHING)
 
     def _sample(self, plan: StepPlan, size: DecodeSize, graphs: DecodeGraphs, masks: TokenMasks | None) -> StepHandle:

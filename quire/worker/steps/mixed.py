@@ -53,15 +53,18 @@ class MixedSteps:
         parts = self._parts
         batch = parts.builder.mixed(plan, layout, parts.staging)
         given = None
+        parts.receive(batch)
         for _, feature, wanted in features:
             if (found := feature.before_forward(plan, wanted)) is not None:
                 assert given is None, "two features give embeddings"
                 given = found
         hidden = parts.forward(batch, given=given)
+        parts.send(batch)
         answers = {
             tag: answer
             for tag, feature, wanted in features
-            if (answer := feature.after_forward(plan, wanted, hidden, batch.buffers.input_ids)) is not None
+            if parts.is_last
+            and (answer := feature.after_forward(plan, wanted, hidden, batch.buffers.input_ids)) is not None
         }
         if batch.logit_tokens is not None and len(batch.sample_rows_np):
             parts.write_logits(hidden, batch.logit_tokens)

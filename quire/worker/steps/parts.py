@@ -12,7 +12,7 @@ from quire.attention.context import StepContext
 from quire.distributed.group import Group
 from quire.kernels.across_ranks import from_first
 from quire.kernels.step.step import commit
-from quire.models.base import Decoder, GivenEmbeddings
+from quire.models.base import Decoder, DecoderStack, GivenEmbeddings
 from quire.types.plan import StepPlan, TokenMasks
 from quire.worker.adapters import Adapters
 from quire.worker.batch import Batch, BatchBuilder, round_size
@@ -71,16 +71,39 @@ class StepParts:
         most = max(max_rows + MAX_PROMPTS, drafted_tokens)
         self.sampled = torch.zeros(most, dtype=torch.int32, device=device)
         self.tokens = torch.zeros(max_rows + MAX_PROMPTS, dtype=torch.int32, device=device)
-        self._group = group
+        self._group = group if group and group.topology.size > 1 else None
+        self.pipeline = group.pipeline if group else None
+        if self.pipeline:
+            self.pipeline.drain()  # of another runner
         rows = max(round_size(max_rows), drafted_tokens, padded_rows)
         shared = group.peers.logits if group and group.peers else None
         self.logits = (
-            torch.empty(rows, sampler.vocab_size, dtype=torch.float32, device=device)
+            torch.empty(rows, sampler.vocab_size if self.is_last else 0, dtype=torch.float32, device=device)
             if shared is None
             else shared[:rows]
         )
 
     # -- to the logits ------------------------------------------------------------------------------------------
+
+    @property
+    def is_last(self) -> bool:
+        """Whether logits are made here, and not by a later stage."""
+        return self.pipeline is None or self.pipeline.is_last
+
+    def begin(self, plan: StepPlan) -> None:
+        """See to it that the tokens of the plan's decode rows are here, if another stage samples them."""
+        if self.pipeline:
+            self.pipeline.begin(plan.step, plan.seats[: plan.num_decodes], self.seats.state.last_token)
+
+    def receive(self, batch: Batch) -> None:
+        """Before the step's forward pass."""
+        if self.pipeline:
+            self.pipeline.receive(batch.num_tokens)
+
+    def send(self, batch: Batch) -> None:
+        """Behind it."""
+        if self.pipeline:
+            self.pipeline.send(batch.num_tokens)
 
     def forward(self, batch: Batch, layers: int | None = None, given: GivenEmbeddings | None = None) -> torch.Tensor:
         """The residual stream after the last layer, [tokens, hidden]."""
@@ -91,10 +114,20 @@ class StepParts:
             caches=self.store.layers,
             groups=self.groups.contexts(batch),
         )
-        return self.model.forward(batch.buffers.input_ids, context, layers, given)
+        pipeline = self.pipeline
+        if pipeline is None:
+            return self.model.forward(batch.buffers.input_ids, context, layers, given)
+        assert isinstance(self.model, DecoderStack)
+        residual = None if pipeline.is_first else pipeline.inbox[: batch.num_tokens]
+        hidden = self.model.forward(batch.buffers.input_ids, context, layers, given, residual)
+        if not pipeline.is_last:
+            pipeline.outbox[: batch.num_tokens].copy_(hidden)
+        return hidden
 
     def write_logits(self, hidden: torch.Tensor, tokens: torch.Tensor | None = None) -> None:
         """tokens: int32 [rows], those of the step whose logits are wanted; None: all."""
+        if not self.is_last:
+            return
         if tokens is None:
             self.model.logits(hidden, out=self.logits[: len(hidden)])
             return
@@ -171,7 +204,7 @@ class StepParts:
 
     def _agreed(self, sampled: torch.Tensor) -> torch.Tensor:
         """The same tokens on every rank: the first one's. Ranks may pad differently, so as many as there can be."""
-        if self._group is None or not len(sampled):
+        if self._group is None or not len(sampled) or not self.is_last:
             return sampled
         ours = self.sampled[: len(sampled)]
         if ours.data_ptr() != sampled.data_ptr():
@@ -189,4 +222,6 @@ class StepParts:
         """first: the plan's row 0 among those of the step."""
         failures = self.sampler.take_failures(plan.seats)
         tokens = (self.drafts.outcome if self.drafts else self.tokens)[first:]
+        if self.pipeline:
+            self.pipeline.sample(plan.step, plan.seats, plan.samples, tokens[: plan.num_rows])
         return self.readback.start(plan, tokens, logprobs, answers, failures)

@@ -15,7 +15,17 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from quire.kernels.gemm.triton import pipeline_sm90 as pipeline
-from quire.kernels.gemm.triton.pipeline_sm90 import allocate, finish, follow, halves, in_rows, multiply, place, produce
+from quire.kernels.gemm.triton.pipeline_sm90 import (
+    allocate,
+    finish,
+    follow,
+    halves,
+    in_rows,
+    multiply,
+    place,
+    produce,
+    row_layout,
+)
 from quire.kernels.triton.launch import has_pdl
 
 if TYPE_CHECKING:
@@ -35,19 +45,6 @@ def _heads(x, NUM: gl.constexpr):
     else:
         parts = (low, high)
     return parts
-
-
-@gluon.constexpr_function
-def _layout(lines, width):
-    """Of half a head [lines, width], as `in_rows` leaves it: a thread has 8 columns in a row and four threads 32."""
-    wide = [[0, 32]] if width == 64 else []
-    return gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 2], [0, 4], *wide, [8, 0]],
-        lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[16, 0], [32, 0]],
-        block_bases=[],
-        shape=[lines, width],
-    )
 
 
 @gluon.jit
@@ -72,7 +69,7 @@ def _consume(
     BLOCK_N: gl.constexpr = 2 * weight_halves.shape[1]
     TILE_HEADS: gl.constexpr = BLOCK_N // DIM
     HALF: gl.constexpr = DIM // 2
-    LAYOUT: gl.constexpr = _layout(HALF_M, HALF)
+    LAYOUT: gl.constexpr = row_layout(HALF_M, HALF)
     column = gl.arange(0, HALF, gl.SliceLayout(0, LAYOUT))
     stage = 0
     parity = 0

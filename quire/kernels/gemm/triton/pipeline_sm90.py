@@ -73,11 +73,11 @@ def allocate(x_desc, HALF_N: gl.constexpr, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def produce(
-    x_desc, weight_desc, x_halves, weight_halves, full, empty, stride, apart, steps, tiles_m, tiles_n,
-    GROUP_M: gl.constexpr,
+def fetch(
+    x_desc, weight_desc, x_halves, weight_halves, full, empty, row, line, apart, stage, parity, steps,
 ):  # fmt: skip
-    """Tile n takes lines n * stride … of the weight, and as many that begin `apart` lines after these.
+    """Keep the ring full with a tile's operands: lines of x from `row` on; of the weight those from `line` on, and as
+    many from `apart` after that. Returns where in the ring the next tile's begin.
 
     A `weight_desc` of more than two dimensions is one of `interleaved`.
     """
@@ -86,31 +86,43 @@ def produce(
     HALF_M: gl.constexpr = x_halves.shape[1]
     BLOCK_K: gl.constexpr = x_halves.shape[2]
     HALF_N: gl.constexpr = weight_halves.shape[1]
+    for step in range(steps):
+        k = step * BLOCK_K
+        mbarrier.wait(empty.index(stage), parity)
+        ready = full.index(stage)
+        mbarrier.expect(ready, 2 * (HALF_M + HALF_N) * BLOCK_K * 2)
+        for i in gl.static_range(2):
+            first = line + i * apart
+            half = weight_halves.index(2 * stage + i)
+            if INTERLEAVED:
+                half = half._reinterpret(weight_desc.dtype, weight_desc.block_type.shape, weight_desc.layout)
+                tma.async_copy_global_to_shared(weight_desc, [first // 32, 0, 0, 0, k], ready, half)
+            else:
+                tma.async_copy_global_to_shared(weight_desc, [first, k], ready, half)
+        tma.async_copy_global_to_shared(x_desc, [row, k], ready, x_halves.index(2 * stage))
+        tma.async_copy_global_to_shared(x_desc, [row + HALF_M, k], ready, x_halves.index(2 * stage + 1))
+        stage += 1
+        if stage == STAGES:
+            stage = 0
+            parity ^= 1
+    return stage, parity
+
+
+@gluon.jit
+def produce(
+    x_desc, weight_desc, x_halves, weight_halves, full, empty, stride, apart, steps, tiles_m, tiles_n,
+    GROUP_M: gl.constexpr,
+):  # fmt: skip
+    """Tile n takes lines n * stride … of the weight, and as many that begin `apart` lines after these."""
+    HALF_M: gl.constexpr = x_halves.shape[1]
     stage = 0
     parity = 1
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         m, n = place(tile, tiles_m, tiles_n, GROUP_M)
-        row = m * (2 * HALF_M)
-        column = n * stride
-        for step in range(steps):
-            k = step * BLOCK_K
-            mbarrier.wait(empty.index(stage), parity)
-            ready = full.index(stage)
-            mbarrier.expect(ready, 2 * (HALF_M + HALF_N) * BLOCK_K * 2)
-            for i in gl.static_range(2):
-                line = column + i * apart
-                half = weight_halves.index(2 * stage + i)
-                if INTERLEAVED:
-                    half = half._reinterpret(weight_desc.dtype, weight_desc.block_type.shape, weight_desc.layout)
-                    tma.async_copy_global_to_shared(weight_desc, [line // 32, 0, 0, 0, k], ready, half)
-                else:
-                    tma.async_copy_global_to_shared(weight_desc, [line, k], ready, half)
-            tma.async_copy_global_to_shared(x_desc, [row, k], ready, x_halves.index(2 * stage))
-            tma.async_copy_global_to_shared(x_desc, [row + HALF_M, k], ready, x_halves.index(2 * stage + 1))
-            stage += 1
-            if stage == STAGES:
-                stage = 0
-                parity ^= 1
+        stage, parity = fetch(
+            x_desc, weight_desc, x_halves, weight_halves, full, empty, m * (2 * HALF_M), n * stride, apart, stage,
+            parity, steps,
+        )  # fmt: skip
 
 
 @gluon.jit
@@ -165,6 +177,19 @@ def finish(sums, full, empty, stage, parity):
 
 
 @gluon.jit
+def leave(full, empty, stage, parity, steps):
+    """Make nothing of a tile's operands; returns where those of the next begin."""
+    for _ in range(steps):
+        mbarrier.wait(full.index(stage), parity)
+        mbarrier.arrive(empty.index(stage), count=1)
+        stage += 1
+        if stage == full.shape[0]:
+            stage = 0
+            parity ^= 1
+    return stage, parity
+
+
+@gluon.jit
 def in_rows(sums):
     """The sums of a weight that was read `interleaved`, in the order of its lines: a thread has 8 columns in a row."""
     LINES: gl.constexpr = sums.shape[0]
@@ -178,6 +203,20 @@ def halves(x):
     LINES: gl.constexpr = x.shape[0]
     HALF: gl.constexpr = x.shape[1] // 2
     return x.reshape([LINES, 2, HALF]).permute([0, 2, 1]).split()
+
+
+@gluon.constexpr_function
+def row_layout(lines, width):
+    """Of [lines, width], width 32, 64 or 128 times any power of 2, as `in_rows` and `halves` leave it: a thread has 8
+    columns in a row and four threads 32."""
+    wide = [[0, 32 << i] for i in range((width // 32).bit_length() - 1)]
+    return gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [0, 4], *wide, [8, 0]],
+        lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[lines, width],
+    )
 
 
 def plain(x: torch.Tensor, lines: int) -> TensorDescriptor:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.moe.inside import Inside
-from quire.kernels.moe.triton.inside import gated
+from quire.kernels.moe.triton.inside import gated, squared
 from quire.kernels.moe.triton.plan import Direct
 from quire.kernels.triton.launch import has_pdl, next_power_of_2
 
@@ -21,7 +21,7 @@ def _direct_gate_up_kernel(
     x_ptr, gain_ptr, weight_ptr, scale_ptr, bias_ptr, experts_ptr, out_ptr, x_stride, eps,
     N: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr,
     NORM: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr, BIAS: tl.constexpr, ALPHA: tl.constexpr,
-    LIMIT: tl.constexpr, SHIFT: tl.constexpr,
+    LIMIT: tl.constexpr, SHIFT: tl.constexpr, SQUARED: tl.constexpr,
 ):  # fmt: skip
     n, choice = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(1)
     k = tl.arange(0, COLUMNS)
@@ -32,39 +32,48 @@ def _direct_gate_up_kernel(
     expert = tl.load(experts_ptr + choice).to(tl.int64)
     if expert < 0:
         return
-    lines = weight_ptr + (expert * (2 * N) + n)[:, None] * K + k[None, :]
+    LINES: tl.constexpr = N if SQUARED else 2 * N
+    UP: tl.constexpr = LINES - N  # how far behind the gate's lines, or what is in their place, those of up are
+    lines = weight_ptr + (expert * LINES + n)[:, None] * K + k[None, :]
     x_at = x_ptr + (choice // TOP_K).to(tl.int64) * x_stride + k
     acc = tl.zeros([OUTPUTS, COLUMNS], tl.float32)
     acc_up = tl.zeros([OUTPUTS, COLUMNS], tl.float32)
     squares = tl.zeros([COLUMNS], tl.float32)
     gate = tl.load(lines, in_n & (k < K)[None, :], 0.0)
-    up = tl.load(lines + N * K, in_n & (k < K)[None, :], 0.0)
+    up = gate
+    if not SQUARED:
+        up = tl.load(lines + UP * K, in_n & (k < K)[None, :], 0.0)
     for start in tl.static_range(0, K, COLUMNS):
         gate_now, up_now = gate.to(tl.float32), up.to(tl.float32)
         if start + COLUMNS < K:
             ahead = start + COLUMNS
             gate = tl.load(lines + ahead, in_n & (ahead + k < K)[None, :], 0.0)
-            up = tl.load(lines + ahead + N * K, in_n & (ahead + k < K)[None, :], 0.0)
+            if not SQUARED:
+                up = tl.load(lines + ahead + UP * K, in_n & (ahead + k < K)[None, :], 0.0)
         x = tl.load(x_at + start, start + k < K, 0.0).to(tl.float32)
         if NORM:
             squares += x * x
             x *= tl.load(gain_ptr + start + k, start + k < K, 0.0).to(tl.float32)
         acc += x[None, :] * gate_now
-        acc_up += x[None, :] * up_now
+        if not SQUARED:
+            acc_up += x[None, :] * up_now
     y, z = tl.sum(acc, axis=1), tl.sum(acc_up, axis=1)
     if NORM:
         factor = tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
         y *= factor
         z *= factor
     if SCALED:
-        scales = scale_ptr + expert * (2 * N) + n
+        scales = scale_ptr + expert * LINES + n
         y *= tl.load(scales, n < N, 0.0)
-        z *= tl.load(scales + N, n < N, 0.0)
+        z *= tl.load(scales + UP, n < N, 0.0)
     if BIAS:
-        biases = bias_ptr + expert * (2 * N) + n
+        biases = bias_ptr + expert * LINES + n
         y += tl.load(biases, n < N, 0.0).to(tl.float32)
-        z += tl.load(biases + N, n < N, 0.0).to(tl.float32)
-    y = gated(y, z, ALPHA, LIMIT, SHIFT)
+        z += tl.load(biases + UP, n < N, 0.0).to(tl.float32)
+    if SQUARED:
+        y = squared(y)
+    else:
+        y = gated(y, z, ALPHA, LIMIT, SHIFT)
     tl.store(out_ptr + choice.to(tl.int64) * N + n, y.to(out_ptr.dtype.element_ty), n < N)
 
 
@@ -77,12 +86,13 @@ def _direct_down_kernel(
     n, token = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(1)
     place, k = tl.arange(0, TOP_BLOCK), tl.arange(0, COLUMNS)
     choice = token * TOP_K + place
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    # Ahead of the wait: the kernel before this one has waited for who made the choices, ere this one could begin.
     expert = tl.load(experts_ptr + choice, place < TOP_K, -1).to(tl.int64)
     there = expert >= 0
     if tl.max(expert, axis=0) < 0:
+        if PDL:
+            tl.extra.cuda.gdc_wait()
+            tl.extra.cuda.gdc_launch_dependents()
         return
     lines = weight_ptr + (expert[:, None, None] * N + n[None, :, None]) * K + k[None, None, :]
     inside = there[:, None, None] & (n < N)[None, :, None]
@@ -94,6 +104,9 @@ def _direct_down_kernel(
         factor *= tl.load(scales, there[:, None] & (n < N)[None, :], 0.0)
     acc = tl.zeros([TOP_BLOCK, OUTPUTS, COLUMNS], tl.float32)
     weight = tl.load(lines, inside & (k < K)[None, None, :], 0.0)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     for start in tl.static_range(0, K, COLUMNS):
         now = weight.to(tl.float32)
         if start + COLUMNS < K:
@@ -134,7 +147,8 @@ def add_experts(
         x, gate_up if norm is None else norm[0], gate_up, gate_up if scales is None else scales[0],
         gate_up if first is None else first, experts, inner, x.stride(0), 0.0 if norm is None else norm[1], N=n,
         K=k, TOP_K=top_k, OUTPUTS=config.outputs, COLUMNS=columns,
-        NORM=norm is not None, BIAS=first is not None, ALPHA=gate.alpha, LIMIT=gate.limit, SHIFT=gate.shift, **options,
+        NORM=norm is not None, BIAS=first is not None, ALPHA=gate.alpha, LIMIT=gate.limit, SHIFT=gate.shift,
+        SQUARED=gate.squared, **options,
     )  # fmt: skip
     _direct_down_kernel[(triton.cdiv(k, config.down_outputs), tokens)](
         inner, down, down if scales is None else scales[1], down if second is None else second, experts, weights,

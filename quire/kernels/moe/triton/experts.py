@@ -12,7 +12,8 @@ from quire.kernels.moe.inside import USUAL, Inside
 from quire.kernels.moe.routes import Routes
 from quire.kernels.moe.triton import direct
 from quire.kernels.moe.triton.grouped import GroupedInside, combine, compile_once, grouped
-from quire.kernels.moe.triton.plan import of_rows, plan
+from quire.kernels.moe.triton.plan import Direct, of_rows, plan
+from quire.kernels.triton.launch import has_gluon_sm90
 
 
 @cache
@@ -35,8 +36,7 @@ def add_experts(
     if not tokens:
         return residual
     if routes.tiling is None:
-        one = plan(tokens, top_k, len(gate_up)).direct
-        assert one is not None
+        one = plan(tokens, top_k, len(gate_up)).direct or Direct()  # of several ranks whole experts are few here
         return direct.add_experts(x, routes.experts, routes.weights, gate_up, down, residual, scales, norm, inside, one)
     how = of_rows(routes.tiling.rows, gate_up.itemsize)
     if norm is not None:
@@ -51,6 +51,14 @@ def add_experts(
     compile_once(x, gate_up, first, None, inner, routes.tiling, top_k, opened, bulk=bulk)
     grouped(x, gate_up, first, None, inner, routes.tiling, top_k, opened, how.gate_up, bulk=bulk)
     parts = torch.empty((tokens * top_k, x.shape[1]), dtype=x.dtype, device=x.device)
+    if not INTERPRETED and second is None and has_gluon_sm90(x.device):
+        from quire.kernels.moe.triton import grouped_sm90 as wide
+
+        if wide.takes(inner, down):
+            product = (inner, down, inside.down_bias, routes.weights, parts, routes.tiling)
+            wide.compile_once(*product)
+            if routes.tiling.rows == wide.ROWS:
+                return combine(wide.down(*product), routes.experts, residual)
     closed = GroupedInside(inside.down_bias)
     compile_once(inner, down, second, routes.weights, parts, routes.tiling, top_k, closed, bulk=bulk)
     grouped(inner, down, second, routes.weights, parts, routes.tiling, top_k, closed, how.down, bulk=bulk)

@@ -20,7 +20,7 @@ from quire.kernels.dispatch import INTERPRETED
 from quire.kernels.gemm.triton.fp8_widen import widened
 from quire.kernels.moe.inside import Gate
 from quire.kernels.moe.tiling import Tiling
-from quire.kernels.moe.triton.inside import gated
+from quire.kernels.moe.triton.inside import gated, squared
 from quire.kernels.moe.triton.plan import HEIGHTS, Tiles, of_rows
 from quire.kernels.triton.launch import has_pdl
 
@@ -32,7 +32,7 @@ class GroupedInside(NamedTuple):
     gate: Gate = Gate()
 
 
-COMBINED = 512  # columns of a token that a program adds up
+COMBINED = 1024  # columns of a token that a program adds up
 _built: set[tuple[object, ...]] = set()  # what the kernels were compiled for
 
 
@@ -63,7 +63,7 @@ def _grouped_kernel(
     N: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, STAGES: tl.constexpr, TALL: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr,
     BULK: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr, BIAS: tl.constexpr, ALPHA: tl.constexpr,
-    LIMIT: tl.constexpr, SHIFT: tl.constexpr,
+    LIMIT: tl.constexpr, SHIFT: tl.constexpr, SQUARED: tl.constexpr,
 ):  # fmt: skip
     """GATED: x are the tokens, looked up by choice; out is in the order of the choices. Else x is what that made, and
     out is by choice, times its share."""
@@ -77,7 +77,7 @@ def _grouped_kernel(
     begin, count = tl.load(tiles_ptr + most + tile), tl.load(tiles_ptr + 2 * most + tile)
     row = tl.arange(0, ROWS)
     there = row < count
-    LINES: tl.constexpr = 2 * N if GATED else N
+    LINES: tl.constexpr = 2 * N if GATED and not SQUARED else N
     line = expert * LINES + first_n
     k = tl.arange(0, BLOCK_K)
     x_at = x_ptr + k[None, :]
@@ -93,12 +93,13 @@ def _grouped_kernel(
         start = step * BLOCK_K
         weight = _tile(weight_desc, weight_ptr, line, start, BLOCK_N, BLOCK_K, K, num_lines, BULK)
         if GATED:
-            weight_up = _tile(weight_desc, weight_ptr, line + N, start, BLOCK_N, BLOCK_K, K, num_lines, BULK)
             if K % BLOCK_K == 0:
                 x = tl.load(x_at + start, there[:, None], 0.0)
             else:
                 x = tl.load(x_at + start, there[:, None] & (start + k < K)[None, :], 0.0)
-            acc_up = _dot(x, weight_up, acc_up, TALL, PRECISION)
+            if not SQUARED:
+                weight_up = _tile(weight_desc, weight_ptr, line + N, start, BLOCK_N, BLOCK_K, K, num_lines, BULK)
+                acc_up = _dot(x, weight_up, acc_up, TALL, PRECISION)
         else:
             x = _tile(x_desc, x_ptr, begin, start, ROWS, BLOCK_K, K, num_choices, BULK)
         acc = _dot(x, weight, acc, TALL, PRECISION)
@@ -109,7 +110,10 @@ def _grouped_kernel(
         y *= tl.load(scale_ptr + expert * LINES + n, in_n, 0.0)[None, :]
     if BIAS:
         y += tl.load(bias_ptr + expert * LINES + n, in_n, 0.0).to(tl.float32)[None, :]
-    if GATED:
+    if GATED and SQUARED:
+        y = squared(y)
+        place = begin + row
+    elif GATED:
         up = tl.trans(acc_up) if TALL else acc_up
         if SCALED:
             up *= tl.load(scale_ptr + expert * LINES + N + n, in_n, 0.0)[None, :]
@@ -127,20 +131,20 @@ def _grouped_kernel(
 @triton.jit
 def _combine_kernel(
     parts_ptr, experts_ptr, residual_ptr, residual_stride,
-    N: tl.constexpr, TOP_K: tl.constexpr, TOP_BLOCK: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    N: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     token, n = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    place = tl.arange(0, TOP_BLOCK)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    if tl.load(experts_ptr + token * TOP_K) < 0:
-        return
-    at = parts_ptr + (token * TOP_K + place)[:, None] * N + n[None, :]
-    parts = tl.load(at, (place < TOP_K)[:, None] & (n < N)[None, :], 0.0)
+    at = parts_ptr + token * TOP_K * N + n
     out = residual_ptr + token * residual_stride + n
-    total = tl.load(out, n < N, 0.0).to(tl.float32) + tl.sum(parts.to(tl.float32), axis=0)
-    tl.store(out, total.to(residual_ptr.dtype.element_ty), n < N)
+    before = tl.load(out, n < N, 0.0).to(tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    for place in tl.static_range(TOP_K):
+        there = tl.load(experts_ptr + token * TOP_K + place) >= 0  # another rank's, or nobody's
+        total += tl.load(at + place * N, there & (n < N), 0.0).to(tl.float32)
+    tl.store(out, (before + total).to(residual_ptr.dtype.element_ty), n < N)
 
 
 def _bulk(weight: torch.Tensor, config: Tiles) -> TensorDescriptor:
@@ -163,7 +167,7 @@ def grouped(
     bulk: bool,
     compile_only: bool = False,
 ) -> torch.Tensor:
-    """Without `share`: x [tokens, k] → out [choices, n] in the order of `tiling`, silu(gate) · up. With it, float32
+    """Without `share`: x [tokens, k] → out [choices, n] in the order of `tiling`, behind the gate. With it, float32
     [choices]: x [choices, k] in that order → out [choices, n], each where its choice is, times its share.
 
     weight: [experts, 2n or n, k], contiguous. inside: its bias, and the gate behind it. bulk: its lines,
@@ -171,7 +175,7 @@ def grouped(
     """
     experts, lines, k = weight.shape
     gated = share is None
-    n = lines // 2 if gated else lines
+    n = lines // 2 if gated and not inside.gate.squared else lines
     most = tiling.tiles.shape[1]
     pdl = has_pdl(x.device)
     weight_desc = _bulk(weight, config) if bulk else weight
@@ -187,8 +191,8 @@ def grouped(
         N=n, K=k, TOP_K=top_k, ROWS=config.rows, BLOCK_N=config.block_n, BLOCK_K=config.block_k, STAGES=config.stages,
         TALL=config.tall, GATED=gated, SCALED=scale is not None, BULK=bulk,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32", PDL=pdl, BIAS=inside.bias is not None,
-        ALPHA=inside.gate.alpha, LIMIT=inside.gate.limit, SHIFT=inside.gate.shift, num_warps=config.warps,
-        launch_pdl=pdl,
+        ALPHA=inside.gate.alpha, LIMIT=inside.gate.limit, SHIFT=inside.gate.shift,
+        SQUARED=inside.gate.squared, num_warps=config.warps, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
@@ -219,13 +223,13 @@ def compile_once(
 
 
 def combine(parts: torch.Tensor, experts: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-    """residual [tokens, n] += the sum over top_k of parts [tokens · top_k, n], in place, rounded once; a token whose
-    experts [tokens, top_k] are -1 has none. Returns it."""
+    """residual [tokens, n] += the sum over top_k of parts [tokens · top_k, n], in place, rounded once; where
+    experts [tokens, top_k] is -1 there is no part. Returns it."""
     tokens, top_k = experts.shape
     n = residual.shape[1]
     pdl = has_pdl(residual.device)
     _combine_kernel[(tokens, triton.cdiv(n, COMBINED))](
-        parts, experts, residual, residual.stride(0), N=n, TOP_K=top_k, TOP_BLOCK=triton.next_power_of_2(top_k),
-        BLOCK=COMBINED, PDL=pdl, launch_pdl=pdl, num_warps=4,
+        parts, experts, residual, residual.stride(0), N=n, TOP_K=top_k, BLOCK=COMBINED, PDL=pdl,
+        launch_pdl=pdl, num_warps=4,
     )  # fmt: skip
     return residual

@@ -19,3 +19,10 @@ def gated(gate, up, ALPHA: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexp
     else:
         gate = gate * tl.sigmoid(ALPHA * gate)
     return gate * up
+
+
+@triton.jit
+def squared(up):
+    """relu(up)²; float32."""
+    up = tl.maximum(up, 0.0)
+    return up * up

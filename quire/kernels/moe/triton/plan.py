@@ -54,7 +54,7 @@ class Plan:
 def plan(tokens: int, top_k: int, experts: int, width: int = 2) -> Plan:
     """width: bytes of a weight's element."""
     choices = tokens * top_k
-    apart = experts * (1 - (1 - top_k / experts) ** tokens)
+    apart = experts * (1 - max(1 - top_k / experts, 0) ** tokens)
     direct = Direct() if apart >= LEAST_APART * choices else None
     mean = choices / experts
     if mean <= 8:

@@ -1,8 +1,8 @@
-"""Choices of experts, their weights, and their order by expert: one kernel for few tokens, two for many.
+"""Choices of experts, their weights, and their order by expert: a kernel each.
 
-A program holds the logits of some tokens whole and takes the best one after another. A token goes to an expert once at
-most, so the place of a choice among its expert's is how many tokens before it have the same: a running sum. Nothing is
-counted by atomics, so the order is that of the tokens, whoever comes first.
+A warp has some tokens and takes the best expert of each, one after another: no threads wait for others. For the order a
+program has one expert and looks for it among many choices. Nothing is counted by atomics, so the order is
+that of the tokens, whoever comes first.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import triton
 import triton.language as tl
 
 from quire.kernels.moe.routes import Live, Routes, Rule
-from quire.kernels.moe.tiling import Tiling, most_tiles, tile_reference
+from quire.kernels.moe.tiling import Tiling, most_tiles
 from quire.kernels.moe.triton.plan import plan
 from quire.kernels.triton.launch import has_pdl, next_power_of_2
 
-_TOKENS = (4, 16, 64)  # of a program
-_NUMBERS = 8192  # of logits, held by a program at most
+_MANY = 2048  # tokens, from which on a warp has several
+_AT_ONCE = 1024  # choices whose order takes one kernel; of more, those of a program are four times as many
 
 
 @triton.jit
@@ -52,29 +52,13 @@ def _open_groups(
     return tl.reshape(tl.where(opened[:, :, None], grouped, float("-inf")), [TOKENS, GROUPS * SIZE])
 
 
-@triton.jit
-def _write_tiles(tiles_ptr, expert, counts, places, most, ROWS: tl.constexpr):
-    """The table of tiles, from each expert's count of choices and the place of the first."""
-    tiles = (counts + ROWS - 1) // ROWS
-    begin = tl.cumsum(tiles, axis=0) - tiles
-    for first in range(tl.sum(tiles, axis=0), most, 256):
-        number = first + tl.arange(0, 256)
-        tl.store(tiles_ptr + number, -1, number < most)
-    for i in range(tl.max(tiles, axis=0)):
-        there = i < tiles
-        tl.store(tiles_ptr + begin + i, expert, there)
-        tl.store(tiles_ptr + most + begin + i, places + i * ROWS, there)
-        tl.store(tiles_ptr + 2 * most + begin + i, tl.minimum(counts - i * ROWS, ROWS), there)
-
-
-@triton.jit(do_not_specialize=["num_tokens", "first_live", "most"], do_not_specialize_on_alignment=["slots_ptr"])
-def _route_kernel(
-    logits_ptr, bias_ptr, slots_ptr, experts_ptr, weights_ptr, order_ptr, tiles_ptr, ranks_ptr, counts_ptr,
-    num_tokens, first_live, most, scale, least_sum,
-    EXPERTS: tl.constexpr, TOP_K: tl.constexpr, TOP_BLOCK: tl.constexpr, GROUPS: tl.constexpr,
+@triton.jit(do_not_specialize=["num_tokens", "first_live"], do_not_specialize_on_alignment=["slots_ptr"])
+def _choose_kernel(
+    logits_ptr, bias_ptr, slots_ptr, experts_ptr, weights_ptr, num_tokens, first_live, scale, least_sum,
+    EXPERTS: tl.constexpr, TOP_K: tl.constexpr, GROUPS: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr, SIZE_BLOCK: tl.constexpr, OPEN: tl.constexpr, BEST: tl.constexpr,
     SIGMOID: tl.constexpr, RENORMALIZE: tl.constexpr, BIAS: tl.constexpr, LIVE: tl.constexpr, TOKENS: tl.constexpr,
-    SORT: tl.constexpr, ALONE: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     COLUMNS: tl.constexpr = GROUPS_BLOCK * SIZE_BLOCK
     SIZE: tl.constexpr = EXPERTS // GROUPS
@@ -98,136 +82,178 @@ def _route_kernel(
     choice = tl.where(is_expert[None, :], choice, float("-inf"))
     if OPEN < GROUPS:
         choice = _open_groups(choice, TOKENS, GROUPS_BLOCK, SIZE_BLOCK, OPEN, BEST)
-    place = tl.arange(0, TOP_BLOCK)[None, :]
-    found = tl.zeros([TOKENS, TOP_BLOCK], tl.int32)
-    weights = tl.zeros([TOKENS, TOP_BLOCK], tl.float32)
-    taken = tl.zeros([TOKENS, COLUMNS], tl.int32)
+    # Keys: a score's bits, put so that integers stand in its order, and below them the column, the first one highest.
+    bits = choice.to(tl.int32, bitcast=True)
+    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    keys = (bits.to(tl.int64) << 32) | (COLUMNS - 1 - column)[None, :].to(tl.int64)
+    rank = tl.full([TOKENS, COLUMNS], -1, tl.int32)
     for i in tl.static_range(TOP_K):
-        best = tl.argmax(choice, axis=1)
-        hit = column[None, :] == best[:, None]
-        weight = tl.sum(tl.where(hit, scores, 0.0), axis=1)
-        choice = tl.where(hit, float("-inf"), choice)
-        taken += hit.to(tl.int32)
-        found = tl.where(place == i, best[:, None], found)
-        weights = tl.where(place == i, weight[:, None], weights)
+        hit = keys == tl.max(keys, axis=1)[:, None]
+        rank = tl.where(hit, i, rank)
+        keys = tl.where(hit, -(1 << 63), keys)
+    taken = (rank >= 0) & there[:, None]
+    weights = tl.where(rank >= 0, scores, 0.0)
     if RENORMALIZE:
         weights /= tl.maximum(tl.sum(weights, axis=1), least_sum)[:, None]
-    at = token[:, None] * TOP_K + place
-    is_choice = there[:, None] & (place < TOP_K)
-    number = found // SIZE_BLOCK * SIZE + found % SIZE_BLOCK
-    tl.store(experts_ptr + at, tl.where(live[:, None], number, -1), is_choice)
-    tl.store(weights_ptr + at, tl.where(live[:, None], weights * scale, 0.0), is_choice)
-    if SORT:
-        taken = tl.where(live[:, None], taken, 0)
-        counts = tl.sum(taken, axis=0)
-        before = tl.cumsum(taken, axis=0) - taken
-        if ALONE:
-            places = tl.cumsum(counts, axis=0) - counts
-            before += places[None, :]
-        for i in tl.static_range(TOP_K):
-            best = tl.sum(tl.where(place == i, found, 0), axis=1)
-            rank = tl.sum(tl.where(column[None, :] == best[:, None], before, 0), axis=1)
-            if ALONE:
-                tl.store(order_ptr + rank, token * TOP_K + i, live)
-            else:
-                tl.store(ranks_ptr + token * TOP_K + i, rank, live)
-        if ALONE:
-            _write_tiles(tiles_ptr, expert, counts, places, most, ROWS)
-        else:
-            tl.store(counts_ptr + tl.program_id(0) * COLUMNS + column, counts)
+    at = token[:, None] * TOP_K + rank
+    tl.store(experts_ptr + at, tl.where(live[:, None], expert[None, :], -1), taken)
+    tl.store(weights_ptr + at, tl.where(live[:, None], weights * scale, 0.0), taken)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "blocks", "most"])
-def _order_kernel(
-    experts_ptr, ranks_ptr, counts_ptr, order_ptr, tiles_ptr, num_tokens, blocks, most,
-    EXPERTS: tl.constexpr, TOP_K: tl.constexpr, GROUPS: tl.constexpr, GROUPS_BLOCK: tl.constexpr,
-    SIZE_BLOCK: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
+@triton.jit
+def _chosen(experts_ptr, place, num_choices, EXPERTS: tl.constexpr, BINS: tl.constexpr):
+    """Experts of a chunk of choices, -1 for none, and how often each of BINS is chosen."""
+    chosen = tl.load(experts_ptr + place, place < num_choices, -1)
+    return chosen, tl.histogram(tl.where(chosen < 0, EXPERTS, chosen), BINS)
+
+
+@triton.jit(do_not_specialize=["num_choices"])
+def _count_kernel(
+    experts_ptr, counts_ptr, num_choices, EXPERTS: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """The same tokens a program as in the kernel before, whose counts of each expert it adds up: of all programs, and
-    of those before it."""
-    COLUMNS: tl.constexpr = GROUPS_BLOCK * SIZE_BLOCK
-    SIZE: tl.constexpr = EXPERTS // GROUPS
-    me = tl.program_id(0)
-    column = tl.arange(0, COLUMNS)
-    is_expert = (column % SIZE_BLOCK < SIZE) & (column // SIZE_BLOCK < GROUPS)
-    expert = tl.where(is_expert, column // SIZE_BLOCK * SIZE + column % SIZE_BLOCK, -2)
+    place = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    total = tl.zeros([COLUMNS], tl.int32)
-    before = tl.zeros([COLUMNS], tl.int32)
-    for first in range(0, blocks, CHUNK):
-        block = first + tl.arange(0, CHUNK)
-        counts = tl.load(counts_ptr + block[:, None] * COLUMNS + column[None, :], (block < blocks)[:, None], 0)
-        total += tl.sum(counts, axis=0)
-        before += tl.sum(tl.where((block < me)[:, None], counts, 0), axis=0)
-    places = tl.cumsum(total, axis=0) - total
-    before += places
-    token = me * TOKENS + tl.arange(0, TOKENS)
-    for i in range(TOP_K):
-        chosen = tl.load(experts_ptr + token * TOP_K + i, token < num_tokens, -1)
-        rank = tl.load(ranks_ptr + token * TOP_K + i, chosen >= 0, 0)
-        mine = tl.sum(tl.where(expert[None, :] == chosen[:, None], before[None, :], 0), axis=1)
-        tl.store(order_ptr + mine + rank, token * TOP_K + i, chosen >= 0)
-    if me == 0:
-        _write_tiles(tiles_ptr, expert, total, places, most, ROWS)
+    _, counts = _chosen(experts_ptr, place, num_choices, EXPERTS, BINS)
+    expert = tl.arange(0, BINS)
+    tl.store(counts_ptr + tl.program_id(0) * EXPERTS + expert, counts, expert < EXPERTS)
 
 
-def _block_of(tokens: int, columns: int) -> int:
-    """Tokens of a program."""
-    most = max(min(_TOKENS[-1], _NUMBERS // columns), _TOKENS[0])
-    return next((block for block in _TOKENS if block >= tokens and block <= most), most)
+@triton.jit(do_not_specialize=["num_choices", "chunks", "most", "rows"])
+def _order_kernel(
+    experts_ptr, counts_ptr, order_ptr, tiles_ptr, num_choices, chunks, most, rows,
+    EXPERTS: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, AT_ONCE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A program has one expert in one chunk of choices. AT_ONCE: that is all of them, and nobody has counted them."""
+    me, chunk = tl.program_id(0), tl.program_id(1)
+    place = chunk * CHUNK + tl.arange(0, CHUNK)
+    expert = tl.arange(0, BINS)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    if AT_ONCE:
+        chosen, counts = _chosen(experts_ptr, place, num_choices, EXPERTS, BINS)
+        earlier = 0
+    else:
+        chosen = tl.load(experts_ptr + place, place < num_choices, -1)
+        counts = tl.zeros([BINS], tl.int32)
+        before = tl.zeros([BINS], tl.int32)
+        for start in range(0, chunks, 8):
+            number = start + tl.arange(0, 8)
+            inside = (number < chunks)[:, None] & (expert < EXPERTS)[None, :]
+            table = tl.load(counts_ptr + number[:, None] * EXPERTS + expert[None, :], inside, 0)
+            counts += tl.sum(table, axis=0)
+            before += tl.sum(tl.where((number < chunk)[:, None], table, 0), axis=0)
+        earlier = tl.sum(tl.where(expert == me, before, 0), axis=0)
+    first = tl.sum(tl.where(expert < me, counts, 0), axis=0)
+    mine = (chosen == me).to(tl.int32)
+    tl.store(order_ptr + first + earlier + tl.cumsum(mine, axis=0) - 1, place, chosen == me)
+    if chunk == 0:
+        tiles = tl.where(expert < EXPERTS, (counts + rows - 1) // rows, 0)
+        begin = tl.sum(tl.where(expert < me, tiles, 0), axis=0)
+        count = tl.sum(tl.where(expert == me, counts, 0), axis=0)
+        for i in range((count + rows - 1) // rows):
+            tl.store(tiles_ptr + begin + i, me)
+            tl.store(tiles_ptr + most + begin + i, first + i * rows)
+            tl.store(tiles_ptr + 2 * most + begin + i, tl.minimum(count - i * rows, rows))
+        if me == EXPERTS - 1:
+            for start in range(tl.sum(tiles, axis=0), most, CHUNK):
+                number = start + tl.arange(0, CHUNK)
+                tl.store(tiles_ptr + number, -1, number < most)
 
 
 def route(
-    logits: torch.Tensor, rule: Rule, bias: torch.Tensor | None, live: Live | None, rows: int | None = None
+    logits: torch.Tensor,
+    rule: Rule,
+    bias: torch.Tensor | None,
+    live: Live | None,
+    rows: int | None = None,
+    *,
+    in_order: bool = True,
 ) -> Routes:
     """See `quire.kernels.moe.routing`. rows: of a tile; None: as the plan says, which may need no order at all."""
     tokens, device = len(logits), logits.device
     how = plan(max(tokens, 1), rule.top_k, rule.experts)
-    sort = rows is not None or how.direct is None
-    rows = rows or how.gate_up.rows
-    most = most_tiles(tokens * rule.top_k, rule.experts, rows)
     experts = torch.empty((tokens, rule.top_k), dtype=torch.int32, device=device)
     weights = torch.empty((tokens, rule.top_k), dtype=torch.float32, device=device)
-    order = torch.empty(tokens * rule.top_k, dtype=torch.int32, device=device) if sort else experts
-    tiles = torch.empty((3, most), dtype=torch.int32, device=device) if sort else experts
-    tiling = Tiling(order, tiles, rows) if sort else None
-    if not tokens:
-        return Routes(experts, weights, None if tiling is None else tiling._replace(tiles=tiles.fill_(-1)))
-    groups_block, size_block = next_power_of_2(rule.groups), next_power_of_2(rule.experts // rule.groups)
-    columns = groups_block * size_block
-    block = _block_of(tokens, columns)
-    blocks = -(-tokens // block)
-    alone = blocks == 1
-    ranks = counts = experts
-    if sort and not alone:
-        ranks = torch.empty(tokens * rule.top_k, dtype=torch.int32, device=device)
-        counts = torch.empty((blocks, columns), dtype=torch.int32, device=device)
-    pdl = has_pdl(device)
-    shape = {
-        "EXPERTS": rule.experts, "TOP_K": rule.top_k, "GROUPS": rule.groups, "GROUPS_BLOCK": groups_block,
-        "SIZE_BLOCK": size_block, "TOKENS": block, "ROWS": rows,
-        "PDL": pdl, "launch_pdl": pdl, "num_warps": 8 if block * columns >= 4096 else 4,
-    }  # fmt: skip
-    _route_kernel[(blocks,)](
-        logits, logits if bias is None else bias, experts if live is None else live.slots, experts, weights, order,
-        tiles, ranks, counts, tokens, 0 if live is None else live.first, most, rule.scale, rule.least_sum,
-        TOP_BLOCK=next_power_of_2(rule.top_k), OPEN=rule.top_groups, BEST=rule.group_best,
-        SIGMOID=rule.scoring == "sigmoid", RENORMALIZE=rule.renormalize, BIAS=bias is not None, LIVE=live is not None,
-        SORT=sort, ALONE=alone, **shape,
-    )  # fmt: skip
-    if sort and not alone:
-        _order_kernel[(blocks,)](
-            experts, ranks, counts, order, tiles, tokens, blocks, most, CHUNK=max(4096 // columns, 1), **shape
-        )
-    return Routes(experts, weights, tiling)
-
-
-def sort(routes: Routes, experts: int) -> Routes:
-    """With the order that kernels want, of choices made elsewhere."""
-    tokens, top_k = routes.experts.shape
-    how = plan(max(tokens, 1), top_k, experts)
-    if how.direct is not None:
+    if tokens:
+        block = 1 if tokens < _MANY else 4
+        pdl = has_pdl(device)
+        _choose_kernel[(triton.cdiv(tokens, block),)](
+            logits, logits if bias is None else bias, experts if live is None else live.slots, experts, weights, tokens,
+            0 if live is None else live.first, rule.scale, rule.least_sum, EXPERTS=rule.experts, TOP_K=rule.top_k,
+            GROUPS=rule.groups, GROUPS_BLOCK=next_power_of_2(rule.groups),
+            SIZE_BLOCK=next_power_of_2(rule.experts // rule.groups), OPEN=rule.top_groups, BEST=rule.group_best,
+            SIGMOID=rule.scoring == "sigmoid", RENORMALIZE=rule.renormalize, BIAS=bias is not None,
+            LIVE=live is not None, TOKENS=block, PDL=pdl, launch_pdl=pdl, num_warps=1,
+        )  # fmt: skip
+    routes = Routes(experts, weights)
+    if not in_order or (rows is None and how.direct is not None):
         return routes
-    return routes._replace(tiling=tile_reference(routes.experts, experts, how.gate_up.rows))
+    return _ordered(routes, rule.experts, rows or how.gate_up.rows)
+
+
+def _ordered(routes: Routes, experts: int, rows: int) -> Routes:
+    """With the order by expert, in tiles of so many rows."""
+    chosen = routes.experts
+    choices, device = chosen.numel(), chosen.device
+    most = most_tiles(choices, experts, rows)
+    order = torch.empty(choices, dtype=torch.int32, device=device)
+    tiles = torch.empty((3, most), dtype=torch.int32, device=device)
+    if not choices:
+        return routes._replace(tiling=Tiling(order, tiles.fill_(-1), rows))
+    pdl = has_pdl(device)
+    at_once = choices <= _AT_ONCE
+    chunk = _AT_ONCE if at_once else 4 * _AT_ONCE
+    chunks = triton.cdiv(choices, chunk)
+    shape = {
+        "EXPERTS": experts, "BINS": next_power_of_2(experts + 1), "CHUNK": chunk, "PDL": pdl, "launch_pdl": pdl,
+        "num_warps": 4 if at_once else 8,
+    }  # fmt: skip
+    counts = chosen
+    if not at_once:
+        counts = torch.empty((chunks, experts), dtype=torch.int32, device=device)
+        _count_kernel[(chunks,)](chosen, counts, choices, **shape)
+    _order_kernel[(experts, chunks)](
+        chosen, counts, order, tiles, choices, chunks, most, rows, AT_ONCE=at_once, **shape
+    )
+    return routes._replace(tiling=Tiling(order, tiles, rows))
+
+
+def sort(routes: Routes, experts: int, among: int | None = None) -> Routes:
+    """With the order that kernels want, of choices made elsewhere. among: experts of all ranks, of which `experts` are
+    here; None: all are."""
+    how = plan(max(len(routes.experts), 1), routes.experts.shape[1], among or experts)
+    return routes if how.direct is not None else _ordered(routes, experts, how.gate_up.rows)
+
+
+@triton.jit(do_not_specialize=["num_choices"])
+def _local_kernel(
+    experts_ptr, weights_ptr, slots_ptr, copies_ptr, loads_ptr, num_choices,
+    TOP_K: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    choice = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = choice < num_choices
+    expert = tl.load(experts_ptr + choice, inside, -1)
+    there = expert >= 0
+    copies = tl.load(copies_ptr + expert, there, 1)
+    slot = tl.load(slots_ptr + expert * MOST + (choice // TOP_K) % copies, there, -1)
+    tl.atomic_add(loads_ptr + expert, 1, there)
+    tl.store(experts_ptr + choice, slot, inside)
+    tl.store(weights_ptr + choice, 0.0, inside & (slot < 0))
+
+
+def to_slots(routes: Routes, slots: torch.Tensor, copies: torch.Tensor, loads: torch.Tensor) -> None:
+    """Choices become slots of this rank, in place, or -1; loads count what was chosen.
+
+    Shapes:
+        slots int32 [experts, copies at most], -1 elsewhere; copies int32 [experts]; loads int32 [experts].
+    """
+    choices = routes.experts.numel()
+    if choices:
+        _local_kernel[(triton.cdiv(choices, 128),)](
+            routes.experts, routes.weights, slots, copies, loads, choices, TOP_K=routes.experts.shape[1],
+            MOST=slots.shape[1], BLOCK=128, num_warps=1,
+        )  # fmt: skip

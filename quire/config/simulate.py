@@ -1,0 +1,59 @@
+"""`quire simulate`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from quire.config.options import Options
+from quire.foundation.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateConfig(Options):
+    trace: str = ""
+    """File with a request a line: {"arrival", "prompt_tokens" or "prompt", "output_tokens", "prefix",
+    "shared_tokens"}."""
+    costs: str = "h200-llama-3.1-8b"
+    """What steps cost: the name of measured ones, or a file of your own (python -m benchmarks.scale.step_costs writes
+    one)."""
+    gpus: int = 1
+    """GPUs in all."""
+    tp: int | None = None
+    """GPUs of a replica; None: what the costs were measured with."""
+    replicas: int | None = None
+    """Copies of the model; None: as many as the GPUs hold."""
+    policy: Literal["prefix", "round_robin"] = "prefix"
+    """How requests are spread over replicas."""
+    speed: float = 1.0
+    """The trace's clock: 2 lets its requests come twice as fast."""
+    max_num_seqs: int | None = None
+    """Most requests that run at once in a replica; None: as measured."""
+    max_num_batched_tokens: int | None = None
+    """Tokens of a step; None: as measured."""
+    kv_cache_blocks: int | None = None
+    """Blocks of a replica's KV cache; None: as measured."""
+    json: bool = False
+    """Print JSON."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError."""
+        super().__post_init__()
+        for name in ("gpus", "tp", "replicas", "max_num_seqs", "max_num_batched_tokens", "kv_cache_blocks"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be >= 1, got {value}", name)
+        if self.speed <= 0:
+            raise ConfigError(f"speed must be > 0, got {self.speed}", "speed")
+
+    def num_replicas(self, ranks: int) -> int:
+        """ranks: that the costs are of. Raises ConfigError for numbers that do not go together."""
+        tp = ranks if self.tp is None else self.tp
+        if tp != ranks:
+            raise ConfigError(f"tp={tp}: the costs are of tp={ranks}; others must be measured first (see costs)", "tp")
+        replicas = self.gpus // tp if self.replicas is None else self.replicas
+        if not replicas or replicas * tp > self.gpus:
+            raise ConfigError(
+                f"replicas={replicas} of tp={tp} need {max(1, replicas) * tp} GPUs; gpus={self.gpus}", "gpus"
+            )
+        return replicas

@@ -1,0 +1,62 @@
+"""Kimi Delta Attention (Kimi Linear, 2025): a convolution, the gated delta rule where each column of keys fades at its
+own rate, a norm and a gate of sigmoids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from quire.attention.context import StepContext
+from quire.attention.recurrent import StatePart
+from quire.kernels.recurrent.channel_delta import channel_delta
+from quire.kernels.recurrent.conv import causal_conv
+from quire.layers.linear import Linear
+from quire.layers.norm import Norm, RMSNorm
+from quire.layers.recurrent.base import Conv, Recurrent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KimiDeltaSizes:
+    """head_dim: of queries, keys and values alike, and the rank of what says how fast columns fade and of the gate."""
+
+    hidden: int
+    heads: int
+    head_dim: int
+    taps: int
+    eps: float
+
+
+class KimiDelta(Recurrent):
+    """Its state is kept in float32, as transformers computes it; the convolution's in the model's type."""
+
+    def __init__(self, index: int, sizes: KimiDeltaSizes) -> None:
+        heads, dim = sizes.heads, sizes.head_dim
+        width = heads * dim
+        conv = Conv(3 * width, sizes.taps, bias=False, parts={f"{part}_conv1d": width for part in "qkv"})
+        super().__init__(index, (StatePart((heads, dim, dim), torch.float32), conv.state()))
+        self.sizes, self.conv1d = sizes, conv
+        parts = {"q_proj": width, "k_proj": width, "v_proj": width, "f_a_proj": dim, "g_a_proj": dim, "b_proj": heads}
+        self.in_proj = Linear(sizes.hidden, sum(parts.values()), bias=False, parts=parts)
+        self.f_b_proj, self.g_b_proj = (Linear(dim, width, bias=False) for _ in range(2))
+        self.dt_bias = nn.Parameter(torch.empty(width, dtype=torch.float32), requires_grad=False)
+        self.A_log = nn.Parameter(torch.empty(1, 1, heads, 1, dtype=torch.float32), requires_grad=False)
+        self.o_norm = RMSNorm(dim, sizes.eps)
+        self.o_proj = Linear(width, sizes.hidden, bias=False)
+
+    def add(self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None, ctx: StepContext) -> torch.Tensor:
+        cache, rows = self._place(ctx)
+        heads, dim = self.sizes.heads, self.sizes.head_dim
+        width = heads * dim
+        memory, conv = cache.parts
+        inner, fading, gate, b = self.in_proj(x, norm).split([3 * width, dim, dim, heads], dim=1)
+        inner = causal_conv(inner, self.conv1d.weight[:, 0], None, conv, rows, cache.entry)
+        q, k, v = (part.unflatten(1, (heads, dim)) for part in inner.chunk(3, dim=1))
+        fading = self.f_b_proj(fading.contiguous()).float() + self.dt_bias
+        decay = -torch.exp(self.A_log[0]) * nn.functional.softplus(fading).unflatten(1, (heads, dim))
+        y = channel_delta(q, k, v, decay, torch.sigmoid(b.float()), memory, rows, cache.entry)
+        opened = torch.sigmoid(self.g_b_proj(gate.contiguous()).float()).unflatten(1, (heads, dim))
+        normed = (self.o_norm(y.float().contiguous()) * opened).to(y.dtype)
+        out: torch.Tensor = self.o_proj(normed.flatten(1), residual=residual)
+        return out

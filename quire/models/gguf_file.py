@@ -1,0 +1,157 @@
+"""GGUF files, read as those of safetensors are: by the names of Hugging Face's form, one tensor an expert.
+
+Matrices that stay in blocks are bytes [rows, bytes of a row]; whatever else is in blocks (embeddings, types that no
+product knows) is widened to float32 while it is read. What converters did to tensors is undone on the way: rows of
+queries and keys that are ordered by pairs, norms with 1 added. So an entry's place is one of the file as it would be:
+entries lie one behind the other in the order of the real ones.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from quire.config.gguf.families import SETTINGS, GgufFamily, decoders_name, gguf_family, is_matrix
+from quire.foundation.errors import ConfigError
+from quire.foundation.gguf_header import PLAIN, GgufError, GgufTensor, read_gguf_header
+from quire.models.safetensors_file import Entry, MalformedFileError, TensorFile
+from quire.quantization.blocks import BLOCKS, widened
+
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """Rows of a tensor of the file, and how they are given: as bytes, or as float32 if `widens`. minus: taken from each
+    number. head: rows of it, if those that turn together are neighbours; 0: as they are."""
+
+    name: str
+    tensor: GgufTensor
+    start: int  # of its first byte in the file
+    rows: int
+    columns: int
+    widens: bool
+    minus: float
+    head: int
+
+    @property
+    def stored(self) -> int:
+        """Bytes of a row in the file."""
+        return self.columns // self.tensor.type.numbers * self.tensor.type.num_bytes
+
+    @property
+    def given(self) -> int:
+        """Bytes of a row as it is given."""
+        return 4 * self.columns if self.widens else self.stored
+
+
+class GgufFile(TensorFile):
+    """One part of a model. first: the part that has the settings."""
+
+    def __init__(self, path: Path, first: Path) -> None:
+        self._first = first
+        self._views: list[_View] = []
+        self._starts: list[int] = []
+        super().__init__(path)
+
+    def _parse(self, path: Path, size: int) -> dict[str, Entry]:
+        del size
+        try:
+            header = read_gguf_header(path)
+            self._metadata = (header if path == self._first else read_gguf_header(self._first)).metadata
+            family = gguf_family(self._metadata)
+        except (GgufError, ConfigError) as error:
+            raise MalformedFileError(str(error)) from None
+        entries: dict[str, Entry] = {}
+        place = 0
+        for name, tensor in sorted(header.tensors.items(), key=lambda item: item[1].start):
+            if name in SETTINGS:
+                continue
+            known = decoders_name(family, name) or name
+            for number, view in enumerate(self._views_of(name, tensor, family)):
+                entry = _entry(view, tensor, place)
+                entries[known.format(number)] = entry
+                self._views.append(view)
+                self._starts.append(place)
+                place += entry.num_bytes
+        return entries
+
+    def _views_of(self, name: str, tensor: GgufTensor, family: GgufFamily) -> list[_View]:
+        *outer, columns = tensor.shape
+        coded = tensor.type.name in BLOCKS and is_matrix(name) and len(tensor.shape) > 1
+        minus = 1.0 if family.plus_one and name.endswith("norm.weight") else 0.0
+        widens = bool(minus) or not (coded or tensor.type.name in PLAIN)
+        head = self._head(name, tensor) if family.pairs else 0
+        if len(outer) == 2:
+            experts, rows = outer
+            size = tensor.num_bytes // experts
+            return [
+                _View(name, tensor, tensor.start + size * number, rows, columns, widens, minus, 0)
+                for number in range(experts)
+            ]
+        if head and not outer:  # a bias: its numbers are its rows
+            return [_View(name, tensor, tensor.start, columns, 1, widens, minus, head)]
+        return [_View(name, tensor, tensor.start, outer[0] if outer else 1, columns, widens, minus, head)]
+
+    def _head(self, name: str, tensor: GgufTensor) -> int:
+        """Rows of each head of queries or keys."""
+        for kind, key in (("attn_q", "head_count"), ("attn_k", "head_count_kv")):
+            if name.rpartition(".")[0].endswith(f".{kind}"):
+                prefix = f"{self._metadata['general.architecture']}.attention."
+                heads = self._metadata.get(f"{prefix}{key}", self._metadata.get(f"{prefix}head_count"))
+                heads = heads[0] if isinstance(heads, list) else heads
+                return int((tensor.shape[0] if len(tensor.shape) > 1 else tensor.shape[-1]) // heads)
+        return 0
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Whole rows, but for rows by themselves: of these a piece."""
+        index = bisect.bisect_right(self._starts, offset) - 1
+        view, begin = self._views[index], offset - self._starts[index]
+        first, last = begin // view.given, -(-(begin + len(buffer)) // view.given)
+        inside = begin - first * view.given
+        if view.widens or view.head or inside or last - first > view.rows:
+            given = self._rows(view, first, last)
+            buffer[:] = memoryview(given.view(np.uint8).reshape(-1).data)[inside : inside + len(buffer)]
+        else:
+            super().read_into(buffer, view.start + begin)
+
+    def _rows(self, view: _View, first: int, last: int) -> np.ndarray[Any, Any]:
+        """Those from first to last as they are given, uint8 or float32 [rows, …]."""
+        low, high = (first // view.head * view.head, -(-last // view.head) * view.head) if view.head else (first, last)
+        raw = np.empty((high - low, view.stored), dtype=np.uint8)
+        super().read_into(memoryview(raw.data).cast("B"), view.start + low * view.stored)
+        if view.head:
+            half = view.head // 2
+            raw = raw.reshape(-1, half, 2, view.stored).swapaxes(1, 2).reshape(high - low, view.stored)
+            raw = raw[first - low : last - low]
+        if not view.widens:
+            return np.ascontiguousarray(raw)
+        wide = _widened(np.ascontiguousarray(raw), view.tensor.type.name)
+        return np.ascontiguousarray(wide - np.float32(view.minus) if view.minus else wide)
+
+
+def _entry(view: _View, tensor: GgufTensor, place: int) -> Entry:
+    kind = tensor.type.name
+    alone = len(tensor.shape) == 1
+    if view.widens:
+        dtype, columns = torch.float32, view.columns
+    elif kind in PLAIN:
+        dtype, columns = _DTYPES[kind], view.columns
+    else:
+        dtype, columns = torch.uint8, view.stored
+    shape = (view.rows * columns,) if alone else (view.rows, columns)
+    return Entry(dtype, shape, place, view.rows * view.given)
+
+
+def _widened(raw: np.ndarray[Any, Any], kind: str) -> np.ndarray[Any, Any]:
+    """Bytes [rows, bytes] → float32 [rows, columns]."""
+    if kind in PLAIN:
+        tensor = torch.from_numpy(raw).view(_DTYPES[kind]).float()
+    else:
+        tensor = widened(torch.from_numpy(raw), kind)
+    return tensor.numpy()

@@ -1,0 +1,51 @@
+"""What of a request's body says where it should go, read off its bytes: a guess need not be parsed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from quire.scheduling.affinity import chain
+
+CHUNK = 128  # bytes whose prefix is told from another: about 32 tokens
+BYTES_A_TOKEN = 4
+_MODEL = re.compile(rb'"model"\s*:\s*"((?:[^"\\]|\\.)*)"')
+_PREVIOUS = re.compile(rb'"previous_response_id"\s*:\s*"([^"\\]+)"')
+# What a prompt may begin with, in the bodies of the APIs.
+_PROMPT = re.compile(rb'"(?:system|messages|prompt|input|instructions|tools|prompt_token_ids|text|texts)"\s*:')
+PROMPTED = frozenset(
+    {
+        "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/inference/v1/generate",
+        "/generate", "/invocations",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """model: that it names, "" if none. hashes: of the beginnings of its prompt. num_bytes: of the prompt and what
+    follows. previous: id of the stored response that it goes on with."""
+
+    model: str = ""
+    hashes: tuple[int, ...] = ()
+    num_bytes: int = 0
+    previous: str | None = None
+
+
+def read_wish(path: str, body: bytes, *, hashes: bool = True) -> Wish:
+    """What a request of this path and body wants."""
+    if not body:
+        return Wish()
+    named = _MODEL.search(body)
+    model = named[1].decode("utf-8", "replace") if named else ""
+    if path not in PROMPTED:
+        return Wish(model)
+    found = _PROMPT.search(body)
+    start = found.start() if found else 0
+    previous = _PREVIOUS.search(body) if path == "/v1/responses" else None
+    return Wish(
+        model,
+        tuple(chain(memoryview(body)[start:], CHUNK, model)) if hashes else (),
+        len(body) - start,
+        previous[1].decode() if previous else None,
+    )

@@ -1,0 +1,73 @@
+"""`quire top` on a server that works, and its arithmetic."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from quire.cli.main import main
+from quire.cli.top import Look, quantile, sparkline
+from tests.server.conftest import Served, echo_server
+from tests.server.echo_llm import EchoLLM
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with echo_server(EchoLLM(delay=0.001, served_model_name=["echo"]), keys=("secret",)) as server:
+        yield server
+
+
+def test_it_shows_what_happens_meanwhile(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    def ask() -> None:
+        for _ in range(3):
+            httpx.post(
+                f"{served.url}/v1/completions",
+                json={"prompt": "abcdef", "max_tokens": 20},
+                headers={"authorization": "Bearer secret"},
+                timeout=60,
+            ).raise_for_status()
+
+    asking = threading.Thread(target=ask)
+    begin = threading.Timer(0.2, asking.start)
+    begin.start()
+    assert main(["top", "--url", served.url, "--api-key", "secret", "--once", "--interval", "3"]) == 0
+    begin.join()
+    asking.join()
+    shown = capsys.readouterr().out
+    assert "echo" in shown
+    assert "length 3" in shown
+    assert "nothing in this interval" not in next(line for line in shown.splitlines() if "first token" in line)
+
+
+def test_it_says_what_is_wrong(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", "--url", served.url, "--once"]) == 2
+    assert "401" in capsys.readouterr().err
+    assert main(["top", "--url", served.url, "--interval", "0"]) == 2
+    assert "interval must be > 0" in capsys.readouterr().err
+
+
+def look(*counts: float) -> Look:
+    bounds = ("0.1", "0.2", "0.4", "+Inf")
+    return Look(0.0, {("x_bucket", frozenset({("le", b)})): c for b, c in zip(bounds, counts, strict=True)})
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "share", "value"),
+    [
+        (look(0, 0, 0, 0), look(10, 10, 10, 10), 0.5, 0.05),
+        (look(0, 0, 0, 0), look(0, 10, 10, 10), 0.5, 0.15),
+        (look(7, 7, 7, 7), look(7, 7, 17, 17), 0.9, 0.38),
+        (look(0, 0, 0, 0), look(0, 0, 0, 5), 0.5, 0.4),
+        (look(3, 3, 3, 3), look(3, 3, 3, 3), 0.5, None),
+    ],
+)
+def test_quantiles_are_those_of_the_interval(before: Look, now: Look, share: float, value: float | None) -> None:
+    assert quantile(before, now, "x", share) == (None if value is None else pytest.approx(value))
+
+
+def test_a_line_of_sparks() -> None:
+    assert sparkline([0, 4, 8]) == " ▄█"
+    assert sparkline([0, 0]) == "  "

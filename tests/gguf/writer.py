@@ -1,0 +1,197 @@
+"""GGUF files of tiny checkpoints, written by the format's own library: its names, its quantiser, its writer.
+
+What the files' usual converter does to tensors and settings is done here after its description, without a line of the
+engine's own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Type
+from safetensors.torch import load_file
+
+PERMUTED = ("llama", "granite", "smollm3", "arcee")  # rows of queries and keys by pairs
+ADDED_TO_1 = ("gemma", "gemma2", "gemma3")
+# Of config.json → of the file's own family.
+KEYS = {
+    "max_position_embeddings": "context_length", "hidden_size": "embedding_length", "num_hidden_layers": "block_count",
+    "intermediate_size": "feed_forward_length", "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv", "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "layer_norm_eps": "attention.layer_norm_epsilon", "norm_epsilon": "attention.layer_norm_epsilon",
+    "vocab_size": "vocab_size", "num_experts": "expert_count", "num_local_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count", "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping",
+    "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale", "logit_scale": "logit_scale",
+}  # fmt: skip
+SLIDING = ("gemma2", "gemma3", "phi3", "cohere2")
+
+
+def kind_of(name: str, array: np.ndarray, kind: Type) -> Type:
+    """Norms, biases and routers are never quantized; a type whose blocks do not fit gives way."""
+    if array.ndim < 2 or "ffn_gate_inp" in name:
+        return Type.F32
+    size = gguf.GGML_QUANT_SIZES[kind][0]
+    return kind if array.shape[-1] % size == 0 else Type.F16
+
+
+def quantized(array: np.ndarray, kind: Type, rng: np.random.Generator) -> np.ndarray:
+    """By the library; types it has no quantiser for are drawn, with finite scales of the numbers' size."""
+    try:
+        return gguf.quants.quantize(array, kind)
+    except NotImplementedError:
+        return drawn(array.shape, kind, rng)
+
+
+def drawn(shape: tuple[int, ...], kind: Type, rng: np.random.Generator) -> np.ndarray:
+    """Random blocks whose halves that are scales are of the size of tiny models' weights."""
+    numbers, size = gguf.GGML_QUANT_SIZES[kind]
+    raw = rng.integers(0, 256, (*shape[:-1], shape[-1] // numbers, size), dtype=np.uint8)
+    for place, scale in SCALES.get(kind, ()):
+        values = (rng.uniform(0.5, 1.5, raw.shape[:-1]) * scale).astype(np.float16)
+        raw[..., place : place + 2] = values[..., None].view(np.uint8)
+    if kind == Type.IQ1_M:  # the four highest bits of four words make its scale
+        word = raw[..., 48:56].reshape(*raw.shape[:-1], 4, 2)
+        half = (rng.uniform(0.5, 1.5, raw.shape[:-1]) * 0.02).astype(np.float16).view(np.uint16)
+        for number in range(4):
+            nibble = ((half >> (4 * number)) & 15).astype(np.uint8)
+            word[..., number, 1] = (word[..., number, 1] & 0x0F) | (nibble << 4)
+    return raw.reshape(*shape[:-1], -1)
+
+
+# Where a block has float16 scales, and how large they are here.
+SCALES = {
+    Type.Q2_K: ((80, 0.01), (82, 0.01)), Type.Q3_K: ((108, 0.003),), Type.Q4_K: ((0, 0.0005), (2, 0.003)),
+    Type.Q5_K: ((0, 0.0003), (2, 0.003)), Type.Q6_K: ((208, 0.0001),), Type.IQ4_NL: ((0, 0.002),),
+    Type.IQ4_XS: ((0, 0.0002),), Type.IQ2_XXS: ((0, 0.005),), Type.IQ2_XS: ((0, 0.005),), Type.IQ2_S: ((0, 0.005),),
+    Type.IQ3_XXS: ((0, 0.002),), Type.IQ3_S: ((0, 0.001),), Type.IQ1_S: ((0, 0.01),),
+}  # fmt: skip
+
+
+def write(
+    folder: Path,
+    file: Path,
+    arch: str,
+    kind: Callable[[str], Type],
+    *,
+    more: Mapping[str, Any] | None = None,
+    tokenizer: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> dict[str, torch.Tensor]:
+    """A GGUF file of the checkpoint in a folder. kind: the type of a tensor by its name in the file. more: metadata
+    besides, None takes a key out.
+
+    Returns the checkpoint's tensors with the numbers that the file has for them.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    state = {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
+    writer = gguf.GGUFWriter(file, arch, **options)
+    for key, value in metadata(config, arch, dict(more or {})).items():
+        add(writer, f"{arch}.{key}", value)
+    for key, value in (tokenizer or {}).items():
+        add(writer, key, value)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH_NAMES and _arch(arch), config["num_hidden_layers"])
+    rng = np.random.default_rng(seed)
+    stands: dict[str, torch.Tensor] = {}
+    for theirs, sources in _stacked(state, config).items():
+        tensors = [converted(name, state[name], config, arch) for name in sources]
+        array = np.stack(tensors) if len(sources) > 1 or ".experts." in sources[0] else tensors[0]
+        module, _, end = theirs.rpartition(".")
+        name = f"{names.get_name(module)}.{end}"
+        assert not name.startswith("None"), theirs
+        chosen = kind_of(name, array, kind(name))
+        raw = quantized(array, chosen, rng)
+        writer.add_tensor(name, raw, raw_dtype=chosen)
+        wide = gguf.quants.dequantize(raw, chosen).reshape(array.shape)
+        parts = wide if wide.ndim > tensors[0].ndim else wide[None]
+        for source, part in zip(sources, parts, strict=True):
+            stands[source] = torch.from_numpy(restored(source, part, config, arch))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return stands
+
+
+def _arch(name: str) -> Any:
+    return next(arch for arch, text in gguf.MODEL_ARCH_NAMES.items() if text == name)
+
+
+def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def metadata(config: dict[str, Any], arch: str, more: dict[str, Any]) -> dict[str, Any]:
+    found = {}
+    for key, name in KEYS.items():
+        if config.get(key) is not None and not (key == "logit_scale" and arch == "granite"):
+            found[name] = config[key]
+    found.setdefault("attention.head_count_kv", config["num_attention_heads"])
+    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    found |= {"attention.key_length": size, "attention.value_length": size}
+    rope = config.get("rope_parameters") or {}
+    full = rope.get("full_attention", rope)
+    found["rope.freq_base"] = float(full.get("rope_theta", 10000.0))
+    found["rope.dimension_count"] = int(size * full.get("partial_rotary_factor", 1.0))
+    if arch in SLIDING and config.get("sliding_window"):
+        found["attention.sliding_window"] = config["sliding_window"]
+    return {key: value for key, value in {**found, **more}.items() if value is not None}
+
+
+def _stacked(state: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Tensors of the file by the names of the checkpoint; those of all experts are one."""
+    found: dict[str, list[str]] = {}
+    for name in sorted(state, key=_numbers):
+        if config.get("tie_word_embeddings") and name.startswith("lm_head"):
+            continue
+        match = re.fullmatch(r"(.*\.experts)\.(\d+)\.(.*)", name)
+        found.setdefault(f"{match[1]}.{match[3]}" if match else name, []).append(name)
+    return found
+
+
+def _numbers(name: str) -> list[Any]:
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
+def converted(name: str, tensor: torch.Tensor, config: Mapping[str, Any], arch: str) -> np.ndarray:
+    array = tensor.numpy()
+    if heads := _heads(name, config, arch):
+        array = array.reshape(heads, 2, len(array) // heads // 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+    if arch in ADDED_TO_1 and name.endswith("norm.weight"):
+        array = array + np.float32(1)
+    return np.ascontiguousarray(array)
+
+
+def restored(name: str, array: np.ndarray, config: Mapping[str, Any], arch: str) -> np.ndarray:
+    if heads := _heads(name, config, arch):
+        array = array.reshape(heads, len(array) // heads // 2, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+    if arch in ADDED_TO_1 and name.endswith("norm.weight"):
+        array = array - np.float32(1)
+    return np.ascontiguousarray(array)
+
+
+def _heads(name: str, config: Mapping[str, Any], arch: str) -> int:
+    if arch not in PERMUTED:
+        return 0
+    if ".q_proj." in name:
+        return int(config["num_attention_heads"])
+    return int(config["num_key_value_heads"]) if ".k_proj." in name else 0
