@@ -11,10 +11,11 @@ AGENTS := @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0
 unexport PYTHONDONTWRITEBYTECODE  # some hundred processes start below; each would compile all it imports
 .PHONY: demo test test-long test-gateways test-gpu bench-gpu bench-serve bench-cpu docs site vendor lint lock release clean
 
-# A Python that already has a torch keeps it (system site packages): nothing may replace a CUDA build.
+# A Python that already has a torch keeps it (system site packages): nothing may replace a CUDA build. Not so a Python of
+# a virtual environment, whose packages another environment would not see.
 $(VENV)/.ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Quire needs Python 3.11 or newer (PYTHON=... make)"; exit 1; }
-	@if $(PYTHON) -c 'import torch, sys; v = tuple(int(x) for x in torch.__version__.split("+")[0].split(".")[:2]); sys.exit(v < (2, 11))' 2>/dev/null; then \
+	@if $(PYTHON) -c 'import torch, sys; v = tuple(int(x) for x in torch.__version__.split("+")[0].split(".")[:2]); sys.exit(v < (2, 11) or sys.prefix != sys.base_prefix)' 2>/dev/null; then \
 		echo "using the torch of $(PYTHON)"; \
 		test -x $(BIN)/python || $(PYTHON) -m venv --system-site-packages $(VENV); \
 	else \

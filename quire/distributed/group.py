@@ -54,9 +54,13 @@ class Group:
         if rank.stages > 1:
             for first in range(0, rank.size, rank.width):  # all ranks make all groups
                 made = dist.new_group(list(range(first, first + rank.width)))
-                self._ranks = made if first == self._first else self._ranks
-            links = dist.new_group(), dist.new_group()
-            self.pipeline = Pipeline(rank, device, links)
+                if first == self._first:
+                    assert isinstance(made, dist.ProcessGroup)
+                    self._ranks = made
+            there, back = dist.new_group(), dist.new_group()
+            assert isinstance(there, dist.ProcessGroup)
+            assert isinstance(back, dist.ProcessGroup)
+            self.pipeline = Pipeline(rank, device, (there, back))
 
     def share_memory(self, layout: Layout) -> None:
         """Let kernels write into other ranks' memory, where they can."""
