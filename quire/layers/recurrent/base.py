@@ -94,11 +94,11 @@ class Conv(nn.Module):
             return
         taps, begin, place = self.weight.shape[2], 0, 0
         cut = cut_of(self, "weight")
-        for number, (part, count) in enumerate(self._parts.items()):
-            module = f"{name.rpartition('.')[0]}.{part}"
+        for number, (called, count) in enumerate(self._parts.items()):
+            module = f"{name.rpartition('.')[0]}.{called}"
             first, last = (begin, begin + count) if cut is None else cut.runs[number]
-            own, lines = slice(first - begin, last - begin), slice(place, place + last - first)
-            yield Target(f"{module}.weight", (count, 1, taps), self.weight.data, part=(own,), at=(lines,))
+            part, at = (slice(first - begin, last - begin),), (slice(place, place + last - first),)
+            yield Target(f"{module}.weight", (count, 1, taps), self.weight.data, part=part, at=at)
             if self.bias is not None:
-                yield Target(f"{module}.bias", (count,), self.bias.data, part=(own,), at=(lines,))
-            begin, place = begin + count, lines.stop
+                yield Target(f"{module}.bias", (count,), self.bias.data, part=part, at=at)
+            begin, place = begin + count, place + last - first
