@@ -25,6 +25,7 @@ from quire.quantization.methods.modules import (
     names_of,
     of_all,
     one_of,
+    own_groups,
     refuse_unknown,
 )
 
@@ -98,13 +99,7 @@ def _scheme(info: MatrixInfo, settings: Settings) -> Scheme:
         check_multiples(info, inputs=group)
     first, last = info.inputs
     kept = settings.group or last - first  # a group of all inputs is one of those that a rank has
-    if not across and (first % kept or last % kept):
-        raise ConfigError(
-            f"quantization_config: inputs of {info.modules[0]} are stored {kept} together and cannot be cut at "
-            f"{first or last}",
-            OPTION,
-        )
-    groups = slice(first // kept, last // kept) if settings.group else slice(None)
+    groups = slice(None) if across or not settings.group else own_groups(info, kept)
     form = Grouped("int8" if settings.bits == 8 else "int4", kept, scale=torch.float32, zero=torch.float32)
     sources: list[Source] = []
     for number, rows in enumerate(info.whole):
