@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from quire.attention.context import StepContext
+from quire.distributed.group import Group
 from quire.layers.activation import activation
 from quire.layers.attention import Attention
 from quire.layers.borrowed_attention import BorrowedAttention
@@ -75,14 +76,23 @@ class ShutGatedMLP(GatedMLP):
     """shut: the share of gates that a normal distribution of their mean and deviation would have shut; the others are
     what is above that. act: another than SiLU."""
 
+    ranks: Group | None = None  # that share it
+
     def __init__(self, hidden: int, intermediate: int, act: str, shut: float) -> None:
         super().__init__(hidden, intermediate, act=act)
         self._deviations = torch.special.ndtri(torch.tensor(shut, dtype=torch.float32, device="cpu")).item()
 
+    def join(self, group: Group) -> None:
+        """See `quire.layers.cuts.Joining`."""
+        self.ranks = group
+
     def _gated(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         wide = gate.float()
-        least = wide.mean(-1, keepdim=True) + wide.std(-1, keepdim=True, unbiased=False) * self._deviations
+        mean, variance = wide.mean(-1, keepdim=True), wide.var(-1, keepdim=True, unbiased=False)
+        if self.ranks is not None:
+            mean, variance = of_all_ranks(mean, variance, self.ranks)
+        least = mean + variance.sqrt() * self._deviations
         return self._act(nn.functional.relu(wide - least).to(gate.dtype)).mul_(up)
 
 
@@ -124,6 +134,15 @@ class AltUpLayer(nn.Module):
         added = self.per_layer_projection(self._act(self.per_layer_input_gate(first)) * own)
         corrected[:, 1:] += self.post_per_layer_input_norm(added)[:, None]
         return corrected
+
+
+def of_all_ranks(mean: torch.Tensor, variance: torch.Tensor, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32 [tokens, 1] each, of as many numbers on every rank → of all of them together: the variance within ranks
+    and that of their means (Chan, Golub and LeVeque, 1979), which loses nothing where the mean is large."""
+    told = mean.new_zeros(len(mean), 2, group.topology.size)
+    told[:, :, group.topology.rank] = torch.cat([mean, variance], dim=1)
+    means, variances = group.sum(told).unbind(1)
+    return means.mean(1, keepdim=True), (variances.mean(1) + means.var(1, unbiased=False))[:, None]
 
 
 def of_size(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -13,15 +13,15 @@ from quire.layers.norm import Norm, RMSNorm
 
 
 class BorrowedAttention(nn.Module):
-    """lender: the layer that keeps them, which has run before in every step."""
+    """lender: the layer that keeps them, which has run before in every step, and whose heads ranks share alike."""
 
     def __init__(self, lender: Attention, hidden: int, cos_sin: torch.Tensor, eps: float, *, bias: bool) -> None:
         super().__init__()
         self._lender = (lender,)  # in a tuple, so that it is no submodule
         heads, _, head_dim = lender.heads
         self.cos_sin = cos_sin
-        self.q_proj = Linear(hidden, heads * head_dim, bias=bias)
-        self.o_proj = Linear(heads * head_dim, hidden, bias=bias)
+        self.q_proj = Linear(hidden, heads * head_dim, bias=bias, role="rows", heads=(heads,))
+        self.o_proj = Linear(heads * head_dim, hidden, bias=bias, role="columns")
         self.q_norm = RMSNorm(head_dim, eps)
 
     def attend(self, x: torch.Tensor, norm: Norm | None, ctx: StepContext) -> torch.Tensor:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from quire.distributed.group import Group
 from quire.distributed.topology import ALONE, Share, Topology
 from quire.kernels.elementwise.norm import rms_norm
 from quire.kernels.gemm.linear import linear
+from quire.layers.cuts import Cut, cut_parameter
 from quire.layers.linear import before
 from quire.layers.low_rank import LowRank, LowRankEmbedding
 from quire.layers.norm import Norm
@@ -63,3 +65,28 @@ class Embedding(nn.Module):
 
     def dense(self, dtype: torch.dtype, rows: slice = ALL_ROWS) -> torch.Tensor:
         return self.weight[rows].to(dtype)
+
+
+class SpreadEmbedding(Embedding):
+    """One too large for every rank to have it: each has the vectors of a share of the tokens, and all add up what they
+    find. It takes no adapters and is no head."""
+
+    ranks: Group | None = None
+
+    def share_with(self, topology: Topology) -> None:
+        """Keep this rank's share of the vectors."""
+        super().share_with(topology)
+        cut_parameter(self, "weight", Cut(len(self.weight), (self.share[:2],)))
+
+    def join(self, group: Group) -> None:
+        """See `quire.layers.cuts.Joining`."""
+        self.ranks = group
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """See `Embedding`."""
+        if self.ranks is None:
+            return super().forward(input_ids)
+        begin, end, _ = self.share
+        others = (input_ids < begin) | (input_ids >= end)
+        x = super().forward((input_ids - begin).masked_fill(others, 0))
+        return self.ranks.sum(x.masked_fill(others[:, None], 0))

@@ -59,14 +59,20 @@ class EncoderLayer(nn.Module):
 class DistanceLayer(EncoderLayer):
     """The same where each head adds a number to the scores of tokens so far from each other (T5's way, in MPNet).
 
-    distances: [buckets, heads], of all layers; in a tuple, so that it is no submodule of each.
+    distances: [buckets, heads], of all layers; in a tuple, so that it is no submodule of each. It is whole on every
+    rank, which adds the columns of its heads.
     """
 
     def __init__(
         self, hidden: int, heads: int, intermediate: int, eps: float, act: str, distances: tuple[Embedding]
     ) -> None:
         super().__init__(hidden, heads, intermediate, eps, act)
-        self._distances = distances
+        self._distances, self._own = distances, slice(0, heads)
+
+    def share_with(self, topology: Topology) -> None:
+        share = topology.lines(self.heads[0], self.heads[0], "num_attention_heads")
+        self._own = slice(share.begin, share.end)
+        super().share_with(topology)
 
     def per_head(self) -> Pairs:
         return Pairs(self._added)
@@ -74,7 +80,8 @@ class DistanceLayer(EncoderLayer):
     def _added(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         places = torch.arange(q.shape[2], device=q.device)
         (table,) = self._distances
-        found = table.weight[both_ways_bucket(places - places[:, None])]  # [queries, keys, heads]
+        own = table.weight[:, self._own]
+        found = own[both_ways_bucket(places - places[:, None])]  # [queries, keys, heads]
         added: torch.Tensor = found.permute(2, 0, 1)[None].to(q.dtype)
         return added
 
@@ -152,8 +159,8 @@ class DisentangledLayer(EncoderLayer):
         self.near, self._distances = near, distances
         self.scale = (hidden // heads * near.terms) ** -0.5
         if not near.shared:
-            self.pos_key = Linear(hidden, hidden, bias=True) if near.by_key else None
-            self.pos_query = Linear(hidden, hidden, bias=True) if near.by_query else None
+            self.pos_key = Linear(hidden, hidden, bias=True, role="rows") if near.by_key else None
+            self.pos_query = Linear(hidden, hidden, bias=True, role="rows") if near.by_query else None
 
     def per_head(self) -> Pairs:
         rows = self._distances[0]()

@@ -135,20 +135,23 @@ class Experts(nn.Module):
         # One expert's, as patterns: of shares, formats and targets. In a tuple, so that they are no layers.
         self._pair = (gate_up, Linear(inner, hidden, bias=False, parts={self.names.down: hidden}, role="columns"))
 
-    def allocate(self, method: QuantizationMethod, name: str, topology: Topology = ALONE) -> None:
+    def allocate(
+        self, method: QuantizationMethod, name: str, topology: Topology = ALONE, group: Group | None = None
+    ) -> None:
         """Make the parameters, in the default dtype and on the default device. name: what checkpoints call this module.
+        group: of the ranks that share them.
 
         Raises ConfigError if ranks cannot share them.
         """
-        self.name = name
+        self.name, self.ranks = name, group
         self.spread: Spread | None = None
         if topology.whole_experts and topology.size > 1:
             self.spread = Spread(self.experts, topology, topology.redundant_experts, torch.empty(0).device)
-            topology = ALONE
+            topology, group = ALONE, None
         self._kept: list[dict[str, torch.Tensor]] = []
         for kind, one in zip(("gate_up", "down"), self._pair, strict=True):
             with torch.device("meta"):
-                one.allocate(method, tuple(f"{name}.0.{part}" for part in one.parts), topology)
+                one.allocate(method, tuple(f"{name}.0.{part}" for part in one.parts), topology, group)
             specs = one.scheme.format.tensors(*one.local_shape, one.dtype)
             kept = {}
             for tensor, spec in specs.items():
@@ -226,6 +229,13 @@ class Experts(nn.Module):
     def pair(self) -> tuple[Linear, Linear]:
         """One expert's matrices, gate and up together and down, as patterns of shapes and shares."""
         return self._pair
+
+    def told_slot(self, expert: int) -> int | None:
+        """Where an expert is of whose numbers this rank tells the others; None: another rank has it, and tells. Of an
+        expert that ranks share each tells of its part."""
+        if self.spread is None:
+            return expert
+        return self.spread.own.index(expert) if self.spread.is_first_with(expert) else None
 
     def dense(self, number: int, slot: int, dtype: torch.dtype) -> torch.Tensor:
         """What the numbers of one of its experts' matrices stand for, as this rank has them. number: in `pair`."""

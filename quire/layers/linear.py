@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
@@ -204,9 +204,9 @@ class Linear(nn.Module):
             self._columns = topology.lines(self.in_features, self.in_features, "input columns")
             self.group = group
         self.dtype = torch.get_default_dtype()
-        scheme = method.scheme(
-            MatrixInfo(modules, self.out_features, self.in_features, self.role, self.dtype, self.part_rows)
-        )
+        info = MatrixInfo(modules, self.out_features, self.in_features, self.role, self.dtype, self.part_rows)
+        own, whole = tuple((share.begin, share.end) for share in self.shares), tuple(self.parts.values())
+        scheme = method.scheme(replace(info, whole=whole, own=own, inputs=self._columns[:2]))
         self._scheme = unpacked(scheme, self.dtype) if self._is_plain else scheme
         rows, columns = self.local_shape
         kept = {name: _parameter(spec) for name, spec in self._scheme.format.tensors(rows, columns, self.dtype).items()}

@@ -75,6 +75,10 @@ class Spread:
         self._slots.copy_(slots)
         self._copies.copy_(torch.tensor(counts, dtype=torch.int32))
 
+    def is_first_with(self, expert: int) -> bool:
+        """Whether this rank is the first that has it."""
+        return next(rank for rank, there in enumerate(self.placement) if expert in there) == self._topology.rank
+
     def rebalanced(self) -> list[list[int]] | None:
         """Where experts had better be, by what has come to them since the last time; None: where they are."""
         loads = self.loads.tolist()

@@ -113,7 +113,7 @@ def allocate(model: Model, method: QuantizationMethod, group: Group | None = Non
         if isinstance(module, Joining) and group is not None:
             module.join(group)
         if isinstance(module, Experts):
-            module.allocate(method, model.checkpoint_name(path), topology)
+            module.allocate(method, model.checkpoint_name(path), topology, group)
         if isinstance(module, Linear):
             parent = path.rpartition(".")[0]
             paths = [f"{parent}.{part}" if part else path for part in module.sources]

@@ -11,7 +11,7 @@ from torch import nn
 from quire.attention.context import StepContext
 from quire.layers.altup import Streams, of_size
 from quire.layers.borrowed_attention import BorrowedAttention
-from quire.layers.embedding import Embedding, rounded
+from quire.layers.embedding import SpreadEmbedding, rounded
 from quire.layers.linear import Linear
 from quire.layers.norm import RMSNorm
 from quire.models.base import DecoderStack, GivenEmbeddings, Sizes
@@ -29,7 +29,7 @@ class StreamsStack(DecoderStack):
         self._numbers = {layer: number for number, layer in enumerate(self.layers)}
         hidden, own = sizes.hidden, sizes.layers * streams.own
         self.streams, self._words = streams, words
-        self.embed_tokens_per_layer = Embedding(words, own, scale=rounded(streams.own**0.5))
+        self.embed_tokens_per_layer = SpreadEmbedding(words, own, scale=rounded(streams.own**0.5))
         self.per_layer_model_projection = Linear(hidden, own, bias=False)
         self.per_layer_projection_norm = RMSNorm(streams.own, sizes.eps)
         self.altup_projections, self.altup_unembed_projections = (

@@ -278,7 +278,8 @@ class MatrixInfo:
     """What a method may judge a matrix by. modules: the checkpoint's, whose rows are stacked to make it.
 
     parts: how many rows of each module this rank has. Rows and columns are those of all ranks. spelled: what files may
-    call a module besides, as their settings name it.
+    call a module besides, as their settings name it. own, inputs: for methods that read modules whole, of each module's
+    rows, and of the columns, the lines [begin, end) that this rank has. whole: how many rows each module has.
     """
 
     modules: tuple[str, ...]
@@ -288,6 +289,9 @@ class MatrixInfo:
     dtype: torch.dtype  # of the activations
     parts: tuple[int, ...] = ()
     spelled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    whole: tuple[int, ...] = ()
+    own: tuple[tuple[int, int], ...] = ()
+    inputs: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,26 @@ def test_what_does_not_divide_is_refused_by_name(size: int, config: dict[str, An
         ranks.check_ranks(RuntimeConfig(tensor_parallel_size=size), info(**config), "cpu")
 
 
+def test_layers_may_each_have_sizes_of_their_own() -> None:
+    sizes = {"intermediate_size": [64, 96, 72], "num_attention_heads": 8, "num_key_value_heads": 2}
+    assert ranks.possible_sizes(info("Gemma3nForCausalLM", **sizes)) == [1, 2, 4, 8]
+    sizes["intermediate_size"] = [64, 90, 90]
+    with pytest.raises(ConfigError, match=r"=4 does not divide this model's intermediate_size=90; it may be 1, 2$"):
+        ranks.check_ranks(RuntimeConfig(tensor_parallel_size=4), info("Gemma3nForCausalLM", **sizes), "cpu")
+
+
+def test_heads_of_states_where_files_have_them() -> None:
+    """In a section of older files; as many as attention has, if nobody says; a group of them on several ranks."""
+    kimi = {"moe_intermediate_size": 24, "linear_num_heads": 32, "linear_attn_config": {"num_heads": 12}}
+    assert ranks.possible_sizes(info("KimiLinearForCausalLM", **kimi)) == [1, 2, 3, 4, 6, 12]
+    del kimi["linear_attn_config"]
+    assert ranks.possible_sizes(info("KimiLinearForCausalLM", **kimi)) == [1, 2, 4, 8]
+    assert ranks.possible_sizes(info("OlmoHybridForCausalLM")) == [1, 2, 4, 8, 12, 24]
+    assert ranks.possible_sizes(info("OlmoHybridForCausalLM", linear_num_value_heads=6)) == [1, 2]
+    zamba = {"num_key_value_heads": 24, "n_mamba_heads": 16, "mamba_ngroups": 2}
+    assert ranks.possible_sizes(info("Zamba2ForCausalLM", **zamba)) == [1, 2, 4, 8]
+
+
 def test_encoders_are_shared_too() -> None:
     ranks.check_ranks(RuntimeConfig(tensor_parallel_size=2), info("BertModel"), "cpu")
 

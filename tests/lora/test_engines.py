@@ -11,7 +11,7 @@ import torch
 
 from quire import LLM, BeamSearchParams, LoRARequest, SamplingParams
 from tests.lora.adapters import simple, write
-from tests.models import checkpoints
+from tests.models import checkpoints, sparse_checkpoints
 
 TEXT = [5, 17, 3, 44, 8, 5, 17, 3, 44, 8, 5, 17, 3]
 PROMPTS = [TEXT, TEXT[2:], TEXT[:5], [*TEXT, *TEXT]]
@@ -73,6 +73,41 @@ def test_the_same_answers_however_they_are_made(
     assert len({tuple(ids) for ids in wanted}) == len(wanted)
     with LLM(str(base), **{**OPTIONS, **options}) as llm:
         assert answers(llm, requests) == wanted
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param({"enable_expert_parallel": True}, marks=pytest.mark.long),
+        pytest.param(
+            {"enable_expert_parallel": True, "enable_eplb": True,
+             "eplb_config": {"step_interval": 3, "num_redundant_experts": 2}},
+            marks=pytest.mark.long,
+        ),
+    ],
+)  # fmt: skip
+def test_norms_of_experts_that_ranks_share(options: dict[str, Any], tmp_path: Path) -> None:
+    """DoRA divides by norms of lines, of which ranks have but a part, or one rank all."""
+    model = sparse_checkpoints.make("qwen3")
+    folder = checkpoints.save(model, tmp_path / "base")
+    made, tensors = torch.Generator().manual_seed(2), {}
+    shapes = {"gate_proj": (24, 48), "up_proj": (24, 48), "down_proj": (48, 24)}
+    for expert in range(model.config.num_experts):
+        for part, (outputs, inputs) in shapes.items():
+            name = f"model.layers.1.mlp.experts.{expert}.{part}"
+            tensors[f"{name}.lora_A"] = torch.randn(2, inputs, generator=made) * 0.3
+            tensors[f"{name}.lora_B"] = torch.randn(outputs, 2, generator=made) * 0.3
+            tensors[f"{name}.lora_magnitude_vector"] = torch.rand(outputs, generator=made) * 3 + 0.8
+    adapter = write(tmp_path / "adapter", tensors, target_modules=list(shapes), use_dora=True)
+    wanted: list[LoRARequest | None] = [None, LoRARequest("one", 1, str(adapter))] * 2
+    found = []
+    for ranks in ({}, {"tensor_parallel_size": 2, **options}):
+        with LLM(str(folder), **OPTIONS, **ranks) as llm:
+            found.append(answers(llm, wanted))
+            plain = answers(llm, [None] * 4)
+    assert found[0] == found[1]
+    assert [ids != other for ids, other in zip(found[0], plain, strict=True)] == [False, True, False, True]
 
 
 def test_over_weights_of_8_bits(base: Path, requests: list[LoRARequest | None]) -> None:

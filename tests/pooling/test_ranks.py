@@ -18,6 +18,8 @@ OPTIONS: dict[str, Any] = {
     "skip_tokenizer_init": True,
 }  # fmt: skip
 FAMILIES = ["bert", "roberta", "modernbert", "eurobert", "nomic_bert", "jina_embeddings_v3", "distilbert", "gte"]
+# Whose heads add numbers of their own by how far apart tokens are, or whose layers are one.
+BY_DISTANCE = ["mpnet", "deberta_v2", "deberta_v2-own", "deberta_v2-keys", "albert", "albert-groups"]
 
 
 def prompts() -> list[dict[str, list[int]]]:
@@ -27,10 +29,24 @@ def prompts() -> list[dict[str, list[int]]]:
 
 @pytest.mark.parametrize("case", sampled(FAMILIES, lambda case: case == "bert"))
 def test_two_ranks_make_the_states_of_one(case: str, tmp_path: Path) -> None:
-    encoders.make(case, tmp_path)
+    compare(case, 2, tmp_path)
+
+
+@pytest.mark.parametrize("case", sampled(BY_DISTANCE, lambda case: case in ("mpnet", "deberta_v2-own", "albert")))
+def test_terms_of_heads_are_cut_with_them(case: str, tmp_path: Path) -> None:
+    compare(case, 2, tmp_path)
+
+
+@pytest.mark.parametrize("case", sampled(BY_DISTANCE, lambda _: False))
+def test_four_ranks(case: str, tmp_path: Path) -> None:
+    compare(case, 4, tmp_path)
+
+
+def compare(case: str, size: int, folder: Path) -> None:
+    encoders.make(case, folder)
     found = []
-    for ranks in (1, 2):
-        with LLM(str(tmp_path), **OPTIONS, tensor_parallel_size=ranks) as llm:
+    for ranks in (1, size):
+        with LLM(str(folder), **OPTIONS, tensor_parallel_size=ranks) as llm:
             outputs = llm.encode(prompts(), pooling_task="token_embed", use_tqdm=False)
             found.append(np.concatenate([output.outputs.data for output in outputs]))
     assert found[0].std() > 0.01

@@ -15,6 +15,7 @@ from quire.foundation.errors import ConfigError, WeightsError
 from quire.quantization.methods.bitsandbytes import BitsAndBytes
 from tests.quantization import writers
 from tests.quantization.test_integers import assert_same_answers, load
+from tests.quantization.test_shares import dense_of, share, written
 from tests.quantization.writers import Written, make
 
 NF4 = np.array([
@@ -88,6 +89,24 @@ def test_bitsandbytes(
 ) -> None:
     monkeypatch.setattr(writers, "SIZES", {**writers.SIZES, **LARGE})
     assert_same_answers(make(tmp_path, family, lambda _: writer, settings))
+
+
+@pytest.mark.parametrize(("writer", "settings"), [case[1:] for case in CASES.values()], ids=CASES)
+def test_ranks_have_their_shares(writer: writers.Writer, settings: dict[str, Any], tmp_path: Path) -> None:
+    method, parts = BitsAndBytes.of_checkpoint(settings), {"q": 128, "k": 64, "v": 64}
+    checkpoint, dense = written(writer, parts, 512)
+    for rank in range(2):
+        mine = dense_of(share("rows", rank, 2, parts, 512, method), checkpoint, tmp_path)
+        assert torch.allclose(mine, torch.cat([part.chunk(2)[rank] for part in dense]), rtol=1e-5, atol=1e-6)
+    checkpoint, (whole,) = written(writer, {"o": 64}, 512)
+    shares = [dense_of(share("columns", rank, 2, {"o": 64}, 512, method), checkpoint, tmp_path) for rank in range(2)]
+    assert torch.allclose(torch.cat(shares, dim=1), whole, rtol=1e-5, atol=1e-6)
+
+
+def test_blocks_are_not_divided() -> None:
+    method = BitsAndBytes.of_checkpoint(config(bnb_4bit_quant_type="nf4"))
+    with pytest.raises(ConfigError, match="inputs of o are stored 64 together and cannot be cut at 96"):
+        share("columns", 0, 2, {"o": 64}, 192, method)
 
 
 def test_what_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,8 @@ def written(writer: writers.Writer, parts: dict[str, int], columns: int) -> tupl
 
 
 def dense_of(linear: Linear, checkpoint: dict[str, torch.Tensor], folder: Path) -> torch.Tensor:
-    targets = [target for target in linear.targets() if not target.is_optional or target.source in checkpoint]
+    wanted = (target for target in linear.targets() if not target.is_optional or target.source in checkpoint)
+    targets = [target.cut_to(tuple(checkpoint[target.source].shape)) for target in wanted]
     flat = {target.source: checkpoint[target.source].view(target.shape) for target in targets}
     read(folder, flat, targets)
     return linear.matrix.dense(torch.float32)

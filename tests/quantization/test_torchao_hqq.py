@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.models import checkpoints
 from tests.models.paged import PagedRows
 from tests.quantization import test_models
 from tests.quantization.test_models import linears
+from tests.quantization.test_shares import dense_of, share, written
 from tests.quantization.writers import PLAIN, SIZES
 
 Packed = tuple[dict[str, torch.Tensor], torch.Tensor]
@@ -223,6 +225,27 @@ def test_hqqs_own_checkpoints(case: tuple[int, int | None, int], family: str, tm
     config = hqq_config(*case)
     make(family, tmp_path, by_hqq(config), {"quant_method": "hqq", "quant_config": config, "skip_modules": ["lm_head"]})
     check(tmp_path, exact=case[0] != 8)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_ranks_keep_their_share_of_hqqs_modules(case: tuple[int, int | None, int], tmp_path: Path) -> None:
+    config = hqq_config(*case)
+    method = HQQ.of_checkpoint({"quant_method": "hqq", "quant_config": config})
+    parts = {"q": 128, "k": 64, "v": 64}
+    checkpoint, dense = written(partial(by_hqq(config), ""), parts, 128)
+    for rank in range(2):
+        mine = dense_of(share("rows", rank, 2, parts, 128, method), checkpoint, tmp_path)
+        assert torch.allclose(mine, torch.cat([part.chunk(2)[rank] for part in dense]), rtol=1e-6, atol=1e-6)
+    checkpoint, (whole,) = written(partial(by_hqq(config), ""), {"o": 64}, 128)
+    shares = [dense_of(share("columns", rank, 2, {"o": 64}, 128, method), checkpoint, tmp_path) for rank in range(2)]
+    assert torch.allclose(torch.cat(shares, dim=1), whole, rtol=1e-6, atol=1e-6)
+
+
+def test_groups_of_hqq_are_not_divided() -> None:
+    method = HQQ.of_checkpoint({"quant_method": "hqq", "quant_config": hqq_config(4, 64, 1)})
+    for rank, place in ((0, 96), (1, 96)):
+        with pytest.raises(ConfigError, match=f"inputs of o are stored 64 together and cannot be cut at {place}"):
+            share("columns", rank, 2, {"o": 64}, 192, method)
 
 
 def test_hqqs_tensors_that_say_otherwise_are_damaged(tmp_path: Path) -> None:

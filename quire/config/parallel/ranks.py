@@ -18,9 +18,11 @@ _OPTION, _STAGES, _LAYERS = "tensor_parallel_size", "pipeline_parallel_size", "p
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 # Of these, fewer than ranks are kept by several each.
 _COPIED = (
-    "num_key_value_heads", "num_kv_heads", "multi_query_group_num", "n_groups", "mamba_n_groups",
+    "num_key_value_heads", "num_kv_heads", "multi_query_group_num", "n_groups", "mamba_n_groups", "mamba_ngroups",
     "linear_num_key_heads",
 )  # fmt: skip
+_AS_HEADS = (*_COPIED, "linear_num_value_heads")  # as many as there are heads, if nothing is said
+_SECTIONS = {"linear_num_heads": ("linear_attn_config", "num_heads")}  # where older files have them
 _MOST = 64  # ranks of a model without attention heads
 
 
@@ -82,8 +84,12 @@ def possible_sizes(info: ModelInfo) -> list[int]:
     if family.is_own or not family.shared:
         return [1]
     values = _shared(info, family)
-    most = read_positive(info.hf_config, "num_attention_heads") if "num_attention_heads" in values else _MOST
-    return [size for size in range(1, most + 1) if all(_divides(size, *item) for item in values.items())]
+    most = min(values.get("num_attention_heads", (_MOST,)))
+    return [
+        size
+        for size in range(1, most + 1)
+        if all(_divides(size, key, count) for key, counts in values.items() for count in counts)
+    ]
 
 
 def _expert_keys(info: ModelInfo) -> list[str]:
@@ -107,7 +113,7 @@ def _check_shares(size: int, info: ModelInfo, runtime: RuntimeConfig) -> None:
                 raise ConfigError(
                     f"enable_expert_parallel: {_OPTION}={size} is more than the model's {key}={count}", _OPTION
                 )
-    wrong = [f"{key}={value}" for key, value in values.items() if not _divides(size, key, value)]
+    wrong = [f"{key}={n}" for key, counts in values.items() for n in counts if not _divides(size, key, n)]
     if wrong:
         raise ConfigError(
             f"{_OPTION}={size} does not divide this model's {' and '.join(wrong)}; it may be "
@@ -116,17 +122,21 @@ def _check_shares(size: int, info: ModelInfo, runtime: RuntimeConfig) -> None:
         )
 
 
-def _shared(info: ModelInfo, family: Family) -> dict[str, int]:
-    """What is left out is what families take for it: as many heads as queries have, four times the hidden size."""
+def _shared(info: ModelInfo, family: Family) -> dict[str, list[int]]:
+    """By key the numbers that it stands for: several, if layers have each their own. What is left out is what families
+    take for it: as many heads as queries have, four times the hidden size."""
     found = {}
     for key in family.shared:
-        if info.hf_config.get(key) is not None:
-            found[key] = read_positive(info.hf_config, key)
-        elif key in _COPIED:
-            found[key] = read_positive(info.hf_config, "num_attention_heads")
+        section, inner = _SECTIONS.get(key, ("", ""))
+        older = info.hf_config.get(section)
+        told = older[inner] if isinstance(older, dict) and inner in older else info.hf_config.get(key)
+        if told is not None:
+            found[key] = [read_positive({key: one}, key) for one in (told if isinstance(told, list) else [told])]
+        elif key in _AS_HEADS:
+            found[key] = [read_positive(info.hf_config, "num_attention_heads")]
         else:
-            found[key] = 4 * read_positive(info.hf_config, "hidden_size")
-    return found
+            found[key] = [4 * read_positive(info.hf_config, "hidden_size")]
+    return {key: list(dict.fromkeys(counts)) for key, counts in found.items()}
 
 
 def _divides(size: int, key: str, value: int) -> bool:

@@ -14,7 +14,7 @@ from quire.distributed.topology import Topology
 from quire.foundation.errors import ConfigError
 from quire.kernels.recurrent.rows import Rows
 from quire.layers.attention import Keeps
-from quire.layers.cuts import Cut, cut_parameter, own_targets
+from quire.layers.cuts import Cut, cut_of, cut_parameter, own_targets
 from quire.layers.norm import Norm
 from quire.layers.targets import Target
 
@@ -78,7 +78,7 @@ class Conv(nn.Module):
         self.bias = nn.Parameter(torch.empty(channels), requires_grad=False) if bias else None
 
     def cut(self, cut: Cut) -> None:
-        """Keep a rank's channels."""
+        """Keep a rank's channels: a run of each part, if there are any."""
         cut_parameter(self, "weight", cut)
         cut_parameter(self, "bias", cut)
 
@@ -92,11 +92,13 @@ class Conv(nn.Module):
             for own in ("weight", "bias") if self.bias is not None else ("weight",):
                 yield from own_targets(self, own, f"{name}.{own}")
             return
-        taps, begin = self.weight.shape[2], 0
-        for part, count in self._parts.items():
-            module = f"{name.rpartition('.')[0]}.{part}"
-            lines = slice(begin, begin + count)
-            yield Target(f"{module}.weight", (count, 1, taps), self.weight.data, at=(lines,))
+        taps, begin, place = self.weight.shape[2], 0, 0
+        cut = cut_of(self, "weight")
+        for number, (called, count) in enumerate(self._parts.items()):
+            module = f"{name.rpartition('.')[0]}.{called}"
+            first, last = (begin, begin + count) if cut is None else cut.runs[number]
+            part, at = (slice(first - begin, last - begin),), (slice(place, place + last - first),)
+            yield Target(f"{module}.weight", (count, 1, taps), self.weight.data, part=part, at=at)
             if self.bias is not None:
-                yield Target(f"{module}.bias", (count,), self.bias.data, at=(lines,))
-            begin += count
+                yield Target(f"{module}.bias", (count,), self.bias.data, part=part, at=at)
+            begin, place = begin + count, place + last - first

@@ -39,12 +39,13 @@ class _Projections(nn.Module):
         super().__init__()
         width, twice = sizes.heads * sizes.head_dim, 2 * sizes.hidden
         self.qkv_proj = Linear.qkv(twice, sizes.heads, sizes.heads, sizes.head_dim, bias=False)
-        self.o_proj = Linear(width, sizes.hidden, bias=False)
+        self.o_proj = Linear(width, sizes.hidden, bias=False, role="columns")
         for user in users if sizes.adapts_attention else ():
             parts = {f"linear_{part}_adapter_list.{user}.0": sizes.rank for part in "qkv"}
             self.add_module(f"narrow_{user}", Linear(twice, 3 * sizes.rank, bias=False, parts=parts))
             for part in "qkv":
-                up = Linear(sizes.rank, width, bias=False, parts={f"linear_{part}_adapter_list.{user}.1": width})
+                parts = {f"linear_{part}_adapter_list.{user}.1": width}
+                up = Linear(sizes.rank, width, bias=False, parts=parts, role="rows", heads=(sizes.heads,))
                 self.add_module(f"wide_{part}_{user}", up)
 
     def qkv(self, x: torch.Tensor, user: int) -> torch.Tensor:
@@ -60,15 +61,17 @@ class _FeedForward(nn.Module):
     def __init__(self, sizes: SharedSizes, users: list[int], act: Activation) -> None:
         super().__init__()
         self._act = act
-        self.gate_up_proj = Linear(sizes.hidden, 2 * sizes.intermediate, bias=sizes.bias)
-        self.down_proj = Linear(sizes.intermediate, sizes.hidden, bias=sizes.bias)
+        inner = sizes.intermediate
+        self.gate_up_proj = Linear.gate_up(sizes.hidden, inner, bias=sizes.bias, fused="gate_up_proj", silu=False)
+        self.down_proj = Linear(inner, sizes.hidden, bias=sizes.bias, role="columns")
         for user in users:
             name = f"gate_up_proj_adapter_list.{user}"
             self.add_module(
                 f"narrow_{user}", Linear(sizes.hidden, sizes.rank, bias=False, parts={f"{name}.0": sizes.rank})
             )
-            up = Linear(sizes.rank, 2 * sizes.intermediate, bias=False, parts={f"{name}.1": 2 * sizes.intermediate})
-            self.add_module(f"wide_{user}", up)
+            self.add_module(
+                f"wide_{user}", Linear.gate_up(sizes.rank, inner, bias=False, fused=f"{name}.1", silu=False)
+            )
 
     def forward(self, x: torch.Tensor, norm: RMSNorm, user: int) -> torch.Tensor:
         x = norm(x)
@@ -97,8 +100,8 @@ class _OwnCache(SelfAttention):
         self.scale = (sizes.head_dim / 2) ** -0.5
 
     def share_with(self, topology: Topology) -> None:
-        """Raises ConfigError for several ranks."""
-        topology.share(1 if topology.size > 1 else self.heads[0], "num_attention_heads")
+        heads = topology.share(self.heads[0], "num_attention_heads")
+        self.heads = (heads, heads, self.heads[2])
 
     def run(self, qkv: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         cache, group = ctx.caches[self.index], ctx.groups[self.group]

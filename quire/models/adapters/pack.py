@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 
 import torch
@@ -19,14 +19,19 @@ Dense = Callable[[slice], torch.Tensor]
 _LINES = 4096  # at a time, where their norms are computed
 
 
-def of_linear(linear: Linear, pairs: Mapping[int, Pair], dtype: torch.dtype, dense: Dense | None = None) -> HostFactors:
-    """pairs: by part; of the whole matrix. dense: by default the layer's own."""
-    if dense is None:
-        matrix = linear.matrix
+def of_linear(linear: Linear, pairs: Mapping[int, Pair], dtype: torch.dtype) -> HostFactors:
+    """pairs: by part; of the whole matrix."""
 
-        def dense(lines: slice) -> torch.Tensor:
-            return matrix.dense(torch.float32, lines)
+    def dense(lines: slice) -> torch.Tensor:
+        return linear.matrix.dense(torch.float32, lines)
 
+    return _of_share(linear, pairs, dtype, dense, linear.group)
+
+
+def _of_share(
+    linear: Linear, pairs: Mapping[int, Pair], dtype: torch.dtype, dense: Dense | None, group: Group | None
+) -> HostFactors:
+    """The same of any matrix that is shared as this one. group: see `_norms`."""
     columns = slice(*linear.columns[:2])
     begins = accumulate((share.room for share in linear.shares), initial=0)
     cut = {}
@@ -36,7 +41,7 @@ def of_linear(linear: Linear, pairs: Mapping[int, Pair], dtype: torch.dtype, den
             pair = pairs[part]
             magnitude = None if pair.magnitude is None else pair.magnitude[lines]
             cut[part] = begin, Pair(pair.down[:, columns], pair.up[lines], magnitude)
-    return _packed(cut, len(linear.parts), linear.local_shape[0], dtype, dense, linear.group)
+    return _packed(cut, len(linear.parts), linear.local_shape[0], dtype, dense, group)
 
 
 def of_embedding(embedding: Embedding, pair: Pair, dtype: torch.dtype) -> HostFactors:
@@ -64,21 +69,29 @@ def of_experts(experts: Experts, pairs: Mapping[tuple[int, int], Pair], dtype: t
     """pairs: by expert and part, of which gate, up and down are 0, 1 and 2."""
     packed: tuple[dict[int, HostFactors], dict[int, HostFactors]] = ({}, {})
     for expert in sorted({expert for expert, _ in pairs}):
+        slot = experts.told_slot(expert)
         for number, (linear, first) in enumerate(zip(experts.pair, (0, 2), strict=True)):
             own = {part: pairs[expert, first + part] for part in range(2 - number) if (expert, first + part) in pairs}
 
-            def dense(lines: slice, number: int = number, expert: int = expert) -> torch.Tensor:
-                return experts.dense(number, expert, torch.float32)[lines]
+            def dense(lines: slice, number: int = number, slot: int = slot or 0) -> torch.Tensor:
+                return experts.dense(number, slot, torch.float32)[lines]
 
             if own:
-                packed[number][expert] = of_linear(linear, own, dtype, dense)
+                group = linear.group if experts.spread is None else experts.ranks
+                told = None if slot is None else dense
+                packed[number][expert] = _of_share(linear, own, dtype, told, group)
     return ExpertFactors(*packed)
 
 
 def _packed(
-    pairs: Mapping[int, tuple[int, Pair]], parts: int, rows: int, dtype: torch.dtype, dense: Dense, group: Group | None
+    pairs: Mapping[int, tuple[int, Pair]],
+    parts: int,
+    rows: int,
+    dtype: torch.dtype,
+    dense: Dense | None,
+    group: Group | None,
 ) -> HostFactors:
-    """pairs: by part, each with its first row. group: of ranks that have other columns of the same lines."""
+    """pairs: by part, each with its first row. dense, group: see `_norms`."""
     rank = max(len(pair.down) for _, pair in pairs.values())
     columns = next(iter(pairs.values()))[1].down.shape[1]
     down, up, gains = torch.zeros(parts * rank, columns), torch.zeros(rows, rank), torch.ones(rows)
@@ -93,15 +106,22 @@ def _packed(
     return HostFactors(_kept(down.to(dtype)), _kept(up.to(dtype)), _kept(gains) if has_gains else None)
 
 
-def _norms(pair: Pair, begin: int, dense: Dense, group: Group | None) -> torch.Tensor:
-    """Of the lines of W + up @ down, [n], on the host."""
-    squares = []
+def _norms(pair: Pair, begin: int, dense: Dense | None, group: Group | None) -> torch.Tensor:
+    """Of the lines of W + up @ down, [n], on the host. group: of ranks that have other columns of the same lines, or of
+    which one alone has lines at all: then `dense` of the others is None."""
+    if dense is None:
+        assert group is not None
+        total = torch.zeros(len(pair.up), device=group.device)
+    else:
+        total = torch.cat(list(_squares(pair, begin, dense)))
+    return (total if group is None else group.sum(total)).sqrt().cpu()
+
+
+def _squares(pair: Pair, begin: int, dense: Dense) -> Iterator[torch.Tensor]:
     for first in range(0, len(pair.up), _LINES):
         up = pair.up[first : first + _LINES]
         base = dense(slice(begin + first, begin + first + len(up)))
-        squares.append((base + up.to(base.device) @ pair.down.to(base.device)).square().sum(dim=1))
-    total = torch.cat(squares)
-    return (total if group is None else group.sum(total)).sqrt().cpu()
+        yield (base + up.to(base.device) @ pair.down.to(base.device)).square().sum(dim=1)
 
 
 def _kept(tensor: torch.Tensor) -> torch.Tensor:

@@ -32,6 +32,7 @@ fixed = {
     "is_encoder_decoder": (False, None),
     "tie_word_embeddings": (True, False, None),
 }
+shared = ("num_attention_heads", "intermediate_size")
 unused = r"pooler\.|predictions\.|sop_classifier\."
 NAMES = {
     **EMBEDDINGS,

@@ -39,6 +39,7 @@ fixed = {
     "is_encoder_decoder": (False, None),
     "tie_word_embeddings": (True, False, None),
 }
+shared = ("num_attention_heads", "intermediate_size")
 unused = r"pooler\.|cls\.|lm_predictions\.|mask_predictions\."
 NAMES = {
     **BERT_NAMES,

@@ -69,6 +69,7 @@ aliases = {
     "num_local_experts": "num_experts", "n_routed_experts": "num_experts", "num_shared_experts": "n_shared_experts",
     "num_experts_per_token": "num_experts_per_tok",
 }  # fmt: skip
+shared = ("num_attention_heads", "intermediate_size", "moe_intermediate_size", "linear_num_heads")
 KINDS = {"linear_attention": "linear", "full_attention": "full"}
 RENAMED = {".block_sparse_moe.": ".mlp.", ".w1.": ".gate_proj.", ".w3.": ".up_proj.", ".w2.": ".down_proj."}
 

@@ -45,6 +45,10 @@ defaults = {  # as transformers has them
     "linear_allow_neg_eigval": True,
 }
 fixed = {"hidden_act": ("silu", "swish"), "is_causal": (True, None), "is_encoder_decoder": (False, None)}
+shared = (
+    "num_attention_heads", "num_key_value_heads", "intermediate_size", "linear_num_key_heads",
+    "linear_num_value_heads",
+)  # fmt: skip
 rotary = {"may_be_none": True}
 KINDS = {"linear_attention": "linear_attn", "full_attention": "self_attn"}
 PARTS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "z": "g_proj", "b": "b_proj", "a": "a_proj"}
@@ -99,4 +103,5 @@ def _delta(config: Mapping[str, Any]) -> DeltaSizes:
 
 def _projection(sizes: DeltaSizes) -> Linear:
     parts = {PARTS[part]: count for part, count in sizes.parts.items()}
-    return Linear(sizes.hidden, sum(parts.values()), bias=False, parts=parts)
+    heads = sizes.heads_of_parts
+    return Linear(sizes.hidden, sum(parts.values()), bias=False, parts=parts, role="rows", heads=heads)

@@ -45,6 +45,7 @@ fixed = {
     "use_long_context": (False, None),
     "is_encoder_decoder": (False, None),
 }
+shared = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "n_mamba_heads", "mamba_ngroups")
 aliases = {"layer_types": "layers_block_type"}
 KINDS = {"linear_attention": "mamba", "mamba": "mamba", "hybrid": "hybrid"}
 USUAL = (

@@ -53,6 +53,7 @@ fixed = {
     "is_encoder_decoder": (False, None),
     "use_bidirectional_attention": (False, None),
 }
+shared = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 rotary = {"full_attention": {"rope_theta": 1000000.0}, "sliding_attention": {"rope_theta": 10000.0}}
 PATTERN = 5
 

@@ -32,6 +32,7 @@ from quire.quantization.methods.modules import (
     names_of,
     of_all,
     one_of,
+    own_groups,
     refuse_unknown,
 )
 
@@ -70,12 +71,12 @@ class BitsAndBytes(QuantizationMethod):
         return _eight_bits() if self._is_8_bit else self._four_bits(info)
 
     def _four_bits(self, info: MatrixInfo) -> Scheme:
-        """Numbers lie row by row in one line, high halves first, so that ranks can share whole rows only."""
-        k = info.columns
+        """Numbers lie row by row in one line, high halves first: ranks read whole rows and keep whole blocks."""
+        k, (first, last) = info.columns, info.inputs
         check_multiples(info, inputs=BLOCK)
-        whole = Axis("inputs", k, is_whole=True)  # of length 1
+        own = own_groups(info, BLOCK)
         sources = [
-            Source("weight", (Axis("outputs", 1, k // 2), whole), (torch.uint8,), torch.uint8),
+            Source("weight", (Axis("outputs", 1, k // 2), 1), (torch.uint8,), torch.uint8),
             Source("weight.quant_map", (len(table(self._kind, torch.device("cpu"))),), (torch.float32,), torch.float32),
             Source(
                 f"weight.quant_state.bitsandbytes__{self._kind}", (STATE_BYTES,), (torch.uint8,), torch.uint8,
@@ -105,7 +106,7 @@ class BitsAndBytes(QuantizationMethod):
             pairs = read["weight"].view(-1, k // 2)
             numbers = torch.stack([pairs >> 4, pairs & 15], dim=-1).flatten(1)
             scale = _unnested(read, offsets, info, k) if self._nested else read["weight.absmax"]
-            return form.packed(numbers, scale.view(-1, k // BLOCK))
+            return form.packed(numbers[:, first:last], scale.view(-1, k // BLOCK)[:, own])
 
         return Scheme(form, tuple(sources), pack)
 

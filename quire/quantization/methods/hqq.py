@@ -2,7 +2,7 @@
 
 Groups are along the inputs (axis 1) or across the matrix (axis 0, as older files have it): the latter are no format
 here and are kept in plain numbers. Numbers are packed far from each other (the first half of a module's groups beside
-the second), so a module's tensors are read whole, and ranks cannot share them.
+the second), so a module's tensors are read whole by every rank, which keeps its share of what is unpacked.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from quire.quantization.methods.modules import (
     names_of,
     of_all,
     one_of,
+    own_groups,
     refuse_unknown,
 )
 
@@ -82,10 +83,6 @@ class HQQ(QuantizationMethod):
         settings = None if info.role == "vocabulary" else of_all(info, self._of_module)
         if settings is None:
             return plain_scheme(info.dtype)
-        if sum(info.parts) != info.rows:
-            raise ConfigError(
-                "quantization_config: HQQ's packed numbers cannot be shared by ranks", "tensor_parallel_size"
-            )
         return _scheme(info, settings)
 
     def _of_module(self, module: str) -> Settings | None:
@@ -100,30 +97,34 @@ def _scheme(info: MatrixInfo, settings: Settings) -> Scheme:
     group = settings.group or columns
     if not across:
         check_multiples(info, inputs=group)
-    form = Grouped("int8" if settings.bits == 8 else "int4", group, scale=torch.float32, zero=torch.float32)
+    first, last = info.inputs
+    kept = settings.group or last - first  # a group of all inputs is one of those that a rank has
+    groups = slice(None) if across or not settings.group else own_groups(info, kept)
+    form = Grouped("int8" if settings.bits == 8 else "int4", kept, scale=torch.float32, zero=torch.float32)
     sources: list[Source] = []
-    for number, rows in enumerate(info.parts):
+    for number, rows in enumerate(info.whole):
         size = settings.group or (rows if across else columns)
         if rows * columns % size:
             raise ConfigError(f"quantization_config: {info.modules[number]} is no multiple of groups of {size}", OPTION)
         sources += _sources(number, rows * columns // size, size, settings)
 
     def pack(found: Tensors) -> Tensors:
-        parts = []
-        for number, rows in enumerate(info.parts):
+        parts: list[tuple[torch.Tensor, ...]] = []
+        for number, (rows, (begin, end)) in enumerate(zip(info.whole, info.own, strict=True)):
             one = {key.partition(".")[2]: tensor for key, tensor in found.items() if key.startswith(f"{number}.")}
             _check(one, settings, (rows, columns), info.modules[number])
-            groups = one["scale"].numel()
-            parts.append(_unpacked(one["W_q"], settings.bits, rows * columns // groups if across else groups))
-        scale, zero = (
-            [found[f"{number}.{name}"].flatten() for number in range(len(parts))] for name in ("scale", "zero")
-        )
+            count, scale, zero = one["scale"].numel(), one["scale"].flatten(), one["zero"].flatten()
+            lines = _unpacked(one["W_q"], settings.bits, rows * columns // count if across else count)
+            if across:
+                dense = ((lines.float() - zero) * scale).reshape(rows, columns)
+                parts.append((dense[begin:end, first:last],))
+            else:
+                by_row = (each.view(rows, -1)[begin:end, groups] for each in (scale, zero))
+                parts.append((lines.view(rows, columns)[begin:end, first:last], *by_row))
+        numbers, *rest = (torch.cat(each) for each in zip(*parts, strict=True))
         if across:
-            wide = [(q.float() - z) * s for q, z, s in zip(parts, zero, scale, strict=True)]
-            dense = [one.reshape(rows, columns) for one, rows in zip(wide, info.parts, strict=True)]
-            return {"weight": torch.cat(dense).to(info.dtype)}
-        numbers = torch.cat([one.view(rows, columns) for one, rows in zip(parts, info.parts, strict=True)])
-        scales, zeros = (torch.cat(each).view(len(numbers), -1) for each in (scale, zero))
+            return {"weight": numbers.to(info.dtype)}
+        scales, zeros = rest
         if settings.bits == 8:
             return form.packed((numbers ^ 128).view(torch.int8), scales, zeros - 128)
         return form.packed(numbers, scales, zeros)

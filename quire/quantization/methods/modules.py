@@ -47,6 +47,19 @@ def check_multiples(info: MatrixInfo, *, inputs: int = 1, outputs: int = 1) -> N
         )
 
 
+def own_groups(info: MatrixInfo, size: int) -> slice:
+    """Of groups of so many inputs those that this rank has. Raises ConfigError if it has some only in part."""
+    for place in info.inputs:
+        if place % size:
+            raise ConfigError(
+                f"quantization_config: inputs of {info.modules[0]} are stored {size} together and cannot be cut at "
+                f"{place}",
+                OPTION,
+            )
+    first, last = info.inputs
+    return slice(first // size, last // size)
+
+
 def is_part(module: str, names: Iterable[str]) -> bool:
     """Whether one of the names is the module's, or pieces of its path that stand together: `lm_head`, `mlp.gate`,
     `model.layers.0`; or a pattern: of wildcards, or regular behind `re:`."""
