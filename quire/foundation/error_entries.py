@@ -105,7 +105,7 @@ STARTING = (
         "ranks",
         "The model cannot be shared out over so many GPUs.",
         "Choose a `--tensor-parallel-size` that divides what the message names, and that the machine has GPUs for.",
-        fields=("tensor_parallel_size",),
+        fields=("tensor_parallel_size", "prefill_context_parallel_size"),
     ),
     Entry(
         "attention-backend",
