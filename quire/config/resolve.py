@@ -19,7 +19,7 @@ from quire.config.hardware import Hardware
 from quire.config.logits_processors import processor_classes
 from quire.config.model import ModelConfig
 from quire.config.model_info import DTYPE_ALIASES, ModelInfo, check_architecture, read_model_info
-from quire.config.parallel.contexts import check_contexts
+from quire.config.parallel.contexts import check_contexts, check_steps
 from quire.config.parallel.data_parallel import check_cores, gpus_for
 from quire.config.parallel.ranks import check_ranks, check_stages
 from quire.config.pooler import PoolerConfig, resolve_pooler
@@ -101,6 +101,7 @@ def resolve(config: EngineConfig, *, serving: bool = False, hardware: Hardware |
         config.runtime.prefill_context_parallel_size
         * (2048 if on_cpu else (8192 if serving else 16384) if big else 4096)
     )
+    check_steps(config.runtime, tokens, on_cpu=on_cpu)
     speculative = _speculative(config, tokens, pools=pooler is not None)
     executor = _executor(config.runtime, apart=info.runs_code)
     overlap, stages = config.schedule.async_scheduling, config.runtime.pipeline_parallel_size

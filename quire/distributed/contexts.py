@@ -9,9 +9,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-# Prompt tokens a copy from which on a step is shared: with fewer, meeting in every layer takes longer than the products
-# that are saved. On a CPU a token takes so long that few are enough.
-LEAST_TOKENS = {"cuda": 512, "cpu": 16}
+from quire.config.parallel.contexts import least_tokens
 
 
 class Contexts:
@@ -20,7 +18,7 @@ class Contexts:
     def __init__(self, number: int, size: int, device: torch.device, ranks: dist.ProcessGroup | None) -> None:
         """ranks: those with the same part of each layer, one a copy; None: nobody to meet."""
         self.number, self.size = number, size
-        self.least_tokens = size * LEAST_TOKENS.get(device.type, LEAST_TOKENS["cuda"])
+        self.least_tokens = least_tokens(size, on_cpu=device.type == "cpu")
         self._ranks = ranks
 
     def pieces(self, tokens: int) -> tuple[range, range]:

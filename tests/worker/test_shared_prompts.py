@@ -8,7 +8,8 @@ import torch
 
 from quire.attention.base import FAR
 from quire.attention.context import AttentionInputs
-from quire.distributed.contexts import LEAST_TOKENS, Contexts
+from quire.config.parallel.contexts import least_tokens
+from quire.distributed.contexts import Contexts
 from quire.kernels.step.step import StepBuffers
 from quire.models.base import GivenEmbeddings
 from quire.types.plan import StepPlan
@@ -115,10 +116,11 @@ def test_a_long_prompt_is_as_much_work_for_each(copies: int) -> None:
 
 def test_few_tokens_are_everybodys() -> None:
     plan, batch, computed = step("one prompt")
-    for device, least in LEAST_TOKENS.items():
-        copies = len(plan.token_ids) // least + 1  # with which there are too few
-        shared = SharedPrompts(Contexts(0, copies, torch.device(device), None), computed, round_size)
-        assert shared.part(plan, batch) is None
+    for device in ("cuda", "cpu"):
+        most = len(plan.token_ids) // least_tokens(1, on_cpu=device == "cpu")
+        for copies, is_shared in ((most, True), (most + 1, False)):
+            shared = SharedPrompts(Contexts(0, copies, torch.device(device), None), computed, round_size)
+            assert (shared.part(plan, batch) is not None) == is_shared
 
 
 def test_embeddings_that_were_given_go_where_their_tokens_are() -> None:
