@@ -2,7 +2,7 @@
 several, one after another.
 
     python -m benchmarks.ranks [--ranks 2] [--hidden 4096]
-    python -m benchmarks.ranks --engines [--ranks 2] [--layouts one tp pp ep] [--seconds 560] [--out FOLDER]
+    python -m benchmarks.ranks --engines [--ranks 2] [--layouts one tp cp pp ep] [--seconds 560] [--out FOLDER]
 
 Of sums each figure is µs a call inside a CUDA graph of 40, all ranks together, the median of 20 replays: `reduce_add`
 (which adds the residual too) by the kernel for few rows, by the one for many and by the one that sends twice, and the
@@ -10,7 +10,8 @@ library's all-reduce with an addition behind it. A step's two other meetings fol
 first rank, and its tokens to all.
 
 Engines are those of `benchmarks.gpu`, a process each: T1 and T2 of batch 1 of llama-3.1-8b on one GPU ("one"), with
-shared layers ("tp") and in stages ("pp"), and T1 of qwen3-30b-a3b on one and with spread experts ("ep"). What was
+shared layers ("tp") and in stages ("pp"), T3 of it on one, with shared layers and with shared prompts ("cp"), and T1 of
+qwen3-30b-a3b on one and with spread experts ("ep"). What was
 measured is written after each engine; none is begun in the last of `--seconds` that the slowest so far took.
 """
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 CALLS, REPLAYS = 40, 20
 VOCAB = 128256
 DENSE, SPARSE = "llama-3.1-8b", "qwen3-30b-a3b"
+LAYOUTS = ["one", "tp", "cp", "pp", "ep"]
 
 
 def main() -> None:
@@ -44,7 +46,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--hidden", type=int, default=4096)
     parser.add_argument("--engines", action="store_true", help="whole engines instead of sums")
-    parser.add_argument("--layouts", nargs="+", default=["one", "tp", "pp", "ep"], choices=["one", "tp", "pp", "ep"])
+    parser.add_argument("--layouts", nargs="+", default=LAYOUTS, choices=LAYOUTS)
     parser.add_argument("--models", nargs="+", default=[DENSE, SPARSE])
     parser.add_argument("--seconds", type=float, default=560.0, help="that all engines together may take")
     parser.add_argument("--out", type=Path, default=results_file.FOLDER)
@@ -72,15 +74,17 @@ def _plan(models: list[str], layouts: list[str], ranks: int) -> list[tuple[str, 
     options: dict[str, dict[str, object]] = {
         "one": {},
         "tp": {"tensor_parallel_size": ranks},
+        "cp": {"prefill_context_parallel_size": ranks},
         "pp": {"pipeline_parallel_size": ranks},
         "ep": {"tensor_parallel_size": ranks, "enable_expert_parallel": True},
     }
 
     def of(model: str) -> list[tuple[str, str, dict[str, object], list[str]]]:
         is_sparse = "a3b" in model
-        tests = ["T1"] if is_sparse else ["T1", "T2=1"]
-        kinds = ("one", "ep") if is_sparse else ("one", "tp", "pp")
-        return [(model, layout, options[layout], tests) for layout in kinds if layout in layouts]
+        tests = {"one": ["T1"], "ep": ["T1"]}
+        if not is_sparse:
+            tests = {"one": ["T1", "T2=1", "T3"], "tp": ["T1", "T2=1", "T3"], "cp": ["T3"], "pp": ["T1", "T2=1"]}
+        return [(model, layout, options[layout], tests[layout]) for layout in tests if layout in layouts]
 
     return [one for model in models for one in of(model)]
 

@@ -149,7 +149,7 @@ def answer(report: Report, question: Question) -> None:
 
 
 def _hardware(config: EngineConfig, memory: str | None) -> Hardware:
-    ranks = config.runtime.tensor_parallel_size
+    ranks = config.runtime.num_ranks
     if memory is not None:
         wanted, size = config.runtime.device, parse_bytes(memory, "memory")
         device = "cuda" if wanted == "auto" else wanted

@@ -48,10 +48,9 @@ def run(arguments: Sequence[str]) -> int:
     for name in ("batch_size", "input_len", "output_len"):
         if getattr(config, name) < 1:
             raise ConfigError(f"{name} must be >= 1, got {getattr(config, name)}", name)
-    if values["tensor_parallel_size"] != 1:
-        raise ConfigError(
-            "quire profile looks into one process: tensor_parallel_size must be 1", "tensor_parallel_size"
-        )
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size"):
+        if values[name] != 1:
+            raise ConfigError(f"quire profile looks into one process: {name} must be 1", name)
     names = {one.name for section in options.ENGINE_SECTIONS for one in dataclasses.fields(section)}
     engine = {name: value for name, value in values.items() if name in names} | {"enforce_eager": True}
     numbers = _profile(config, engine)

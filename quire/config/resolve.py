@@ -19,6 +19,7 @@ from quire.config.hardware import Hardware
 from quire.config.logits_processors import processor_classes
 from quire.config.model import ModelConfig
 from quire.config.model_info import DTYPE_ALIASES, ModelInfo, check_architecture, read_model_info
+from quire.config.parallel.contexts import check_contexts, check_steps
 from quire.config.parallel.data_parallel import check_cores, gpus_for
 from quire.config.parallel.ranks import check_ranks, check_stages
 from quire.config.pooler import PoolerConfig, resolve_pooler
@@ -86,6 +87,7 @@ def resolve(config: EngineConfig, *, serving: bool = False, hardware: Hardware |
     check_cores(config.runtime, device, gpus)
     pooler = resolve_pooler(config.model, info)
     check_stages(config.runtime, info, pools=pooler is not None)
+    check_contexts(config.runtime, info, pools=pooler is not None)
     if pooler is None:
         _check_generates(info)
     if info.impl == TRANSFORMERS:
@@ -96,8 +98,10 @@ def resolve(config: EngineConfig, *, serving: bool = False, hardware: Hardware |
     big = device == "cuda" and (_gpu_bytes() if hardware is None else hardware.total) >= BIG_GPU_BYTES
     seqs = config.schedule.max_num_seqs or (64 if on_cpu else 1024 if big else 256)
     tokens = config.schedule.max_num_batched_tokens or (
-        2048 if on_cpu else (8192 if serving else 16384) if big else 4096
+        config.runtime.prefill_context_parallel_size
+        * (2048 if on_cpu else (8192 if serving else 16384) if big else 4096)
     )
+    check_steps(config.runtime, tokens, on_cpu=on_cpu)
     speculative = _speculative(config, tokens, pools=pooler is not None)
     executor = _executor(config.runtime, apart=info.runs_code)
     overlap, stages = config.schedule.async_scheduling, config.runtime.pipeline_parallel_size
@@ -198,7 +202,10 @@ def _speculative(config: EngineConfig, max_tokens: int, *, pools: bool) -> Specu
     if pools:
         why = " is for models that generate, and this one pools"
     elif ranks > 1:
-        why = f": ranks do not draft; tensor_parallel_size * pipeline_parallel_size must be 1, got {ranks}"
+        why = (
+            ": ranks do not draft; tensor_parallel_size * pipeline_parallel_size * prefill_context_parallel_size must "
+            f"be 1, got {ranks}"
+        )
     elif max_tokens <= wanted.num_speculative_tokens:
         why = (
             f": a step of max_num_batched_tokens = {max_tokens} has no room for a token and "

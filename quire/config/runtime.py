@@ -43,6 +43,9 @@ class RuntimeConfig(Options):
     """Stages, one behind the other, that the model's layers are dealt to: each is tensor_parallel_size ranks."""
     pipeline_parallel_layers: list[int] = field(default_factory=list)
     """Layers of each stage. None given: as even as can be, the first and the last having the fewer."""
+    prefill_context_parallel_size: int = 1
+    """Copies of the model, each tensor_parallel_size ranks, that share long prompts: each computes a part of a step's
+    tokens and keeps the KV of all."""
     enable_expert_parallel: bool = False
     """Ranks share the experts of a mixture one by one, each holding whole ones, instead of a part of every expert."""
     enable_eplb: bool = False
@@ -75,7 +78,7 @@ class RuntimeConfig(Options):
     @property
     def num_ranks(self) -> int:
         """Workers that one model takes."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.prefill_context_parallel_size
 
     def __post_init__(self) -> None:
         """Raises ConfigError."""

@@ -94,8 +94,8 @@ class EngineOptions(TypedDict, total=False):
     max_num_seqs: int | None
     """Most requests in one step (seats). None: 1024 on a GPU with 70 GiB or more, else 256; 64 on a CPU."""
     max_num_batched_tokens: int | None
-    """Most tokens in one step. None: 16384 on a GPU with 70 GiB or more (8192 to serve), else 4096; 2048 on a
-    CPU."""
+    """Most tokens in one step. None: 16384 on a GPU with 70 GiB or more (8192 to serve), else 4096; 2048 on a CPU;
+    as many times as there are copies (prefill_context_parallel_size)."""
     max_prefill_chunk: int
     """Most prompt tokens one request may bring to one step; 0: no limit but the token budget."""
     scheduling_policy: Literal["fcfs", "priority"]
@@ -156,6 +156,9 @@ class EngineOptions(TypedDict, total=False):
     """Stages, one behind the other, that the model's layers are dealt to: each is tensor_parallel_size ranks."""
     pipeline_parallel_layers: list[int]
     """Layers of each stage. None given: as even as can be, the first and the last having the fewer."""
+    prefill_context_parallel_size: int
+    """Copies of the model, each tensor_parallel_size ranks, that share long prompts: each computes a part of a
+    step's tokens and keeps the KV of all."""
     enable_expert_parallel: bool
     """Ranks share the experts of a mixture one by one, each holding whole ones, instead of a part of every
     expert."""
@@ -274,6 +277,7 @@ class OptionFields:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     pipeline_parallel_layers: list[int] = field(default_factory=list)
+    prefill_context_parallel_size: int = 1
     enable_expert_parallel: bool = False
     enable_eplb: bool = False
     eplb_config: dict[str, Any] = field(default_factory=dict)

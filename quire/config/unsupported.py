@@ -19,7 +19,7 @@ _REASONS: dict[str, str] = {
         data_parallel_external_lb data_parallel_multi_port_external_lb data_parallel_supervisor_port
         dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s dp_supervisor_probe_failure_threshold
         decode_context_parallel_size dcp_comm_backend dcp_kv_cache_interleave_size cp_kv_cache_interleave_size
-        prefill_context_parallel_size master_addr master_port nnodes node_rank distributed_timeout_seconds
+        master_addr master_port nnodes node_rank distributed_timeout_seconds
         cpu_distributed_timeout_seconds numa_bind numa_bind_nodes numa_bind_cpus disable_custom_all_reduce
         disable_nccl_for_dp_synchronization max_parallel_loading_workers ray_workers_use_nsight worker_cls
         worker_extension_cls headless prefill_schedule_interval aggregate_engine_logging""",

@@ -7,10 +7,12 @@ On a CPU they talk through gloo, on GPUs through NCCL; small messages of GPUs go
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 
+from quire.distributed.contexts import Contexts
 from quire.distributed.peer_memory import Layout, PeerMemory
 from quire.distributed.stages import Pipeline
 from quire.distributed.topology import Topology
@@ -47,20 +49,20 @@ class Group:
             device_id=device if device.type == "cuda" else None,
         )
         self.pipeline: Pipeline | None = None
+        self.contexts: Contexts | None = None
         everybody = dist.group.WORLD
         assert everybody is not None
-        self._ranks: dist.ProcessGroup = everybody
-        self._first = rank.stage * rank.width  # of them, among all
+        self._everybody: dist.ProcessGroup = everybody
+        self._ranks = everybody
+        self._first = rank.index - rank.lane  # of them, among all
+        if rank.width < rank.size:
+            self._ranks = _own([range(first, first + rank.width) for first in range(0, rank.size, rank.width)])
         if rank.stages > 1:
-            for first in range(0, rank.size, rank.width):  # all ranks make all groups
-                made = dist.new_group(list(range(first, first + rank.width)))
-                if first == self._first:
-                    assert isinstance(made, dist.ProcessGroup)
-                    self._ranks = made
-            there, back = dist.new_group(), dist.new_group()
-            assert isinstance(there, dist.ProcessGroup)
-            assert isinstance(back, dist.ProcessGroup)
-            self.pipeline = Pipeline(rank, device, (there, back))
+            links = _own([range(rank.size)]), _own([range(rank.size)])
+            self.pipeline = Pipeline(rank, device, links)
+        if rank.contexts > 1:
+            alike = _own([range(lane, rank.size, rank.width) for lane in range(rank.width)])
+            self.contexts = Contexts(rank.context, rank.contexts, device, alike)
 
     def share_memory(self, layout: Layout) -> None:
         """Let kernels write into other ranks' memory, where they can."""
@@ -98,8 +100,11 @@ class Group:
         return out
 
     def from_first(self, x: torch.Tensor) -> torch.Tensor:
-        """x of the first rank, in place, contiguous."""
-        dist.broadcast(x, self._first, group=self._ranks)
+        """x of the first rank, in place, contiguous; of the first copy's, where there are several."""
+        if self.contexts is not None:
+            dist.broadcast(x, 0, group=self._everybody)
+        else:
+            dist.broadcast(x, self._first, group=self._ranks)
         return x
 
     def from_rank(self, x: torch.Tensor, rank: int) -> torch.Tensor:
@@ -119,7 +124,7 @@ class Group:
         return [int(value) for value in every.tolist()]
 
     def close(self) -> None:
-        self.peers = self.pipeline = None
+        self.peers = self.pipeline = self.contexts = None
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -127,3 +132,15 @@ class Group:
         parts = [torch.empty_like(x) for _ in range(self.topology.size)]
         dist.all_gather(parts, x, group=self._ranks)
         return parts
+
+
+def _own(every: Sequence[range]) -> dist.ProcessGroup:
+    """Which of these groups of ranks this process is in. All ranks make all of them."""
+    own: dist.ProcessGroup | None = None
+    for ranks in every:
+        made = dist.new_group(list(ranks))
+        if dist.get_rank() in ranks:
+            assert isinstance(made, dist.ProcessGroup)
+            own = made
+    assert own is not None
+    return own

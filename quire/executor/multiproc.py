@@ -49,14 +49,21 @@ class MultiprocExecutor:
 
     def __init__(self, resolved: Resolved, worker: str = WORKER) -> None:
         runtime = resolved.config.runtime
-        stages = runtime.pipeline_parallel_size
-        size = runtime.tensor_parallel_size * stages
+        stages, contexts, size = (
+            runtime.pipeline_parallel_size,
+            runtime.prefill_context_parallel_size,
+            runtime.num_ranks,
+        )
         titles = [f"worker process of rank {index}" for index in range(size)] if size > 1 else ["worker process"]
         self._children: list[Child[FromWorker]] = self._make_children(resolved, titles)
         self._channels = [child.channel for child in self._children]
         for index, channel in enumerate(self._channels):
-            channel.send(StartWorker(resolved, worker, self._rank(index, size, stages)))
-        self._stages = stages
+            channel.send(StartWorker(resolved, worker, self._rank(index, size, stages, contexts)))
+        self._shape = {
+            "tensor_parallel_size": runtime.tensor_parallel_size,
+            "pipeline_parallel_size": stages,
+            "prefill_context_parallel_size": contexts,
+        }
         self._teller = size - size // stages  # the rank that samples, see Rank
         self._waiting: deque[RemoteStep] = deque()
         self._answers: list[deque[WorkerReply]] = [deque() for _ in titles]
@@ -68,8 +75,8 @@ class MultiprocExecutor:
         del resolved
         return [Child("quire.executor.worker_process", FromWorker, title) for title in titles]
 
-    def _rank(self, index: int, size: int, stages: int) -> Rank:
-        return Rank(index, size, str(self._children[0].folder / "meeting"), stages)
+    def _rank(self, index: int, size: int, stages: int, contexts: int) -> Rank:
+        return Rank(index, size, str(self._children[0].folder / "meeting"), stages, contexts=contexts)
 
     @property
     def sentinels(self) -> tuple[int, ...]:
@@ -99,7 +106,7 @@ class MultiprocExecutor:
         except BaseException:
             self._stop(grace=0)
             raise
-        return _joined([reports[index] for index in range(len(reports))], self._teller, self._stages)
+        return _joined([reports[index] for index in range(len(reports))], self._teller, self._shape)
 
     def submit(self, plan: StepPlan) -> RemoteStep:
         step = RemoteStep(self, plan.step)
@@ -264,12 +271,12 @@ def _told(index: int, message: FromWorker) -> Exception:
     return _unexpected(message)
 
 
-def _joined(reports: list[WorkerReport], teller: int, stages: int) -> WorkerReport:
-    """That of the rank that samples, which agreed with the others on every size, and one line on what each has."""
+def _joined(reports: list[WorkerReport], teller: int, shape: dict[str, int]) -> WorkerReport:
+    """That of the rank that samples, which agreed with the others on every size, and one line on what each has.
+    shape: options that say how many there are."""
     if len(reports) == 1:
         return reports[0]
-    sizes = f"tensor_parallel_size={len(reports) // stages}"
-    sizes += f", pipeline_parallel_size={stages}" if stages > 1 else ""
+    sizes = ", ".join(f"{option}={size}" for option, size in shape.items() if size > 1)
     each = "; ".join(
         f"rank {index} on {report.device}, {report.weight_bytes / _GIB:.2f} GiB weights, "
         f"{report.groups[0].num_kv_heads} KV heads, {report.kv_bytes / _GIB:.2f} GiB KV cache"

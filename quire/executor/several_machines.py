@@ -32,10 +32,10 @@ class SeveralMachines(MultiprocExecutor):
             raise
         return list(children)
 
-    def _rank(self, index: int, size: int, stages: int) -> Rank:
+    def _rank(self, index: int, size: int, stages: int, contexts: int) -> Rank:
         first = self._guests[0]
         host = f"[{first.host}]" if ":" in first.host else first.host
-        return Rank(index, size, f"tcp://{host}:{first.meeting}", stages, self._guests[index].device)
+        return Rank(index, size, f"tcp://{host}:{first.meeting}", stages, self._guests[index].device, contexts)
 
     @abstractmethod
     def _host(self) -> str:

@@ -104,8 +104,9 @@ STARTING = (
     Entry(
         "ranks",
         "The model cannot be shared out over so many GPUs.",
-        "Choose a `--tensor-parallel-size` that divides what the message names, and that the machine has GPUs for.",
-        fields=("tensor_parallel_size",),
+        "Choose a `--tensor-parallel-size` that divides what the message names, and that the machine has GPUs for; leave "
+        "out `--prefill-context-parallel-size` where the message says that it must be 1.",
+        fields=("tensor_parallel_size", "prefill_context_parallel_size"),
     ),
     Entry(
         "attention-backend",

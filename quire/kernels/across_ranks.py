@@ -46,9 +46,10 @@ def gather_columns(part: torch.Tensor, out: torch.Tensor, group: Group) -> torch
 
 
 def from_first(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """x of the first rank, in place; int32 [m], contiguous. Two of them must have a `reduce_add` between them."""
+    """x of the first rank, in place; int32 [m], contiguous. Two of them must have a `reduce_add` between them, but for
+    copies that share prompts, which write into nobody's memory."""
     peers = group.peers
-    if peers is None or len(x) > peers.layout.logit_rows:
+    if peers is None or group.contexts is not None or len(x) > peers.layout.logit_rows:
         return group.from_first(x)
     from quire.kernels.triton import across_ranks
 

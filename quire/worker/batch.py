@@ -80,19 +80,20 @@ class BatchBuilder:
         self._stride = stride
         self.one_token_each = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self._max_rows, self._pads = max_rows, pads
-        max_tokens = self._padded(max_tokens)
+        max_tokens = self.padded(max_tokens)
         self._input_ids, self._positions, self._slots = ints(max_tokens), ints(max_tokens), ints(max_tokens)
         self._seq_lens = ints(max_rows)
         self._row_numbers = np.arange(max_rows, dtype=np.int32)
         self._seats_there = np.zeros(max_rows, dtype=np.int32)  # what `self.seats` holds
         self._layout_there: PrefixLayout | None = None  # what the arrays behind it were last made from
 
-    def _padded(self, count: int) -> int:
+    def padded(self, count: int) -> int:
+        """The size, of tokens or rows, that `count` of them are padded to here."""
         return round_size(count) if self._pads else count
 
     def decode_size(self, rows: int) -> int:
         """The rows of an eager step of `rows` decode rows."""
-        return min(self._padded(rows), self._max_rows)
+        return min(self.padded(rows), self._max_rows)
 
     def layout(self, plan: StepPlan) -> PrefixLayout | None:
         """Which of the plan's decode rows share a prefix; None if none do. To be asked once for every plan."""
@@ -207,11 +208,11 @@ class BatchBuilder:
         rows = plan.num_rows
         query_start = np.zeros(rows + 1, dtype=np.int32)
         np.cumsum(plan.num_tokens, out=query_start[1:])
-        tokens = self._padded(int(query_start[-1]))
+        tokens = self.padded(int(query_start[-1]))
         sample_rows = np.flatnonzero(plan.samples).astype(np.int32)
         sample_index = np.full(rows, -1, dtype=np.int32)
         sample_index[sample_rows] = self._row_numbers[: len(sample_rows)]
-        logit_tokens_np = np.zeros(self._padded(len(sample_rows)), dtype=np.int32)
+        logit_tokens_np = np.zeros(self.padded(len(sample_rows)), dtype=np.int32)
         logit_tokens_np[: len(sample_rows)] = query_start[1:][sample_rows] - 1
         max_query_len = int(plan.num_tokens[plan.num_decodes :].max())
 

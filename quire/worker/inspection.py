@@ -18,6 +18,7 @@ from torch import nn
 from quire.attention.select import ORDER, PLAIN, PROMPT_ORDER, select, select_for_prompts
 from quire.config.devices import platform_of
 from quire.config.inspection import Findings, Fit, Question
+from quire.config.parallel.contexts import check_layers
 from quire.config.resolve import Resolved
 from quire.distributed.group import Group
 from quire.distributed.topology import Topology
@@ -56,6 +57,7 @@ def inspect(question: Question) -> Findings:
     whole = _build(resolved, 1)
     model = whole if ranks == 1 else _build(resolved, ranks)
     pages = lay_out(model.kv_groups(block_size, DTYPES[resolved.kv_dtype]), block_size)
+    check_layers(resolved.config.runtime, resolved.info, pages.groups)
     memory = _memory(question, model)
     findings = Findings(
         parameters=_parameters(whole),
@@ -135,7 +137,11 @@ def _activations(resolved: Resolved, model: Model) -> int:
     """
     wide = [m for name, m in model.named_modules() if isinstance(m, Linear) and not name.endswith("lm_head")]
     widest = max((module.in_features + module.out_features for module in wide), default=0)
-    tokens = resolved.max_num_batched_tokens * (2 * widest + 4 * model.hidden) * DTYPES[resolved.dtype].itemsize
+    most, copies = resolved.max_num_batched_tokens, resolved.config.runtime.prefill_context_parallel_size
+    numbers = most // copies * (2 * widest + 4 * model.hidden)
+    if copies > 1:  # the residual of all
+        numbers += 2 * most * model.hidden
+    tokens = numbers * DTYPES[resolved.dtype].itemsize
     logits = 0 if isinstance(model, PoolingModel) else 2 * resolved.max_num_seqs * resolved.info.vocab_size * 4
     return tokens + logits
 

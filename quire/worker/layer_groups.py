@@ -13,6 +13,7 @@ from quire.kernels.step.step import find_slots
 from quire.worker.batch import Batch
 from quire.worker.pages import Pages
 from quire.worker.seats import DeviceSeats
+from quire.worker.shared_prompts import OwnPart
 
 
 class LayerGroups:
@@ -56,19 +57,24 @@ class LayerGroups:
     def prompt_wave(self) -> int:
         return max(backend.prompt_wave for backend in self.backends)
 
-    def contexts(self, batch: Batch) -> list[GroupContext]:
+    def contexts(self, batch: Batch, own: OwnPart | None = None) -> list[GroupContext]:
+        """own: of the step what this copy of the model computes, where several share prompts; None: all."""
         made = []
-        for number, backend in enumerate(self.backends):
-            slots, inputs = batch.buffers.slots, batch.attention
+        for number, planner in enumerate(self.backends):
+            backend, slots = cast("AttentionBackend", planner), batch.buffers.slots
+            inputs = batch.attention if own is None else own.batch.attention
             if self._pages.groups[number].kind == "state":
                 inputs = replace(inputs, block_table=self._seats.tables[number].blocks, prefix=None)
             elif number != self._pages.keeper:
-                slots, inputs = self._find(number, batch)
-            made.append(GroupContext(slots, cast("AttentionBackend", backend), backend.plan(inputs)))
+                slots, inputs = self._find(number, batch), self._rows(number, inputs)
+            if own is None:
+                made.append(GroupContext(slots, backend, backend.plan(inputs)))
+            else:
+                made.append(own.context(slots, self._pages.kernel_block(number), backend, inputs))
         return made
 
-    def _find(self, number: int, batch: Batch) -> tuple[torch.Tensor, AttentionInputs]:
-        """The slots and rows of a group that is not the keeper's."""
+    def _find(self, number: int, batch: Batch) -> torch.Tensor:
+        """The slots of a group that is not the keeper's."""
         table, inputs = self._seats.tables[number], batch.attention
         slots = self._slots[number][: batch.num_tokens]
         every_row = inputs.num_decodes == inputs.num_rows
@@ -76,6 +82,9 @@ class LayerGroups:
             table, batch.seats, None if every_row else inputs.query_start, batch.buffers.positions,
             batch.buffers.slots, slots, inputs.max_query_len,
         )  # fmt: skip
-        window = self._pages.groups[number].window
-        is_far = inputs.is_far and not 0 < window <= FAR
-        return slots, replace(inputs, block_table=table.blocks, prefix=None, is_far=is_far)
+        return slots
+
+    def _rows(self, number: int, inputs: AttentionInputs) -> AttentionInputs:
+        """The rows of such a group."""
+        is_far = inputs.is_far and not 0 < self._pages.groups[number].window <= FAR
+        return replace(inputs, block_table=self._seats.tables[number].blocks, prefix=None, is_far=is_far)

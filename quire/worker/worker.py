@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import torch
 
+from quire.config.parallel.contexts import check_layers
 from quire.config.parallel.expert_balance import ExpertBalance
 from quire.config.profiler import ProfilerConfig
 from quire.config.resolve import Resolved
@@ -163,8 +164,9 @@ class Worker:
         )
 
     def _lay_out(self, block_size: int) -> Pages:
-        """Raises ConfigError for drafts of a model that cannot take them."""
+        """Raises ConfigError for drafts, or copies that share prompts, of a model that cannot have them."""
         pages = lay_out(self._model.kv_groups(block_size, DTYPES[self._resolved.kv_dtype]), block_size)
+        check_layers(self._resolved.config.runtime, self._resolved.info, pages.groups)
         if self._resolved.speculative is not None and pages.states_a_page:
             raise ConfigError(
                 f"speculative_config: {self._resolved.info.architecture} keeps a state, which cannot go back behind a "

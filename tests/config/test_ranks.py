@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from quire.config.engine import EngineConfig
 from quire.config.model_info import ModelInfo
 from quire.config.parallel import ranks
+from quire.config.resolve import resolve
 from quire.config.runtime import RuntimeConfig
 from quire.foundation.errors import ConfigError
+from quire.types.ranks import Rank
 
 
 def info(architecture: str = "LlamaForCausalLM", **config: Any) -> ModelInfo:
@@ -71,6 +74,46 @@ def test_what_ranks_and_stages_need_together(monkeypatch: pytest.MonkeyPatch) ->
     both = RuntimeConfig(tensor_parallel_size=2, pipeline_parallel_size=4)
     with pytest.raises(ConfigError, match="pipeline_parallel_size=4 needs 8 GPUs, and this process may use 4"):
         ranks.check_ranks(both, info(), "cuda")
+
+
+def test_copies_that_share_prompts_need_gpus_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "num_gpus", lambda: 4)
+    ranks.check_ranks(RuntimeConfig(tensor_parallel_size=2, prefill_context_parallel_size=2), info(), "cuda")
+    for options, message in (
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size=2, prefill_context_parallel_size=3 needs 6 GPUs"),
+        ({"prefill_context_parallel_size": 5}, "^prefill_context_parallel_size=5 needs as many GPUs"),
+    ):
+        runtime = RuntimeConfig(**{"prefill_context_parallel_size": 3, **options})
+        with pytest.raises(ConfigError, match=message) as refused:
+            ranks.check_ranks(runtime, info(), "cuda")
+        assert refused.value.field == "prefill_context_parallel_size"
+
+
+def test_where_a_rank_stands() -> None:
+    stages = [Rank(index, 6, stages=3) for index in range(6)]
+    assert [(rank.stage, rank.context, rank.lane) for rank in stages] == [
+        (0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1), (2, 0, 0), (2, 0, 1)
+    ]  # fmt: skip
+    assert [rank.samples for rank in stages] == [False] * 4 + [True, False]
+    copies = [Rank(index, 6, contexts=3) for index in range(6)]
+    assert [(rank.stage, rank.context, rank.lane) for rank in copies] == [
+        (0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (0, 2, 0), (0, 2, 1)
+    ]  # fmt: skip
+    assert [rank.samples for rank in copies] == [True] + [False] * 5
+
+
+def test_steps_grow_with_the_copies() -> None:
+    sizes = {}
+    for copies in (1, 3):
+        for given in (None, 100):
+            config = EngineConfig.from_flat(
+                device="cpu", prefill_context_parallel_size=copies, max_num_batched_tokens=given
+            )
+            sizes[copies, given] = resolve(config).max_num_batched_tokens
+    assert sizes == {(1, None): 2048, (3, None): 3 * 2048, (1, 100): 100, (3, 100): 100}
+    few = EngineConfig.from_flat(device="cpu", prefill_context_parallel_size=3, max_num_batched_tokens=47)
+    with pytest.raises(ConfigError, match=r"prefill_context_parallel_size=3 .* max_num_batched_tokens must be >= 48"):
+        resolve(few)
 
 
 def test_a_group_of_heads_is_kept_by_several() -> None:

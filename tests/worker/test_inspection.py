@@ -83,6 +83,19 @@ def test_a_rank_holds_its_share(tmp_path: Path) -> None:
     assert shared.groups[0].num_kv_heads == alone.groups[0].num_kv_heads // 2
 
 
+def test_copies_that_share_prompts_hold_all(tmp_path: Path) -> None:
+    folder, gpus = (
+        folder_of("Llama", {}, tmp_path),
+        Hardware(device="cuda", name="gpu", total=8 * GIB, free=8 * GIB, count=4),
+    )
+    one, three = (findings(folder, gpus, prefill_context_parallel_size=copies) for copies in (1, 3))
+    assert (one.weight_bytes, one.groups) == (three.weight_bytes, three.groups)
+    assert one.activation_bytes < three.activation_bytes < 2 * one.activation_bytes  # a third each of thrice the tokens
+    state = folder_of(*CASES["mamba2-biases"], tmp_path / "state")
+    with pytest.raises(ConfigError, match="prefill_context_parallel_size=2: Mamba2ForCausalLM keeps a state"):
+        findings(state, prefill_context_parallel_size=2)
+
+
 def test_formats_and_what_does_not_fit(tmp_path: Path) -> None:
     folder = folder_of(*CASES["llama"], tmp_path)
     small = Hardware(device="cuda", name="a GPU", total=GIB, free=GIB)

@@ -15,6 +15,7 @@ from quire.foundation.errors import ConfigError
 from quire.types.stages import split
 
 _OPTION, _STAGES, _LAYERS = "tensor_parallel_size", "pipeline_parallel_size", "pipeline_parallel_layers"
+_CONTEXTS = "prefill_context_parallel_size"
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 # Of these, fewer than ranks are kept by several each.
 _COPIED = (
@@ -32,7 +33,8 @@ def check_ranks(runtime: RuntimeConfig, info: ModelInfo, device: str, gpus: int 
     Raises ConfigError naming what cannot be divided among the ranks, or how many GPUs there are.
     """
     size, stages = runtime.tensor_parallel_size, runtime.pipeline_parallel_size
-    for option, value in ((_OPTION, size), (_STAGES, stages)):
+    shape = {_OPTION: size, _STAGES: stages, _CONTEXTS: runtime.prefill_context_parallel_size}
+    for option, value in shape.items():
         if value < 1:
             raise ConfigError(f"{option} must be >= 1, got {value}", option)
     if size > 1:
@@ -46,14 +48,15 @@ def check_ranks(runtime: RuntimeConfig, info: ModelInfo, device: str, gpus: int 
                 f"eplb_config: num_redundant_experts must be <= {most}, a copy on every rank, got {redundant}",
                 "eplb_config",
             )
-    if size * stages == 1:
+    if runtime.num_ranks == 1:
         return
-    option, told = (_OPTION, f"{_OPTION}={size}") if stages == 1 else (_STAGES, f"{_OPTION}={size}, {_STAGES}={stages}")
+    told = ", ".join(f"{option}={count}" for option, count in shape.items() if count > 1)
+    option = next(option for option, count in reversed(shape.items()) if count > 1)
     if device not in ("cuda", "cpu", "torch:cuda", "torch:cpu"):
         raise ConfigError(f"{told}: ranks cannot meet on {device}, it must be 1", option)
     gpus = num_gpus() if gpus is None and device == "cuda" else gpus
-    if device == "cuda" and gpus is not None and size * stages > gpus:
-        needed = "as many" if stages == 1 else str(size * stages)
+    if device == "cuda" and gpus is not None and runtime.num_ranks > gpus:
+        needed = str(runtime.num_ranks) if "," in told else "as many"
         raise ConfigError(f"{told} needs {needed} GPUs, and this process may use {gpus}", option)
 
 

@@ -58,7 +58,7 @@ class MixedSteps:
             if (found := feature.before_forward(plan, wanted)) is not None:
                 assert given is None, "two features give embeddings"
                 given = found
-        hidden = parts.forward(batch, given=given)
+        hidden = parts.forward(batch, given=given, own=parts.own_part(plan, batch))
         parts.send(batch)
         answers = {
             tag: answer
@@ -75,7 +75,8 @@ class MixedSteps:
         parts = self._parts
         batch = parts.builder.mixed(plan, None, parts.staging)
         assert batch.logit_tokens is not None
-        parts.write_logits(parts.forward(batch, layers=1), batch.logit_tokens)
+        hidden = parts.forward(batch, layers=1, own=parts.own_part(plan, batch))
+        parts.write_logits(hidden, batch.logit_tokens)
 
     # -- padded -------------------------------------------------------------------------------------------------
 

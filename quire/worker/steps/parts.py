@@ -26,6 +26,7 @@ from quire.worker.sampling.masks import Masks
 from quire.worker.sampling.sampler import Features, History, Sampler
 from quire.worker.seat_drafts import SeatDrafts
 from quire.worker.seats import DeviceSeats
+from quire.worker.shared_prompts import OwnPart, SharedPrompts
 from quire.worker.staging import Staging
 from quire.worker.streams import Streams
 
@@ -71,8 +72,10 @@ class StepParts:
         most = max(max_rows + MAX_PROMPTS, drafted_tokens)
         self.sampled = torch.zeros(most, dtype=torch.int32, device=device)
         self.tokens = torch.zeros(max_rows + MAX_PROMPTS, dtype=torch.int32, device=device)
-        self._group = group if group and group.topology.size > 1 else None
+        self._group = group if group and (group.topology.size > 1 or group.contexts) else None
         self.pipeline = group.pipeline if group else None
+        contexts = group.contexts if group else None
+        self._shared = SharedPrompts(contexts, seats.num_computed_np, builder.padded) if contexts else None
         if self.pipeline:
             self.pipeline.drain()  # of another runner
         rows = max(round_size(max_rows), drafted_tokens, padded_rows)
@@ -105,8 +108,20 @@ class StepParts:
         if self.pipeline:
             self.pipeline.send(batch.num_tokens)
 
-    def forward(self, batch: Batch, layers: int | None = None, given: GivenEmbeddings | None = None) -> torch.Tensor:
-        """The residual stream after the last layer, [tokens, hidden]."""
+    def own_part(self, plan: StepPlan, batch: Batch) -> OwnPart | None:
+        """What of an eager step this copy of the model computes, where several share long prompts; None: all."""
+        return None if self._shared is None else self._shared.part(plan, batch)
+
+    def forward(
+        self,
+        batch: Batch,
+        layers: int | None = None,
+        given: GivenEmbeddings | None = None,
+        own: OwnPart | None = None,
+    ) -> torch.Tensor:
+        """The residual stream after the last layer, [tokens, hidden]; of all tokens, whoever computes them."""
+        if own is not None:
+            return self._forward_own(batch, layers, given, own)
         if self.adapters is not None:
             self.adapters.find_rows(batch, self.seats)
         context = StepContext(
@@ -123,6 +138,21 @@ class StepParts:
         if not pipeline.is_last:
             pipeline.outbox[: batch.num_tokens].copy_(hidden)
         return hidden
+
+    def _forward_own(
+        self, batch: Batch, layers: int | None, given: GivenEmbeddings | None, own: OwnPart
+    ) -> torch.Tensor:
+        if self.adapters is not None:
+            self.adapters.find_rows(own.batch, self.seats)
+        context = StepContext(
+            positions=own.batch.buffers.positions,
+            caches=own.caches(self.store.layers),
+            groups=self.groups.contexts(batch, own),
+        )
+        hidden = self.model.forward(own.batch.buffers.input_ids, context, layers, own.given(given))
+        if self.adapters is not None:  # what follows is of the step's tokens again
+            self.adapters.find_rows(batch, self.seats)
+        return own.whole(hidden)
 
     def write_logits(self, hidden: torch.Tensor, tokens: torch.Tensor | None = None) -> None:
         """tokens: int32 [rows], those of the step whose logits are wanted; None: all."""
