@@ -85,8 +85,9 @@ Mistral 4, MPNet, ALBERT and DeBERTa.
 NOT_YET = """
 ## States
 
-Families in `quire/models/hybrid` keep a state of each request in some layers or all. They run without a prefix cache
-(the log says so), and take no drafts. The prompts of Kimi Linear go through its state token by token on a GPU, without
+Families in `quire/models/hybrid` keep a state of each request in some layers or all. Their prefix cache keeps copies of
+states at a few places of a prompt, and is off unless `--enable-prefix-caching` asks for it (the log says so). They take
+no drafts. The prompts of Kimi Linear go through its state token by token on a GPU, without
 the chunks that others have. Where config.json has no `max_position_embeddings`, as in
 Mamba's, a request may hold 1,048,576 tokens. Nemotron-H's steps in time have `time_step_min` for a lower bound, as in
 transformers.
@@ -98,7 +99,7 @@ Dual chunk attention beyond its first chunk (Qwen2.5-1M: `dual_chunk_attention_c
 
 Attention to tokens that an indexer chooses (DeepSeek-V3.2, GLM-5): refused by name. Zamba 2 with an untied head, whose
 shared blocks transformers unties as well: refused by name. DeBERTa of the first version. Adapters by task of Jina's
-embedders (v3). Prefix caching of models that keep a state, by snapshots of it.
+embedders (v3).
 """
 
 
