@@ -92,10 +92,14 @@ the chunks that others have. Where config.json has no `max_position_embeddings`,
 Mamba's, a request may hold 1,048,576 tokens. Nemotron-H's steps in time have `time_step_min` for a lower bound, as in
 transformers.
 
-## Not yet
+## Dual chunks
 
-Dual chunk attention beyond its first chunk (Qwen2.5-1M: `dual_chunk_attention_config`): up to `chunk_size` -
-`local_size` tokens it is attention as usual, and that is the longest text that such a model takes here.
+Qwen2.5-1M (`dual_chunk_attention_config`): up to `chunk_size` - `local_size` tokens it is attention as usual, with
+kernels, and that is the context unless `--max-model-len` asks for more. Beyond, plain torch attends, far slower, and a
+query is scaled by the tokens that it sees itself, so that a prompt may be computed in parts. Sparse attention is
+refused by name.
+
+## Not yet
 
 Attention to tokens that an indexer chooses (DeepSeek-V3.2, GLM-5): refused by name. Zamba 2 with an untied head, whose
 shared blocks transformers unties as well: refused by name. DeBERTa of the first version. Adapters by task of Jina's
