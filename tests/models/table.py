@@ -101,8 +101,7 @@ refused by name.
 
 ## Not yet
 
-Attention to tokens that an indexer chooses (DeepSeek-V3.2, GLM-5): refused by name. Zamba 2 with an untied head, whose
-shared blocks transformers unties as well: refused by name. DeBERTa of the first version. Adapters by task of Jina's
+Attention to tokens that an indexer chooses (DeepSeek-V3.2, GLM-5): refused by name. DeBERTa of the first version. Adapters by task of Jina's
 embedders (v3).
 """
 
