@@ -63,7 +63,8 @@ named in the log.
 Before the first request such a model is asked whether its tokens meet in attention
 alone, whether positions are those it is given, and whether attention is what its class says. What cannot run so is
 refused by name: state and convolution layers, encoders with decoders, parts that see or hear, masks of a class's
-own, slopes (ALiBi) among them, rotary settings that go by a text's length beyond what was trained, and Mistral's own
+own (slopes of ALiBi may come as `alibi_slopes`, as flash-attention calls them), rotary settings that go by a text's
+length beyond what was trained, and Mistral's own
 form of files, whose queries and keys lie in another order.
 
 Code that comes with a checkpoint (`auto_map`) is run only with `--trust-remote-code`, only if neither Quire nor
@@ -101,8 +102,7 @@ refused by name.
 
 ## Not yet
 
-Attention to tokens that an indexer chooses (DeepSeek-V3.2, GLM-5): refused by name. DeBERTa of the first version. Adapters by task of Jina's
-embedders (v3).
+Attention to tokens that an indexer chooses (DeepSeek-V3.2, GLM-5): refused by name.
 """
 
 

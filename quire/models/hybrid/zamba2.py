@@ -60,8 +60,8 @@ GATED_EPS = 1e-5
 
 
 def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
-    """Attention is twice as wide as the model. The first layers that attend own a block each; the others take turns. With
-    an untied head nothing is shared, as transformers has it: each of them has its own."""
+    """Attention is twice as wide as the model. The first layers that attend own a block each; the others take turns.
+    With an untied head nothing is shared, as transformers has it: each of them has its own."""
     kinds = USUAL
     if config["layers_block_type"] is not None:
         kinds = kinds_of_layers(config, "layers_block_type", KINDS, None)
