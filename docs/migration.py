@@ -88,8 +88,8 @@ SGLANG_HEAD = """# From SGLang
 
 `quire serve MODEL` for `python -m sglang.launch_server --model-path MODEL`. Clients of `/v1/chat/completions`, `/v1/completions`,
 `/v1/embeddings`, `/v1/rerank`, `/v1/responses` and `/v1/messages` change their base URL only: the port is 8000 here, not 30000. `/generate` of
-SGLang is not there: `/v1/completions` takes text or token ids. The prefix cache is on, as RadixAttention is; overlap, chunked
-prefill mixed with decodes and CUDA graphs need no flag.
+SGLang is not there: `/v1/completions` takes text or token ids. The prefix cache is on, as RadixAttention is (of models that
+keep a state with `--enable-prefix-caching` alone); overlap, chunked prefill mixed with decodes and CUDA graphs need no flag.
 """
 # SGLang's flags → ours, or why there is none. Two flags of one meaning share a line.
 SGLANG = """

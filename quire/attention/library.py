@@ -47,6 +47,7 @@ def refuses_as_all_do(spec: AttentionSpec, head_dims: tuple[int, ...]) -> str | 
         terms = {
             "a soft cap of scores": scores.softcap, "a logit a head that no token has (a sink)": scores.sinks,
             "a bias linear in the distance (ALiBi)": scores.slopes, "attention in chunks": scores.chunked,
+            "dual chunk attention": scores.dual_chunk,
         }  # fmt: skip
         return f"{' and '.join(term for term, there in terms.items() if there)} is not handed to it"
     if spec.drafted[0]:

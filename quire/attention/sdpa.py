@@ -19,6 +19,7 @@ from quire.platforms.transfers import upload
 
 GATHERED_BYTES = 128 * 1024**2  # of keys, and as many of values, gathered at once, unless one row alone has more
 MAX_PADDING, PADDING_TOKENS = 1.5, 128  # see `alike`
+SCORES = 1 << 26  # of all heads at once, where queries come three times
 MASK_BYTES = 32 * 1024**2  # of a prompt chunk's mask at once
 
 
@@ -31,7 +32,7 @@ class Decodes:
     lines: torch.Tensor  # int64 [rows * kv_heads * blocks]: a head's block each, see `_gathered`
     tokens: int  # gathered of each row, whole blocks
     mask: torch.Tensor  # additive [rows, 1, queries, tokens]: -inf where nothing is seen
-    behind: torch.Tensor | None  # the same shape, with slopes: how far behind a query a token lies, below 0
+    behind: torch.Tensor | None  # the same shape: see `Scores.behind`
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,8 @@ class SDPAttention:
         last = torch.minimum(firsts + torch.arange(queries, device=device), ends).unsqueeze(2)  # [rows, queries, 1]
         token = (begin * size + torch.arange(blocks * size, device=device)).unsqueeze(1)
         visible = self._spec.scores.visible(token, last - 1).unsqueeze(1)
-        behind = (token - (last - 1)).unsqueeze(1) if self._spec.scores.slopes else None
+        behind = self._spec.scores.behind(token, last - 1)
+        behind = None if behind is None else behind.unsqueeze(1)
         mask = torch.zeros(visible.shape, dtype=self._spec.dtype, device=device).masked_fill_(~visible, -math.inf)
         places: slice | torch.Tensor = slice(0, rows * queries)
         if index is not None:
@@ -146,7 +148,7 @@ class SDPAttention:
     def run(
         self, q: torch.Tensor, cache: LayerCache, plan: list[Decodes | Prompt], scale: float, heads: PerHead = ALIKE
     ) -> torch.Tensor:
-        out = torch.zeros_like(q)  # what belongs to nobody stays finite
+        out = q.new_zeros(*q.shape[:2], self._spec.head_dim)  # what belongs to nobody stays finite
         for piece in plan:
             k = self._gathered(cache.k, piece)
             v = k if self._spec.value_dim else self._gathered(cache.v, piece)  # whole rows: fused kernels want it
@@ -173,7 +175,8 @@ class SDPAttention:
         """A KV head's query heads stand in line as queries: its keys are read once for all of them."""
         (rows, kv_heads, _, dim), group = k.shape, self._group
         queries = len(q) // rows
-        grouped = q.view(rows, queries, kv_heads, group, dim).permute(0, 2, 3, 1, 4).reshape(rows, kv_heads, -1, dim)
+        wide = q.shape[2]
+        grouped = q.view(rows, queries, kv_heads, group, wide).permute(0, 2, 3, 1, 4).reshape(rows, kv_heads, -1, wide)
         mask, behind = piece.mask, piece.behind
         if queries > 1:
             mask = mask.repeat(1, 1, group, 1)
@@ -182,14 +185,14 @@ class SDPAttention:
             *(None if own is None else own.repeat_interleave(queries).view(kv_heads, -1, 1) for own in heads)
         )
         y = attend(grouped, k, v, mask, scale=scale, scores=self._spec.scores, heads=lines, behind=behind)
-        return y.view(rows, kv_heads, group, queries, dim).permute(0, 3, 1, 2, 4).reshape(q.shape)
+        return y.view(rows, kv_heads, group, queries, dim).permute(0, 3, 1, 2, 4).reshape(len(q), -1, dim)
 
     def _attend_prompt(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, prompt: Prompt, scale: float, heads: PerHead
     ) -> torch.Tensor:
         """KV heads take the place of rows, so that each one's keys are there for all its query heads."""
         (_, kv_heads, tokens, dim), group, scores = k.shape, self._group, self._spec.scores
-        grouped = q.view(-1, kv_heads, group, dim).permute(1, 2, 0, 3)  # [kv_heads, group, queries, dim]
+        grouped = q.view(-1, kv_heads, group, q.shape[2]).permute(1, 2, 0, 3)  # [kv_heads, group, queries, dim]
         k, v = (x[0].unsqueeze(1).expand(-1, group, -1, -1) for x in (k, v))
         lines = PerHead(*(None if own is None else own.view(kv_heads, group, 1, 1) for own in heads))
         if prompt.before == 0 and scores.first_seen(len(q) - 1) == 0:
@@ -198,18 +201,21 @@ class SDPAttention:
         elif len(q) == 1:  # sees all from some token on, and needs no mask
             seen = slice(scores.first_seen(prompt.before) - prompt.first, prompt.before + 1 - prompt.first)
             k, v = k[:, :, seen], v[:, :, seen]
-            behind = torch.arange(1 - k.shape[2], 1, device=q.device) if scores.slopes else None
+            token = torch.arange(prompt.before + 1 - k.shape[2], prompt.before + 1, device=q.device)
+            behind = scores.behind(token, token[-1])
             y = attend(grouped, k, v, None, scale=scale, scores=scores, heads=lines, behind=behind)
         else:
             token = torch.arange(prompt.first, prompt.first + tokens, device=q.device)
             last = torch.arange(prompt.before, prompt.before + len(q), device=q.device).unsqueeze(1)
             step = max(1, MASK_BYTES // tokens)
+            if scores.dual_chunk:
+                step = max(1, min(step, SCORES // (tokens * kv_heads * group)))
             parts = zip(grouped.split(step, 2), last.split(step), strict=True)
             y = torch.cat([
                 attend(
                     part, k, v, scores.visible(token, seen), scale=scale, scores=scores, heads=lines,
-                    behind=token - seen if scores.slopes else None,
+                    behind=scores.behind(token, seen),
                 )
                 for part, seen in parts
             ], 2)  # fmt: skip
-        return y.permute(2, 0, 1, 3).reshape(q.shape)
+        return y.permute(2, 0, 1, 3).reshape(len(q), -1, dim)

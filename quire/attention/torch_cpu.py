@@ -18,6 +18,7 @@ from quire.attention.scored import attend
 SCRATCH_TOKENS = 4096  # gathered at a time for decode rows, unless one row alone has more
 # Decode rows are attended together if the longest has at most this many times the shortest's tokens, and a bit.
 MAX_PADDING, PADDING_TOKENS = 1.25, 64
+SCORES = 1 << 26  # of all heads at once, where queries come three times
 QUERY_CHUNK = 512  # queries of a prompt attended at a time when they need a mask
 # Prompt chunks are padded to multiples of these, for torch keeps the code it made for every shape it has ever seen.
 QUERY_STEP, TOKEN_STEP = 32, 128
@@ -61,13 +62,13 @@ class Decodes:
     queries: slice | torch.Tensor
     seen: slice  # tokens of the gathered piece that any of the rows sees
     mask: torch.Tensor | None  # [rows, 1, 1, seen]; None: each row sees all of them
-    behind: torch.Tensor | None  # int [rows, 1, 1, seen], with slopes: how far behind a row's query a token lies
+    behind: torch.Tensor | None  # int [rows, 1, 1, seen]: see `Scores.behind`
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, how: How) -> None:
         heads = q.shape[1]
         kv_heads, head_dim = k.shape[1], k.shape[3]
         # A KV head's query heads take the place of queries: the head's keys are read once for all of them.
-        grouped = q[self.queries].view(-1, kv_heads, heads // kv_heads, head_dim)
+        grouped = q[self.queries].view(-1, kv_heads, heads // kv_heads, q.shape[2])
         lines = PerHead(*(None if own is None else own.view(kv_heads, -1, 1) for own in how.heads))
         k, v = k[:, :, self.seen], v[:, :, self.seen]
         y = attend(
@@ -84,14 +85,14 @@ class PromptChunk:
     padding: int
     seen: slice
     mask: torch.Tensor | None  # [queries + padding, seen]; None: causal, as many queries as tokens
-    behind: torch.Tensor | None = None  # int, the same shape, with slopes and a mask
+    behind: torch.Tensor | None = None  # int, the same shape, with a mask: see `Scores.behind`
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, how: How) -> None:
         heads = q.shape[1]
         kv_heads, head_dim = k.shape[1], k.shape[3]
         group = heads // kv_heads
         queries = torch.nn.functional.pad(q[self.queries], (0, 0, 0, 0, 0, self.padding))
-        grouped = queries.view(-1, kv_heads, group, head_dim).permute(1, 2, 0, 3)
+        grouped = queries.view(-1, kv_heads, group, q.shape[2]).permute(1, 2, 0, 3)
         k, v = (x[0, :, None, self.seen].expand(-1, group, -1, -1) for x in (k, v))
         lines = PerHead(*(None if own is None else own.view(kv_heads, group, 1, 1) for own in how.heads))
         y = attend(
@@ -169,7 +170,7 @@ class TorchCPUAttention:
         self, q: torch.Tensor, cache: LayerCache, plan: CPUPlan, scale: float, heads: PerHead = ALIKE
     ) -> torch.Tensor:
         how = How(scale, self._spec.scores, heads)
-        out = torch.zeros(q.shape, dtype=q.dtype)  # what belongs to nobody stays finite
+        out = q.new_zeros(*q.shape[:2], self._spec.head_dim)  # what belongs to nobody stays finite
         for gather, pieces in plan:
             k = self._gathered_from(cache.k, gather, self._scratch[0])
             # Whole rows of latents too: fused kernels want it.
@@ -229,9 +230,12 @@ class TorchCPUAttention:
         ends = [lengths[row] - begin for row, begin in zip(rows, begins, strict=True)]
         firsts = [self._first_seen(lengths[row]) - begin for row, begin in zip(rows, begins, strict=True)]
         seen = range(min(firsts), max(ends))
-        mask = behind = None
-        if self._spec.scores.slopes:
-            behind = (torch.arange(seen.start, seen.stop) - torch.tensor(ends)[:, None] + 1)[:, None, None]
+        mask = None
+        own = torch.tensor(begins)[:, None]  # rows are gathered from tokens of their own on
+        behind = self._spec.scores.behind(
+            torch.arange(seen.start, seen.stop) + own, torch.tensor(ends)[:, None] - 1 + own
+        )
+        behind = None if behind is None else behind[:, None, None]
         if len(set(zip(firsts, ends, strict=True))) > 1:
             tokens = torch.arange(seen.start, seen.stop)
             visible = (tokens >= torch.tensor(firsts)[:, None]) & (tokens < torch.tensor(ends)[:, None])
@@ -245,8 +249,11 @@ class TorchCPUAttention:
             padded = _round_up(end - start, QUERY_STEP)
             return [PromptChunk(slice(start, end), padded - (end - start), gather.slice(range(padded)), None)]
         pieces: list[Decodes | PromptChunk] = []
-        for begin in range(start, end, QUERY_CHUNK):
-            stop = min(begin + QUERY_CHUNK, end)
+        step = QUERY_CHUNK
+        if self._spec.scores.dual_chunk:
+            step = max(1, min(step, SCORES // (gather.num_tokens * self._spec.num_heads)))
+        for begin in range(start, end, step):
+            stop = min(begin + step, end)
             padded = _round_up(stop - begin, QUERY_STEP)
             first = before + begin - start
             positions = torch.arange(first, first + padded)[:, None]
@@ -254,7 +261,7 @@ class TorchCPUAttention:
             seen = range(self._first_seen(first + 1), last)
             tokens = torch.arange(seen.start, seen.stop)
             mask = self._additive(self._spec.scores.visible(tokens, positions))
-            behind = tokens - positions if self._spec.scores.slopes else None
+            behind = self._spec.scores.behind(tokens, positions)
             padding = padded - (stop - begin)
             pieces.append(PromptChunk(slice(begin, stop), padding, gather.slice(seen), mask, behind))
         return pieces

@@ -71,6 +71,8 @@ class TritonAttention:
             return reason
         if spec.value_dim:
             return "latent rows, which are keys and values at once, are for triton_mla"
+        if spec.scores.dual_chunk:
+            return "queries that come three times (dual chunk attention) are for plain torch"
         if spec.head_dim > MAX_HEAD_DIM:
             return f"head_dim {spec.head_dim} is more than {MAX_HEAD_DIM}"
         if spec.num_heads % spec.num_kv_heads:

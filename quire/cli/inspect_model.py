@@ -256,7 +256,7 @@ def _takes(found: Findings, resolved: Resolved) -> Iterator[tuple[str, str]]:
     formats = ", ".join(f"{_size(held)} {name}" for name, held in found.weight_formats.items())
     yield "weights", f"{_size(found.weight_bytes)} in {resolved.dtype}: {formats}"
     for group in found.groups:
-        yield "KV cache", _group(group)
+        yield "KV cache", _group(group, found.page_bytes)
     yield "attention", f"{found.attention}; kernels: {found.kernels}"
     yield "ranks", f"tensor_parallel_size may be {', '.join(map(str, possible_sizes(resolved.info)))}"
 
@@ -304,7 +304,8 @@ def as_json(report: Report) -> dict[str, Any]:
     if found is not None:
         made |= msgspec.to_builtins(found)
         for group, spec in zip(made["groups"], found.groups, strict=True):
-            group["bytes_per_token"] = spec.bytes_per_token
+            group["bytes_per_token"] = 0 if spec.pages else spec.bytes_per_token
+            group["bytes_per_request"] = spec.pages * found.page_bytes
     return made
 
 
@@ -313,9 +314,12 @@ def _family_file(architecture: str) -> str:
     return family.name if family.is_own else family.module.replace(".", "/") + ".py"
 
 
-def _group(group: KVGroupSpec) -> str:
+def _group(group: KVGroupSpec, page_bytes: int) -> str:
     if group.kind in ("none", "history"):
         return {"none": "nothing is kept", "history": "ids of the tokens"}[group.kind]
+    if group.kind == "state":
+        size = _size(group.pages * page_bytes)
+        return f"{size} a request, and a copy in the prefix cache: state, {group.num_layers} layers"
     window = f" of {group.window} tokens" if group.window else ""
     return f"{_size(group.bytes_per_token)} a token: {group.kind}{window}, {group.num_layers} layers"
 

@@ -22,7 +22,7 @@ class CacheConfig(Options):
     """Exact size of the KV cache; overrides the share."""
     num_gpu_blocks_override: int | None = None
     """Exact number of KV blocks, for tests."""
-    enable_prefix_caching: bool = True
-    """Reuse the KV blocks of equal prompt beginnings."""
+    enable_prefix_caching: bool | None = None
+    """Reuse the KV blocks of equal prompt beginnings. None: yes, but not for models whose layers keep a state."""
     cpu_kv_cache_memory_bytes: int | None = None
     """Size of the KV cache on a CPU. None: what all seats could fill, at most a quarter of the free memory."""

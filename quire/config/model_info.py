@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quire.config.dual_chunk import read_dual_chunks
 from quire.config.generation import read_generation_config, sampling_defaults, token_ids
 from quire.config.hf_config import HFConfig, architecture_of, config_file, read_hf_config, sees_both_ways
 from quire.config.quantization import checkpoint_quantization
-from quire.config.reading import read, read_count, read_positive, read_section
+from quire.config.reading import read, read_count
 from quire.config.rope import context_length
 from quire.config.transformers_models import TRANSFORMERS, implementation, runs_code
 from quire.foundation.errors import ConfigError
@@ -44,6 +45,7 @@ class ModelInfo:
     eos_token_ids: list[int]  # config.json and generation_config.json together, the first is the main one
     bos_token_id: int | None
     dtype: str  # of the checkpoint: bfloat16 | float16 | float32
+    usual_context: int = 0  # tokens that it takes unless more is asked for; 0: all
     hidden_size: int = 0  # of an embedding; 0: not known
     generation_defaults: dict[str, Any] = field(default_factory=dict)  # sampling defaults of generation_config.json
     unknown_keys: tuple[str, ...] = ()  # of config.json, that mean nothing
@@ -93,6 +95,7 @@ def read_model_info(
         hf_config=config.given if through else values,
         vocab_size=vocab_size,
         max_position=_max_position(config),
+        usual_context=0 if through or (dual := read_dual_chunks(values)) is None else dual.usual,
         eos_token_ids=list(dict.fromkeys(eos)),
         bos_token_id=next(iter(token_ids(values, "bos_token_id", vocab_size, file)), None),
         dtype=_dtype(path, values),
@@ -136,23 +139,6 @@ def _dtype_on_disk(path: Path) -> str:
     return "bfloat16"
 
 
-def _first_chunk(config: Mapping[str, Any]) -> int:
-    """Tokens up to which dual chunk attention (An et al., 2024) is attention as usual: what it does to positions, and
-    to the scale, begins behind the first chunk, which is as far as texts go here. Raises ConfigError for what cannot
-    be."""
-    told = read_section(config, "dual_chunk_attention_config")
-    if not told:
-        return _UNBOUNDED
-    size, local = read_positive(told, "chunk_size", 8192), read_count(told, "local_size", 1024)
-    trained = read_positive(told, "original_max_position_embeddings", size)
-    if local >= size:
-        raise ConfigError(
-            f"config.json: dual_chunk_attention_config: local_size={local} must be < chunk_size={size}",
-            "dual_chunk_attention_config",
-        )
-    return min(size - local, trained)
-
-
 def _max_position(config: HFConfig) -> int:
     longest: int = config.values.get("max_position_embeddings", _UNBOUNDED)
     if config.family.name == TRANSFORMERS:
@@ -161,7 +147,7 @@ def _max_position(config: HFConfig) -> int:
         longest -= 2
     if config.family.name in _PADDED_POSITIONS:
         longest -= read_count(config.values, "pad_token_id") + 1
-    longest = min(context_length(config.values.get("rope_parameters", {}), longest), _first_chunk(config.values))
+    longest = context_length(config.values.get("rope_parameters", {}), longest)
     if longest < 1:
         raise ConfigError(
             f"config.json: max_position_embeddings={config.values['max_position_embeddings']} leaves no position",

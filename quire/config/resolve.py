@@ -170,7 +170,12 @@ def _check_fallback(config: EngineConfig, info: ModelInfo, *, pools: bool) -> No
 
 
 def _context(model: ModelConfig, info: ModelInfo, pooler: PoolerConfig | None, notes: list[str]) -> int:
-    longest = model.max_model_len or info.max_position
+    longest = model.max_model_len or min(info.max_position, info.usual_context or info.max_position)
+    if longest < info.max_position and not model.max_model_len:
+        notes.append(
+            f"max_model_len={longest}: the first chunk of dual chunk attention, for which there are kernels; up to "
+            f"--max-model-len {info.max_position} plain torch attends, far slower"
+        )
     if pooler is not None and pooler.max_tokens and not model.max_model_len and pooler.max_tokens < longest:
         longest = pooler.max_tokens
         notes.append(

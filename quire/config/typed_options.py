@@ -87,8 +87,8 @@ class EngineOptions(TypedDict, total=False):
     """Exact size of the KV cache; overrides the share."""
     num_gpu_blocks_override: int | None
     """Exact number of KV blocks, for tests."""
-    enable_prefix_caching: bool
-    """Reuse the KV blocks of equal prompt beginnings."""
+    enable_prefix_caching: bool | None
+    """Reuse the KV blocks of equal prompt beginnings. None: yes, but not for models whose layers keep a state."""
     cpu_kv_cache_memory_bytes: int | None
     """Size of the KV cache on a CPU. None: what all seats could fill, at most a quarter of the free memory."""
     max_num_seqs: int | None
@@ -248,7 +248,7 @@ class OptionFields:
     gpu_memory_utilization: float = 0.92
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
-    enable_prefix_caching: bool = True
+    enable_prefix_caching: bool | None = None
     cpu_kv_cache_memory_bytes: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None

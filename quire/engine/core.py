@@ -44,7 +44,7 @@ from quire.observe.work import WorkMeter
 from quire.scheduling.drafting import Drafting
 from quire.scheduling.scheduler import Scheduler
 from quire.types.adapter import Adapter
-from quire.types.kv import WorkerReport
+from quire.types.kv import WorkerReport, keeps_state
 from quire.types.output import (
     ABORTED,
     DRAINING,
@@ -581,7 +581,7 @@ def _outline(step: SubmittedStep) -> dict[str, Any]:
 
 def _make_scheduler(resolved: Resolved, report: WorkerReport, grammars: Grammars) -> Scheduler:
     schedule, cache = resolved.config.schedule, resolved.config.cache
-    drafting, wanted = None, resolved.speculative
+    caching, drafting, wanted = cache.enable_prefix_caching, None, resolved.speculative
     if wanted is not None:
         drafting = Drafting(
             wanted.num_speculative_tokens,
@@ -599,7 +599,7 @@ def _make_scheduler(resolved: Resolved, report: WorkerReport, grammars: Grammars
         max_prefill_chunk=schedule.max_prefill_chunk,
         policy=schedule.scheduling_policy,
         preempt_every_step=schedule.preempt_every_step,
-        enable_prefix_caching=cache.enable_prefix_caching,
+        enable_prefix_caching=not keeps_state(report.groups) if caching is None else caching,
         mixed_sizes=report.mixed_sizes,
         prompt_cost=report.prompt_cost,
         vocab_size=report.vocab_size,

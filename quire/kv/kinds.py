@@ -21,7 +21,7 @@ KINDS: dict[str, type[KVGroup]] = {
     "history": History,
     "none": Nothing,
 }
-UNSHARED = {"state", "none"}  # a model with one of these has no prefix cache
+UNSHARED = {"none"}  # a model with one of these has no prefix cache
 CACHED = {name for name, kind in KINDS.items() if hasattr(kind, "find")}  # a hit of the prefix cache depends on them
 
 

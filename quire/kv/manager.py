@@ -6,7 +6,8 @@ blocks that a neighbour in the very same plan computes. Blocks of sampled tokens
 ends or is preempted: nobody knows these tokens sooner, and hashing many blocks at once is cheaper.
 
 A model's layers may be several groups, each with a table of its own a request; all take their blocks from one pool. A
-hit is the longest beginning that every group can serve, and ends where blocks of all of them end.
+hit is the longest beginning that every group can serve, and ends where blocks of all of them end; where layers keep a
+state, it ends where there is a copy of one (`kv/snapshots.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from quire.foundation.errors import ConfigError
 from quire.kv.block_pool import Block, BlockPool
 from quire.kv.group import BlockNames, CachedGroup
 from quire.kv.hashing import BlockHasher, RecentChains
-from quire.kv.kinds import CACHED, make_group
+from quire.kv.kinds import CACHED, UNSHARED, make_group
+from quire.kv.snapshots import STEP, Copies, Snapshots, spacing
 from quire.types.kv import MAX_TOKENS, NULL_BLOCK, KVGroupSpec, capacity
 
 Hit = list[list[Block]]  # table entries, one list a group
@@ -65,17 +67,27 @@ class KVManager:
         if not groups:
             raise ConfigError("a model must have a KV group, if only one that keeps nothing")
         self.pool = BlockPool(num_blocks)
-        cached = [spec.block_size for spec in groups if spec.kind in CACHED] or [groups[0].block_size]
+        states = [i for i, spec in enumerate(groups) if spec.kind == "state"]
+        cached = [spec.block_size for spec in groups if spec.kind in CACHED] or [
+            STEP if states else groups[0].block_size
+        ]
         self._unit = math.gcd(*cached)  # tokens that a link of a chain stands for
         self._names = [BlockNames(self.pool, i, spec.block_size, self._unit) for i, spec in enumerate(groups)]
         self.groups = [make_group(spec, names) for spec, names in zip(groups, self._names, strict=True)]
-        self.enable_prefix_caching = enable_prefix_caching and any(spec.kind in CACHED for spec in groups)
+        kinds = {spec.kind for spec in groups}
+        self.enable_prefix_caching = enable_prefix_caching and bool(kinds & {*CACHED, "state"}) and not kinds & UNSHARED
         # Tokens: where blocks of all groups end.
         self.alignment = math.lcm(*cached) if self.enable_prefix_caching else 1
         self.block_sizes = [spec.block_size for spec in groups]
         self.capacity = capacity(groups, num_blocks)  # tokens that one request can hold when it is alone
         self._cached = [(i, group) for i, group in enumerate(self.groups) if isinstance(group, CachedGroup)]
         self._windows = [i for i, spec in enumerate(groups) if spec.window]
+        self._state = states[0] if states else 0
+        self._snapshots = None
+        if states and self.enable_prefix_caching:
+            pages = groups[self._state].pages
+            far = spacing(groups, pages)
+            self._snapshots = Snapshots(self.pool, pages, self._unit, self.alignment, far)
         self._hasher = BlockHasher(seed)
         self._recent = RecentChains(self._unit)
         self._held: dict[str, _Held] = {}
@@ -107,8 +119,9 @@ class KVManager:
         return self._find(request, 0, max_tokens)
 
     def find_more(self, request: TokenOwner, num_computed: int, max_tokens: int) -> tuple[Hit, int]:
-        """Cached blocks that continue the tables of a running request which stands at the end of blocks."""
-        if num_computed % self.alignment:
+        """Cached blocks that continue the tables of a running request which stands at the end of blocks. One that keeps
+        a state goes on with its own."""
+        if num_computed % self.alignment or self._snapshots is not None:
             return [[] for _ in self.groups], 0
         return self._find(request, num_computed, max_tokens)
 
@@ -120,17 +133,23 @@ class KVManager:
             return hit, 0
         self._extend_chain(request, most)
         asked = list(self._cached)
-        while asked:
-            number, group = asked.pop(0)
-            hit[number] = group.find(request.hashes, first, most, self.alignment)
-            end = first + len(hit[number]) * group.spec.block_size
-            if end < most:  # the others have promised more
-                most = end
-                asked += [
-                    (i, other)
-                    for i, other in self._cached
-                    if i != number and not other.serves_less and (i, other) not in asked
-                ]
+        while True:
+            while asked:
+                number, group = asked.pop(0)
+                hit[number] = group.find(request.hashes, first, most, self.alignment)
+                end = first + len(hit[number]) * group.spec.block_size
+                if end < most:  # the others have promised more
+                    most = end
+                    asked += [
+                        (i, other)
+                        for i, other in self._cached
+                        if i != number and not other.serves_less and (i, other) not in asked
+                    ]
+            end = most if self._snapshots is None else self._snapshots.longest(request.hashes, most)
+            if end == most:
+                break
+            most = end
+            asked = [(i, other) for i, other in self._cached if not other.serves_less]
         blocks = [blocks[: (most - first) // size] for blocks, size in zip(hit, self.block_sizes, strict=True)]
         return blocks, most - first
 
@@ -152,6 +171,8 @@ class KVManager:
     def reset_prefix_cache(self) -> None:
         """Forget all cached content. Running requests go on undisturbed."""
         self.pool.forget_all()
+        if self._snapshots is not None:
+            self._snapshots.forget_all()
 
     def _extend_chain(self, request: TokenOwner, num_tokens: int) -> None:
         """Names for `num_tokens` tokens at least. As a call costs more than a name, it names all that is known."""
@@ -162,6 +183,23 @@ class KVManager:
             chain += self._recent.common(request.extra_key, request.tokens)
             self._recent.keep(request.extra_key, request.tokens, chain)
         self._hasher.extend(chain, request.tokens, len(request.tokens) // self._unit, self._unit, request.extra_key)
+
+    # --- states -------------------------------------------------------------------------------------------------
+
+    def next_stop(self, request: TokenOwner, start: int) -> int:
+        """Where a chunk from token `start` on ends at the latest, for the sake of a copy of the state there."""
+        return MAX_TOKENS if self._snapshots is None else self._snapshots.next_stop(request, start)
+
+    def reach_state(self, request: TokenOwner, end: int) -> None:
+        """A chunk of the plan being made ends behind token `end` - 1."""
+        if self._snapshots is not None:
+            self._snapshots.reach(request, end)
+
+    def take_copies(self) -> tuple[Copies, Copies]:
+        """Of states, that the worker makes before the plan that was just made, and after it."""
+        if self._snapshots is None:
+            return [], []
+        return self._snapshots.take(lambda owner: self._held[owner.id].tables[self._state])
 
     # --- what requests hold -------------------------------------------------------------------------------------
 
@@ -185,8 +223,11 @@ class KVManager:
     def num_held(self, request: TokenOwner) -> int:
         return self._held[request.id].num_blocks
 
-    def admit(self, request: TokenOwner, hit: Hit) -> None:
-        """Open the tables of a request with what `find_cached` found."""
+    def admit(self, request: TokenOwner, hit: Hit, num_cached: int) -> None:
+        """Open the tables of a request with what `find_cached` found just now."""
+        if self._snapshots is not None:
+            self._extend_chain(request, len(request.tokens))
+            self._snapshots.begin(request, num_cached)
         held = self._held[request.id] = _Held([list(blocks) for blocks in hit])
         for table, first in zip(held.tables, held.firsts, strict=True):
             self.pool.touch(table[first:] if first else table)
@@ -296,6 +337,8 @@ class KVManager:
     def free(self, request: TokenOwner) -> None:
         """Close the tables of a request."""
         held = self._held.pop(request.id)
+        if self._snapshots is not None:
+            self._snapshots.end(request)
         for table, first in zip(held.tables, held.firsts, strict=True):
             # The end of a sequence is the least likely to be shared: it is reused first.
             self.pool.free(reversed(table[first:] if first else table))

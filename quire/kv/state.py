@@ -1,7 +1,7 @@
 """Layers that keep a state: of one size whatever the length of the request, and overwritten token by token.
 
-A request holds the pages of its state from its first token to its end. A state stands for all tokens before the next
-one, so nothing of it can be shared: models with such layers have no prefix cache (`UNSHARED` in `kinds.py`).
+A request holds the pages of its state from its first token to its end, and shares them with nobody. Whoever begins like
+another goes on from a copy (`snapshots.py`).
 """
 
 from __future__ import annotations

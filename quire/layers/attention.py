@@ -16,6 +16,7 @@ from quire.distributed.topology import Topology
 from quire.foundation.errors import ConfigError
 from quire.kernels.attention.rope import QkvTarget, qk_norm_rope_write, rotate
 from quire.layers.cuts import Cut, cut_parameter
+from quire.layers.dual_chunk import DualQueries
 from quire.layers.head_terms import HeadTerms
 from quire.layers.linear import Linear
 from quire.layers.norm import HeadNorms, Norm, RMSNorm, norm_across
@@ -85,7 +86,8 @@ class Attention(SelfAttention):
     head_dim^-0.5. softcap: c of c · tanh(product / c). sinks: each head has a learned logit that no token has. slopes:
     of each head, see `Scores`. interleaved: the rotation pairs columns 2i and 2i + 1. clip: that queries, keys and
     values are clamped to. qkv: the projection, if it is another than the usual. query_scales: float32 [positions],
-    that queries are multiplied by. v_norm: of each head of values.
+    that queries are multiplied by. v_norm: of each head of values. dual: of dual chunk attention, whose table is of
+    places in chunks.
     """
 
     ranks: Group | None = None  # that share it
@@ -115,16 +117,21 @@ class Attention(SelfAttention):
         sinks: bool = False,
         slopes: Sequence[float] | None = None,
         v_norm: nn.Module | None = None,
+        dual: DualQueries | None = None,
     ) -> None:
+        if dual is not None and (window or chunk):
+            raise ConfigError("config.json: dual_chunk_attention_config does not go with windows", "sliding_window")
         kind, seen = ("chunk", chunk) if chunk else ("window", window) if window else ("full", 0)
         super().__init__(index, Keeps(kind, num_kv_heads, head_dim, seen))
-        self.scores = Scores(seen, bool(chunk), softcap, sinks, slopes is not None)
+        self.scores = Scores(
+            seen, bool(chunk), softcap, sinks, slopes is not None, dual_chunk=0 if dual is None else dual.chunk
+        )
         self.sinks = HeadTerms(torch.empty(num_heads)) if sinks else None
         self.slopes = HeadTerms(torch.tensor(slopes), is_stored=False) if slopes is not None else None
         self.heads = (num_heads, num_kv_heads, head_dim)
         self.scale = head_dim**-0.5 if scale is None else scale
         self.clip, self.interleaved = clip, interleaved
-        self.cos_sin, self.query_scales = cos_sin, query_scales
+        self.cos_sin, self.query_scales, self.dual = cos_sin, query_scales if dual is None else dual.scales, dual
         self.qkv_proj = qkv or Linear.qkv(hidden, num_heads, num_kv_heads, head_dim, bias=qkv_bias)
         self.o_proj = Linear(num_heads * head_dim, hidden, bias=out_bias, role="columns", transposed=out_transposed)
         if qk_norm_eps is not None:
@@ -199,6 +206,8 @@ class Attention(SelfAttention):
             q = qk_norm_rope_write(qkv, *place)
         if self.query_scales is not None:
             q = q * self.query_scales[ctx.positions, None, None].to(q.dtype)
+        if self.dual is not None:
+            q = self.dual.widened(q, ctx.positions)
         attended = backend.run(q, cache, plan, self.scale, self._per_head)
         y: torch.Tensor = self.o_proj(attended, residual=residual)
         return y

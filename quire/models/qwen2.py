@@ -8,8 +8,8 @@ from typing import Any
 from quire.config.reading import read
 from quire.layers.attention import Attention
 from quire.layers.block import DecoderLayer
+from quire.layers.dual_chunk import rotary_in_chunks
 from quire.layers.mlp import GatedMLP
-from quire.layers.rotary import rotary_table
 from quire.models.base import DecoderStack, Sizes
 from quire.models.window import switched_windows
 
@@ -27,7 +27,7 @@ defaults = {  # as transformers has them
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
     "rope_parameters": None,
-    "dual_chunk_attention_config": None,  # which limits the length, see `config/model_info.py`
+    "dual_chunk_attention_config": None,
     "use_sliding_window": False,
     "sliding_window": 4096,
     "max_window_layers": 28,
@@ -43,7 +43,7 @@ shared = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 
 def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
     sizes = Sizes.read(config)
-    cos_sin = rotary_table(config, sizes.head_dim, max_positions)
+    cos_sin, dual = rotary_in_chunks(config, sizes.head_dim, max_positions)
     windows = switched_windows(config, sizes.layers, max_positions)
 
     def layer(index: int) -> DecoderLayer:
@@ -55,6 +55,7 @@ def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
             sizes.head_dim,
             cos_sin,
             window=windows[index],
+            dual=dual,
             qkv_bias=True,
         )
         return DecoderLayer(attention, GatedMLP(sizes.hidden, sizes.intermediate), sizes.hidden, sizes.eps)

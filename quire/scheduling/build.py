@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from quire.kv.block_pool import Block
+from quire.kv.snapshots import Copies
 from quire.scheduling.request import Request
 from quire.scheduling.seats import DecodeRows
 from quire.scheduling.state import Chunk
@@ -16,6 +17,7 @@ from quire.types.plan import (
     Attachment,
     AwaitMasks,
     NewBlocks,
+    PageCopies,
     Pool,
     PromptEmbeds,
     PromptLogprobs,
@@ -84,7 +86,9 @@ class PlanBuilder:
         releases: list[int],
         prefixes: SharedPrefixes | None,
         adapters: Sequence[AdapterInSlot] = (),
+        copies: tuple[Copies, Copies] = ([], []),
     ) -> StepPlan:
+        """copies: of states, before the step and after it."""
         decodes, chunks = self.decodes, self.chunks
         num_decodes = len(decodes)
         if chunks:
@@ -114,7 +118,16 @@ class PlanBuilder:
             attachments=[made for make in ATTACHMENTS if (made := make(self)) is not None],
             adapters=[*adapters],
             prefixes=prefixes,
+            restores=_copies(copies[0]),
+            snapshots=_copies(copies[1]),
         )
+
+
+def _copies(found: Copies) -> PageCopies | None:
+    if not found:
+        return None
+    sources, targets = zip(*found, strict=True)
+    return PageCopies(np.array(sources, np.int32), np.array(targets, np.int32))
 
 
 def _ids(blocks: list[Block]) -> np.ndarray:

@@ -19,7 +19,6 @@ from typing import Literal
 import numpy as np
 
 from quire.foundation.errors import ConfigError, InputError
-from quire.kv.kinds import UNSHARED
 from quire.kv.manager import KVManager
 from quire.scheduling.admission import Admission, rank
 from quire.scheduling.build import PlanBuilder
@@ -80,8 +79,7 @@ class Scheduler:
                 f"max_num_seqs must be in [1, max_num_batched_tokens = {max_num_batched_tokens}], got {max_num_seqs}",
                 "max_num_seqs",
             )
-        caching = enable_prefix_caching and all(spec.kind not in UNSHARED for spec in groups)
-        self.kv = KVManager(num_blocks, groups, enable_prefix_caching=caching, seed=hash_seed)
+        self.kv = KVManager(num_blocks, groups, enable_prefix_caching=enable_prefix_caching, seed=hash_seed)
         self.max_tokens = min(max_model_len, self.kv.capacity)  # of one request, prompt included
         if self.max_tokens < 2:
             raise ConfigError(
@@ -287,7 +285,7 @@ class Scheduler:
         # Rows that take turns would make other groups in every plan.
         prefixes = None if self._turns else self._prefixes.update(build.decodes)
         changes = state.adapters.take_changes()
-        plan = build.finish(self._step, state.releases, prefixes, changes)
+        plan = build.finish(self._step, state.releases, prefixes, changes, self.kv.take_copies())
         state.releases = []
         self.planned_work = sum(
             self.prefill_budget.work(chunk.end - chunk.start, chunk.start) for chunk in build.chunks
@@ -506,7 +504,7 @@ class Scheduler:
         state, seats, kv = self._state, self._state.seats, self.kv
         seat, total = request.seat, len(request.tokens)
         start = int(seats.num_computed[seat])
-        end = min(total, start + most, start + self._max_chunk)
+        end = min(total, start + most, start + self._max_chunk, kv.next_stop(request, start))
         grows = end > int(seats.room[:, seat].min())
         if grows:
             end = kv.reach(request, end)
@@ -520,6 +518,7 @@ class Scheduler:
             seats.room[:, seat] = kv.room(request)
         seats.num_computed[seat] = end
         kv.register(request, end)
+        kv.reach_state(request, end)
         request.note(CHUNK, start, end)
         build.add_chunk(Chunk(request, start, end, samples=end == total and request.spec.pooling is None))
         if build.allowance is not None:

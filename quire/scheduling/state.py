@@ -82,7 +82,7 @@ class State:
         """A waiting request takes a seat and the cached blocks of its beginning."""
         request.become(Status.RUNNING)
         request.note(SEATED, num_cached, len(request.tokens))
-        self.kv.admit(request, hit)
+        self.kv.admit(request, hit, num_cached)
         request.adapter = self._take_adapter(request)
         self.seats.take(request, num_cached, self.kv.room(request))
         self.load.seat(request)

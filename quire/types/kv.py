@@ -74,6 +74,11 @@ def capacity(groups: Sequence[KVGroupSpec], num_blocks: int) -> int:
     return least
 
 
+def keeps_state(groups: Sequence[KVGroupSpec]) -> bool:
+    """Whether some layers do. The prefix cache is on unless they do, where nobody says whether it shall be."""
+    return any(group.kind == "state" for group in groups)
+
+
 def tokens_held(groups: Sequence[KVGroupSpec], num_blocks: int, length: int) -> int:
     """Tokens of requests of so many tokens each that the cache holds at once."""
     needed = sum(group.most_blocks(length) for group in groups)

@@ -48,6 +48,13 @@ class NewBlocks(msgspec.Struct, frozen=True, array_like=True):
     blocks: np.ndarray
 
 
+class PageCopies(msgspec.Struct, frozen=True, array_like=True):
+    """Pages of states and those that become the same, a row a state [states, pages of one], in this order."""
+
+    sources: np.ndarray
+    targets: np.ndarray
+
+
 class SharedPrefixes(msgspec.Struct, frozen=True, array_like=True):
     """Groups of decoding seats whose block tables begin with the same blocks: what is there need be read only once.
 
@@ -123,6 +130,8 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     attachments: list[Attachment] = msgspec.field(default_factory=list)
     adapters: list[AdapterInSlot] = msgspec.field(default_factory=list)
     prefixes: SharedPrefixes | None = None  # all groups anew; None: as they were at the step before
+    restores: PageCopies | None = None  # before anything else of the step: requests go on from these states
+    snapshots: PageCopies | None = None  # after its forward pass: states that the prefix cache keeps
 
     @property
     def num_rows(self) -> int:

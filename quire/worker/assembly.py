@@ -106,7 +106,7 @@ class Assembly:
             limited=self._resolved.speculative is not None,
             adapted=self._adapters is not None,
         )
-        seats.add_groups(pages, max_model_len, store.clear)
+        seats.add_groups(pages, max_model_len)
         if isinstance(self._model, PoolingModel):
             return self._pooling(self._model, store, seats, max_model_len)
         custom = CustomProcessors(processors, seats.num_computed_np) if processors else None
@@ -131,6 +131,7 @@ class Assembly:
         return PoolingRunner(
             model,
             contexts,
+            store.states,
             seats,
             BatchBuilder(seats, None, rows, tokens, max_model_len, self._device, host_copies=reads_host),
             max_rows=rows,

@@ -11,6 +11,7 @@ import torch
 from quire.attention.context import LayerCache, StateCache
 from quire.attention.recurrent import StatePart
 from quire.worker.pages import Pages
+from quire.worker.state_pages import StatePages
 
 
 class KVStore:
@@ -41,6 +42,7 @@ class KVStore:
             else self._layer(pages, group, place, dtype)
             for group, place in ((group, next(places[group])) for group in layer_groups)
         ]
+        self.states = StatePages(pages, self.data) if pages.states_a_page else None  # None: no layer keeps one
         keeper = pages.groups[pages.keeper]
         if keeper.kind == "history" and keeper.block_size * 4 == pages.slab_bytes:
             self.token_of_slot = self.data[0].view(torch.int32).view(-1)
@@ -70,10 +72,6 @@ class KVStore:
             views.append(line[:, first : first + math.prod(part.shape)].unflatten(1, part.shape))
             begin += part.num_bytes
         return StateCache(entry, tuple(views))
-
-    def clear(self, pages: torch.Tensor) -> None:
-        """Zero pages that held states: as keys and values their numbers may be NaN, which masks do not stop."""
-        self.data.index_fill_(1, pages, 0)
 
     @property
     def num_bytes(self) -> int:

@@ -12,6 +12,7 @@ from quire.worker.pages import Pages
 
 _GIB = 1024**3
 _SPARE_BYTES = 3 * _GIB // 8  # for what graphs and late kernels take, which no measurement before them can see
+_COPIES = 4  # of states, a seat, that the prefix cache has room for if there is so much
 
 
 class Memory(NamedTuple):
@@ -49,6 +50,8 @@ def size_cache(resolved: Resolved, pages: Pages, memory: Memory) -> CacheSize:
     budget, why = _budget(cache, memory)
     # More blocks than all seats can ever fill serve nobody; slots are int32.
     useful = resolved.max_num_seqs * sum(group.num_blocks(longest) for group in groups) + 1
+    if cache.enable_prefix_caching:  # copies of states are beside the seats' own
+        useful += _COPIES * resolved.max_num_seqs * sum(group.pages for group in groups)
     useful = min(useful, *(MAX_TOKENS // group.block_size for group in groups if not group.pages))
     num_blocks = cache.num_gpu_blocks_override or min(int(budget // pages.page_bytes), useful)
     fits = capacity(groups, num_blocks)

@@ -24,6 +24,7 @@ from quire.worker.pooler import PooledTensors, Pooler
 from quire.worker.readback import PendingStep, ReadyStep, StepHandle
 from quire.worker.seats import DeviceSeats
 from quire.worker.staging import Staging
+from quire.worker.state_pages import StatePages
 
 MakeContext = Callable[[StepPlan, Pool, Batch], StepContext]
 
@@ -81,6 +82,7 @@ class PoolingRunner:
         self,
         model: PoolingModel,
         make_context: MakeContext,
+        states: StatePages | None,
         seats: DeviceSeats,
         builder: BatchBuilder,
         *,
@@ -93,6 +95,7 @@ class PoolingRunner:
         self.model = model
         self._adapters = adapters
         self._make_context = make_context
+        self._states = states
         self._seats = seats
         self._builder = builder
         self._pooler = Pooler(model, max_rows, device)
@@ -113,6 +116,8 @@ class PoolingRunner:
 
     def run(self, plan: StepPlan) -> StepHandle:
         with self._on_stream():
+            if self._states is not None:
+                self._states.before(plan)
             wanted = next(one for one in plan.attachments if isinstance(one, Pool))
             if self._adapters is not None:
                 self._adapters.begin(plan, self._seats)
@@ -121,6 +126,8 @@ class PoolingRunner:
                 self._adapters.find_rows(batch, self._seats)
             num_computed = self._seats.num_computed_np[plan.seats]
             hidden = self.model(batch.buffers.input_ids, self._make_context(plan, wanted, batch))
+            if self._states is not None:
+                self._states.after(plan)
             pooled = self._pooler.pool(plan, wanted, hidden, num_computed)
             tokens = self._tokens[: batch.num_rows]
             commit(self._seats.state, tokens, batch.seats, batch.buffers.seq_lens, self._tokens[:0], batch.sample_index)

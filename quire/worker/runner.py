@@ -67,6 +67,8 @@ class Runner:
     def run(self, plan: StepPlan) -> StepHandle | MaskedStep:
         parts = self.parts
         with self.on_stream():
+            if (states := parts.store.states) is not None:
+                states.before(plan)
             parts.begin(plan)
             parts.sampler.admit(plan.admits)
             if parts.adapters is not None:
@@ -83,6 +85,8 @@ class Runner:
                 sample = self.decode.run(plan, layout)
             else:
                 sample = self.mixed.run(plan, layout)
+            if states is not None:
+                states.after(plan)
             parts.seats.advance(plan.seats, plan.num_tokens)
             if plan.awaits_masks and not isinstance(parts.sampler, Follower):
                 return MaskedStep(plan.step, partial(self._sample_later, sample))

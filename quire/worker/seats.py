@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 
 from quire.kernels.step.step import GroupTable, SeatState, scatter
-from quire.platforms.transfers import upload
 from quire.types.plan import Admit, NewBlocks, StepPlan
 from quire.worker.pages import Pages
 from quire.worker.staging import Span, Staging
 
 _LEAST_PIECE = 16  # of what is sent; for less the next copy is begun
-
-
-class Leftovers:
-    """Zeroes the pages of states whose requests have left their seats, before anybody gets them.
-
-    As keys and values a state's numbers may be NaN, and attention may multiply what it must not see by 0.
-
-    group: the one that keeps states. clear: of pages, int64 on the device.
-    """
-
-    def __init__(self, group: int, clear: Callable[[torch.Tensor], None], device: torch.device) -> None:
-        self._group, self._clear, self._device = group, clear, device
-        self._pages: dict[int, np.ndarray] = {}  # by seat
-
-    def take(self, plan: StepPlan) -> None:
-        left = [pages for seat in plan.releases if (pages := self._pages.pop(seat, None)) is not None]
-        if left:
-            self._clear(upload(torch.from_numpy(np.concatenate(left).astype(np.int64)), self._device))
-        if plan.blocks:
-            new = plan.blocks[self._group]
-            for seat in np.unique(new.seats).tolist():
-                self._pages[seat] = new.blocks[new.seats == seat]
 
 
 class DeviceSeats:
@@ -70,18 +47,13 @@ class DeviceSeats:
         )
         self.tables = [GroupTable(self.state.block_table, block_size)]
         self.keeper, self._splits = 0, [1]
-        self._device = device
-        self._leftovers: Leftovers | None = None
         self.num_computed_np = np.zeros(seats, dtype=np.int32)
         self.adapters = torch.zeros(seats, dtype=torch.int32, device=device) if adapted else None  # slots
         self.adapters_np = np.zeros(seats, dtype=np.int32)  # the same
         self.is_read = device.type == "cpu"  # whether somebody needs the mirror to be exact
 
-    def add_groups(self, pages: Pages, max_model_len: int, clear: Callable[[torch.Tensor], None] | None = None) -> None:
-        """All groups, in the order of plans; the keeper's is there already. clear: what zeroes pages."""
-        kinds = [group.kind for group in pages.groups]
-        if clear and "state" in kinds and set(kinds) - {"state", "history"}:
-            self._leftovers = Leftovers(kinds.index("state"), clear, self._device)
+    def add_groups(self, pages: Pages, max_model_len: int) -> None:
+        """All groups, in the order of plans; the keeper's is there already."""
         shared, self.keeper, self._splits = self.tables[0], pages.keeper, pages.splits
         seats = len(self.num_computed_np)
         self.tables = []
@@ -94,8 +66,6 @@ class DeviceSeats:
 
         Block-table entries that would not fit (very long cached prefixes of many requests) are copied ahead.
         """
-        if self._leftovers is not None:
-            self._leftovers.take(plan)
         writes = []
         if plan.admits:
             seats = np.array([a.seat for a in plan.admits], dtype=np.int32)

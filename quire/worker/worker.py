@@ -176,10 +176,14 @@ class Worker:
         return pages
 
     def _uncached(self, pages: Pages) -> str:
-        """What the log says where the prefix cache is off for the model's sake."""
-        if not pages.states_a_page or not self._resolved.config.cache.enable_prefix_caching:
+        """What the log says where the prefix cache is off for the model's sake, and nobody has said anything."""
+        if not pages.states_a_page or self._resolved.config.cache.enable_prefix_caching is not None:
             return ""
-        return "enable_prefix_caching=False: the model's layers keep a state, which cannot be shared block by block"
+        size = next(group.pages for group in pages.groups if group.pages) * pages.page_bytes / 1024**2
+        return (
+            f"enable_prefix_caching=False: the model's layers keep a state, of which a copy takes {size:.1f} MiB; "
+            "--enable-prefix-caching turns it on"
+        )
 
     def _capture(self) -> bool:
         """Whether steps are in graphs, if they may be; only of somebody else's code it is not known before."""

@@ -23,7 +23,7 @@ def spec(block_size: int = 4, kind: str = "full") -> KVGroupSpec:
 
 def run_through(kv: KVManager, owner: Owner) -> None:
     """Compute all tokens of a request without a hit, as a first chunk does."""
-    kv.admit(owner, [[] for _ in kv.groups])
+    kv.admit(owner, [[] for _ in kv.groups], 0)
     assert kv.allocate(owner, len(owner.tokens)) is not None
     kv.register(owner, len(owner.tokens))
 
@@ -37,7 +37,7 @@ def test_full_blocks_are_found_again_also_after_their_request_is_gone(num_groups
     second = Owner("b", [*range(8), 99, 98])
     hit, num_tokens = kv.find_cached(second, 9)
     assert (hit, num_tokens) == ([table[:2] for table in tables], 8)
-    kv.admit(second, hit)
+    kv.admit(second, hit, 8)
     kv.free(first)
     kv.check()
     kv.free(second)
@@ -66,7 +66,7 @@ def test_needed_blocks_count_hits_that_are_free() -> None:
 def test_allocate_refuses_rather_than_taking_a_part() -> None:
     kv = KVManager(4, [spec()])
     owner = Owner("a", list(range(16)))
-    kv.admit(owner, [[]])
+    kv.admit(owner, [[]], 0)
     assert kv.allocate(owner, 16) is None
     assert kv.num_free == 3
     new = kv.allocate(owner, 12)
@@ -83,7 +83,7 @@ def test_the_beginning_of_a_sequence_is_remembered_longest() -> None:
     kv.free(owner)
     for held, found in ((4, 16), (5, 12), (6, 8), (7, 4), (8, 0)):
         other = Owner("b", [7] * 4 * held)
-        kv.admit(other, [[]])
+        kv.admit(other, [[]], 0)
         kv.allocate(other, 4 * held)
         assert kv.find_cached(Owner("c", list(range(16))), 16)[1] == found
         kv.free(other)
@@ -126,7 +126,7 @@ def window(tokens: int, block_size: int = 4) -> KVGroupSpec:
 
 def advance(kv: KVManager, owner: Owner, chunk: int) -> None:
     """Compute all tokens of a request chunk by chunk, giving back what lies behind the window before each."""
-    kv.admit(owner, [[] for _ in kv.groups])
+    kv.admit(owner, [[] for _ in kv.groups], 0)
     for end in range(chunk, len(owner.tokens) + 1, chunk):
         kv.free_behind(owner, end - chunk)
         assert kv.allocate(owner, end) is not None
@@ -138,7 +138,7 @@ def test_chunks_that_are_past_are_given_back() -> None:
     """A chunk of 10 tokens in blocks of 4: what a chunk's beginning shares a block with stays."""
     kv = KVManager(40, [KVGroupSpec("chunk", 4, 1, 1, 8, 2, window=10)])
     owner = Owner("a", list(range(36)))
-    kv.admit(owner, kv.find_cached(owner, 0)[0])
+    kv.admit(owner, *kv.find_cached(owner, 0))
     for computed, first in ((0, 0), (9, 0), (10, 2), (19, 2), (20, 5), (29, 5), (30, 7)):
         kv.free_behind(owner, computed)
         assert kv.allocate(owner, computed + 4) is not None
@@ -151,7 +151,7 @@ def test_chunks_that_are_past_are_given_back() -> None:
 def test_a_hit_needs_the_chunk_of_its_next_token() -> None:
     kv = KVManager(40, [KVGroupSpec("chunk", 4, 1, 1, 8, 2, window=12)])
     first = Owner("a", list(range(40)))
-    kv.admit(first, kv.find_cached(first, 0)[0])
+    kv.admit(first, *kv.find_cached(first, 0))
     kv.allocate(first, 40)
     kv.register(first, 40)
     kv.free(first)
@@ -186,7 +186,7 @@ def test_a_hit_needs_only_what_its_first_token_sees() -> None:
     assert [block.id != 0 for block in hit[0]] == [False] * 7 + [True] * 2
     for left, found in ((6, 36), (1, 0)):  # what lay behind the window was given back first, and is reused first
         other = Owner("c", [])
-        kv.admit(other, [[]])
+        kv.admit(other, [[]], 0)
         kv.allocate(other, 4 * (kv.num_free - left))
         assert kv.find_cached(Owner("d", list(range(40))), 39)[1] == found
         kv.free(other)
@@ -215,7 +215,7 @@ def test_a_hit_is_the_longest_that_every_group_can_serve(order: int) -> None:
 def test_a_running_request_jumps_over_what_others_have_computed() -> None:
     kv = KVManager(60, [spec(), window(6)])
     first, second = Owner("a", list(range(40))), Owner("b", list(range(40)))
-    kv.admit(second, [[], []])
+    kv.admit(second, [[], []], 0)
     kv.allocate(second, 8)
     advance(kv, first, 8)
     hit, num_tokens = kv.find_more(second, 8, 39)

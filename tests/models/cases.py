@@ -399,6 +399,11 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
          "use_shared_attention_adapter": True, "use_mem_rope": True, "add_bias_linear": True, "time_step_min": 0.05,
          "hidden_act": "silu", "intermediate_size": 24, "adapter_rank": 3},
     ),
+    "zamba2-untied": (
+        "Zamba2",
+        {**_ZAMBA, "layers_block_type": ["hybrid", "mamba", "hybrid", "hybrid"], "num_mem_blocks": 2,
+         "use_shared_attention_adapter": True, "tie_word_embeddings": False},
+    ),
     "mamba": ("Mamba", {**_PURE, "state_size": 6}),
     "mamba-biases": (
         "Mamba",

@@ -63,7 +63,8 @@ named in the log.
 Before the first request such a model is asked whether its tokens meet in attention
 alone, whether positions are those it is given, and whether attention is what its class says. What cannot run so is
 refused by name: state and convolution layers, encoders with decoders, parts that see or hear, masks of a class's
-own, slopes (ALiBi) among them, rotary settings that go by a text's length beyond what was trained, and Mistral's own
+own (slopes of ALiBi may come as `alibi_slopes`, as flash-attention calls them), rotary settings that go by a text's
+length beyond what was trained, and Mistral's own
 form of files, whose queries and keys lie in another order.
 
 Code that comes with a checkpoint (`auto_map`) is run only with `--trust-remote-code`, only if neither Quire nor
@@ -85,20 +86,23 @@ Mistral 4, MPNet, ALBERT and DeBERTa.
 NOT_YET = """
 ## States
 
-Families in `quire/models/hybrid` keep a state of each request in some layers or all. They run without a prefix cache
-(the log says so), and take no drafts. The prompts of Kimi Linear go through its state token by token on a GPU, without
+Families in `quire/models/hybrid` keep a state of each request in some layers or all. Their prefix cache keeps copies of
+states at a few places of a prompt, and is off unless `--enable-prefix-caching` asks for it (the log says so). They take
+no drafts. The prompts of Kimi Linear go through its state token by token on a GPU, without
 the chunks that others have. Where config.json has no `max_position_embeddings`, as in
 Mamba's, a request may hold 1,048,576 tokens. Nemotron-H's steps in time have `time_step_min` for a lower bound, as in
 transformers.
 
+## Dual chunks
+
+Qwen2.5-1M (`dual_chunk_attention_config`): up to `chunk_size` - `local_size` tokens it is attention as usual, with
+kernels, and that is the context unless `--max-model-len` asks for more. Beyond, plain torch attends, far slower, and a
+query is scaled by the tokens that it sees itself, so that a prompt may be computed in parts. Sparse attention is
+refused by name.
+
 ## Not yet
 
-Dual chunk attention beyond its first chunk (Qwen2.5-1M: `dual_chunk_attention_config`): up to `chunk_size` -
-`local_size` tokens it is attention as usual, and that is the longest text that such a model takes here.
-
-Attention to tokens that an indexer chooses (DeepSeek-V3.2, GLM-5): refused by name. Zamba 2 with an untied head, whose
-shared blocks transformers unties as well: refused by name. DeBERTa of the first version. Adapters by task of Jina's
-embedders (v3). Prefix caching of models that keep a state, by snapshots of it.
+Attention to tokens that an indexer chooses (DeepSeek-V3.2, GLM-5): refused by name.
 """
 
 

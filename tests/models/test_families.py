@@ -53,10 +53,6 @@ def largest_error(reference: Any, answers: list[Any]) -> float:
     return worst
 
 
-def keeps_a_state(case: str) -> bool:
-    return case in HYBRIDS
-
-
 def check_engine(case: str, folder: Path, limit: float, **options: Any) -> None:
     """Rows of unlike length together, and once more out of the prefix cache."""
     made, config = CASES[case]
@@ -66,17 +62,15 @@ def check_engine(case: str, folder: Path, limit: float, **options: Any) -> None:
     wanted = [{"prompt_token_ids": prompt} for prompt in prompts()]
     with LLM(
         str(folder), num_threads=1, dtype="float32", max_model_len=128, skip_tokenizer_init=True, max_logprobs=VOCAB,
-        **options,
+        enable_prefix_caching=True, **options,
     ) as llm:  # fmt: skip
         first = llm.generate(wanted, SamplingParams(**usual, prompt_logprobs=VOCAB), use_tqdm=False)
         again = llm.generate(wanted, SamplingParams(**usual), use_tqdm=False)
         assert llm.call("check") is None
     assert largest_error(reference, first) <= limit
     assert largest_error(reference, again) <= limit
-    if keeps_a_state(case):
-        assert again[0].num_cached_tokens == 0
-    else:
-        assert again[0].num_cached_tokens > 0 or config.get("sliding_window")  # whose blocks may be longer
+    is_long = config.get("sliding_window") or case == "kimi_linear-groups"  # blocks may be longer than the prompt
+    assert again[0].num_cached_tokens > 0 or is_long
 
 
 @pytest.mark.parametrize("case", sampled(list(CASES), lambda case: case in FAMILIES))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from transformers import dynamic_module_utils
 from quire import LLM, SamplingParams
 from quire.foundation.errors import ConfigError
 from tests.models import checkpoints
+from tests.models.paged import PagedRows
+from tests.models.twins import with_slopes
 
 MODELING = """
 import os
@@ -122,4 +125,74 @@ def test_only_code_beside_the_weights_is_run(reference: str, match: str, odd: Pa
     config = json.loads((odd / "config.json").read_text())
     checkpoints.rewrite_config(odd, auto_map={**config["auto_map"], "AutoModelForCausalLM": reference})
     with pytest.raises(ConfigError, match=match):
+        checkpoints.load(odd, trusted=True)
+
+
+SLOPING = """
+import torch
+from torch import nn
+from transformers import LlamaForCausalLM
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from .configuration_odd import OddConfig
+
+
+def eager_attention_forward(module, q, k, v, mask, scaling, dropout=0.0, alibi_slopes=None, **kwargs):
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    place = torch.arange(k.shape[2])
+    scores = q @ k.transpose(2, 3) * scaling - alibi_slopes[:, None, None] * (place[:, None] - place).abs() + mask
+    return (scores.softmax(-1) @ v).transpose(1, 2).contiguous(), None
+
+
+class OddAttention(nn.Module):
+    is_causal = True
+
+    def __init__(self, config, old):
+        super().__init__()
+        self.config, self.layer_idx, self.head_dim = config, old.layer_idx, old.head_dim
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = old.q_proj, old.k_proj, old.v_proj, old.o_proj
+
+    def forward(self, hidden_states, attention_mask=None, **kwargs):
+        heads = self.config.num_attention_heads
+        q, k, v = (
+            proj(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for proj in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        attend = ALL_ATTENTION_FUNCTIONS.get(self.config._attn_implementation, eager_attention_forward)
+        slopes = 2.0 ** (-8 * torch.arange(1, heads + 1) / heads)
+        kwargs = {key: value for key, value in kwargs.items() if key != "position_embeddings"}
+        y, _ = attend(self, q, k, v, attention_mask, scaling=self.head_dim**-0.5, alibi_slopes=slopes[HOW], **kwargs)
+        return self.o_proj(y.flatten(2)), None
+
+
+class OddForCausalLM(LlamaForCausalLM):
+    config_class = OddConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        for layer in self.model.layers:
+            layer.self_attn = OddAttention(config, layer.self_attn)
+"""
+
+
+@pytest.mark.usefixtures("marker")
+def test_slopes_are_those_that_attention_functions_are_told(
+    odd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ALiBi of a checkpoint's own class: whole prompts, chunks and decode steps are what the formula says."""
+    for name in [name for name in sys.modules if name.startswith("transformers_modules")]:  # of other tests
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    (odd / "modeling_odd.py").write_text(SLOPING.replace("[HOW]", ""))
+    ids = list(range(3, 40))
+    with torch.inference_mode():
+        theirs = with_slopes(checkpoints.make("Llama"))(torch.tensor([ids])).logits[0]
+    for counts in ([37], [20, 9, 1, 1, 6]):
+        rows, found, begin = PagedRows(checkpoints.load(odd, trusted=True)), [], 0
+        for count in counts:
+            found += rows.step([1], [ids[begin : begin + count]])
+            begin += count
+        assert (torch.cat(found) - theirs).abs().max() <= 1e-4
+    (odd / "modeling_odd.py").write_text(SLOPING.replace("HOW", ":1"))
+    with pytest.raises(ConfigError, match=r"has \[1\] slopes for 4 heads"):
         checkpoints.load(odd, trusted=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -13,11 +14,9 @@ from quire import LLM, SamplingParams
 from quire.attention.recurrent import StateCache, StatePart
 from quire.foundation.errors import ConfigError
 from quire.types.kv import KVGroupSpec, capacity
-from quire.types.plan import NewBlocks
+from quire.types.plan import NewBlocks, PageCopies, StepPlan
 from quire.worker.kv_store import KVStore
 from quire.worker.pages import MAX_WASTE, lay_out
-from quire.worker.seats import DeviceSeats
-from quire.worker.staging import Staging
 from quire.worker.trial_steps import prompt_chunks
 from tests.models import checkpoints
 from tests.models.cases import CASES
@@ -91,7 +90,7 @@ def test_a_model_of_states_alone_keeps_the_ids_of_tokens() -> None:
     assert [cache.entry for cache in store.layers if isinstance(cache, StateCache)] == [0, 1]
 
 
-def test_states_of_layers_do_not_overlap_and_are_cleared_behind_their_request() -> None:
+def test_states_of_layers_do_not_overlap() -> None:
     """A page of three layers' states, and one of the fourth's."""
     parts = (StatePart((2, 5), torch.float32), StatePart((3, 2), torch.bfloat16))
     size = sum(part.num_bytes for part in parts)
@@ -106,18 +105,40 @@ def test_states_of_layers_do_not_overlap_and_are_cleared_behind_their_request() 
     assert all((part[5] == number).all() for number, part in enumerate(tensors, start=1))
     assert not store.data[0, :5].any()
     assert not store.data[0, 6:].any()
-    seats = DeviceSeats(2, 4, store.token_of_slot, made.kernel_block(0), CPU)
-    seats.add_groups(made, 64, store.clear)
-    staging = Staging(300, CPU)
-    new = NewBlocks(np.array([1, 1], np.int32), np.array([0, 1], np.int32), np.array([7, 8], np.int32))
-    none = NewBlocks(*(np.zeros(0, np.int32) for _ in range(3)))
-    plan = prompt_chunks(np.array([1], np.int32))
-    plan.blocks.extend([none, new])
-    store.data.fill_(255)  # NaN, in any type
-    seats.stage(plan, staging)
-    assert store.data[0, 7:].all()
-    left = prompt_chunks(np.array([1], np.int32))
-    left.releases.append(1)
-    seats.stage(left, staging)
-    assert not store.data[0, 7:].any()
-    assert store.data[0, :7].all()
+
+
+def blocks(*numbers: int) -> NewBlocks:
+    """The first entries of the table of seat 1."""
+    index = np.arange(len(numbers), dtype=np.int32)
+    return NewBlocks(np.ones(len(numbers), np.int32), index, np.array(numbers, np.int32))
+
+
+def plan(keys: NewBlocks, states: NewBlocks, **copies: PageCopies) -> StepPlan:
+    made = prompt_chunks(np.array([1], np.int32))
+    made.blocks.extend([keys, states])
+    return msgspec.structs.replace(made, **copies)
+
+
+def test_pages_of_states_are_copied_and_cleared_before_others_get_them() -> None:
+    made = lay_out([full(1, 1, 24), states(4, 512)], 16)
+    store = KVStore(made, [0], 9, torch.bfloat16, CPU)
+    assert store.states is not None
+    data = store.data[0]
+    data.copy_(torch.arange(9)[:, None].expand_as(data))
+    kept = PageCopies(np.array([[7, 8]], np.int32), np.array([[1, 2]], np.int32))
+    first = plan(blocks(3), blocks(7, 8), snapshots=kept)
+    store.states.before(first)
+    assert data[:, 0].tolist() == list(range(9)), "keys and values of others stay what they are"
+    store.states.after(first)
+    assert data[:, 0].tolist() == [0, 7, 8, 3, 4, 5, 6, 7, 8]
+    # Two that go on from it: the first gets its very pages turned round, the second what the first has read by then.
+    again = PageCopies(np.array([[1, 2], [4, 5]], np.int32), np.array([[2, 1], [6, 4]], np.int32))
+    store.states.before(plan(blocks(), blocks(2, 1, 6, 4), restores=again))
+    assert data[:, 0].tolist() == [0, 8, 7, 3, 5, 5, 4, 7, 8]
+    store.states.before(plan(blocks(5, 8, 1), blocks()))
+    assert data[:, 0].tolist() == [0, 0, 7, 3, 5, 5, 4, 7, 0], "a copy, and a state"
+    assert all((page == page[0]).all() for page in data)
+    store.states.before(plan(blocks(8), blocks()))
+    data[8] = 9
+    store.states.before(plan(blocks(8), blocks()))
+    assert data[8, 0] == 9, "what has been cleared holds keys now"

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from quire.types.kv import MAX_TOKENS, KVGroupSpec
-from quire.types.plan import Admit, PromptLogprobs, StepPlan, TokenMasks
+from quire.types.plan import Admit, PageCopies, PromptLogprobs, StepPlan, TokenMasks
 from quire.types.request import EngineRequest, token_array
 from quire.types.result import LogprobRows, StepResult
 from quire.types.sampling import SamplingParams
@@ -160,6 +160,7 @@ class Device:
         self.num_groupings = 0  # times that prefixes were told
         self.num_shared_rows = 0  # decode rows that were in a group
         self.num_masks = 0
+        self.num_copies = 0  # of states
         self.step = -1
         self._awaiting: tuple[StepPlan, list[Row]] | None = None
 
@@ -169,6 +170,7 @@ class Device:
         assert plan.step == self.step + 1, "steps must come in order"
         self.step += 1
         self._take_news(plan)
+        self._copy_states(plan.restores)
         self._check_prefixes(plan)
         tokens, news = plan.token_ids.tolist(), []
         assert len(set(plan.seats.tolist())) == plan.num_rows, "a seat has two rows"
@@ -200,6 +202,7 @@ class Device:
         # Only after all writes: a row may read what its neighbour computes in this very step.
         for row in news:
             self._read(plan, *row[:4])
+        self._copy_states(plan.snapshots)
         self.num_computed += int(plan.num_tokens.sum())
         if plan.awaits_masks:
             self._awaiting = plan, news
@@ -331,6 +334,16 @@ class Device:
             before = reference.prints[position - 1] if position else found
             assert found == before, f"{reference.spec.id} goes on from a foreign state at {position}"
             self.pages[block] = group, {0: reference.prints[position]}
+
+    def _copy_states(self, copies: PageCopies | None) -> None:
+        """One after the other, each read wholly before it is written. Whether it was a state shows when it is used."""
+        if copies is None:
+            return
+        assert all(spec.kind != "state" or copies.sources.shape[1] == spec.pages for spec in self.specs)
+        for sources, targets in zip(copies.sources.tolist(), copies.targets.tolist(), strict=True):
+            read = [(group, prints.copy()) for group, prints in (self.pages[source] for source in sources)]
+            self.pages.update(zip(targets, read, strict=True))
+        self.num_copies += len(copies.sources)
 
     def _put(self, group: int, number: int, position: int, print_: int) -> None:
         size = self.specs[group].block_size

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from quire.attention.base import ALIKE, LayerCache, PerHead, Scores
+from quire.attention.base import LayerCache, PerHead, Scores
 from quire.attention.context import GroupContext, StateCache, StepContext
 from quire.foundation.errors import ConfigError
 from quire.kernels.attention.rope import qk_norm_rope_write
@@ -32,6 +32,8 @@ _HARMLESS = frozenset(
     deterministic target_dtype
     """.split()  # noqa: SIM905
 )
+
+_PER_HEAD = ("s_aux", "alibi_slopes")  # what they call sinks and slopes
 
 
 class Attends(Protocol):
@@ -161,17 +163,23 @@ class Recorder:
         name = self._names[module]
         (_, heads, tokens, head_dim), (_, kv_heads, seen, _), value_dim = q.shape, k.shape, v.shape[-1]
         odd = [key for key, value in others.items() if key not in _HARMLESS and value is not None]
-        if wrong := [key for key in odd if key not in ("softcap", "is_causal", "s_aux")]:
+        if wrong := [key for key in odd if key not in ("softcap", "is_causal", *_PER_HEAD)]:
             raise _refused(name, f"has {', '.join(wrong)}, which attention here does not know")
         if seen != tokens or len(q) != 1:
             raise _refused(name, f"has {tokens} queries and {seen} keys a token: it attends to something else")
         if value_dim > head_dim:
             raise _refused(name, f"has values of {value_dim} numbers and keys of {head_dim}")
-        sinks = sinks_of(others)
-        if sinks is not None and sinks.shape != (heads,):
-            raise _refused(name, f"has {list(sinks.shape)} sinks for {heads} heads")
+        terms = terms_of(others)
+        for what, values in zip(("sinks", "slopes"), terms, strict=True):
+            if values is not None and values.shape != (heads,):
+                raise _refused(name, f"has {list(values.shape)} {what} for {heads} heads")
         seen_tokens = self._sees(module, name, mask, others)
-        scores = replace(seen_tokens, softcap=float(others.get("softcap") or 0.0), sinks=sinks is not None)
+        scores = replace(
+            seen_tokens,
+            softcap=float(others.get("softcap") or 0.0),
+            sinks=terms.sinks is not None,
+            slopes=terms.slopes is not None,
+        )
         kind = "chunk" if scores.chunked else "window" if scores.window else "full"
         keeps = Keeps(kind, kv_heads, head_dim, scores.window)
         scale = head_dim**-0.5 if scale is None else float(scale)
@@ -195,10 +203,11 @@ class Recorder:
         return found
 
 
-def sinks_of(others: Mapping[str, Any]) -> torch.Tensor | None:
-    """What attention functions are told as `s_aux`: a logit a head."""
-    found: torch.Tensor | None = others.get("s_aux")
-    return None if found is None else found.flatten()
+def terms_of(others: Mapping[str, Any]) -> PerHead:
+    """What attention functions are told of each head: a logit, and what is taken from a score for each token that lies
+    between (ALiBi), as the library flash-attention has it."""
+    found: list[torch.Tensor | None] = [others.get(name) for name in _PER_HEAD]
+    return PerHead(*(None if one is None else one.flatten().float() for one in found))
 
 
 def own_value(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -289,7 +298,5 @@ class PagedAttention:
             qkv, self._still[head_dim], self._first, group.slots, cache.k, cache.v, site.heads, site.keeps.num_kv_heads,
             head_dim,
         )  # fmt: skip
-        sinks = sinks_of(others)
-        heads = ALIKE if sinks is None else PerHead(sinks.float())
-        y = group.backend.run(q, cache, group.plan, site.scale, heads)
+        y = group.backend.run(q, cache, group.plan, site.scale, terms_of(others))
         return y.view(1, tokens, site.heads, head_dim)[..., : site.value_dim].contiguous()

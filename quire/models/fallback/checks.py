@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from quire.attention.base import ALIKE, PerHead
+from quire.attention.base import PerHead
 from quire.attention.scored import attend
 from quire.foundation.errors import ConfigError
-from quire.models.fallback.attention import Door, Site, own_value, sinks_of
+from quire.models.fallback.attention import Door, Site, own_value, terms_of
 
 States = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # ids, positions → states
 
@@ -91,8 +91,7 @@ class _Compared:
         sees = site.scores.visible(tokens, tokens[:, None])
         group = q.shape[1] // k.shape[1]
         keys, values = (x.repeat_interleave(group, dim=1) for x in (k, v))
-        sinks = sinks_of(others)
-        heads = ALIKE if sinks is None else PerHead(sinks.float()[:, None, None])
+        heads = PerHead(*(None if one is None else one[:, None, None] for one in terms_of(others)))
         ours = attend(q, keys, values, sees, scale=site.scale, scores=site.scores, heads=heads)
         ours = ours.transpose(1, 2).contiguous()
         own = getattr(sys.modules.get(type(module).__module__), "eager_attention_forward", None)

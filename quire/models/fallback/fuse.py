@@ -241,7 +241,7 @@ def _attention(site: Site, paged: PagedAttention) -> _Attention | None:
     parts = _linears(module, "q_proj", "k_proj", "v_proj") or _linears(module, "qkv_proj")
     out = next((found for name in _OUT if (found := _linears(module, name))), None)
     rows = (site.heads + 2 * keeps.num_kv_heads) * keeps.head_dim
-    if parts is None or out is None or site.scores.sinks or site.value_dim != keeps.head_dim:
+    if parts is None or out is None or site.scores.sinks or site.scores.slopes or site.value_dim != keeps.head_dim:
         return None
     if sum(one.out_features for one in parts) != rows:
         return None

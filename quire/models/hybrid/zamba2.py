@@ -30,6 +30,7 @@ defaults = {  # as transformers has them
     "rope_parameters": None,
     "use_mem_rope": False,
     "num_mem_blocks": 1,
+    "tie_word_embeddings": True,
     "use_shared_attention_adapter": False,
     "adapter_rank": 128,
     "add_bias_linear": False,
@@ -41,7 +42,6 @@ defaults = {  # as transformers has them
     "time_step_min": 0.001,
 }
 fixed = {
-    "tie_word_embeddings": (True, None),  # else transformers unties the blocks too
     "use_long_context": (False, None),
     "is_encoder_decoder": (False, None),
 }
@@ -61,7 +61,8 @@ GATED_EPS = 1e-5
 
 
 def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
-    """Attention is twice as wide as the model. The first layers that attend own a block each; the others take turns."""
+    """Attention is twice as wide as the model. The first layers that attend own a block each; the others take turns.
+    With an untied head nothing is shared, as transformers has it: each of them has its own."""
     kinds = USUAL
     if config["layers_block_type"] is not None:
         kinds = kinds_of_layers(config, "layers_block_type", KINDS, None)
@@ -90,7 +91,9 @@ def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
                else no_rotation(max_positions, sizes.head_dim))  # fmt: skip
     users = [index for index, kind in enumerate(kinds) if kind == "hybrid"]
     count = min(read_positive(config, "num_mem_blocks"), len(users))
-    blocks = [SharedBlock(shared, list(range(first, len(users), count)), act) for first in range(count)]
+    tied = read(bool, config, "tie_word_embeddings")
+    own = count if tied else len(users)
+    blocks = [SharedBlock(shared, list(range(first % count, len(users), count)), act) for first in range(own)]
 
     def layer(index: int) -> MambaLayer | SharingLayer:
         norm = GatedNorm(states.inner, GATED_EPS, groups=states.groups)
@@ -98,10 +101,10 @@ def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
         if kinds[index] == "mamba":
             return mamba
         user = users.index(index)
-        return SharingLayer(index, user, blocks[user % count], mamba, cos_sin, owns=user < count)
+        return SharingLayer(index, user, blocks[user % own], mamba, cos_sin, owns=user < own)
 
     naming = Naming(trunk={"norm": "final_layernorm"})
-    return SharingStack(sizes, layer, tied=True, naming=naming)
+    return SharingStack(sizes, layer, tied=tied, naming=naming)
 
 
 def _states(config: Mapping[str, Any]) -> Mamba2Sizes:

@@ -7,9 +7,9 @@ from typing import Any
 
 from quire.config.reading import read, read_count, read_positive
 from quire.layers.attention import Attention
+from quire.layers.dual_chunk import rotary_in_chunks
 from quire.layers.experts import MixtureOfExperts, Router, SparseLayer
 from quire.layers.mlp import GatedMLP
-from quire.layers.rotary import rotary_table
 from quire.models.base import DecoderStack, Sizes
 from quire.models.moe.reading import sparse_layers, top_k_rule
 from quire.models.window import layer_windows
@@ -28,7 +28,7 @@ defaults = {  # as transformers has them
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
     "rope_parameters": None,
-    "dual_chunk_attention_config": None,  # which limits the length, see `config/model_info.py`
+    "dual_chunk_attention_config": None,
     "use_sliding_window": False,
     "sliding_window": 4096,
     "max_window_layers": 28,
@@ -56,7 +56,7 @@ shared = (
 
 def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
     sizes = Sizes.read(config)
-    cos_sin = rotary_table(config, sizes.head_dim, max_positions)
+    cos_sin, dual = rotary_in_chunks(config, sizes.head_dim, max_positions)
     windows = _windows(config, sizes.layers, max_positions)
     bias = read(bool, config, "qkv_bias")
     rule, inner = top_k_rule(config, "num_experts"), read_positive(config, "moe_intermediate_size")
@@ -76,7 +76,7 @@ def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
         )
 
     def layer(index: int) -> SparseLayer:
-        attention = Attention(index, *sizes.attention, cos_sin, window=windows[index], qkv_bias=bias)
+        attention = Attention(index, *sizes.attention, cos_sin, window=windows[index], dual=dual, qkv_bias=bias)
         return SparseLayer(attention, mlp(index), sizes.hidden, sizes.eps)
 
     return DecoderStack(sizes, layer, tied=read(bool, config, "tie_word_embeddings"))
