@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -112,6 +112,10 @@ def quantile(before: Look, now: Look, name: str, share: float) -> float | None:
     return None
 
 
+def _mean(values: Collection[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
 def sparkline(values: Sequence[float]) -> str:
     top = max(values, default=0.0)
     return "".join(BARS[round(value / top * (len(BARS) - 1)) if top else 0] for value in values)
@@ -159,7 +163,7 @@ class Screen:
             ("in queue", "vllm:request_queue_time_seconds"),
         ):
             yield title, self._latency(now, name)
-        used = now.sum("vllm:kv_cache_usage_perc")
+        used = _mean(now.by("vllm:kv_cache_usage_perc", "engine").values())
         preempted = rate("vllm:num_preemptions_total")
         yield "KV cache", f"[{'█' * round(used * 30):░<30}] {used:.0%}, {preempted:.1f}/s preempted"
         asked, found = rate("vllm:prefix_cache_queries_total"), rate("vllm:prefix_cache_hits_total")
@@ -169,8 +173,21 @@ class Screen:
             yield "drafts", f"{right / drafted:.0%} of {drafted:,.0f} tokens/s right"
         ended = now.by("vllm:request_success_total", "finished_reason")
         yield "ended by", ", ".join(f"{reason} {count:,.0f}" for reason, count in ended.items() if count) or "none yet"
+        yield from self._cores(now)
         if restarts := now.sum("quire:engine_restarts_total"):
             yield "restarts", f"[red]{restarts:.0f} engines died[/]"
+
+    def _cores(self, now: Look) -> Iterator[tuple[str, str]]:
+        """Each of several by itself."""
+        healthy = now.by("vllm:engine_healthy", "engine")
+        for core in sorted(healthy, key=int) if len(healthy) > 1 else ():
+            running, waiting = (now.sum(f"vllm:num_requests_{what}", engine=core) for what in ("running", "waiting"))
+            made = "vllm:generation_tokens_total"
+            seconds = max(now.when - self.last.when, 1e-9)
+            rate = max(now.sum(made, engine=core) - self.last.sum(made, engine=core), 0.0) / seconds
+            used = now.sum("vllm:kv_cache_usage_perc", engine=core)
+            state = f"{running:.0f} running, {waiting:.0f} waiting, {rate:,.0f} tokens/s, KV cache {used:.0%}"
+            yield f"core {core}", state if healthy[core] else f"[red]is being started again[/], {waiting:.0f} waiting"
 
     def _rate(self, now: Look) -> Callable[[str], float]:
         seconds = max(now.when - self.last.when, 1e-9)

@@ -62,7 +62,7 @@ class EngineClient(Protocol):
         """Queue a request. One that can never run comes back as an output with finish_reason 'error'.
 
         Args:
-            request: its id is of none that runs.
+            request: its id is of none that runs. Of several cores it goes to the one that it names, while that lives.
             again: an engine that died had it; it is not refused for want of room.
             suspect: several died with it; such requests are let in one by one.
         """
@@ -110,7 +110,8 @@ class EngineClient(Protocol):
         """Call a utility of the core and wait for the answer.
 
         Args:
-            method: "stats", "reset_prefix_cache", "check", "drain", "ping", "profile" or "worker".
+            method: "stats", "reset_prefix_cache", "check", "drain", "ping", "look", "life", "record", "profile",
+                "workers"; "worker" of one core alone. What several answer is joined (`joined_answers.py`).
             *args: of the call.
             timeout: seconds; None: as long as it takes.
 

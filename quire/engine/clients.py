@@ -200,7 +200,7 @@ class Clients:
         for client in sorted(self._links, key=lambda client: client == PARENT):
             share = shares.get(client, EngineOutputs())
             shares[client] = msgspec.structs.replace(share, stats=stats)
-            stats = msgspec.structs.replace(stats, step_tokens=[])
+            stats = stats.counted()
 
 
 class Shares:

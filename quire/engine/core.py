@@ -137,7 +137,7 @@ class EngineCore:
         self._utilities: dict[str, Callable[..., Any]] = {
             "ping": self._ping,
             "stats": self.stats,
-            "look": self.look,
+            "look": lambda *args: [self.look(*args)],
             "record": self.record,
             "worker": executor.call,
             "workers": executor.call_each,
@@ -517,11 +517,11 @@ class EngineCore:
             )
         )  # fmt: skip
 
-    def look(self, after: int = -1, watch: float = 0.0) -> EngineView:
+    def look(self, after: float = 0.0, watch: float = 0.0) -> EngineView:
         """What goes on here, for people. Some milliseconds if there is much.
 
         Args:
-            after: steps that come later than this one are told.
+            after: steps that ended later than this, time.time(), are told.
             watch: seconds from now on in which the lives of requests are followed (`life`).
         """
         began = time.perf_counter()

@@ -1,8 +1,8 @@
 """The client of several cores, each with the whole model: one engine to whoever owns requests.
 
-Requests go where they are best off (`balance.py`) and stay there; questions go to all. A core that dies is told of like
-any death of an engine, but for the requests that it had alone: who owns them sends them again, to the others, while it
-is started anew aside.
+Requests go where they are best off (`balance.py`) and stay there; questions go to all (`joined_answers.py`). A core
+that dies is told of like any death of an engine, but for the requests that it had alone: who owns them sends them
+again, to the others, while it is started anew aside.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import msgspec
 
 from quire.config.resolve import Resolved
 from quire.engine.balance import Balancer
+from quire.engine.joined_answers import JOINS, check_question
 from quire.engine.lives import Death
 from quire.engine.merged_stats import merge_stats
 from quire.engine.messages import EngineInfo
@@ -110,7 +111,7 @@ class DataParallelClient:
         with self._changed:
             living = self._living()
             while living:
-                number = self._balancer.choose(request, living)
+                number = self._balancer.choose(request, [request.core] if request.core in living else living)
                 try:
                     self._cores[number].add(request, again=again, suspect=suspect)
                     return
@@ -132,6 +133,7 @@ class DataParallelClient:
     # -- questions -----------------------------------------------------------------------------------------------
 
     def call(self, method: str, *args: Any, timeout: float | None = None) -> Any:
+        check_question(method)
         asked: list[tuple[int, Future[Any]]] = []
         for number in self._living():
             try:
@@ -150,24 +152,14 @@ class DataParallelClient:
         return self._join(method, answers)
 
     def _join(self, method: str, answers: dict[int, Any]) -> Any:
-        each = list(answers.values())
-        match method:
-            case "stats":
-                with self._changed:
-                    for number, answer in answers.items():
-                        self._note_stats(number, msgspec.convert(answer, EngineStats))
-                    return msgspec.to_builtins(self._merged())
-            case "workers":
-                return [answer for answer in each for answer in answer]
-            case "reset_prefix_cache":
-                with self._changed:
-                    self._balancer.reset()
-                return all(each)
-            case "pin_adapter":
-                return all(each)
-            case "profile":
-                return ", ".join(filter(None, each)) or None
-        return each[0]
+        with self._changed:
+            if method == "stats":
+                for number, answer in answers.items():
+                    self._note_stats(number, msgspec.convert(answer, EngineStats))
+                return msgspec.to_builtins(self._merged())
+            if method == "reset_prefix_cache":
+                self._balancer.reset()
+        return JOINS[method](answers)
 
     async def call_async(self, method: str, *args: Any) -> Any:
         return await asyncio.to_thread(self.call, method, *args)
@@ -252,12 +244,14 @@ class DataParallelClient:
                     self._balancer.end([output.request_id])
                 else:
                     self._balancer.begin(output.request_id)
+            if number and outputs.special:
+                special = [msgspec.structs.replace(output, engine=number) for output in outputs.special]
+                outputs = msgspec.structs.replace(outputs, special=special)
             if outputs.stats is None:
                 return outputs
-            step_tokens = outputs.stats.step_tokens
             self._note_stats(number, outputs.stats)
             merged = self._merged()
-        merged.step_tokens = step_tokens
+        merged.engines[number] = msgspec.structs.replace(outputs.stats, queue=None)
         return msgspec.structs.replace(outputs, stats=merged)
 
     def _note_change(self) -> EngineOutputs:
@@ -267,7 +261,7 @@ class DataParallelClient:
 
     def _note_stats(self, number: int, stats: EngineStats) -> None:
         self._balancer.report(number, stats)
-        self._stats[number] = stats
+        self._stats[number] = stats.counted()
 
     def _merged(self) -> EngineStats:
         return merge_stats(self._stats, [self._balancer.queue_of(number) for number in self._living()])

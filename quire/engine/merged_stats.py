@@ -11,16 +11,18 @@ import msgspec
 from quire.types.output import EngineStats, QueueClass, QueueStats
 
 _SUMMED = (
-    "num_running", "num_waiting", "num_steps", "num_blocks", "num_free_blocks", "num_seats_used", "prompt_tokens",
-    "generation_tokens", "cached_tokens", "prefix_queries", "prefix_hits", "num_preemptions", "num_drafts",
-    "num_draft_tokens", "num_accepted_tokens", "num_restarts",
+    "num_running", "num_waiting", "num_deferred", "num_steps", "num_blocks", "num_free_blocks", "num_seats_used",
+    "prompt_tokens", "computed_tokens", "generation_tokens", "cached_tokens", "prefix_queries", "prefix_hits",
+    "num_preemptions", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "operations", "read_bytes",
+    "written_bytes", "floor_seconds", "num_restarts",
 )  # fmt: skip
 
 
 def merge_stats(each: Sequence[EngineStats], queues: Sequence[QueueStats]) -> EngineStats:
-    """Sums, with the parts in `engines`. queues: of the cores that live, as they count for who comes now."""
+    """Sums, with the parts in `engines`, where alone the lists since the last report are. queues: of the cores that
+    live, as they count for who comes now."""
     merged = EngineStats(**{name: sum(getattr(stats, name) for stats in each) for name in _SUMMED})
-    merged.engines = [msgspec.structs.replace(stats, queue=None, step_tokens=[], engines=[]) for stats in each]
+    merged.engines = [msgspec.structs.replace(stats, queue=None, engines=[]) for stats in each]
     merged.is_up = any(stats.is_up for stats in each)
     merged.running_adapters = sorted(set(chain.from_iterable(stats.running_adapters for stats in each)))
     merged.waiting_adapters = sorted(set(chain.from_iterable(stats.waiting_adapters for stats in each)))

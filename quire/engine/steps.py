@@ -45,7 +45,8 @@ class Steps:
         stats.step_seconds, self._seconds = self._seconds, []
         stats.step_gaps, self._gaps = self._gaps, []
 
-    def after(self, step: int) -> list[StepView]:
-        """Those behind the step of this number, oldest first."""
-        newer = itertools.takewhile(lambda each: each.step > step, reversed(self._kept))
+    def after(self, moment: float) -> list[StepView]:
+        """Those that ended later, oldest first. A time and not a number: one says it to several cores, and to another
+        engine in the place of one, which counts its steps anew."""
+        newer = itertools.takewhile(lambda each: each.ended > moment, reversed(self._kept))
         return list(newer)[::-1]

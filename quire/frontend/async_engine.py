@@ -140,6 +140,7 @@ class AsyncLLM:
         constraint: Constraint | None = None,
         lora_request: LoRARequest | None = None,
         trace: Mapping[str, str] | None = None,
+        data_parallel_rank: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one prompt. Closing the generator aborts the request.
 
@@ -152,6 +153,8 @@ class AsyncLLM:
             constraint: what binds each answer (`ReplyPlan.constraint`).
             lora_request: the adapter that it is answered with.
             trace: W3C headers of the span that it belongs to; then `metrics` of its outputs says more.
+            data_parallel_rank: number of the core, of several, that is to answer. While that one is being started
+                again, any other does.
 
         Yields:
             The outputs, the last of them with `finished`. One that the engine refuses ends with finish_reason "error".
@@ -162,7 +165,7 @@ class AsyncLLM:
         """
         adapter = await self.adapter_of(lora_request)
         options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "constraint": constraint}
-        options |= {"adapter": adapter, "trace": trace}
+        options |= {"adapter": adapter, "trace": trace, "core": data_parallel_rank}
         request_state = await self._add(prompt, params, request_id, options)
         loop, interval = asyncio.get_running_loop(), self._interval
         try:
@@ -187,6 +190,7 @@ class AsyncLLM:
         *,
         priority: int = 0,
         lora_request: LoRARequest | None = None,
+        data_parallel_rank: int | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
         """Make the vector of one prompt. Closing the generator aborts the request.
 
@@ -196,6 +200,7 @@ class AsyncLLM:
             request_id: of a request that is not running.
             priority: as `generate` takes it.
             lora_request: likewise.
+            data_parallel_rank: likewise.
 
         Yields:
             The only output.
@@ -209,7 +214,7 @@ class AsyncLLM:
         size = len(prompt) if isinstance(prompt, str) else LONG + 1
         given = await aside(partial(pooling.read, prompt, self._tokenizer), size)
         options: dict[str, Any] = {"request_id": request_id, "priority": priority, "adapter": adapter}
-        request = pooling.build(given, params, task, self.info, **options)
+        request = pooling.build(given, params, task, self.info, **options, core=data_parallel_rank)
         [request_state] = await self.run([request])
         yield pooling.output(request_state, task, params, self.info)
 
@@ -222,6 +227,7 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str | None = None,
         lora_request: LoRARequest | None = None,
+        data_parallel_rank: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Search the best answers of one prompt. Closing the generator aborts the search.
 
@@ -232,6 +238,7 @@ class AsyncLLM:
             priority: as `generate` takes it.
             cache_salt: likewise.
             lora_request: likewise.
+            data_parallel_rank: likewise.
 
         Yields:
             The only output, its answers best first.
@@ -244,7 +251,7 @@ class AsyncLLM:
         search = BeamSearch(prompt_ids, params, self.info, self._tokenizer)
         metrics, numbers = RequestMetrics(time.time()), itertools.count()
         options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "arrival": metrics.arrival_time}
-        options["adapter"] = await self.adapter_of(lora_request)
+        options |= {"adapter": await self.adapter_of(lora_request), "core": data_parallel_rank}
         num_cached = 0
         while not search.is_done:
             requests = []
@@ -255,6 +262,7 @@ class AsyncLLM:
             if metrics.first_token_time is None:
                 num_cached = request_states[0].num_cached_tokens
                 metrics.first_scheduled_time = request_states[0].metrics.first_scheduled_time
+                metrics.engine = request_states[0].metrics.engine
                 metrics.first_token_time = time.time()
             search.take([alternatives(request_state, search.ask.logprobs or 1) for request_state in request_states])
         metrics.finished_time = time.time()
@@ -428,6 +436,7 @@ class AsyncLLM:
         self._tell(*self._processor.add_special(journal.bury(death)))
         if self._tells:
             log_death(death, len(journal))
+        died = time.time()
         await asyncio.to_thread(client.restart)
         try:
             while entries := journal.unsent():
@@ -436,35 +445,32 @@ class AsyncLLM:
         except EngineDeadError:
             return  # `outputs` says so again
         if self.outage is None:
+            self._note_replays(self._processor.having(death.lost or ()), died)
             return
         if self._tells:
             _log.warning("the engine is back after %.1f s; %d requests go on", self.outage.seconds, len(journal))
-        self._note_replays(self.outage)
+        self._note_replays(self._processor.running(), time.time() - self.outage.seconds)
         self.outage = None
         self._up.set()
 
-    def _note_replays(self, outage: Outage) -> None:
-        """Who runs has been given to another engine."""
-        now, running = time.time(), self._processor.running()
+    def _note_replays(self, running: Sequence[RequestState], died: float) -> None:
+        """These have been given to another engine. died: time.time() when theirs had."""
         if self.on_replay is not None:
             self.on_replay(len(running))
         for request_state in running:
-            request_state.metrics.replays.append((now - outage.seconds, now))
+            request_state.metrics.replays.append((died, time.time()))
 
     def _note_outage(self) -> None:
         """Nothing runs; who ran waits."""
         stats = self._stats
         self._stats = msgspec.structs.replace(
-            stats,
+            stats.counted(),
             num_running=0,
             num_waiting=stats.num_running + stats.num_waiting,
             num_seats_used=0,
             num_free_blocks=stats.num_blocks,
             kv_usage=0.0,
             is_up=False,
-            step_tokens=[],
-            step_seconds=[],
-            step_gaps=[],
         )
 
     async def _take(self, outputs: EngineOutputs) -> None:
@@ -563,14 +569,18 @@ class AsyncLLM:
         """The defaults that the model's generation_config.json asks for."""
         return SamplingParams(**self.info.resolved.info.generation_defaults)
 
-    async def look(self, after: int, seconds: float) -> EngineView:
-        """What goes on in the core: steps behind the one numbered `after`, requests, blocks. For `seconds` from now on
-        it can be asked for lives (`life`), and requests that end are kept (`find`)."""
+    async def look(self, after: float, seconds: float) -> list[EngineView]:
+        """What goes on in each core that runs: steps that ended later than `after` (time.time()), requests, blocks. For
+        `seconds` from now on they can be asked for lives (`life`), and requests that end are kept (`find`)."""
+        self.keep_ended(seconds)
+        return msgspec.convert(await self.call("look", after, seconds), list[EngineView])
+
+    def keep_ended(self, seconds: float) -> None:
+        """Requests of this process that end within these are kept for a while (`find`, `latest`)."""
         self._processor.ended.watch(seconds)
-        return msgspec.convert(await self.call("look", after, seconds), EngineView)
 
     async def life(self, request_id: str) -> list[LifeEvent]:
-        """What the core knows of a request's life; empty if it was not followed."""
+        """What the cores know of a request's life; empty if it was not followed."""
         return msgspec.convert(await self.call("life", request_id) or [], list[LifeEvent])
 
     def find(self, request_id: str) -> RequestState | None:

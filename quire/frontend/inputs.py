@@ -61,6 +61,7 @@ def build(
     adapter: Adapter | None = None,
     arrival: float | None = None,
     trace: Mapping[str, str] | None = None,
+    core: int | None = None,
 ) -> list[EngineRequest]:
     """One request for each of the `params.n` answers; they share the blocks of the prompt through the prefix cache.
 
@@ -76,6 +77,7 @@ def build(
             "model",
         )
     check_labels(request_id, priority, cache_salt)
+    check_core(core, info)
     prompt = read_prompt(prompt, takes_embeds=True)
     if prompt.embeds is not None:
         _check_embeds(prompt.embeds, params, info)
@@ -99,6 +101,7 @@ def build(
         prompt_embeds=prompt.embeds,
         trace=None if trace is None else dict(trace),
         media_hashes=[] if prompt.embeds is None else [prompt_embeds.digest(prompt.embeds)],
+        core=core,
     )
     return [first] if params.n == 1 else _fan_out(first, params)
 
@@ -191,6 +194,18 @@ def check_labels(request_id: str, priority: int, cache_salt: str | None) -> None
             f"priority must be an integer in [-{MAX_PRIORITY}, {MAX_PRIORITY}], got {shown(priority)}", "priority"
         )
     _check_salt(cache_salt)
+
+
+def check_core(core: int | None, info: EngineInfo, name: str = "data_parallel_rank") -> None:
+    """Raises InputError for the number of a core that there is not. name: what it came as."""
+    count = info.resolved.config.runtime.data_parallel_size
+    if core is None or (type(core) is int and 0 <= core < count):
+        return
+    raise InputError(
+        f"{name} must be the number of an engine core, in [0, {count - 1}] (data_parallel_size is {count}), "
+        f"got {shown(core)}",
+        name,
+    )
 
 
 def _check_salt(salt: Any) -> None:

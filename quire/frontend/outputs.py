@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from asyncio import Future
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -235,6 +235,7 @@ class RequestState:
         if output.pooled is not None:
             self.vectors = output.pooled
         metrics = self.metrics
+        metrics.engine = output.engine
         metrics.num_preemptions += output.num_preemptions
         if output.life is not None:
             metrics.life += output.life
@@ -304,6 +305,11 @@ class OutputProcessor:
 
     def running(self) -> list[RequestState]:
         return list(self._by_id.values())
+
+    def having(self, engine_ids: Iterable[str]) -> list[RequestState]:
+        """Those that run and of which the engine knows such an id."""
+        found = (self._by_engine_id[each][0] for each in engine_ids if each in self._by_engine_id)
+        return list({id(request_state): request_state for request_state in found}.values())
 
     def find(self, request_id: str) -> RequestState | None:
         """One that runs, or has ended while somebody watched; by its own id or an answer's."""

@@ -37,7 +37,7 @@ LATENCY = bounds("0.005 0.01 0.025 0.05 0.1 0.3 0.5 0.8 1 1.5 2 2.5 5 10 15 20 3
 FIRST_TOKEN = bounds("0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5 5 7.5 10 20 40 80 160 640 2560")
 TOKEN_GAP = bounds("0.001 0.0025 0.005 0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1 2.5 5 7.5 10 20 40 80")
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-ALL_ENGINES = "all"  # label of what is told of several cores together
+ALL_ENGINES = "all"  # label of what belongs to several cores together, or to one that nobody knows
 REFUSALS = ("overloaded", "queue_full", "draining", "invalid_request")  # why requests were not answered
 MODES, KINDS = ("streaming", "non_streaming"), ("chat_completions", "responses", "other")
 FOUND = ("tool_call", "no_tool_call")
@@ -55,32 +55,37 @@ def one_two_five(limit: int) -> list[int]:
 
 
 class Histogram:
-    def __init__(self, counters: SharedCounters, name: str, text: str, bounds: Sequence[float]) -> None:
+    """cores: engine cores that are told from each other."""
+
+    def __init__(self, counters: SharedCounters, name: str, text: str, bounds: Sequence[float], cores: int = 1) -> None:
         self.name, self.text, self.bounds = name, text, bounds
         self._counters, self._mine = counters, counters.mine
-        self._counts = counters.take(len(bounds) + 2)  # one a bucket, then the sum of the values
-        self._total = self._counts + len(bounds) + 1
+        self._size = len(bounds) + 2  # one a bucket, then the sum of the values
+        self._starts = [counters.take(self._size) for _ in range(cores)]
 
-    def observe(self, value: float, times: int = 1) -> None:
-        self._mine[self._counts + bisect_left(self.bounds, value)] += times
-        self._mine[self._total] += value * times
+    def observe(self, value: float, times: int = 1, core: int = 0) -> None:
+        start = self._starts[core]
+        self._mine[start + bisect_left(self.bounds, value)] += times
+        self._mine[start + self._size - 1] += value * times
 
     def counts(self) -> list[float]:
-        """Of each bucket, by all processes."""
-        return [self._counters.sum(slot) for slot in range(self._counts, self._total)]
+        """Of each bucket, by all processes and cores."""
+        return [sum(self._counters.sum(start + bucket) for start in self._starts) for bucket in range(self._size - 1)]
 
-    def family(self, names: list[str], labels: list[str]) -> Metric:
+    def family(self, names: list[str], labels: Sequence[list[str]]) -> Metric:
+        """labels: of each core."""
         family = HistogramMetricFamily(self.name, self.text, labels=names)
-        self.add_to(family, labels)
+        for core, each in enumerate(labels):
+            self.add_to(family, each, core)
         return family
 
-    def add_to(self, family: HistogramMetricFamily, labels: list[str]) -> None:
+    def add_to(self, family: HistogramMetricFamily, labels: list[str], core: int = 0) -> None:
         """As one of several with different labels."""
-        seen, buckets = 0.0, []
-        for slot, bound in enumerate([*map(str, map(float, self.bounds)), "+Inf"], self._counts):
+        seen, buckets, start = 0.0, [], self._starts[core]
+        for slot, bound in enumerate([*map(str, map(float, self.bounds)), "+Inf"], start):
             seen += self._counters.sum(slot)
             buckets.append((bound, seen))
-        family.add_metric(labels, buckets, self._counters.sum(self._total))
+        family.add_metric(labels, buckets, self._counters.sum(start + self._size - 1))
 
 
 class Counts:
@@ -114,41 +119,52 @@ def cache_labels(info: EngineInfo) -> dict[str, str]:
         "cache_dtype": info.resolved.kv_dtype,
         "num_gpu_blocks": str(report.num_blocks),
         "num_cpu_blocks": "0",
-        "engine": "0",
     }
 
 
 class RequestClock:
-    """Times the outputs of one streamed request."""
+    """Times the outputs of one request, if it is streamed. times: the engine's of it; None: it has told of none."""
 
-    __slots__ = ("_last", "_metrics")
+    __slots__ = ("_last", "_metrics", "_streamed", "times")
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, streamed: bool) -> None:
         self._metrics = metrics
+        self._streamed = streamed
         self._last = 0.0
+        self.times: RequestMetrics | None = None
 
-    def tick(self) -> None:
+    def tick(self, times: RequestMetrics | None) -> None:
+        """An output has come, with these."""
+        self.times = times
+        if not self._streamed:
+            return
         now = time.perf_counter()
         if self._last:
-            self._metrics.token_gap.observe(now - self._last)
+            self._metrics.token_gap.observe(now - self._last, core=core_of(times))
         self._last = now
+
+
+def core_of(times: RequestMetrics | None) -> int:
+    """The core that has told of a request with these, at least once."""
+    return 0 if times is None else times.engine or 0
 
 
 class Metrics(Collector):
     def __init__(self, model_name: str, info: EngineInfo, counters: SharedCounters) -> None:
         tokens = one_two_five(info.max_model_len)
         self._cache_labels = cache_labels(info)
-        self._model_name = model_name
-        # What a front end sees of a request is told of all cores together.
-        alone = info.resolved.config.runtime.data_parallel_size == 1
-        self._names, self._labels = ["model_name", "engine"], [model_name, "0" if alone else ALL_ENGINES]
-        self.finished = Counts(counters, FINISH_REASONS)
+        num_cores = info.resolved.config.runtime.data_parallel_size
+        self._names = ["model_name", "engine"]
+        self._core_labels = [[model_name, str(core)] for core in range(num_cores)]
+        self._labels = self._core_labels[0] if num_cores == 1 else [model_name, ALL_ENGINES]
+        self._enders = list(dict.fromkeys(engine for _, engine in (*self._core_labels, self._labels)))
+        self._finished = Counts(counters, [f"{engine} {why}" for engine in self._enders for why in FINISH_REASONS])
         self._refusals = Counts(counters, REFUSALS)
         self._replays = Counts(counters, ["requests"])
         self._calls = Counts(counters, [f"{mode} {kind} {what}" for mode in MODES for kind in KINDS for what in FOUND])
 
         def histogram(name: str, text: str, bounds: Sequence[float]) -> Histogram:
-            return Histogram(counters, name, text, bounds)
+            return Histogram(counters, name, text, bounds, num_cores)
 
         self.first_token = histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN)
         self.token_gap = histogram("vllm:inter_token_latency_seconds", "Gap between outputs of a request.", TOKEN_GAP)
@@ -211,56 +227,67 @@ class Metrics(Collector):
         """The parser of tool calls has read an answer. kind: one of KINDS."""
         self._calls[f"{MODES[0 if is_streamed else 1]} {kind} {FOUND[0 if found else 1]}"] += 1
 
+    def end(self, reason: str, times: RequestMetrics | None = None, count: int = 1) -> None:
+        """Answers have ended, for one of FINISH_REASONS. times: of their request; None: no core has told of it."""
+        is_known = times is not None and times.engine is not None
+        engine = self._core_labels[core_of(times)][1] if is_known else self._labels[1]
+        self._finished[f"{engine} {reason}"] += count
+
+    def num_ended(self, reason: str) -> int:
+        """By all processes and cores."""
+        return sum(self._finished.total(f"{engine} {reason}") for engine in self._enders)
+
     def finish(self, output: RequestOutput, num_tokens: int, longest: int, params: SamplingParams) -> None:
         """A request is done; `num_tokens` were generated for all its answers, `longest` for one of them at most."""
-        n, max_tokens = params.n, params.max_tokens
-        self.prompt_size.observe(output.num_prompt_tokens)
-        self.computed_size.observe(max(0, output.num_prompt_tokens - output.num_cached_tokens))
-        self.answer_size.observe(num_tokens)
-        self.longest_answer.observe(longest)
-        self.asked_answers.observe(n)
+        n, max_tokens, times, core = params.n, params.max_tokens, output.metrics, core_of(output.metrics)
+        self.prompt_size.observe(output.num_prompt_tokens, core=core)
+        self.computed_size.observe(max(0, output.num_prompt_tokens - output.num_cached_tokens), core=core)
+        self.answer_size.observe(num_tokens, core=core)
+        self.longest_answer.observe(longest, core=core)
+        self.asked_answers.observe(n, core=core)
         if max_tokens is not None:
-            self.asked_size.observe(max_tokens)
-        times = output.metrics
+            self.asked_size.observe(max_tokens, core=core)
         if times is None or times.finished_time is None:
             return
-        self.whole.observe(times.finished_time - times.arrival_time)
+        self.whole.observe(times.finished_time - times.arrival_time, core=core)
         if times.first_token_time is None:
             return
-        self.first_token.observe(times.first_token_time - times.arrival_time)
+        self.first_token.observe(times.first_token_time - times.arrival_time, core=core)
         decoding = times.finished_time - times.first_token_time
-        self.decode.observe(decoding)
+        self.decode.observe(decoding, core=core)
         if num_tokens > n:
             gap = decoding * n / (num_tokens - n)
-            self.token_mean.observe(gap)
+            self.token_mean.observe(gap, core=core)
             if params.output_kind != RequestOutputKind.DELTA:  # its gaps were not seen one by one
-                self.token_gap.observe(gap, num_tokens - n)
+                self.token_gap.observe(gap, num_tokens - n, core)
         if times.first_scheduled_time is not None:
-            self.queue.observe(times.first_scheduled_time - times.arrival_time)
-            self.prefill.observe(times.first_token_time - times.first_scheduled_time)
-            self.inference.observe(times.finished_time - times.first_scheduled_time)
+            self.queue.observe(times.first_scheduled_time - times.arrival_time, core=core)
+            self.prefill.observe(times.first_token_time - times.first_scheduled_time, core=core)
+            self.inference.observe(times.finished_time - times.first_scheduled_time, core=core)
 
     def pooled(self, num_prompt_tokens: int, times: RequestMetrics) -> None:
         """A pooling request is done."""
-        self.finished["stop"] += 1
-        self.prompt_size.observe(num_prompt_tokens)
+        core = core_of(times)
+        self.end("stop", times)
+        self.prompt_size.observe(num_prompt_tokens, core=core)
         if times.finished_time is None:
             return
-        self.whole.observe(times.finished_time - times.arrival_time)
+        self.whole.observe(times.finished_time - times.arrival_time, core=core)
         if times.first_scheduled_time is not None:
-            self.queue.observe(times.first_scheduled_time - times.arrival_time)
-            self.inference.observe(times.finished_time - times.first_scheduled_time)
+            self.queue.observe(times.first_scheduled_time - times.arrival_time, core=core)
+            self.inference.observe(times.finished_time - times.first_scheduled_time, core=core)
 
     def steps(self, stats: EngineStats) -> None:
         """Those since the last call."""
-        told: tuple[Sequence[float], ...] = (stats.step_tokens, stats.step_seconds, stats.step_gaps)
-        for histogram, values in zip((self.step_tokens, self.step_seconds, self.step_gap), told, strict=True):
-            for value in values:
-                histogram.observe(value)
-        times = (stats.block_lifetimes, stats.block_idles, stats.block_gaps)
-        for histogram, values in zip(self.block_times, times, strict=False):
-            for value in values:
-                histogram.observe(value)
+        histograms = [self.step_tokens, self.step_seconds, self.step_gap, *self.block_times]
+        for core, each in enumerate(stats.engines or [stats]):
+            told: tuple[Sequence[float], ...] = (
+                each.step_tokens, each.step_seconds, each.step_gaps,
+                each.block_lifetimes, each.block_idles, each.block_gaps,
+            )  # fmt: skip
+            for histogram, values in zip(histograms, told, strict=False):
+                for value in values:
+                    histogram.observe(value, core=core)
 
     def render(self, stats: EngineStats) -> bytes:
         """The Prometheus text of now."""
@@ -279,25 +306,29 @@ class Metrics(Collector):
         if self._max_loras:
             yield self._adapters(stats)
         cache = GaugeMetricFamily(
-            "vllm:cache_config_info", "How the KV cache is set up.", labels=list(self._cache_labels)
+            "vllm:cache_config_info", "How the KV cache is set up.", labels=[*self._cache_labels, "engine"]
         )
-        cache.add_metric(list(self._cache_labels.values()), 1)
+        for number, each in engines_of(stats):
+            blocks = {"num_gpu_blocks": str(each.num_blocks)} if each.num_blocks else {}
+            cache.add_metric([*(self._cache_labels | blocks).values(), number], 1)
         yield cache
         success = CounterMetricFamily(
             "vllm:request_success", "Finished requests.", labels=[*self._names, "finished_reason"]
         )
-        for reason in self.finished.names:
-            lost = self.counters.sum(LOST) if reason == ABORTED else 0
-            success.add_metric([*self._labels, reason], self.finished.total(reason) + lost)
+        for engine in self._enders:
+            for reason in FINISH_REASONS:
+                lost = self.counters.sum(LOST) if reason == ABORTED and engine == self._labels[1] else 0
+                count = self._finished.total(f"{engine} {reason}") + lost
+                success.add_metric([self._labels[0], engine, reason], count)
         yield success
         for histogram in (*self._histograms, *self.block_times):
-            yield histogram.family(self._names, self._labels)
+            yield histogram.family(self._names, self._core_labels)
         if len(self.counters.pages) > 1:
             yield from self._front_ends()
 
     def _engines(self, stats: EngineStats) -> Iterator[Metric]:
         """What the cores count, each for itself."""
-        engines = [([self._model_name, number], each) for number, each in engines_of(stats)]
+        engines = [([self._labels[0], number], each) for number, each in engines_of(stats)]
         for field, (name, text) in GAUGES.items():
             gauge = GaugeMetricFamily(name, text, labels=self._names)
             for labels, each in engines:
@@ -384,7 +415,7 @@ class Metrics(Collector):
     def _front_ends(self) -> Iterator[Metric]:
         """Each process by itself: its answers, and what the system knows of it."""
         answers = CounterMetricFamily("quire:front_end_answers", "Finished answers by process.", labels=["front_end"])
-        for number, count in enumerate(self.finished.each()):
+        for number, count in enumerate(self._finished.each()):
             answers.add_metric([str(number)], count)
         yield answers
         families: dict[str, Metric] = {}

@@ -49,6 +49,7 @@ class EngineOutput(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     error: str | None = None
     error_param: str | None = None  # the field that it is about, as users know it
     life: list[LifeEvent] | None = None  # with the end of a request that is traced
+    engine: int = 0  # the core's number, where there are several
 
 
 class QueueClass(msgspec.Struct, frozen=True, array_like=True):
@@ -116,6 +117,12 @@ class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
         default_factory=dict
     )  # idle, hold, inbox, plan, submit, mask, wait, settle, outbox
     engines: list[EngineStats] = msgspec.field(default_factory=list)  # of several cores, whose sum this is: each one's
+
+    def counted(self) -> EngineStats:
+        """Without the lists of what has happened since the last report, which must count once."""
+        return msgspec.structs.replace(
+            self, step_tokens=[], step_seconds=[], step_gaps=[], block_lifetimes=[], block_idles=[], block_gaps=[]
+        )
 
 
 class EngineOutputs(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -203,6 +210,7 @@ class RequestMetrics:
     finished_time: float | None = None
     num_preemptions: int = 0
     replays: list[tuple[float, float]] = field(default_factory=list)  # from an engine's death to the next that had it
+    engine: int | None = None  # number of the core that told of it last; None: none has
     # Of a request that is traced:
     life: list[LifeEvent] = field(default_factory=list)
     detokenizing: Spent = field(default_factory=Spent)

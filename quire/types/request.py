@@ -38,6 +38,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     pooling: Pooling | None = None  # a vector is wanted, not an answer: nothing is sampled
     prompt_embeds: np.ndarray | None = None  # float32 [prompt tokens, hidden], in place of those of `token_ids`
     trace: dict[str, str] | None = None
+    core: int | None = None  # of several the one that is to have it, while it lives; None: whichever
 
 
 def token_array(ids: TokenIds) -> np.ndarray:

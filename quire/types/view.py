@@ -62,12 +62,15 @@ class BlockCells(msgspec.Struct, frozen=True):
 
 
 class EngineView(msgspec.Struct, frozen=True):
-    now: float  # time.time()
+    """Of one core."""
+
+    now: float  # time.time(); no step that is told ended later, and none that is not told yet ended before
     steps: list[StepView]
     requests: list[RequestView]
     num_requests: int  # those that are not listed included
     cells: BlockCells
     seconds: float  # that it took to look
+    engine: int = 0  # the core's number, where there are several
 
 
 class StepWork(NamedTuple):

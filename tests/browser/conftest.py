@@ -17,7 +17,7 @@ import pytest
 from tests.server.process import PATIENCE, server_process
 
 KEY = "sesame"
-VIEW = {"width": 1280, "height": 900}
+VIEW, PHONE = {"width": 1280, "height": 900}, {"width": 360, "height": 740}
 
 
 @pytest.fixture(scope="module")  # playwright leaves no event loop to the tests that follow
@@ -37,6 +37,15 @@ def server() -> Iterator[str]:
     options = ["--port", "0", "--device", "cpu", "--dtype", "float32", "--num-gpu-blocks-override", "1000"]
     options += ["--api-key", f"{KEY} # ann", "other # ben", "--max-num-seqs", "16"]
     options += ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}']
+    with server_process("quire.cli.main", "serve", *options) as process:
+        yield process.url
+
+
+@pytest.fixture(scope="module")
+def cores() -> Iterator[str]:
+    """Two, behind two front ends, without a key."""
+    options = ["--port", "0", "--device", "cpu", "--dtype", "float32", "--num-gpu-blocks-override", "1000"]
+    options += ["--max-num-seqs", "16", "--data-parallel-size", "2", "--api-server-count", "2"]
     with server_process("quire.cli.main", "serve", *options) as process:
         yield process.url
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.browser.conftest import KEY, VIEW, load, visit
+from tests.browser.conftest import KEY, PHONE, VIEW, load, visit
 from tests.server.process import wait_until
 
 HEADERS = {"authorization": f"Bearer {KEY}"}
@@ -93,6 +93,61 @@ def test_the_dashboard_shows_a_server_under_load(chromium: Any, server: str) -> 
         assert blocks(visited.page)["cached"] > 0
 
 
+@pytest.mark.parametrize("viewport", [VIEW, PHONE], ids=["desk", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_first_paint_and_what_readers_find(
+    chromium: Any, server: str, scheme: str, viewport: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing serious in any view, in any light, at any width. The time to the first paint is printed, and no test."""
+    with visit(chromium, server, color_scheme=scheme, viewport=viewport) as visited, load(server, 2, ignore_eos=True):
+        page = visited.page
+        page.goto(f"{server}/dashboard")
+        page.wait_for_selector("#login", state="visible")
+        visited.wait("() => performance.getEntriesByType('paint').length === 2")
+        paints = page.evaluate("performance.getEntriesByType('paint').map((one) => [one.name, one.startTime])")
+        visited.check_axe()
+        visited.log_in()
+        visited.wait(IS_MOVING, "throughput")
+        for tab in ("overview", "requests", "playground"):
+            page.click(f"#tab-{tab}")
+            page.wait_for_timeout(300)
+            visited.check_axe()
+            assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"], tab
+        page.click("#tab-requests")
+        page.click("#requests-table tbody button >> nth=0")
+        page.wait_for_selector("#life-events li >> nth=0")
+        visited.check_axe()
+    with capsys.disabled():
+        print(f"\n{scheme}, {viewport['width']} px: " + ", ".join(f"{name} {at:.0f} ms" for name, at in paints))
+
+
+def test_two_cores_side_by_side(chromium: Any, cores: str) -> None:
+    """Of a server with two front ends as well: whichever is asked shows all."""
+    with visit(chromium, cores) as visited, load(cores, 6, ignore_eos=True):
+        page = visited.page
+        page.goto(f"{cores}/dashboard")
+        page.wait_for_selector("#cores tbody tr >> nth=1")
+        visited.wait(
+            "() => [...document.querySelectorAll('#cores tbody tr')]"
+            ".every((row) => Number(row.children[2].textContent) > 0)"
+        )
+        for core in ("1", "0"):
+            before = page.get_attribute("#steps", "data-last")
+            page.select_option("#core", core)
+            visited.wait("before => document.getElementById('steps').dataset.last !== before", before)
+            visited.wait("() => Number(document.getElementById('blocks').dataset.held) > 0")
+        visited.check_axe()
+        page.click("#tab-requests")
+        visited.wait(
+            "() => ['0', '1'].every((core) => [...document.querySelectorAll('#requests-table tbody tr:not(.gap)')]"
+            ".some((row) => row.children[3].textContent === core))"
+        )
+        assert "no answer" not in page.inner_text("#requests-text")
+        page.click("#requests-table tbody button >> nth=0")
+        visited.wait("() => document.getElementById('life-body').textContent.includes('Answer 1')")
+        assert "/v1/chat/completions" in page.inner_text("#life .tiles")
+
+
 @pytest.mark.long
 def test_a_request_opens(chromium: Any, server: str) -> None:
     with visit(chromium, server) as visited, load(server, 3, logprobs=True, ignore_eos=True):
@@ -168,18 +223,6 @@ def test_what_is_copied_runs(chromium: Any, server: str) -> None:
     assert json.loads(words[-1]) == body
     compile(texts[1], "copied", "exec")
     assert "extra_body" in texts[1]
-
-
-@pytest.mark.long
-def test_a_phone_has_no_sideways_scroll(chromium: Any, server: str) -> None:
-    with visit(chromium, server, viewport={"width": 360, "height": 740}) as visited:
-        for tab in ("overview", "requests", "playground"):
-            visited.page.evaluate("() => 0")
-            if tab == "overview":
-                visited.log_in()
-            visited.page.click(f"#tab-{tab}")
-            visited.page.wait_for_timeout(300)
-            assert visited.page.evaluate("document.documentElement.scrollWidth") <= 360, tab
 
 
 @pytest.mark.long

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from quire.cli.main import main
-from quire.cli.top import Look, quantile, sparkline
+from quire.cli.top import Look, Screen, quantile, sparkline
 from tests.server.conftest import Served, echo_server
 from tests.server.echo_llm import EchoLLM
 
@@ -47,6 +47,22 @@ def test_it_says_what_is_wrong(served: Served, capsys: pytest.CaptureFixture[str
     assert "401" in capsys.readouterr().err
     assert main(["top", "--url", served.url, "--interval", "0"]) == 2
     assert "interval must be > 0" in capsys.readouterr().err
+
+
+def test_several_cores_have_a_line_each() -> None:
+    def at(when: float, tokens: float) -> Look:
+        values = [
+            ("vllm:engine_healthy", "0", 1.0), ("vllm:engine_healthy", "1", 0.0),
+            ("vllm:num_requests_running", "0", 3.0), ("vllm:num_requests_waiting", "1", 2.0),
+            ("vllm:kv_cache_usage_perc", "0", 0.9), ("vllm:kv_cache_usage_perc", "1", 0.3),
+            ("vllm:generation_tokens_total", "0", tokens),
+        ]  # fmt: skip
+        return Look(when, {(name, frozenset({("engine", core)})): value for name, core, value in values})
+
+    rows = dict(Screen("t", at(0.0, 10.0))._rows(at(2.0, 50.0)))
+    assert rows["core 0"] == "3 running, 0 waiting, 20 tokens/s, KV cache 90%"
+    assert "being started again" in rows["core 1"]
+    assert "60%" in rows["KV cache"]  # of both together, and never more than all of it
 
 
 def look(*counts: float) -> Look:

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.process import ServerProcess, status_of, wait_until
 from tests.server.several.test_front_ends import metrics
-from tests.server.test_restarts import CORE, MODEL, ask_all, processes, requests, serve
+from tests.server.test_restarts import CORE, HI, MODEL, ask_all, processes, requests, serve
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +41,19 @@ async def kill_one_of(server: ServerProcess, victims: list[psutil.Process], coun
     return await asked
 
 
+def check_each_has_its_own(server: ServerProcess) -> None:
+    """Histograms of requests and of steps; what no core can be blamed for is told of all."""
+    for name in ("e2e_request_latency_seconds", "request_queue_time_seconds", "inter_token_latency_seconds"):
+        counts = by_engine(server, f"vllm:{name}_count")
+        assert counts.keys() == {"0", "1"}
+        assert sum(counts.values()) > 0
+    ended = by_engine(server, "vllm:request_success_total")  # the last reason of each: error
+    assert ended == {"0": 0, "1": 0, "all": 0}
+    steps, seen = by_engine(server, "quire:steps_total"), by_engine(server, "quire:step_seconds_count")
+    assert all(0 <= seen[core] <= steps[core] for core in ("0", "1"))  # a killed core's last ones were not told
+    assert by_engine(server, "vllm:cache_config_info") == {"0": 1.0, "1": 1.0}
+
+
 @pytest.mark.parametrize("front_ends", [pytest.param("1", marks=pytest.mark.long), "2"])
 def test_every_stream_outlives_its_core(tmp_path: Path, alone: list[dict[str, Any]], front_ends: str) -> None:
     options = ["--data-parallel-size", "2", "--api-server-count", front_ends]
@@ -52,7 +65,7 @@ def test_every_stream_outlives_its_core(tmp_path: Path, alone: list[dict[str, An
         assert wait_until(lambda: sum(by_engine(server, "vllm:engine_healthy").values()) == 2)
         assert wait_until(lambda: metrics(server)["vllm:num_requests_running"] == 0)
         assert sorted(by_engine(server, "quire:engine_restarts_total").values()) == [0, 1]
-        assert by_engine(server, "vllm:e2e_request_latency_seconds_count").keys() == {"all"}
+        check_each_has_its_own(server)
         assert asyncio.run(ask_all(server.url, 9)) == alone[:9]  # the new one, too
         assert wait_until(lambda: min(by_engine(server, "vllm:generation_tokens_total").values()) > 20)
         said = "".join(server.err)
@@ -73,3 +86,59 @@ def test_utilities_reach_every_core(tmp_path: Path) -> None:
             assert client.post("/v1/completions", json=body).status_code == 200
             assert metrics(server)["vllm:prefix_cache_hits_total"] == hits
             assert by_engine(server, "vllm:engine_healthy") == {"0": 1.0, "1": 1.0}
+            check_ranks(client, server)
+            check_looks(client)
+            check_each_has_its_own(server)
+            for name in ("vllm:e2e_request_latency_seconds", "quire:step_seconds", "vllm:iteration_tokens_total"):
+                assert min(by_engine(server, f"{name}_count").values()) > 0
+            steps, seen = by_engine(server, "quire:steps_total"), by_engine(server, "quire:step_seconds_count")
+            assert all(0 <= steps[core] - seen[core] <= 1 for core in steps)  # the first is the server's own
+
+
+def check_ranks(client: httpx.Client, server: ServerProcess) -> None:
+    """X-data-parallel-rank, whichever API is asked."""
+    asked = [
+        ("/v1/completions", {"prompt": "one two three four " * 40, "max_tokens": 4, "n": 2}),
+        ("/v1/completions", {"prompt": ["a b c", "d e f"], "max_tokens": 4, "stream": True}),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 3, "n": 2, "use_beam_search": True}),
+        ("/v1/chat/completions", {"messages": HI, "max_tokens": 4}),
+        ("/v1/messages", {"messages": HI, "max_tokens": 4}),
+        ("/v1/responses", {"input": "Hello", "max_output_tokens": 4, "store": False}),
+    ]
+    for core in ("1", "0", "1"):
+        for path, body in asked:
+            assert wait_until(lambda: metrics(server)["vllm:num_requests_running"] == 0)
+            before = by_engine(server, "vllm:generation_tokens_total")
+            reply = client.post(path, json={"model": MODEL, **body}, headers={"X-data-parallel-rank": core})
+            assert reply.status_code == 200, reply.text
+            now = by_engine(server, "vllm:generation_tokens_total")
+            assert {each for each in now if now[each] > before[each]} == {core}, (path, core)
+    for wrong in ("2", "-1", "x", "1.0", "99999999999"):
+        for path, body in (asked[0], asked[4]):
+            reply = client.post(path, json={"model": MODEL, **body}, headers={"X-data-parallel-rank": wrong})
+            assert reply.status_code == 400
+            assert "X-data-parallel-rank must be the number of an engine core" in reply.json()["error"]["message"]
+            assert reply.json()["error"].get("param", "X-data-parallel-rank") == "X-data-parallel-rank"
+
+
+def check_looks(client: httpx.Client) -> None:
+    """The dashboard's numbers of both cores, and the life of a request of the second."""
+    client.get("/dashboard/state")
+    body = {"model": MODEL, "prompt": "Hello", "max_tokens": 5, "request_id": "seen"}
+    assert client.post("/v1/completions", json=body, headers={"X-data-parallel-rank": "1"}).status_code == 200
+
+    def state() -> dict[str, Any]:
+        told: dict[str, Any] = client.get("/dashboard/state").json()
+        return told
+
+    assert wait_until(lambda: any(one["id"] == "cmpl-seen" for one in state()["ended"]))
+    told = state()
+    assert [core["engine"] for core in told["cores"]] == [0, 1]
+    assert all(core["steps"] and core["cells"]["num_blocks"] for core in told["cores"])
+    assert len(told["stats"]["engines"]) == 2
+    assert [one["engine"] for one in told["ended"] if one["id"] == "cmpl-seen"] == [1]
+    again = client.get("/dashboard/state", params={"steps": told["until"]}).json()
+    assert [core["steps"] for core in again["cores"]] == [[], []]
+    life = client.get("/dashboard/requests/cmpl-seen").json()
+    assert [event[1] for event in life["events"]] == ["seated", "chunk", "ended"]
+    assert client.get("/dashboard/requests/cmpl-nobody").status_code == 404

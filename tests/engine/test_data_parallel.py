@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,17 +20,20 @@ from quire.config.engine import EngineConfig
 from quire.config.parallel.data_parallel import check_cores
 from quire.engine.balance import ANSWER_TOKENS, CHUNK, Balancer
 from quire.engine.client import DataParallelClient
+from quire.engine.joined_answers import JOINS
 from quire.engine.merged_stats import merge_stats
 from quire.engine.messages import EngineInfo
 from quire.engine.places import environment_of
 from quire.foundation.cores import usable_cores
-from quire.foundation.errors import ConfigError, EngineDeadError
+from quire.foundation.errors import ConfigError, EngineDeadError, InputError
 from quire.frontend.async_engine import AsyncLLM
 from quire.types.kv import KVGroupSpec, WorkerReport
 from quire.types.output import EngineStats, QueueClass, QueueStats
 from quire.types.request import BACKGROUND, EngineRequest
 from quire.types.sampling import RequestOutputKind, SamplingParams
+from quire.types.view import EngineView
 from tests.engine.echo_worker import NAME, expected, make_request, make_resolved
+from tests.engine.test_core import make_core
 
 
 def start(cores: int = 2, **options: Any) -> DataParallelClient:
@@ -232,6 +236,91 @@ def test_the_background_is_nobodys_load_but_its_own() -> None:
     assert behind == {0, 1}
     found = Counter(balancer.choose(request(f"r{i}", [9, i] * 8), range(2)) for i in range(4))
     assert found == {0: 2, 1: 2}
+
+
+def test_a_named_core_has_the_request_while_it_lives(pair: DataParallelClient) -> None:
+    with LLM.from_client(pair, None):
+        pair.call("look", 0.0, 60.0)
+        for number in range(6):
+            pair.add(msgspec.structs.replace(make_request(f"r{number}", [number + 1], 3000), core=1))
+        views = {view["engine"]: view for view in pair.call("look", 0.0, 60.0)}
+        assert [views[core]["num_requests"] for core in (0, 1)] == [0, 6]
+        os.kill(pids(pair)[1], signal.SIGKILL)
+        while pair._living() == [0, 1]:
+            try:
+                pair.poll(0.1)
+            except EngineDeadError:
+                break
+        pair.add(msgspec.structs.replace(make_request("late", [7], 5), core=1))
+        assert pair._balancer.core_of("late") == 0
+        pair.restart()
+
+
+def test_each_question_has_one_answer(pair: DataParallelClient) -> None:
+    with LLM.from_client(pair, None):
+        pair.call("look", 0.0, 60.0)
+        for core in (0, 1):
+            pair.add(msgspec.structs.replace(make_request(f"r{core}", [core + 5], 6), core=core))
+        ends: dict[str, int] = {}
+        while len(ends) < 2:
+            ends |= {output.request_id: output.engine for output in pair.poll().special if output.finish_reason}
+        assert ends == {"r0": 0, "r1": 1}
+        views = msgspec.convert(pair.call("look", 0.0, 60.0), list[EngineView])
+        assert [view.engine for view in views] == [0, 1]
+        assert all(len(view.steps) >= 6 for view in views)
+        last = [max(step.ended for step in view.steps) for view in views]
+        again = msgspec.convert(pair.call("look", max(last), 60.0), list[EngineView])
+        assert [view.steps for view in again] == [[], []]
+        for core in (0, 1):  # the core that knows it tells
+            assert [event[1] for event in pair.call("life", f"r{core}")] == ["seated", "chunk", "ended"]
+        assert pair.call("life", "nobody") is None
+        assert pair.call("ping") == "pong"
+        assert pair.call("drain") is None
+        with pytest.raises(InputError, match="collective_rpc"):
+            pair.call("worker", "hello")
+        with pytest.raises(InputError, match="no utility 'nothing'"):
+            pair.call("nothing")
+
+
+def test_every_question_of_a_core_is_joined_or_refused() -> None:
+    core = make_core(1)
+    core.shutdown()
+    assert {*core._utilities, "drain"} == {*JOINS, "worker"}
+
+
+def test_a_record_of_each_core(tmp_path: Path) -> None:
+    client = start(flight_record_dir=str(tmp_path))
+    with LLM.from_client(client, None):
+        told = client.call("record", "a test", {})
+        assert sorted(told.split(", ")) == sorted(str(file) for file in tmp_path.iterdir())
+        assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_steps_are_told_once_and_of_their_core(pair: DataParallelClient) -> None:
+    """In the parts, which /metrics reads; asking for statistics in between tells no step twice."""
+    with LLM.from_client(pair, None):
+        for core in (0, 1):
+            pair.add(msgspec.structs.replace(make_request(f"r{core}", [1, 2, 3], 20), core=core))
+        told, ended = [0, 0], 0
+        while sum(told) < 2 * 22:  # the last sampled token is never computed
+            outputs = pair.poll(1.0)
+            assert not msgspec.convert(pair.call("stats"), EngineStats).engines[0].step_tokens
+            ended += sum(output.finish_reason is not None for output in outputs.special)
+            if outputs.stats is not None:
+                assert outputs.stats.step_tokens == []
+                told = [
+                    told[core] + sum(outputs.stats.engines[core].step_tokens) for core in (0, 1)
+                ]  # fmt: skip
+        assert (told, ended) == ([22, 22], 2)
+
+
+def test_every_number_is_summed_or_said_not_to_be() -> None:
+    kinds = {field.name: field.type for field in msgspec.structs.fields(EngineStats)}
+    numbers = {name for name, kind in kinds.items() if kind in (int, float)}
+    one = EngineStats(**dict.fromkeys(numbers, 3))
+    merged = merge_stats([one, one], [])
+    not_summed = {name for name in numbers if getattr(merged, name) != 6}
+    assert not_summed == {"kv_usage", "last_step_time"}
 
 
 def test_sums_of_several_and_their_parts() -> None:

@@ -68,7 +68,7 @@ def test_steps_are_told_from_where_one_knows_them() -> None:
     assert [step.prompt_tokens for step in first] == [64, len(PROMPT) - 64, 0, 0]
     assert [step.decodes for step in first] == [0, 0, 1, 1]
     turns(core, 2)
-    assert [step.step for step in core.look(first[-1].step).steps] == [4, 5]
+    assert [step.step for step in core.look(first[-1].ended).steps] == [4, 5]
     stats = core.stats()
     core._steps.tell(stats)
     assert len(stats.step_tokens) == len(stats.step_seconds) == len(stats.step_gaps) > 0

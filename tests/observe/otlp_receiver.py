@@ -1,4 +1,4 @@
-"""A collector of traces, in this process: what arrives by OTLP over HTTP."""
+"""A collector of traces, in this process: what arrives by OTLP over HTTP, or over gRPC."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ class Receiver:
     def take(self, body: bytes) -> None:
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-        request = ExportTraceServiceRequest.FromString(body)
+        self.take_request(ExportTraceServiceRequest.FromString(body))
+
+    def take_request(self, request: Any) -> None:
+        """An ExportTraceServiceRequest."""
         for resource in request.resource_spans:
             for scope in resource.scope_spans:
                 self.spans += [_plain(span) for span in scope.spans]
@@ -72,3 +75,27 @@ def otlp_receiver() -> Iterator[Receiver]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+@contextmanager
+def grpc_receiver() -> Iterator[Receiver]:
+    from concurrent.futures import ThreadPoolExecutor
+
+    import grpc
+    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+
+    receiver = Receiver()
+
+    class Service(trace_service_pb2_grpc.TraceServiceServicer):  # type: ignore[misc]
+        def Export(self, request: Any, _context: Any) -> Any:  # noqa: N802 - gRPC looks for this name
+            receiver.take_request(request)
+            return trace_service_pb2.ExportTraceServiceResponse()
+
+    server = grpc.server(ThreadPoolExecutor(2))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Service(), server)
+    receiver.url = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        yield receiver
+    finally:
+        server.stop(0).wait()

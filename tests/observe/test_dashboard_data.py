@@ -11,9 +11,10 @@ import pytest
 
 from quire.config.serve import ServeConfig
 from quire.frontend.ended import MAX_TOKENS, Ended
-from quire.server.dashboard.endpoints import STATIC, may_read
+from quire.server.dashboard.endpoints import STATIC
 from quire.server.dashboard.gpu import Gpus, read
 from quire.server.dashboard.history import History, percentiles
+from quire.server.dashboard.others import may_read
 from quire.server.http.auth import name_keys
 from quire.server.http.trail import NO_KEY, Trail, Trails
 from quire.server.http.usage import MAX_NAMES, OTHERS, KeyUsage

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.observe.otlp_receiver import Receiver, otlp_receiver
+from quire.cli.main import main
+from quire.foundation.errors import ConfigError
+from quire.server.tracing import check
+from tests.observe.otlp_receiver import Receiver, grpc_receiver, otlp_receiver
 from tests.server.process import ServerProcess, server_process, wait_until
+from tests.server.several.test_front_ends import metrics
+from tests.server.test_restarts import CORE, processes
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra tracing is not installed")
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 HEADERS = {"authorization": "Bearer sesame"}
+STREAMS, TOKENS = 6, 400
 ASKED = {"messages": [{"role": "user", "content": "Tell me a story. " * 40}], "max_tokens": 8, "temperature": 0.5}
 
 
@@ -65,6 +73,82 @@ def test_a_request_is_a_span_with_all_that_was_done_below_it(traced: tuple[Serve
     assert [end for _, end in chunks[:-1]] == [first for first, _ in chunks[1:]]
     for span in below:
         assert root["start"] <= span["start"] <= span["end"] <= root["end"] + 0.001, span
+
+
+@pytest.mark.parametrize("cores", ["1", "2"])
+def test_a_killed_core_leaves_a_span_of_replay(cores: str) -> None:
+    """By gRPC. Of two cores one goes on with what the other had; else all wait for the next engine."""
+    options = ["--port", "0", "--device", "cpu", "--dtype", "float32", "--num-gpu-blocks-override", "600"]
+    with grpc_receiver() as receiver:
+        options += ["--otlp-traces-endpoint", receiver.url, "--data-parallel-size", cores]
+        environment = {"OTEL_BSP_SCHEDULE_DELAY": "100"}
+        with server_process("quire.cli.main", "serve", *options, **environment) as process:
+            assert process.url
+            asyncio.run(ask_and_kill(process))
+            count = metrics(process)["quire:requests_replayed_total"]
+            assert 1 <= count <= STREAMS
+            assert wait_until(lambda: len(receiver.named("llm_request")) == STREAMS)
+            assert wait_until(lambda: len(receiver.named("replay")) == count)
+    roots = {span["id"]: span for span in receiver.named("llm_request")}
+    decodes = {span["parent"]: span for span in receiver.named("decode")}
+    for replay in receiver.named("replay"):
+        root = roots[replay["parent"]]
+        assert root["start"] <= replay["start"] <= replay["end"] <= root["end"]
+        assert replay["start"] < decodes[root["id"]]["end"]  # the answer went on
+        assert root["attributes"]["gen_ai.usage.completion_tokens"] == TOKENS
+    assert len({replay["parent"] for replay in receiver.named("replay")}) == count  # one each
+
+
+async def ask_and_kill(process: ServerProcess) -> None:
+    """Streams, and kill -9 of a core once all of them have begun."""
+    begun = 0
+
+    async def stream(client: httpx.AsyncClient, number: int) -> None:
+        nonlocal begun
+        body = {"prompt": f"Question {number}", "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
+        async with client.stream("POST", f"{process.url}/v1/completions", json=body) as response:
+            is_first, is_done = True, False
+            async for line in response.aiter_lines():
+                begun += is_first and line.startswith("data: {")
+                is_first = is_first and not line.startswith("data: {")
+                is_done = is_done or line == "data: [DONE]"
+                assert "error" not in line
+            assert is_done
+
+    async with httpx.AsyncClient(timeout=120) as client:
+        streams = [asyncio.create_task(stream(client, number)) for number in range(STREAMS)]
+        while begun < STREAMS:
+            await asyncio.sleep(0.005)
+        processes(process, CORE)[0].kill()
+        await asyncio.gather(*streams)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "missing"),
+    [
+        ("grpc", "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"),
+        ("http/protobuf", "opentelemetry.exporter.otlp.proto.http.trace_exporter"),
+        ("grpc", "opentelemetry.sdk.resources"),
+    ],
+)
+def test_without_the_extra_one_error_says_so(
+    protocol: str, missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is loaded."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", protocol)
+    monkeypatch.setitem(sys.modules, missing, None)  # as it is where the extra is not
+    assert main(["serve", "--device", "cpu", "--otlp-traces-endpoint", "http://127.0.0.1:4317"]) == 2
+    said = capsys.readouterr().err
+    assert "otlp_traces_endpoint" in said
+    assert missing.removesuffix(".trace_exporter").removesuffix(".resources") in said
+    assert "pip install 'quire[tracing]'" in said
+    assert len(said.splitlines()) <= 15
+
+
+def test_a_protocol_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json")
+    with pytest.raises(ConfigError, match="must be one of grpc, http/protobuf, got 'http/json'"):
+        check("http://127.0.0.1:4317")
 
 
 def test_a_caller_that_does_not_trace_is_obeyed(traced: tuple[ServerProcess, Receiver]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from quire.config.pooler import PoolerConfig
 from quire.engine.client import EngineInfo
 from quire.foundation.errors import InputError, QuireError
-from quire.frontend.inputs import PromptLike, check_labels, checked_ids, read_prompt, tokenize
+from quire.frontend.inputs import PromptLike, check_core, check_labels, checked_ids, read_prompt, tokenize
 from quire.frontend.outputs import RequestState
 from quire.frontend.tokenization.tokenizer import Tokenizer
 from quire.types.adapter import Adapter
@@ -95,9 +95,11 @@ def build(
     request_id: str,
     priority: int = 0,
     adapter: Adapter | None = None,
+    core: int | None = None,
 ) -> EngineRequest:
     """task: what `check_task` returned. Raises InputError naming the field that cannot be."""
     check_labels(request_id, priority, prompt.cache_salt)
+    check_core(core, info)
     pooler = pooler_of(info)
     if not len(prompt.token_ids):
         raise InputError("prompt must not be empty", "prompt")
@@ -125,6 +127,7 @@ def build(
             second_text=len(ids) if second_text is None else second_text,
             num_keys=len(ids) if prompt.num_keys is None else prompt.num_keys,
         ),
+        core=core,
     )
 
 

@@ -81,7 +81,7 @@ class History:
         metrics = self._metrics
         return _Seen(
             now, stats.prompt_tokens, stats.cached_tokens, stats.generation_tokens, metrics.total_rejected,
-            metrics.finished.total("error"), stats.num_preemptions, stats.num_draft_tokens, stats.num_accepted_tokens,
+            metrics.num_ended("error"), stats.num_preemptions, stats.num_draft_tokens, stats.num_accepted_tokens,
             metrics.first_token.counts(), metrics.token_gap.counts(), metrics.queue.counts(),
         )  # fmt: skip
 

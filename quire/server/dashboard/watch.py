@@ -1,4 +1,4 @@
-"""What the core shows, asked once for all visitors and only while there are any."""
+"""What the cores show, asked once for all visitors and only while there are any."""
 
 from __future__ import annotations
 
@@ -13,41 +13,42 @@ if TYPE_CHECKING:
     from quire.frontend.async_engine import AsyncLLM
 
 EVERY = 0.8  # seconds between two looks at least …
-SHARE = 1 / 200  # … and as many more as keep them below this share of the core's time
+SHARE = 1 / 200  # … and as many more as keep them below this share of a core's time
 LINGER = 60.0  # seconds after a look in which lives are followed and ended requests kept
 KEPT_STEPS = 1024
 
 
 class Watch:
-    """Of one engine. Visitors share a look."""
+    """Of one engine, be it one core or several. Visitors share a look."""
 
     def __init__(self, engine: AsyncLLM) -> None:
         self._engine = engine
-        self._steps: deque[StepView] = deque(maxlen=KEPT_STEPS)
-        self._view: EngineView | None = None
+        self._steps: dict[int, deque[StepView]] = {}  # by core
+        self._views: list[EngineView] = []
         self._taken = 0.0  # time.monotonic()
-        self._num_restarts = 0
         self._lock = asyncio.Lock()
 
-    async def look(self) -> EngineView:
-        """The latest. Raises EngineDeadError."""
+    async def look(self) -> list[EngineView]:
+        """The latest of each core that runs; while none does, what was seen last. Raises EngineDeadError."""
         async with self._lock:
-            view = self._view
-            pause = EVERY if view is None else max(EVERY, view.seconds / SHARE)
-            if view is None or time.monotonic() - self._taken >= pause:
-                view = await self._ask()
-            return view
+            pause = max([EVERY, *(view.seconds / SHARE for view in self._views)])
+            if self._engine.outage is None and (not self._views or time.monotonic() - self._taken >= pause):
+                await self._ask()
+            return self._views
 
-    def steps_after(self, step: int) -> list[StepView]:
-        return [each for each in self._steps if each.step > step]
+    @property
+    def until(self) -> float:
+        """time.time(); all steps that ended before have been seen."""
+        return min((view.now for view in self._views), default=0.0)
 
-    async def _ask(self) -> EngineView:
-        restarts = self._engine.stats().num_restarts
-        if restarts != self._num_restarts:  # another engine counts its steps from 0
-            self._num_restarts = restarts
-            self._steps.clear()
-        after = self._steps[-1].step if self._steps else -1
-        self._view = view = await self._engine.look(after, LINGER)
+    def steps_after(self, core: int, moment: float) -> list[StepView]:
+        """Those that ended later than `moment`, time.time()."""
+        return [step for step in self._steps.get(core, ()) if step.ended > moment]
+
+    async def _ask(self) -> None:
+        self._views = await self._engine.look(self.until, LINGER)
         self._taken = time.monotonic()
-        self._steps.extend(view.steps)
-        return view
+        for view in self._views:
+            kept = self._steps.setdefault(view.engine, deque(maxlen=KEPT_STEPS))
+            last = kept[-1].ended if kept else 0.0
+            kept.extend(step for step in view.steps if step.ended > last)

@@ -39,6 +39,7 @@ class BeamGeneration(Generation):
             priority=self.priority,
             cache_salt=self.cache_salt,
             lora_request=self.service.adapter_of(self.model),
+            data_parallel_rank=self.core,
         )
         try:
             async with aclosing(found) as outputs:

@@ -29,6 +29,7 @@ from quire.server.http.entry import IN_BACKGROUND, hand_over, retry_seconds
 from quire.server.http.errors import ApiError
 from quire.server.http.limits import MAX_ANSWERS
 from quire.server.http.long_body import sent
+from quire.server.http.rank import rank_of
 from quire.server.http.trail import Trail, trail_of
 from quire.server.metrics import RequestClock
 from quire.server.service import Service
@@ -76,6 +77,7 @@ class Generation:
     num_generated: int = 0
     num_reasoning: int | None = None  # of these; None: the model does not think here
     trail: Trail = field(default_factory=lambda: Trail("", ""))  # of the HTTP request
+    core: int | None = None  # that is to answer
 
     @property
     def num_answers(self) -> int:
@@ -156,14 +158,14 @@ class Generation:
         assert metrics is not None
         prompt = self.prompts[index]
         if prompt.refusal is not None:
-            metrics.finished["error"] += self.params.n
+            metrics.end("error", count=self.params.n)
             with field_names(self.names):
                 raise prompt.refusal
         request_id = self.engine_id if len(self.prompts) == 1 else f"{self.engine_id}-{index}"
         self.trail.engine_ids.append(request_id)
         self.trail.prompt_tokens += len(prompt.token_ids)
         streamed = self.params.output_kind == RequestOutputKind.DELTA
-        clock, lengths, progress = RequestClock(metrics), Counter[int](), self.service.progress
+        clock, lengths, progress = RequestClock(metrics, streamed), Counter[int](), self.service.progress
         log_it = self.service.config.observe.enable_log_requests
         if log_it:
             log.info("request %s: %d prompt tokens, n=%d", request_id, len(prompt.token_ids), self.params.n)
@@ -178,12 +180,11 @@ class Generation:
                     progress.done()
                     waits = False
                     progress.seen()
-                    if streamed:
-                        clock.tick()
+                    clock.tick(output.metrics)
                     for answer in output.outputs:
                         lengths[answer.index] += len(answer.token_ids)
                         if answer.finish_reason is not None:
-                            metrics.finished[answer.finish_reason] += 1
+                            metrics.end(answer.finish_reason, output.metrics)
                             num_left -= 1
                     if output.error is not None:
                         raise self._refusal(output)
@@ -203,7 +204,7 @@ class Generation:
             finally:
                 self.trail.output_tokens += lengths.total()
                 if num_left:
-                    metrics.finished[end] += num_left
+                    metrics.end(end, clock.times, num_left)
                 if log_it:
                     log.info("request %s: %s with %d tokens", request_id, _ENDED.get(end, end), lengths.total())
                 if waits:
@@ -221,6 +222,7 @@ class Generation:
             constraint=prompt.constraint,
             lora_request=self.service.adapter_of(self.model),
             trace=engine_trace(self.trail),
+            data_parallel_rank=self.core,
         )
 
     def _refusal(self, output: RequestOutput) -> ApiError | InputError:
@@ -288,6 +290,7 @@ def start(
         raise InputError(f"prompts x n must be <= {MAX_ANSWERS}, got {len(prompts)} x {params.n}", "n")
     if body.priority and service.config.schedule.scheduling_policy != "priority":
         raise InputError("priority needs a server with scheduling_policy=priority", "priority")
+    core = rank_of(request, service.running().info)
     header_id = request.headers.get("x-request-id", "")[:256]
     reply_id = f"{id_prefix}-{body.request_id or header_id or secrets.token_hex(12)}"
     hand_over(request, len(prompts) * params.n)
@@ -305,6 +308,7 @@ def start(
         priority=BACKGROUND if request.scope.get(IN_BACKGROUND) else body.priority,
         cache_salt=body.cache_salt,
         trail=trail,
+        core=core,
     )
 
 

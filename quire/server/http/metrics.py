@@ -130,7 +130,7 @@ class HttpMetrics(Collector):
         ]
         for handler in (*self._handlers.values(), self._unknown):
             handler.add_to(requests, seconds, sizes)
-        yield from (requests, seconds, *sizes, self._all_seconds.family([], []))
+        yield from (requests, seconds, *sizes, self._all_seconds.family([], [[]]))
 
 
 def _encoded(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:

@@ -24,6 +24,7 @@ from quire.server.http.body import look_into
 from quire.server.http.entry import IN_BACKGROUND, hand_over, retry_seconds
 from quire.server.http.errors import ApiError
 from quire.server.http.long_body import Prepared, sent
+from quire.server.http.rank import rank_of
 from quire.server.http.trail import trail_of
 from quire.server.pooling.protocol import InputBody, PoolingBase
 from quire.server.service import Service
@@ -48,6 +49,7 @@ class PoolingJob:
     task: str
     priority: int
     engine_id: str
+    core: int | None  # that is to answer; None: whichever
     field: str = "input"  # where the client put its texts
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
     num_prompt_tokens: int = 0
@@ -63,10 +65,8 @@ class PoolingJob:
             requests = []
             for i, prompt in enumerate(prompts):
                 name = f"{self.engine_id}-{i}"
-                request = pooling.build(
-                    prompt, self.params, self.task, info, request_id=name, priority=self.priority, adapter=adapter
-                )
-                requests.append(request)
+                options: dict[str, Any] = {"request_id": name, "priority": self.priority, "adapter": adapter}
+                requests.append(pooling.build(prompt, self.params, self.task, info, **options, core=self.core))
                 if i % STARTED_A_TURN == 0:
                     await asyncio.sleep(0)
         self.num_prompt_tokens += sum(len(prompt.token_ids) for prompt in prompts)
@@ -79,7 +79,7 @@ class PoolingJob:
             request_states = await engine.run(requests)
         except BaseException as error:
             if metrics is not None:
-                metrics.finished["error" if isinstance(error, Exception) else ABORTED] += len(requests)
+                metrics.end("error" if isinstance(error, Exception) else ABORTED, count=len(requests))
             raise
         finally:
             progress.done()
@@ -89,7 +89,7 @@ class PoolingJob:
         except RefusedError as error:
             status = REFUSALS.get(error.reason, 500)
             if metrics is not None:
-                metrics.finished["error"] += len(requests)
+                metrics.end("error", count=len(requests))
                 if error.reason in REFUSALS:
                     metrics.refuse(error.reason)
             raise ApiError(status, str(error), retry_after=retry_seconds(self.service)) from None
@@ -139,6 +139,7 @@ def start(
         task=pooling.check_task(params, info),
         priority=BACKGROUND if request.scope.get(IN_BACKGROUND) else body.priority,
         engine_id=f"{reply_id}-{secrets.token_hex(4)}",
+        core=rank_of(request, info),
     )
 
 

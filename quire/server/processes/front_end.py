@@ -14,6 +14,7 @@ from quire.foundation.child import Failure, Parent
 from quire.foundation.errors import EngineDeadError, QuireError
 from quire.foundation.log import get_logger
 from quire.server.app import build_app, protect
+from quire.server.dashboard.others import answer_peers
 from quire.server.http.listener import bind_unix
 from quire.server.http.protocol import ABORT_SECONDS, HttpConfig
 from quire.server.http.server import HttpServer
@@ -63,6 +64,7 @@ class FrontEnd:
         app = build_app(self._service)
         peers = PeerServers(folder, begin.count, begin.number, self._service.in_flight)
         peers.install(app)
+        answer_peers(peers, self._service)
         public = protect(peers.with_owner(app, begin.serve.root_path), self._service, begin.keys)
         config = HttpConfig(peers.with_door(public, app), begin.serve)
         listener = socket.socket(fileno=begin.listener)

@@ -7,12 +7,13 @@ comes that way has been let in already (keys, limits), and is not sent on again.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
-import orjson
+import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -25,7 +26,9 @@ from quire.server.http.sse import LiveReply
 from quire.server.processes.peer_request import Head, PeerGoneError, PeerRequest
 from quire.server.responses.store import Item, ResponseStore, number_of
 
+Handler = Callable[[Any], Awaitable[Any]]  # plain data → what can be written as JSON
 OWNER = 0  # of files and batches
+PATIENCE = 2.0  # seconds for an answer out of memory
 _OWNED = ("/v1/files", "/v1/batches")
 _FROM_PEER = "quire.from_sibling"  # in the scope of a request that another front end has sent on
 _ITEMS_PATH = b"/items"  # between peers only
@@ -45,7 +48,7 @@ class PeerServers:
         self.number = number
         self._paths = [private_socket(folder, i) for i in range(count)]
         self._in_flight = in_flight
-        self._store: ResponseStore
+        self._handlers: dict[bytes, Handler] = {}
 
     # -- what is installed ---------------------------------------------------------------------------------------
 
@@ -63,7 +66,16 @@ class PeerServers:
 
         app.add_exception_handler(NotStoredError, elsewhere)
         app.state.peers = self
-        self._store = app.state.responses
+        store: ResponseStore = app.state.responses
+
+        async def tell_items(ids: list[str]) -> dict[str, Item]:
+            return {item_id: item for item_id in ids if (item := store.item(item_id)) is not None}
+
+        self.answer(_ITEMS_PATH, tell_items)
+
+    def answer(self, path: bytes, handler: Handler) -> None:
+        """What `handler` makes of a question that another front end asks at `path`."""
+        self._handlers[path] = handler
 
     def with_owner(self, app: ASGIApp, root_path: str) -> ASGIApp:
         """`app`, but files and batches are their owner's."""
@@ -91,8 +103,9 @@ class PeerServers:
         async def door(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http" or scope["server"] != address:
                 await public(scope, receive, send)
-            elif scope["raw_path"] == _ITEMS_PATH:
-                await self._tell_items(scope, receive, send)
+            elif (handler := self._handlers.get(scope["raw_path"])) is not None:
+                found = await handler(msgspec.json.decode(await Request(scope, receive).body()))
+                await Response(msgspec.json.encode(found), media_type="application/json")(scope, receive, send)
             else:
                 in_background = any(name == _BACKGROUND_HEADER for name, _ in scope["headers"])
                 await app({**scope, _FROM_PEER: True, IN_BACKGROUND: in_background}, receive, send)
@@ -114,26 +127,44 @@ class PeerServers:
                 return False
         return isinstance(head, Head) and head.status == 200
 
-    async def items(self, scope: Scope, ids: Sequence[str]) -> dict[str, Item]:
+    async def items(self, ids: Sequence[str]) -> dict[str, Item]:
         """Those input and output items with these ids that the others keep."""
         found: dict[str, Item] = {}
-        look = {**scope, "method": "POST", "raw_path": _ITEMS_PATH, "query_string": b""}
-        for number in self._holders(""):
-            with contextlib.suppress(ApiError, PeerGoneError):
-                answer = self._ask(look, orjson.dumps(ids), [number], ApiError(404, ""))
-                async with aclosing(answer):
-                    found |= orjson.loads(b"".join([part async for part in answer if isinstance(part, bytes)]))
+        for items in (await self.ask_all(_ITEMS_PATH, ids)).values():
+            found |= items
         return found
 
-    async def _tell_items(self, scope: Scope, receive: Receive, send: Send) -> None:
-        ids = orjson.loads(await Request(scope, receive).body())
-        found = {item_id: item for item_id in ids if (item := self._store.item(item_id)) is not None}
-        await Response(orjson.dumps(found), media_type="application/json")(scope, receive, send)
+    async def ask_all(self, path: bytes, question: Any) -> dict[int, Any]:
+        """What the others `answer`, by their numbers; who is starting again, or hangs, says nothing. Plain data."""
+        numbers = self.others
+        asked = [asyncio.wait_for(self._ask_one(number, path, question), PATIENCE) for number in numbers]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, OSError | PeerGoneError):
+                raise answer  # TimeoutError is an OSError
+        pairs = zip(numbers, answers, strict=True)
+        return {number: answer for number, answer in pairs if not isinstance(answer, BaseException)}
+
+    async def _ask_one(self, number: int, path: bytes, question: Any) -> Any:
+        request = PeerRequest(self._paths[number])
+        try:
+            headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+            head = await request.ask(b"POST", path, headers, msgspec.json.encode(question))
+            answer = b"".join([piece async for piece in request.body()])
+        finally:
+            request.close()
+        if head.status != 200:
+            raise PeerGoneError(f"front end {number} answers {path.decode()} with {head.status}")
+        return msgspec.json.decode(answer)
+
+    @property
+    def others(self) -> list[int]:
+        """Their numbers."""
+        return [i for i in range(len(self._paths)) if i != self.number]
 
     def _holders(self, response_id: str) -> list[int]:
         """The others, first the one where it was made if its id says so."""
-        others = [i for i in range(len(self._paths)) if i != self.number]
-        return sorted(others, key=lambda i: i != number_of(response_id))
+        return sorted(self.others, key=lambda i: i != number_of(response_id))
 
     async def _ask(
         self, scope: Scope, body: bytes | AsyncIterator[bytes], numbers: Sequence[int], refusal: ApiError

@@ -10,7 +10,7 @@ import math
 import mmap
 from pathlib import Path
 
-SIZE = 8192  # numbers of a page
+SIZE = 1 << 16  # numbers of a page, of which what nobody writes takes no memory
 # CONNECTIONS: infinite while the process takes none; BEATS: signs of its life; HANGS: 1 while it finds the engine hung.
 # LOST: answers that died with a process. UNSEEN: requests on their way to the engine, of which it has not told yet.
 PID, CONNECTIONS, ANSWERS, BEATS, HANGS, LOST, UNSEEN = range(7)

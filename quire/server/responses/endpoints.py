@@ -165,7 +165,7 @@ async def items_elsewhere(request: Request, body: CountBody) -> dict[str, Item]:
     items = await look_into(request, lambda: with_ids(body.input))
     references = [str(item.get("id")) for item in items if item["type"] == "item_reference"]
     missing = [item_id for item_id in references if store_of(request).item(item_id) is None]
-    return await peers.items(request.scope, missing) if missing else {}
+    return await peers.items(missing) if missing else {}
 
 
 def read_input(body: CountBody, store: ResponseStore, elsewhere: Mapping[str, Item]) -> tuple[list[Item], Turn | None]:

@@ -62,7 +62,8 @@ def metrics(server: ServerProcess) -> dict[str, float]:
         for sample in family.samples:
             found[sample.name] = found.get(sample.name, 0.0) + sample.value
             if "finished_reason" in sample.labels:
-                found[f"{sample.name}[{sample.labels['finished_reason']}]"] = sample.value
+                name = f"{sample.name}[{sample.labels['finished_reason']}]"
+                found[name] = found.get(name, 0.0) + sample.value
             if "front_end" in sample.labels:
                 found[f"{sample.name}[{sample.labels['front_end']}]"] = sample.value
     return found
@@ -153,6 +154,46 @@ def test_metrics_are_the_same_from_both_and_add_up(server: ServerProcess, pair: 
 
     assert wait_until(lambda: counters(pair[0]) == counters(pair[1]))
     assert len(counters(pair[0])) > 50
+
+
+def test_the_dashboard_of_one_shows_the_requests_of_both(server: ServerProcess, pair: Any) -> None:
+    """Who asked, what has ended and what failed, and the life of a request with its text."""
+    state = "/dashboard/state"
+    urls = [client._client for client in pair]  # a connection to each
+    for http in urls:
+        assert http.get(f"{server.url}{state}").status_code == 200  # from now on what ends is kept
+    streams = []
+    for number, client in enumerate(pair):
+        options = {"extra_body": {"ignore_eos": True, "request_id": f"seen-{number}"}, "max_tokens": 300}
+        streams.append(client.chat.completions.create(model=MODEL, messages=HI, stream=True, **options))
+        next(streams[-1])
+    lone = httpx.Client(base_url=server.url, timeout=60)
+    wanted = {f"chatcmpl-seen-{number}" for number in (0, 1)}
+
+    def of_both() -> bool:
+        told = lone.get(state).json()
+        routes = {one[0]: one[-1] for core in told["cores"] for one in core["requests"]}
+        ended = {one["id"]: one["route"] for one in told["ended"]}
+        assert told["silent"] == []
+        return {each for each, route in (ended | routes).items() if route == "/v1/chat/completions"} >= wanted
+
+    assert wait_until(of_both)
+    for stream in streams:
+        for _ in stream:
+            pass
+    assert wait_until(lambda: {one["id"] for one in lone.get(state).json()["ended"]} >= wanted)
+    for each in wanted:
+        life = lone.get(f"/dashboard/requests/{each}").json()
+        assert life["http"]["route"] == "/v1/chat/completions"
+        assert life["answers"][0]["num_tokens"] == 300
+        assert len(life["answers"][0]["tokens"]) == 300
+        assert life["events"][0][1] == "seated"
+    for client in pair:
+        with pytest.raises(openai.BadRequestError):
+            client.chat.completions.create(model=MODEL, messages=HI, max_tokens=-1)
+    assert wait_until(lambda: len([e for e in lone.get(state).json()["errors"] if e["status"] == 400]) >= 2)
+    assert lone.get("/dashboard/requests/nobody").status_code == 404
+    lone.close()
 
 
 def test_they_are_one_server(server: ServerProcess, pair: Any) -> None:

@@ -18,7 +18,8 @@ const charts = new Charts($("charts"));
 const blocks = new BlockMap((id) => life.open(id));
 const list = new RequestList((id) => life.open(id));
 const playground = new Playground();
-let rows = [], steps = [], state = null, timer = 0, tab = "overview", restarts = 0, letIn = false;
+let rows = [], state = null, timer = 0, tab = "overview", until = 0, letIn = false;
+const steps = new Map(); // of each core, oldest first
 
 // -- what the server tells
 
@@ -26,8 +27,7 @@ async function poll() {
   clearTimeout(timer);
   try {
     if (!letIn && !(await enter())) return;
-    const since = rows.at(-1)?.time ?? 0, step = steps.at(-1)?.step ?? -1;
-    const told = await getJson(`dashboard/state?since=${since}&step=${step}`);
+    const told = await getJson(`dashboard/state?since=${rows.at(-1)?.time ?? 0}&steps=${until}`);
     take(told);
     say(told.server.problem ?? "Live", Boolean(told.server.problem));
   } catch (error) {
@@ -38,15 +38,21 @@ async function poll() {
 }
 
 function take(told) {
-  if (told.stats.num_restarts !== restarts) { // another engine counts its steps anew
-    steps = [];
-    restarts = told.stats.num_restarts;
-  }
   const { columns, rows: fresh } = told.history;
   rows = [...rows, ...fresh.map((row) => named(columns, row))].slice(-KEPT_ROWS);
-  const known = steps.at(-1)?.step ?? -1;
-  steps = [...steps, ...told.steps.map((step) => named(STEP, step)).filter((step) => step.step > known)].slice(-KEPT_STEPS);
-  state = { ...told, requests: told.requests.map((request) => named(REQUEST, request)) };
+  until = told.until;
+  for (const one of told.cores) {
+    const kept = steps.get(one.engine) ?? [], known = kept.at(-1)?.ended ?? 0;
+    steps.set(one.engine, [...kept, ...one.steps.map((step) => named(STEP, step)).filter((step) => step.ended > known)].slice(-KEPT_STEPS));
+    one.requests = one.requests.map((request) => ({ ...named(REQUEST, request), engine: one.engine }));
+  }
+  state = {
+    ...told,
+    engines: told.stats.engines ?? [], // each core's statistics, where there are several cores
+    requests: told.cores.flatMap((one) => one.requests),
+    num_requests: told.cores.reduce((sum, one) => sum + one.num_requests, 0),
+  };
+  chooseFrom(state.engines.length);
   $("model").textContent = state.server.name;
   document.title = `${state.server.name} – Quire dashboard`;
   playground.know(state.server);
@@ -73,13 +79,32 @@ function overview() {
   if (server.speculative) tiles.push(["Drafts accepted", stats.num_draft_tokens ? `${number((100 * (stats.num_accepted_tokens ?? 0)) / stats.num_draft_tokens, 1)} %` : "–"]);
   $("tiles").replaceChildren(...tiles.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
   charts.draw(rows, state);
-  blocks.draw(state.cells, state.requests);
-  drawSteps(steps);
+  const core = Number($("core").value || 0), shown = state.cores.find((one) => one.engine === core);
+  $("core-down").hidden = Boolean(shown);
+  if (shown) {
+    blocks.draw(shown.cells, shown.requests);
+    drawSteps(steps.get(core) ?? []);
+  }
   tables();
 }
 
+// Of several cores one is looked into at a time; the table has them side by side.
+function chooseFrom(count) {
+  $("cores-card").hidden = count < 2;
+  if (count < 2 || $("core").options.length === count) return;
+  $("core").replaceChildren(...Array.from({ length: count }, (_, i) => el("option", { value: i }, i)));
+}
+$("core").addEventListener("change", () => {
+  blocks.at = -1;
+  draw();
+});
+
 function tables() {
   const { stats, server } = state;
+  table($("cores"), ["Core", "State", "Running", "Waiting", "KV cache", "Prompt tokens", "Generated tokens", "Prefix hits", "Preemptions", "Restarts"], state.engines.map((one, i) => [
+    i, one.is_up === false ? "starts again" : "runs", number(one.num_running ?? 0), number(one.num_waiting ?? 0), `${number((one.kv_usage ?? 0) * 100, 1)} %`,
+    number(one.prompt_tokens ?? 0), number(one.generation_tokens ?? 0),
+    one.prefix_queries ? `${number((100 * (one.prefix_hits ?? 0)) / one.prefix_queries, 1)} %` : "–", number(one.num_preemptions ?? 0), number(one.num_restarts ?? 0)]));
   $("gpus-card").hidden = !state.gpus.length;
   table($("gpus"), ["GPU", "Memory", "Power", "Clock", "Load", "Temperature"], state.gpus.map((gpu) => [
     gpu.name, `${number(gpu.memory_used)} of ${number(gpu.memory_total)} MiB`, `${number(gpu.power)} W`, `${number(gpu.clock)} MHz`,

@@ -23,11 +23,12 @@ export class RequestList {
   // requests: those that have not ended; ended: the latest that have.
   show(state) {
     this.rows = [
-      ...state.requests.map((one) => [one.id, one.status, one.key, one.prompt, one.cached, one.output, one.blocks, one.preemptions, state.now - one.arrival]),
-      ...state.ended.map((one) => [one.id, one.reason ?? "ended", one.key, one.prompt, one.cached, one.output, 0, one.preemptions, one.finished - one.arrival]),
+      ...state.requests.map((one) => [one.id, one.status, one.key, one.engine, one.prompt, one.cached, one.output, one.blocks, one.preemptions, state.now - one.arrival]),
+      ...state.ended.map((one) => [one.id, one.reason ?? "ended", one.key, one.engine, one.prompt, one.cached, one.output, 0, one.preemptions, one.finished - one.arrival]),
     ];
+    const silent = state.silent?.length ? `; front end ${state.silent.join(", ")} gives no answer: what it knows of its requests is not here` : "";
     const more = state.num_requests - state.requests.length;
-    $("requests-text").textContent = `${number(state.num_requests)} open${more > 0 ? `, ${number(state.requests.length)} listed` : ""}; ${number(state.ended.length)} that ended lately`;
+    $("requests-text").textContent = `${number(state.num_requests)} open${more > 0 ? `, ${number(state.requests.length)} listed` : ""}; ${number(state.ended.length)} that ended lately${silent}`;
     this.draw();
   }
 
@@ -39,7 +40,7 @@ export class RequestList {
     const last = Math.min(rows.length, first + Math.ceil(this.box.clientHeight / ROW) + 2 * AROUND);
     const focused = document.activeElement?.dataset?.id;
     const gap = (count) => {
-      const row = el("tr", { class: "gap", "aria-hidden": "true" }, el("td", { colspan: 9 }));
+      const row = el("tr", { class: "gap", "aria-hidden": "true" }, el("td", { colspan: 10 }));
       row.style.height = `${count * ROW}px`;
       return row;
     };
@@ -48,10 +49,10 @@ export class RequestList {
     if (focused) this.body.querySelector(`button[data-id="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
   }
 
-  row([id, status, key, prompt, cached, output, blocks, preemptions, age], index) {
+  row([id, status, key, engine, prompt, cached, output, blocks, preemptions, age], index) {
     return el("tr", { "aria-rowindex": index + 2 },
       el("td", {}, el("button", { type: "button", "data-id": id, title: id }, id)),
-      ...[status, key ?? "–", number(prompt), number(cached), number(output), number(blocks), number(preemptions), duration(age)].map((cell) => el("td", {}, cell)));
+      ...[status, key ?? "–", engine ?? "–", number(prompt), number(cached), number(output), number(blocks), number(preemptions), duration(age)].map((cell) => el("td", {}, cell)));
   }
 }
 
@@ -85,7 +86,7 @@ export class Life {
   draw(life) {
     const open = new Set([...$("life-body").querySelectorAll("details[open]")].map((one) => one.dataset.name));
     const parts = [facts(life), bar(life), events(life)];
-    if (!life.answers) parts.push(el("p", { class: "note" }, "Its text is with another front end of this server, or was not kept."));
+    if (!life.answers) parts.push(el("p", { class: "note" }, "Its text was not kept, or is with a front end of this server that gives no answer."));
     else if (life.http && life.answers.every((answer) => answer.num_tokens < 2) && !life.finished) parts.push(el("p", { class: "note" }, "If it is not streamed, its tokens come here 256 at a time, and at its end."));
     if (life.answers && !life.shows_text) parts.push(el("p", { class: "note" }, "It came with another key, or the server has no keys and is not this machine alone: its text is not shown."));
     for (const [i, answer] of (life.answers ?? []).entries()) parts.push(answerOf(answer, i));
