@@ -158,9 +158,14 @@ class DisentangledLayer(EncoderLayer):
         super().__init__(hidden, heads, intermediate, eps, act)
         self.near, self._distances = near, distances
         self.scale = (hidden // heads * near.terms) ** -0.5
+        # Rows of distances go through them, which are nobody's that an adapter could be asked for.
+        of_distances = [self.qkv] if near.shared else []
         if not near.shared:
             self.pos_key = Linear(hidden, hidden, bias=True, role="rows") if near.by_key else None
             self.pos_query = Linear(hidden, hidden, bias=True, role="rows") if near.by_query else None
+            of_distances = [one for one in (self.pos_key, self.pos_query) if one is not None]
+        for one in of_distances:
+            one.takes_adapters = False
 
     def per_head(self) -> Pairs:
         rows = self._distances[0]()

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from quire import LLM, BeamSearchParams, LoRARequest, SamplingParams
+from quire.foundation.errors import InputError
 from tests.lora.adapters import simple, write
 from tests.models import checkpoints, sparse_checkpoints
+from tests.pooling import encoders
 
 TEXT = [5, 17, 3, 44, 8, 5, 17, 3, 44, 8, 5, 17, 3]
 PROMPTS = [TEXT, TEXT[2:], TEXT[:5], [*TEXT, *TEXT]]
@@ -123,6 +125,20 @@ def test_a_search_with_an_adapter(base: Path, requests: list[LoRARequest | None]
         params = BeamSearchParams(beam_width=2, max_tokens=5, ignore_eos=True)
         plain, adapted = llm.beam_search([{"prompt_token_ids": TEXT}] * 2, params, lora_request=[None, requests[2]])
         assert plain.sequences[0].tokens != adapted.sequences[0].tokens
+
+
+@pytest.mark.parametrize(("case", "module"), [("deberta_v2", "query_proj"), ("deberta_v2-own", "pos_key_proj")])
+def test_what_distances_go_through_takes_no_adapters(case: str, module: str, tmp_path: Path) -> None:
+    """Their rows are those of no request."""
+    encoders.make(case, tmp_path / "base")
+    name = f"encoder.layer.0.attention.self.{module}"
+    tensors = {f"{name}.lora_A": torch.randn(2, 48), f"{name}.lora_B": torch.randn(48, 2)}
+    folder = write(tmp_path / "adapter", tensors, target_modules=[module], layers_to_transform=[0])
+    options = {key: OPTIONS[key] for key in ("device", "dtype", "num_threads", "skip_tokenizer_init", "enable_lora")}
+    with LLM(str(tmp_path / "base"), runner="pooling", **options) as llm:
+        with pytest.raises(InputError, match=f"{name} is no module of this model that takes adapters"):
+            llm.encode([TEXT], pooling_task="token_embed", lora_request=LoRARequest("one", 1, str(folder)))
+        assert llm.encode([TEXT], pooling_task="token_embed", use_tqdm=False)
 
 
 def test_vectors_with_an_adapter(base: Path, tmp_path: Path) -> None:

@@ -35,8 +35,8 @@ made by `make docs`.
 
 **Difference**: the largest of any token's log-probability from transformers, float32 on a CPU, over all variants, with
 random weights. Families whose code transformers does not have are compared by way of one that computes the same
-(`tests/models/twins.py`). **Ranks**: whether several GPUs may share the model. Decoders also serve embedders and
-classifiers made of them (`...Model`, `...ForSequenceClassification`).
+(`tests/models/twins.py`). **Ranks**: whether several GPUs may share each layer (`--tensor-parallel-size`). Decoders
+also serve embedders and classifiers made of them (`...Model`, `...ForSequenceClassification`).
 
 | Family | Architectures | Variants tested | Attention has | Ranks | Lines | Difference |
 |---|---|---|---|---|---|---|
@@ -45,6 +45,7 @@ FOOT = """
 ## Encoders, for vectors
 
 Compared are the states of every token (`tests/pooling/test_encoder_families.py`), and classes of texts and of tokens.
+Several GPUs may share the layers of any.
 
 | Family | Architectures | Variants tested | Lines | Difference |
 |---|---|---|---|---|
