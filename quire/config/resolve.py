@@ -101,7 +101,7 @@ def resolve(config: EngineConfig, *, serving: bool = False, hardware: Hardware |
         config.runtime.prefill_context_parallel_size
         * (2048 if on_cpu else (8192 if serving else 16384) if big else 4096)
     )
-    check_steps(config.runtime, tokens, on_cpu=on_cpu)
+    check_steps(config.runtime, tokens, config.schedule.max_prefill_chunk, on_cpu=on_cpu)
     speculative = _speculative(config, tokens, pools=pooler is not None)
     executor = _executor(config.runtime, apart=info.runs_code)
     overlap, stages = config.schedule.async_scheduling, config.runtime.pipeline_parallel_size

@@ -111,9 +111,17 @@ def test_steps_grow_with_the_copies() -> None:
             )
             sizes[copies, given] = resolve(config).max_num_batched_tokens
     assert sizes == {(1, None): 2048, (3, None): 3 * 2048, (1, 100): 100, (3, 100): 100}
-    few = EngineConfig.from_flat(device="cpu", prefill_context_parallel_size=3, max_num_batched_tokens=47)
-    with pytest.raises(ConfigError, match=r"prefill_context_parallel_size=3 .* max_num_batched_tokens must be >= 48"):
-        resolve(few)
+
+
+@pytest.mark.parametrize("option", ["max_num_batched_tokens", "max_prefill_chunk"])
+def test_steps_that_are_too_small_to_share(option: str) -> None:
+    for most in (47, 48):
+        config = EngineConfig.from_flat(device="cpu", prefill_context_parallel_size=3, **{option: most})
+        if most == 48:
+            resolve(config)
+            continue
+        with pytest.raises(ConfigError, match=rf"prefill_context_parallel_size=3 .* {option} must be >= 48, got 47"):
+            resolve(config)
 
 
 def test_a_group_of_heads_is_kept_by_several() -> None:

@@ -39,15 +39,18 @@ def least_tokens(copies: int, *, on_cpu: bool) -> int:
     return copies * (_LEAST_ON_CPU if on_cpu else _LEAST)
 
 
-def check_steps(runtime: RuntimeConfig, max_tokens: int, *, on_cpu: bool) -> None:
-    """max_tokens: of a step. Raises ConfigError if no step is large enough to be shared."""
+def check_steps(runtime: RuntimeConfig, max_tokens: int, max_chunk: int, *, on_cpu: bool) -> None:
+    """max_tokens: of a step; max_chunk: of a prompt's part in one, 0: any. Raises ConfigError if that is too few for a
+    long prompt to be shared."""
     copies = runtime.prefill_context_parallel_size
-    if copies > 1 and max_tokens < (least := least_tokens(copies, on_cpu=on_cpu)):
-        raise ConfigError(
-            f"{_OPTION}={copies} shares steps of {least} prompt tokens and more: max_num_batched_tokens must be >= "
-            f"{least}, got {max_tokens}",
-            "max_num_batched_tokens",
-        )
+    least = least_tokens(copies, on_cpu=on_cpu)
+    for option, most in (("max_num_batched_tokens", max_tokens), ("max_prefill_chunk", max_chunk or max_tokens)):
+        if copies > 1 and most < least:
+            raise ConfigError(
+                f"{_OPTION}={copies} shares steps of {least} prompt tokens and more: {option} must be >= {least}, got "
+                f"{most}",
+                option,
+            )
 
 
 def check_layers(runtime: RuntimeConfig, info: ModelInfo, groups: Iterable[KVGroupSpec]) -> None:
