@@ -26,9 +26,14 @@ from quire.foundation.registry import Registry
 _OWN_ROTARY = {"partial_rotary_factor": 1.0}
 _OWN = {"vocab_size": 0, "max_position_embeddings": 0, "rope_parameters": None}
 _INDEXER = "an indexer chooses which tokens its attention sees (DeepSeek Sparse Attention), which there is not"
+_FIRST_DEBERTA = "it is DeBERTa of the first version, whose layers differ; versions 2 and 3 are (DebertaV2Model)"
 _REFUSED = {
     "DeepseekV32ForCausalLM": _INDEXER,
     "GlmMoeDsaForCausalLM": _INDEXER,
+    **{
+        f"Deberta{head}": _FIRST_DEBERTA
+        for head in ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+    },
 }
 # What a decoder's name ends with, and that of one that has another head, or none, or looks both ways.
 _GENERATING = ("ForCausalLM", "LMHeadModel")

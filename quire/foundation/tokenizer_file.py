@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from quire.foundation.errors import ConfigError
 from quire.foundation.json_file import FETCH_POINTER, is_lfs_pointer, read_json_object, shown
+from quire.foundation.tokenizer_frames import add_frame
 
 _FLAGS = ("lstrip", "rstrip", "normalized", "single_word", "special")
 
@@ -18,7 +19,9 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     """Raises ConfigError for a folder that holds no tokenizer Quire can read."""
     tokenizer = _load(folder)
     file = folder / "tokenizer_config.json"
-    _add_missing_tokens(tokenizer, read_json(file), str(file))
+    config = read_json(file)
+    _add_missing_tokens(tokenizer, config, str(file))
+    add_frame(tokenizer, config, read_json(folder / "config.json").get("model_type"))
     return tokenizer
 
 

@@ -103,7 +103,7 @@ refused by name.
 
 ## Not yet
 
-Attention to tokens that an indexer chooses (DeepSeek-V3.2, GLM-5): refused by name.
+Attention to tokens that an indexer chooses (DeepSeek-V3.2, GLM-5), and DeBERTa of the first version: refused by name.
 """
 
 

@@ -342,6 +342,12 @@ def test_attention_that_chooses_its_tokens_is_refused_by_name() -> None:
         hf_config({"architectures": ["DeepseekV32ForCausalLM"]}, {})
 
 
+@pytest.mark.parametrize("head", ["Model", "ForSequenceClassification"])
+def test_deberta_of_the_first_version_is_refused_by_name(head: str) -> None:
+    with pytest.raises(ConfigError, match=rf"'Deberta{head}' is not supported: it is DeBERTa of the first version"):
+        hf_config({"architectures": [f"Deberta{head}"]}, {})
+
+
 @pytest.mark.parametrize(("length", "list_of"), [(32, "short_factor"), (33, "long_factor")])
 def test_the_longest_request_says_which_of_longropes_lists(length: int, list_of: str) -> None:
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 3.0], "long_factor": [5.0, 7.0],

@@ -1,6 +1,7 @@
 """The tokenizer of a model folder: tokenizer.json for the work, tokenizer_config.json for names and chat templates.
 
-As in transformers 5, tokenizer.json alone decides which special tokens are put around a text.
+As in transformers 5, tokenizer.json decides which special tokens are put around a text; where it is silent, the name of
+an encoder's tokenizer does.
 """
 
 from __future__ import annotations
