@@ -7,6 +7,8 @@ GATEWAYS := .venv-gateways
 WORKERS := $(shell $(PYTHON) -c "import os; print(min(len(os.sched_getaffinity(0)) + 1, 8))")  # servers are waited for
 LITELLM_VERSION := 1.106.2
 AGENTS := @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0
+# By a path: with setuptools' own finder `import quire` beside the clone finds the clone's folder instead.
+EDITABLE := --config-settings editable_mode=compat
 .DELETE_ON_ERROR:
 unexport PYTHONDONTWRITEBYTECODE  # some hundred processes start below; each would compile all it imports
 .PHONY: demo test test-long test-gateways test-gpu bench-gpu bench-serve bench-cpu docs site vendor lint lock release clean
@@ -23,7 +25,7 @@ $(VENV)/.ready: pyproject.toml
 		$(BIN)/python -c 'import torch' 2>/dev/null || { echo "installing $(TORCH)"; $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile "$(TORCH)"; }; \
 	fi
 	@echo "installing Quire"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -e '.[test]'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile $(EDITABLE) -e '.[test]'
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true
 	@touch $@
 
@@ -75,7 +77,7 @@ docs: $(VENV)/.ready
 
 # The documentation as a site in build/site. A link that leads nowhere fails (not so with --quiet).
 site: $(VENV)/.ready docs
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -e '.[docs]'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile $(EDITABLE) -e '.[docs]'
 	@$(BIN)/python -m mkdocs build --strict
 
 # What is checked is said in .pre-commit-config.yaml alone, for commits and for this.
@@ -84,7 +86,7 @@ lint: $(VENV)/.ready
 
 # Versions of what is installed here, for whoever wants the same.
 lock: $(VENV)/.ready
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -e '.[test,docs]'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile $(EDITABLE) -e '.[test,docs]'
 	@$(BIN)/python deploy/lock.py > requirements-dev.lock
 
 release: $(VENV)/.ready

@@ -317,7 +317,9 @@ def _parquet() -> Any:
     try:
         import pyarrow.parquet as parquet
     except ImportError:
-        raise ConfigError("pyarrow is not installed: pip install 'quire[ray]'", "inputs") from None
+        raise ConfigError(
+            "pyarrow is not installed: pip install 'quire[ray]'", "inputs", code="missing-package"
+        ) from None
     return parquet
 
 

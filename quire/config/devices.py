@@ -47,6 +47,10 @@ def resolve_device(wanted: str, notes: list[str]) -> str:
     name, _, what = wanted.partition(":")
     if wanted == "auto":
         return _noted(_best(), notes)
+    if name == "gpu":
+        raise ConfigError(
+            "there is no device 'gpu': NVIDIA GPUs are cuda, others torch:TYPE; auto finds them", "device"
+        )
     PLATFORMS.check(name, "device")
     if name == "torch" and not what:
         best = _best()

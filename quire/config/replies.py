@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass, field
 from typing import Any
 
 from quire.config.options import Options
 from quire.foundation.errors import ConfigError
-from quire.types.structured import GRAMMAR_BACKENDS
+from quire.types.structured import BACKEND_PACKAGES, GRAMMAR_BACKENDS
 
 _ALIASES = {"auto": "llguidance", "guidance": "llguidance"}  # of grammar backends
 
@@ -41,6 +42,13 @@ class ReplyConfig(Options):
             known, got = ", ".join((*_ALIASES, *GRAMMAR_BACKENDS)), self.structured_outputs_config["backend"]
             raise ConfigError(
                 f"structured_outputs_config: backend must be one of {known}; got {got!r}", "structured_outputs_config"
+            )
+        name = self.grammar_backend
+        if self.structured_outputs_config and name in BACKEND_PACKAGES and importlib.util.find_spec(name) is None:
+            raise ConfigError(
+                f"structured_outputs_config: backend {name} is not installed: pip install '{BACKEND_PACKAGES[name]}'",
+                "structured_outputs_config",
+                code="missing-package",
             )
 
     @property

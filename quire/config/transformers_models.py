@@ -22,7 +22,7 @@ from quire.foundation.json_file import shown
 
 TRANSFORMERS = "transformers"  # the value of model_impl, and of ModelInfo.impl
 _NATIVE = ("quire", "vllm")  # scripts for another engine call an engine's own families by its name
-_INSTALL = "`pip install quire[transformers]`"
+_INSTALL = "`pip install 'quire[transformers]'`"
 _LIST = Path("models/auto/modeling_auto.py")  # of transformers: which class is a causal language model
 # What files call the number of positions, the usual name first.
 _POSITIONS = (
@@ -65,7 +65,11 @@ def implementation(config: Mapping[str, Any], architecture: str, wanted: str, *,
             if architecture not in causal_models() and not has_code(config):
                 raise
     if not _folder():
-        raise ConfigError(f"{architecture} would run through transformers, which needs {_INSTALL}", "model_impl")
+        raise ConfigError(
+            f"{architecture} would run through transformers, which needs {_INSTALL}",
+            "model_impl",
+            code="missing-package",
+        )
     if architecture not in causal_models():
         _check_code(config, architecture, trusted)
     return TRANSFORMERS

@@ -38,8 +38,9 @@ def _run(parent: Parent[FromParent], clients: Clients) -> int:
         pass
     assert isinstance(start, StartCore)
     setup(start.resolved.config.observe.log_level)
-    core = EngineCore(start.resolved, make_executor(start.resolved, start.worker), before=start.before)
+    core: EngineCore | None = None
     try:
+        core = EngineCore(start.resolved, make_executor(start.resolved, start.worker), before=start.before)
         clients.send([Ready(core.start())])
         settle_heap()
         switch_soon()
@@ -52,7 +53,8 @@ def _run(parent: Parent[FromParent], clients: Clients) -> int:
         clients.send([Failure.of(error)])
         return _exit_code(error)
     finally:
-        core.shutdown()
+        if core is not None:
+            core.shutdown()
 
 
 def _exit_code(error: Exception) -> int:

@@ -97,5 +97,7 @@ def import_ray() -> Any:
         import ray
         import ray.util
     except ImportError:
-        raise ConfigError("Ray is not installed: pip install 'quire[ray]'", "distributed_executor_backend") from None
+        raise ConfigError(
+            "Ray is not installed: pip install 'quire[ray]'", "distributed_executor_backend", code="missing-package"
+        ) from None
     return ray

@@ -53,19 +53,23 @@ class Failure(msgspec.Struct, frozen=True, tag="failure", omit_defaults=True):
     kind: str
     message: str
     field: str | None = None
+    code: str | None = None
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         if isinstance(error, QuireError):
             kind = next(k.__name__ for k in type(error).__mro__ if k.__name__ in _RELAYED)
             field = getattr(error, "param", None) or getattr(error, "field", None)
-            return cls(kind, str(error), field)
+            return cls(kind, str(error), field, error.code)
         first_line = next(iter(str(error).splitlines()), "")
         return cls("QuireError", f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__)
 
     def error(self) -> QuireError:
         kind = _RELAYED.get(self.kind, QuireError)
-        return kind(self.message, self.field) if issubclass(kind, InputError | ConfigError) else kind(self.message)
+        fields = (self.field,) if issubclass(kind, InputError | ConfigError) else ()
+        error = kind(self.message, *fields)
+        error.code = self.code
+        return error
 
 
 class Child(Generic[T]):

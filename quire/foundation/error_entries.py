@@ -29,12 +29,12 @@ STARTING = (
     Entry(
         "unknown-command",
         "There is no command of that name.",
-        "`quire --help` lists them; the message names the nearest.",
+        "`quire --help` lists them, `quire bench --help` its kinds; the message names one that is near.",
     ),
     Entry(
         "unknown-option",
         "A flag, a keyword or a key of a `--config` file is not an option of this command.",
-        "`quire COMMAND --help` lists its options, [the reference](reference.md) all of them; the message names the nearest.",
+        "`quire COMMAND --help` lists its options, [the reference](reference.md) all of them; the message names one that is near.",
         "Nothing that is not understood is passed over: an option with a typing error would otherwise seem to work.",
     ),
     Entry(

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+OTHER_COLUMNS = 72  # characters of what stands beside the bar, so that a usual terminal shows all of it
 ProgressFactory = Callable[..., Any]  # tqdm.tqdm or a look-alike: total=, desc=; update(n), postfix, close()
 
 
@@ -25,14 +26,15 @@ class PromptProgress:
         if callable(show):
             self._foreign = show(total=total, desc=description)
         elif show:
+            console = Console(file=sys.stderr)
             self._bar = Progress(
                 TextColumn("{task.description}"),
-                BarColumn(),
+                BarColumn(max(4, min(40, console.width - OTHER_COLUMNS))),
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
                 TimeRemainingColumn(),
                 TextColumn("{task.fields[speed]}"),
-                console=Console(file=sys.stderr),
+                console=console,
             )
             self._task = self._bar.add_task(description, total=total, speed="")
 
@@ -54,11 +56,9 @@ class PromptProgress:
         self._num_input += num_input
         self._num_output += num_output
         seconds = max(time.monotonic() - self._started, 1e-9)
-        speed = (
-            f"est. speed input: {self._num_input / seconds:.2f} tok/s, output: {self._num_output / seconds:.2f} tok/s"
-        )
+        read, made = self._num_input / seconds, self._num_output / seconds
         if self._bar is not None:
-            self._bar.update(self._task, advance=1, speed=speed)
+            self._bar.update(self._task, advance=1, speed=f"{read:,.0f} in, {made:,.0f} out tok/s")
         if self._foreign is not None:
-            self._foreign.postfix = speed
+            self._foreign.postfix = f"est. speed input: {read:.2f} tok/s, output: {made:.2f} tok/s"
             self._foreign.update(1)

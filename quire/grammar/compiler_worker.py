@@ -20,10 +20,9 @@ from quire.foundation.log import get_logger
 from quire.grammar.base import Backend, CompiledGrammar
 from quire.grammar.sandbox import Open, Sandbox, Verdict
 from quire.grammar.vocabulary import Vocabulary
-from quire.types.structured import FIELD, GRAMMAR_BACKENDS, GrammarSpec
+from quire.types.structured import BACKEND_PACKAGES, FIELD, GRAMMAR_BACKENDS, GrammarSpec
 
 MAX_TRIES = 2  # of one grammar, if the sandbox ends under it
-_PACKAGES = {"llguidance": "quire", "xgrammar": "quire[xgrammar]"}  # what brings each library
 _log = get_logger(__name__)
 
 
@@ -108,7 +107,7 @@ class CompilerWorker:
 
     def _build(self) -> None:
         """Raises ConfigError if this engine cannot bind answers."""
-        package = _PACKAGES.get(self._name)
+        package = BACKEND_PACKAGES.get(self._name)
         if package is not None and importlib.util.find_spec(self._name) is None:
             raise ConfigError(f"structured outputs by {self._name} need `pip install '{package}'` on the server")
         vocabulary = self._make_vocabulary()

@@ -42,7 +42,9 @@ class Tracing:
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError as error:
             raise ConfigError(
-                f"{OPTION} needs OpenTelemetry ({error.name} is missing): pip install 'quire[tracing]'", OPTION
+                f"{OPTION} needs OpenTelemetry ({error.name} is missing): pip install 'quire[tracing]'",
+                OPTION,
+                code="missing-package",
             ) from None
         service = os.environ.get("OTEL_SERVICE_NAME", "quire")
         self._provider = TracerProvider(resource=Resource.create({"service.name": service, "quire.model": model}))
@@ -181,7 +183,9 @@ def _exporter(endpoint: str) -> Any:
             return GrpcExporter(endpoint=endpoint, insecure=not endpoint.startswith("https://"))
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
     except ImportError as error:
-        raise ConfigError(f"{OPTION} by {protocol} needs {error.name}: pip install 'quire[tracing]'", OPTION) from None
+        raise ConfigError(
+            f"{OPTION} by {protocol} needs {error.name}: pip install 'quire[tracing]'", OPTION, code="missing-package"
+        ) from None
     return HttpExporter(endpoint=endpoint)
 
 

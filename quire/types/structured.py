@@ -21,6 +21,7 @@ GRAMMAR_BACKENDS = Registry(
     needs=("compile", "recipe", "build", "fill", "way_to_end", "close_soon"),
     is_class=True,
 )
+BACKEND_PACKAGES = {"llguidance": "quire", "xgrammar": "quire[xgrammar]"}  # what brings the library of that name
 RULES = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 FIELD = "structured_outputs"
 

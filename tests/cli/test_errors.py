@@ -62,6 +62,7 @@ quire serve coded --port 0
 quire serve thin --port 0
 quire serve --device cuda --port 0
 quire serve --device warp --port 0
+quire serve --device gpu --port 0
 quire serve --dtype float8
 quire serve --max-model-len 0 --port 0
 quire serve --max-model-len 100000 --port 0
@@ -84,6 +85,8 @@ quire chat --url ftp://somewhere --quick hi
 quire chat --temperature hot
 quire bench serve --url http://127.0.0.1:@closed
 quire bench serve --request-rate 0
+quire bench serv
+quire bench nothing
 quire run-batch -i no.jsonl -o out.jsonl
 quire explain huub
 """
@@ -163,6 +166,38 @@ def test_all_are_short_and_have_a_code() -> None:
         assert not text.startswith("exit 0"), command
         codes = re.findall(r"\((?:([\w-]+): `quire explain|([\w-]+)\)$)", text, re.MULTILINE)
         assert command == "quire explain huub" or {a or b for a, b in codes} & entries().keys(), command
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "command"),
+    [
+        ("aiohttp", "bench", "quire bench serve --url http://127.0.0.1:1"),
+        ("xgrammar", "xgrammar", 'quire serve --structured-outputs-config {"backend":"xgrammar"} --port 0'),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_a_package_that_is_not_there(package: str, extra: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    for name in [name for name in sys.modules if name.startswith("quire.cli.bench.")]:
+        monkeypatch.delitem(sys.modules, name)
+    text = told(command)
+    assert f"pip install 'quire[{extra}]'" in text
+    assert "(missing-package: " in text
+    assert len(text.splitlines()) - 1 <= MOST_LINES
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_package_that_the_engines_process_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What that says is all that is said: it is told by the process that the user has started."""
+    (tmp_path / "ray.py").write_text("raise ImportError('there is none')\n")
+    paths = [str(tmp_path), str(Path(sys.modules["quire"].__file__ or "").parents[1])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    text = told("quire serve --device cpu --distributed-executor-backend ray --port 0")
+    assert text.startswith("exit 2\nquire: error: Ray is not installed: pip install 'quire[ray]'\n")
+    assert "(missing-package: " in text
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,8 @@ class LoadClient:
             async with session.get("/v1/models") as response:
                 reply = await response.json()
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise InputError(f"no server answers at {self.url}: {error}", "url") from None
+            why = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+            raise InputError(f"no server answers at {self.url}: {why}", "url") from None
         if response.status != 200:
             raise InputError(f"{self.url}/v1/models answered {response.status}: {reply}", "url")
         cards = {card["id"]: card for card in reply["data"]}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 from collections.abc import Sequence
+
+from quire.foundation.errors import ConfigError
 
 KINDS = {
     "throughput": "Tokens a second of many requests at once, in this process",
@@ -21,7 +24,11 @@ def run(arguments: Sequence[str]) -> int:
     kind = arguments[0] if arguments else ""
     if kind in KINDS:
         return int(importlib.import_module(f"quire.cli.bench.{kind}").run(arguments[1:]))
-    usage = "\n".join(["usage: quire bench KIND …", "", *(f"  {name:<10}  {text}" for name, text in KINDS.items())])
     asked = kind in ("-h", "--help")
+    if kind and not asked:
+        near = difflib.get_close_matches(kind, KINDS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f" (there are: {', '.join(KINDS)})"
+        raise ConfigError(f"quire bench: there is no {kind!r}{hint}", code="unknown-command")
+    usage = "\n".join(["usage: quire bench KIND …", "", *(f"  {name:<10}  {text}" for name, text in KINDS.items())])
     print(usage, file=sys.stdout if asked else sys.stderr)
     return 0 if asked else 2

@@ -47,8 +47,12 @@ def run_server(config: EngineConfig, serve: ServeConfig) -> int:
     check(serve.otlp_traces_endpoint)
     setup_logs(config.observe.log_level)
     config = replace(config, schedule=_with_limits(config.schedule))
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run((ServerProcess if count == 1 else Supervisor)(config, serve).main())
+    ctrl_c = signal.getsignal(signal.SIGINT)
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            return runner.run((ServerProcess if count == 1 else Supervisor)(config, serve).main())
+    finally:
+        signal.signal(signal.SIGINT, ctrl_c)  # uvloop leaves a handler of its own behind
 
 
 def _with_limits(schedule: SchedulerConfig) -> SchedulerConfig:
