@@ -153,7 +153,7 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         ConfigError if it is not known where."""
         if ranks == self.tensor_parallel_size:
             return self
-        if self.sharing is None or self.tensor_parallel_size != 1 or ranks < 1:
+        if self.sharing is None or self.tensor_parallel_size != 1:
             raise ConfigError(
                 f"tp={ranks}: the costs are of tp={self.tensor_parallel_size}, and do not say how ranks would share "
                 "the model: measure with as many (see costs)",
