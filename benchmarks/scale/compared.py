@@ -50,7 +50,7 @@ class Figure(NamedTuple):
 
     @property
     def is_held_out(self) -> bool:
-        """Nobody looked at it while it was decided what costs are made of."""
+        """Nothing that costs are made of was chosen for its sake."""
         return not (self.model in SEEN_MODELS and self.test in SEEN_TESTS and not self.case.startswith("tp="))
 
     def line(self) -> str:
