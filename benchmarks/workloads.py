@@ -396,7 +396,7 @@ def experts_hit(experts: int, top_k: int, tokens: int) -> float:
     return experts * (1 - (1 - top_k / experts) ** tokens)
 
 
-def _feed_forward(model: str, tokens: int) -> float:
+def feed_forward(model: str, tokens: int) -> float:
     """Weights of a layer that so many tokens meet, each counted once. All layers of a sparse model count as sparse."""
     c, sparse = config_of(model), experts_of(model)
     if not sparse:
@@ -406,7 +406,7 @@ def _feed_forward(model: str, tokens: int) -> float:
     return c["hidden_size"] * (experts + 3 * inner * (shared + experts_hit(experts, top_k, tokens)))
 
 
-def _attention(model: str) -> tuple[int, int, int]:
+def attention_of(model: str) -> tuple[int, int, int]:
     """Of a layer: weights, numbers that are kept of a token, and the least products that two tokens make."""
     c = config_of(model)
     hidden, heads = c["hidden_size"], c["num_attention_heads"]
@@ -425,7 +425,7 @@ def _hybrid(model: str) -> tuple[float, int, int, float]:
     products that two tokens make, numbers of a row's state."""
     c = config_of(model)
     kinds = c["hybrid_override_pattern"]
-    (attention, kept, products), full = _attention(model), kinds.count("*")
+    (attention, kept, products), full = attention_of(model), kinds.count("*")
     heads, dim, groups, state = (c[k] for k in ("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size"))
     inner = heads * dim
     mamba = c["hidden_size"] * (2 * inner + 2 * groups * state + heads) + inner * c["hidden_size"]
@@ -442,8 +442,8 @@ def decode_bytes(model: str, batch: int, context: int) -> tuple[int, int]:
         every, kept, _, state = _hybrid(model)
         head = 2 * c["vocab_size"] * c["hidden_size"]
         return int(2 * every) + head + int(4 * batch * state), batch * context * 2 * kept
-    layers, (weights, kept, _) = c["num_hidden_layers"], _attention(model)
-    layer = weights + int(_feed_forward(model, batch))
+    layers, (weights, kept, _) = c["num_hidden_layers"], attention_of(model)
+    layer = weights + int(feed_forward(model, batch))
     moved = int(BYTES[quantization_of(model)] * layers * layer) + 2 * c["vocab_size"] * c["hidden_size"]
     return moved, batch * context * 2 * kept * layers
 
@@ -454,8 +454,8 @@ def prefill_flops(model: str, count: int, length: int) -> float:
     if "hybrid_override_pattern" in c:
         every, _, all_products, _ = _hybrid(model)
     else:
-        layers, (weights, _, products) = c["num_hidden_layers"], _attention(model)
-        every, all_products = layers * (weights + _feed_forward(model, 1)), layers * products
+        layers, (weights, _, products) = c["num_hidden_layers"], attention_of(model)
+        every, all_products = layers * (weights + feed_forward(model, 1)), layers * products
     attention = 2 * all_products * length * length / 2
     return count * (2 * every * length + attention + 2 * c["vocab_size"] * c["hidden_size"])
 
@@ -472,7 +472,7 @@ def seconds_floor(
     plain, _ = decode_bytes(model.partition("+")[0], 1, 1)  # of experts those that one token goes to
     hybrid = "hybrid_override_pattern" in config_of(model)
     by_rows = hybrid or experts_of(model) is not None
-    products = _hybrid(model)[2] if hybrid else _attention(model)[2] * config_of(model)["num_hidden_layers"]
+    products = _hybrid(model)[2] if hybrid else attention_of(model)[2] * config_of(model)["num_hidden_layers"]
     own, outputs = np.array([prompt - shared for prompt, _ in requests]), np.array([output for _, output in requests])
     operations = sum(prefill_flops(model, 1, int(n)) + 2 * products * int(n) * shared for n in own)
     operations += prefill_flops(model, 1, shared) if shared else 0.0

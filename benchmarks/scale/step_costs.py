@@ -1,10 +1,13 @@
-"""Step costs for `quire simulate`, from results of benchmarks.gpu (T2, T3) and of a layer's kernels; and how far what
-is simulated from them is from what was measured (T1, T1b, T4, which the costs do not know).
+"""Step costs for `quire simulate`, from a results file of benchmarks.gpu.
 
-    python -m benchmarks.scale.step_costs RESULTS.json [--layers KERNELS.json] [--model llama-3.1-8b] [--write]
+    python -m benchmarks.scale.step_costs RESULTS.json [--model llama-3.1-8b] [--write]
 
-T2 gives decode steps of 1, 8 and 64 rows; a layer's kernels those of more rows; T3 what prompt tokens cost and what
-attention adds; reading a token of context costs its bytes over the memory's measured bandwidth (--bandwidth, TB/s).
+What is fitted to the model's own figures: T2 gives decode steps of 1, 8 and 64 rows (a sweep of other batches, where
+there is one, those of more), T3 what a prompt token costs and what attention adds. A figure that the file lacks is
+taken from another one of the same model; a model whose prompts nobody measured multiplies at the rate of one like it
+(`RATES`). All else is measured once, of kernels or of the host, and the same for all models; each constant says where.
+Whole workloads (T1, T1b, T4, T5, long prompts, ranks) are nowhere in it: `benchmarks.scale.compared` holds what is
+simulated of them against what was measured.
 """
 
 from __future__ import annotations
@@ -12,99 +15,210 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from benchmarks import workloads
-from quire.simulation.costs import FOLDER, StepCosts
+from benchmarks import peers, workloads
+from benchmarks.results_file import FOLDER as RESULTS
+from quire.simulation.costs import FOLDER, HostCosts, Sharing, StepCosts
 from quire.simulation.run import simulate
 from quire.simulation.trace import Line, request_of
+from quire.types.kv import PromptCost
 from quire.types.request import EngineRequest
+from quire.worker.graphs import graph_rows
+from quire.worker.mixed_graphs import mixed_sizes
 
-CONTEXT = 256  # tokens of a row of T2 on average, and of the kernels' rows
+CONTEXT = 256  # tokens of a row of T2 on average
+PROCESSORS, LINES = 132, 64  # of an H200; queries of an item of its prompt kernel (kernels/attention/triton)
+KV_RATE = peers.COPY_BYTES_PER_S  # decode attention of much context: 3.8 to 4.4 TB/s (…-kernels-decode.json)
+SWEEP = "2026-11-22-d3aadfa-nvidia-h200-decode-shapes.json"  # steps of other batches
+KV_ROOM = 1.36e11  # bytes of weights and cache on an H200, by the blocks of llama-3.1-8b
+HOST = "2026-11-23-adf7d3b-cpu-2-threads-host.json"
+# A layer's attention where rows share a beginning takes longer by so many microseconds, and by so many picoseconds a
+# row, a token of the beginning and a head: 256 and 64 rows of 4,096 + 100 tokens, less what 100 tokens of each take and
+# what attention takes at least (2026-11-21-0f06e99-nvidia-h200-kernels-decode.json; 16 heads and 32 agree).
+SHARED_LAYER_US, SHARED_HEAD_PS = 21.5, 1.16
+# Operations a second of large steps of models that are like others, in bf16: llama-3.1-8b and qwen3-30b-a3b as fitted.
+RATES = {"dense": 6.4e14, "experts": 4.6e14}
+FP8_RATE = 1.72  # of that: 8,192 rows of llama's products, scales by rows and columns (H200, 2026-11-22)
+# A layer of a step without a graph is launched in: qwen3-30b-a3b computes 1,024 tokens in 19.2 ms for 48 layers (T3).
+EAGER_LAYER_MS = 0.38
+# Microseconds of a sum of so many bytes over four ranks of one host (H200, 2026-11-22), the faster of sums by memory of
+# peers and, from 16 MiB on, the library's.
+SUM_US = [
+    (1 << 12, 6.8), (1 << 14, 7.2), (1 << 16, 8.3), (1 << 18, 9.6), (1 << 20, 12.8), (1 << 22, 28.4), (1 << 24, 98.8),
+    (1 << 26, 331.0),
+]  # fmt: skip
+
+
+class Micro(NamedTuple):
+    """What costs are fitted to."""
+
+    decode: dict[int, float]  # milliseconds of a step, by rows
+    prompts: dict[str, float]  # T3, milliseconds by COUNTxLENGTH; may be empty
+    num_blocks: int
+    max_model_len: int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
-    parser.add_argument("--layers", type=Path)
     parser.add_argument("--model", default="llama-3.1-8b")
-    parser.add_argument("--bandwidth", type=float, default=4.0)
-    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--write", action="store_true", help="a file that `quire simulate` knows by name")
     arguments = parser.parse_args()
-    results = json.loads(arguments.results.read_text())
-    costs = fit(results, arguments)
-    for name, measured, simulated, unit in compared(results, costs):
-        print(
-            f"{name:4s} measured {measured:10.2f} {unit}, simulated {simulated:10.2f}: {simulated / measured - 1:+.1%}"
-        )
+    costs = fit(arguments.results.name, arguments.model)
+    print(msgspec.json.format(msgspec.json.encode(costs), indent=1).decode())
     if arguments.write:
         path = FOLDER / f"{costs.device.split()[-1].lower()}-{costs.model}.json"
         path.write_bytes(msgspec.json.format(msgspec.json.encode(costs), indent=1) + b"\n")
         print(path)
 
 
+@cache
+def read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / name).read_text())
+    return found
+
+
 def values(results: dict[str, Any], test: str, model: str, metric: str) -> dict[str, float]:
     """By case; of a case that was measured several times the median."""
     found: dict[str, list[float]] = {}
-    for row in results["rows"]:
-        if (row["test"], row["model"], row["metric"]) == (test, model, metric):
+    for row in results.get("rows", []):
+        if (row.get("test"), row.get("model"), row.get("metric")) == (test, model, metric):
             found.setdefault(row["case"], []).append(row["value"])
     return {case: statistics.median(each) for case, each in found.items()}
 
 
-def fit(results: dict[str, Any], arguments: argparse.Namespace) -> StepCosts:
-    model, config = arguments.model, workloads.MODELS[arguments.model]
-    decode = {int(case.split("=")[-1]): ms for case, ms in values(results, "T2", model, "step_ms").items()}
-    if arguments.layers:
-        rows = values(json.loads(arguments.layers.read_text()), "kernel", model, "us")
-        layer = {
-            int(case.split(", ")[1].split()[0]): us for case, us in rows.items() if case.startswith("decoder layer")
-        }
-        most = max(decode)
-        more = {n: config["num_hidden_layers"] * (us - layer[most]) / 1000 for n, us in layer.items() if n > most}
-        decode |= {n: decode[most] + ms for n, ms in more.items()}
-    prompt_us, pair_ns = fit_prompts(values(results, "T3", model, "ttft_ms"))
-    kv_bytes = 2 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
-    settings = results["settings"][model]
+@cache
+def fit(name: str, model: str) -> StepCosts:
+    """name: of a file in benchmarks/results."""
+    micro = _micro(name, model)
+    costs = _unfitted(name, model, micro)
+    return fit_prompts(costs, micro.prompts) if micro.prompts else costs
+
+
+def _micro(name: str, model: str) -> Micro:
+    """From the file; what it lacks from the latest other one that has it."""
+    names = [name, *sorted((path.name for path in RESULTS.glob("*nvidia-h200*.json")), reverse=True)]
+    decode = next(filter(None, (_rows(values(read(each), "T2", model, "step_ms")) for each in names)))
+    prompts = next(filter(None, (values(read(each), "T3", model, "ttft_ms") for each in names)), {})
+    facts = (read(each).get("settings", {}).get(model) for each in names)
+    of_it = next((each for each in facts if isinstance(each, dict) and "num_blocks" in each), None)
+    if of_it is None:
+        room = int((KV_ROOM - workloads.decode_bytes(model, 1 << 16, 0)[0]) / (16 * _kv_bytes(model)))
+        of_it = {"num_blocks": room, "max_model_len": workloads.config_of(model)["max_position_embeddings"]}
+    return Micro(_with_sweep(model, decode), prompts, of_it["num_blocks"], of_it["max_model_len"])
+
+
+def _with_sweep(model: str, decode: dict[int, float]) -> dict[int, float]:
+    """T2, and of other rows a sweep's steps: as much longer as T2 is where both were measured, and by what their fewer
+    tokens of context need not be read."""
+    sweep = _rows(values(read(SWEEP), "steps", model, "step_ms"))
+    read_ms = _kv_bytes(model) / KV_RATE * 1e3
+    as_t2 = {}
+    for rows, ms in sweep.items():
+        seen = 64 + (128 if rows <= 256 else 48) // 2
+        as_t2[rows] = ms + rows * (CONTEXT - seen) * read_ms
+    both = sorted(decode.keys() & sweep.keys())
+    if not both:
+        return decode
+    differences = [decode[rows] - as_t2[rows] for rows in both]
+    graphs = graph_rows(1024, [])
+    return {r: ms + float(np.interp(r, both, differences)) for r, ms in as_t2.items() if r in graphs} | decode
+
+
+def _rows(cases: dict[str, float]) -> dict[int, float]:
+    return {
+        int(case.removeprefix("batch=")): ms
+        for case, ms in cases.items()
+        if case.startswith("batch=") and "," not in case
+    }
+
+
+def _kv_bytes(model: str) -> float:
+    """Of a token, in the layers that read all of them."""
+    config = workloads.config_of(model)
+    layers = config["num_hidden_layers"]
+    if "sliding_window" in config:
+        layers //= 2
+    kept: int = workloads.attention_of(model)[1]
+    return 2.0 * kept * layers
+
+
+def _unfitted(name: str, model: str, micro: Micro) -> StepCosts:
+    config, experts = workloads.config_of(model), workloads.experts_of(model)
+    layers, hidden, vocab = config["num_hidden_layers"], config["hidden_size"], config["vocab_size"]
+    layer_weights = workloads.attention_of(model)[0] + workloads.feed_forward(model, 1)
+    attention = workloads.attention_of(model)[2] / layer_weights
+    kv_heads, group = config["num_key_value_heads"], config["num_attention_heads"] // config["num_key_value_heads"]
+    is_latent = "kv_lora_rank" in config
+    wave = 0 if is_latent or group > LINES else PROCESSORS // min(kv_heads, PROCESSORS) * (2 * LINES // group)
+    all_weights = layers * (workloads.attention_of(model)[0] + workloads.feed_forward(model, 1 << 20))
+    rate = RATES["experts" if experts else "dense"]
+    of_layers = rate * (FP8_RATE if workloads.quantization_of(model) == "fp8" else 1)
+    prompt_us = 2 * layers * layer_weights / of_layers * 1e6
+    pair_ns = 2 * layers * workloads.attention_of(model)[2] / rate * 1e9
+    rows = 1024
+    weight_bytes = workloads.decode_bytes(model, 1 << 16, 0)[0]
+    kv_bytes = _kv_bytes(model)
     return StepCosts(
-        device=results["device"], model=model, tensor_parallel_size=1, source=arguments.results.name,
-        decode_ms=sorted(decode.items()), context=CONTEXT, context_ns=kv_bytes / arguments.bandwidth / 1000,
-        prompt_us=prompt_us, pair_ns=pair_ns, num_blocks=settings["num_blocks"],
-        max_model_len=settings["max_model_len"],
+        device="NVIDIA H200", model=model, tensor_parallel_size=1, source=name, decode_ms=sorted(micro.decode.items()),
+        context=CONTEXT, context_ns=kv_bytes / KV_RATE * 1e9, prompt_us=prompt_us,
+        pair_ns=pair_ns, num_blocks=micro.num_blocks, max_model_len=micro.max_model_len, max_num_seqs=rows,
+        head_us=2 * hidden * vocab / rate * 1e6 + 4 * vocab * 2 / KV_RATE * 1e6,
+        experts=experts and (experts[0], experts[1]),
+        shared_ms=layers * SHARED_LAYER_US / 1e3,
+        shared_ns=layers * config["num_attention_heads"] * SHARED_HEAD_PS / 1e3,
+        sizes=graph_rows(rows, []),
+        mixed_sizes=sorted((size.decodes, size.tokens) for size in mixed_sizes(rows, 16384, int(all_weights))),
+        prompt_cost=PromptCost(attention, wave),
+        host=HostCosts(**_host(), eager_ms=layers * EAGER_LAYER_MS),
+        sharing=Sharing(
+            sums=2 * layers, token_bytes=2 * hidden, kv_heads=kv_heads, weight_bytes=weight_bytes,
+            block_bytes=int(16 * kv_bytes), sum_us=SUM_US,
+        ),
     )  # fmt: skip
 
 
-def fit_prompts(times: dict[str, float]) -> tuple[float, float]:
-    """Microseconds of a prompt token, nanoseconds of a pair; least squares of the relative errors."""
-    lines, ones = [], []
-    for case, ms in times.items():
-        count, length = map(int, case.split("x"))
-        lines.append([count * length / 1e3 / ms, count * length * length / 2 / 1e6 / ms])
-        ones.append(1.0)
-    (prompt_us, pair_ns), *_ = np.linalg.lstsq(np.array(lines), np.array(ones), rcond=None)
-    return float(prompt_us), float(max(0.0, pair_ns))
+def _host() -> dict[str, float]:
+    return {row["metric"] if row["metric"] != "us" else row["case"]: row["value"] for row in read(HOST)["rows"]}
+
+
+def fit_prompts(costs: StepCosts, times: dict[str, float]) -> StepCosts:
+    """With the cost of a prompt token and of a pair by which simulated T3 comes closest to the one measured
+    (milliseconds by case): least squares of the relative errors, by Gauss and Newton."""
+    for _ in range(4):
+        errors = _prompt_errors(costs, times)
+        columns = []
+        for change in ("prompt_us", "pair_ns"):
+            other = msgspec.structs.replace(costs, **{change: getattr(costs, change) * 1.01})
+            columns.append((_prompt_errors(other, times) - errors) / 0.01)
+        (a, b), *_ = np.linalg.lstsq(np.array(columns).T, -errors, rcond=None)
+        costs = msgspec.structs.replace(
+            costs, prompt_us=costs.prompt_us * float(np.exp(np.clip(a, -0.7, 0.7))),
+            pair_ns=costs.pair_ns * float(np.exp(np.clip(b, -0.7, 0.7))),
+        )  # fmt: skip
+    return costs
+
+
+def _prompt_errors(costs: StepCosts, times: dict[str, float]) -> np.ndarray:
+    return np.array([simulated_prompts(costs, case) / ms - 1 for case, ms in times.items()])
+
+
+def simulated_prompts(costs: StepCosts, case: str) -> float:
+    """Milliseconds of T3."""
+    count, length = map(int, case.split("x"))
+    lines = [Line(1, prompt_tokens=length, stream=False) for _ in range(count)]
+    costs = msgspec.structs.replace(costs, num_blocks=min(costs.num_blocks, 2 + count * (length // 16 + 2)))
+    return 1e3 * simulate([request_of(line, i) for i, line in enumerate(lines)], costs, together=True).seconds
 
 
 def requests(given: list[workloads.Request]) -> list[EngineRequest]:
-    return [request_of(Line(out, prompt=ids), number) for number, (ids, out) in enumerate(given)]
-
-
-def compared(results: dict[str, Any], costs: StepCosts) -> list[tuple[str, float, float, str]]:
-    """(test, measured, simulated, unit) of what both are known of."""
-    found = []
-    for name, make in (("T1", workloads.t1), ("T1b", workloads.t1b)):
-        if rates := values(results, name, costs.model, "output_tok_s"):
-            rate = simulate(requests(make()), costs).output_tokens_per_second
-            found.append((name, statistics.median(rates.values()), rate, "tok/s"))
-    if seconds := values(results, "T4", costs.model, "seconds"):
-        found.append(
-            ("T4", statistics.median(seconds.values()), simulate(requests(workloads.t4()), costs).seconds, "s")
-        )
-    return found
+    return [request_of(Line(out, prompt=ids, stream=False), number) for number, (ids, out) in enumerate(given)]
 
 
 if __name__ == "__main__":

@@ -27,14 +27,16 @@ def run(arguments: Sequence[str]) -> int:
     from quire.simulation.trace import read_trace
 
     costs = load_costs(config.costs)
+    costs = costs.shared_by(config.tp or costs.tensor_parallel_size)
     replicas = config.num_replicas(costs.tensor_parallel_size)
     wanted = {"max_num_seqs": config.max_num_seqs, "max_num_batched_tokens": config.max_num_batched_tokens}
     wanted["num_blocks"] = config.kv_cache_blocks
     costs = msgspec.structs.replace(costs, **{name: value for name, value in wanted.items() if value is not None})
     requests = [
-        msgspec.structs.replace(request, arrival=request.arrival / config.speed) for request in read_trace(config.trace)
+        msgspec.structs.replace(request, arrival=request.arrival / config.speed)
+        for request in read_trace(config.trace, offline=config.offline)
     ]
-    found: Prediction = simulate(requests, costs, replicas, config.policy)
+    found: Prediction = simulate(requests, costs, replicas, config.policy, together=config.offline)
     if config.json:
         print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
         return 0

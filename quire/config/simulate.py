@@ -20,7 +20,8 @@ class SimulateConfig(Options):
     gpus: int = 1
     """GPUs in all."""
     tp: int | None = None
-    """GPUs of a replica; None: what the costs were measured with."""
+    """GPUs of a replica; None: what the costs were measured with. Others than one are reckoned from one's costs, and
+    from what sums over ranks were measured to take."""
     replicas: int | None = None
     """Copies of the model; None: as many as the GPUs hold."""
     policy: Literal["prefix", "round_robin"] = "prefix"
@@ -33,6 +34,8 @@ class SimulateConfig(Options):
     """Tokens of a step; None: as measured."""
     kv_cache_blocks: int | None = None
     """Blocks of a replica's KV cache; None: as measured."""
+    offline: bool = False
+    """As `LLM.generate`: nobody reads along, and nothing begins before all requests are handed over."""
     json: bool = False
     """Print JSON."""
 
@@ -47,13 +50,10 @@ class SimulateConfig(Options):
             raise ConfigError(f"speed must be > 0, got {self.speed}", "speed")
 
     def num_replicas(self, ranks: int) -> int:
-        """ranks: that the costs are of. Raises ConfigError for numbers that do not go together."""
-        tp = ranks if self.tp is None else self.tp
-        if tp != ranks:
-            raise ConfigError(f"tp={tp}: the costs are of tp={ranks}; others must be measured first (see costs)", "tp")
-        replicas = self.gpus // tp if self.replicas is None else self.replicas
-        if not replicas or replicas * tp > self.gpus:
+        """ranks: of a replica. Raises ConfigError for numbers that do not go together."""
+        replicas = self.gpus // ranks if self.replicas is None else self.replicas
+        if not replicas or replicas * ranks > self.gpus:
             raise ConfigError(
-                f"replicas={replicas} of tp={tp} need {max(1, replicas) * tp} GPUs; gpus={self.gpus}", "gpus"
+                f"replicas={replicas} of tp={ranks} need {max(1, replicas) * ranks} GPUs; gpus={self.gpus}", "gpus"
             )
         return replicas

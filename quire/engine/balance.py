@@ -22,11 +22,12 @@ from quire.types.kv import capacity
 from quire.types.output import EngineStats, QueueStats
 from quire.types.request import BACKGROUND, EngineRequest
 
-CHUNK = 32  # tokens whose prefix is told from another
+CHUNK, MOST_CHUNKS = 32, 1024  # tokens whose prefix is told from another, and how often in a prompt
 MAX_CHUNKS_KEPT = 1 << 17
 ANSWER_TOKENS = 64  # that an answer being written weighs: it slows every step a little
 USUAL_SPEED = 8192.0  # prompt tokens a second, until a core has measured its own
 _INT32 = 4  # bytes
+_ENDS = range(CHUNK * _INT32, MOST_CHUNKS * CHUNK * _INT32 + 1, CHUNK * _INT32)
 
 
 @dataclass(slots=True)
@@ -106,7 +107,7 @@ class Balancer:
 
     def _hashes(self, request: EngineRequest) -> list[int]:
         adapter = None if request.lora is None else request.lora.key
-        return chain(request.token_ids.tobytes(), CHUNK * _INT32, (adapter, request.cache_salt))
+        return chain(request.token_ids.tobytes(), _ENDS, (adapter, request.cache_salt))
 
     def _count(self, request: EngineRequest, core: int, tokens: int) -> None:
         sent = self._sent[request.id] = Sent(core, tokens, request.priority == BACKGROUND)

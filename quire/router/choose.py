@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from quire.config.route import RouteConfig
 from quire.router.backend import Backend
-from quire.router.prompt import BYTES_A_TOKEN, CHUNK, Wish
+from quire.router.prompt import BYTES_A_TOKEN, ENDS, Wish
 from quire.scheduling.affinity import Affinity
 
 ANSWER_TOKENS = 64  # that a request under way weighs, in prompt tokens
@@ -49,7 +49,8 @@ class Chooser:
 
         def cost(place: int) -> tuple[float, int]:
             backend = able[place]
-            new = max(0, wish.num_bytes - cached.get(backend.url, 0) * CHUNK) / BYTES_A_TOKEN
+            depth = cached.get(backend.url, 0)
+            new = max(0, wish.num_bytes - (ENDS[depth - 1] if depth else 0)) / BYTES_A_TOKEN
             return ANSWER_TOKENS * backend.load + (new if cached else 0), (place - turn) % len(able)
 
         return able[min(range(len(able)), key=cost)]

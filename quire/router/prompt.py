@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from quire.scheduling.affinity import chain
 
-CHUNK = 128  # bytes whose prefix is told from another: about 32 tokens
+# Where the beginnings of a prompt end that are told from each other, in bytes: pieces of 128 (about 32 tokens) at
+# first, and longer ones the more is before them, so that the longest prompt is a hundred hashes.
+ENDS = (*range(128, 4096, 128), *range(4096, 16384, 512), *range(16384, 65536, 2048), *range(65536, 262145, 8192))
 BYTES_A_TOKEN = 4
 _MODEL = re.compile(rb'"model"\s*:\s*"((?:[^"\\]|\\.)*)"')
 _PREVIOUS = re.compile(rb'"previous_response_id"\s*:\s*"([^"\\]+)"')
@@ -45,7 +47,7 @@ def read_wish(path: str, body: bytes, *, hashes: bool = True) -> Wish:
     previous = _PREVIOUS.search(body) if path == "/v1/responses" else None
     return Wish(
         model,
-        tuple(chain(memoryview(body)[start:], CHUNK, model)) if hashes else (),
+        tuple(chain(memoryview(body)[start:], ENDS, model)) if hashes else (),
         len(body) - start,
         previous[1].decode() if previous else None,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections import deque
 from dataclasses import dataclass, field
@@ -16,12 +17,14 @@ _KEPT = 1024  # idle connections to a server
 _WATCH = (
     (socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 3), (socket.TCP_USER_TIMEOUT, 5000),
 )  # fmt: skip
+_UNREACHABLE = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
 
 
 class UpstreamError(Exception):
     """The server is not there, or has gone before its answer was complete.
 
-    was_kept: it closed a connection that was kept open, which says nothing of it. is_refusal: it takes none.
+    was_kept: it closed a connection that was kept open, which says nothing of it. is_refusal: it takes none, or its
+    machine is gone.
     """
 
     def __init__(self, message: str, *, was_kept: bool = False, is_refusal: bool = False) -> None:
@@ -43,7 +46,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._num_exchanges = 0
-        self._lost = False
+        self._lost = self._is_unreachable = False
         self._reset()
 
     def _reset(self) -> None:
@@ -70,8 +73,9 @@ class Connection(asyncio.Protocol):
             self.close()
         self._wake()
 
-    def connection_lost(self, _error: Exception | None) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
         self._lost = True
+        self._is_unreachable = isinstance(error, OSError) and error.errno in _UNREACHABLE
         if self._has_head and not self._has_length:
             self._is_complete = True  # its end is the answer's
         self._wake()
@@ -124,10 +128,10 @@ class Connection(asyncio.Protocol):
         was_kept, self._num_exchanges = self._num_exchanges > 0, self._num_exchanges + 1
         assert self._transport is not None
         if not self._lost:
-            self._transport.write(request)
-            if body:
-                self._transport.write(body)
+            self._transport.writelines((request, body) if body else (request,))  # one call of the kernel
         while not (self._chunks or self._is_complete):
+            if self._is_unreachable:
+                raise UpstreamError("its machine does not answer", is_refusal=True)
             if self._lost:
                 raise UpstreamError("it closed the connection", was_kept=was_kept and not self._has_head)
             await self._news()

@@ -7,23 +7,25 @@ is compared, so a guess may be wrong, and a wrong one costs a prompt that is com
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 P = TypeVar("P", bound=Hashable)
-MAX_CHUNKS = 1024  # of a text that are looked at
 
 
-def chain(text: bytes | memoryview, size: int, seed: Hashable = None) -> list[int]:
-    """The hashes of the beginnings of `text` that are 1, 2, … chunks of `size` bytes long; what is left over has none.
+def chain(text: bytes | memoryview, ends: Iterable[int], seed: Hashable = None) -> list[int]:
+    """The hashes of the beginnings of `text` that end where `ends` says, in bytes, rising; what is left over has none.
 
     seed: texts of different ones have nothing in common. The hashes mean nothing to another process.
     """
     found, before = [], hash(seed)
-    view = memoryview(text).cast("B")
-    for end in range(size, min(len(view), MAX_CHUNKS * size) + 1, size):
-        before = hash((before, bytes(view[end - size : end])))
+    view, start = memoryview(text).cast("B"), 0
+    for end in ends:
+        if end > len(view):
+            break
+        before = hash((before, bytes(view[start:end])))
         found.append(before)
+        start = end
     return found
 
 
@@ -40,28 +42,34 @@ class Affinity(Generic[P]):
     def find(self, hashes: Sequence[int]) -> dict[P, int]:
         """The places that have some of this text, and how many chunks of it."""
         found: dict[P, int] = {}
-        there: frozenset[P] | None = None
-        for depth, key in enumerate(hashes, 1):
+        there: frozenset[P] = frozenset()
+        depth = 0
+        for key in hashes:
             places = self._places.get(key)
             if places is None:
                 break
-            there = places if there is None else there & places
-            if not there:
-                break
-            found.update(dict.fromkeys(there, depth))
+            if places is not there:  # mostly a text's beginnings have all been at the same places, in the same set
+                left = places if not depth else there & places
+                if not left:
+                    break
+                found.update(dict.fromkeys(there - left, depth))
+                there = left
+            depth += 1
+        found.update(dict.fromkeys(there, depth))
         return found
 
     def note(self, hashes: Sequence[int], place: P) -> None:
         """`place` computes this text."""
-        one = frozenset((place,))
+        one = before = joined = frozenset((place,))
         for key in reversed(hashes):  # the longest grows old first
             places = self._places.get(key)
             if places is None:
                 self._places[key] = one
-            else:
-                if place not in places:
-                    self._places[key] = places | one
-                self._places.move_to_end(key)
+                continue
+            if place not in places:
+                before, joined = (before, joined) if places is before else (places, places | one)
+                self._places[key] = joined
+            self._places.move_to_end(key)
         while len(self._places) > self._capacity:
             self._places.popitem(last=False)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from quire.engine.core import LONGEST_HOLD, MARGIN_SHARE, PLAN_MARGIN
 from quire.scheduling.scheduler import Scheduler
 from quire.simulation.costs import StepCosts
 from quire.types.kv import KVGroupSpec
@@ -17,8 +18,6 @@ from quire.types.request import EngineRequest
 from quire.types.result import StepResult
 
 _TOKEN = 1  # that every row samples: nothing ends but by its length
-_MARGIN = 0.001  # seconds before a step ends when the next is planned at the latest
-_LONGEST_HOLD = 0.1  # seconds
 
 
 @dataclass(slots=True)
@@ -40,34 +39,41 @@ class _Step:
 
 
 class SimulatedCore:
-    """Makes the turns of a core: plans while there is room, then waits for the oldest step. overhead: seconds of the
-    host between two steps of a core that runs no step ahead."""
+    """Makes the turns of a core: plans while there is room, then waits for the oldest step."""
 
-    def __init__(self, costs: StepCosts, overhead: float = 0.0) -> None:
+    def __init__(self, costs: StepCosts) -> None:
         self.now = 0.0
         self.times: dict[str, Times] = {}
         self.ended: list[str] = []  # since somebody emptied it
         self.begun: list[str] = []  # likewise
         self.num_steps = 0
         self.busy = 0.0  # seconds of the device
-        self._costs, self._overhead = costs, overhead
-        self._arriving: deque[EngineRequest] = deque()
+        self._costs, self._host = costs, costs.host
+        self._arriving: deque[tuple[float, EngineRequest]] = deque()  # when each is at the core
+        self._front_free = 0.0  # when the front end has handed over what came
         self._in_flight: deque[_Step] = deque()
         self._device_free = 0.0
         self._groups: list[tuple[set[int], int]] = []  # seats whose contexts begin alike, and in how many tokens
         self._last_result = 0.0
+        self._planning_seconds = 0.0  # that the latest plan took, its launch included
         self._lengths = np.zeros(costs.max_num_seqs + 1, np.int64)  # tokens computed, by seat
         spec = KVGroupSpec("full", costs.block_size, 1, 1, 1, 2)
         self._scheduler = Scheduler(
             max_num_seqs=costs.max_num_seqs, max_num_batched_tokens=costs.max_num_batched_tokens,
             max_model_len=costs.max_model_len, num_blocks=costs.num_blocks, groups=[spec], hash_seed=b"simulation",
-            clock=lambda: self.now,
+            clock=lambda: self.now, mixed_sizes=costs.mixed_sizes, prompt_cost=costs.prompt_cost,
         )  # fmt: skip
 
     def add(self, request: EngineRequest) -> None:
         """It arrives at its time, in the order of arrival. Raises InputError, in `run_until`, if it can never run."""
-        self._arriving.append(request)
+        taken = self._host.request_us + len(request.token_ids) * self._host.prompt_token_us
+        self._front_free = max(self._front_free, request.arrival) + taken / 1e6
+        self._arriving.append((self._front_free, request))
         self.times[request.id] = Times(request.arrival)
+
+    def hold_together(self) -> None:
+        """Nothing begins before all that was added is handed over, as offline."""
+        self._arriving = deque((self._front_free, request) for _, request in self._arriving)
 
     def stats(self) -> EngineStats:
         """As a core reports them."""
@@ -83,7 +89,7 @@ class SimulatedCore:
         """Make turns until the clock is there, or nothing is left to do."""
         while self.now < time and self.has_work:
             if not self._in_flight and not self._scheduler.has_work:
-                arrival = self._arriving[0].arrival
+                arrival = self._arriving[0][0]
                 if arrival >= time:
                     break
                 self.now = max(self.now, arrival)
@@ -91,8 +97,8 @@ class SimulatedCore:
 
     def _turn(self) -> None:
         self._hold()
-        while self._arriving and self._arriving[0].arrival <= self.now:
-            self._scheduler.add(self._arriving.popleft())
+        while self._arriving and self._arriving[0][0] <= self.now:
+            self._scheduler.add(self._arriving.popleft()[1])
         while len(self._in_flight) < self._costs.depth:
             plan = self._scheduler.plan()
             if plan is None:
@@ -102,21 +108,40 @@ class SimulatedCore:
             self._settle(self._in_flight.popleft())
 
     def _hold(self) -> None:
-        """As the core does: who comes while a step runs is in the next one."""
-        if 0 < len(self._in_flight) < self._costs.depth and self._scheduler.can_be_late:
-            until = self._in_flight[-1].ends - _MARGIN
-            self.now = max(self.now, min(until, self.now + _LONGEST_HOLD))
+        """As the core does, which guesses when the steps in flight end: who comes while one runs is in the next."""
+        if not 0 < len(self._in_flight) < self._costs.depth or not self._scheduler.can_be_late:
+            return
+        first = self._in_flight[0].submitted
+        ends = first
+        for step in self._in_flight:
+            ends = max(ends, self._last_result, step.submitted) + self._scheduler.prefill_budget.predict(step.work)
+        pause = ends - self.now - max(PLAN_MARGIN, MARGIN_SHARE * (ends - first)) - self._planning_seconds
+        self.now += max(0.0, min(pause, LONGEST_HOLD))
 
     def _submit(self, plan: StepPlan) -> None:
         for admit in plan.admits:
             self._lengths[admit.seat] = admit.num_computed
         np.add.at(self._lengths, plan.seats, plan.num_tokens)
+        began = self.now
+        submitted = self.now = began + self._planning(plan)
         seconds = self._costs.seconds(plan, self._lengths[plan.seats], self._shared(plan))
-        start = max(self._device_free, self.now + (self._overhead if not self._in_flight else 0.0))
-        self._device_free = start + seconds
+        start = max(self._device_free, submitted)
+        if not self._costs.padded(plan):
+            self.now += self._host.eager_ms / 1e3
+        self._device_free = max(start + seconds, self.now)
         self.busy += seconds
         self.num_steps += 1
-        self._in_flight.append(_Step(plan, self._scheduler.planned_work, self.now, self._device_free))
+        self._in_flight.append(_Step(plan, self._scheduler.planned_work, submitted, self._device_free))
+        self._planning_seconds = self.now - began
+
+    def _planning(self, plan: StepPlan) -> float:
+        """Seconds of the host until the plan is with the worker, the settling of an earlier step included."""
+        host = self._host
+        taken = host.step_us + len(plan.seats) * host.row_us
+        for admit in plan.admits:
+            taken += host.admit_us + admit.num_computed * host.found_token_us
+            taken += max(0, admit.num_prompt - admit.num_computed) * host.admit_token_us
+        return taken / 1e6
 
     def _shared(self, plan: StepPlan) -> int:
         """Tokens of beginnings that decode rows have in common, but for one row of each group."""

@@ -1,24 +1,53 @@
-"""What a step costs on a device, from what was measured there."""
+"""What a step costs on a device, and what the host does beside it, from what was measured there."""
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from quire.foundation.errors import ConfigError
+from quire.types.kv import PromptCost
 from quire.types.plan import StepPlan
 
 FOLDER = Path(__file__).parent / "measured"
+_MAX_CHUNKS = 16  # prompt chunks of a padded step, see worker/mixed_graphs.py
+_EAGER_SIZE = 64  # tokens that larger steps are rounded up to, see worker/batch.py
 
 
-class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
+class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """Microseconds of the CPU. Zeros: it takes no time."""
+
+    request_us: float = 0.0  # a request takes from its caller to the core …
+    prompt_token_us: float = 0.0  # … and each token of its prompt
+    admit_us: float = 0.0  # a plan takes for a request that it begins …
+    admit_token_us: float = 0.0  # … each token of its prompt that is computed …
+    found_token_us: float = 0.0  # … and each that is found in the cache
+    step_us: float = 0.0  # a step is planned and settled in …
+    row_us: float = 0.0  # … and each row of it
+    eager_ms: float = 0.0  # a step that no graph holds is launched in, at least
+
+
+class Sharing(msgspec.Struct, frozen=True, kw_only=True):
+    """What ranks that share the model divide among them, and where they meet."""
+
+    sums: int  # over ranks, in a step
+    token_bytes: int  # of a sum, a token
+    kv_heads: int
+    weight_bytes: int
+    block_bytes: int  # of a block of the KV cache
+    sum_us: list[tuple[int, float]]  # (bytes, microseconds of a sum), rising
+
+
+class StepCosts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Of one model on one kind of device, shared by so many ranks.
 
-    A step multiplies its tokens by the weights, which takes what a batch of so many decode rows takes, or, where it has
-    many prompt tokens, their number times `prompt_us`; whichever is longer. Beside that each decode row reads its
-    context, and each prompt token attends to what is before it.
+    A step multiplies its tokens by the weights. That takes what a decode step of as many rows was measured to take;
+    beyond the largest batch measured, the time to read the weights and the time to multiply, of which the shorter
+    partly hides in the longer. Beside that each decode row reads its context, each prompt token attends to what is
+    before it, and each row that is sampled is multiplied by the head.
     """
 
     device: str
@@ -28,7 +57,7 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
     decode_ms: list[tuple[int, float]]  # (rows, milliseconds of a step), rising; each row has `context` tokens
     context: int
     context_ns: float  # that a row's step takes longer for a token more of context
-    prompt_us: float  # a prompt token
+    prompt_us: float  # a token of a large step, without the head
     pair_ns: float  # a prompt token and one that it attends to
     num_blocks: int
     max_model_len: int
@@ -36,24 +65,108 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 1024
     max_num_batched_tokens: int = 16384
     depth: int = 2
+    overlap: float = 1.5  # reading r and multiplying m take (r^overlap + m^overlap)^(1/overlap): 1 nothing is hidden
+    head_us: float = 0.0  # a row that is sampled
+    experts: tuple[int, int] | None = None  # of a layer, and those that a token goes to
+    shared_ms: float = 0.0  # a step takes longer in which rows share a beginning, read once by a kernel of its own …
+    shared_ns: float = 0.0  # … and a row and a token of its shared beginning
+    sizes: list[int] = []  # rows that decode steps are padded to, rising; none: they are not padded
+    mixed_sizes: list[tuple[int, int]] = []  # see WorkerReport
+    prompt_cost: PromptCost = PromptCost()
+    host: HostCosts = HostCosts()
+    sharing: Sharing | None = None
 
     def seconds(self, plan: StepPlan, lengths: np.ndarray, shared: int = 0) -> float:
         """Of a step; lengths: tokens that each of its rows has in the end [rows]; shared: tokens of context that decode
         rows attend to, but need not read, as another does for them."""
-        rows = plan.num_decodes
+        rows, sampled = plan.num_decodes, int(np.count_nonzero(plan.samples))
         prompts, ends = plan.num_tokens[rows:].astype(np.float64), lengths[rows:].astype(np.float64)
-        far = float(lengths[:rows].sum()) - rows * self.context - shared
-        pairs = float((prompts * (ends - prompts / 2)).sum()) + shared
-        weights = max(self._decode(max(1, rows)), (float(prompts.sum()) + rows) * self.prompt_us / 1e3)
-        return weights / 1e3 + far * self.context_ns / 1e9 + pairs * self.pair_ns / 1e9
+        tokens = self.padded(plan) or rows + int(prompts.sum())
+        pairs = float((prompts * (ends - prompts / 2)).sum())
+        nanoseconds = (float(lengths[:rows].sum()) - shared) * self.context_ns + pairs * self.pair_ns
+        ms = self._weights(tokens) - self.head_us * max(0, tokens - max(1, sampled)) / 1e3
+        if shared:
+            ms += self.shared_ms
+            nanoseconds += shared * self.shared_ns
+        return (ms + self._sums(tokens)) / 1e3 + nanoseconds / 1e9
 
-    def _decode(self, rows: int) -> float:
-        """Milliseconds; beyond the largest batch measured as the last two go on."""
-        known, times = zip(*self.decode_ms, strict=True)
-        if rows <= known[-1] or len(known) == 1:
-            return float(np.interp(rows, known, times))
-        slope = (times[-1] - times[-2]) / (known[-1] - known[-2])
-        return float(times[-1] + slope * (rows - known[-1]))
+    def padded(self, plan: StepPlan) -> int:
+        """Tokens of the graph that holds a step; 0 if none does, where there are graphs."""
+        rows, tokens = plan.num_decodes, int(plan.num_tokens.sum())
+        if tokens == rows:
+            return min((size for size in self.sizes if size >= rows), default=0)
+        if len(plan.num_tokens) - rows > _MAX_CHUNKS:
+            return 0
+        return min((most for decodes, most in self.mixed_sizes if decodes >= rows and most >= tokens), default=0)
+
+    @cached_property
+    def _points(self) -> list[tuple[int, float]]:
+        """`decode_ms` without the contexts, and never falling."""
+        bare = [ms - rows * self.context * self.context_ns / 1e6 for rows, ms in self.decode_ms]
+        return list(zip([rows for rows, _ in self.decode_ms], np.maximum.accumulate(bare).tolist(), strict=True))
+
+    def _weights(self, tokens: int) -> float:
+        """Milliseconds of a step of so many tokens, all of them sampled, without attention."""
+        (most, last), *_ = self._points[::-1]
+        if tokens <= most:
+            known, times = zip(*self._points, strict=True)
+            return float(np.interp(self._hit(tokens), [self._hit(rows) for rows in known], times))
+        tokens = tokens if self._is_padded(tokens) else -(-tokens // _EAGER_SIZE) * _EAGER_SIZE
+        return self._formula(tokens) + last - self._formula(most)
+
+    def _is_padded(self, tokens: int) -> bool:
+        return not self.sizes or tokens in self.sizes or any(tokens == size for _, size in self.mixed_sizes)
+
+    def _formula(self, tokens: int) -> float:
+        reading, multiplying = self._reading(tokens), tokens * self.prompt_us / 1e3
+        power = self.overlap
+        both: float = (reading**power + multiplying**power) ** (1 / power)
+        return both + tokens * self.head_us / 1e3
+
+    def _reading(self, tokens: int) -> float:
+        """Milliseconds in which the weights that so many tokens meet are read: a line through what few rows and the
+        most rows measured took, by the experts they hit."""
+        (fewest, first), (most, last) = self._points[0], self._points[-1]
+        if self.experts is None or most == fewest:
+            return first
+        slope = (last - first) / (self._hit(most) - self._hit(fewest))
+        return first + slope * (self._hit(tokens) - self._hit(fewest))
+
+    def _hit(self, tokens: int) -> float:
+        """Experts that so many tokens hit which choose evenly and each by itself; the tokens, if there are none."""
+        if self.experts is None:
+            return tokens
+        experts, chosen = self.experts
+        return float(experts * (1 - (1 - chosen / experts) ** tokens))
+
+    def _sums(self, tokens: int) -> float:
+        """Milliseconds in which ranks meet; beyond the largest sum measured by its bytes."""
+        if self.sharing is None or self.tensor_parallel_size == 1:
+            return 0.0
+        sizes, times = zip(*self.sharing.sum_us, strict=True)
+        size = tokens * self.sharing.token_bytes
+        each = float(np.interp(size, sizes, times)) * max(1.0, float(size) / sizes[-1])
+        return float(self.sharing.sums * each / 1e3)
+
+    def shared_by(self, ranks: int) -> StepCosts:
+        """Of so many ranks, from these of one: each reads and multiplies its share, and all meet in sums. Raises
+        ConfigError if it is not known where."""
+        if ranks == self.tensor_parallel_size:
+            return self
+        if self.sharing is None or self.tensor_parallel_size != 1:
+            raise ConfigError(
+                f"tp={ranks}: the costs are of tp={self.tensor_parallel_size}, and do not say how ranks would share "
+                "the model: measure with as many (see costs)",
+                "tp",
+            )
+        of_cache = 1 / min(ranks, self.sharing.kv_heads)
+        room = ranks * self.num_blocks * self.sharing.block_bytes + (ranks - 1) * self.sharing.weight_bytes
+        return msgspec.structs.replace(
+            self, tensor_parallel_size=ranks, decode_ms=[(rows, ms / ranks) for rows, ms in self.decode_ms],
+            context_ns=self.context_ns * of_cache, prompt_us=self.prompt_us / ranks, pair_ns=self.pair_ns / ranks,
+            head_us=self.head_us / ranks, shared_ns=self.shared_ns / ranks,
+            num_blocks=int(room / (ranks * self.sharing.block_bytes * of_cache)),
+        )  # fmt: skip
 
 
 def known_costs() -> list[str]:

@@ -56,13 +56,14 @@ def simulate(
     costs: StepCosts,
     replicas: int = 1,
     policy: Policy = "prefix",
-    overhead: float = 0.0,
+    *,
+    together: bool = False,
 ) -> Prediction:
-    """requests: in the order of their arrival. overhead: see SimulatedCore.
+    """requests: in the order of their arrival. together: none begins before all are handed over, as offline.
 
     Raises InputError for a request that can never run.
     """
-    cores = [SimulatedCore(costs, overhead) for _ in range(replicas)]
+    cores = [SimulatedCore(costs) for _ in range(replicas)]
     balancer = Balancer(replicas, _info(costs))
     turns, due = itertools.count(), 0.0
     for request in requests:
@@ -77,6 +78,8 @@ def simulate(
             number = balancer.choose(request, range(replicas))
         cores[number].add(request)
     for core in cores:
+        if together:
+            core.hold_together()
         core.run_until(float("inf"))
     return _prediction(requests, cores)
 

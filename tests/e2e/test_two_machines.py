@@ -59,8 +59,12 @@ class Machines:
         self._processes.append(started)
         return started
 
+    @property
+    def spaces(self) -> list[str]:
+        return [self.here, self.there]
+
     def close(self) -> None:
-        for name in (self.here, self.there):
+        for name in self.spaces:
             asked = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
             for pid in asked.stdout.split():
                 with contextlib.suppress(ProcessLookupError):

@@ -21,7 +21,7 @@ from quire.foundation.errors import ConfigError
 from quire.router.backend import Backend, Breaker, check_url
 from quire.router.choose import Chooser
 from quire.router.discovery import DnsSource, KubernetesSource, read_backends
-from quire.router.prompt import CHUNK, read_wish
+from quire.router.prompt import ENDS, read_wish
 from tests.server.process import ServerProcess, server_process, wait_until
 
 MODEL = "quire-demo"
@@ -278,7 +278,7 @@ def fleet(count: int, **options: Any) -> tuple[Chooser, list[Backend]]:
 
 
 def test_a_prompt_is_found_in_any_api_whatever_stands_before_it() -> None:
-    text = "x" * (4 * CHUNK)
+    text = "x" * ENDS[3]
     one = read_wish("/v1/completions", json.dumps({"model": "m", "seed": 1, "prompt": text}).encode())
     two = read_wish("/v1/completions", json.dumps({"seed": 22, "model": "m", "prompt": text, "n": 3}).encode())
     assert len(one.hashes) == 4
