@@ -214,15 +214,11 @@ class WeightFormat(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What a dimension of a stored tensor counts: outputs or inputs of the matrix, `per` of them in `takes` places.
-
-    is_whole: ranks cannot share them, whatever they are stored by.
-    """
+    """What a dimension of a stored tensor counts: outputs or inputs of the matrix, `per` of them in `takes` places."""
 
     of: Literal["outputs", "inputs"]
     per: int = 1
     takes: int = 1
-    is_whole: bool = False
 
     def count(self, length: int) -> int:
         """Places that `length` of them take."""
@@ -232,12 +228,10 @@ class Axis:
         """Where those from begin to end lie.
 
         Raises:
-            ConfigError: begin is inside a place, or these are not to be cut.
+            ConfigError: begin is inside a place.
         """
         if begin % self.per:
             raise ConfigError(f"{self.of} are stored {self.per} together and cannot be cut at {begin}", "quantization")
-        if begin and self.is_whole:
-            raise ConfigError(f"{self.of} are ordered as a whole and cannot be cut at {begin}", "quantization")
         return slice(begin // self.per * self.takes, self.count(end))
 
 

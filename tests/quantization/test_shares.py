@@ -23,6 +23,12 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32}
 CASES: dict[str, tuple[writers.Writer, dict[str, Any]]] = {
     "gptq": (gptq(4, 32, symmetric=False), gptq_config(4, 32, sym=False)),
     "gptq-3": (gptq(3, 32, symmetric=False), gptq_config(3, 32, sym=False)),
+    "gptq-sorted": (gptq(4, 32, symmetric=False, sort=True), gptq_config(4, 32, sym=False, desc_act=True)),
+    "gptq-3-sorted": (gptq(3, 32, sort=True), gptq_config(3, 32, desc_act=True)),
+    "packed-sorted": (
+        pack_quantized(4, 32, symmetric=False, sort=True),
+        ct_config(4, 32, symmetric=False, actorder="group"),
+    ),
     "gptq-8-whole": (gptq(8, -1), gptq_config(8, -1)),
     "awq": (awq(32), AWQ),
     "packed": (pack_quantized(4, 32, symmetric=False), ct_config(4, 32, symmetric=False)),
@@ -74,7 +80,6 @@ def test_shares_make_the_whole(writer: writers.Writer, config: dict[str, Any], t
     ("role", "columns", "config", "words"),
     [
         ("columns", 96, gptq_config(4, 32), "inputs are stored 32 together and cannot be cut at 48"),
-        ("columns", 128, gptq_config(4, 32, desc_act=True), "inputs are ordered as a whole"),
         ("columns", 96, fp8(weight_block_size=[32, 32]), "inputs are stored 32 together"),
         ("rows", 96, fp8(weight_block_size=[64, 32]), "outputs are stored 64 together and cannot be cut at 32"),
     ],

@@ -132,7 +132,8 @@ def _shared(info: ModelInfo, family: Family) -> dict[str, list[int]]:
     for key in family.shared:
         section, inner = _SECTIONS.get(key, ("", ""))
         older = info.hf_config.get(section)
-        told = older[inner] if isinstance(older, dict) and inner in older else info.hf_config.get(key)
+        told = older.get(inner) if isinstance(older, dict) else None
+        told = info.hf_config.get(key) if told is None else told
         if told is not None:
             found[key] = [read_positive({key: one}, key) for one in (told if isinstance(told, list) else [told])]
         elif key in _AS_HEADS:

@@ -58,11 +58,11 @@ class KimiDelta(Recurrent):
 
     def share_with(self, topology: Topology) -> None:
         heads, dim = self.sizes.heads, self.sizes.head_dim
-        by_head, share = (heads * dim, heads), topology.lines(heads, heads, "heads")
+        by_head, share = (heads * dim, heads), topology.lines(heads, heads, "linear_num_heads")
         self.conv1d.cut(Cut.of([by_head] * 3, topology))
         cut_parameter(self, "dt_bias", Cut.of([by_head], topology))
         self._own = slice(share.begin, share.end)
-        self.sizes = replace(self.sizes, heads=topology.share(heads, "heads"))
+        self.sizes = replace(self.sizes, heads=share.room)
         self.states = (StatePart((self.sizes.heads, dim, dim), torch.float32), self.conv1d.state())
 
     def add(self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None, ctx: StepContext) -> torch.Tensor:

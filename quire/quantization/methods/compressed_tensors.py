@@ -31,6 +31,7 @@ from quire.quantization.methods.gptq import centred, orders
 from quire.quantization.methods.modules import (
     OPTION,
     check_multiples,
+    cut_when_packed,
     is_part,
     names_of,
     of_all,
@@ -230,9 +231,9 @@ def packed_integers(info: MatrixInfo, weights: Arguments) -> Scheme:
     bits, group = weights.bits, weights.group if weights.strategy == "group" else info.columns
     sort = weights.actorder in ("group", "dynamic")
     check_multiples(info, inputs=math.lcm(group, WORD // bits), outputs=1 if weights.symmetric else WORD // bits)
-    groups: Axis | int = Axis("inputs", group, is_whole=sort) if group < info.columns else 1
+    groups: Axis | int = Axis("inputs", group) if group < info.columns else 1
     sources = [
-        Source("weight_packed", (OUTPUTS, Axis("inputs", WORD // bits, is_whole=sort)), (torch.int32,), torch.int32),
+        Source("weight_packed", (OUTPUTS, Axis("inputs", WORD // bits)), (torch.int32,), torch.int32),
         Source("weight_scale", (OUTPUTS, groups), FLOATS, info.dtype),
     ]
     if not weights.symmetric:
@@ -257,7 +258,8 @@ def packed_integers(info: MatrixInfo, weights: Arguments) -> Scheme:
         numbers, zero = centred(numbers, zero, bits)
         return form.packed(numbers, read["weight_scale"], zero, order=order)
 
-    return Scheme(form, tuple(sources), pack)
+    scheme = Scheme(form, tuple(sources), pack)
+    return cut_when_packed(scheme, info) if sort else scheme
 
 
 # -- int8 -------------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from quire.quantization.methods.modules import (
     OPTION,
     check_multiples,
     check_pattern,
+    cut_when_packed,
     is_part,
     names_of,
     of_all,
@@ -141,9 +142,9 @@ def gptq_scheme(info: MatrixInfo, settings: Settings, *, older: bool) -> Scheme:
     """Of a matrix whose modules have qweight, qzeros, scales and g_idx."""
     bits, group, sort = settings.bits, settings.group or info.columns, settings.is_sorted
     check_multiples(info, inputs=group, outputs=WORD // math.gcd(WORD, bits))
-    inputs = Axis("inputs", WORD, bits, is_whole=sort) if WORD % bits else Axis("inputs", WORD // bits, is_whole=sort)
+    inputs = Axis("inputs", WORD, bits) if WORD % bits else Axis("inputs", WORD // bits)
     words = Axis("outputs", WORD, bits) if WORD % bits else Axis("outputs", WORD // bits)
-    groups: Axis | int = Axis("inputs", group, is_whole=sort) if group < info.columns else 1
+    groups: Axis | int = Axis("inputs", group) if group < info.columns else 1
     sources = (
         Source("qweight", (inputs, OUTPUTS), (torch.int32,), torch.int32),
         Source("qzeros", (groups, words), (torch.int32,), torch.int32),
@@ -154,7 +155,8 @@ def gptq_scheme(info: MatrixInfo, settings: Settings, *, older: bool) -> Scheme:
     zero = None if settings.symmetric else torch.int8 if kind == "int8" else torch.uint8
     parts = info.parts if sort else ()
     form = Grouped(kind, group if group < info.columns else 0, scale=torch.float16, zero=zero, sorted_parts=parts)
-    return Scheme(form, sources, _packing(form, settings, info, older=older))
+    scheme = Scheme(form, sources, _packing(form, settings, info, older=older))
+    return cut_when_packed(scheme, info) if sort else scheme
 
 
 def _packing(form: Grouped, settings: Settings, info: MatrixInfo, *, older: bool) -> Pack:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from quire.foundation.errors import ConfigError
 from quire.foundation.json_file import shown
-from quire.quantization.base import MatrixInfo
+from quire.quantization.base import Axis, MatrixInfo, Scheme, Tensors, plain_scheme
 
 Rule = TypeVar("Rule")
 OPTION = "quantization"
@@ -58,6 +59,24 @@ def own_groups(info: MatrixInfo, size: int) -> slice:
             )
     first, last = info.inputs
     return slice(first // size, last // size)
+
+
+def cut_when_packed(scheme: Scheme, info: MatrixInfo) -> Scheme:
+    """Of a matrix whose inputs are ordered as a whole: a rank that has but some of them reads all, and keeps its own in
+    plain numbers, since groups of them have no common size."""
+    first, last = info.inputs
+    pack, form = scheme.pack, scheme.format
+    if (first, last) == (0, info.columns) or pack is None:
+        return scheme
+
+    def plain(read: Tensors) -> Tensors:
+        return {"weight": form.matrix(pack(read), None).dense(info.dtype)[:, first:last]}
+
+    def whole(axis: Axis | int) -> Axis | int:
+        return axis.count(info.columns) if isinstance(axis, Axis) and axis.of == "inputs" else axis
+
+    sources = (replace(source, axes=tuple(map(whole, source.axes))) for source in scheme.sources)
+    return Scheme(plain_scheme(info.dtype).format, tuple(sources), plain)
 
 
 def is_part(module: str, names: Iterable[str]) -> bool:
