@@ -27,7 +27,12 @@ _OWN_ROTARY = {"partial_rotary_factor": 1.0}
 _OWN = {"vocab_size": 0, "max_position_embeddings": 0, "rope_parameters": None}
 _INDEXER = "an indexer chooses which tokens its attention sees (DeepSeek Sparse Attention), which there is not"
 _FIRST_DEBERTA = "it is DeBERTa of the first version, whose layers differ; versions 2 and 3 are (DebertaV2Model)"
+_FIRST_JINA = (
+    "it is Jina Embeddings v3 as it was first released, with adapters among the weights and code of its own; in "
+    "transformers' form (JinaEmbeddingsV3Model, jinaai/jina-embeddings-v3-hf) it is"
+)
 _REFUSED = {
+    "XLMRobertaLoRA": _FIRST_JINA,
     "DeepseekV32ForCausalLM": _INDEXER,
     "GlmMoeDsaForCausalLM": _INDEXER,
     **{
@@ -92,12 +97,7 @@ def family_of(architecture: str) -> Family:
     name = known.get(architecture) or next((known[stem + end] for end in _GENERATING if stem + end in known), None)
     if name is not None:
         return families()[name]
-    if architecture in _REFUSED:
-        raise ConfigError(
-            f"config.json: architectures[0]={architecture!r} is not supported: {_REFUSED[architecture]}",
-            "model",
-            code="architecture",
-        )
+    refuse_known(architecture)
     every = sorted(model_families())
     near = difflib.get_close_matches(architecture, every, n=1)
     hint = f" (the nearest is {near[0]})" if near else ""
@@ -107,6 +107,17 @@ def family_of(architecture: str) -> Family:
         "model",
         code="architecture",
     )
+
+
+def refuse_known(architecture: str, named: str | None = None) -> None:
+    """Raises ConfigError for an architecture of which it is known why it is not supported. named: what it is called, if
+    it is called otherwise."""
+    if architecture in _REFUSED:
+        raise ConfigError(
+            f"config.json: architectures[0]={named or architecture!r} is not supported: {_REFUSED[architecture]}",
+            "model",
+            code="architecture",
+        )
 
 
 def own_family(name: str) -> Any:

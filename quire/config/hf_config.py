@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from quire.config.families import Family, family_of
+from quire.config.families import Family, family_of, refuse_known
 from quire.config.files.mistral_format import PARAMS, config_of
 from quire.config.files.wrappers import is_wrapper, lift, lifted_overrides
 from quire.config.reading import read, read_count, read_positive
@@ -151,6 +151,8 @@ def hf_config(file: Mapping[str, Any], overrides: Mapping[str, Any], name: str =
     if is_wrapper(architecture):
         file, overrides, wrapper = lift(file, architecture), lifted_overrides(overrides), architecture
         architecture = architecture_of(file, name)
+    if file.get("lora_adaptations"):
+        refuse_known("XLMRobertaLoRA", architecture)
     family = family_of(architecture)
     file, overrides = (_renamed(config, family.aliases) for config in (file, overrides))
     given = {**file, **overrides}

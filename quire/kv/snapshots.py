@@ -62,9 +62,13 @@ class Snapshots:
 
     def longest(self, chain: Chain, most: int) -> int:
         """Tokens, up to `most`, behind which there is a copy of a state; 0: none. The chain reaches as far."""
-        for place in range(most // self._alignment * self._alignment, 0, -self._alignment):
-            if self._find(chain, place):
-                return place
+        links, last = self._alignment // self._unit, most // self._alignment
+        first_page = self._pages[0]
+        for number in range(last, 0, -1):  # few places have one, and then all of its pages
+            if self._pool.find((chain[number * links - 1] + first_page,)) and self._find(
+                chain, number * self._alignment
+            ):
+                return number * self._alignment
         return 0
 
     def _find(self, chain: Chain, place: int) -> list[Block]:

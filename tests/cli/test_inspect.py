@@ -18,6 +18,8 @@ from quire.cli import inspect_model
 from quire.cli.main import main
 from quire.config.engine import EngineConfig
 from quire.config.resolve import DEMO_MODEL
+from tests.models import checkpoints as hybrids
+from tests.models.cases import CASES
 
 CONFIG = json.loads((DEMO_MODEL / "config.json").read_text())
 
@@ -69,6 +71,20 @@ def test_models_that_cannot_run(changes: dict[str, Any], words: str, tmp_path: P
     assert words in found.verdict
     assert dict(inspect_model.lines(found))["verdict"] == found.verdict
     assert json.loads(json.dumps(inspect_model.as_json(found)))["runs"] is False
+
+
+def test_a_state_is_told_by_the_request(tmp_path: Path) -> None:
+    """As the engine keeps it: pages of the pool, whatever the length."""
+    made, config = CASES["bamba"]
+    found = report(hybrids.save(hybrids.make(made, **config), tmp_path))
+    assert found.findings is not None
+    (state,) = (group for group in found.findings.groups if group.kind == "state")
+    lines = [text for name, text in inspect_model.of_model(found) if name == "KV cache"]
+    size = state.pages * found.findings.page_bytes / 1024
+    assert f"{size:.2f} KiB a request, and a copy in the prefix cache: state, 2 layers" in lines
+    told = {group["kind"]: group for group in inspect_model.as_json(found)["groups"]}
+    assert told["state"]["bytes_per_request"] == size * 1024
+    assert told["state"]["bytes_per_token"] == 0 < told["full"]["bytes_per_token"]
 
 
 def test_what_does_not_fit(tmp_path: Path) -> None:

@@ -103,7 +103,9 @@ refused by name.
 
 ## Not yet
 
-Attention to tokens that an indexer chooses (DeepSeek-V3.2, GLM-5), and DeBERTa of the first version: refused by name.
+Attention to tokens that an indexer chooses (DeepSeek-V3.2, GLM-5), DeBERTa of the first version, and Jina Embeddings v3
+with its adapters among the weights: refused by name. In transformers' form Jina's takes adapters of peft's: see
+[LoRA](lora.md).
 """
 
 

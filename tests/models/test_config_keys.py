@@ -348,6 +348,12 @@ def test_deberta_of_the_first_version_is_refused_by_name(head: str) -> None:
         hf_config({"architectures": [f"Deberta{head}"]}, {})
 
 
+@pytest.mark.parametrize("name", ["XLMRobertaModel", "XLMRobertaLoRA"])
+def test_adapters_by_task_among_the_weights_are_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"'{name}' is not supported: it is Jina Embeddings v3 as it was first"):
+        hf_config({"architectures": [name], "lora_adaptations": ["retrieval.query"]}, {})
+
+
 @pytest.mark.parametrize(("length", "list_of"), [(32, "short_factor"), (33, "long_factor")])
 def test_the_longest_request_says_which_of_longropes_lists(length: int, list_of: str) -> None:
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 3.0], "long_factor": [5.0, 7.0],

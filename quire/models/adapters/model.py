@@ -26,6 +26,7 @@ from quire.layers.low_rank import (
 from quire.models.adapters import pack
 from quire.models.adapters.tensors import BASE, Pair, Tensors, experts_pairs, pair_of, raise_if_any, read_tensors
 from quire.models.base import DecoderStack, Model
+from quire.models.pooling import PoolingModel
 
 Host = HostFactors | ExpertFactors
 HostAdapter = Mapping[int, Host]
@@ -43,6 +44,7 @@ class _Place(NamedTuple):
     layer: int
     parts: tuple[int, ...] = (0,)
     expert: int = -1
+    is_apart: bool = False  # one part, of what files have as one
 
 
 def _is_read(model: Model) -> bool:
@@ -104,6 +106,9 @@ class AdaptedModel:
         number = self._add(linear, linear.low_rank)
         for name in filter(self._is_wanted, dict.fromkeys(names)):
             self._places[name] = _Place(number, tuple(i for i, other in enumerate(names) if other == name))
+        if len(linear.parts) > 1 and len(set(names)) == 1:  # transformers may have taken apart what files have as one
+            for i, part in enumerate(linear.parts):
+                self._places.setdefault(f"{names[0].rpartition('.')[0]}.{part}", _Place(number, (i,), is_apart=True))
 
     def _attach_experts(self, experts: Experts) -> None:
         parts = [part for one in experts.pair for part in one.parts]
@@ -179,8 +184,10 @@ class AdaptedModel:
         module = module.removesuffix(f".{BASE}")  # around parameters that are adapted one after the other
         if module in self._places:
             return module
-        name = (self._model.known_name(f"{module}.weight") or "").removesuffix(".weight")
-        return name if name in self._places else None
+        tensor = f"{module}.weight"  # as older files call it, or transformers and we do
+        path = f"trunk.{tensor}" if isinstance(self._model, PoolingModel) else tensor
+        names = (self._model.known_name(tensor) or "", self._model.checkpoint_name(path))
+        return next((name for one in names if (name := one.removesuffix(".weight")) in self._places), None)
 
     def _strangers(self, config: PeftConfig, known: Mapping[str, str | None], elsewhere: set[str]) -> Iterator[str]:
         """What the file or its config names and the model does not have. elsewhere: modules of other stages."""
@@ -212,7 +219,8 @@ class AdaptedModel:
         if config.targets is None:
             return
         for name in self._places.keys() - known:
-            if not isinstance(self._module(name), Experts) and config.selects(name):
+            is_module = not (self._places[name].is_apart or isinstance(self._module(name), Experts))
+            if is_module and config.selects(name):
                 yield f"{name} lacks lora_A and lora_B"
 
     def _module(self, name: str) -> nn.Module:
@@ -244,6 +252,9 @@ class AdaptedModel:
             shape = layer.weight.shape
             outputs, inputs = shape if isinstance(low_rank, LowRank) else shape[::-1]
             yield (-1, 0), pair_of(config, module, tensors, outputs, inputs)
+        elif place.is_apart:
+            (part,) = place.parts
+            yield (-1, part), pair_of(config, module, tensors, [*layer.parts.values()][part], layer.in_features)
         else:
             stored = layer.stored_parts
             pair = pair_of(config, module, tensors, stored[place.parts[0]].rows, layer.in_features)

@@ -23,6 +23,7 @@ router = APIRouter()
 async def embeddings(request: Request) -> Response:
     body = await read_body(request, EmbeddingBody)
     job = pooling_job.start(request, body, "embd", task=EMBED, dimensions=body.dimensions)
+    pooling_job.choose_purpose(job, body)
     return await _answer(request, job, body, "embedding", "embedding")
 
 

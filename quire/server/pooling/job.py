@@ -13,8 +13,9 @@ from typing import Any
 from fastapi import Request
 
 from quire.foundation.errors import InputError
+from quire.foundation.shown import clipped
 from quire.frontend.pooling import requests as pooling
-from quire.frontend.pooling.requests import PoolingPrompt, RefusedError
+from quire.frontend.pooling.requests import PoolingPrompt, RefusedError, pooler_of
 from quire.frontend.templates.chat import Message
 from quire.frontend.tokenization.truncation import Truncation
 from quire.server.generate.chat_prompt import render_chat
@@ -26,10 +27,10 @@ from quire.server.http.errors import ApiError
 from quire.server.http.long_body import Prepared, sent
 from quire.server.http.rank import rank_of
 from quire.server.http.trail import trail_of
-from quire.server.pooling.protocol import InputBody, PoolingBase
+from quire.server.pooling.protocol import EmbeddingBody, InputBody, PoolBody, PoolingBase
 from quire.server.service import Service
 from quire.types.output import ABORTED
-from quire.types.pooling import PoolingOutput, PoolingParams, PoolingRequestOutput
+from quire.types.pooling import EMBED, PoolingOutput, PoolingParams, PoolingRequestOutput
 from quire.types.request import BACKGROUND, TokenIds
 
 MAX_INPUTS = 2048  # of one request
@@ -53,6 +54,7 @@ class PoolingJob:
     field: str = "input"  # where the client put its texts
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
     num_prompt_tokens: int = 0
+    adapter: str = ""  # that vectors of this kind are made with; "": the model's, if it is one
 
     async def run(self, prompts: Sequence[PoolingPrompt]) -> list[Output]:
         """The outputs in the order of the prompts. Being cancelled aborts them.
@@ -60,7 +62,7 @@ class PoolingJob:
         Raises InputError if a prompt cannot run, ApiError if the engine gave up on one.
         """
         engine, metrics, progress = self.service.running(), self.service.metrics, self.service.progress
-        info, adapter = engine.info, await engine.adapter_of(self.service.adapter_of(self.model))
+        info, adapter = engine.info, await engine.adapter_of(self.service.adapter_of(self.adapter or self.model))
         with field_names({"prompt": self.field}):
             requests = []
             for i, prompt in enumerate(prompts):
@@ -143,6 +145,29 @@ def start(
     )
 
 
+def choose_purpose(job: PoolingJob, body: EmbeddingBody) -> None:
+    """What vectors are for, as Jina's embedders and others know it: the name of an adapter, of words before a text, or
+    of both. Raises InputError for one that the model does not know."""
+    name, service = body.task, job.service
+    if name is None or name == EMBED:
+        return
+    pooler = pooler_of(service.running().info)
+    prompts, adapter = dict(pooler.prompts), service.adapter_of(name)
+    if adapter is None and name not in prompts:
+        known = ", ".join(sorted({EMBED, *prompts, *service.all_names} - {*service.names}))
+        raise InputError(
+            f"task={clipped(name, 128)!r}: there is neither an adapter nor a prompt of that name; there are: {known}",
+            "task",
+        )
+    if prompts.get(name) and not pooler.include_prompt:
+        raise InputError(
+            f"task={name!r} is not supported: this model's vectors leave the words before a text out", "task"
+        )
+    if adapter is not None and job.model not in (*service.names, name):
+        raise InputError(f"task={name!r} and model={job.model!r} are two adapters", "task")
+    job.adapter = name if adapter is not None else ""
+
+
 # -- what stands in a body ---------------------------------------------------------------------------------------
 
 
@@ -160,12 +185,20 @@ async def prompts_of(request: Request, body: InputBody) -> list[PoolingPrompt]:
         for chat in chats:
             given.append(await render_chat(service, body, body.chat_template_kwargs, messages=chat))
             await asyncio.sleep(0)  # each may take its time
-    texts = [item for item in given if isinstance(item, str)]
+    words = _words_before(service, body) if chats is None else ""
+    texts = [words + item for item in given if isinstance(item, str)]
     special = chats is None if body.add_special_tokens is None else body.add_special_tokens
     field = "input" if body.messages is None else "messages"
     encoded = iter(await encode(service, texts, cut, field, add_special_tokens=special) if texts else ())
     ids = [next(encoded) if isinstance(item, str) else cut.cut(item) for item in given]
     return [PoolingPrompt(one, None, body.cache_salt) for one in ids]
+
+
+def _words_before(service: Service, body: InputBody) -> str:
+    """What texts begin with that are for a purpose."""
+    if not isinstance(body, EmbeddingBody) or isinstance(body, PoolBody) or body.task is None:
+        return ""
+    return dict(pooler_of(service.running().info).prompts).get(body.task, "")
 
 
 def given(body: InputBody) -> Sequence[Any]:

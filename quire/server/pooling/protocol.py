@@ -61,11 +61,10 @@ class EmbeddingBody(InputBody):
     embed_dtype: EmbedDtype = "float32"
     endianness: Endianness = "native"
     dimensions: int | None = Field(None, ge=1, lt=INT64)
+    task: str | None = None  # what the vectors are for, as Jina's embedders know it; of /pooling, what is made
 
 
 class PoolBody(EmbeddingBody):
-    task: str | None = None
-
     @model_validator(mode="after")
     def _check_pool(self) -> PoolBody:
         if self.dimensions is not None:
