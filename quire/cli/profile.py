@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ class ProfileConfig:
 
 
 def run(arguments: Sequence[str]) -> int:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # before torch comes: its profiler talks about itself otherwise
     values = options.parse(
         "profile",
         "Where the time of a step goes, by layer and by operation, beside its floor. Layers run one by one "
