@@ -255,7 +255,7 @@ class Experts(nn.Module):
     def targets_in(self, stored: Shapes) -> Iterator[Target]:
         """Of every tensor that a checkpoint has for them, be it one an expert or one for all."""
         if self.has_bias:
-            yield from self._bias_targets()
+            yield from self._bias_targets(stored)
         are_turned = self._are_turned(stored)
         for one, kept, whole in zip(self._pair, self._kept, (self.names.all_gate_up, self.names.all_down), strict=True):
             together = f"{self.name}.{whole}"
@@ -307,15 +307,22 @@ class Experts(nn.Module):
                     part, shape = (part[0], *columns, lines), (self.experts, one.in_features, one.out_features)
                 yield Target(name, shape, into, source.dtypes, part, at, turned)
 
-    def _bias_targets(self) -> Iterator[Target]:
+    def _bias_targets(self, stored: Shapes) -> Iterator[Target]:
+        """Gates' and ups' may be tensors of their own, called as their matrices."""
         names = (self.names.gate_up_bias, self.names.down_bias)
         for one, bias, name in zip(self._pair, self._biases, names, strict=True):
+            whole = f"{self.name}.{name}"
             dealt = self.names.interleaved and len(one.parts) == 2
-            for lines, place in _turns(one) if dealt else _runs(one, dealt=False):
-                shape = (self.experts, one.out_features)
+            runs = _turns(one) if dealt else _runs(one, dealt=False)
+            found = [(whole, one.out_features, lines, place) for lines, place in runs]
+            singles = [f"{self.name}.{part}_bias" for part in one.parts]
+            if singles[0] in stored:
+                apart = zip(singles, one.parts.values(), _apart(one), strict=True)
+                found = [(single, rows, lines, place) for single, rows, (lines, place) in apart]
+            for stored_as, rows, lines, place in found:
                 for slot, expert in enumerate(self.own):
                     part, at = (slice(expert, expert + 1), lines), (slice(slot, slot + 1), place)
-                    yield Target(f"{self.name}.{name}", shape, bias, part=part, at=at)
+                    yield Target(stored_as, (self.experts, rows), bias, part=part, at=at)
 
 
 def _runs(one: Linear, *, dealt: bool) -> Iterator[tuple[slice, slice]]:
@@ -330,6 +337,14 @@ def _runs(one: Linear, *, dealt: bool) -> Iterator[tuple[slice, slice]]:
     for rows, share in parts:
         yield slice(first + share.begin, first + share.end), slice(place, place + share.end - share.begin)
         first, place = first + rows, place + share.room
+
+
+def _apart(one: Linear) -> Iterator[tuple[slice, slice]]:
+    """The same of parts that are stored by themselves."""
+    place = 0
+    for share in one.shares:
+        yield slice(share.begin, share.end), slice(place, place + share.end - share.begin)
+        place += share.room
 
 
 def _turns(one: Linear) -> Iterator[tuple[slice, slice]]:
