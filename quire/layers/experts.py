@@ -19,7 +19,7 @@ from quire.distributed.group import Group
 from quire.distributed.topology import ALONE, Topology
 from quire.kernels.across_ranks import reduce_add
 from quire.kernels.elementwise.norm import rms_norm
-from quire.kernels.moe.experts import add_each, norms_inside
+from quire.kernels.moe.experts import add_each_with, norms_inside
 from quire.kernels.moe.gate import sigmoid_gate
 from quire.kernels.moe.inside import Gate as Gate  # for families
 from quire.kernels.moe.inside import Inside
@@ -240,15 +240,16 @@ class Experts(nn.Module):
             return self.matrices.add(x, routes, residual, norm, self.inside)
         x = x if norm is None else rms_norm(x, *norm)
         gate_up, down = (partial(self.dense, number, dtype=x.dtype) for number in range(2))
-        own, low_rank = self.own, self.low_rank
+        low_rank = self.low_rank
+        own = None if self.spread is None else torch.tensor(self.own, device=x.device)
 
-        def first(slot: int, tokens: torch.Tensor, y: torch.Tensor, x: torch.Tensor) -> None:
-            low_rank.add_gate_up(own[slot], tokens, y, x)
+        def first(slots: torch.Tensor, tokens: torch.Tensor, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            return low_rank.add_gate_up(slots.long() if own is None else own[slots], tokens, y, x)
 
-        def second(slot: int, tokens: torch.Tensor, y: torch.Tensor, x: torch.Tensor) -> None:
-            low_rank.add_down(own[slot], tokens, y, x)
+        def second(slots: torch.Tensor, tokens: torch.Tensor, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            return low_rank.add_down(slots.long() if own is None else own[slots], tokens, y, x)
 
-        return add_each(x, routes, gate_up, down, residual, self.inside, (first, second))
+        return add_each_with(x, routes, gate_up, down, residual, self.inside, (first, second))
 
     # -- loading ------------------------------------------------------------------------------------------------
 

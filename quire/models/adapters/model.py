@@ -119,7 +119,7 @@ class AdaptedModel:
         parts = [part for one in experts.pair for part in one.parts]
         if not any(map(self._is_wanted, [experts.name, *(f"{experts.name}.0.{part}" for part in parts)])):
             return
-        experts.low_rank = LowRankExperts(self._device, self.active)
+        experts.low_rank = LowRankExperts(experts.experts, self._device, self.active)
         number = self._add(experts, experts.low_rank)
         self._places[experts.name] = _Place(number)
         for expert in range(experts.experts):
