@@ -27,25 +27,38 @@ _DEEPSEEK = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+",
 )  # fmt: skip
+_CJK = "[一-龥ࠀ-一가-퟿]+"
+_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")
+# Letters that have a case, without modern Georgian and those of mathematics, which DeepSeek's own list lacks.
+_CASED = r"[\p{Lu}\p{Ll}\p{Lt}&&[^\x{10D0}-\x{10FF}\x{1D400}-\x{1D7FF}]]"
+_DEEPSEEK_LLM = (
+    r"[\r\n]", rf"\s?{_CASED}+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", _CJK, r"\p{N}+",
+)  # fmt: skip
+_ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SEED = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 # Patterns that split a text one after the other, by the names that files give their conventions.
 SPLITS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("default", "gpt-2", "phi-2", "olmo", "jais", "trillion", "granite-docling"), (_GPT2,)),
+    **dict.fromkeys(("default", "gpt-2", "phi-2", "olmo", "jais", "trillion", "granite-docling", "exaone4"), (_GPT2,)),
     **dict.fromkeys(
         ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "smaug-bpe", "chatglm-bpe",
          "glm4", "dbrx", "lfm2"),
         (ranks.THREE_DIGITS,),
     ),
     **dict.fromkeys(
-        ("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan", "kormo", "grok-2"), (ranks.ONE_DIGIT,)
+        ("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan", "kormo", "grok-2", "solar-open"),
+        (ranks.ONE_DIGIT,),
     ),
     **dict.fromkeys(
         ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum"),
         (_DIGITS_APART, _GPT2),
     ),
-    "deepseek-v3": _DEEPSEEK,
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), _DEEPSEEK),
+    "deepseek-llm": _DEEPSEEK_LLM,
+    "deepseek-coder": _DEEPSEEK_CODER,
+    "kimi-k2": (ranks.KIMI,),
+    "seed-coder": (_SEED,),
     "tekken": (ranks.UPPER_LOWER_ONE_DIGIT,),
-    "gpt-4o": (ranks.UPPER_LOWER_THREE_DIGITS,),
-    "llama4": (ranks.UPPER_LOWER_THREE_DIGITS,),
+    **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), (ranks.UPPER_LOWER_THREE_DIGITS,)),
 }  # fmt: skip
 _WHOLE_TOKENS_FIRST = (
     "llama-bpe",

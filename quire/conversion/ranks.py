@@ -24,7 +24,7 @@ _WORDS = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+"
 _UPPER, _LOWER = (rf"[{kinds}\p{{Lm}}\p{{Lo}}\p{{M}}&&[^\p{{Han}}]]" for kinds in (r"\p{Lu}\p{Lt}", r"\p{Ll}"))
 ONE_DIGIT = rf"{_WORDS}|\p{{N}}|{_REST}"
 THREE_DIGITS = rf"{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
-_KIMI = (
+KIMI = (
     rf"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTION}?|"
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTION}?|\p{{N}}{{1,3}}|{_REST}"
 )
@@ -61,7 +61,7 @@ CONVENTIONS = {
     "QWenTokenizer": Convention(
         ONE_DIGIT, ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *_EXTRA), eos="<|endoftext|>"
     ),
-    "TikTokenTokenizer": Convention(_KIMI, reserved=258),
+    "TikTokenTokenizer": Convention(KIMI, reserved=258),
     "ChatGLM4Tokenizer": Convention(THREE_DIGITS),
     "llama": Convention(THREE_DIGITS, _LLAMA_3, bos="<|begin_of_text|>", eos="<|end_of_text|>"),
 }

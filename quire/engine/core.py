@@ -175,7 +175,9 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether there is something to do; requests that wait for their grammar alone are nothing to do."""
-        return bool(self._in_flight or self._untold or self._scheduler.has_work or self._can_try)
+        return bool(
+            self._in_flight or self._untold or self._scheduler.has_work or self._can_try or self._adapters.is_awaited
+        )
 
     @property
     def _can_try(self) -> bool:
@@ -205,6 +207,7 @@ class EngineCore:
         self._drained_at = time.monotonic()
         messages = inbox.drain()
         replies = [reply for message in messages if (reply := self.handle(message)) is not None]
+        replies += self._take_adapters()
         self._take_grammars()
         if self._can_try:
             return [*replies, self._try_suspect()]
@@ -236,6 +239,10 @@ class EngineCore:
                 return Aborted(ids)
             case UtilityCall(number, "drain", _):
                 self._draining.append(number)
+            case UtilityCall(number, "load_adapter", args) if self._is_computing and not self._adapters.has(
+                Adapter(*args)
+            ):
+                self._adapters.begin(Adapter(*args), number)
             case UtilityCall(number, method, args):
                 return self._call(number, method, args)
             case StopCore():
@@ -258,26 +265,56 @@ class EngineCore:
         elif limit is not None and not again and self._is_queue_full(limit):
             self._refuse(request.id, QUEUE_FULL, f"the queue is full: max_num_queued_reqs is {limit}")
         else:
-            try:
-                if request.lora is not None:
-                    self._adapters.load(request.lora)
-                self._scheduler.add(request)
-            except InputError as error:
-                self._refuse(request.id, INVALID_REQUEST, error.message, error.param)
-                return
-            except ConfigError as error:  # of the adapter
-                self._refuse(request.id, INVALID_REQUEST, str(error), "lora_request")
-                return
-            if request.constraint is not None and request.constraint.grammar is not None:
-                self._grammars.ask(request.id, request.constraint.grammar)
+            if request.lora is not None and not self._adapters.has(request.lora) and self._is_computing:
+                self._adapters.begin(request.lora, request)
             else:
-                self._num_new += 1
+                self._queue(request)
+
+    def _queue(self, request: EngineRequest) -> None:
+        try:
+            if request.lora is not None:
+                self._adapters.load(request.lora)
+            self._scheduler.add(request)
+        except InputError as error:
+            self._refuse(request.id, INVALID_REQUEST, error.message, error.param)
+            return
+        except ConfigError as error:  # of the adapter
+            self._refuse(request.id, INVALID_REQUEST, str(error), "lora_request")
+            return
+        if request.constraint is not None and request.constraint.grammar is not None:
+            self._grammars.ask(request.id, request.constraint.grammar)
+        else:
+            self._num_new += 1
+
+    @property
+    def _is_computing(self) -> bool:
+        """Whether somebody would be held up by what takes long."""
+        return bool(self._in_flight or self._scheduler.has_work)
+
+    def _take_adapters(self) -> list[UtilityReply]:
+        """Requests whose adapter has been read join the queue; those for which it cannot be had end. Calls are
+        answered."""
+        replies: list[UtilityReply] = []
+        try:
+            served = self._adapters.take_read(wait=not self._is_computing)
+        except EngineDeadError as error:
+            self._fail(error)
+            return replies
+        for who, problem in served:
+            if isinstance(who, int):
+                replies.append(UtilityReply(who, failure=None if problem is None else Failure.of(problem)))
+            elif problem is None:
+                self._queue(who)
+            else:
+                self._refuse(who.id, INVALID_REQUEST, str(problem), "lora_request")
+        return replies
 
     def abort(self, ids: Sequence[str], reason: str = ABORTED) -> None:
         """End requests and free what they hold; unknown ids are ignored."""
         self._stats_are_old = True
         ended = self._scheduler.abort(ids)
         self._grammars.forget(ids)
+        ended += self._adapters.forget(ids)
         gone = set(ids)
         for request_id in self._waiting_for_trial.keys() & gone:
             del self._waiting_for_trial[request_id]
@@ -305,7 +342,9 @@ class EngineCore:
         """Requests that no plan has looked at yet wait only if there is no seat for them or others wait already."""
         stats = self._scheduler.stats()
         others_wait = stats.num_waiting - self._scheduler.num_compiling > self._num_new
-        return stats.num_waiting >= limit + (0 if others_wait else self.resolved.max_num_seqs - stats.num_running)
+        return stats.num_waiting + self._adapters.num_requests >= limit + (
+            0 if others_wait else self.resolved.max_num_seqs - stats.num_running
+        )
 
     def _take_grammars(self) -> None:
         """Requests whose grammar has come join the queue; those whose grammar is wrong end."""

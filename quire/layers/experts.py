@@ -19,7 +19,7 @@ from quire.distributed.group import Group
 from quire.distributed.topology import ALONE, Topology
 from quire.kernels.across_ranks import reduce_add
 from quire.kernels.elementwise.norm import rms_norm
-from quire.kernels.moe.experts import add_each, norms_inside
+from quire.kernels.moe.experts import add_each_with, norms_inside
 from quire.kernels.moe.gate import sigmoid_gate
 from quire.kernels.moe.inside import Gate as Gate  # for families
 from quire.kernels.moe.inside import Inside
@@ -250,22 +250,23 @@ class Experts(nn.Module):
             return self.matrices.add(x, routes, residual, norm, self.inside)
         x = x if norm is None else rms_norm(x, *norm)
         gate_up, down = (partial(self.dense, number, dtype=x.dtype) for number in range(2))
-        own, low_rank = self.own, self.low_rank
+        low_rank = self.low_rank
+        own = None if self.spread is None else torch.tensor(self.own, device=x.device)
 
-        def first(slot: int, tokens: torch.Tensor, y: torch.Tensor, x: torch.Tensor) -> None:
-            low_rank.add_gate_up(own[slot], tokens, y, x)
+        def first(slots: torch.Tensor, tokens: torch.Tensor, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            return low_rank.add_gate_up(slots.long() if own is None else own[slots], tokens, y, x)
 
-        def second(slot: int, tokens: torch.Tensor, y: torch.Tensor, x: torch.Tensor) -> None:
-            low_rank.add_down(own[slot], tokens, y, x)
+        def second(slots: torch.Tensor, tokens: torch.Tensor, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            return low_rank.add_down(slots.long() if own is None else own[slots], tokens, y, x)
 
-        return add_each(x, routes, gate_up, down, residual, self.inside, (first, second))
+        return add_each_with(x, routes, gate_up, down, residual, self.inside, (first, second))
 
     # -- loading ------------------------------------------------------------------------------------------------
 
     def targets_in(self, stored: Shapes) -> Iterator[Target]:
         """Of every tensor that a checkpoint has for them, be it one an expert or one for all."""
         if self.has_bias:
-            yield from self._bias_targets()
+            yield from self._bias_targets(stored)
         are_turned = self._are_turned(stored)
         for one, kept, whole in zip(self._pair, self._kept, (self.names.all_gate_up, self.names.all_down), strict=True):
             together = f"{self.name}.{whole}"
@@ -317,15 +318,22 @@ class Experts(nn.Module):
                     part, shape = (part[0], *columns, lines), (self.experts, one.in_features, one.out_features)
                 yield Target(name, shape, into, source.dtypes, part, at, turned)
 
-    def _bias_targets(self) -> Iterator[Target]:
+    def _bias_targets(self, stored: Shapes) -> Iterator[Target]:
+        """Gates' and ups' may be tensors of their own, called as their matrices."""
         names = (self.names.gate_up_bias, self.names.down_bias)
         for one, bias, name in zip(self._pair, self._biases, names, strict=True):
+            whole = f"{self.name}.{name}"
             dealt = self.names.interleaved and len(one.parts) == 2
-            for lines, place in _turns(one) if dealt else _runs(one, dealt=False):
-                shape = (self.experts, one.out_features)
+            runs = _turns(one) if dealt else _runs(one, dealt=False)
+            found = [(whole, one.out_features, lines, place) for lines, place in runs]
+            singles = [f"{self.name}.{part}_bias" for part in one.parts]
+            if singles[0] in stored:
+                apart = zip(singles, one.parts.values(), _apart(one), strict=True)
+                found = [(single, rows, lines, place) for single, rows, (lines, place) in apart]
+            for stored_as, rows, lines, place in found:
                 for slot, expert in enumerate(self.own):
                     part, at = (slice(expert, expert + 1), lines), (slice(slot, slot + 1), place)
-                    yield Target(f"{self.name}.{name}", shape, bias, part=part, at=at)
+                    yield Target(stored_as, (self.experts, rows), bias, part=part, at=at)
 
 
 def _runs(one: Linear, *, dealt: bool) -> Iterator[tuple[slice, slice]]:
@@ -340,6 +348,14 @@ def _runs(one: Linear, *, dealt: bool) -> Iterator[tuple[slice, slice]]:
     for rows, share in parts:
         yield slice(first + share.begin, first + share.end), slice(place, place + share.end - share.begin)
         first, place = first + rows, place + share.room
+
+
+def _apart(one: Linear) -> Iterator[tuple[slice, slice]]:
+    """The same of parts that are stored by themselves."""
+    place = 0
+    for share in one.shares:
+        yield slice(share.begin, share.end), slice(place, place + share.end - share.begin)
+        place += share.room
 
 
 def _turns(one: Linear) -> Iterator[tuple[slice, slice]]:

@@ -14,6 +14,7 @@ from itertools import accumulate
 import torch
 
 from quire.kernels.low_rank.factors import RANKS_A_STEP, Factors, blocks_of
+from quire.kernels.low_rank.grouped import GroupedFactors, add_grouped
 from quire.kernels.low_rank.product import add_low_rank, expand
 from quire.kernels.low_rank.rows import AdapterRows, adapter_rows
 
@@ -153,13 +154,20 @@ class ExpertFactors:
         return sum(one.num_bytes() for each in (self.gate_up, self.down) for one in each.values())
 
 
-class LowRankExperts:
-    """Of a mixture's experts. These are few adapters' business, and large: a slot has memory while it has factors. On a
-    GPU such steps run from Python, one expert after the other."""
+_Stack = tuple[torch.Tensor, GroupedFactors]
+"""Which of its factors are an expert's, int64 [experts], -1: none; and these."""
 
-    def __init__(self, device: torch.device, active: ActiveRows) -> None:
-        self._device, self._active = device, active
-        self._slots: dict[int, ExpertFactors] = {}
+
+class LowRankExperts:
+    """Of a mixture's experts. These are few adapters' business, and large: a slot has memory while it has factors. Such
+    steps run from Python; what an adapter adds to all of its experts is one grouped product.
+
+    experts: how many there are.
+    """
+
+    def __init__(self, experts: int, device: torch.device, active: ActiveRows) -> None:
+        self._experts, self._device, self._active = experts, device, active
+        self._slots: dict[int, tuple[_Stack | None, _Stack | None]] = {}  # of gate and up, and of down
 
     @property
     def is_active(self) -> bool:
@@ -169,38 +177,50 @@ class LowRankExperts:
         """As LowRank.put."""
         self._slots.pop(slot, None)
         if host is not None:
-            gate_up, down = ({e: self._there(one) for e, one in each.items()} for each in (host.gate_up, host.down))
-            self._slots[slot] = ExpertFactors(gate_up, down)
+            self._slots[slot] = (self._stacked(host.gate_up, 2), self._stacked(host.down, 1))
 
-    def _there(self, host: HostFactors) -> HostFactors:
-        gains = None if host.gains is None else host.gains.to(self._device)
-        return HostFactors(host.down.to(self._device), host.up.to(self._device), gains)
+    def _stacked(self, each: Mapping[int, HostFactors], parts: int) -> _Stack | None:
+        """Factors of smaller ranks end in zeros."""
+        if not each:
+            return None
+        rank, columns = max(one.rank for one in each.values()), next(iter(each.values())).down.shape[1]
+        down = torch.zeros((len(each), parts, rank, columns), dtype=next(iter(each.values())).down.dtype)
+        up = torch.zeros((len(each), len(next(iter(each.values())).up), rank), dtype=down.dtype)
+        gains = torch.ones(up.shape[:2]) if any(one.gains is not None for one in each.values()) else None
+        numbers = torch.full((self._experts,), -1)
+        for number, (expert, one) in enumerate(each.items()):
+            numbers[expert] = number
+            down[number, :, : one.rank] = one.down.view(parts, one.rank, columns)
+            up[number, :, : one.rank] = one.up
+            if gains is not None and one.gains is not None:
+                gains[number] = one.gains
+        there = None if gains is None else gains.to(self._device)
+        factors = GroupedFactors(down.flatten(1, 2).to(self._device), up.to(self._device), there, parts)
+        return numbers.to(self._device), factors
 
-    def add_gate_up(self, expert: int, tokens: torch.Tensor, y: torch.Tensor, x: torch.Tensor) -> None:
-        """To y = x @ [gate | up].T of one expert, whose rows are these tokens, in place."""
-        self._add({slot: one.gate_up.get(expert) for slot, one in self._slots.items()}, 2, tokens, y, x)
+    def add_gate_up(
+        self, experts: torch.Tensor, tokens: torch.Tensor, y: torch.Tensor, x: torch.Tensor
+    ) -> torch.Tensor:
+        """To y [rows, 2 · inner] = [gate | up] of x, each row's by its own expert (int64 [rows]) and its own token's
+        adapter, in place; returns y."""
+        return self._add(0, experts, tokens, y, x)
 
-    def add_down(self, expert: int, tokens: torch.Tensor, y: torch.Tensor, x: torch.Tensor) -> None:
+    def add_down(self, experts: torch.Tensor, tokens: torch.Tensor, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """The same of its other matrix."""
-        self._add({slot: one.down.get(expert) for slot, one in self._slots.items()}, 1, tokens, y, x)
+        return self._add(1, experts, tokens, y, x)
 
     def _add(
-        self,
-        slots: Mapping[int, HostFactors | None],
-        parts: int,
-        tokens: torch.Tensor,
-        y: torch.Tensor,
-        x: torch.Tensor,
-    ) -> None:
+        self, which: int, experts: torch.Tensor, tokens: torch.Tensor, y: torch.Tensor, x: torch.Tensor
+    ) -> torch.Tensor:
         assert self._active.rows is not None
         own = self._active.rows.slots[tokens]
-        for slot, factors in slots.items():
-            if factors is None or not len(members := (own == slot).nonzero()[:, 0]):
-                continue
-            inner = (x[members].to(factors.down.dtype) @ factors.down.T).chunk(parts, dim=1)
-            added = torch.cat([i @ up.T for i, up in zip(inner, factors.up.chunk(parts), strict=True)], dim=1)
-            there = y[members] if factors.gains is None else y[members] * factors.gains.to(y.dtype)
-            y[members] = there + added.to(y.dtype)
+        for slot, stacks in self._slots.items():
+            if (stack := stacks[which]) is not None:
+                numbers, factors = stack
+                add_grouped(y, x, torch.where(own == slot, numbers[experts], -1), factors)
+        return y
 
     def num_bytes(self) -> int:
-        return sum(one.num_bytes() for one in self._slots.values())
+        stacks = [stack for pair in self._slots.values() for stack in pair if stack is not None]
+        kept = [tensor for _, factors in stacks for tensor in (factors.down, factors.up, factors.gains)]
+        return sum(tensor.numel() * tensor.element_size() for tensor in kept if tensor is not None)

@@ -9,6 +9,8 @@ entries lie one behind the other in the order of the real ones.
 from __future__ import annotations
 
 import bisect
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from quire.config.gguf.families import SETTINGS, GgufFamily, decoders_name, gguf_family, is_matrix
+from quire.config.gguf.families import SETTINGS, gguf_family
+from quire.config.gguf.family import (
+    SPLIT_LATENT,
+    GgufFamily,
+    base_name,
+    decoders_name,
+    is_matrix,
+)
 from quire.foundation.errors import ConfigError
 from quire.foundation.gguf_header import PLAIN, GgufError, GgufTensor, read_gguf_header
 from quire.models.safetensors_file import Entry, MalformedFileError, TensorFile
@@ -25,10 +34,15 @@ from quire.quantization.blocks import BLOCKS, widened
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
+Places = Mapping[str, tuple[Path, GgufTensor]]
+"""Tensors of all parts of a model, by name."""
+
+
 @dataclass(frozen=True, slots=True)
 class _View:
     """Rows of a tensor of the file, and how they are given: as bytes, or as float32 if `widens`. minus: taken from each
-    number. head: rows of it, if those that turn together are neighbours; 0: as they are."""
+    number. head: rows of it, if those that turn together are neighbours; 0: as they are. shape: what is given, where it
+    is not rows of columns. halves: of a matrix that newer files have in two (`SPLIT_LATENT`), wherever they are."""
 
     name: str
     tensor: GgufTensor
@@ -36,8 +50,10 @@ class _View:
     rows: int
     columns: int
     widens: bool
-    minus: float
-    head: int
+    minus: float = 0.0
+    head: int = 0
+    shape: tuple[int, ...] = ()
+    halves: tuple[tuple[Path, GgufTensor], ...] = ()
 
     @property
     def stored(self) -> int:
@@ -51,12 +67,13 @@ class _View:
 
 
 class GgufFile(TensorFile):
-    """One part of a model. first: the part that has the settings."""
+    """One part of a model. first: the part that has the settings; others are beside it."""
 
     def __init__(self, path: Path, first: Path) -> None:
         self._first = first
         self._views: list[_View] = []
         self._starts: list[int] = []
+        self._made: tuple[_View, np.ndarray[Any, Any]] | None = None
         super().__init__(path)
 
     def _parse(self, path: Path, size: int) -> dict[str, Entry]:
@@ -65,6 +82,7 @@ class GgufFile(TensorFile):
             header = read_gguf_header(path)
             self._metadata = (header if path == self._first else read_gguf_header(self._first)).metadata
             family = gguf_family(self._metadata)
+            places = _places(path) if family.latent else {}
         except (GgufError, ConfigError) as error:
             raise MalformedFileError(str(error)) from None
         entries: dict[str, Entry] = {}
@@ -73,30 +91,37 @@ class GgufFile(TensorFile):
             if name in SETTINGS:
                 continue
             known = decoders_name(family, name) or name
-            for number, view in enumerate(self._views_of(name, tensor, family)):
-                entry = _entry(view, tensor, place)
+            halved = base_name(name) in SPLIT_LATENT
+            for number, view in enumerate(
+                _joined(name, places) if halved else self._views_of(name, known, tensor, family)
+            ):
+                entry = _entry(view, place)
                 entries[known.format(number)] = entry
                 self._views.append(view)
                 self._starts.append(place)
                 place += entry.num_bytes
         return entries
 
-    def _views_of(self, name: str, tensor: GgufTensor, family: GgufFamily) -> list[_View]:
+    def _views_of(self, name: str, known: str, tensor: GgufTensor, family: GgufFamily) -> list[_View]:
         *outer, columns = tensor.shape
         coded = tensor.type.name in BLOCKS and is_matrix(name) and len(tensor.shape) > 1
         minus = 1.0 if family.plus_one and name.endswith("norm.weight") else 0.0
         widens = bool(minus) or not (coded or tensor.type.name in PLAIN)
-        head = self._head(name, tensor) if family.pairs else 0
-        if len(outer) == 2:
-            experts, rows = outer
-            size = tensor.num_bytes // experts
+        if "{}" in known:
+            experts, rows = outer[0], math.prod(outer[1:])
+            size, one = tensor.num_bytes // experts, () if len(outer) > 1 else (columns,)
             return [
-                _View(name, tensor, tensor.start + size * number, rows, columns, widens, minus, 0)
+                _View(name, tensor, tensor.start + size * number, rows, columns, widens, minus, shape=one)
                 for number in range(experts)
             ]
+        head = self._head(name, tensor) if family.pairs else 0
+        place, dims = family.lifted.get(base_name(name), (0, 0))
+        shape: tuple[int, ...] = () if outer else (columns,)
+        if len(tensor.shape) == dims - 1:
+            shape = (*tensor.shape[:place], 1, *tensor.shape[place:])
         if head and not outer:  # a bias: its numbers are its rows
-            return [_View(name, tensor, tensor.start, columns, 1, widens, minus, head)]
-        return [_View(name, tensor, tensor.start, outer[0] if outer else 1, columns, widens, minus, head)]
+            return [_View(name, tensor, tensor.start, columns, 1, widens, minus, head, shape)]
+        return [_View(name, tensor, tensor.start, math.prod(outer), columns, widens, minus, head, shape)]
 
     def _head(self, name: str, tensor: GgufTensor) -> int:
         """Rows of each head of queries or keys."""
@@ -122,6 +147,10 @@ class GgufFile(TensorFile):
 
     def _rows(self, view: _View, first: int, last: int) -> np.ndarray[Any, Any]:
         """Those from first to last as they are given, uint8 or float32 [rows, …]."""
+        if view.halves:
+            if self._made is None or self._made[0] is not view:
+                self._made = (view, _whole(view))
+            return self._made[1][first:last]
         low, high = (first // view.head * view.head, -(-last // view.head) * view.head) if view.head else (first, last)
         raw = np.empty((high - low, view.stored), dtype=np.uint8)
         super().read_into(memoryview(raw.data).cast("B"), view.start + low * view.stored)
@@ -135,17 +164,55 @@ class GgufFile(TensorFile):
         return np.ascontiguousarray(wide - np.float32(view.minus) if view.minus else wide)
 
 
-def _entry(view: _View, tensor: GgufTensor, place: int) -> Entry:
-    kind = tensor.type.name
-    alone = len(tensor.shape) == 1
+def _entry(view: _View, place: int) -> Entry:
+    kind = view.tensor.type.name
     if view.widens:
         dtype, columns = torch.float32, view.columns
     elif kind in PLAIN:
         dtype, columns = _DTYPES[kind], view.columns
     else:
         dtype, columns = torch.uint8, view.stored
-    shape = (view.rows * columns,) if alone else (view.rows, columns)
-    return Entry(dtype, shape, place, view.rows * view.given)
+    return Entry(dtype, view.shape or (view.rows, columns), place, view.rows * view.given)
+
+
+def _places(path: Path) -> Places:
+    """Raises GgufError, OSError."""
+    parts = sorted(path.parent.glob("*.gguf"))
+    return {name: (part, tensor) for part in parts for name, tensor in read_gguf_header(part).tensors.items()}
+
+
+def _joined(name: str, places: Places) -> list[_View]:
+    """The matrix that one of its halves is of, once: where its keys' half is, unless the file has it whole too.
+
+    Raises MalformedFileError for a half without the other, or that does not go with it.
+    """
+    keys, values = (f"{name.rpartition('attn_')[0]}{half}.weight" for half in SPLIT_LATENT)
+    if keys not in places or values not in places:
+        raise MalformedFileError(f"has {name} without the other half of what makes keys and values")
+    shapes = places[keys][1].shape, places[values][1].shape
+    fits = all(len(shape) == 3 for shape in shapes) and (shapes[0][0], shapes[0][1]) == (shapes[1][0], shapes[1][2])
+    if not fits:
+        raise MalformedFileError(f"gives {keys} and {values} the shapes {list(shapes[0])} and {list(shapes[1])}")
+    if name != keys or keys.replace("attn_k_b", "attn_kv_b") in places:
+        return []
+    (heads, rank, nope), value, tensor = shapes[0], shapes[1][1], places[keys][1]
+    rows = heads * (nope + value)
+    return [_View(name, tensor, tensor.start, rows, rank, widens=True, halves=(places[keys], places[values]))]
+
+
+def _whole(view: _View) -> np.ndarray[Any, Any]:
+    """float32 [heads * (columns of a key + those of a value), rank] of the two halves. Raises MalformedFileError."""
+    wide = []
+    for path, tensor in view.halves:
+        with path.open("rb") as file:
+            file.seek(tensor.start)
+            raw = np.frombuffer(file.read(tensor.num_bytes), dtype=np.uint8)
+        if raw.size < tensor.num_bytes:
+            raise MalformedFileError(f"ends inside {view.name}: {tensor.num_bytes - raw.size} bytes too early")
+        rows = raw.reshape(math.prod(tensor.shape[:-1]), -1).copy()
+        wide.append(_widened(rows, tensor.type.name).reshape(tensor.shape))
+    keys, values = wide
+    return np.ascontiguousarray(np.concatenate([keys.swapaxes(1, 2), values], axis=1).reshape(view.rows, view.columns))
 
 
 def _widened(raw: np.ndarray[Any, Any], kind: str) -> np.ndarray[Any, Any]:

@@ -7,15 +7,17 @@ in a worker that knows of none, its graphs too. Others have graphs of their own,
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 
 import torch
 
 from quire.config.lora import LoraConfig
 from quire.kernels.low_rank.rows import adapter_rows
 from quire.layers.low_rank import ActiveRows, ExpertFactors
-from quire.models.adapters.model import AdaptedModel, HostAdapter
+from quire.models.adapters.model import AdaptedModel, HostAdapter, ReadAdapter
 from quire.models.base import Model
 from quire.types.plan import StepPlan
 from quire.worker.batch import Batch
@@ -30,6 +32,7 @@ class Adapters:
         self._max_rank = lora.max_lora_rank
         self._model = AdaptedModel(model, lora.max_loras, lora.max_lora_rank, kept, device, lora.lora_target_modules)
         self._hosted: dict[str, HostAdapter] = {}  # by key
+        self._being_read: dict[str, Future[ReadAdapter]] = {}  # by key
         self._with_experts: set[int] = set()  # slots
         self.is_on = False  # whether the step has rows with adapters
 
@@ -44,12 +47,34 @@ class Adapters:
 
     # -- on the host --------------------------------------------------------------------------------------------
 
+    def begin_read(self, key: str, path: str) -> None:
+        """Read an adapter's files on a thread of its own, while steps go on; `load` gets what it finds."""
+        if key in self._hosted or key in self._being_read:
+            return
+        found: Future[ReadAdapter] = Future()
+
+        def read() -> None:
+            try:
+                found.set_result(self._model.begin(Path(path), self._max_rank))
+            except BaseException as error:
+                found.set_exception(error)
+
+        self._being_read[key] = found
+        Thread(target=read, name="adapter", daemon=True).start()
+
+    def is_read(self, key: str) -> bool:
+        """Whether `load` need not wait for its files."""
+        found = self._being_read.get(key)
+        return found is None or found.done()
+
     def load(self, key: str, path: str) -> None:
         """Keep an adapter on the host. Raises ConfigError (and kin) if it does not fit the model.
 
         Ranks must be asked alike.
         """
-        self._hosted[key] = self._model.read(Path(path), self._max_rank)
+        self.begin_read(key, path)
+        if key not in self._hosted:
+            self._hosted[key] = self._model.finish(self._being_read.pop(key).result())
 
     def drop(self, key: str) -> None:
         """Unknown keys are ignored. Slots keep what they have."""

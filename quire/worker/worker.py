@@ -368,8 +368,9 @@ class Worker:
     def call(self, method: str | Callable[..., Any], *args: Any) -> Any:
         """Utilities outside the steps, in the thread that runs these.
 
-        "memory" → bytes by use; "load_adapter", key and path; "drop_adapter", key; "prepare" → whether there is more to
-        prepare; "rebalance_experts" → layers whose experts have moved; "profile", "start" or "stop" → the trace's path.
+        "memory" → bytes by use; "begin_adapter" and "load_adapter", key and path; "is_adapter_read" and "drop_adapter",
+        key; "prepare" → whether there is more to prepare; "rebalance_experts" → layers whose experts have moved;
+        "profile", "start" or "stop" → the trace's path.
         A function, which only a caller in this process can hand over, gets the worker and the arguments.
         """
         if not isinstance(method, str):
@@ -383,6 +384,7 @@ class Worker:
         }
         if self._adapters is not None:
             methods |= {"load_adapter": self._adapters.load, "drop_adapter": self._adapters.drop}
+            methods |= {"begin_adapter": self._adapters.begin_read, "is_adapter_read": self._adapters.is_read}
         if method not in methods:
             known = ", ".join(methods)
             raise InputError(f"the worker has no method {method!r} ({len(args)} arguments given); it has: {known}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
@@ -12,10 +13,12 @@ from safetensors.torch import save_file
 
 from quire.config.gguf.folder import gguf_folder
 from quire.config.model_info import read_model_info
+from quire.foundation.errors import ConfigError, WeightsError
 from quire.models import catalog, weights
 from quire.models.base import DecoderStack
 from quire.quantization.select import make_method
 from tests.gguf import writer
+from tests.gguf.conversions import CONVERSIONS
 from tests.models import checkpoints
 from tests.models.paged import PagedRows
 
@@ -28,6 +31,35 @@ SIZES: dict[str, Any] = {
     "head_dim": 16,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
+LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
+ROUTED = {
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
+LATENT = {
+    **ROUTED, "head_dim": ..., "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 32, "v_head_dim": 16, "num_hidden_layers": 3,
+}  # fmt: skip
+GROUPS = {"n_group": 2, "topk_group": 1, "num_mtp_layers": 0, "routed_scaling_factor": 2.5, "norm_topk_prob": True}
+ONE_GROUP = {**GROUPS, "n_group": 1, "topk_group": 1}
+YARN = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32,
+    "beta_fast": 32.0, "beta_slow": 1.0,
+}  # fmt: skip
+SHARPENED = {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707}
+TEMPERED = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+HALF = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+# Metadata and ways of files that are not what their converter usually writes.
+MORE: dict[str, dict[str, Any]] = {
+    "deepseek2": {"expert_weights_norm": None},
+    "deepseek2 of old": {
+        "attention.head_count_kv": 4, "attention.key_length": 40, "attention.value_length": 16,
+        "attention.key_length_mla": None, "attention.value_length_mla": None, "expert_weights_norm": None,
+    },
+    "deepseek3": {"expert_gating_func": 2},
+    "glm4moe": {"block_count": 3, "nextn_predict_layers": 1},
+    "kimi": {"expert_gating_func": 2},
+}  # fmt: skip
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("Llama", "llama", {}),
     "llama with biases": ("Llama", "llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
@@ -56,6 +88,50 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3", "smollm3", {"head_dim": ..., "num_hidden_layers": 4}),
     "glm4": ("Glm4", "glm4", {"attention_bias": True}),
     "arcee": ("Arcee", "arcee", {}),
+    "gpt-oss": ("GptOss", "gpt-oss", {**LOCAL, "sliding_window": 8, "intermediate_size": 32}),
+    "deepseek2": ("DeepseekV2", "deepseek2", {**LATENT, "routed_scaling_factor": 1.5, "rope_parameters": SHARPENED}),
+    "deepseek2 of old": (
+        "DeepseekV2", "deepseek2",
+        {**LATENT, "topk_method": "group_limited_greedy", "n_group": 2, "topk_group": 1, "q_lora_rank": None},
+    ),
+    "deepseek3": ("DeepseekV3", "deepseek2", {**LATENT, **GROUPS, "rope_parameters": SHARPENED}),
+    "kimi": ("DeepseekV3", "deepseek2", {**LATENT, **ONE_GROUP, "tie_word_embeddings": True}),
+    "llama4": (
+        "Llama4Text", "llama4",
+        {"num_local_experts": 4, "num_hidden_layers": 4, "intermediate_size": 32, "intermediate_size_mlp": 96,
+         "interleave_moe_layer_step": 2, "num_experts_per_tok": 1},
+    ),
+    "glm4moe": (
+        "Glm4Moe", "glm4moe",
+        {**ROUTED, "num_mtp_layers": 0, "use_qk_norm": True, "routed_scaling_factor": 1.5, "rope_parameters": HALF},
+    ),
+    "dots1": ("Dots1", "dots1", {**ROUTED, "norm_topk_prob": True, "routed_scaling_factor": 2.0}),
+    "ernie4_5": ("Ernie4_5", "ernie4_5", {"use_bias": True}),
+    "ernie4_5-moe": (
+        "Ernie4_5_Moe", "ernie4_5-moe",
+        {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 2,
+         "num_hidden_layers": 3},
+    ),
+    "hunyuan-dense": ("HunYuanDenseV1", "hunyuan-dense", {}),
+    "hunyuan-moe": ("HunYuanMoEV1", "hunyuan-moe", {"num_experts": 4, "moe_topk": 2, "intermediate_size": 32}),
+    "exaone4": ("Exaone4", "exaone4", {"sliding_window": 8, "num_hidden_layers": 4}),
+    "granitemoe": (
+        "GraniteMoe", "granitemoe",
+        {**LOCAL, "head_dim": ..., "attention_multiplier": 0.2, "embedding_multiplier": 3.0,
+         "residual_multiplier": 0.5, "logits_scaling": 2.0},
+    ),
+    "phimoe": ("Phimoe", "phimoe", {**LOCAL, "head_dim": ..., "attention_bias": True, "lm_head_bias": True}),
+    "minimax-m2": ("MiniMaxM2", "minimax-m2", {**LOCAL, "intermediate_size": 32, "rope_parameters": HALF}),
+    "stablelm": ("StableLm", "stablelm", {"head_dim": ..., "use_qkv_bias": True}),
+    "stablelm 2": ("StableLm", "stablelm", {"head_dim": ..., "qk_layernorm": True, "use_parallel_residual": True}),
+    "nemotron": ("Nemotron", "nemotron", {"head_dim": ...}),
+    "mistral3": ("Mistral", "mistral3", {}),
+    "ministral3": ("Ministral3", "mistral3", {"rope_parameters": TEMPERED}),
+    "lfm2": (
+        "Lfm2", "lfm2",
+        {"head_dim": ..., "layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3,
+         "block_auto_adjust_ff_dim": False},
+    ),
     "seed_oss": ("SeedOss", "seed_oss", {"attention_bias": True, "attention_out_bias": False}),
 }  # fmt: skip
 
@@ -87,9 +163,50 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_family_is_what_its_file_stands_for(case: str, tmp_path: Path) -> None:
     family, arch, config = CASES[case]
     folder = checkpoints.save(checkpoints.make(family, **{**SIZES, **config}), tmp_path / "plain")
-    state = writer.write(folder, tmp_path / "model.gguf", arch, mixed)
+    form = case if case in CONVERSIONS else arch
+    state = writer.write(folder, tmp_path / "model.gguf", arch, mixed, more=MORE.get(case), form=form)
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
     ours, theirs = build(gguf_folder(tmp_path / "model.gguf")), build(folder)
     for one, other in zip(logits(ours), logits(theirs), strict=True):
         assert other.abs().max() > 0.1
         assert (one - other).abs().max() <= 1e-4
+
+
+def test_halves_of_latent_matrices_may_be_in_different_parts(tmp_path: Path) -> None:
+    folder = checkpoints.save(checkpoints.make("DeepseekV3", **{**SIZES, **LATENT, **ONE_GROUP}), tmp_path / "plain")
+    more = {"expert_gating_func": 2}
+    state = writer.write(folder, tmp_path / "model.gguf", "deepseek2", mixed, more=more, split_max_tensors=3)
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
+    parts = sorted(tmp_path.glob("*.gguf"))
+    names = [[tensor.name for tensor in gguf.GGUFReader(part).tensors] for part in parts]
+    assert any("blk.1.attn_k_b.weight" in own and "blk.1.attn_v_b.weight" not in own for own in names)
+    ours, theirs = build(gguf_folder(parts[0])), build(folder)
+    for one, other in zip(logits(ours), logits(theirs), strict=True):
+        assert other.abs().max() > 0.1
+        assert (one - other).abs().max() <= 1e-4
+
+
+def test_a_half_without_the_other_is_refused(tmp_path: Path) -> None:
+    folder = checkpoints.save(checkpoints.make("DeepseekV3", **{**SIZES, **LATENT, **ONE_GROUP}), tmp_path / "plain")
+    writer.write(folder, tmp_path / "model.gguf", "deepseek2", mixed, more={"expert_gating_func": 2})
+    data = (tmp_path / "model.gguf").read_bytes()
+    (tmp_path / "model.gguf").write_bytes(data.replace(b"blk.1.attn_v_b.weight", b"blk.9.attn_v_b.weight"))
+    with pytest.raises(WeightsError, match=r"blk\.1\.attn_k_b\.weight without the other half"):
+        build(gguf_folder(tmp_path / "model.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("arch", "family", "config", "more", "message"),
+    [
+        ("hunyuan-moe", "HunYuanMoEV1", {"num_experts": 4, "moe_topk": 2}, {"expert_shared_count": 2}, "more than one"),
+        ("deepseek2", "DeepseekV2", LATENT, {"attention.key_length_mla": 4}, "heads of 4 and 16 columns, 8 of which"),
+        ("stablelm", "StableLm", {"head_dim": ...}, {"rope.dimension_count": 17}, "rope.dimension_count=17 of heads"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(
+    arch: str, family: str, config: dict[str, Any], more: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    folder = checkpoints.save(checkpoints.make(family, **{**SIZES, **config}), tmp_path / "plain")
+    writer.write(folder, tmp_path / "model.gguf", arch, mixed, more=more)
+    with pytest.raises(ConfigError, match=message):
+        gguf_folder(tmp_path / "model.gguf")

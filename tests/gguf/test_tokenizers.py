@@ -94,6 +94,11 @@ def test_conventions_split_as_they_are_known_to(tmp_path: Path) -> None:
     assert parts("qwen2", text) == ["We", "'re", " ", "1", "2", "3", "4", "5", " HelloWorld", "'s"]
     assert parts("gpt-4o", text) == ["We're", " ", "123", "45", " Hello", "World's"]
     assert parts("starcoder", text) == ["We", "'re", " ", "1", "2", "3", "4", "5", " HelloWorld", "'s"]
+    assert parts("kimi-k2", text) == ["We're", " ", "123", "45", " Hello", "World's"]
+    assert parts("deepseek-llm", text) == ["We", "'", "re", " ", "12345", " HelloWorld", "'", "s"]
+    assert parts("deepseek-coder", text) == ["We", "'", "re", " ", "1", "2", "3", "4", "5", " HelloWorld", "'", "s"]
+    assert parts("seed-coder", text) == ["We", "'re", " ", "1", "2", "3", "4", "5", " HelloWorld", "'s"]
+    assert len(parts("kimi-k2", "Hi天空Hi")) == len(parts("deepseek-llm", "Hi天空Hi")) == 3
 
 
 def test_what_begins_a_text(tmp_path: Path) -> None:

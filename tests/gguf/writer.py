@@ -18,8 +18,10 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file
 
-PERMUTED = ("llama", "granite", "smollm3", "arcee")  # rows of queries and keys by pairs
-ADDED_TO_1 = ("gemma", "gemma2", "gemma3")
+from tests.gguf.conversions import CONVERSIONS, same
+
+PERMUTED = ("llama", "granite", "granitemoe", "smollm3", "arcee", "mistral3")  # rows of queries and keys by pairs
+ADDED_TO_1 = ("gemma", "gemma2", "gemma3", "nemotron")
 # Of config.json → of the file's own family.
 KEYS = {
     "max_position_embeddings": "context_length", "hidden_size": "embedding_length", "num_hidden_layers": "block_count",
@@ -32,13 +34,25 @@ KEYS = {
     "attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping",
     "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale", "logit_scale": "logit_scale",
+    "norm_eps": "attention.layer_norm_epsilon", "use_parallel_residual": "use_parallel_residual",
+    "n_routed_experts": "expert_count", "moe_num_experts": "expert_count", "moe_k": "expert_used_count",
+    "n_shared_experts": "expert_shared_count", "moe_num_shared_experts": "expert_shared_count",
+    "first_k_dense_replace": "leading_dense_block_count", "moe_layer_start_index": "leading_dense_block_count",
+    "routed_scaling_factor": "expert_weights_scale", "norm_topk_prob": "expert_weights_norm",
+    "n_group": "expert_group_count", "topk_group": "expert_group_used_count",
+    "interleave_moe_layer_step": "interleave_moe_layer_step", "moe_layer_interval": "interleave_moe_layer_step",
+    "q_lora_rank": "attention.q_lora_rank", "kv_lora_rank": "attention.kv_lora_rank",
+    "conv_L_cache": "shortconv.l_cache",
 }  # fmt: skip
-SLIDING = ("gemma2", "gemma3", "phi3", "cohere2")
+SLIDING = ("gemma2", "gemma3", "phi3", "cohere2", "exaone4", "gpt-oss", "phimoe")
+
+
+PLAIN = ("ffn_gate_inp", "_norm", "shortconv.conv")
 
 
 def kind_of(name: str, array: np.ndarray, kind: Type) -> Type:
     """Norms, biases and routers are never quantized; a type whose blocks do not fit gives way."""
-    if array.ndim < 2 or "ffn_gate_inp" in name:
+    if array.ndim < 2 or name.endswith(".bias") or any(part in name for part in PLAIN):
         return Type.F32
     size = gguf.GGML_QUANT_SIZES[kind][0]
     return kind if array.shape[-1] % size == 0 else Type.F16
@@ -86,15 +100,18 @@ def write(
     more: Mapping[str, Any] | None = None,
     tokenizer: Mapping[str, Any] | None = None,
     seed: int = 0,
+    form: str = "",
     **options: Any,
 ) -> dict[str, torch.Tensor]:
     """A GGUF file of the checkpoint in a folder. kind: the type of a tensor by its name in the file. more: metadata
-    besides, None takes a key out.
+    besides, None takes a key out. form: what is done to it first, if not what is usual (`conversions.py`).
 
     Returns the checkpoint's tensors with the numbers that the file has for them.
     """
     config = json.loads((folder / "config.json").read_text())
     state = {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
+    there, back = CONVERSIONS.get(form or arch, (same, same))
+    state = there(state, config)
     writer = gguf.GGUFWriter(file, arch, **options)
     for key, value in metadata(config, arch, dict(more or {})).items():
         add(writer, f"{arch}.{key}", value)
@@ -105,7 +122,7 @@ def write(
     stands: dict[str, torch.Tensor] = {}
     for theirs, sources in _stacked(state, config).items():
         tensors = [converted(name, state[name], config, arch) for name in sources]
-        array = np.stack(tensors) if len(sources) > 1 or ".experts." in sources[0] else tensors[0]
+        array = np.stack(tensors) if len(sources) > 1 or re.search(r"\.experts\.\d", sources[0]) else tensors[0]
         module, _, end = theirs.rpartition(".")
         name = f"{names.get_name(module)}.{end}"
         assert not name.startswith("None"), theirs
@@ -120,7 +137,7 @@ def write(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return stands
+    return {name: tensor.contiguous() for name, tensor in back(stands, config).items()}
 
 
 def _arch(name: str) -> Any:
@@ -152,9 +169,57 @@ def metadata(config: dict[str, Any], arch: str, more: dict[str, Any]) -> dict[st
     full = rope.get("full_attention", rope)
     found["rope.freq_base"] = float(full.get("rope_theta", 10000.0))
     found["rope.dimension_count"] = int(size * full.get("partial_rotary_factor", 1.0))
+    found |= _of_family(config, arch, {**rope, **full})
     if arch in SLIDING and config.get("sliding_window"):
         found["attention.sliding_window"] = config["sliding_window"]
     return {key: value for key, value in {**found, **more}.items() if value is not None}
+
+
+def _of_family(config: Mapping[str, Any], arch: str, rope: Mapping[str, Any]) -> dict[str, Any]:
+    """What only some say, after the converter's description."""
+    found: dict[str, Any] = {}
+    if rope.get("rope_type") == "yarn":
+        found |= {
+            "rope.scaling.type": "yarn", "rope.scaling.factor": float(rope["factor"]),
+            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+            "rope.scaling.yarn_beta_fast": float(rope.get("beta_fast") or 32),
+            "rope.scaling.yarn_beta_slow": float(rope.get("beta_slow") or 1),
+        }  # fmt: skip
+    if arch == "deepseek2":
+        rank, turning, nope = (config[key] for key in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim"))
+        found |= {
+            "attention.head_count_kv": 1, "attention.key_length": rank + turning, "attention.value_length": rank,
+            "attention.key_length_mla": nope + turning, "attention.value_length_mla": config["v_head_dim"],
+            "rope.dimension_count": turning,
+        }  # fmt: skip
+        if rope.get("mscale_all_dim"):
+            found["rope.scaling.yarn_log_multiplier"] = 0.1 * rope["mscale_all_dim"]
+    if arch == "mistral3" and "llama_4_scaling_beta" in rope:
+        found |= {
+            "rope.scaling.yarn_log_multiplier": float(rope["mscale_all_dim"]),
+            "attention.temperature_scale": float(rope["llama_4_scaling_beta"]),
+        }
+    if arch == "llama4":
+        found |= {
+            "feed_forward_length": config["intermediate_size_mlp"],
+            "expert_feed_forward_length": config["intermediate_size"],
+        }
+    if arch in ("gpt-oss", "minimax-m2", "hunyuan-moe"):
+        found["expert_feed_forward_length"] = config["intermediate_size"]
+    if arch == "hunyuan-moe":
+        found |= {
+            "expert_used_count": config["moe_topk"],
+            "expert_shared_feed_forward_length": config["intermediate_size"],
+        }
+    if arch in ("glm4moe", "minimax-m2"):
+        found["expert_gating_func"] = 2
+    if arch == "lfm2":
+        kinds = config["layer_types"]
+        found["attention.head_count_kv"] = [config["num_key_value_heads"] * (kind != "conv") for kind in kinds]
+        found["attention.layer_norm_rms_epsilon"] = config["norm_eps"]
+    if arch == "exaone4":
+        found["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config["layer_types"]]
+    return found
 
 
 def _stacked(state: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -117,6 +117,7 @@ def test_names_and_places(llm: LLM, tmp_path: Path) -> None:
     assert {10, 11, 12, 13} <= engine.list_loras()
     together = llm.generate([PROMPT] * 4, ASK, lora_request=requests, use_tqdm=False)
     assert [output.outputs[0].token_ids for output in together] == alone
+    llm.generate(PROMPT, ASK, lora_request=requests[3], use_tqdm=False)
     with pytest.raises(InputError, match="load_inplace=True lets another take its place"):
         engine.add_lora(LoRARequest("n0", 10, str(folders[1])))
     assert engine.add_lora(LoRARequest("n0", 10, str(folders[1]), load_inplace=True))

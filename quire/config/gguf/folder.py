@@ -19,7 +19,7 @@ from quire.foundation.errors import ConfigError
 from quire.foundation.folders import cache_folder
 from quire.foundation.gguf_header import GgufError, GgufHeader, read_gguf_header
 
-VERSION = 1
+VERSION = 2
 """Of what is made: what an earlier one made is made again."""
 TOKENIZER = "gguf_tokenizer.json"
 ENDING = ".gguf"

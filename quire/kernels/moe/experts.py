@@ -19,8 +19,8 @@ from quire.kernels.moe.routes import Routes, Rule
 
 Dense = Callable[[int], torch.Tensor]
 """The matrix of an expert, in the dtype of activations."""
-More = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], None]
-"""(expert, its tokens, y, x): add to y, the product of x, in place."""
+More = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(each row's expert, its token, y, x): add to y, the product of x, in place, and return it."""
 
 
 def add_experts(
@@ -73,12 +73,8 @@ def add_each(
     down: Dense,
     residual: torch.Tensor,
     inside: Inside = USUAL,
-    more: tuple[More, More] | None = None,
 ) -> torch.Tensor:
-    """The same, expert by expert; waits for the device to know which. The sums are made in float32.
-
-    more: what is added to the products with gate and up, and with down.
-    """
+    """The same, expert by expert; waits for the device to know which. The sums are made in float32."""
     (experts, weights, _), top_k = routes, routes.experts.shape[1]
     flat = experts.flatten()
     order = flat.argsort(stable=True)
@@ -90,15 +86,42 @@ def add_each(
         tokens = places // top_k
         own = x[tokens]
         y = _product(own, gate_up(expert), inside.gate_up_bias, expert)
-        if more is not None:
-            more[0](expert, tokens, y, own)
         inner = gated(y, inside.gate)
         y = _product(inner, down(expert), inside.down_bias, expert)
-        if more is not None:
-            more[1](expert, tokens, y, inner)
         y = y.float()
         total.index_add_(0, tokens, y.mul_(weights.flatten()[places, None]))
     return residual.add_(total)
+
+
+def add_each_with(
+    x: torch.Tensor,
+    routes: Routes,
+    gate_up: Dense,
+    down: Dense,
+    residual: torch.Tensor,
+    inside: Inside,
+    more: tuple[More, More],
+) -> torch.Tensor:
+    """The same, where something is added to the products with gate and up, and with down: to those of all experts at
+    once, which takes memory for all of them."""
+    (experts, weights, _), top_k = routes, routes.experts.shape[1]
+    flat = experts.flatten()
+    places = flat.argsort(stable=True)
+    places = places[int((flat < 0).sum()) :]
+    chosen, tokens = flat[places], places // top_k
+    hit, counts = (found.tolist() for found in chosen.unique_consecutive(return_counts=True))
+
+    def product(rows: torch.Tensor, weight: Dense, biases: torch.Tensor | None) -> torch.Tensor:
+        parts = zip(hit, rows.split(counts), strict=True)
+        return torch.cat([_product(own, weight(expert), biases, expert) for expert, own in parts])
+
+    if not hit:
+        return residual
+    own = x[tokens]
+    inner = gated(more[0](chosen, tokens, product(own, gate_up, inside.gate_up_bias), own), inside.gate)
+    y = more[1](chosen, tokens, product(inner, down, inside.down_bias), inner).float()
+    total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    return residual.add_(total.index_add_(0, tokens, y.mul_(weights.flatten()[places, None])))
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor, biases: torch.Tensor | None, expert: int) -> torch.Tensor:

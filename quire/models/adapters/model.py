@@ -53,6 +53,16 @@ def _is_read(model: Model) -> bool:
     return not isinstance(model, DecoderStack) or model.stage.is_first
 
 
+class ReadAdapter(NamedTuple):
+    """What of an adapter needs nobody but its files: those of its modules' tensors that bring the base, and the factors
+    by layer, packed unless what they are packed with is the model's own."""
+
+    file: Path
+    bases: Mapping[str, Tensors]
+    pairs: Mapping[int, Mapping[tuple[int, int], Pair]]
+    packed: Mapping[int, Host]
+
+
 class AdaptedModel:
     """Makes room in a model's layers for as many adapters as there are slots.
 
@@ -114,7 +124,7 @@ class AdaptedModel:
         parts = [part for one in experts.pair for part in one.parts]
         if not any(map(self._is_wanted, [experts.name, *(f"{experts.name}.0.{part}" for part in parts)])):
             return
-        experts.low_rank = LowRankExperts(self._device, self.active)
+        experts.low_rank = LowRankExperts(experts.experts, self._device, self.active)
         number = self._add(experts, experts.low_rank)
         self._places[experts.name] = _Place(number)
         for expert in range(experts.experts):
@@ -149,25 +159,44 @@ class AdaptedModel:
 
         Ranks that share the model must all read the same adapter: what DoRA needs of a line they add up.
         """
-        config = PeftConfig.read(folder, max_rank)
-        tensors = read_tensors(folder / WEIGHTS)
+        return self.finish(self.begin(folder, max_rank))
+
+    def begin(self, folder: Path, max_rank: int) -> ReadAdapter:
+        """What takes long of it, and may be done on a thread of its own while the model computes: neither the model's
+        numbers nor other ranks are asked. Raises as `read`."""
+        config, file = PeftConfig.read(folder, max_rank), folder / WEIGHTS
+        tensors = read_tensors(file)
         elsewhere = {module for module in tensors if self._is_elsewhere(module)}
         tensors = {module: own for module, own in tensors.items() if module not in elsewhere}
         known = {module: self._known_name(module) for module in tensors}
-        file = folder / WEIGHTS
         raise_if_any(file, [*self._strangers(config, known, elsewhere), *self._absent(config, set(known.values()))])
         found: dict[int, dict[tuple[int, int], Pair]] = defaultdict(dict)
         problems = []
         for module, own in tensors.items():
             place = self._places[known[module] or ""]
             try:
-                self._check_base(module, own, self._layers[place.layer])
                 found[place.layer].update(self._pairs(config, module, own, place))
             except WeightsError as error:
                 problems.append(str(error))
         raise_if_any(file, problems)
+        bases = {module: own for module, own in tensors.items() if BASE in own}
+        if config.use_dora:
+            return ReadAdapter(file, bases, dict(sorted(found.items())), {})
         with torch.inference_mode():
-            return {number: self._packed(number, pairs) for number, pairs in sorted(found.items())}
+            packed = {number: self._packed(number, pairs) for number, pairs in sorted(found.items())}
+        return ReadAdapter(file, bases, {}, packed)
+
+    def finish(self, read: ReadAdapter) -> dict[int, Host]:
+        """The rest, between two steps. Raises WeightsError for a base that is not the model's."""
+        problems = []
+        for module, own in read.bases.items():
+            try:
+                self._check_base(module, own, self._layers[self._places[self._known_name(module) or ""].layer])
+            except WeightsError as error:
+                problems.append(str(error))
+        raise_if_any(read.file, problems)
+        with torch.inference_mode():
+            return {**read.packed, **{number: self._packed(number, pairs) for number, pairs in read.pairs.items()}}
 
     def _is_elsewhere(self, module: str) -> bool:
         """Whether it is another stage's."""
