@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ from quire.quantization.base import (
     Axis,
     Matrix,
     MatrixInfo,
+    ModuleShare,
     Norm,
     QuantizationMethod,
     Role,
@@ -204,9 +205,8 @@ class Linear(nn.Module):
             self._columns = topology.lines(self.in_features, self.in_features, "input columns")
             self.group = group
         self.dtype = torch.get_default_dtype()
-        scheme = method.scheme(
-            MatrixInfo(modules, self.out_features, self.in_features, self.role, self.dtype, self.part_rows)
-        )
+        info = MatrixInfo(modules, self.out_features, self.in_features, self.role, self.dtype, self.part_rows)
+        scheme = method.scheme(replace(info, shares=tuple(self._module_shares())))
         self._scheme = unpacked(scheme, self.dtype) if self._is_plain else scheme
         rows, columns = self.local_shape
         kept = {name: _parameter(spec) for name, spec in self._scheme.format.tensors(rows, columns, self.dtype).items()}
@@ -273,6 +273,12 @@ class Linear(nn.Module):
         if self.role == "rows":
             return topology.lines(rows, heads, "heads" if heads < rows else "output rows")
         return topology.padded(rows) if self.role == "vocabulary" else Share(0, rows, rows)
+
+    def _module_shares(self) -> Iterator[ModuleShare]:
+        for (name, rows), share in zip(self.parts.items(), self.shares, strict=True):
+            stored = self._stored.get(name) or Stored("", rows, ((0, rows),))
+            lines = tuple(lines for lines, _ in _cut(stored.pieces, share))
+            yield ModuleShare(stored.rows, lines, (self._columns.begin, self._columns.end))
 
     # -- loading ------------------------------------------------------------------------------------------------
 

@@ -273,12 +273,21 @@ class Source:
         return any(isinstance(axis, Axis) and axis.of == "outputs" for axis in self.axes)
 
 
+class ModuleShare(NamedTuple):
+    """What of a module's matrix as a checkpoint has it, [rows, columns of all ranks], is this rank's part: the lines
+    [begin, end) in their order, of these columns the same."""
+
+    rows: int
+    lines: tuple[tuple[int, int], ...]
+    columns: tuple[int, int]
+
+
 @dataclass(frozen=True, slots=True)
 class MatrixInfo:
     """What a method may judge a matrix by. modules: the checkpoint's, whose rows are stacked to make it.
 
     parts: how many rows of each module this rank has. Rows and columns are those of all ranks. spelled: what files may
-    call a module besides, as their settings name it.
+    call a module besides, as their settings name it. shares: of each module, for methods that read modules whole.
     """
 
     modules: tuple[str, ...]
@@ -288,6 +297,7 @@ class MatrixInfo:
     dtype: torch.dtype  # of the activations
     parts: tuple[int, ...] = ()
     spelled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    shares: tuple[ModuleShare, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

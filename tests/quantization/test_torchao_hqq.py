@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from quire import LLM, SamplingParams
 from quire.foundation.errors import ConfigError, WeightsError
 from quire.models.base import DecoderStack
 from quire.quantization.methods.hqq import HQQ
@@ -19,6 +20,7 @@ from tests.models import checkpoints
 from tests.models.paged import PagedRows
 from tests.quantization import test_models
 from tests.quantization.test_models import linears
+from tests.quantization.test_shares import dense_of, share
 from tests.quantization.writers import PLAIN, SIZES
 
 Packed = tuple[dict[str, torch.Tensor], torch.Tensor]
@@ -223,6 +225,45 @@ def test_hqqs_own_checkpoints(case: tuple[int, int | None, int], family: str, tm
     config = hqq_config(*case)
     make(family, tmp_path, by_hqq(config), {"quant_method": "hqq", "quant_config": config, "skip_modules": ["lm_head"]})
     check(tmp_path, exact=case[0] != 8)
+
+
+@pytest.mark.parametrize("case", [(4, 32, 1), (3, 32, 1), (8, None, 1), (4, 32, 0)], ids=str)
+def test_ranks_keep_their_parts_of_hqqs_modules(case: tuple[int, int | None, int], tmp_path: Path) -> None:
+    config = hqq_config(*case)
+    pack, method = by_hqq(config), HQQ({"quant_config": config})
+    parts = {"q": 128, "k": 64, "v": 64}
+    stored = {name: pack(name, torch.randn(rows, 96)) for name, rows in parts.items()}
+    checkpoint = {f"{name}.{key}": torch.as_tensor(t) for name, (each, _) in stored.items() for key, t in each.items()}
+    for rank in range(2):
+        mine = dense_of(share("rows", rank, 2, parts, 96, method), checkpoint, tmp_path)
+        wanted = torch.cat([dense.chunk(2)[rank] for _, dense in stored.values()])
+        assert torch.allclose(mine, wanted, rtol=1e-5, atol=1e-6)
+    each, dense = pack("o", torch.randn(64, 128))
+    checkpoint = {f"o.{key}": torch.as_tensor(tensor) for key, tensor in each.items()}
+    shares = [dense_of(share("columns", rank, 2, {"o": 64}, 128, method), checkpoint, tmp_path) for rank in range(2)]
+    assert torch.allclose(torch.cat(shares, dim=1), dense, rtol=1e-5, atol=1e-6)
+
+
+def test_hqqs_groups_are_not_divided() -> None:
+    method = HQQ({"quant_config": hqq_config(4, 32, 1)})
+    with pytest.raises(ConfigError, match="inputs are stored 32 together and cannot be cut at 48"):
+        share("columns", 0, 2, {"o": 64}, 96, method)
+
+
+def test_two_ranks_answer_as_one(tmp_path: Path) -> None:
+    """Over gloo, each with its half of the heads and of the feed-forward layers."""
+    config = hqq_config(4, 16, 1)
+    settings = {"quant_method": "hqq", "quant_config": config, "skip_modules": ["lm_head"]}
+    folder = make("Llama", tmp_path, by_hqq(config), settings)
+    found = []
+    for ranks in (1, 2):
+        options: dict[str, Any] = {"tensor_parallel_size": ranks, "num_gpu_blocks_override": 20, "max_model_len": 64}
+        ask = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, logprobs=0)
+        with LLM(str(folder), device="cpu", dtype="float32", skip_tokenizer_init=True, **options) as llm:
+            (output,) = llm.generate([5, 17, 3, 44], ask, use_tqdm=False)
+        found.append(output.outputs[0])
+    assert found[0].token_ids == found[1].token_ids
+    assert found[0].cumulative_logprob == pytest.approx(found[1].cumulative_logprob, abs=1e-4)
 
 
 def test_hqqs_tensors_that_say_otherwise_are_damaged(tmp_path: Path) -> None:

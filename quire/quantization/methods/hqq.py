@@ -2,7 +2,7 @@
 
 Groups are along the inputs (axis 1) or across the matrix (axis 0, as older files have it): the latter are no format
 here and are kept in plain numbers. Numbers are packed far from each other (the first half of a module's groups beside
-the second), so a module's tensors are read whole, and ranks cannot share them.
+the second), so a module's tensors are read whole, and each rank keeps its part of what they are unpacked to.
 """
 
 from __future__ import annotations
@@ -82,10 +82,6 @@ class HQQ(QuantizationMethod):
         settings = None if info.role == "vocabulary" else of_all(info, self._of_module)
         if settings is None:
             return plain_scheme(info.dtype)
-        if sum(info.parts) != info.rows:
-            raise ConfigError(
-                "quantization_config: HQQ's packed numbers cannot be shared by ranks", "tensor_parallel_size"
-            )
         return _scheme(info, settings)
 
     def _of_module(self, module: str) -> Settings | None:
@@ -96,39 +92,63 @@ class HQQ(QuantizationMethod):
 
 
 def _scheme(info: MatrixInfo, settings: Settings) -> Scheme:
-    columns, across = info.columns, settings.axis == 0
+    """Raises ConfigError for groups that do not fit the matrix, or ranks."""
+    columns, across, (first, last) = info.columns, settings.axis == 0, info.shares[0].columns
     group = settings.group or columns
     if not across:
         check_multiples(info, inputs=group)
+        if settings.group and (first % group or last % group):
+            raise ConfigError(
+                f"inputs are stored {group} together and cannot be cut at {first or last}", "quantization"
+            )
+        group = min(group, last - first)
     form = Grouped("int8" if settings.bits == 8 else "int4", group, scale=torch.float32, zero=torch.float32)
     sources: list[Source] = []
-    for number, rows in enumerate(info.parts):
-        size = settings.group or (rows if across else columns)
-        if rows * columns % size:
+    for number, share in enumerate(info.shares):
+        size = settings.group or (share.rows if across else columns)
+        if share.rows * columns % size:
             raise ConfigError(f"quantization_config: {info.modules[number]} is no multiple of groups of {size}", OPTION)
-        sources += _sources(number, rows * columns // size, size, settings)
+        sources += _sources(number, share.rows * columns // size, size, settings)
 
     def pack(found: Tensors) -> Tensors:
-        parts = []
-        for number, rows in enumerate(info.parts):
-            one = {key.partition(".")[2]: tensor for key, tensor in found.items() if key.startswith(f"{number}.")}
-            _check(one, settings, (rows, columns), info.modules[number])
-            groups = one["scale"].numel()
-            parts.append(_unpacked(one["W_q"], settings.bits, rows * columns // groups if across else groups))
-        scale, zero = (
-            [found[f"{number}.{name}"].flatten() for number in range(len(parts))] for name in ("scale", "zero")
-        )
+        parts = [_part(found, number, info, settings) for number in range(len(info.shares))]
         if across:
-            wide = [(q.float() - z) * s for q, z, s in zip(parts, zero, scale, strict=True)]
-            dense = [one.reshape(rows, columns) for one, rows in zip(wide, info.parts, strict=True)]
-            return {"weight": torch.cat(dense).to(info.dtype)}
-        numbers = torch.cat([one.view(rows, columns) for one, rows in zip(parts, info.parts, strict=True)])
-        scales, zeros = (torch.cat(each).view(len(numbers), -1) for each in (scale, zero))
+            wide = [(q.float() - zero) * scale for q, scale, zero in parts]
+            dense = [one.reshape(share.rows, columns) for one, share in zip(wide, info.shares, strict=True)]
+            return {"weight": _stacked(info, dense).to(info.dtype)}
+        numbers, scales, zeros = (
+            _stacked(info, [part[which].reshape(s.rows, -1) for part, s in zip(parts, info.shares, strict=True)])
+            for which in range(3)
+        )
         if settings.bits == 8:
             return form.packed((numbers ^ 128).view(torch.int8), scales, zeros - 128)
         return form.packed(numbers, scales, zeros)
 
     return Scheme(plain_scheme(info.dtype).format if across else form, tuple(sources), pack)
+
+
+def _part(
+    found: Tensors, number: int, info: MatrixInfo, settings: Settings
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A whole module's numbers, scales and zeros. Raises WeightsError."""
+    one = {key.partition(".")[2]: tensor for key, tensor in found.items() if key.startswith(f"{number}.")}
+    rows, columns = info.shares[number].rows, info.columns
+    _check(one, settings, (rows, columns), info.modules[number])
+    groups = one["scale"].numel()
+    numbers = _unpacked(one["W_q"], settings.bits, rows * columns // groups if settings.axis == 0 else groups)
+    return numbers, one["scale"].flatten(), one["zero"].flatten()
+
+
+def _stacked(info: MatrixInfo, parts: list[torch.Tensor]) -> torch.Tensor:
+    """This rank's part of matrices of the modules, [rows, columns], or a number for each group of columns. Rows that a
+    rank has room for, and no share of, are zeros."""
+    mine = []
+    for part, share, room in zip(parts, info.shares, info.parts, strict=True):
+        first, last = (place * part.shape[1] // info.columns for place in share.columns)
+        own = torch.cat([part[begin:end] for begin, end in share.lines])
+        own = own[:, first : last if part.shape[1] > 1 else 1]
+        mine.append(torch.nn.functional.pad(own, (0, 0, 0, room - len(own))))
+    return torch.cat(mine)
 
 
 def _sources(number: int, groups: int, size: int, settings: Settings) -> list[Source]:
