@@ -162,6 +162,20 @@ def _ernie_back(state: State, config: Config) -> State:
     return uncorrected(squeezed("e_score", 0)[1](state, config), config)
 
 
+def _lfm2moe(state: State, config: Config) -> State:
+    return _renamed(
+        squeezed("conv.conv", 1)[0](state, config),
+        (r"expert_bias$", "expert_bias.bias"),
+        (r"^model\.(.*\.experts\.)", r"\1"),
+    )
+
+
+def _lfm2moe_back(state: State, config: Config) -> State:
+    return _renamed(
+        squeezed("conv.conv", 1)[1](state, config), (r"expert_bias\.bias$", "expert_bias"), (r"^layers", "model.layers")
+    )
+
+
 def head_norms(state: State, _: Config) -> State:
     """StableLM's, one a head."""
     found: State = {}
@@ -196,5 +210,6 @@ CONVERSIONS: dict[str, tuple[Callable[[State, Config], State], Callable[[State, 
     "minimax-m2": (corrected, uncorrected),
     "ernie4_5-moe": (_ernie, _ernie_back),
     "lfm2": squeezed("conv.conv", 1),
+    "lfm2moe": (_lfm2moe, _lfm2moe_back),
     "stablelm": (head_norms, head_norms_back),
 }

@@ -132,6 +132,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"head_dim": ..., "layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3,
          "block_auto_adjust_ff_dim": False},
     ),
+    "lfm2moe": (
+        "Lfm2Moe", "lfm2moe",
+        {**EXPERTS, "head_dim": ..., "layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3,
+         "num_dense_layers": 1, "moe_intermediate_size": 32, "norm_topk_prob": True},
+    ),
     "seed_oss": ("SeedOss", "seed_oss", {"attention_bias": True, "attention_out_bias": False}),
 }  # fmt: skip
 

@@ -213,7 +213,9 @@ def _of_family(config: Mapping[str, Any], arch: str, rope: Mapping[str, Any]) ->
         }
     if arch in ("glm4moe", "minimax-m2"):
         found["expert_gating_func"] = 2
-    if arch == "lfm2":
+    if arch == "lfm2moe":
+        found |= {"expert_gating_func": 2, "leading_dense_block_count": config["num_dense_layers"]}
+    if arch in ("lfm2", "lfm2moe"):
         kinds = config["layer_types"]
         found["attention.head_count_kv"] = [config["num_key_value_heads"] * (kind != "conv") for kind in kinds]
         found["attention.layer_norm_rms_epsilon"] = config["norm_eps"]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.config.gguf.family import GgufFamily
+from quire.config.gguf.hybrid import HYBRID
 from quire.config.gguf.metadata import Metadata
 from quire.config.gguf.sparse import DEEPSEEK_V3, MIXTRAL, SPARSE
 from quire.foundation.errors import ConfigError
@@ -23,23 +24,6 @@ _LATER_NORMS = {
 }  # fmt: skip
 _FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _CAPS = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
-_CONVOLUTIONS = {
-    "attn_norm": "operator_norm", "ffn_norm": "ffn_norm", "attn_output": "self_attn.out_proj",
-    "attn_q_norm": "self_attn.q_layernorm", "attn_k_norm": "self_attn.k_layernorm", "ffn_gate": "feed_forward.w1",
-    "ffn_up": "feed_forward.w3", "ffn_down": "feed_forward.w2", "shortconv.conv": "conv.conv",
-    "shortconv.in_proj": "conv.in_proj", "shortconv.out_proj": "conv.out_proj",
-    "token_embd_norm.weight": "embedding_norm.weight", "output_norm.weight": "embedding_norm.weight",
-}  # fmt: skip
-
-
-def _of_layers(metadata: Metadata, config: dict[str, Any], tensors: Mapping[str, GgufTensor]) -> None:
-    """LFM2: layers without attention have short convolutions."""
-    del tensors
-    layers, heads = config["num_hidden_layers"], metadata.by_layer("attention.head_count_kv")
-    if heads is not None and len(heads) != layers:
-        raise ConfigError(f"attention.head_count_kv has {len(heads)} values for block_count={layers}", "model")
-    config["layer_types"] = ["full_attention" if count else "conv" for count in heads or [1] * layers]
-    config["conv_L_cache"] = metadata.number("shortconv.l_cache")
 
 
 def _qk_norms(metadata: Metadata, config: dict[str, Any], tensors: Mapping[str, GgufTensor]) -> None:
@@ -106,12 +90,8 @@ DENSE: dict[str, GgufFamily] = {
         partial=True, eps="layer_norm_eps", bias="use_qkv_bias", read=_qk_norms,
     ),
     "nemotron": GgufFamily("NemotronForCausalLM", plus_one=True, partial=True, eps="norm_eps", mlp_bias=True),
-    "lfm2": GgufFamily(
-        "Lfm2ForCausalLM", _CONVOLUTIONS, bias=None, eps="norm_eps", fixed={"block_auto_adjust_ff_dim": False},
-        some_attend=True, lifted={"shortconv.conv": (1, 3)}, read=_of_layers,
-    ),
 }  # fmt: skip
-FAMILIES = {**DENSE, **SPARSE}
+FAMILIES = {**DENSE, **HYBRID, **SPARSE}
 _MINISTRAL = GgufFamily(
     "Ministral3ForCausalLM", pairs=True, bias=None, sized=True, sharpened=1.0,
     keys={"attention.temperature_scale": "llama_4_scaling_beta"},

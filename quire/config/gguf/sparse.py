@@ -12,6 +12,7 @@ from quire.foundation.errors import ConfigError
 from quire.foundation.gguf_header import GgufTensor
 from quire.foundation.json_file import shown
 
+_NORMED: dict[str, tuple[Any, ...]] = {"expert_weights_norm": (True,)}
 SIGMOID = 2  # of expert_gating_func
 _EXPERTS = {
     "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
@@ -133,7 +134,7 @@ DEEPSEEK_V2 = GgufFamily(
 )
 DEEPSEEK_V3 = replace(DEEPSEEK_V2, architecture="DeepseekV3ForCausalLM", neutral={"expert_gating_func": (SIGMOID,)},
                       fixed={"n_group": 1, "topk_group": 1}, read=_latent)  # fmt: skip
-MIXTRAL = GgufFamily("MixtralForCausalLM", _NUMBERED, pairs=True, keys=_LOCAL, bias=None)
+MIXTRAL = GgufFamily("MixtralForCausalLM", _NUMBERED, pairs=True, keys=_LOCAL, bias=None, neutral=_NORMED)
 SPARSE: dict[str, GgufFamily] = {
     "qwen2moe": GgufFamily(
         "Qwen2MoeForCausalLM", _SHARED_GATE,
@@ -142,7 +143,7 @@ SPARSE: dict[str, GgufFamily] = {
     ),
     "qwen3moe": GgufFamily(
         "Qwen3MoeForCausalLM", keys=_EXPERTS, fixed={"norm_topk_prob": True}, sized=True,
-        neutral={"expert_weights_norm": (True,)},
+        neutral=_NORMED,
     ),
     "olmoe": GgufFamily(
         "OlmoeForCausalLM", keys={"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"},
@@ -155,7 +156,7 @@ SPARSE: dict[str, GgufFamily] = {
             "ffn_gate_inp": "mlp.router", "ffn_gate_exps.bias": "mlp.experts.gate_proj_bias",
             "ffn_up_exps.bias": "mlp.experts.up_proj_bias", "ffn_down_exps.bias": "mlp.experts.down_proj_bias",
         },
-        keys=_LOCAL, windows=True, sized=True, neutral={"expert_gating_func": (0, 1, 3)}, read=_inner,
+        keys=_LOCAL, windows=True, sized=True, neutral={**_NORMED, "expert_gating_func": (0, 1, 3)}, read=_inner,
     ),
     "deepseek2": DEEPSEEK_V2,
     "llama4": GgufFamily(
@@ -192,7 +193,7 @@ SPARSE: dict[str, GgufFamily] = {
             "expert_feed_forward_length": "moe_intermediate_size", "expert_shared_count": "moe_num_shared_experts",
             "leading_dense_block_count": "moe_layer_start_index", "interleave_moe_layer_step": "moe_layer_interval",
         },
-        bias="use_bias", sized=True, lifted={"exp_probs_b": (0, 2)}, read=_ernie,
+        bias="use_bias", sized=True, lifted={"exp_probs_b": (0, 2)}, neutral=_NORMED, read=_ernie,
     ),
     "hunyuan-moe": GgufFamily(
         "HunYuanMoEV1ForCausalLM",
@@ -201,10 +202,11 @@ SPARSE: dict[str, GgufFamily] = {
             "ffn_gate_inp": "mlp.gate.wg", "ffn_gate_shexp": "mlp.shared_mlp.gate_proj",
             "ffn_up_shexp": "mlp.shared_mlp.up_proj", "ffn_down_shexp": "mlp.shared_mlp.down_proj",
         },
-        keys={"expert_count": "num_experts", "expert_used_count": "moe_topk"}, sized=True, read=_hunyuan,
+        keys={"expert_count": "num_experts", "expert_used_count": "moe_topk"}, sized=True, neutral=_NORMED,
+        read=_hunyuan,
     ),
     "granitemoe": GgufFamily(
-        "GraniteMoeForCausalLM", pairs=True,
+        "GraniteMoeForCausalLM", pairs=True, neutral=_NORMED,
         keys={
             **_LOCAL, "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
             "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
@@ -217,6 +219,7 @@ SPARSE: dict[str, GgufFamily] = {
     "minimax-m2": GgufFamily(
         "MiniMaxM2ForCausalLM",
         {**_NUMBERED, "exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
-        keys=_LOCAL, bias=None, partial=True, sized=True, neutral={"expert_gating_func": (SIGMOID,)}, read=_inner,
+        keys=_LOCAL, bias=None, partial=True, sized=True, neutral={**_NORMED, "expert_gating_func": (SIGMOID,)},
+        read=_inner,
     ),
 }  # fmt: skip
