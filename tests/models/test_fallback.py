@@ -301,9 +301,9 @@ def test_they_are_inspected_without_their_weights(llama: Path) -> None:
 def test_without_transformers_it_says_what_to_install(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers_models, "_folder", lambda: None)
     monkeypatch.setattr(transformers_models, "causal_models", frozenset)
-    with pytest.raises(ConfigError, match=r"pip install quire\[transformers\]"):
+    with pytest.raises(ConfigError, match=r"pip install 'quire\[transformers\]'"):
         read_model_info(llama, {}, impl="transformers")
-    with pytest.raises(ConfigError, match=r"is not supported.*pip install quire\[transformers\]"):
+    with pytest.raises(ConfigError, match=r"is not supported.*pip install 'quire\[transformers\]'"):
         read_model_info(llama, {"architectures": ["PersimmonForCausalLM"]})
 
 
