@@ -48,7 +48,7 @@ def parse(
     fields = {field.name: (section, field) for section in sections for field in dataclasses.fields(section)}
     if path is not None:
         merged |= _read_yaml(path, fields)
-    rest = [_known(argument, fields) for argument in rest]
+    rest = _switched([_known(argument, fields) for argument in rest], fields)
     dotted, rest = _take_dotted(rest, fields)
     _check_lists(rest, fields)
     flat = dataclasses.make_dataclass(
@@ -278,6 +278,29 @@ def _known(argument: str, fields: Mapping[str, Any]) -> str:
         if why is not None:
             raise ConfigError(why, name, code="foreign-option")
     return "--" + name.replace("_", "-") + dot + key + equals + value
+
+
+def _switched(arguments: Sequence[str], fields: Mapping[str, tuple[type, dataclasses.Field[Any]]]) -> list[str]:
+    """`--x` and `--no-x`, of a switch that may also be left open, with the value that they stand for."""
+    found: list[str] = []
+    for argument, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
+        flag, equals, value = argument.partition("=")
+        name = flag.removeprefix("--").replace("-", "_")
+        own = name if name in fields else name.removeprefix("no_")
+        if not flag.startswith("--") or own not in fields or not _is_switch(fields[own][0], own):
+            found.append(argument)
+        elif own != name and not equals:
+            found += ["--" + own.replace("_", "-"), "False"]
+        elif equals:
+            found += [flag, value.capitalize()]
+        else:
+            found += [flag] if following.capitalize() in ("True", "False", "None") else [flag, "True"]
+    return found
+
+
+def _is_switch(section: type, name: str) -> bool:
+    """Whether it is on, off or left open."""
+    return bool(typing.get_type_hints(section)[name] == bool | None)
 
 
 def _check_lists(arguments: Sequence[str], fields: Mapping[str, tuple[type, dataclasses.Field[Any]]]) -> None:

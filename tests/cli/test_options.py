@@ -63,6 +63,9 @@ def test_no_name_is_used_twice() -> None:
         (["--gpu-memory-utilization", "0.5"], "gpu_memory_utilization", 0.5),
         (["--tokenizer", "folder"], "tokenizer", "folder"),
         (["--async-scheduling", "False"], "async_scheduling", False),
+        (["--async-scheduling=true"], "async_scheduling", True),
+        (["--no-async-scheduling"], "async_scheduling", False),
+        (["--enable-prefix-caching", "--seed", "3"], "enable_prefix_caching", True),
         (["m", "--port", "1", "--host", "::1"], "host", "::1"),
     ],
 )
