@@ -27,6 +27,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "preempted in every step": {"max_prefill_chunk": 24, "preempt_every_step": True},
 }
 
+# A page of the other's holds more tokens than these prompts have.
+SHARING = [case for case in HYBRIDS if case != "kimi_linear-groups"]
+
 
 def branching() -> list[list[int]]:
     """Beginnings of 100 tokens that part at several places, some of them twice the same."""
@@ -52,7 +55,7 @@ def largest_difference(first: list[Any], second: list[Any]) -> float:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("case", sampled(HYBRIDS, lambda case: case in ("mamba", "bamba", "lfm2", "kimi_linear")))
+@pytest.mark.parametrize("case", sampled(SHARING, lambda case: case in ("mamba", "bamba", "lfm2", "kimi_linear")))
 def test_a_hit_changes_nothing(case: str, way: str, tmp_path: Path) -> None:
     """One after the other, and then all at once, beside each other's decode rows."""
     made, config = CASES[case]

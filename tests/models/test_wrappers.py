@@ -195,7 +195,8 @@ def test_text_parts_that_cannot_run(config: dict[str, Any], words: str) -> None:
         ("multi_modal_projector.linear_1.weight", None),
         ("mlp1.0.weight", None),
         ("model.image_newline", None),
-        ("audio_tower.layers.0.weight", "audio_tower.layers.0.weight"),  # a place for which there is not
+        ("audio_tower.layers.0.weight", None),
+        ("talker.layers.0.weight", "talker.layers.0.weight"),  # a place for which there is not
     ],
 )
 def test_names(tensor: str, name: str | None) -> None:
