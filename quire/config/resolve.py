@@ -81,7 +81,6 @@ def resolve(config: EngineConfig, *, serving: bool = False, hardware: Hardware |
         raise ConfigError("load_format=pt reads Hugging Face's files, and params.json is Mistral's form", "load_format")
     notes += _said_of(info)
     device = _device(config, notes) if hardware is None else hardware.device
-    on_cpu = runs_on_cpu(device)
     gpus = gpus_for(config.runtime, hardware)
     check_ranks(config.runtime, info, device, gpus)
     check_cores(config.runtime, device, gpus)
@@ -95,13 +94,8 @@ def resolve(config: EngineConfig, *, serving: bool = False, hardware: Hardware |
     _check_processors(config, pools=pooler is not None)
     notes += _left_to_users(pooler)
     dtype = _dtype(config.model.dtype, info.dtype, device, pooler is not None, notes)
-    big = device == "cuda" and (_gpu_bytes() if hardware is None else hardware.total) >= BIG_GPU_BYTES
-    seqs = config.schedule.max_num_seqs or (64 if on_cpu else 1024 if big else 256)
-    tokens = config.schedule.max_num_batched_tokens or (
-        config.runtime.prefill_context_parallel_size
-        * (2048 if on_cpu else (8192 if serving else 16384) if big else 4096)
-    )
-    check_steps(config.runtime, tokens, config.schedule.max_prefill_chunk, on_cpu=on_cpu)
+    seqs, tokens = _step_sizes(config, device, hardware, serving=serving)
+    check_steps(config.runtime, tokens, config.schedule.max_prefill_chunk, on_cpu=runs_on_cpu(device))
     speculative = _speculative(config, tokens, pools=pooler is not None)
     executor = _executor(config.runtime, apart=info.runs_code)
     overlap, stages = config.schedule.async_scheduling, config.runtime.pipeline_parallel_size
@@ -124,6 +118,15 @@ def resolve(config: EngineConfig, *, serving: bool = False, hardware: Hardware |
         quantization=method,
         notes=tuple(notes),
     )
+
+
+def _step_sizes(config: EngineConfig, device: str, hardware: Hardware | None, *, serving: bool) -> tuple[int, int]:
+    """Requests that run at a time, and tokens of a step: as asked for, or by the device's memory."""
+    big = device == "cuda" and (_gpu_bytes() if hardware is None else hardware.total) >= BIG_GPU_BYTES
+    usual = 2048 if runs_on_cpu(device) else (8192 if serving else 16384) if big else 4096
+    seqs = config.schedule.max_num_seqs or (64 if runs_on_cpu(device) else 1024 if big else 256)
+    tokens = config.schedule.max_num_batched_tokens or config.runtime.prefill_context_parallel_size * usual
+    return seqs, tokens
 
 
 def _check_processors(config: EngineConfig, *, pools: bool) -> None:

@@ -147,4 +147,4 @@ def test_each_key_is_followed_or_refused(family: str, tmp_path: Path) -> None:
                 continue
             told.append("followed")
             assert max(difference(*both) for both in zip(found, expected, strict=True)) < 1e-4, (key, value)
-    assert told.count("followed") >= 2
+    assert told.count("followed") >= (2 if family == "nomic_bert" else 3)  # which fixes most of its keys
