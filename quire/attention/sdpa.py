@@ -192,18 +192,14 @@ class SDPAttention:
     ) -> torch.Tensor:
         """KV heads take the place of rows, so that each one's keys are there for all its query heads."""
         (_, kv_heads, tokens, dim), group, scores = k.shape, self._group, self._spec.scores
+        if len(q) == 1 and prompt.before:
+            return self._attend_one(q, k, v, prompt, scale, heads)
         grouped = q.view(-1, kv_heads, group, q.shape[2]).permute(1, 2, 0, 3)  # [kv_heads, group, queries, dim]
         k, v = (x[0].unsqueeze(1).expand(-1, group, -1, -1) for x in (k, v))
         lines = PerHead(*(None if own is None else own.view(kv_heads, group, 1, 1) for own in heads))
         if prompt.before == 0 and scores.first_seen(len(q) - 1) == 0:
             k, v = k[:, :, : len(q)], v[:, :, : len(q)]
             y = attend(grouped, k, v, None, is_causal=True, scale=scale, scores=scores, heads=lines)
-        elif len(q) == 1:  # sees all from some token on, and needs no mask
-            seen = slice(scores.first_seen(prompt.before) - prompt.first, prompt.before + 1 - prompt.first)
-            k, v = k[:, :, seen], v[:, :, seen]
-            token = torch.arange(prompt.before + 1 - k.shape[2], prompt.before + 1, device=q.device)
-            behind = scores.behind(token, token[-1])
-            y = attend(grouped, k, v, None, scale=scale, scores=scores, heads=lines, behind=behind)
         else:
             token = torch.arange(prompt.first, prompt.first + tokens, device=q.device)
             last = torch.arange(prompt.before, prompt.before + len(q), device=q.device).unsqueeze(1)
@@ -219,3 +215,19 @@ class SDPAttention:
                 for part, seen in parts
             ], 2)  # fmt: skip
         return y.permute(2, 0, 1, 3).reshape(len(q), -1, dim)
+
+    def _attend_one(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, prompt: Prompt, scale: float, heads: PerHead
+    ) -> torch.Tensor:
+        """One query sees all from some token on, and needs no mask. A KV head's query heads stand in line as queries:
+        with keys that heads share by a stride of 0, torch's memory-efficient kernel is wrong for a single query."""
+        (_, kv_heads, _, dim), scores = k.shape, self._spec.scores
+        seen = slice(scores.first_seen(prompt.before) - prompt.first, prompt.before + 1 - prompt.first)
+        k, v = k[:, :, seen], v[:, :, seen]
+        token = torch.arange(prompt.before + 1 - k.shape[2], prompt.before + 1, device=q.device)
+        lines = PerHead(*(None if own is None else own.view(kv_heads, -1, 1) for own in heads))
+        behind = scores.behind(token, token[-1])
+        y = attend(
+            q.view(1, kv_heads, self._group, -1), k, v, None, scale=scale, scores=scores, heads=lines, behind=behind
+        )
+        return y.reshape(1, -1, dim)
