@@ -192,7 +192,7 @@ class SDPAttention:
     ) -> torch.Tensor:
         """KV heads take the place of rows, so that each one's keys are there for all its query heads."""
         (_, kv_heads, tokens, dim), group, scores = k.shape, self._group, self._spec.scores
-        if len(q) == 1 and prompt.before:
+        if len(q) == 1:
             return self._attend_one(q, k, v, prompt, scale, heads)
         grouped = q.view(-1, kv_heads, group, q.shape[2]).permute(1, 2, 0, 3)  # [kv_heads, group, queries, dim]
         k, v = (x[0].unsqueeze(1).expand(-1, group, -1, -1) for x in (k, v))
