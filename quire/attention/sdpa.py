@@ -21,6 +21,7 @@ GATHERED_BYTES = 128 * 1024**2  # of keys, and as many of values, gathered at on
 MAX_PADDING, PADDING_TOKENS = 1.5, 128  # see `alike`
 SCORES = 1 << 26  # of all heads at once, where queries come three times
 MASK_BYTES = 32 * 1024**2  # of a prompt chunk's mask at once
+ALONE = 32  # see `_prompts`
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +87,23 @@ class SDPAttention:
             pieces += self._decodes(inputs, lengths[: inputs.num_decodes], 1)
         for row in range(inputs.num_decodes, inputs.num_rows):
             if starts[row] < starts[row + 1]:
-                pieces.append(self._prompt(inputs, row, slice(starts[row], starts[row + 1]), lengths[row]))
+                pieces += self._prompts(inputs, row, slice(starts[row], starts[row + 1]), lengths[row])
         return pieces
+
+    def _prompts(self, inputs: AttentionInputs, row: int, queries: slice, length: int) -> list[Prompt]:
+        """The queries of a row, the last of its `length` tokens; the last one may be apart.
+
+        torch's memory-efficient kernel takes 32 or 64 queries at a time. Where a last one is left alone, and query
+        heads share their keys, it takes the heads' for that one's others (torch 2.11).
+        """
+        count = queries.stop - queries.start
+        if count == 1 or count % ALONE != 1 or self._group == 1 or self._spec.device.type != "cuda":
+            return [self._prompt(inputs, row, queries, length)]
+        last = queries.stop - 1
+        return [
+            self._prompt(inputs, row, slice(queries.start, last), length - 1),
+            self._prompt(inputs, row, slice(last, queries.stop), length),
+        ]
 
     def _decodes(self, inputs: AttentionInputs, lengths: list[int], queries: int) -> list[Decodes | Prompt]:
         size = self._spec.block_size
@@ -192,18 +208,22 @@ class SDPAttention:
     ) -> torch.Tensor:
         """KV heads take the place of rows, so that each one's keys are there for all its query heads."""
         (_, kv_heads, tokens, dim), group, scores = k.shape, self._group, self._spec.scores
-        if len(q) == 1:
-            return self._attend_one(q, k, v, prompt, scale, heads)
         grouped = q.view(-1, kv_heads, group, q.shape[2]).permute(1, 2, 0, 3)  # [kv_heads, group, queries, dim]
         k, v = (x[0].unsqueeze(1).expand(-1, group, -1, -1) for x in (k, v))
         lines = PerHead(*(None if own is None else own.view(kv_heads, group, 1, 1) for own in heads))
         if prompt.before == 0 and scores.first_seen(len(q) - 1) == 0:
             k, v = k[:, :, : len(q)], v[:, :, : len(q)]
             y = attend(grouped, k, v, None, is_causal=True, scale=scale, scores=scores, heads=lines)
+        elif len(q) == 1:  # sees all from some token on, and needs no mask
+            seen = slice(scores.first_seen(prompt.before) - prompt.first, prompt.before + 1 - prompt.first)
+            k, v = k[:, :, seen], v[:, :, seen]
+            token = torch.arange(prompt.before + 1 - k.shape[2], prompt.before + 1, device=q.device)
+            behind = scores.behind(token, token[-1])
+            y = attend(grouped, k, v, None, scale=scale, scores=scores, heads=lines, behind=behind)
         else:
             token = torch.arange(prompt.first, prompt.first + tokens, device=q.device)
             last = torch.arange(prompt.before, prompt.before + len(q), device=q.device).unsqueeze(1)
-            step = max(1, MASK_BYTES // tokens)
+            step = max(1, MASK_BYTES // tokens // ALONE) * ALONE
             if scores.dual_chunk:
                 step = max(1, min(step, SCORES // (tokens * kv_heads * group)))
             parts = zip(grouped.split(step, 2), last.split(step), strict=True)
@@ -215,19 +235,3 @@ class SDPAttention:
                 for part, seen in parts
             ], 2)  # fmt: skip
         return y.permute(2, 0, 1, 3).reshape(len(q), -1, dim)
-
-    def _attend_one(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, prompt: Prompt, scale: float, heads: PerHead
-    ) -> torch.Tensor:
-        """One query sees all from some token on, and needs no mask. A KV head's query heads stand in line as queries:
-        with keys that heads share by a stride of 0, torch's memory-efficient kernel is wrong for a single query."""
-        (_, kv_heads, _, dim), scores = k.shape, self._spec.scores
-        seen = slice(scores.first_seen(prompt.before) - prompt.first, prompt.before + 1 - prompt.first)
-        k, v = k[:, :, seen], v[:, :, seen]
-        token = torch.arange(prompt.before + 1 - k.shape[2], prompt.before + 1, device=q.device)
-        lines = PerHead(*(None if own is None else own.view(kv_heads, -1, 1) for own in heads))
-        behind = scores.behind(token, token[-1])
-        y = attend(
-            q.view(1, kv_heads, self._group, -1), k, v, None, scale=scale, scores=scores, heads=lines, behind=behind
-        )
-        return y.reshape(1, -1, dim)

@@ -2,9 +2,12 @@
 nearest ones to given numbers. Plain torch, on any device.
 
 A matrix [n, k] is `(value(code) - zero) * scale`, scale and zero being those of the row's group of `group` columns, and
-times `outer`, one of each row, where a format has it. Codes of 4 bits are packed by two: of every 128 columns the first
-64 are the low halves of 64 bytes, the other 64 the high ones, so that either half of a byte goes with neighbours in x;
-fewer columns at the end are packed likewise among themselves.
+times `outer`, one of each row, where a format has it. Codes of 4 bits are packed by two, every 128 columns among
+themselves, in the order in which the matrix units of a GPU want them. With column 32 a + 16 b + 8 c + 2 d + e (a, d
+below 4, the others below 2) at place c, the lower half first, of byte 16 d + 4 a + 2 e + b, four threads (d) have 16
+bytes in a row each; a word (a) of these holds the thread's numbers of two matrix instructions (b), and of each two
+pairs (c) of neighbours (e), one in the word's low half and one in its high half. Fewer columns at the end are packed by
+halves: the first in the bytes' low halves.
 """
 
 from __future__ import annotations
@@ -19,6 +22,9 @@ exponent and mantissa. nf4, fp4: tables of 16 values."""
 
 BLOCK = 128  # columns whose codes of 4 bits are packed together
 HALF = BLOCK // 2
+_COLUMNS, _EIGHT = (4, 2, 2, 4, 2), 4  # a, b, c, d and e behind rows and blocks, and where c is
+_BYTES = (0, 1, 4, 2, 5, 3)  # rows, blocks and a, b, d, e → d, a, e, b
+_COLUMNS_OF_BYTES, _PLACES = (4, 4, 2, 2), (0, 1, 3, 5, 2, 4)  # and back
 NIBBLES = ("int4", "e2m1", "nf4", "fp4")
 E4M3_LARGEST, E2M1_LARGEST = 448.0, 6.0
 LEAST = 1e-30  # a group of zeros has some scale
@@ -71,25 +77,19 @@ def bytes_of(kind: Kind, columns: int) -> int:
 def packed(codes: torch.Tensor) -> torch.Tensor:
     """codes uint8 [n, k] below 16, k even → two a byte, [n, k / 2]."""
     whole = codes.shape[1] // BLOCK * BLOCK
-    blocks = [(codes[:, :whole], HALF), (codes[:, whole:], (codes.shape[1] - whole) // 2)]
-    return torch.cat([_pairs(part, half) for part, half in blocks if half], dim=1)
-
-
-def _pairs(codes: torch.Tensor, half: int) -> torch.Tensor:
-    halves = codes.reshape(len(codes), -1, 2, half)
-    return (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1)
+    low, high = codes[:, :whole].reshape(len(codes), -1, *_COLUMNS).unbind(_EIGHT)
+    blocks = (low | high << 4).permute(_BYTES).flatten(1)
+    low, high = codes[:, whole:].reshape(len(codes), 2, -1).unbind(1)
+    return torch.cat([blocks, low | high << 4], dim=1)
 
 
 def unpacked(pairs: torch.Tensor) -> torch.Tensor:
     """The same back, uint8 [n, k]."""
     whole = pairs.shape[1] // HALF * HALF
-    blocks = [(pairs[:, :whole], HALF), (pairs[:, whole:], pairs.shape[1] - whole)]
-    return torch.cat([_singles(part, half) for part, half in blocks if half], dim=1)
-
-
-def _singles(pairs: torch.Tensor, half: int) -> torch.Tensor:
-    halves = pairs.reshape(len(pairs), -1, half)
-    return torch.stack([halves & 15, halves >> 4], dim=2).flatten(1)
+    places = pairs[:, :whole].reshape(len(pairs), -1, *_COLUMNS_OF_BYTES).permute(_PLACES)
+    blocks = torch.stack([places & 15, places >> 4], dim=_EIGHT).flatten(1)
+    rest = pairs[:, whole:]
+    return torch.cat([blocks, rest & 15, rest >> 4], dim=1)
 
 
 def widened(of: Codes, dtype: torch.dtype) -> torch.Tensor:

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 @cache
-def _gluon(device: torch.device) -> bool:
+def has_gluon(device: torch.device) -> bool:
     """Whether kernels in Gluon, which Triton calls experimental, run on `device`."""
     if INTERPRETED or torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] < 8:
         return False
@@ -54,7 +54,7 @@ def plan(x: torch.Tensor, weight: torch.Tensor, *, gated: bool, residual: bool) 
     n = weight.shape[0] // (2 if gated else 1)
     aligned = k % 8 == x.stride(0) % 8 == weight.stride(0) % 8 == 0  # eight elements at once
     how = plan_of(m, n, k, gated=gated, residual=residual, bulk=aligned and _bulk_copies(x.device))
-    if isinstance(how, Registers) and not (aligned and _gluon(x.device)):
+    if isinstance(how, Registers) and not (aligned and has_gluon(x.device)):
         return Vector(4, 512, 4) if m == 1 else Shared(16, 64, 4, 4)
     return how
 
@@ -70,7 +70,7 @@ def plan_8_bits(x: torch.Tensor, weight: torch.Tensor, *, gated: bool, residual:
     n = weight.shape[0] // (2 if gated else 1)
     aligned = k % 16 == x.stride(0) % 8 == weight.stride(0) % 16 == 0
     how = plan_of(m, n, k, gated=gated, residual=residual, bulk=aligned and _bulk_copies(x.device))
-    if isinstance(how, Registers) and not (aligned and _gluon(x.device)):
+    if isinstance(how, Registers) and not (aligned and has_gluon(x.device)):
         return Vector(4, 512, 4) if m == 1 else Shared(16, 64, 4, 4)
     return how
 

@@ -13,7 +13,8 @@ from quire.kernels.dispatch import on_cuda, on_triton
 from quire.kernels.elementwise.activation import silu_and_mul
 from quire.kernels.elementwise.norm import rms_norm
 from quire.kernels.gemm import codes
-from quire.kernels.gemm.codes import Codes
+from quire.kernels.gemm.codes import NIBBLES, Codes
+from quire.kernels.gemm.decode_gemm import has_gluon
 from quire.kernels.gemm.linear import linear as plain_linear
 
 FEW_ROWS, SOME_ROWS = 16, 512
@@ -37,22 +38,39 @@ def linear(
             x, widened(weight, x.dtype), bias,
             norm=norm, gated=gated, residual=residual, out_dtype=out_dtype, out=out,
         )  # fmt: skip
-    if norm is not None:
-        x = rms_norm(x, *norm)
+    few = len(x) <= FEW_ROWS and _in_registers(x, weight)
+    if norm is not None and not (few and len(x) == 1):
+        x, norm = rms_norm(x, *norm), None
+    n, adds = len(weight.codes) // (2 if gated and few else 1), residual is not None
     if residual is not None:
-        return _product(x, weight, bias, True, residual)
-    if out is None:
-        dtype = x.dtype if gated else out_dtype or x.dtype
-        out = torch.empty((len(x), len(weight.codes)), dtype=dtype, device=x.device)
-    y = _product(x, weight, bias, False, out)
+        out = residual
+    elif out is None:
+        out = torch.empty((len(x), n), dtype=x.dtype if gated else out_dtype or x.dtype, device=x.device)
+    if few:
+        from quire.kernels.gemm.triton import code_rows
+
+        return code_rows.linear(x, weight, bias, norm, gated, adds, out)
+    y = _product(x, weight, bias, adds, out)
     return silu_and_mul(y) if gated else y
+
+
+def _in_registers(x: torch.Tensor, weight: Codes) -> bool:
+    """Whether few rows are multiplied by a kernel in Gluon."""
+    whole = weight.zero is None or weight.group >= 32  # a word's columns have one zero
+    return weight.kind in NIBBLES and whole and x.stride(0) % 8 == 0 and has_gluon(x.device)
 
 
 def _product(x: torch.Tensor, weight: Codes, bias: torch.Tensor | None, adds: bool, out: torch.Tensor) -> torch.Tensor:
     from quire.kernels.gemm.triton import grouped_rows, grouped_tiles
+    from quire.kernels.triton.launch import has_gluon_sm90
 
     if len(x) <= FEW_ROWS:
         return grouped_rows.linear(x, weight, bias, adds, out)
+    if weight.kind in NIBBLES and has_gluon_sm90(x.device):
+        from quire.kernels.gemm.triton import code_tiles_sm90
+
+        if code_tiles_sm90.takes(x, weight):
+            return code_tiles_sm90.linear(x, weight, bias, adds, out)
     return grouped_tiles.linear(x, weight, bias, adds, out)
 
 

@@ -12,16 +12,22 @@ KINDS = {"int4": 0, "int8": 1, "e4m3": 2, "e2m1": 3, "nf4": 4, "fp4": 4}
 
 
 @triton.jit
-def decoded(codes, table_ptr, like, KIND: tl.constexpr, HIGH: tl.constexpr):
-    """Of one half of each byte, or of whole ones, the values as like's type; of int4 from 0 on.
+def decoded(codes, table_ptr, like, KIND: tl.constexpr):
+    """Of a block of columns [n, bytes] the values [n, columns] in their order, as like's type; of int4 from 0 on."""
+    if KIND == 1 or KIND == 2:
+        y = values(codes, table_ptr, like, KIND)
+    else:
+        N: tl.constexpr = codes.shape[0]
+        low, high = values(codes & 15, table_ptr, like, KIND), values(codes >> 4, table_ptr, like, KIND)
+        # Bytes are in order of d, a, e and b, columns of a, b, c, d and e: see `kernels/gemm/codes.py`.
+        y = tl.reshape(tl.join(low, high), [N, 4, 4, 2, 2, 2])
+        y = tl.reshape(tl.permute(y, (0, 2, 4, 5, 1, 3)), [N, 128])
+    return y
 
-    Conversions of integers are slow on a GPU: bits are put behind those of a float whose last place counts ones.
-    """
-    if KIND == 0 or KIND >= 3:
-        if HIGH:
-            codes = codes >> 4
-        else:
-            codes = codes & 15
+
+@triton.jit
+def values(codes, table_ptr, like, KIND: tl.constexpr):
+    """Conversions of integers are slow on a GPU: bits are put behind those of a float whose last place counts ones."""
     if KIND == 0:
         if like.dtype == tl.bfloat16:
             y = (codes.to(tl.uint16) | 0x4300).to(tl.bfloat16, bitcast=True) - 128.0

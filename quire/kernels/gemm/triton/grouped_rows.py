@@ -1,7 +1,7 @@
 """x @ weight.T for up to 16 rows and a weight in codes, as the tall operand on the matrix units.
 
-The warps of a program share K (SPLIT), a block of 128 columns each at a time: of 4 bits two halves of 64, which go with
-neighbours in x. Where a half lies in one group its sums are scaled, else its weights are.
+The warps of a program share K (SPLIT), a block of 128 columns each at a time. Where a block lies in one group its sums
+are scaled, else its weights are.
 """
 
 from __future__ import annotations
@@ -13,28 +13,6 @@ import triton.language as tl
 from quire.kernels.gemm.codes import Codes
 from quire.kernels.gemm.triton.codes import arguments, centred, constants, decoded, scaled_by
 from quire.kernels.triton.launch import has_pdl
-
-
-@triton.jit
-def part_sums(
-    codes, x, at, k, in_n, scale_ptr, zero_ptr, table_ptr,
-    KIND: tl.constexpr, HIGH: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, ZERO: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Sums [split, n, m] of one tile: codes [split, n, width], x [split, m, width]. at: of the rows' first scale
-    [1, n, 1]. k: the tile's columns [split, 1, width]; all of a half or block in one group, or not."""
-    weight = decoded(codes, table_ptr, x, KIND, HIGH)
-    if GROUP % WIDTH == 0:
-        group = at + tl.min(k, axis=2, keep_dims=True) // GROUP
-        weight = centred(weight, zero_ptr, group, in_n, ZERO, KIND)
-        sums = tl.dot(weight, tl.permute(x, (0, 2, 1)), input_precision=PRECISION)
-        sums *= scaled_by(tl.load(scale_ptr + group, in_n, 0.0))
-    else:
-        group = at + k // GROUP
-        weight = centred(weight, zero_ptr, group, in_n, ZERO, KIND)
-        weight = (weight.to(tl.float32) * scaled_by(tl.load(scale_ptr + group, in_n, 0.0))).to(x.dtype)
-        sums = tl.dot(weight, tl.permute(x, (0, 2, 1)), input_precision=PRECISION)
-    return sums
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -49,10 +27,9 @@ def _grouped_rows_kernel(
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.arange(0, BLOCK_M)
     share = tl.arange(0, SPLIT)[:, None, None]
-    j = tl.arange(0, WIDTH)[None, None, :]
-    rows = codes_ptr + n.to(tl.int64)[None, :, None] * codes_stride + share * WIDTH + j  # [split, n, width]
-    lines = x_ptr + m[None, :, None] * x_stride + share * 128 + j  # [split, m, width]
-    at = n[None, :, None] * groups
+    byte, column = tl.arange(0, WIDTH)[None, None, :], tl.arange(0, 128)[None, None, :]
+    rows = codes_ptr + n.to(tl.int64)[None, :, None] * codes_stride + share * WIDTH + byte  # [split, n, width]
+    lines = x_ptr + m[None, :, None] * x_stride + share * 128 + column  # [split, m, 128]
     in_n, in_m = (n < N)[None, :, None], (m < M)[None, :, None]
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -60,18 +37,22 @@ def _grouped_rows_kernel(
     acc = tl.zeros([SPLIT, BLOCK_N, BLOCK_M], tl.float32)
     for start in tl.range(0, K, SPLIT * 128, num_stages=STAGES):
         in_k = start + share * 128 < K
-        column = tl.minimum(start + share * 128, K - 128) + j
-        codes = tl.load(rows + start // 128 * WIDTH, in_n & in_k, 0.0)
+        first = tl.minimum(start + share * 128, K - 128)
+        codes = tl.reshape(tl.load(rows + start // 128 * WIDTH, in_n & in_k, 0.0), [SPLIT * BLOCK_N, WIDTH])
         x = tl.load(lines + start, in_m & in_k, 0.0)
-        acc += part_sums(
-            codes, x, at, column, in_n, scale_ptr, zero_ptr, table_ptr, KIND, False, GROUP, WIDTH, ZERO, PRECISION
-        )
-        if NIBBLES:
-            x = tl.load(lines + start + 64, in_m & in_k, 0.0)
-            acc += part_sums(
-                codes, x, at, column + 64, in_n, scale_ptr, zero_ptr, table_ptr, KIND, True, GROUP, WIDTH, ZERO,
-                PRECISION,
-            )  # fmt: skip
+        weight = tl.reshape(decoded(codes, table_ptr, x, KIND), [SPLIT, BLOCK_N, 128])
+        group = n[None, :, None] * groups
+        if GROUP % 128 == 0:
+            group += first // GROUP
+        else:
+            group += (first + column) // GROUP
+        weight = centred(weight, zero_ptr, group, in_n, ZERO, KIND)
+        scale = scaled_by(tl.load(scale_ptr + group, in_n, 0.0))
+        if GROUP % 128 == 0:
+            acc += tl.dot(weight, tl.permute(x, (0, 2, 1)), input_precision=PRECISION) * scale
+        else:
+            weight = (weight.to(tl.float32) * scale).to(x.dtype)
+            acc += tl.dot(weight, tl.permute(x, (0, 2, 1)), input_precision=PRECISION)
     y = tl.sum(acc, axis=0)  # [outputs, rows]
     if OUTER:
         y *= tl.load(outer_ptr + n, n < N, 0.0)[:, None]

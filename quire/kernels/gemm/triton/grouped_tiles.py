@@ -13,23 +13,6 @@ from quire.kernels.triton.launch import has_pdl
 BLOCK_N = 64
 
 
-@triton.jit
-def _part_sums(
-    acc, codes, x, at, first, in_n, scale_ptr, zero_ptr, table_ptr,
-    KIND: tl.constexpr, HIGH: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, ZERO: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """acc [n, m] and the product of codes [n, width] and x [m, width], whose columns begin at `first`."""
-    weight = decoded(codes, table_ptr, x, KIND, HIGH)
-    group = at + first // GROUP
-    if GROUP % WIDTH != 0:
-        group = at + (first + tl.arange(0, WIDTH)[None, :]) // GROUP
-    weight = centred(weight, zero_ptr, group, in_n, ZERO, KIND)
-    scale = scaled_by(tl.load(scale_ptr + group, in_n, 0.0))
-    weight = (weight.to(tl.float32) * scale).to(x.dtype)
-    return tl.dot(weight, tl.trans(x), acc, input_precision=PRECISION)
-
-
 @triton.jit(do_not_specialize=["M"])
 def _grouped_tiles_kernel(
     x_ptr, codes_ptr, scale_ptr, zero_ptr, outer_ptr, table_ptr, bias_ptr, out_ptr, M, N,
@@ -41,10 +24,9 @@ def _grouped_tiles_kernel(
     WIDTH: tl.constexpr = 64 if NIBBLES else 128
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    j = tl.arange(0, WIDTH)[None, :]
-    rows = codes_ptr + n.to(tl.int64)[:, None] * codes_stride + j
-    lines = x_ptr + m.to(tl.int64)[:, None] * x_stride + j
-    at = n[:, None] * groups
+    byte, column = tl.arange(0, WIDTH)[None, :], tl.arange(0, 128)[None, :]
+    rows = codes_ptr + n.to(tl.int64)[:, None] * codes_stride + byte
+    lines = x_ptr + m.to(tl.int64)[:, None] * x_stride + column
     in_n, in_m = (n < N)[:, None], (m < M)[:, None]
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -53,15 +35,15 @@ def _grouped_tiles_kernel(
     for start in tl.range(0, K, 128, num_stages=STAGES):
         codes = tl.load(rows + start // 128 * WIDTH, in_n, 0.0)
         x = tl.load(lines + start, in_m, 0.0)
-        acc = _part_sums(
-            acc, codes, x, at, start, in_n, scale_ptr, zero_ptr, table_ptr, KIND, False, GROUP, WIDTH, ZERO, PRECISION
-        )
-        if NIBBLES:
-            x = tl.load(lines + start + 64, in_m, 0.0)
-            acc = _part_sums(
-                acc, codes, x, at, start + 64, in_n, scale_ptr, zero_ptr, table_ptr, KIND, True, GROUP, WIDTH, ZERO,
-                PRECISION,
-            )  # fmt: skip
+        weight = decoded(codes, table_ptr, x, KIND)
+        group = n[:, None] * groups
+        if GROUP % 128 == 0:
+            group += start // GROUP
+        else:
+            group += (start + column) // GROUP
+        weight = centred(weight, zero_ptr, group, in_n, ZERO, KIND)
+        weight = (weight.to(tl.float32) * scaled_by(tl.load(scale_ptr + group, in_n, 0.0))).to(x.dtype)
+        acc = tl.dot(weight, tl.trans(x), acc, input_precision=PRECISION)
     y = acc
     if OUTER:
         y *= tl.load(outer_ptr + n, n < N, 0.0)[:, None]

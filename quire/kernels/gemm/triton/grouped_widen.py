@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.gemm.codes import Codes
-from quire.kernels.gemm.triton.codes import arguments, centred, constants, decoded, scaled_by
+from quire.kernels.gemm.triton.codes import arguments, centred, constants, decoded, scaled_by, values
 from quire.kernels.triton.launch import has_pdl
 
 BLOCK_N = 16
@@ -15,11 +15,10 @@ BLOCK_N = 16
 
 @triton.jit
 def _store_part(
-    codes, out, at, columns, inside, outer, scale_ptr, zero_ptr, table_ptr,
-    KIND: tl.constexpr, HIGH: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr,
+    wide, out, at, columns, inside, outer, scale_ptr, zero_ptr,
+    KIND: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr,
 ):  # fmt: skip
     group = at + columns // GROUP
-    wide = decoded(codes, table_ptr, tl.zeros([1, 1], tl.float32), KIND, HIGH)
     wide = centred(wide, zero_ptr, group, inside, ZERO, KIND) * scaled_by(tl.load(scale_ptr + group, inside, 0.0))
     tl.store(out + columns, (wide * outer).to(out.dtype.element_ty), inside)
 
@@ -39,22 +38,28 @@ def _grouped_widen_kernel(
         tl.extra.cuda.gdc_wait()
     if WANTED:
         in_n = in_n & (tl.load(wanted_ptr + n // rows_each, in_n, 0) > 0)
-    j = tl.arange(0, WIDTH)[None, :]
-    half = tl.minimum(K - first, 128)  # the columns of a block; of codes of 4 bits half of them
-    if NIBBLES:
-        half = half // 2
-    inside = in_n & (j < half)
-    codes = tl.load(codes_ptr + n.to(tl.int64) * codes_stride + first // 128 * WIDTH + j, inside, 0.0)
+    columns = tl.minimum(K - first, 128)
+    byte = tl.arange(0, WIDTH)[None, :]
+    codes_at = codes_ptr + n.to(tl.int64) * codes_stride + first // 128 * WIDTH + byte
     outer = tl.full([BLOCK_N, 1], 1.0, tl.float32)
     if OUTER:
         outer = tl.load(outer_ptr + n, in_n, 0.0)
     out = out_ptr + n.to(tl.int64) * K
-    at = n * groups
-    _store_part(codes, out, at, first + j, inside, outer, scale_ptr, zero_ptr, table_ptr, KIND, False, GROUP, ZERO)
-    if NIBBLES:
+    at, like = n * groups, tl.zeros([1, 1], tl.float32)
+    if columns == 128 or not NIBBLES:
+        column = tl.arange(0, 128)[None, :]
+        whole = tl.load(codes_at, in_n & (byte < columns), 0.0)
+        wide = decoded(whole, table_ptr, like, KIND)
         _store_part(
-            codes, out, at, first + half + j, inside, outer, scale_ptr, zero_ptr, table_ptr, KIND, True, GROUP, ZERO
+            wide, out, at, first + column, in_n & (column < columns), outer, scale_ptr, zero_ptr, KIND, GROUP, ZERO
         )
+    else:
+        half = columns // 2
+        in_half = in_n & (byte < half)
+        pairs = tl.load(codes_at, in_half, 0.0)
+        low, high = values(pairs & 15, table_ptr, like, KIND), values(pairs >> 4, table_ptr, like, KIND)
+        _store_part(low, out, at, first + byte, in_half, outer, scale_ptr, zero_ptr, KIND, GROUP, ZERO)
+        _store_part(high, out, at, first + half + byte, in_half, outer, scale_ptr, zero_ptr, KIND, GROUP, ZERO)
 
 
 def widened(weight: Codes, dtype: torch.dtype, wanted: torch.Tensor | None = None) -> torch.Tensor:
