@@ -1,15 +1,16 @@
 """x @ weight.T for a weight in codes (`codes.Codes`), with what stands around it in a layer.
 
-On a GPU few rows stream the weight through registers, some hundred go through the matrix units with the weight decoded
-on its way there, and for more the whole of it is widened first: the library's product then outweighs that pass. Norm
-and gate are kernels of their own. Shapes that kernels do not take, and a CPU, multiply by the widened weight.
+On a GPU few rows stream the weight through registers, some more go through the matrix units with the weight decoded on
+its way there, and for others the whole of it is widened first: the library's product then outweighs that pass. Norm and
+gate are kernels of their own, but for few rows. Shapes that kernels do not take, and a CPU, multiply by the widened
+weight.
 """
 
 from __future__ import annotations
 
 import torch
 
-from quire.kernels.dispatch import on_cuda, on_triton
+from quire.kernels.dispatch import INTERPRETED, on_cuda, on_triton
 from quire.kernels.elementwise.activation import silu_and_mul
 from quire.kernels.elementwise.norm import rms_norm
 from quire.kernels.gemm import codes
@@ -33,7 +34,7 @@ def linear(
 ) -> torch.Tensor:
     """See `quire.kernels.gemm.linear`."""
     on_gpu = on_cuda(x) and len(x) and x.dtype in (torch.bfloat16, torch.float16)
-    if not on_gpu or len(x) > SOME_ROWS or not _is_taken(weight):
+    if not on_gpu or not _is_taken(weight) or len(x) > _most_rows(x, weight):
         return plain_linear(
             x, widened(weight, x.dtype), bias,
             norm=norm, gated=gated, residual=residual, out_dtype=out_dtype, out=out,
@@ -62,16 +63,36 @@ def _in_registers(x: torch.Tensor, weight: Codes) -> bool:
 
 def _product(x: torch.Tensor, weight: Codes, bias: torch.Tensor | None, adds: bool, out: torch.Tensor) -> torch.Tensor:
     from quire.kernels.gemm.triton import grouped_rows, grouped_tiles
-    from quire.kernels.triton.launch import has_gluon_sm90
 
     if len(x) <= FEW_ROWS:
         return grouped_rows.linear(x, weight, bias, adds, out)
-    if weight.kind in NIBBLES and has_gluon_sm90(x.device):
+    if _in_tiles(x, weight):
         from quire.kernels.gemm.triton import code_tiles_sm90
 
-        if code_tiles_sm90.takes(x, weight):
-            return code_tiles_sm90.linear(x, weight, bias, adds, out)
+        return code_tiles_sm90.linear(x, weight, bias, adds, out)
     return grouped_tiles.linear(x, weight, bias, adds, out)
+
+
+def _most_rows(x: torch.Tensor, weight: Codes) -> int:
+    """For more the widened weight and the library's product are faster."""
+    if _in_tiles(x, weight):
+        from quire.kernels.gemm.triton.code_tiles_sm90 import MOST_ROWS
+
+        most: int = MOST_ROWS
+        return most
+    return SOME_ROWS
+
+
+def _in_tiles(x: torch.Tensor, weight: Codes) -> bool:
+    """Whether some rows are multiplied by the kernel for compute capability 9.0."""
+    from quire.kernels.triton.launch import has_gluon_sm90
+
+    if weight.kind not in NIBBLES or INTERPRETED or not has_gluon_sm90(x.device):
+        return False
+    from quire.kernels.gemm.triton import code_tiles_sm90
+
+    taken: bool = code_tiles_sm90.takes(x, weight)
+    return taken
 
 
 def _is_taken(weight: Codes) -> bool:

@@ -1,13 +1,13 @@
-"""x @ weight.T for 17 to some hundred rows and a weight in codes of 4 bits, for compute capability 9.0, in Gluon.
+"""x @ weight.T for 17 to 128 rows and a weight in codes of 4 bits, for compute capability 9.0, in Gluon.
 
 The weight is the tall operand and comes out of registers, as in `code_rows`. Warps have roles: the producer keeps the
 bulk copy engine busy with blocks of 128 columns of x, which both consumers read from shared memory. A consumer, four
 warps, has 64 lines of the weight: while the matrix units are at one half of a block it makes the other half's operands,
 and what a line has in common in a block is multiplied into its sums.
 
-The work is all blocks of all tiles in a row, dealt out evenly: each processor has one program, which begins and ends
-amid a tile. Who has part of a tile leaves its sums in a workspace; the one that comes last (a counter a tile, set back
-to zero by the one who merges) adds them up in order, so a result does not depend on who came when.
+The work is all blocks of all tiles in a row, dealt out evenly by fours: each processor has one program, which begins
+and ends amid a tile. Who has part of a tile leaves its sums in a workspace; the one that comes last (a counter a tile,
+set back to zero by the one who merges) adds them up in order, so a result does not depend on who came when.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from quire.kernels.gemm.triton.pipeline_sm90 import SWIZZLED, follow
 from quire.kernels.triton.launch import has_pdl, num_processors
 
 LINES = 64  # of the weight, a consumer
+AHEAD = 4  # blocks of a turn of the loop, in which those of the next are on their way
+MOST_ROWS = 128  # for more the widened weight and the library are faster
 
 
 @gluon.jit
@@ -54,13 +56,22 @@ def _less(zero_ptr, line, N, groups, group, like: gl.constexpr, KIND: gl.constex
 
 
 @gluon.jit
-def _words(words_ptr, unit, end, blocks, tiles_m, N, stride, NUMBER: gl.constexpr, LAYOUT: gl.constexpr):
-    """The words [1, 64, 16] of a block of the work; nothing behind its end."""
-    tile_n = unit // blocks // tiles_m
-    line = (2 * tile_n + NUMBER) * 64 + gl.arange(0, 64, gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))[None, :, None]
-    word = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))[None, None, :]
-    at = words_ptr + line.to(gl.int64) * stride + unit % blocks * 16 + word
-    return gl.load(at, (line < N) & (unit < end), 0)
+def _fetched(
+    words_ptr, scale_ptr, zero_ptr, first, block, blocks, N, words_stride, groups,
+    like: gl.constexpr, KIND: gl.constexpr, GROUP: gl.constexpr, ZERO: gl.constexpr,
+    WORDS: gl.constexpr, SUMS: gl.constexpr,
+):  # fmt: skip
+    """Of a block of the 64 lines from `first` on the words [1, 64, 16], what `operands` adds, and scales [64]. Behind
+    the last block there are zeros."""
+    line = first + gl.arange(0, 64, gl.SliceLayout(0, gl.SliceLayout(2, WORDS)))[None, :, None]
+    word = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(1, WORDS)))[None, None, :]
+    there = block < blocks
+    words = gl.load(words_ptr + line.to(gl.int64) * words_stride + block * 16 + word, (line < N) & there, 0)
+    group = gl.minimum(block, blocks - 1) * 128 // GROUP
+    less = _less(zero_ptr, line, N, groups, group, like, KIND, ZERO)
+    of = first + gl.arange(0, 64, gl.SliceLayout(1, SUMS))
+    scale = gl.load(scale_ptr + of.to(gl.int64) * groups + group, (of < N) & there, 0)
+    return words, less, scale
 
 
 @gluon.jit
@@ -115,7 +126,7 @@ def _consume(
     x_tiles, full, empty, words_ptr, scale_ptr, zero_ptr, outer_ptr, table_ptr, bias_ptr, out_ptr, partial_ptr,
     counter_ptr, M, N, begin, end, each, blocks, tiles_m, words_stride, groups, out_stride,
     KIND: gl.constexpr, GROUP: gl.constexpr, ZERO: gl.constexpr, OUTER: gl.constexpr,
-    BIAS: gl.constexpr, RESIDUAL: gl.constexpr, NUMBER: gl.constexpr,
+    BIAS: gl.constexpr, RESIDUAL: gl.constexpr, AHEAD: gl.constexpr, NUMBER: gl.constexpr,
 ):  # fmt: skip
     STAGES: gl.constexpr = full.shape[0]
     ROWS: gl.constexpr = x_tiles.shape[1]
@@ -124,68 +135,82 @@ def _consume(
     WORDS: gl.constexpr = word_layout(64, 4, False)
     like: gl.constexpr = x_tiles.dtype
 
-    line = gl.arange(0, 64, gl.SliceLayout(1, SUMS))
-    zero_line = gl.arange(0, 64, gl.SliceLayout(0, gl.SliceLayout(2, WORDS)))[None, :, None]
-    now = _words(words_ptr, begin, end, blocks, tiles_m, N, words_stride, NUMBER, WORDS)
-    ahead = _words(words_ptr, begin + 1, end, blocks, tiles_m, N, words_stride, NUMBER, WORDS)
-    further = _words(words_ptr, begin + 2, end, blocks, tiles_m, N, words_stride, NUMBER, WORDS)
+    padded = (blocks + AHEAD - 1) // AHEAD * AHEAD
+    tile = begin // padded
+    block = begin - tile * padded
+    first_n = (2 * (tile // tiles_m) + NUMBER) * 64
+    words, lesses, scales = (), (), ()
+    for i in gl.static_range(AHEAD):
+        one, less, scale = _fetched(
+            words_ptr, scale_ptr, zero_ptr, first_n, block + i, blocks, N, words_stride, groups,
+            like, KIND, GROUP, ZERO, WORDS, SUMS,
+        )  # fmt: skip
+        words += (one,)
+        lesses += (less,)
+        scales += (scale,)
     acc = gl.zeros([64, ROWS], gl.float32, SUMS)
     nothing = gl.zeros([64, ROWS], gl.float32, SUMS)
-    first_n = (2 * (begin // blocks // tiles_m) + NUMBER) * 64
-    group = begin % blocks * 128 // GROUP
-    scale = gl.load(scale_ptr + (first_n + line).to(gl.int64) * groups + group, first_n + line < N, 0.0)
-    less = _less(zero_ptr, first_n + zero_line, N, groups, group, like, KIND, ZERO)
-    early, late = word_halves(now)
-    left = _operands(early, less, table_ptr, like, KIND, LEFT)
+    early, late = word_halves(words[0])
+    left = _operands(early, lesses[0], table_ptr, like, KIND, LEFT)
     stage = 0
     parity = 0
-    for unit in range(begin, end):
-        mbarrier.wait(full.index(stage), parity)
-        mixed = warpgroup_mma(left, x_tiles.index(2 * stage).permute([1, 0]), nothing, use_acc=False, is_async=True)
-        right = _operands(late, less, table_ptr, like, KIND, LEFT)
-        mixed = warpgroup_mma(right, x_tiles.index(2 * stage + 1).permute([1, 0]), mixed, is_async=True)
-        following = gl.minimum(unit + 1, end - 1)
-        next_n = (2 * (following // blocks // tiles_m) + NUMBER) * 64
-        group = following % blocks * 128 // GROUP
-        next_scale = gl.load(scale_ptr + (next_n + line).to(gl.int64) * groups + group, next_n + line < N, 0.0)
-        less = _less(zero_ptr, next_n + zero_line, N, groups, group, like, KIND, ZERO)
-        early, late = word_halves(ahead)
-        next_left = _operands(early, less, table_ptr, like, KIND, LEFT)
-        ahead = further
-        further = _words(words_ptr, unit + 3, end, blocks, tiles_m, N, words_stride, NUMBER, WORDS)
-        sums, left, right = warpgroup_mma_wait(0, deps=[mixed, left, right])
-        mbarrier.arrive(empty.index(stage), count=1)
-        acc += sums * factor(scale)[:, None]
-        tile = unit // blocks
-        if (unit + 1 == end) | (unit + 1 == (tile + 1) * blocks):
-            is_whole = (begin <= tile * blocks) & (unit + 1 == (tile + 1) * blocks)
-            is_done = is_whole
-            if not is_whole:
-                is_done, acc = _merged(acc, partial_ptr, counter_ptr, tile, begin, each, blocks, NUMBER)
+    for unit in range(begin, end, AHEAD):
+        next_tile, next_block = tile, block + AHEAD
+        if next_block == padded:
+            next_tile, next_block = tile + 1, 0
+        next_n = (2 * (next_tile // tiles_m) + NUMBER) * 64
+        for i in gl.static_range(AHEAD):
+            mbarrier.wait(full.index(stage), parity)
+            mixed = warpgroup_mma(
+                left, x_tiles.index(2 * stage).permute([1, 0]), nothing, use_acc=False, is_async=True
+            )  # fmt: skip
+            right = _operands(late, lesses[0], table_ptr, like, KIND, LEFT)
+            mixed = warpgroup_mma(right, x_tiles.index(2 * stage + 1).permute([1, 0]), mixed, is_async=True)
+            if i == 0:  # all of the next turn: neighbours in memory, and far ahead
+                for j in gl.static_range(AHEAD):
+                    one, less, scale = _fetched(
+                        words_ptr, scale_ptr, zero_ptr, next_n, next_block + j, blocks, N, words_stride, groups,
+                        like, KIND, GROUP, ZERO, WORDS, SUMS,
+                    )  # fmt: skip
+                    words += (one,)
+                    lesses += (less,)
+                    scales += (scale,)
+            words, lesses = words[1:], lesses[1:]
+            early, late = word_halves(words[0])
+            next_left = _operands(early, lesses[0], table_ptr, like, KIND, LEFT)
+            sums, left, right = warpgroup_mma_wait(0, deps=[mixed, left, right])
+            mbarrier.arrive(empty.index(stage), count=1)
+            acc += sums * factor(scales[0])[:, None]
+            scales = scales[1:]
+            left = next_left
+            stage += 1
+            if stage == STAGES:
+                stage = 0
+                parity ^= 1
+        if (unit + AHEAD >= end) | (next_block == 0):
+            is_done = (begin <= tile * padded) & (next_block == 0)
+            if not is_done:
+                is_done, acc = _merged(acc, partial_ptr, counter_ptr, tile, begin, each, padded, NUMBER)
             if is_done:
-                first_n = (2 * (tile // tiles_m) + NUMBER) * 64
                 _outputs(
                     acc, out_ptr, outer_ptr, bias_ptr, tile % tiles_m * ROWS, first_n, M, N, out_stride,
                     OUTER, BIAS, RESIDUAL,
                 )  # fmt: skip
             acc = gl.zeros([64, ROWS], gl.float32, SUMS)
-        left = next_left
-        scale = next_scale
-        stage += 1
-        if stage == STAGES:
-            stage = 0
-            parity ^= 1
+        tile, block, first_n = next_tile, next_block, next_n
 
 
 @gluon.jit
-def _produce(x_desc, x_tiles, full, empty, begin, end, blocks, tiles_m):
+def _produce(x_desc, x_tiles, full, empty, begin, end, blocks, tiles_m, AHEAD: gl.constexpr):
     STAGES: gl.constexpr = full.shape[0]
     ROWS: gl.constexpr = x_tiles.shape[1]
+    padded = (blocks + AHEAD - 1) // AHEAD * AHEAD
     stage = 0
     parity = 1
     for unit in range(begin, end):
-        row = unit // blocks % tiles_m * ROWS
-        column = unit % blocks * 128
+        tile = unit // padded
+        row = tile % tiles_m * ROWS
+        column = (unit - tile * padded) * 128  # behind the last one the copy engine reads zeros
         mbarrier.wait(empty.index(stage), parity)
         mbarrier.expect(full.index(stage), ROWS * 256)
         tma.async_copy_global_to_shared(x_desc, [row, column], full.index(stage), x_tiles.index(2 * stage))
@@ -202,13 +227,14 @@ def _code_tiles_kernel(
     M, N, each, blocks, words_stride, groups, out_stride,
     STAGES: gl.constexpr, KIND: gl.constexpr, GROUP: gl.constexpr, ZERO: gl.constexpr, OUTER: gl.constexpr,
     BIAS: gl.constexpr, RESIDUAL: gl.constexpr, PDL: gl.constexpr,
-    CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    AHEAD: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     ROWS: gl.constexpr = x_desc.block_type.shape[0]
     tiles_m = (M + ROWS - 1) // ROWS
     tiles_n = (N + 127) // 128
     begin = gl.program_id(0) * each
-    end = gl.minimum(begin + each, tiles_m * tiles_n * blocks)
+    padded = (blocks + AHEAD - 1) // AHEAD * AHEAD
+    end = gl.minimum(begin + each, tiles_m * tiles_n * padded)
     x_tiles = gl.allocate_shared_memory(x_desc.dtype, [2 * STAGES, ROWS, 64], x_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -224,14 +250,14 @@ def _code_tiles_kernel(
             (_consume, (
                 x_tiles, full, empty, words_ptr, scale_ptr, zero_ptr, outer_ptr, table_ptr, bias_ptr, out_ptr,
                 partial_ptr, counter_ptr, M, N, begin, end, each, blocks, tiles_m, words_stride, groups, out_stride,
-                KIND, GROUP, ZERO, OUTER, BIAS, RESIDUAL, FIRST,
+                KIND, GROUP, ZERO, OUTER, BIAS, RESIDUAL, AHEAD, FIRST,
             )),
             (_consume, (
                 x_tiles, full, empty, words_ptr, scale_ptr, zero_ptr, outer_ptr, table_ptr, bias_ptr, out_ptr,
                 partial_ptr, counter_ptr, M, N, begin, end, each, blocks, tiles_m, words_stride, groups, out_stride,
-                KIND, GROUP, ZERO, OUTER, BIAS, RESIDUAL, SECOND,
+                KIND, GROUP, ZERO, OUTER, BIAS, RESIDUAL, AHEAD, SECOND,
             )),
-            (_produce, (x_desc, x_tiles, full, empty, begin, end, blocks, tiles_m)),
+            (_produce, (x_desc, x_tiles, full, empty, begin, end, blocks, tiles_m, AHEAD)),
         ],
         [4, 1],  # warps of the second consumer and of the producer
         [CONSUMER_REGISTERS, PRODUCER_REGISTERS],  # theirs; the first consumer gets the rest, as many as the second
@@ -241,11 +267,12 @@ def _code_tiles_kernel(
 def takes(x: torch.Tensor, weight: Codes) -> bool:
     """Whether each block's columns have one scale, the copy engine can read x [m, k], and each tile has a counter."""
     readable = x.stride(0) % 8 == 0 and x.stride(1) == 1 and x.data_ptr() % 16 == 0
-    return weight.group % BLOCK == 0 and readable and 2 * _tiles(len(x), len(weight.codes)) <= MAX_TILES
+    tiles = _tiles(min(len(x), MOST_ROWS), len(weight.codes))
+    return weight.group % BLOCK == 0 and readable and 2 * tiles <= MAX_TILES
 
 
 def _rows(m: int) -> int:
-    return 32 if m <= 32 else 64 if m <= 64 else 128
+    return 32 if m <= 32 else 64
 
 
 def _tiles(m: int, n: int) -> int:
@@ -258,17 +285,19 @@ def linear(
     """x [m, k] that it `takes` → out [m, n]; with `residual` the result is added to what stands there."""
     (m, k), n = x.shape, out.shape[1]
     rows, tiles, blocks = _rows(m), _tiles(m, n), k // BLOCK
-    each = -(-tiles * blocks // num_processors(x.device))
-    programs = -(-tiles * blocks // each)
+    work = tiles * -(-blocks // AHEAD)  # by so many blocks
+    each = -(-work // num_processors(x.device))
+    programs = -(-work // each)
     codes, scale, zero, outer, table = arguments(weight)
     partial = torch.empty(4 * programs * LINES * rows, dtype=torch.float32, device=x.device)
     pdl = has_pdl(x.device)
     _code_tiles_kernel[(programs,)](
         TensorDescriptor.from_tensor(x, [rows, HALF], SWIZZLED), codes.view(torch.int32), scale, zero, outer,
         table, x if bias is None else bias, out, partial,
-        _counters(x.device, torch.cuda.current_stream(x.device).cuda_stream), m, n, each, blocks,
-        codes.stride(0) // 4, scale.shape[1], out.stride(0), STAGES=8 if rows <= 64 else 6, KIND=KINDS[weight.kind],
+        _counters(x.device, torch.cuda.current_stream(x.device).cuda_stream), m, n, each * AHEAD, blocks,
+        codes.stride(0) // 4, scale.shape[1], out.stride(0), STAGES=8, KIND=KINDS[weight.kind],
         GROUP=weight.group, ZERO=weight.zero is not None, OUTER=weight.outer is not None, BIAS=bias is not None,
-        RESIDUAL=residual, PDL=pdl, CONSUMER_REGISTERS=232, PRODUCER_REGISTERS=40, num_warps=4, launch_pdl=pdl,
+        RESIDUAL=residual, AHEAD=AHEAD, PDL=pdl, CONSUMER_REGISTERS=232, PRODUCER_REGISTERS=40, num_warps=4,
+        launch_pdl=pdl,
     )  # fmt: skip
     return out
