@@ -87,7 +87,7 @@ def _block_map() -> tuple[Callable[[], Any], int]:
     kv = KVManager(1 << 16, [KVGroupSpec("full", 16, 1, 1, 8, 2)])
     owners = [Owner(i) for i in range(1000)]
     for owner in owners:
-        kv.admit(owner, [[]])
+        kv.admit(owner, [[]], 0)
         kv.allocate(owner, 16 * 64)
     return (lambda: block_cells(kv, owners)), 20
 

@@ -1,7 +1,7 @@
 """What being looked at costs a GPU's server: throughput and gaps beside an open dashboard, and with traces, the access
 log and metrics of work switched on.
 
-    python -m benchmarks.observing.serving [--model llama-3.1-8b] [--rate 64] [--seconds 10] [--rounds 2] [--at-once 500]
+    python -m benchmarks.observing.serving [--model llama-3.1-8b] [--rate 64] [--seconds 10] [--rounds 2] [--out FOLDER]
 
 Requests are T5's (`benchmarks.serve`). Nobody and somebody look in turn at one server; what has to be switched on at
 the start is a server of its own, after it.
