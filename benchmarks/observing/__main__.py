@@ -139,7 +139,7 @@ async def watch(session: aiohttp.ClientSession, url: str) -> None:
             told = await reply.json()
         if told["history"]["rows"]:
             since = told["history"]["rows"][-1][0]
-        if told["steps"]:
+        if told.get("steps"):
             step = told["steps"][-1][0]
         await asyncio.sleep(1.0)
 

@@ -3,8 +3,9 @@ log and metrics of work switched on.
 
     python -m benchmarks.observing.serving [--model llama-3.1-8b] [--rate 64] [--seconds 10] [--rounds 2] [--out FOLDER]
 
-Requests are T5's (`benchmarks.serve`). Nobody and somebody look in turn at one server; what has to be switched on at
-the start is a server of its own, after it.
+Requests are T5's (`benchmarks.serve`), the same each time: a first round, which is not counted, leaves their prompts in
+the prefix cache. Nobody and somebody look in turn at one server; what has to be switched on at the start is a server of
+its own, after it.
 """
 
 from __future__ import annotations
@@ -68,12 +69,13 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     found: dict[tuple[str, str], list[dict[str, float]]] = {}
 
-    def note(server: Server, who: str) -> None:
+    def note(server: Server, who: str, *, counts: bool = True) -> None:
         for rate in (args.rate, float("inf")):
             print(f"{who}, {rate:g} requests/s", flush=True)
             figures = measure(server, args.model, workloads.t5(rate, args.seconds, args.at_once), PROCESSES)
             print("  " + "  ".join(f"{name} {value:,.2f}" for name, value in figures.items()), flush=True)
-            found.setdefault((who, f"rate={rate:g}"), []).append(figures)
+            if counts:
+                found.setdefault((who, f"rate={rate:g}"), []).append(figures)
 
     os.environ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] = "http/protobuf"
     with (
@@ -84,15 +86,14 @@ def main() -> None:
         model = workloads.write_model_dir(args.model, Path(folder) / args.model, tokenizer=True)
         plain = ["--load-format", "dummy", "--served-model-name", args.model]
         full = [*plain, "--otlp-traces-endpoint", receiver.url, "--enable-access-log", "--enable-mfu-metrics"]
-        warm = [(0.0, ids, out) for ids, out in workloads.warmup(count=16)]
         with Server(model, plain, log, 120) as server:
-            measure(server, args.model, warm, PROCESSES)
+            note(server, "first round", counts=False)
             for _ in range(args.rounds):
                 note(server, "nobody looks")
                 with dashboard(server.url):
                     note(server, "a dashboard is open")
         with Server(model, full, log, 120) as server:
-            measure(server, args.model, warm, PROCESSES)
+            note(server, "first round", counts=False)
             for _ in range(args.rounds):
                 note(server, "traces, access log, work metrics")
         spans = len(receiver.spans)

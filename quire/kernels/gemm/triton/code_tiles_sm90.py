@@ -1,13 +1,13 @@
-"""x @ weight.T for 17 to 128 rows and a weight in codes of 4 bits, for compute capability 9.0, in Gluon.
+"""x @ weight.T for 17 to some hundred rows and a weight in codes of 4 bits, for compute capability 9.0, in Gluon.
 
 The weight is the tall operand and comes out of registers, as in `code_rows`. Warps have roles: the producer keeps the
 bulk copy engine busy with blocks of 128 columns of x, which both consumers read from shared memory. A consumer, four
 warps, has 64 lines of the weight: while the matrix units are at one half of a block it makes the other half's operands,
 and what a line has in common in a block is multiplied into its sums.
 
-The work is all blocks of all tiles in a row, dealt out evenly by fours: each processor has one program, which begins
-and ends amid a tile. Who has part of a tile leaves its sums in a workspace; the one that comes last (a counter a tile,
-set back to zero by the one who merges) adds them up in order, so a result does not depend on who came when.
+The work is all blocks of all tiles in a row, dealt out evenly by fours or twos: each processor has one program, which
+begins and ends amid a tile. Who has part of a tile leaves its sums in a workspace; the one that comes last (a counter a
+tile, set back to zero by the one who merges) adds them up in order, so a result does not depend on who came when.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ from quire.kernels.gemm.triton.pipeline_sm90 import SWIZZLED, follow
 from quire.kernels.triton.launch import has_pdl, num_processors
 
 LINES = 64  # of the weight, a consumer
-AHEAD = 4  # blocks of a turn of the loop, in which those of the next are on their way
-MOST_ROWS = 128  # for more the widened weight and the library are faster
+MOST_ROWS = 384  # for more the widened weight and the library are faster
 
 
 @gluon.jit
@@ -272,7 +271,7 @@ def takes(x: torch.Tensor, weight: Codes) -> bool:
 
 
 def _rows(m: int) -> int:
-    return 32 if m <= 32 else 64
+    return 32 if m <= 32 else 64 if m <= 64 else 128
 
 
 def _tiles(m: int, n: int) -> int:
@@ -285,7 +284,9 @@ def linear(
     """x [m, k] that it `takes` → out [m, n]; with `residual` the result is added to what stands there."""
     (m, k), n = x.shape, out.shape[1]
     rows, tiles, blocks = _rows(m), _tiles(m, n), k // BLOCK
-    work = tiles * -(-blocks // AHEAD)  # by so many blocks
+    # Blocks of a turn of the loop, in which those of the next are on their way: as many as registers hold.
+    ahead = 4 if rows <= 64 else 2
+    work = tiles * -(-blocks // ahead)
     each = -(-work // num_processors(x.device))
     programs = -(-work // each)
     codes, scale, zero, outer, table = arguments(weight)
@@ -294,10 +295,10 @@ def linear(
     _code_tiles_kernel[(programs,)](
         TensorDescriptor.from_tensor(x, [rows, HALF], SWIZZLED), codes.view(torch.int32), scale, zero, outer,
         table, x if bias is None else bias, out, partial,
-        _counters(x.device, torch.cuda.current_stream(x.device).cuda_stream), m, n, each * AHEAD, blocks,
-        codes.stride(0) // 4, scale.shape[1], out.stride(0), STAGES=8, KIND=KINDS[weight.kind],
+        _counters(x.device, torch.cuda.current_stream(x.device).cuda_stream), m, n, each * ahead, blocks,
+        codes.stride(0) // 4, scale.shape[1], out.stride(0), STAGES=8 if rows <= 64 else 6, KIND=KINDS[weight.kind],
         GROUP=weight.group, ZERO=weight.zero is not None, OUTER=weight.outer is not None, BIAS=bias is not None,
-        RESIDUAL=residual, AHEAD=AHEAD, PDL=pdl, CONSUMER_REGISTERS=232, PRODUCER_REGISTERS=40, num_warps=4,
+        RESIDUAL=residual, AHEAD=ahead, PDL=pdl, CONSUMER_REGISTERS=232, PRODUCER_REGISTERS=40, num_warps=4,
         launch_pdl=pdl,
     )  # fmt: skip
     return out

@@ -1,0 +1,86 @@
+"""The kernels in Gluon for weights in codes of 4 bits: compiled anywhere, run where there is a device for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire.kernels.gemm import codes, grouped_linear
+from quire.kernels.gemm.codes import Codes, Kind
+from quire.kernels.gemm.linear import linear_reference
+from tests.kernels.compare import assert_near
+
+pytest.importorskip("triton")
+
+from tests.kernels.gluon import ON_DEVICE, TESTED, assert_assembles_well
+
+POINTERS = {
+    "words_ptr": "*i32", "scale_ptr": "*bf16", "zero_ptr": "*u8", "outer_ptr": "*fp32", "table_ptr": "*fp32",
+    "bias_ptr": "*bf16", "out_ptr": "*bf16",
+}  # fmt: skip
+NUMBERS = dict.fromkeys(("M", "N", "words_stride", "groups", "out_stride"), "i32")
+
+
+@TESTED
+@pytest.mark.parametrize("more", [
+    {}, {"ONE": True, "NORM": True, "GATED": True, "OUTPUTS": 8}, {"ZERO": True, "GROUP": 32}, {"KIND": 3, "GROUP": 16},
+    {"KIND": 4, "GROUP": 64}, {"OUTPUTS": 32, "COLUMNS": 16, "RESIDUAL": True},
+], ids=str)  # fmt: skip
+def test_few_rows_assemble_well(more: dict[str, Any], tmp_path: Path) -> None:
+    """And no number of the weight changes its thread."""
+    from quire.kernels.gemm.triton.code_rows import _code_rows_kernel
+
+    types = {**POINTERS, **NUMBERS, "x_ptr": "*bf16", "gain_ptr": "*bf16", "x_stride": "i32", "eps": "fp32"}
+    constants = {
+        "K": 1024, "OUTPUTS": 16, "COLUMNS": 8, "DEPTH": 2, "KIND": 0, "GROUP": 128, "ZERO": False, "OUTER": False,
+        "NORM": False, "GATED": False, "BIAS": False, "RESIDUAL": False, "ONE": False, "EARLY": True, "PDL": True,
+    } | more  # fmt: skip
+    aligned = [name for name in types if name not in ("M", "eps", "groups")]
+    code = assert_assembles_well(_code_rows_kernel, types, constants, aligned, tmp_path)
+    assert code.count("st.shared") <= 12  # of the warps' sums, and of x
+
+
+@TESTED
+@pytest.mark.parametrize("zero", [False, True])
+def test_tiles_assemble_well(zero: bool, tmp_path: Path) -> None:
+    from triton.experimental.gluon import language as gl
+
+    from quire.kernels.gemm.triton.code_tiles_sm90 import _code_tiles_kernel
+
+    types = {
+        **POINTERS, **NUMBERS, "x_desc": f"tensordesc<bf16[32, 64],{gl.NVMMASharedLayout(128, 16, 2)!r}>",
+        "partial_ptr": "*fp32", "counter_ptr": "*i32", "each": "i32", "blocks": "i32",
+    }  # fmt: skip
+    constants = {
+        "STAGES": 8, "KIND": 0, "GROUP": 128, "ZERO": zero, "OUTER": False, "BIAS": True, "RESIDUAL": True,
+        "AHEAD": 4, "PDL": True, "CONSUMER_REGISTERS": 232, "PRODUCER_REGISTERS": 40,
+    }  # fmt: skip
+    aligned = [*POINTERS, "partial_ptr", "counter_ptr", "words_stride", "out_stride"]
+    assert_assembles_well(_code_tiles_kernel, types, constants, aligned, tmp_path)
+
+
+class TestOnDevice:
+    pytestmark = ON_DEVICE
+
+    @pytest.mark.parametrize("rows", [1, 2, 5, 9, 16, 17, 40, 65, 130, 384])
+    @pytest.mark.parametrize(("n", "k"), [(40, 128), (1000, 640), (136, 11008), (4096, 4096)])
+    @pytest.mark.parametrize(("kind", "group", "zero"), [
+        ("int4", 128, None), ("int4", 128, torch.uint8), ("int4", 32, torch.uint8), ("nf4", 64, None),
+        ("e2m1", 16, None),
+    ])  # fmt: skip
+    def test_edges(self, kind: Kind, group: int, zero: torch.dtype | None, n: int, k: int, rows: int) -> None:
+        """Blocks that are no whole turns, lines that are no whole tiles, parts of tiles; twice, for the counters."""
+        torch.manual_seed(rows)
+        found = codes.nearest(torch.randn(n, k, device="cuda") / 8, kind, group, torch.bfloat16, zero, False)
+        weight = Codes(kind, group, codes.packed(found.codes).contiguous(), found.scale, found.zero)
+        wide = codes.widened(weight, torch.float32)
+        x, start = (torch.randn(rows, size, device="cuda").bfloat16() for size in (k, n))
+        bias = torch.randn(n, device="cuda").bfloat16()
+        for _ in range(2):
+            assert_near(grouped_linear.linear(x, weight, bias), linear_reference(x, wide, bias), torch.bfloat16)
+            residual = start.clone()
+            grouped_linear.linear(x, weight, residual=residual)
+            assert_near(residual, linear_reference(x, wide, residual=start), torch.bfloat16)
