@@ -169,8 +169,8 @@ class Device:
         assert self._awaiting is None, "a step that has not sampled yet is overtaken"
         assert plan.step == self.step + 1, "steps must come in order"
         self.step += 1
+        self._copy_states(plan.restores)  # before a history of ids is written to a page that a copy had
         self._take_news(plan)
-        self._copy_states(plan.restores)
         self._check_prefixes(plan)
         tokens, news = plan.token_ids.tolist(), []
         assert len(set(plan.seats.tolist())) == plan.num_rows, "a seat has two rows"
