@@ -48,9 +48,7 @@ def linear(
     elif out is None:
         out = torch.empty((len(x), n), dtype=x.dtype if gated else out_dtype or x.dtype, device=x.device)
     if few:
-        from quire.kernels.gemm.triton import code_rows
-
-        return code_rows.linear(x, weight, bias, norm, gated, adds, out)
+        return _few_rows(x, weight, bias, norm, gated, adds, out)
     y = _product(x, weight, bias, adds, out)
     return silu_and_mul(y) if gated else y
 
@@ -59,6 +57,21 @@ def _in_registers(x: torch.Tensor, weight: Codes) -> bool:
     """Whether few rows are multiplied by a kernel in Gluon."""
     whole = weight.zero is None or weight.group >= 32  # a word's columns have one zero
     return weight.kind in NIBBLES and whole and x.stride(0) % 8 == 0 and has_gluon(x.device)
+
+
+def _few_rows(
+    x: torch.Tensor,
+    weight: Codes,
+    bias: torch.Tensor | None,
+    norm: tuple[torch.Tensor, float] | None,
+    gated: bool,
+    adds: bool,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    from quire.kernels.gemm.triton import code_rows
+
+    y: torch.Tensor = code_rows.linear(x, weight, bias, norm, gated, adds, out)
+    return y
 
 
 def _product(x: torch.Tensor, weight: Codes, bias: torch.Tensor | None, adds: bool, out: torch.Tensor) -> torch.Tensor:
