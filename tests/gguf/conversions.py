@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from tests.gguf import states
+
 State = dict[str, torch.Tensor]
 Config = Mapping[str, Any]
 
@@ -211,5 +213,6 @@ CONVERSIONS: dict[str, tuple[Callable[[State, Config], State], Callable[[State, 
     "ernie4_5-moe": (_ernie, _ernie_back),
     "lfm2": squeezed("conv.conv", 1),
     "lfm2moe": (_lfm2moe, _lfm2moe_back),
+    **states.CONVERSIONS,
     "stablelm": (head_norms, head_norms_back),
 }
