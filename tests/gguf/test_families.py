@@ -82,7 +82,7 @@ MORE: dict[str, dict[str, Any]] = {
     "deepseek3": {"expert_gating_func": 2},
     "glm4moe": {"block_count": 3, "nextn_predict_layers": 1},
     "kimi": {"expert_gating_func": 2},
-    "nemotron_h": {"attention.layer_norm_epsilon": 1e-5},
+    "granitehybrid": {"expert_used_count": 0, "expert_shared_feed_forward_length": None},
 }  # fmt: skip
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("Llama", "llama", {}),
@@ -98,6 +98,13 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma": ("Gemma", "gemma", {}),
     "gemma2": ("Gemma2", "gemma2", {"query_pre_attn_scalar": 16, "sliding_window": 8}),
     "gemma3": ("Gemma3Text", "gemma3", {"query_pre_attn_scalar": 16, "sliding_window": 8, "num_hidden_layers": 7}),
+    "gemma3n": (
+        "Gemma3nText", "gemma3n",
+        {"sliding_window": 9, "laurel_rank": 32, "num_hidden_layers": 6, "num_kv_shared_layers": 2,
+         "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 97,
+         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"] * 2,
+         "activation_sparsity_pattern": [0.8, 0.0, 0.6, 0.0, 0.0, 0.0]},
+    ),
     "phi3": ("Phi3", "phi3", {"head_dim": ...}),
     "olmo2": ("Olmo2", "olmo2", {"head_dim": ...}),
     "olmoe": ("Olmoe", "olmoe", {**EXPERTS, "head_dim": ..., "norm_topk_prob": False}),
@@ -266,6 +273,8 @@ def test_states_that_would_grow_are_refused(tmp_path: Path) -> None:
         ("mamba2", "Mamba2", CASES["mamba2"][2], {"ssm.inner_size": 96}, "no multiple of embedding_length=64"),
         ("nemotron_h", "NemotronH", NEMOTRON, {"feed_forward_length": 96}, "must be 4 numbers, one a layer, got 96"),
         ("nemotron_h", "NemotronH", NEMOTRON, {"feed_forward_length": [0, 9, 0, 8]}, "of one kind but different sizes"),
+        ("gemma3n", "Gemma3nText", CASES["gemma3n"][2], {"attention.shared_kv_layers": None}, "count layers, got None"),
+        ("gemma3n", "Gemma3nText", CASES["gemma3n"][2], {"activation_sparsity_scale": [0.5]}, "must be 6 numbers"),
         ("nemotron_h_moe", "NemotronH", SPARSE_NEMOTRON, {"nextn_predict_layers": 1}, "nextn_predict_layers=1"),
     ],
 )

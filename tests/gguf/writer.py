@@ -49,8 +49,11 @@ KEYS = {
     "conv_L_cache": "shortconv.l_cache", "layer_norm_epsilon": "attention.layer_norm_rms_epsilon",
     "shared_intermediate_size": "expert_shared_feed_forward_length",
     "moe_shared_expert_intermediate_size": "expert_shared_feed_forward_length", "moe_latent_size": "moe_latent_size",
+    "altup_num_inputs": "altup.num_inputs", "altup_active_idx": "altup.active_idx",
+    "hidden_size_per_layer_input": "embedding_length_per_layer_input",
+    "num_kv_shared_layers": "attention.shared_kv_layers",
 }  # fmt: skip
-SLIDING = ("gemma2", "gemma3", "phi3", "cohere2", "exaone4", "gpt-oss", "phimoe")
+SLIDING = ("gemma2", "gemma3", "phi3", "cohere2", "exaone4", "gpt-oss", "phimoe", "gemma3n")
 
 
 PLAIN = ("ffn_gate_inp", "_norm", "shortconv.conv", "ssm_conv1d")
@@ -231,7 +234,11 @@ def _of_family(config: Mapping[str, Any], arch: str, rope: Mapping[str, Any]) ->
         kinds = config["layer_types"]
         found["attention.head_count_kv"] = [config["num_key_value_heads"] * (kind != "conv") for kind in kinds]
         found["attention.layer_norm_rms_epsilon"] = config["norm_eps"]
-    if arch == "exaone4":
+    if arch == "gemma3n":
+        normal = torch.distributions.Normal(0, 1)
+        shares = torch.tensor(config["activation_sparsity_pattern"])
+        found["activation_sparsity_scale"] = normal.icdf(shares).tolist()
+    if arch in ("exaone4", "gemma3n"):
         found["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config["layer_types"]]
     return found
 

@@ -10,6 +10,7 @@ from quire.config.gguf.hybrid import HYBRID
 from quire.config.gguf.metadata import Metadata
 from quire.config.gguf.sparse import DEEPSEEK_V3, MIXTRAL, SPARSE
 from quire.config.gguf.states import STATES
+from quire.config.gguf.streams import STREAMS
 from quire.foundation.errors import ConfigError
 from quire.foundation.gguf_header import GgufTensor
 
@@ -93,7 +94,7 @@ DENSE: dict[str, GgufFamily] = {
     ),
     "nemotron": GgufFamily("NemotronForCausalLM", plus_one=True, partial=True, eps="norm_eps", mlp_bias=True),
 }  # fmt: skip
-FAMILIES = {**DENSE, **HYBRID, **SPARSE, **STATES}
+FAMILIES = {**DENSE, **HYBRID, **SPARSE, **STATES, **STREAMS}
 _MINISTRAL = GgufFamily(
     "Ministral3ForCausalLM", pairs=True, bias=None, sized=True, sharpened=1.0,
     keys={"attention.temperature_scale": "llama_4_scaling_beta"},

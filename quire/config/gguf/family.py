@@ -35,7 +35,7 @@ _AHEAD = "nextn."  # of the layers behind the last one, which predict further to
 # Tensors that are looked up, added, or taken a column at a time, and not multiplied by: they are no blocks here.
 NOT_MATRICES = (
     "token_embd", "ffn_gate_inp", "ffn_gate_inp_shexp", "shortconv.conv", "attn_q_norm", "attn_k_norm", "ssm_conv1d",
-    "ssm_norm",
+    "ssm_norm", "per_layer_token_embd", "altup_proj", "altup_unembd_proj",
 )  # fmt: skip
 DECAYS = "ssm_a"
 """How fast states fade: files have the negative number itself, and Hugging Face's form the logarithm of its size."""

@@ -112,7 +112,8 @@ def _granite(metadata: Metadata, config: dict[str, Any], tensors: Mapping[str, G
     config["position_embedding_type"] = "rope" if metadata.get("rope.scaling.finetuned", True) else "nope"
     config["shared_intermediate_size"] = _rows(tensors, ("ffn_up_shexp.weight", "ffn_up.weight"))
     metadata.get("expert_shared_feed_forward_length")
-    config.setdefault("num_local_experts", 0)
+    if not config.setdefault("num_local_experts", 0):
+        config.pop("num_experts_per_tok", None)
     size = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
     config.setdefault("attention_multiplier", size**-0.5)
 
