@@ -98,8 +98,8 @@ _READ_ELSEWHERE = _words(
     full_attn_idxs hybrid_override_pattern intermediate_size layer_types layers_block_type linear_attn_config
     mamba_d_head mamba_dt_rank max_relative_positions mlp_layer_types mlp_multipliers mlp_only_layers
     moe_layer_end_index moe_layers moe_topk no_rope_layers norm_rel_ebd pos_att_type position_buckets
-    position_embedding_type rope_parameters share_att_key sliding_window_pattern ssm_multipliers time_step_limit
-    time_step_rank
+    position_embedding_type rope_parameters share_att_key sliding_window_pattern split_projections ssm_multipliers
+    time_step_limit time_step_rank
     """
 )
 

@@ -2,8 +2,8 @@
 
 Matrices that stay in blocks are bytes [rows, bytes of a row]; whatever else is in blocks (embeddings, types that no
 product knows) is widened to float32 while it is read. What converters did to tensors is undone on the way: rows of
-queries and keys that are ordered by pairs, norms with 1 added. So an entry's place is one of the file as it would be:
-entries lie one behind the other in the order of the real ones.
+queries and keys that are ordered by pairs, norms with 1 added, what states fade by. So an entry's place is one of the
+file as it would be: entries lie one behind the other in the order of the real ones.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import torch
 
 from quire.config.gguf.families import SETTINGS, gguf_family
 from quire.config.gguf.family import (
+    DECAYS,
+    OWN_NORM,
     SPLIT_LATENT,
     GgufFamily,
     base_name,
@@ -41,8 +43,9 @@ Places = Mapping[str, tuple[Path, GgufTensor]]
 @dataclass(frozen=True, slots=True)
 class _View:
     """Rows of a tensor of the file, and how they are given: as bytes, or as float32 if `widens`. minus: taken from each
-    number. head: rows of it, if those that turn together are neighbours; 0: as they are. shape: what is given, where it
-    is not rows of columns. halves: of a matrix that newer files have in two (`SPLIT_LATENT`), wherever they are."""
+    number. decays: what is given is the logarithm of a number's size (`DECAYS`). head: rows of it, if those that turn
+    together are neighbours; 0: as they are. shape: what is given, where it is not rows of columns. halves: of a matrix
+    that newer files have in two (`SPLIT_LATENT`), wherever they are."""
 
     name: str
     tensor: GgufTensor
@@ -51,6 +54,7 @@ class _View:
     columns: int
     widens: bool
     minus: float = 0.0
+    decays: bool = False
     head: int = 0
     shape: tuple[int, ...] = ()
     halves: tuple[tuple[Path, GgufTensor], ...] = ()
@@ -105,8 +109,10 @@ class GgufFile(TensorFile):
     def _views_of(self, name: str, known: str, tensor: GgufTensor, family: GgufFamily) -> list[_View]:
         *outer, columns = tensor.shape
         coded = tensor.type.name in BLOCKS and is_matrix(name) and len(tensor.shape) > 1
-        minus = 1.0 if family.plus_one and name.endswith("norm.weight") else 0.0
-        widens = bool(minus) or not (coded or tensor.type.name in PLAIN)
+        base = base_name(name)
+        minus = 1.0 if family.plus_one and name.endswith("norm.weight") and base != OWN_NORM else 0.0
+        decays = base == DECAYS
+        widens = bool(minus) or decays or not (coded or tensor.type.name in PLAIN)
         if "{}" in known:
             experts, rows = outer[0], math.prod(outer[1:])
             size, one = tensor.num_bytes // experts, () if len(outer) > 1 else (columns,)
@@ -115,13 +121,15 @@ class GgufFile(TensorFile):
                 for number in range(experts)
             ]
         head = self._head(name, tensor) if family.pairs else 0
-        place, dims = family.lifted.get(base_name(name), (0, 0))
+        place, dims = family.lifted.get(base, (0, 0))
         shape: tuple[int, ...] = () if outer else (columns,)
         if len(tensor.shape) == dims - 1:
             shape = (*tensor.shape[:place], 1, *tensor.shape[place:])
+        elif base in family.flat:
+            shape = (math.prod(tensor.shape),)
         if head and not outer:  # a bias: its numbers are its rows
-            return [_View(name, tensor, tensor.start, columns, 1, widens, minus, head, shape)]
-        return [_View(name, tensor, tensor.start, math.prod(outer), columns, widens, minus, head, shape)]
+            return [_View(name, tensor, tensor.start, columns, 1, widens, minus, decays, head, shape)]
+        return [_View(name, tensor, tensor.start, math.prod(outer), columns, widens, minus, decays, head, shape)]
 
     def _head(self, name: str, tensor: GgufTensor) -> int:
         """Rows of each head of queries or keys."""
@@ -129,7 +137,7 @@ class GgufFile(TensorFile):
             if name.rpartition(".")[0].endswith(f".{kind}"):
                 prefix = f"{self._metadata['general.architecture']}.attention."
                 heads = self._metadata.get(f"{prefix}{key}", self._metadata.get(f"{prefix}head_count"))
-                heads = heads[0] if isinstance(heads, list) else heads
+                heads = max(heads) if isinstance(heads, list) else heads
                 return int((tensor.shape[0] if len(tensor.shape) > 1 else tensor.shape[-1]) // heads)
         return 0
 
@@ -161,6 +169,10 @@ class GgufFile(TensorFile):
         if not view.widens:
             return np.ascontiguousarray(raw)
         wide = _widened(np.ascontiguousarray(raw), view.tensor.type.name)
+        if view.decays:
+            if not (wide < 0).all():
+                raise MalformedFileError(f"has numbers >= 0 in {view.name}, by which states would not fade")
+            wide = np.log(-wide)
         return np.ascontiguousarray(wide - np.float32(view.minus) if view.minus else wide)
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from tests.gguf import states
+
 State = dict[str, torch.Tensor]
 Config = Mapping[str, Any]
 
@@ -176,6 +178,29 @@ def _lfm2moe_back(state: State, config: Config) -> State:
     )
 
 
+def gemma3n(state: State, _: Config) -> State:
+    """Projections of streams are one tensor; what is no matrix is called like one."""
+    found: State = {}
+    for name, tensor in state.items():
+        match = re.fullmatch(r"(model\.altup_(?:un)?\w*projections)\.(\d+)\.weight", name)
+        if match is None:
+            found[re.sub("_scale$", "_scale.weight", name)] = tensor
+        elif match[2] == "0":
+            count = sum(other.startswith(f"{match[1]}.") for other in state)
+            found[f"{match[1]}.weight"] = torch.stack([state[f"{match[1]}.{n}.weight"] for n in range(count)])
+    return found
+
+
+def gemma3n_back(state: State, _: Config) -> State:
+    found: State = {}
+    for name, tensor in state.items():
+        if re.search(r"altup_\w*projections", name):
+            found |= {name.replace("weight", f"{n}.weight"): one for n, one in enumerate(tensor)}
+        else:
+            found[name.replace("_scale.weight", "_scale")] = tensor
+    return found
+
+
 def head_norms(state: State, _: Config) -> State:
     """StableLM's, one a head."""
     found: State = {}
@@ -211,5 +236,7 @@ CONVERSIONS: dict[str, tuple[Callable[[State, Config], State], Callable[[State, 
     "ernie4_5-moe": (_ernie, _ernie_back),
     "lfm2": squeezed("conv.conv", 1),
     "lfm2moe": (_lfm2moe, _lfm2moe_back),
+    **states.CONVERSIONS,
+    "gemma3n": (gemma3n, gemma3n_back),
     "stablelm": (head_norms, head_norms_back),
 }

@@ -48,6 +48,29 @@ YARN = {
 }  # fmt: skip
 SHARPENED = {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707}
 TEMPERED = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+ALONE: dict[str, Any] = {
+    **dict.fromkeys(SIZES, ...), "hidden_size": 64, "num_hidden_layers": 2, "max_position_embeddings": ...,
+}  # fmt: skip
+MAMBA2 = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 8, "mamba_d_head": 16}
+GRANITE = {
+    **MAMBA2, "head_dim": ..., "shared_intermediate_size": 32, "embedding_multiplier": 3.0, "attention_multiplier": 0.2,
+    "residual_multiplier": 0.6, "logits_scaling": 0.7, "layer_types": ["mamba", "attention", "mamba"],
+    "num_hidden_layers": 3,
+}  # fmt: skip
+NEMOTRON = {
+    "num_hidden_layers": ..., "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 4, "ssm_state_size": 8,
+    "head_dim": 32, "layers_block_type": ["mamba", "mlp", "attention", "mlp"],
+}  # fmt: skip
+SPARSE_NEMOTRON = {
+    **NEMOTRON, "layers_block_type": ["mamba", "moe", "attention", "moe"], "n_routed_experts": 8,
+    "num_experts_per_tok": 3, "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 64,
+    "routed_scaling_factor": 1.5, "n_group": 4, "topk_group": 2,
+}  # fmt: skip
+DELTA = {
+    **EXPERTS, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12,
+    "linear_value_head_dim": 8, "num_hidden_layers": 4, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+}  # fmt: skip
 HALF = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 # Metadata and ways of files that are not what their converter usually writes.
 MORE: dict[str, dict[str, Any]] = {
@@ -59,6 +82,7 @@ MORE: dict[str, dict[str, Any]] = {
     "deepseek3": {"expert_gating_func": 2},
     "glm4moe": {"block_count": 3, "nextn_predict_layers": 1},
     "kimi": {"expert_gating_func": 2},
+    "granitehybrid": {"expert_used_count": 0, "expert_shared_feed_forward_length": None},
 }  # fmt: skip
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("Llama", "llama", {}),
@@ -74,6 +98,13 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma": ("Gemma", "gemma", {}),
     "gemma2": ("Gemma2", "gemma2", {"query_pre_attn_scalar": 16, "sliding_window": 8}),
     "gemma3": ("Gemma3Text", "gemma3", {"query_pre_attn_scalar": 16, "sliding_window": 8, "num_hidden_layers": 7}),
+    "gemma3n": (
+        "Gemma3nText", "gemma3n",
+        {"sliding_window": 9, "laurel_rank": 32, "num_hidden_layers": 6, "num_kv_shared_layers": 2,
+         "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 97,
+         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"] * 2,
+         "activation_sparsity_pattern": [0.8, 0.0, 0.6, 0.0, 0.0, 0.0]},
+    ),
     "phi3": ("Phi3", "phi3", {"head_dim": ...}),
     "olmo2": ("Olmo2", "olmo2", {"head_dim": ...}),
     "olmoe": ("Olmoe", "olmoe", {**EXPERTS, "head_dim": ..., "norm_topk_prob": False}),
@@ -137,6 +168,27 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**EXPERTS, "head_dim": ..., "layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3,
          "num_dense_layers": 1, "moe_intermediate_size": 32, "norm_topk_prob": True},
     ),
+    "exaone": ("Llama", "exaone", {"head_dim": ...}),
+    "mamba": ("Mamba", "mamba", {**ALONE, "state_size": 6, "time_step_rank": 4}),
+    "falcon_mamba": ("FalconMamba", "mamba", {**ALONE, "state_size": 6, "time_step_rank": 4}),
+    "mamba2": ("Mamba2", "mamba2", {**ALONE, "num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 8}),
+    "granitehybrid": ("GraniteMoeHybrid", "granitehybrid", {**GRANITE, "num_local_experts": 0}),
+    "granitehybrid with experts": (
+        "GraniteMoeHybrid", "granitehybrid", {**GRANITE, **LOCAL, "position_embedding_type": "rope"},
+    ),
+    "falcon-h1": (
+        "FalconH1", "falcon-h1",
+        {**MAMBA2, "mamba_d_ssm": 128, "mamba_rms_norm": True, "mamba_norm_before_gate": False,
+         "embedding_multiplier": 3.0, "lm_head_multiplier": 0.5, "key_multiplier": 0.4, "attention_in_multiplier": 1.5,
+         "attention_out_multiplier": 0.7, "ssm_in_multiplier": 0.8, "ssm_out_multiplier": 1.2,
+         "ssm_multipliers": [0.5, 1.1, 1.3, 0.9, 0.7], "mlp_multipliers": [0.6, 1.4]},
+    ),
+    "falcon-h1 without norms": ("FalconH1", "falcon-h1", {**MAMBA2, "mamba_d_ssm": 128}),
+    "nemotron_h": ("NemotronH", "nemotron_h", NEMOTRON),
+    "nemotron_h_moe": ("NemotronH", "nemotron_h_moe", SPARSE_NEMOTRON),
+    "nemotron_h_moe of latent rows": ("NemotronH", "nemotron_h_moe", {**SPARSE_NEMOTRON, "moe_latent_size": 32}),
+    "qwen3next": ("Qwen3Next", "qwen3next", DELTA),
+    "qwen3next of old": ("Qwen3Next", "qwen3next", DELTA),
     "seed_oss": ("SeedOss", "seed_oss", {"attention_bias": True, "attention_out_bias": False}),
 }  # fmt: skip
 
@@ -200,12 +252,30 @@ def test_a_half_without_the_other_is_refused(tmp_path: Path) -> None:
         build(gguf_folder(tmp_path / "model.gguf"))
 
 
+def test_states_that_would_grow_are_refused(tmp_path: Path) -> None:
+    folder = checkpoints.save(checkpoints.make("Mamba2", **CASES["mamba2"][2]), tmp_path / "plain")
+    writer.write(folder, tmp_path / "model.gguf", "mamba2", mixed)
+    fading = next(one for one in gguf.GGUFReader(tmp_path / "model.gguf").tensors if one.name == "blk.0.ssm_a")
+    with (tmp_path / "model.gguf").open("r+b") as file:
+        file.seek(fading.data_offset)
+        file.write(bytes(4))
+    with pytest.raises(WeightsError, match=r"numbers >= 0 in blk\.0\.ssm_a"):
+        build(gguf_folder(tmp_path / "model.gguf"))
+
+
 @pytest.mark.parametrize(
     ("arch", "family", "config", "more", "message"),
     [
         ("hunyuan-moe", "HunYuanMoEV1", {"num_experts": 4, "moe_topk": 2}, {"expert_shared_count": 2}, "more than one"),
         ("deepseek2", "DeepseekV2", LATENT, {"attention.key_length_mla": 4}, "heads of 4 and 16 columns, 8 of which"),
         ("stablelm", "StableLm", {"head_dim": ...}, {"rope.dimension_count": 17}, "rope.dimension_count=17 of heads"),
+        ("mamba2", "Mamba2", CASES["mamba2"][2], {"ssm.time_step_rank": 7}, "ssm.inner_size=128 is no multiple"),
+        ("mamba2", "Mamba2", CASES["mamba2"][2], {"ssm.inner_size": 96}, "no multiple of embedding_length=64"),
+        ("nemotron_h", "NemotronH", NEMOTRON, {"feed_forward_length": 96}, "must be 4 numbers, one a layer, got 96"),
+        ("nemotron_h", "NemotronH", NEMOTRON, {"feed_forward_length": [0, 9, 0, 8]}, "of one kind but different sizes"),
+        ("gemma3n", "Gemma3nText", CASES["gemma3n"][2], {"attention.shared_kv_layers": None}, "count layers, got None"),
+        ("gemma3n", "Gemma3nText", CASES["gemma3n"][2], {"activation_sparsity_scale": [0.5]}, "must be 6 numbers"),
+        ("nemotron_h_moe", "NemotronH", SPARSE_NEMOTRON, {"nextn_predict_layers": 1}, "nextn_predict_layers=1"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(

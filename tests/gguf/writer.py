@@ -19,9 +19,13 @@ from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file
 
 from tests.gguf.conversions import CONVERSIONS, same
+from tests.gguf.states import alone, beside
 
-PERMUTED = ("llama", "granite", "granitemoe", "smollm3", "arcee", "mistral3")  # rows of queries and keys by pairs
-ADDED_TO_1 = ("gemma", "gemma2", "gemma3", "nemotron")
+# Rows of queries and keys by pairs.
+PERMUTED = (
+    "llama", "granite", "granitemoe", "smollm3", "arcee", "mistral3", "granitehybrid", "nemotron_h",
+)  # fmt: skip
+ADDED_TO_1 = ("gemma", "gemma2", "gemma3", "nemotron", "qwen3next")
 # Of config.json → of the file's own family.
 KEYS = {
     "max_position_embeddings": "context_length", "hidden_size": "embedding_length", "num_hidden_layers": "block_count",
@@ -42,17 +46,22 @@ KEYS = {
     "n_group": "expert_group_count", "topk_group": "expert_group_used_count",
     "interleave_moe_layer_step": "interleave_moe_layer_step", "moe_layer_interval": "interleave_moe_layer_step",
     "q_lora_rank": "attention.q_lora_rank", "kv_lora_rank": "attention.kv_lora_rank",
-    "conv_L_cache": "shortconv.l_cache",
+    "conv_L_cache": "shortconv.l_cache", "layer_norm_epsilon": "attention.layer_norm_rms_epsilon",
+    "shared_intermediate_size": "expert_shared_feed_forward_length",
+    "moe_shared_expert_intermediate_size": "expert_shared_feed_forward_length", "moe_latent_size": "moe_latent_size",
+    "altup_num_inputs": "altup.num_inputs", "altup_active_idx": "altup.active_idx",
+    "hidden_size_per_layer_input": "embedding_length_per_layer_input",
+    "num_kv_shared_layers": "attention.shared_kv_layers",
 }  # fmt: skip
-SLIDING = ("gemma2", "gemma3", "phi3", "cohere2", "exaone4", "gpt-oss", "phimoe")
+SLIDING = ("gemma2", "gemma3", "phi3", "cohere2", "exaone4", "gpt-oss", "phimoe", "gemma3n")
 
 
-PLAIN = ("ffn_gate_inp", "_norm", "shortconv.conv")
+PLAIN = ("ffn_gate_inp", "_norm", "shortconv.conv", "ssm_conv1d")
 
 
 def kind_of(name: str, array: np.ndarray, kind: Type) -> Type:
     """Norms, biases and routers are never quantized; a type whose blocks do not fit gives way."""
-    if array.ndim < 2 or name.endswith(".bias") or any(part in name for part in PLAIN):
+    if array.ndim < 2 or name.endswith((".bias", "ssm_a", "ssm_d")) or any(part in name for part in PLAIN):
         return Type.F32
     size = gguf.GGML_QUANT_SIZES[kind][0]
     return kind if array.shape[-1] % size == 0 else Type.F16
@@ -117,14 +126,14 @@ def write(
         add(writer, f"{arch}.{key}", value)
     for key, value in (tokenizer or {}).items():
         add(writer, key, value)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH_NAMES and _arch(arch), config["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH_NAMES and _arch(arch), _layers(config))
     rng = np.random.default_rng(seed)
     stands: dict[str, torch.Tensor] = {}
     for theirs, sources in _stacked(state, config).items():
         tensors = [converted(name, state[name], config, arch) for name in sources]
         array = np.stack(tensors) if len(sources) > 1 or re.search(r"\.experts\.\d", sources[0]) else tensors[0]
         module, _, end = theirs.rpartition(".")
-        name = f"{names.get_name(module)}.{end}"
+        name = names.get_name(theirs) or f"{names.get_name(module)}.{end}"
         assert not name.startswith("None"), theirs
         chosen = kind_of(name, array, kind(name))
         raw = quantized(array, chosen, rng)
@@ -138,6 +147,10 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return {name: tensor.contiguous() for name, tensor in back(stands, config).items()}
+
+
+def _layers(config: Mapping[str, Any]) -> int:
+    return int(config.get("num_hidden_layers") or len(config["layers_block_type"]))
 
 
 def _arch(name: str) -> Any:
@@ -162,6 +175,8 @@ def metadata(config: dict[str, Any], arch: str, more: dict[str, Any]) -> dict[st
     for key, name in KEYS.items():
         if config.get(key) is not None and not (key == "logit_scale" and arch == "granite"):
             found[name] = config[key]
+    if not config.get("num_attention_heads"):
+        return {key: value for key, value in {**found, **alone(config, arch), **more}.items() if value is not None}
     found.setdefault("attention.head_count_kv", config["num_attention_heads"])
     size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     found |= {"attention.key_length": size, "attention.value_length": size}
@@ -169,7 +184,7 @@ def metadata(config: dict[str, Any], arch: str, more: dict[str, Any]) -> dict[st
     full = rope.get("full_attention", rope)
     found["rope.freq_base"] = float(full.get("rope_theta", 10000.0))
     found["rope.dimension_count"] = int(size * full.get("partial_rotary_factor", 1.0))
-    found |= _of_family(config, arch, {**rope, **full})
+    found |= _of_family(config, arch, {**rope, **full}) | beside(config, arch)
     if arch in SLIDING and config.get("sliding_window"):
         found["attention.sliding_window"] = config["sliding_window"]
     return {key: value for key, value in {**found, **more}.items() if value is not None}
@@ -219,7 +234,11 @@ def _of_family(config: Mapping[str, Any], arch: str, rope: Mapping[str, Any]) ->
         kinds = config["layer_types"]
         found["attention.head_count_kv"] = [config["num_key_value_heads"] * (kind != "conv") for kind in kinds]
         found["attention.layer_norm_rms_epsilon"] = config["norm_eps"]
-    if arch == "exaone4":
+    if arch == "gemma3n":
+        normal = torch.distributions.Normal(0, 1)
+        shares = torch.tensor(config["activation_sparsity_pattern"])
+        found["activation_sparsity_scale"] = normal.icdf(shares).tolist()
+    if arch in ("exaone4", "gemma3n"):
         found["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config["layer_types"]]
     return found
 
@@ -243,7 +262,7 @@ def converted(name: str, tensor: torch.Tensor, config: Mapping[str, Any], arch: 
     array = tensor.numpy()
     if heads := _heads(name, config, arch):
         array = array.reshape(heads, 2, len(array) // heads // 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
-    if arch in ADDED_TO_1 and name.endswith("norm.weight"):
+    if arch in ADDED_TO_1 and name.endswith("norm.weight") and "linear_attn" not in name:
         array = array + np.float32(1)
     return np.ascontiguousarray(array)
 
@@ -251,7 +270,7 @@ def converted(name: str, tensor: torch.Tensor, config: Mapping[str, Any], arch: 
 def restored(name: str, array: np.ndarray, config: Mapping[str, Any], arch: str) -> np.ndarray:
     if heads := _heads(name, config, arch):
         array = array.reshape(heads, len(array) // heads // 2, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
-    if arch in ADDED_TO_1 and name.endswith("norm.weight"):
+    if arch in ADDED_TO_1 and name.endswith("norm.weight") and "linear_attn" not in name:
         array = array - np.float32(1)
     return np.ascontiguousarray(array)
 

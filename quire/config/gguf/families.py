@@ -9,6 +9,8 @@ from quire.config.gguf.family import GgufFamily
 from quire.config.gguf.hybrid import HYBRID
 from quire.config.gguf.metadata import Metadata
 from quire.config.gguf.sparse import DEEPSEEK_V3, MIXTRAL, SPARSE
+from quire.config.gguf.states import STATES
+from quire.config.gguf.streams import STREAMS
 from quire.foundation.errors import ConfigError
 from quire.foundation.gguf_header import GgufTensor
 
@@ -37,6 +39,7 @@ DENSE: dict[str, GgufFamily] = {
     "mistral3": GgufFamily("LlamaForCausalLM", pairs=True, mlp_bias=True),
     "qwen2": GgufFamily("Qwen2ForCausalLM", bias=None),
     "qwen3": GgufFamily("Qwen3ForCausalLM", sized=True),
+    "exaone": GgufFamily("LlamaForCausalLM"),
     "gemma": GgufFamily("GemmaForCausalLM", plus_one=True, sized=True),
     "gemma2": GgufFamily(
         "Gemma2ForCausalLM", _OUTER_NORMS, plus_one=True, keys=_CAPS, windows=True, sized=True
@@ -91,7 +94,7 @@ DENSE: dict[str, GgufFamily] = {
     ),
     "nemotron": GgufFamily("NemotronForCausalLM", plus_one=True, partial=True, eps="norm_eps", mlp_bias=True),
 }  # fmt: skip
-FAMILIES = {**DENSE, **HYBRID, **SPARSE}
+FAMILIES = {**DENSE, **HYBRID, **SPARSE, **STATES, **STREAMS}
 _MINISTRAL = GgufFamily(
     "Ministral3ForCausalLM", pairs=True, bias=None, sized=True, sharpened=1.0,
     keys={"attention.temperature_scale": "llama_4_scaling_beta"},

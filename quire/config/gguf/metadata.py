@@ -66,6 +66,10 @@ class Metadata:
         value = self._values.get(key)
         return value if isinstance(value, list) else None
 
+    def pass_over(self, prefix: str) -> None:
+        """What is said of something that the family has not."""
+        self.known |= {key for key in self._values if key.startswith(prefix)}
+
     def number(self, key: str, kind: type = int) -> Any:
         value = self.get(key)
         if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else int) or value <= 0:

@@ -15,6 +15,8 @@ from quire.foundation.errors import ConfigError
 from quire.foundation.gguf_header import GgufHeader
 from quire.foundation.json_file import shown
 
+_BY_KIND = ("Gemma3ForCausalLM", "Gemma3nForCausalLM")
+"""Layers with windows turn in their own way."""
 _OF_THE_ROTATION = ("partial_rotary_factor", "llama_4_scaling_beta")
 
 
@@ -55,7 +57,7 @@ def read_rotary(
     for key in _OF_THE_ROTATION:
         if key in config:
             rope[key] = config.pop(key)
-    if family.architecture == "Gemma3ForCausalLM":
+    if family.architecture in _BY_KIND:
         local = {"rope_type": "default", "rope_theta": float(metadata.get("rope.freq_base_swa", 10000.0))}
         if "rope.freq_base" not in metadata.known or rope["rope_theta"] == 10000.0:
             rope["rope_theta"] = float(metadata.get("rope.freq_base", 1e6))

@@ -26,8 +26,10 @@ def config_of(header: GgufHeader, parts: Mapping[str, Path]) -> dict[str, Any]:
     family = gguf_family(header.metadata)
     metadata = Metadata(header.metadata, family.neutral, some_without=family.some_attend)
     config: dict[str, Any] = {"architectures": [family.architecture], **family.fixed}
-    metadata.get("attention.head_count_kv")
     for key, name in SIZES.items():
+        if key in family.idle:
+            metadata.by_layer(key)
+            continue
         if key == "attention.head_count_kv" and metadata.get(key) is None:
             continue
         config[name] = metadata.number(key)
@@ -47,13 +49,16 @@ def config_of(header: GgufHeader, parts: Mapping[str, Path]) -> dict[str, Any]:
         raise ConfigError("the GGUF file has no token_embd.weight [vocabulary, hidden]", "model")
     config["vocab_size"] = embedding.shape[0]
     config["tie_word_embeddings"] = "output.weight" not in header.tensors
-    if not family.latent:
+    if not family.latent and "attention.head_count" not in family.idle:
         _read_heads(metadata, config, family)
     _read_biases(header.tensors, config, family)
     _read_windows(metadata, config, family)
     if family.read is not None:
         family.read(metadata, config, header.tensors)
-    read_rotary(header, metadata, config, family, parts)
+    if family.turns:
+        read_rotary(header, metadata, config, family, parts)
+    else:
+        metadata.pass_over("rope.")
     metadata.refuse_others()
     tokens = {name: header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
     config |= {f"{name}_token_id": value for name, value in tokens.items() if value is not None}
@@ -76,7 +81,7 @@ def _read_heads(metadata: Metadata, config: dict[str, Any], family: GgufFamily) 
         config["head_dim"] = size
     turning = metadata.get("rope.dimension_count", size)
     metadata.get("rope.dimension_count_swa")
-    if turning != size and (not family.partial or not 0 < turning < size):
+    if family.turns and turning != size and (not family.partial or not 0 < turning < size):
         raise ConfigError(f"rope.dimension_count={shown(turning)} of heads of {size} is not supported", "model")
     if family.partial:
         config["partial_rotary_factor"] = turning / size

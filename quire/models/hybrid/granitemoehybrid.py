@@ -49,6 +49,7 @@ defaults = {  # as transformers has them
     "mamba_conv_bias": True,
     "mamba_proj_bias": False,
     "time_step_limit": (0.0, 1e999),
+    "split_projections": None,  # of GGUF files: gate and up are matrices of their own, and all is called as here
 }
 fixed = {
     "hidden_act": ("silu", "swish"),
@@ -83,17 +84,19 @@ def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
         kinds = kinds_of_layers(config, "layer_types", KINDS, sizes.layers)
     bias, shared = read(bool, config, "attention_bias"), read_positive(config, "shared_intermediate_size")
     scale, added = read(float, config, "attention_multiplier"), read(float, config, "residual_multiplier")
+    split = read(bool, config, "split_projections", False)
+    fused = "" if split else "input_linear"
     rule = top_k_rule(config, "num_local_experts", renormalize=True) if config["num_local_experts"] else None
 
     def layer(index: int) -> HybridLayer:
         mlp: tuple[str, GatedMLP | MixtureOfExperts] = (
             "shared_mlp",
-            GatedMLP(sizes.hidden, shared, fused="input_linear"),
+            GatedMLP(sizes.hidden, shared, fused=fused),
         )
         if rule is not None:
             experts = MixtureOfExperts(
                 sizes.hidden, sizes.intermediate, Router(sizes.hidden, rule), shared=shared, shared_name="shared_mlp",
-                shared_fused="input_linear",
+                shared_fused=fused,
             )  # fmt: skip
             mlp = "block_sparse_moe", experts
         mixer: tuple[str, Attention | Mamba2] = "mamba", Mamba2(index, states, GatedNorm(states.inner, sizes.eps))
@@ -104,7 +107,7 @@ def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
         named = (("input_layernorm", norms[0]), ("post_attention_layernorm", norms[1]))
         return HybridLayer(mixer, mlp, named, scale=added)
 
-    renamed = {**RENAMED, ".output_linear.": ".down_proj."} if rule else {}
+    renamed = {**RENAMED, ".output_linear.": ".down_proj."} if rule and not split else {}
     return SparseStack(
         sizes,
         layer,

@@ -9,7 +9,7 @@ from quire.config.reading import read, read_positive
 from quire.layers.attention import QKNorm
 from quire.layers.experts import MixtureOfExperts, Router
 from quire.layers.gated_attention import GatedAttention
-from quire.layers.linear import Linear, Stored
+from quire.layers.linear import Linear, Stored, stacked
 from quire.layers.mlp import GatedMLP
 from quire.layers.norm import RMSNorm
 from quire.layers.recurrent.block import HybridLayer
@@ -47,6 +47,7 @@ defaults = {  # as transformers has them
     "norm_topk_prob": True,
     "moe_intermediate_size": 512,
     "shared_expert_intermediate_size": 512,
+    "split_projections": None,  # of GGUF files: see `by_kind`
 }
 fixed = {"hidden_act": ("silu", "swish"), "is_encoder_decoder": (False, None), "attn_output_gate": (True, None)}
 shared = (
@@ -79,20 +80,41 @@ def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
             shared_gate="shared_expert_gate",
         )
 
-    return stack(config, max_positions, sizes, lambda index: GatedDeltaNet(index, states, by_key_head(states)), mlp)
+    projection = by_kind if read(bool, config, "split_projections", False) else by_key_head
+    return stack(config, max_positions, sizes, lambda index: GatedDeltaNet(index, states, projection(states)), mlp)
 
 
 def by_key_head(sizes: DeltaSizes) -> Linear:
     """Checkpoints have two matrices, and in each for every key head the rows of all that goes with it."""
     each = sizes.heads // sizes.key_heads
     counts = {"q": sizes.key_dim, "k": sizes.key_dim, "v": each * sizes.value_dim, "z": each * sizes.value_dim}
-    stored = {}
-    for module, within in (("in_proj_qkvz", counts), ("in_proj_ba", {"b": each, "a": each})):
-        size, begin = sum(within.values()), 0
-        for part, count in within.items():
-            firsts = range(begin, size * sizes.key_heads, size)
-            stored[part] = Stored(module, size * sizes.key_heads, tuple((first, first + count) for first in firsts))
-            begin += count
+    return _projection(sizes, {**_of_key_heads(sizes, "in_proj_qkvz", counts), **_small(sizes)})
+
+
+def by_kind(sizes: DeltaSizes) -> Linear:
+    """GGUF files have queries, keys and values one behind the other, the gate by itself, and the rest as above."""
+    parts = sizes.parts
+    stored = stacked("in_proj_qkv", {part: parts[part] for part in "qkv"}) | stacked("in_proj_z", {"z": parts["z"]})
+    return _projection(sizes, {**stored, **_small(sizes)})
+
+
+def _small(sizes: DeltaSizes) -> dict[str, Stored]:
+    each = sizes.heads // sizes.key_heads
+    return _of_key_heads(sizes, "in_proj_ba", {"b": each, "a": each})
+
+
+def _of_key_heads(sizes: DeltaSizes, module: str, within: Mapping[str, int]) -> dict[str, Stored]:
+    """within: rows of each part that go with one key head."""
+    stored: dict[str, Stored] = {}
+    begin, size = 0, sum(within.values())
+    for part, count in within.items():
+        firsts = range(begin, size * sizes.key_heads, size)
+        stored[part] = Stored(module, size * sizes.key_heads, tuple((first, first + count) for first in firsts))
+        begin += count
+    return stored
+
+
+def _projection(sizes: DeltaSizes, stored: dict[str, Stored]) -> Linear:
     return Linear(
         sizes.hidden, sum(sizes.parts.values()), bias=False, parts=sizes.parts, role="rows", heads=sizes.heads_of_parts,
         stored=stored,
