@@ -139,7 +139,7 @@ def test_random_weights_are_those_of_one_worker(tmp_path: Path) -> None:
         ({"pipeline_parallel_layers": [4, 4]}, "set pipeline_parallel_size=2, or leave it out"),
         ({STAGES: 2, "runner": "pooling", "convert": "embed"}, "stages are for models that generate"),
         ({STAGES: 2, "distributed_executor_backend": "uni"}, "uni has one worker, and 2 ranks need a process each"),
-        ({STAGES: 2, "speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "ranks do not draft"),
+        ({STAGES: 2, "speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "stages do not draft"),
         ({RANKS: 2, "enable_expert_parallel": True}, "enable_expert_parallel: .* has no experts"),
         ({RANKS: 2, "enable_eplb": True}, "enable_eplb moves experts between ranks: set enable_expert_parallel"),
         ({"eplb_config": {"step_interval": 5}}, "eplb_config says how experts move: set enable_eplb"),
