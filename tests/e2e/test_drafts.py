@@ -144,7 +144,7 @@ def test_two_ranks_accept_what_one_accepts(tiny_qwen3: Path, expected: list[Any]
 
 
 def drive(folder: Path, kill_after: int = 0, **options: Any) -> tuple[list[Any], LLMEngine]:
-    """The answers to `requests`, of workers of which the last is killed after so many steps; 0: of ones that are not."""
+    """The answers to `requests`, of workers of which one is killed after so many steps; 0: of ones that are not."""
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     engine = LLMEngine.from_options(str(folder), **OPTIONS, distributed_executor_backend="mp", **options)
     started = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
