@@ -61,8 +61,8 @@ class SeatDrafts:
         num_drafts = config.num_speculative_tokens
         places, self._group = _places(max_seats), group
         self._told = ints(told_drafts(max_seats, num_drafts))  # all of the state
-        tokens, count, may_draft = self._told.split([places * num_drafts, places, places])
-        self.state = DraftState(tokens.view(places, num_drafts), count, may_draft)
+        drafted, count, may_draft = self._told.split([places * num_drafts, places, places])
+        self.state = DraftState(drafted.view(places, num_drafts), count, may_draft)
         self.width = self.state.width
         self.max_rows = drafted_rows(max_seats, max_tokens, self.width)
         tokens = self.max_rows * self.width
