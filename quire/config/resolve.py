@@ -32,6 +32,7 @@ from quire.foundation.errors import ConfigError
 DEMO_MODEL = Path(__file__).parent.parent / "demo_model"
 BIG_GPU_BYTES = 70 * 1024**3
 Part = Literal["all", "tokenizer", "config"]
+_DRAFTS = "or leave speculative_config out; ranks of tensor_parallel_size may draft"
 # What of a repository is downloaded, by load_format.
 _WEIGHTS = {
     "auto": ("*.safetensors",),
@@ -203,17 +204,16 @@ def _check_generates(info: ModelInfo) -> None:
 
 def _speculative(config: EngineConfig, max_tokens: int, *, pools: bool) -> SpeculativeConfig | None:
     """max_tokens: of a step."""
-    wanted, ranks = SpeculativeConfig.read(config.schedule.speculative_config), config.runtime.num_ranks
+    wanted, runtime = SpeculativeConfig.read(config.schedule.speculative_config), config.runtime
     if wanted is None:
         return None
     why = ""
     if pools:
         why = " is for models that generate, and this one pools"
-    elif ranks > 1:
-        why = (
-            ": ranks do not draft; tensor_parallel_size * pipeline_parallel_size * prefill_context_parallel_size must "
-            f"be 1, got {ranks}"
-        )
+    elif runtime.pipeline_parallel_size > 1:
+        why = f": stages do not draft; set pipeline_parallel_size=1 (got {runtime.pipeline_parallel_size}), {_DRAFTS}"
+    elif (copies := runtime.prefill_context_parallel_size) > 1:
+        why = f": copies that share prompts do not draft; set prefill_context_parallel_size=1 (got {copies}), {_DRAFTS}"
     elif max_tokens <= wanted.num_speculative_tokens:
         why = (
             f": a step of max_num_batched_tokens = {max_tokens} has no room for a token and "

@@ -32,7 +32,7 @@ class Layout:
     """Sizes of what ranks tell each other. All of the same on every rank.
 
     hidden, itemsize: of an activation's row. max_rows: of any step. vocab, logit_rows: of the logits that the first
-    rank collects; 0: none.
+    rank collects; 0: none. drafts: numbers that say what is drafted for all seats.
     """
 
     size: int
@@ -41,6 +41,7 @@ class Layout:
     max_rows: int
     vocab: int = 0
     logit_rows: int = 0
+    drafts: int = 0
 
     @property
     def words(self) -> int:
@@ -66,6 +67,7 @@ class Layout:
             "many": (torch.int32, (2, self.size, self.many_rows, self.words)),
             "many_here": (torch.int32, (2, self.size, self.many_rows)),
             "tokens": (torch.int64, (2, max(self.logit_rows, 1))),
+            "drafts": (torch.int64, (2, max(self.drafts, 1))),
             "logits": (torch.float32, (self.logit_rows, self.vocab)),
             "logits_here": (torch.int32, (self.size, self.logit_rows * self.chunks)),
         }
@@ -96,6 +98,7 @@ class PeerMemory:
             "few": layout.few_rows,
             "many": layout.many_rows,
             "tokens": 1,
+            "drafts": 1,
             "logits": layout.logit_rows * layout.chunks,
         }
         # How often each row has been used: nobody else's business.

@@ -7,6 +7,8 @@ the same bits, or they would drift apart.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
 from quire.distributed.group import Group
@@ -45,15 +47,15 @@ def gather_columns(part: torch.Tensor, out: torch.Tensor, group: Group) -> torch
     return group.gather_columns(part, out)
 
 
-def from_first(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """x of the first rank, in place; int32 [m], contiguous. Two of them must have a `reduce_add` between them, but for
-    copies that share prompts, which write into nobody's memory."""
+def from_first(x: torch.Tensor, group: Group, what: Literal["tokens", "drafts"] = "tokens") -> torch.Tensor:
+    """x of the first rank, in place; int32 [m], contiguous. Two of the same kind must have a `reduce_add` between them,
+    but for copies that share prompts, which write into nobody's memory."""
     peers = group.peers
-    if peers is None or group.contexts is not None or len(x) > peers.layout.logit_rows:
+    if peers is None or group.contexts is not None or len(x) > peers.views[what].shape[1]:
         return group.from_first(x)
     from quire.kernels.triton import across_ranks
 
-    return across_ranks.from_first(x, peers)
+    return across_ranks.from_first(x, peers, what)
 
 
 def _fits(partial: torch.Tensor, peers: PeerMemory) -> bool:

@@ -33,7 +33,7 @@ from quire.worker.sampling.custom import CustomProcessors
 from quire.worker.sampling.follower import Follower
 from quire.worker.sampling.plugins import LogitsProcessor
 from quire.worker.sampling.sampler import Sampler
-from quire.worker.seat_drafts import SeatDrafts, drafted_rows
+from quire.worker.seat_drafts import SeatDrafts, drafted_rows, told_drafts
 from quire.worker.seats import DeviceSeats
 from quire.worker.steps.parts import StepParts
 from quire.worker.streams import Streams
@@ -211,9 +211,15 @@ class Assembly:
         resolved = self._resolved
         if resolved.speculative is None:
             return None
-        rows = resolved.max_num_seqs
+        rows, group = resolved.max_num_seqs, self._group
         return SeatDrafts(
-            resolved.speculative, seats, rows, rows + MAX_PROMPTS, resolved.max_num_batched_tokens, self._device
+            resolved.speculative,
+            seats,
+            rows,
+            rows + MAX_PROMPTS,
+            resolved.max_num_batched_tokens,
+            self._device,
+            group,
         )
 
     def _sampler(self, rows: int, drafts: SeatDrafts | None, custom: CustomProcessors | None) -> Sampler | Follower:
@@ -233,6 +239,9 @@ class Assembly:
         if self._streams.compute is None or self._group.topology.size == 1:
             return
         generates, rows = isinstance(self._model, Decoder), self._resolved.max_num_seqs
+        wanted, tokens = self._resolved.speculative, self._resolved.max_num_batched_tokens
+        num_drafts = wanted.num_speculative_tokens if wanted else 0
+        drafted = drafted_rows(rows, tokens, 1 + num_drafts) * (1 + num_drafts) if wanted else 0
         self._group.share_memory(
             Layout(
                 size=self._group.topology.size,
@@ -240,7 +249,8 @@ class Assembly:
                 itemsize=DTYPES[self._resolved.dtype].itemsize,
                 max_rows=2 * self.max_tokens,
                 vocab=self._resolved.info.vocab_size if generates else 0,
-                logit_rows=max(round_size(rows), rows + MAX_PROMPTS) if generates else 0,
+                logit_rows=max(round_size(rows), rows + MAX_PROMPTS, drafted) if generates else 0,
+                drafts=told_drafts(rows, num_drafts) if wanted else 0,
             )
         )
 

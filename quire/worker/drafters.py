@@ -32,8 +32,8 @@ class Drafter(Protocol):
         """Write `drafts.tokens` and `drafts.count` of these seats, int32 [rows], 0 for padding.
 
         Asked when a step has committed its tokens: the text of a request is then the `num_computed` tokens that the
-        history holds, and `last_token`. Of rows in the middle of a prompt nothing is used. Captured in CUDA graphs:
-        launches depend on shapes only, and nothing is read back.
+        history holds, and `last_token`. Of rows in the middle of a prompt nothing is used. Of several ranks the first
+        alone is asked. Captured in CUDA graphs: launches depend on shapes only, and nothing is read back.
         """
         ...
 

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 
 from quire.config.speculative import DRAFTERS, SpeculativeConfig
+from quire.distributed.group import Group
+from quire.kernels.across_ranks import from_first
 from quire.kernels.drafts import DraftBuffers, DraftState, commit_drafted, gather_drafted, probe
 from quire.kernels.step.step import StepBuffers, scatter
 from quire.types.plan import Admit
@@ -23,8 +25,23 @@ def drafted_rows(max_seats: int, max_tokens: int, width: int) -> int:
     return min(max_seats, min(max_tokens, MAX_TOKENS) // width)
 
 
+def told_drafts(max_seats: int, num_drafts: int) -> int:
+    """Numbers that say what is drafted for all seats."""
+    return _places(max_seats) * (num_drafts + 2)
+
+
+def _places(max_seats: int) -> int:
+    """Of seats, and of nobody, so many that each array begins at a round address."""
+    return -(-(max_seats + 1) // ALIGNED) * ALIGNED
+
+
 class SeatDrafts:
-    """seats: made with `limited`; max_rows: of any step; max_seats, max_tokens: what the engine was told."""
+    """Of several ranks the first one drafts, and tells the others at the beginning of a step with drafts: so nothing
+    that it alone knows (logits processors, a drafter of somebody else's) can make them drift apart.
+
+    seats: made with `limited`; max_rows: of any step; max_seats, max_tokens: what the engine was told. group: None:
+    this is the only rank.
+    """
 
     def __init__(
         self,
@@ -34,6 +51,7 @@ class SeatDrafts:
         max_rows: int,
         max_tokens: int,
         device: torch.device,
+        group: Group | None = None,
     ) -> None:
         def ints(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
@@ -41,15 +59,18 @@ class SeatDrafts:
         assert seats.state.limit is not None
         self._seats, self._limit = seats.state, seats.state.limit
         num_drafts = config.num_speculative_tokens
-        self.state = DraftState(ints(max_seats + 1, num_drafts), ints(max_seats + 1), ints(max_seats + 1))
+        places, self._group = _places(max_seats), group
+        self._told = ints(told_drafts(max_seats, num_drafts))  # all of the state
+        drafted, count, may_draft = self._told.split([places * num_drafts, places, places])
+        self.state = DraftState(drafted.view(places, num_drafts), count, may_draft)
         self.width = self.state.width
         self.max_rows = drafted_rows(max_seats, max_tokens, self.width)
         tokens = self.max_rows * self.width
         self._buffers = DraftBuffers(ints(tokens), ints(tokens), ints(self.max_rows), ints(self.max_rows))
         self.outcome = ints(max_rows, self.width + 2)  # of the latest step, see `kernels.drafts`
-        self._drafter: Drafter = DRAFTERS.get(config.method)(
-            DrafterSetup(config, seats.state, self.state, max_rows, device)
-        )
+        self._drafter: Drafter | None = None  # of a rank that is told
+        if group is None or group.samples:
+            self._drafter = DRAFTERS.get(config.method)(DrafterSetup(config, seats.state, self.state, max_rows, device))
         self._staging = Staging(3 * (max_seats + ALIGNED), device)
 
     @property
@@ -76,16 +97,23 @@ class SeatDrafts:
 
     def gather(self, out: StepBuffers, seats: torch.Tensor) -> None:
         """The inputs of a step of these rows, each with its drafts."""
+        if self._group is not None:
+            from_first(self._told, self._group, "drafts")
         gather_drafted(self._seats, self.state, out, self.buffers(len(seats)), seats)
 
     def commit(self, out: StepBuffers, seats: torch.Tensor, sampled: torch.Tensor) -> None:
-        """Its end: the drafts that were right count, and others are made. sampled: int32 [rows * width]."""
+        """Its end: the drafts that were right count, and others are made. sampled: int32 [rows * width], the same on
+        every rank."""
         rows = len(seats)
         commit_drafted(self._seats, self.outcome[:rows], self.buffers(rows), seats, out.input_ids, sampled)
-        self._drafter.propose(seats)
+        self._propose(seats)
 
     def follow(self, seats: torch.Tensor, tokens: torch.Tensor, num_decodes: int) -> None:
         """The end of a step without drafts, when `commit` has told its tokens: what drafts would have brought is noted,
         and others are made."""
         probe(self.state, self.outcome[: len(seats)], seats, tokens, num_decodes)
-        self._drafter.propose(seats)
+        self._propose(seats)
+
+    def _propose(self, seats: torch.Tensor) -> None:
+        if self._drafter is not None:
+            self._drafter.propose(seats)

@@ -63,10 +63,16 @@ def test_a_step_must_have_room_for_drafts() -> None:
         resolve(EngineConfig.from_flat(device="cpu", max_num_batched_tokens=4, speculative_config=NGRAM))
 
 
-def test_ranks_do_not_draft() -> None:
-    config = EngineConfig.from_flat(device="cpu", tensor_parallel_size=2, speculative_config=NGRAM)
-    with pytest.raises(ConfigError, match=r"speculative_config: ranks do not draft; .* must be 1, got 2"):
-        resolve(config)
+@pytest.mark.parametrize(
+    ("option", "what"),
+    [("pipeline_parallel_size", "stages"), ("prefill_context_parallel_size", "copies that share prompts")],
+)
+def test_of_several_ranks_those_that_share_layers_draft(option: str, what: str) -> None:
+    options = {"device": "cpu", "tensor_parallel_size": 2, "speculative_config": NGRAM}
+    assert resolve(EngineConfig.from_flat(**options)).speculative is not None
+    told = rf"speculative_config: {what} do not draft; set {option}=1 \(got 2\), or leave speculative_config out"
+    with pytest.raises(ConfigError, match=told):
+        resolve(EngineConfig.from_flat(**options, **{option: 2}))
 
 
 def test_a_model_that_pools_has_nothing_to_draft() -> None:

@@ -16,7 +16,7 @@ from quire.kernels.across_ranks import from_first, gather_columns, reduce_add, r
 from quire.platforms import select_platform
 from quire.types.ranks import Rank
 
-HIDDEN, VOCAB = 4096, 10007
+HIDDEN, VOCAB, DRAFTS = 4096, 10007, 1560
 ROWS = (1, 2, 7, 31, 32, 33, 100, 513, 2048, 5000)
 STEPS = 50  # of a graph, so that every place is used again and again
 
@@ -48,7 +48,8 @@ def captured(body: Callable[[], None]) -> torch.cuda.CUDAGraph:
 
 
 def check_graph(group: Group, rows: int) -> torch.Tensor:
-    """A chain of sums, the logits of its end and the tokens of these, replayed: as long computed with plain tensors."""
+    """What is drafted, a chain of sums, the logits of its end and the tokens of these, replayed: as long computed with
+    plain tensors."""
     rank, size, device = group.topology.rank, group.topology.size, group.device
     weights = torch.randn(size, HIDDEN, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
     mine, start = weights[rank].to(device), torch.ones(rows, HIDDEN, dtype=torch.bfloat16)
@@ -58,8 +59,11 @@ def check_graph(group: Group, rows: int) -> torch.Tensor:
     assert group.peers.logits is not None
     logits, tokens = group.peers.logits[:rows], torch.zeros(rows, dtype=torch.int32, device=device)
     counter = torch.zeros(1, dtype=torch.float32, device=device)
+    drafts = torch.zeros(DRAFTS, dtype=torch.int32, device=device)
 
     def step() -> None:
+        drafts.copy_(counter.int().expand(DRAFTS) + 1 if rank == 0 else torch.zeros_like(drafts))
+        from_first(drafts, group, "drafts")
         residual.fill_(1)
         for _ in range(8):
             reduce_add(residual * mine / 64, residual, group)
@@ -82,6 +86,7 @@ def check_graph(group: Group, rows: int) -> torch.Tensor:
     assert torch.equal(residual.cpu(), wanted)
     state, count = wanted[:, :1].float() + counter.cpu(), int(counter)
     assert count == STEPS + 1
+    assert drafts.tolist() == [count] * DRAFTS
     if rank == 0:
         torch.testing.assert_close(logits.cpu(), state * torch.arange(VOCAB))
     best = torch.where(state[:, 0] > 0, VOCAB - 1, 0)
@@ -93,7 +98,7 @@ def main(rank: str, size: str, meeting: str, out: str) -> None:
     me = Rank(int(rank), int(size), meeting)
     group = Group(me, select_platform("cuda").set_up(None, me))
     alone = check_sums(group, torch.bfloat16)  # by the library
-    group.share_memory(Layout(me.size, HIDDEN, 2, max_rows=8192, vocab=VOCAB, logit_rows=640))
+    group.share_memory(Layout(me.size, HIDDEN, 2, max_rows=8192, vocab=VOCAB, logit_rows=640, drafts=DRAFTS))
     assert group.peers is not None, "GPUs of one host could not write each other's memory"
     found = [*alone, *check_sums(group, torch.bfloat16), *check_sums(group, torch.float16)]
     stream = torch.cuda.Stream()

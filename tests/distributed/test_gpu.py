@@ -54,9 +54,12 @@ def answers(**options: Any) -> list[list[tuple[int, dict[int, Any]]]]:
         return [list(zip(o.outputs[0].token_ids, o.outputs[0].logprobs, strict=True)) for o in found]
 
 
-@pytest.mark.parametrize("enforce_eager", [False, True])
-def test_two_gpus_say_what_one_says(enforce_eager: bool) -> None:
-    one, two = (answers(tensor_parallel_size=ranks, enforce_eager=enforce_eager) for ranks in (1, 2))
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "policy": "always"}
+
+
+@pytest.mark.parametrize("options", [{}, {"enforce_eager": True}, {"speculative_config": DRAFTS}])
+def test_two_gpus_say_what_one_says(options: dict[str, Any]) -> None:
+    one, two = (answers(tensor_parallel_size=ranks, **options) for ranks in (1, 2))
     compared = 0
     for ours, theirs in zip(two, one, strict=True):
         for (token, a), (other, b) in zip(ours, theirs, strict=True):

@@ -25,6 +25,7 @@ from tests.sampling.rows import chi_square_limit
 
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 ALWAYS = {"speculative_config": {**DRAFTS, "policy": "always"}}
+RANKS = {"tensor_parallel_size": 2}
 OPTIONS: dict[str, Any] = {
     "device": "cpu", "num_threads": 1, "max_model_len": 160, "skip_tokenizer_init": True, "max_num_seqs": 12,
     "logits_processors": [f"{HERE}:NoRepeatOnDevice", f"{HERE}:NoRepeatOnHost"],
@@ -116,6 +117,9 @@ CASES: dict[str, dict[str, Any]] = {
     "chunks, and a small budget": {"async_scheduling": True, "max_num_batched_tokens": 48, "max_prefill_chunk": 16},
     "no prefix cache, small blocks": {"async_scheduling": True, "enable_prefix_caching": False, "block_size": 4},
     "a worker of its own": {"distributed_executor_backend": "mp"},
+    "two ranks, two plans in flight": {**RANKS, "async_scheduling": True},
+    "two ranks, preempted": {**RANKS, "async_scheduling": True, "num_gpu_blocks_override": 26},
+    "two ranks, preempted at every step": {**RANKS, "preempt_every_step": True},
 }
 
 
@@ -128,12 +132,24 @@ def test_every_feature_gives_the_answer_that_it_gives_without(tiny_qwen3: Path, 
     assert counted["vllm:spec_decode_num_draft_tokens"] > counted["vllm:spec_decode_num_accepted_tokens"]
 
 
+def test_two_ranks_accept_what_one_accepts(tiny_qwen3: Path, expected: list[Any]) -> None:
+    """Chunks, and a small budget: as many drafts are made as by one, and as many of them are right."""
+    found = []
+    for options in (RANKS, {"distributed_executor_backend": "mp"}):
+        answers, counted = run(tiny_qwen3, **ALWAYS, **options, max_num_batched_tokens=48, max_prefill_chunk=16)
+        assert all(map(same, answers, expected))
+        found.append({name: count for name, count in counted.items() if "spec_decode" in name})
+    assert found[0] == found[1]
+    assert found[0]["vllm:spec_decode_num_accepted_tokens"] > 100
+
+
 def drive(folder: Path, kill_after: int = 0, **options: Any) -> tuple[list[Any], LLMEngine]:
-    """The answers to `requests`, of a worker that is killed after so many steps; 0: of one that is not."""
+    """The answers to `requests`, of workers of which one is killed after so many steps; 0: of ones that are not."""
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     engine = LLMEngine.from_options(str(folder), **OPTIONS, distributed_executor_backend="mp", **options)
     started = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
-    (worker,) = (child for child in started if "quire.executor.worker_process" in child.cmdline())
+    workers = [child for child in started if "quire.executor.worker_process" in child.cmdline()]
+    assert len(workers) == options.get("tensor_parallel_size", 1)
     for number, (prompt, params) in enumerate(requests()):
         engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
     found: dict[str, Any] = {}
@@ -142,15 +158,16 @@ def drive(folder: Path, kill_after: int = 0, **options: Any) -> tuple[list[Any],
         if not engine.has_unfinished_requests():
             return [told(found[str(number)]) for number in range(len(found))], engine
         if step == kill_after:
-            worker.kill()
+            max(workers, key=lambda worker: worker.pid).kill()
     raise AssertionError
 
 
-def test_answers_go_on_when_the_worker_dies(tiny_qwen3: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_answers_go_on_when_the_worker_dies(tiny_qwen3: Path, ranks: int) -> None:
     """The next engine is given what there is of them, and drafts on from there."""
     expected, engine = drive(tiny_qwen3)
     engine.shutdown()
-    answers, engine = drive(tiny_qwen3, kill_after=12, **ALWAYS)
+    answers, engine = drive(tiny_qwen3, kill_after=12, **ALWAYS, tensor_parallel_size=ranks)
     counted = {metric.name: metric for metric in engine.get_metrics()}
     engine.shutdown()
     assert counted["quire:engine_restarts"].value == 1  # type: ignore[attr-defined]
@@ -217,11 +234,11 @@ def test_texts_stops_and_grammars() -> None:
     ]  # fmt: skip
     params = [SamplingParams(temperature=0.6, seed=i, max_tokens=40, **more) for i, more in enumerate(wanted)]
     found = []
-    for options in ({}, ALWAYS, {**ALWAYS, "async_scheduling": True}):
+    for options in ({}, ALWAYS, {**ALWAYS, "async_scheduling": True}, {**ALWAYS, **RANKS, "async_scheduling": True}):
         with LLM(device="cpu", dtype="float32", max_model_len=256, max_num_seqs=8, **options) as llm:
             answers = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
             found.append([(a.text, a.token_ids, a.finish_reason, a.stop_reason) for a in answers])
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1] == found[2] == found[3]
 
 
 def pairs(folder: Path, seeds: range, **options: Any) -> Counter[tuple[int, ...]]:

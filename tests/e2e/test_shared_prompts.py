@@ -182,7 +182,7 @@ def test_adapters(tmp_path: Path) -> None:
         ({COPIES: 2, "pipeline_parallel_size": 2}, f"{COPIES}=2 does not go with stages"),
         ({COPIES: 2, "runner": "pooling", "convert": "embed"}, f"{COPIES}=2 is for models that generate"),
         ({COPIES: 2, "distributed_executor_backend": "uni"}, "uni has one worker, and 2 ranks need a process each"),
-        ({COPIES: 2, "speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "ranks do not draft"),
+        ({COPIES: 2, "speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "copies .* do not draft"),
     ],
 )
 def test_what_cannot_be_is_refused_at_the_door(options: dict[str, Any], message: str) -> None:

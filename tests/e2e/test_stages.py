@@ -110,6 +110,34 @@ def test_tiny_models_in_stages_and_with_spread_experts(case: str, every: list[di
         assert tokens(folder, **options) == whole, options
 
 
+@pytest.mark.parametrize(
+    ("case", "options"),
+    [
+        ("qwen3", {**SPREAD, "enable_eplb": True, "eplb_config": {"step_interval": 4, "num_redundant_experts": 3}}),
+        pytest.param("deepseek3-halves-biases", {RANKS: 2}, marks=LONG),  # latent rows
+        pytest.param("gpt_oss", SPREAD, marks=LONG),  # sinks, windows
+    ],
+)
+def test_ranks_draft(case: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """Answers of few tokens, so that drafts are right now and then: as many of them as with one worker."""
+    folder, drafts = saved(case, tmp_path), {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
+    params = [
+        SamplingParams(temperature=0.8 * (seed % 2), seed=seed, max_tokens=24, allowed_token_ids=[3, 5, 8, 13])
+        for seed in range(7)
+    ]
+    found = []
+    for more in ({}, {"speculative_config": {**drafts, "policy": "always"}}):
+        for ranks in ({"distributed_executor_backend": "mp"}, options):
+            with LLM(str(folder), **BARE, **more, **ranks) as llm:
+                outputs = llm.generate(prompts(), params, use_tqdm=False)
+                stats = llm.call("stats")
+            found.append(([output.outputs[0].token_ids for output in outputs], stats.get("num_accepted_tokens", 0)))
+    assert [answers for answers, _ in found[1:]] == [found[0][0]] * 3
+    accepted = [count for _, count in found]
+    assert accepted[:2] == [0, 0]
+    assert accepted[2] == accepted[3] > 20
+
+
 @pytest.mark.long
 def test_experts_that_move_say_the_same(tmp_path: Path) -> None:
     """Every few steps, three of them twice."""
@@ -139,7 +167,7 @@ def test_random_weights_are_those_of_one_worker(tmp_path: Path) -> None:
         ({"pipeline_parallel_layers": [4, 4]}, "set pipeline_parallel_size=2, or leave it out"),
         ({STAGES: 2, "runner": "pooling", "convert": "embed"}, "stages are for models that generate"),
         ({STAGES: 2, "distributed_executor_backend": "uni"}, "uni has one worker, and 2 ranks need a process each"),
-        ({STAGES: 2, "speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "ranks do not draft"),
+        ({STAGES: 2, "speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "stages do not draft"),
         ({RANKS: 2, "enable_expert_parallel": True}, "enable_expert_parallel: .* has no experts"),
         ({RANKS: 2, "enable_eplb": True}, "enable_eplb moves experts between ranks: set enable_expert_parallel"),
         ({"eplb_config": {"step_interval": 5}}, "eplb_config says how experts move: set enable_eplb"),

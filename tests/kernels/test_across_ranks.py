@@ -140,11 +140,14 @@ from tests.kernels.peers import peers_in
 rank, folder, size = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 peer_memory.FEW_BYTES = 512
 width = 128 // size
-layout = peer_memory.Layout(size, 64, 2, max_rows=8, vocab=100, logit_rows=8)
+layout = peer_memory.Layout(size, 64, 2, max_rows=8, vocab=100, logit_rows=8, drafts=50)
 peers = peers_in(folder / "memory", layout, rank)
 generator = torch.Generator().manual_seed(5)
 for step in range(24):
     rows = 1 + 5 * step % 8
+    if step % 3:
+        drafts = torch.arange(50, dtype=torch.int32) * step if rank == 0 else torch.zeros(50, dtype=torch.int32)
+        assert across_ranks.from_first(drafts, peers, "drafts").tolist() == list(range(0, 50 * step, step)), step
     partials = [torch.randn(rows, 64, generator=generator).half() for _ in range(size)]
     residual = torch.randn(rows, 64, generator=generator).half()
     wanted = reduce_add_reference(partials, residual)

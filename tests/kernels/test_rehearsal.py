@@ -175,7 +175,8 @@ def test_kernels_across_ranks_compile_and_are_found(
 ) -> None:
     """For a GPU that launches dependents early, which the interpreter leaves out; by tables that hold addresses."""
     monkeypatch.setattr(across_ranks, "has_pdl", lambda _: True)
-    peers = peers_in(tmp_path / "memory", Layout(2, 4096, 2, max_rows=64, vocab=5000, logit_rows=48), rank=1)
+    layout = Layout(2, 4096, 2, max_rows=64, vocab=5000, logit_rows=48, drafts=300)
+    peers = peers_in(tmp_path / "memory", layout, rank=1)
     x, tokens = torch.zeros(4, 4096, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.int32)
 
     def step() -> None:
@@ -184,13 +185,14 @@ def test_kernels_across_ranks_compile_and_are_found(
         assert peers.logits is not None
         across_ranks.gather_columns(torch.zeros(4, 2512), peers.logits[:4], peers)
         across_ranks.from_first(tokens, peers)
+        across_ranks.from_first(torch.zeros(300, dtype=torch.int32), peers, "drafts")
 
     with Rehearsal() as rehearsal:
         step()
-    assert rehearsal.wait() == 4
+    assert rehearsal.wait() == 5
     assert counting.launched == []
     step()
-    assert len(counting.launched) == 4
+    assert len(counting.launched) == 5
     with Rehearsal() as rehearsal:
         step()
     assert rehearsal.wait() == 0, "some kernel was not compiled, or not as it is launched"

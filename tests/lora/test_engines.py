@@ -21,6 +21,7 @@ OPTIONS: dict[str, Any] = {
     "device": "cpu", "dtype": "float32", "num_threads": 1, "max_model_len": 96, "skip_tokenizer_init": True,
     "enable_lora": True, "max_loras": 2, "num_gpu_blocks_override": 60, "max_num_seqs": 4,
 }  # fmt: skip
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "policy": "always"}
 ASK = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
 
 
@@ -59,8 +60,9 @@ def requests(tmp_path: Path) -> list[LoRARequest | None]:
 @pytest.mark.parametrize(
     "options",
     [
-        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "policy": "always"}},
+        {"speculative_config": DRAFTS},
         pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.long),
+        pytest.param({"tensor_parallel_size": 2, "speculative_config": DRAFTS}, marks=pytest.mark.long),
         pytest.param({"pipeline_parallel_size": 3}, marks=pytest.mark.long),
         pytest.param({"pipeline_parallel_size": 2, "tensor_parallel_size": 2}, marks=pytest.mark.long),
         pytest.param({"preempt_every_step": True, "debug": True}, marks=pytest.mark.long),

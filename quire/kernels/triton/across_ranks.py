@@ -287,12 +287,13 @@ def reduce_many(
     return residual
 
 
-def from_first(x: torch.Tensor, peers: PeerMemory) -> torch.Tensor:
-    """See `quire.kernels.across_ranks`; at most the layout's `logit_rows`."""
-    rows, pdl = peers.layout.logit_rows, has_pdl(x.device)
+def from_first(x: torch.Tensor, peers: PeerMemory, what: str = "tokens") -> torch.Tensor:
+    """See `quire.kernels.across_ranks`; at most what the layout has room for."""
+    rows, pdl = peers.views[what].shape[1], has_pdl(x.device)
+    block = next_power_of_2(rows)
     _from_first_kernel[(1,)](
-        x, peers.bases["tokens"], peers.uses["tokens"], len(x), RANK=peers.topology.rank, SIZE=peers.topology.size,
-        ROWS=rows, BLOCK=next_power_of_2(rows), PDL=pdl, launch_pdl=pdl, num_warps=8,
+        x, peers.bases[what], peers.uses[what], len(x), RANK=peers.topology.rank, SIZE=peers.topology.size,
+        ROWS=rows, BLOCK=block, PDL=pdl, launch_pdl=pdl, num_warps=min(max(block // 256, 8), 32),
     )  # fmt: skip
     return x
 

@@ -45,7 +45,7 @@ class DraftedSteps:
     ) -> StepHandle:
         parts, drafts = self._parts, self._drafts
         rows, width = plan.num_rows, drafts.width
-        logits, logprobs = parts.logits[: rows * width], None
+        logits = parts.logits[: rows * width]
         features = parts.sampler.features(plan.seats)
         # Who is bound by a mask has no drafts, so it is the first query's.
         found = parts.sampler.masks(masks, None if masks is None else np.arange(rows * width) // width)
@@ -56,13 +56,13 @@ class DraftedSteps:
             graphs.tail(size, filtered=features.filter)
             return parts.read_back(plan, None)
         more = drafts.buffers(rows)
-        output = parts.sampler.sample(
-            logits, more.seats, more.lengths, parts.history, features, np.repeat(plan.seats, width), found, width
+        sampled, logprobs = parts.draw(
+            logits, more.seats, more.lengths, features, np.repeat(plan.seats, width), found, width
         )
         parts.readback.before_commit()
         batch = parts.builder.drafted_views(rows, drafts)
-        drafts.commit(batch.buffers, batch.seats, output.token_ids[:, 0].contiguous())
-        if (logprobs := output.logprobs) is not None:
+        drafts.commit(batch.buffers, batch.seats, parts.agreed(sampled))
+        if logprobs is not None:
             logprobs = logprobs.with_rows(logprobs.rows // width)
         return parts.read_back(plan, logprobs)
 
@@ -81,4 +81,4 @@ class DraftedSteps:
         sampled = parts.sampled[: batch.num_tokens]
         logits = parts.logits[: batch.num_tokens]
         parts.sampler.sample_plain(logits, more.seats, more.lengths, sampled, filtered=filtered)
-        self._drafts.commit(batch.buffers, batch.seats, sampled)
+        self._drafts.commit(batch.buffers, batch.seats, parts.agreed(sampled))

@@ -205,19 +205,31 @@ class StepParts:
         rows = batch.sample_rows
         seats = batch.seats if rows is None else batch.seats.index_select(0, rows)
         lengths = batch.buffers.seq_lens if rows is None else batch.buffers.seq_lens.index_select(0, rows)
-        logprobs = None
+        sampled, logprobs = self.draw(logits, seats, lengths, features, seats_np, masks)
+        self.commit(batch, sampled)
+        if logprobs is None or rows is None:
+            return logprobs
+        return logprobs.with_rows(rows.index_select(0, logprobs.rows.to(rows.device)))
+
+    def draw(
+        self,
+        logits: torch.Tensor,
+        seats: torch.Tensor,
+        lengths: torch.Tensor,
+        features: Features,
+        seats_np: np.ndarray,
+        masks: Masks | None,
+        queries: int = 1,
+    ) -> tuple[torch.Tensor, LogprobTensors | None]:
+        """Tokens, int32 [rows], and log-probabilities of rows of logits; see `Sampler.sample`."""
         if features.plain:
             if masks is not None:
                 masks.apply(logits)
             sampled = self.sampled[: len(seats_np)]
             self.sampler.sample_plain(logits, seats, lengths, sampled)
-        else:
-            output = self.sampler.sample(logits, seats, lengths, self.history, features, seats_np, masks)
-            sampled, logprobs = output.token_ids[:, 0].contiguous(), output.logprobs
-        self.commit(batch, sampled)
-        if logprobs is None or rows is None:
-            return logprobs
-        return logprobs.with_rows(rows.index_select(0, logprobs.rows.to(rows.device)))
+            return sampled, None
+        output = self.sampler.sample(logits, seats, lengths, self.history, features, seats_np, masks, queries)
+        return output.token_ids[:, 0].contiguous(), output.logprobs
 
     def commit(self, batch: Batch, sampled: torch.Tensor) -> None:
         """The end of a step that no graph holds."""
@@ -227,12 +239,12 @@ class StepParts:
     def write_tokens(self, batch: Batch, sampled: torch.Tensor) -> None:
         """What was sampled becomes the seats' last tokens, and drafts are made from there. Part of tails too."""
         tokens = self.tokens[: batch.num_rows]
-        sampled = self._agreed(sampled)
+        sampled = self.agreed(sampled)
         commit(self.seats.state, tokens, batch.seats, batch.buffers.seq_lens, sampled, batch.sample_index)
         if self.drafts:
             self.drafts.follow(batch.seats, tokens, batch.attention.num_decodes)
 
-    def _agreed(self, sampled: torch.Tensor) -> torch.Tensor:
+    def agreed(self, sampled: torch.Tensor) -> torch.Tensor:
         """The same tokens on every rank: the first one's. Ranks may pad differently, so as many as there can be."""
         if self._group is None or not len(sampled) or not self.is_last:
             return sampled
