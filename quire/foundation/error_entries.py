@@ -238,7 +238,8 @@ MODELS = (
     Entry(
         "drafts",
         "Speculative decoding is not set up as it can run.",
-        'Start from `--speculative-config \'{"method": "ngram", "num_speculative_tokens": 4}\'`.',
+        'Start from `--speculative-config \'{"method": "ngram", "num_speculative_tokens": 4}\'`, on one rank or with '
+        "`--tensor-parallel-size`.",
         fields=("speculative_config",),
     ),
     Entry(

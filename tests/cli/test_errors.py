@@ -73,6 +73,7 @@ quire serve --tensor-parallel-size 3 --port 0 --device cpu
 quire serve --attention-backend flash9 --port 0
 quire serve --speculative-config {"method":"oracle","num_speculative_tokens":2} --port 0
 quire serve --speculative-config {} --speculative-config.method ngram --port 0
+quire serve --speculative-config {"method":"ngram","num_speculative_tokens":2} --pipeline-parallel-size 2 --device cpu
 quire serve --tool-call-parser smoke --port 0
 quire serve --chat-template no.jinja --port 0
 quire serve --logits-processors nowhere:Class --port 0
