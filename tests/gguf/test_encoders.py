@@ -1,4 +1,4 @@
-"""BERT in GGUF files, written by the format's library: states and vectors of the model that the files stand for."""
+"""Encoders in GGUF files, written by the format's library: states and vectors of the model that the files stand for."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
 
 
-def written(folder: Path, file: Path, kind: Type = Type.Q8_0, **more: Any) -> Any:
+def written(folder: Path, file: Path, kind: Type = Type.Q8_0, arch: str = "bert", **more: Any) -> Any:
     """Both stand for the same numbers, in the end. Returns transformers' model with them."""
     folder.mkdir()
-    model = encoders.make("bert", folder, hidden_size=64, intermediate_size=96)
+    model = encoders.make(arch.replace("-", "_"), folder, hidden_size=64, intermediate_size=96)
     vocabulary = {
         "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": SPECIAL + WORDS,
         "tokenizer.huggingface.json": (folder / "tokenizer.json").read_text(),
     }  # fmt: skip
-    state = writer.write(folder, file, "bert", lambda _: kind, tokenizer=vocabulary, more=more)
-    save_file(state, folder / "model.safetensors")
-    model.load_state_dict(state, strict=False)
-    return model
+    state = writer.write(folder, file, arch, lambda _: kind, tokenizer=vocabulary, more=more)
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    return type(model).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
+@pytest.mark.parametrize("arch", ["bert", "nomic-bert"])
 @pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_0, Type.F16], ids=str)
-def test_states_are_those_of_the_dequantised_model(kind: Type, tmp_path: Path) -> None:
-    model = written(tmp_path / "plain", tmp_path / "model.gguf", kind)
+def test_states_are_those_of_the_dequantised_model(kind: Type, arch: str, tmp_path: Path) -> None:
+    model = written(tmp_path / "plain", tmp_path / "model.gguf", kind, arch)
     with LLM(str(tmp_path / "model.gguf"), **OPTIONS) as llm:
         outputs = llm.encode(GIVEN, PoolingParams(use_activation=False), pooling_task="token_embed", use_tqdm=False)
     for given, output in zip(GIVEN, outputs, strict=True):

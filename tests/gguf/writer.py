@@ -185,7 +185,7 @@ def metadata(config: dict[str, Any], arch: str, more: dict[str, Any]) -> dict[st
     found["rope.freq_base"] = float(full.get("rope_theta", 10000.0))
     found["rope.dimension_count"] = int(size * full.get("partial_rotary_factor", 1.0))
     found |= _of_family(config, arch, {**rope, **full}) | beside(config, arch)
-    if arch == "bert":
+    if arch in ("bert", "nomic-bert"):
         found |= {"attention.causal": False, "attention.head_count_kv": None}
     if arch in SLIDING and config.get("sliding_window"):
         found["attention.sliding_window"] = config["sliding_window"]
