@@ -6,16 +6,19 @@ by which texts are split; SentencePiece's are joined by scores, as in its own fi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from quire.conversion import ranks, sentencepiece
 from quire.foundation.errors import ConfigError
 
 _WHOLE = "tokenizer.huggingface.json"
 _CONTROL, _USER_DEFINED = 3, 4
+_BEGIN = "\u2581"  # of a piece that begins a word
+_BRACKETS = re.compile(r"\[.+\]")  # of tokens that are no pieces of words
 _NAMES = {
     "bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding", "sep_token": "seperator",
     "mask_token": "mask",
@@ -97,10 +100,12 @@ def build(found: Mapping[str, Any]) -> tuple[Tokenizer, dict[str, str], tuple[st
         tokenizer, begins = _byte_level(tokens, kinds, get("merges"), get("pre", "default"))
     elif kind in ("llama", "gemma4"):
         tokenizer, begins = _of_pieces(tokens, kinds, get), True
+    elif kind == "bert":
+        return _of_words(tokens, kinds, get)
     else:
         raise ConfigError(
-            f"vocabularies of tokenizer.ggml.model={kind!r} are not supported (known: gpt2, llama): name a tokenizer "
-            "by --tokenizer",
+            f"vocabularies of tokenizer.ggml.model={kind!r} are not supported (known: bert, gpt2, llama): name a "
+            "tokenizer by --tokenizer",
             "tokenizer",
         )
     ids = {name: get(f"{key}_token_id") for name, key in _NAMES.items()}
@@ -157,6 +162,35 @@ def _byte_level(tokens: list[str], kinds: list[int], merges: Any, name: str) -> 
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token, kind in of_kind if kind == _CONTROL])
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token, kind in of_kind if kind == _USER_DEFINED])
     return tokenizer, name in _BEGINS
+
+
+def _of_words(
+    tokens: list[str], kinds: list[int], get: Any
+) -> tuple[Tokenizer, dict[str, str], tuple[str | None, str | None]]:
+    """BERT's: files mark pieces that begin a word, and its own vocabularies those that go on with one. Texts are
+    lower-cased if hardly any piece has a capital letter: files do not say."""
+    vocabulary: dict[str, int] = {}
+    for number, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
+        begins = token.removeprefix(_BEGIN)
+        is_whole = kind == _CONTROL or _BRACKETS.fullmatch(token) is not None
+        piece = token if is_whole else begins if begins != token else f"##{token}"
+        vocabulary.setdefault(piece, number)
+    ids = {
+        "unk_token": get("unknown_token_id"), "cls_token": get("cls_token_id", get("bos_token_id")),
+        "sep_token": get("seperator_token_id", get("eos_token_id")), "pad_token": get("padding_token_id"),
+        "mask_token": get("mask_token_id"),
+    }  # fmt: skip
+    by_id = {number: piece for piece, number in vocabulary.items()}
+    named = {name: by_id[number] for name, number in ids.items() if number in by_id}
+    if absent := [name for name in ("unk_token", "cls_token", "sep_token") if name not in named]:
+        raise ConfigError(f"the GGUF file's vocabulary has no {', no '.join(absent)}", "tokenizer")
+    cased = sum(piece != piece.lower() for piece in vocabulary if not _BRACKETS.fullmatch(piece))
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=named["unk_token"], max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=1000 * cased < len(vocabulary))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in named.values()])
+    return tokenizer, named, (named["cls_token"], named["sep_token"])
 
 
 def _of_pieces(tokens: list[str], kinds: list[int], get: Any) -> Tokenizer:

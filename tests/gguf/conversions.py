@@ -224,6 +224,11 @@ def head_norms_back(state: State, _: Config) -> State:
     return found
 
 
+def without_head(state: State, _: Config) -> State:
+    """Of an encoder."""
+    return {name: tensor for name, tensor in state.items() if not name.startswith("pooler.")}
+
+
 CONVERSIONS: dict[str, tuple[Callable[[State, Config], State], Callable[[State, Config], State]]] = {
     "gpt-oss": (gpt_oss, gpt_oss_back),
     "llama4": (llama4, llama4_back),
@@ -237,6 +242,7 @@ CONVERSIONS: dict[str, tuple[Callable[[State, Config], State], Callable[[State, 
     "lfm2": squeezed("conv.conv", 1),
     "lfm2moe": (_lfm2moe, _lfm2moe_back),
     **states.CONVERSIONS,
+    "bert": (without_head, same),
     "gemma3n": (gemma3n, gemma3n_back),
     "stablelm": (head_norms, head_norms_back),
 }

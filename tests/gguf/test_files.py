@@ -157,7 +157,9 @@ def test_a_family_that_is_not_known_is_named(tmp_path: Path) -> None:
     made.write_kv_data_to_file()
     made.write_tensors_to_file()
     made.close()
-    with pytest.raises(ConfigError, match=r"general\.architecture='mamba9' are not supported \(known: arcee, cohere2"):
+    with pytest.raises(
+        ConfigError, match=r"general\.architecture='mamba9' are not supported \(known: arcee, bert, cohere2"
+    ):
         LLM(str(tmp_path / "x.gguf"), device="cpu")
     (tmp_path / "x.bin").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"x\.bin' is a file, and no \.gguf file"):

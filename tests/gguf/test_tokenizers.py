@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import sentencepiece
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from quire.config.files.tokenizer_files import tokenizer_folder
 from quire.config.gguf.folder import TOKENIZER
@@ -110,11 +110,33 @@ def test_what_begins_a_text(tmp_path: Path) -> None:
     ).ids == [1, *plain, 2]
 
 
+@pytest.mark.parametrize("lower", [True, False])
+def test_pieces_of_words_are_those_of_bert(lower: bool, tmp_path: Path) -> None:
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    theirs = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    theirs.normalizer = normalizers.BertNormalizer(lowercase=lower)
+    theirs.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    theirs.train_from_iterator(CORPUS, trainers.WordPieceTrainer(vocab_size=300, special_tokens=special))
+    count = theirs.get_vocab_size()
+    tokens = [str(theirs.id_to_token(number)) for number in range(count)]
+    marked = [token if token in special else token[2:] if token[:2] == "##" else f"\u2581{token}" for token in tokens]
+    ours = made(
+        tmp_path / "m", model="bert", pre="default", tokens=marked,
+        token_type=[3 if token in special else 1 for token in tokens], unknown_token_id=1, bos_token_id=2,
+        seperator_token_id=3, padding_token_id=0, mask_token_id=4,
+    )  # fmt: skip
+    for text in (*texts(40), "[MASK] HELLO Ångström"):
+        told = theirs.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text).ids == [2, *told, 3] or "[MASK]" in text
+    assert ours.encode("[MASK] HELLO").ids[:2] == [2, 4]
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"pre": "klingon"}, r"tokenizer\.ggml\.pre='klingon', which is not known: name a tokenizer by --tokenizer"),
-        ({"model": "rwkv"}, r"tokenizer\.ggml\.model='rwkv' are not supported \(known: gpt2, llama\)"),
+        ({"model": "rwkv"}, r"tokenizer\.ggml\.model='rwkv' are not supported \(known: bert, gpt2, llama\)"),
+        ({"model": "bert"}, "has no unk_token, no cls_token"),
         ({"tokens": []}, r"has no tokenizer\.ggml\.tokens"),
         ({"token_type": [1]}, "4096 tokens and 1 kinds"),
         ({"merges": None}, r"has no tokenizer\.ggml\.merges"),

@@ -56,7 +56,7 @@ KEYS = {
 SLIDING = ("gemma2", "gemma3", "phi3", "cohere2", "exaone4", "gpt-oss", "phimoe", "gemma3n")
 
 
-PLAIN = ("ffn_gate_inp", "_norm", "shortconv.conv", "ssm_conv1d")
+PLAIN = ("ffn_gate_inp", "_norm", "shortconv.conv", "ssm_conv1d", "position_embd", "token_types")
 
 
 def kind_of(name: str, array: np.ndarray, kind: Type) -> Type:
@@ -185,6 +185,8 @@ def metadata(config: dict[str, Any], arch: str, more: dict[str, Any]) -> dict[st
     found["rope.freq_base"] = float(full.get("rope_theta", 10000.0))
     found["rope.dimension_count"] = int(size * full.get("partial_rotary_factor", 1.0))
     found |= _of_family(config, arch, {**rope, **full}) | beside(config, arch)
+    if arch in ("bert", "nomic-bert"):
+        found |= {"attention.causal": False, "attention.head_count_kv": None}
     if arch in SLIDING and config.get("sliding_window"):
         found["attention.sliding_window"] = config["sliding_window"]
     return {key: value for key, value in {**found, **more}.items() if value is not None}

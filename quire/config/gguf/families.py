@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from quire.config.gguf.encoders import ENCODERS
 from quire.config.gguf.family import GgufFamily
 from quire.config.gguf.hybrid import HYBRID
 from quire.config.gguf.metadata import Metadata
@@ -94,7 +95,7 @@ DENSE: dict[str, GgufFamily] = {
     ),
     "nemotron": GgufFamily("NemotronForCausalLM", plus_one=True, partial=True, eps="norm_eps", mlp_bias=True),
 }  # fmt: skip
-FAMILIES = {**DENSE, **HYBRID, **SPARSE, **STATES, **STREAMS}
+FAMILIES = {**DENSE, **HYBRID, **SPARSE, **STATES, **STREAMS, **ENCODERS}
 _MINISTRAL = GgufFamily(
     "Ministral3ForCausalLM", pairs=True, bias=None, sized=True, sharpened=1.0,
     keys={"attention.temperature_scale": "llama_4_scaling_beta"},

@@ -35,7 +35,7 @@ _AHEAD = "nextn."  # of the layers behind the last one, which predict further to
 # Tensors that are looked up, added, or taken a column at a time, and not multiplied by: they are no blocks here.
 NOT_MATRICES = (
     "token_embd", "ffn_gate_inp", "ffn_gate_inp_shexp", "shortconv.conv", "attn_q_norm", "attn_k_norm", "ssm_conv1d",
-    "ssm_norm", "per_layer_token_embd", "altup_proj", "altup_unembd_proj",
+    "ssm_norm", "position_embd", "token_types", "per_layer_token_embd", "altup_proj", "altup_unembd_proj",
 )  # fmt: skip
 DECAYS = "ssm_a"
 """How fast states fade: files have the negative number itself, and Hugging Face's form the logarithm of its size."""
@@ -52,18 +52,19 @@ _NAME = re.compile(r"(?:blk\.(\d+)\.)?([a-z0-9_.]+?)(?:\.(weight|bias))?")
 class GgufFamily:
     """names: of tensors where they are not Llama's; with `.weight` or `.bias` behind them, the whole of ours, `{}`
     standing for a number along the first dimension. bare: names of tensors without either, and the whole of ours.
-    prefix: of all our names but the head's. pairs: rows of queries and keys are ordered so that neighbours turn
-    together, and are put back. plus_one: weights of norms have 1 added. keys: more metadata that config.json knows, by
-    its names there. fixed: what the files leave unsaid. eps, bias: what config.json calls the epsilon of norms, and
-    whether queries have a bias (None: it does not say). neutral: values that say no more than the family does.
-    lifted: tensors whose shape lacks a 1: at which place, and of how many dimensions. flat: those whose numbers have
-    one dimension with us. idle: sizes that the family lacks, or reads by itself. sharpened: what the logarithm's
-    multiplier of YaRN is multiplied by to be `mscale_all_dim`; 0: there is none."""
+    prefix: of all our names but the head's. layers: and of a layer's number. pairs: rows of queries and keys are
+    ordered so that neighbours turn together, and are put back. plus_one: weights of norms have 1 added. keys: more
+    metadata that config.json knows, by its names there. fixed: what the files leave unsaid. eps, bias: what config.json
+    calls the epsilon of norms, and whether queries have a bias (None: it does not say). neutral: values that say no
+    more than the family does. lifted: tensors whose shape lacks a 1: at which place, and of how many dimensions. flat:
+    those whose numbers have one dimension with us. idle: sizes that the family lacks, or reads by itself. sharpened:
+    what the logarithm's multiplier of YaRN is multiplied by to be `mscale_all_dim`; 0: there is none."""
 
     architecture: str
     names: Mapping[str, str] = field(default_factory=dict)
     bare: Mapping[str, str] = field(default_factory=dict)
     prefix: str = "model."
+    layers: str = "layers."
     pairs: bool = False
     plus_one: bool = False
     keys: Mapping[str, str] = field(default_factory=dict)
@@ -92,7 +93,7 @@ def decoders_name(family: GgufFamily, tensor: str) -> str | None:
     if match is None:
         return None
     layer, name, kind = match.groups()
-    prefix = family.prefix if layer is None else f"{family.prefix}layers.{layer}."
+    prefix = family.prefix if layer is None else f"{family.prefix}{family.layers}{layer}."
     if kind is None:
         whole = family.bare.get(name)
         return None if whole is None else prefix + whole

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from quire.config.gguf.encoders import pooling_files
 from quire.config.gguf.settings import config_of, generation_config_of
 from quire.foundation.errors import ConfigError
 from quire.foundation.folders import cache_folder
@@ -118,12 +119,14 @@ def _make(files: Sequence[Path], kept: Path) -> None:
         "config.json": config_of(header, places),
         "generation_config.json": generation_config_of(header.metadata),
         TOKENIZER: {key: value for key, value in header.metadata.items() if key.startswith("tokenizer.")},
+        **pooling_files(header.metadata),
     }
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=kept.parent) as name:
         folder = Path(name, "made")
         folder.mkdir()
         for file_name, value in made.items():
+            (folder / file_name).parent.mkdir(exist_ok=True)
             (folder / file_name).write_text(json.dumps(value), encoding="utf-8")
         _write_templates(header.metadata, folder)
         for file in files:
