@@ -35,6 +35,7 @@ def start(source: Path, target: Path, *options: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.long  # as `test_batches.py` kills the server that does it
 def test_it_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     bad = {"custom_id": "wrong", "method": "POST", "url": "/v1/nothing", "body": {}}

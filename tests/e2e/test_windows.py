@@ -157,7 +157,9 @@ def test_hits_of_the_prefix_cache(models: Callable[[str], Model], name: str) -> 
 
 
 @pytest.mark.parametrize("drafts", [{}, {"speculative_config": DRAFTS}], ids=["plain", "drafts"])
-@pytest.mark.parametrize(("name", "num_blocks"), [("qwen3: five to one", 28), ("mistral: all", 20)])
+@pytest.mark.parametrize(
+    ("name", "num_blocks"), [("qwen3: five to one", 28), pytest.param("mistral: all", 20, marks=pytest.mark.long)]
+)
 def test_a_pool_so_small_that_requests_are_preempted(
     models: Callable[[str], Model], name: str, num_blocks: int, drafts: dict[str, Any]
 ) -> None:

@@ -75,7 +75,7 @@ def test_a_request_is_a_span_with_all_that_was_done_below_it(traced: tuple[Serve
         assert root["start"] <= span["start"] <= span["end"] <= root["end"] + 0.001, span
 
 
-@pytest.mark.parametrize("cores", ["1", "2"])
+@pytest.mark.parametrize("cores", ["1", pytest.param("2", marks=pytest.mark.long)])
 def test_a_killed_core_leaves_a_span_of_replay(cores: str) -> None:
     """By gRPC. Of two cores one goes on with what the other had; else all wait for the next engine."""
     options = ["--port", "0", "--device", "cpu", "--dtype", "float32", "--num-gpu-blocks-override", "600"]
