@@ -1,7 +1,7 @@
 """What being looked at costs a GPU's server: throughput and gaps beside an open dashboard, and with traces, the access
 log and metrics of work switched on.
 
-    python -m benchmarks.observing.serving [--model llama-3.1-8b] [--rate 64] [--seconds 10] [--rounds 2] [--out FOLDER]
+    python -m benchmarks.observing.serving [--model llama-3.1-8b] [--rate 64] [--seconds 10] [--at-once 500]
 
 Requests are T5's (`benchmarks.serve`), the same each time: a first round, which is not counted, leaves their prompts in
 the prefix cache. Nobody and somebody look in turn at one server; what has to be switched on at the start is a server of

@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.gemm.codes import Codes
-from quire.kernels.gemm.triton.code_words import column_parts, factor, line_parts, negated_zeros, operands, word_layout
+from quire.kernels.gemm.triton.code_words import factor, negated_zeros, operands, pieces, word_layout
 from quire.kernels.gemm.triton.codes import KINDS, arguments
 from quire.kernels.gemm.triton.skinny_registers import (
     _finish,
@@ -174,7 +174,7 @@ def _code_rows_kernel(
             less = gl.load(zero_ptr + row * groups + column // GROUP, inside, 0)
         weight = operands(now, negated_zeros(less, x.dtype, KIND), table_ptr, x.dtype, KIND)
         block = gl.minimum(sums_share + i * WARPS, BLOCKS - 1)
-        weights, lines = column_parts(weight, PARTS), line_parts(x, PARTS)
+        weights, lines = pieces(weight, PARTS, True), pieces(x, PARTS, False)
         for part in gl.static_range(PARTS):
             nothing = gl.zeros([WARPS, LINES, COLUMNS], gl.float32, MMA)
             left = gl.convert_layout(weights[part], LEFT, assert_trivial=True)

@@ -50,9 +50,9 @@ def _eight(dtype):
 
 @gluon.constexpr_function
 def word_layout(lines, warps, shared):
-    """Of words [warps, lines, 16]; shared: the warps have shares of K, else lines. See `operands`."""
-    per_warp = lines if shared else lines // warps
-    above = [[0, 8 << i, 0] for i in range((per_warp // 8).bit_length() - 1)] if shared else [[0, 8, 0]]
+    """Of words [warps, lines, 16] if `shared`: the warps have shares of K; else [1, 16 warps, 16]. See `operands`."""
+    per_warp = lines if shared else 16
+    above = [[0, 8 << i, 0] for i in range((per_warp // 8).bit_length() - 1)]
     across = [[1 << i, 0, 0] if shared else [0, 16 << i, 0] for i in range(warps.bit_length() - 1)]
     return gl.DistributedLinearLayout(
         reg_bases=[[0, 0, 1], [0, 0, 2], *above],
@@ -119,25 +119,13 @@ def word_halves(words):
 
 
 @gluon.jit
-def column_parts(x, PARTS: gl.constexpr):
-    """[shares, lines, columns] → as many pieces of neighbouring columns, a power of two."""
+def pieces(x, PARTS: gl.constexpr, OF_COLUMNS: gl.constexpr):
+    """[shares, lines, columns] → as many pieces of neighbouring columns, or lines, a power of two."""
     parts = (x,)
     for level in gl.static_range(PARTS.bit_length() - 1):
         halves = ()
         for i in gl.static_range(1 << level):
-            halves += _halves(parts[i], True)
-        parts = halves
-    return parts
-
-
-@gluon.jit
-def line_parts(x, PARTS: gl.constexpr):
-    """[shares, lines, columns] → as many pieces of neighbouring lines, a power of two."""
-    parts = (x,)
-    for level in gl.static_range(PARTS.bit_length() - 1):
-        halves = ()
-        for i in gl.static_range(1 << level):
-            halves += _halves(parts[i], False)
+            halves += _halves(parts[i], OF_COLUMNS)
         parts = halves
     return parts
 
