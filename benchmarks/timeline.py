@@ -1,6 +1,7 @@
 """A decode step as the GPU sees it: its kernels, and where nothing runs.
 
-    python -m benchmarks.timeline --model qwen3-0.6b --cases 1x256 256x600 [--json FILE]
+    python -m benchmarks.timeline --model qwen3-0.6b --cases 1x256 256x600 [--options '{"quantization": "fp8"}']
+                                  [--json FILE]
 
 ROWSxCONTEXT: so many prompts of so many tokens. Medians over the steps of one run in which all rows decode; the kernels
 are those of one step in the middle. "idle" is time in which no kernel runs. A kernel may start before its predecessor
@@ -96,10 +97,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="qwen3-0.6b", choices=workloads.MODELS)
     parser.add_argument("--cases", nargs="+", default=["1x256", "256x600"])
+    parser.add_argument("--options", type=json.loads, default={}, help="engine options as a JSON object")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     folder = workloads.write_model_dir(args.model, Path(tempfile.mkdtemp()) / args.model)
-    llm = LLM(str(folder), load_format="dummy", skip_tokenizer_init=True)
+    llm = LLM(str(folder), load_format="dummy", skip_tokenizer_init=True, **args.options)
     found = {}
     for case in args.cases:
         rows, _, context = case.partition("x")
@@ -108,7 +110,8 @@ def main() -> None:
         show(f"{args.model} {case}", steps, found[case])
     llm.shutdown()
     if args.json:
-        args.json.write_text(json.dumps({"model": args.model, "microseconds": found}, indent=1))
+        content = {"model": args.model, "options": args.options, "microseconds": found}
+        args.json.write_text(json.dumps(content, indent=1))
 
 
 if __name__ == "__main__":

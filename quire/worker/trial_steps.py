@@ -73,12 +73,12 @@ def prompts_to_pool(counts: np.ndarray) -> StepPlan:
     return msgspec.structs.replace(prompt_chunks(counts, admits), samples=none, attachments=[pool])
 
 
-def run_picky(runner: Runner, params: SamplingParams, vocab_size: int) -> StepHandle | MaskedStep:
-    """A step with masks and with everything that `params` ask for."""
-    counts = np.array([2, 3], dtype=np.int32)
+def run_picky(runner: Runner, params: SamplingParams, vocab_size: int, seats: int) -> StepHandle | MaskedStep:
+    """A step with masks and with everything that `params` ask for; of several seats another asks for nothing."""
     # Both begin anew: where a step before them has filled their seats, they would run over the end of the block table.
     admits = [Admit(1, 0, 2, params, [0], 0), Admit(2, 0, 3, SamplingParams(temperature=0.0), [], 0)]
-    step = runner.run(prompt_chunks(counts, admits, [AwaitMasks()]))
+    counts = np.array([2, 3], dtype=np.int32)[:seats]
+    step = runner.run(prompt_chunks(counts, admits[: len(counts)], [AwaitMasks()]))
     if not isinstance(step, MaskedStep):  # of a rank that does not sample
         return step
     words = -(-vocab_size // 32)

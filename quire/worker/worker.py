@@ -291,7 +291,7 @@ class Worker:
                 if isinstance(runner, Runner):
                     # What is sampled here is garbage, so nothing may be looked up by it.
                     params = msgspec.structs.replace(ALL_FEATURES, logprobs=None)
-                    run_picky(runner, params, self._resolved.info.vocab_size)
+                    run_picky(runner, params, self._resolved.info.vocab_size, rows)
                     runner.rehearse()
                 else:
                     longest = min(tokens, self._resolved.max_model_len)
@@ -329,7 +329,8 @@ class Worker:
                 runner.parts.seats.adapters_np[1:] = 1
                 runner.run(self._step(tokens)).result()
             # Everything that few requests ask for, once, so that the first of them does not wait for a compiler.
-            run_picky(runner, ALL_FEATURES, self._resolved.info.vocab_size).result()
+            info, seats = self._resolved.info, self._resolved.max_num_seqs
+            run_picky(runner, ALL_FEATURES, info.vocab_size, seats).result()
 
     def _step(self, tokens: int, rows: int | None = None) -> StepPlan:
         """Of so many tokens in so many rows; None: as many as there can be."""
