@@ -74,7 +74,15 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str
             f"--web.listen-address=127.0.0.1:{port}", "--log.level=error",
         ]  # fmt: skip
         process = subprocess.Popen(command)
+
+        def is_ready() -> bool:
+            try:
+                return httpx.get(f"http://127.0.0.1:{port}/-/ready").is_success
+            except httpx.TransportError:
+                return False
+
         try:
+            assert wait_until(is_ready)
             yield server.url, f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
@@ -93,13 +101,7 @@ def query(prometheus: str, text: str) -> list[Any]:
 def test_every_panel_has_data(scraped: tuple[str, str]) -> None:
     server, prometheus = scraped
 
-    def is_scraped() -> bool:
-        try:
-            return bool(query(prometheus, "up == 1"))
-        except httpx.HTTPError:
-            return False
-
-    assert wait_until(is_scraped)
+    assert wait_until(lambda: bool(query(prometheus, "up == 1")))
     empty: dict[str, str] = dict(panels())
     deadline = time.monotonic() + 60
     while empty and time.monotonic() < deadline:
