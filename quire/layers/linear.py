@@ -14,7 +14,6 @@ from quire.distributed.group import Group
 from quire.distributed.topology import ALONE, Share, Topology
 from quire.kernels.across_ranks import reduce_add
 from quire.kernels.attention.rope import qk_norm_rope_write
-from quire.kernels.elementwise.activation import silu_and_mul
 from quire.kernels.elementwise.norm import rms_norm
 from quire.layers.low_rank import LowRank
 from quire.layers.norm import Norm as NormLayer
@@ -370,10 +369,10 @@ class Linear(nn.Module):
 
         reader: the one layer that the result goes to, and which it may be rounded for; without, it is a tensor."""
         if self.low_rank is not None and self.low_rank.is_active:
+            if self.group is None:
+                return self._adapted(x, norm, residual=residual)
             y = self._adapted(x, norm)
-            if self.group is not None:
-                return reduce_add(y, torch.zeros_like(y) if residual is None else residual, self.group)
-            return y if residual is None else residual.add_(y)
+            return reduce_add(y, torch.zeros_like(y) if residual is None else residual, self.group)
         x, pair = before(x, norm)
         if self.group is not None:
             return self._sum(x, pair, residual)
@@ -383,23 +382,31 @@ class Linear(nn.Module):
     def partial(self, x: Rows, residual: torch.Tensor) -> torch.Tensor:
         """`residual += ` this rank's part of the product, in place; returns it."""
         if self.low_rank is not None and self.low_rank.is_active:
-            return residual.add_(self._adapted(x, None))
+            return self._adapted(x, None, residual=residual)
         y = self.matrix.linear(x, residual=residual)
         assert isinstance(y, torch.Tensor)
         return y
 
     def _adapted(
-        self, x: Rows, norm: NormLayer | None, out_dtype: torch.dtype | None = None, out: torch.Tensor | None = None
+        self,
+        x: Rows,
+        norm: NormLayer | None,
+        *,
+        out_dtype: torch.dtype | None = None,
+        out: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """This rank's product with what adapters add, one step after the other; gated, if it is."""
+        """This rank's product with what adapters add; gated, if it is, or added to a residual."""
         assert self.low_rank is not None
         x, pair = before(x, norm)
         assert isinstance(x, torch.Tensor)
         x = x if pair is None else rms_norm(x, *pair)
+        inner = self.low_rank.shrink(x)  # first: the product's weights are on their way meanwhile
+        if residual is not None and residual.is_cuda:
+            out = torch.empty_like(residual)  # products that are added to a residual are cut up like it
         y = self.matrix.linear(x, out_dtype=out_dtype, out=out)
         assert isinstance(y, torch.Tensor)
-        y = self.low_rank.add(y, x, self.matrix.bias)
-        return silu_and_mul(y) if self.gated else y
+        return self.low_rank.expand(y, inner, self.matrix.bias, gated=self.gated, residual=residual)
 
     def _sum(self, x: Rows, norm: Norm | None, residual: torch.Tensor | None) -> torch.Tensor:
         """Of the parts that all ranks have of the product, and the residual."""
@@ -412,7 +419,7 @@ class Linear(nn.Module):
     def wide(self, x: torch.Tensor, norm: NormLayer | None, out: torch.Tensor | None = None) -> torch.Tensor:
         """The same in float32, as logits are wanted; into `out` if given."""
         if self.low_rank is not None and self.low_rank.is_active:
-            return self._adapted(x, norm, torch.float32, out)
+            return self._adapted(x, norm, out_dtype=torch.float32, out=out)
         rows, pair = before(x, norm)
         y = self.matrix.linear(rows, norm=pair, out_dtype=torch.float32, out=out)
         assert isinstance(y, torch.Tensor)

@@ -13,9 +13,9 @@ from itertools import accumulate
 
 import torch
 
-from quire.kernels.low_rank.factors import RANKS_A_STEP, Factors, blocks_of
+from quire.kernels.low_rank.factors import RANKS_A_STEP, Factors
 from quire.kernels.low_rank.grouped import GroupedFactors, add_grouped
-from quire.kernels.low_rank.product import add_low_rank, expand
+from quire.kernels.low_rank.product import add_low_rank, expand, shrink
 from quire.kernels.low_rank.rows import AdapterRows, adapter_rows
 
 
@@ -48,12 +48,12 @@ class HostFactors:
     """One adapter's, of one matrix, as this rank has them; see `Factors`. The rank is that of the largest part."""
 
     down: torch.Tensor  # [parts * rank, k]; of an embedding [vocabulary, rank]
-    up: torch.Tensor  # [n, rank], times scale and gain
+    up: torch.Tensor  # [rank, n], times scale and gain
     gains: torch.Tensor | None  # float32 [n]
 
     @property
     def rank(self) -> int:
-        return self.up.shape[1]
+        return len(self.up)
 
     def num_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in (self.down, self.up, self.gains) if t is not None)
@@ -72,11 +72,11 @@ class LowRank:
         self._active = active
         self.factors = Factors(
             down=torch.zeros(slots, len(parts) * room, columns, dtype=dtype),
-            up=torch.zeros(slots, rows, room, dtype=dtype),
+            up=torch.zeros(slots, room, rows, dtype=dtype),
             gains=torch.ones(slots, rows, dtype=torch.float32),
-            ranks=torch.zeros(slots, dtype=torch.int32),
+            ranks=torch.zeros(slots, 2, dtype=torch.int32),
+            edges=torch.tensor([0, *ends], dtype=torch.int32),
             ends=ends,
-            blocks=torch.tensor(blocks_of(ends), dtype=torch.int32),
         )
 
     @property
@@ -89,22 +89,36 @@ class LowRank:
         if host is None:
             factors.ranks[at] = 0
             return
-        parts, rank = len(factors.ends), host.rank
-        down, up = factors.down[at].view(parts, factors.room, -1), factors.up[at]
-        down[:, rank:].zero_()
-        up[:, rank:].zero_()
+        parts, rank, has_gains = len(factors.ends), host.rank, host.gains is not None
+        down = factors.down[at].view(parts, factors.room, -1)
         down[:, :rank].copy_(host.down.view(parts, rank, -1), non_blocking=True)
-        up[:, :rank].copy_(host.up, non_blocking=True)
-        if host.gains is None:
-            factors.gains[at] = 1
-        else:
+        factors.up[at, :rank].copy_(host.up, non_blocking=True)
+        if host.gains is not None:
             factors.gains[at].copy_(host.gains, non_blocking=True)
-        factors.ranks[at] = rank
+        factors.ranks[at, 0], factors.ranks[at, 1] = rank, has_gains
 
     def add(self, y: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """To y = x @ weight.T + bias, in place; returns it."""
         assert self._active.rows is not None
         return add_low_rank(y, x, self._active.rows, self.factors, bias)
+
+    def shrink(self, x: torch.Tensor) -> torch.Tensor:
+        """The first half of it, see `expand`."""
+        assert self._active.rows is not None
+        return shrink(x, self._active.rows, self.factors)
+
+    def expand(
+        self,
+        y: torch.Tensor,
+        inner: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        gated: bool = False,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The second half, with the gate or the residual sum behind it; see `kernels.low_rank.product.expand`."""
+        assert self._active.rows is not None
+        return expand(y, inner, self._active.rows, self.factors, bias, gated=gated, residual=residual)
 
     def num_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in self.factors if isinstance(t, torch.Tensor))
@@ -128,16 +142,14 @@ class LowRankEmbedding:
             self._outer.put(slot, None)
             return
         self._outer.put(slot, HostFactors(host.up.new_empty(host.rank, 0), host.up, host.gains))
-        lines = self.lines[slot - 1]
-        lines[:, host.rank :].zero_()
-        lines[:, : host.rank].copy_(host.down, non_blocking=True)
+        self.lines[slot - 1, :, : host.rank].copy_(host.down, non_blocking=True)
 
     def add(self, y: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """To the vectors y [tokens, hidden] of ids, in place; returns it."""
         rows = self._active.rows
         assert rows is not None
         inner = self.lines[(rows.slots - 1).clamp(min=0), ids]
-        return expand(y, inner, rows, self._outer.factors)
+        return expand(y, inner.float()[None], rows, self._outer.factors)
 
     def num_bytes(self) -> int:
         return self._outer.num_bytes() + self.lines.numel() * self.lines.element_size()
@@ -185,13 +197,13 @@ class LowRankExperts:
             return None
         rank, columns = max(one.rank for one in each.values()), next(iter(each.values())).down.shape[1]
         down = torch.zeros((len(each), parts, rank, columns), dtype=next(iter(each.values())).down.dtype)
-        up = torch.zeros((len(each), len(next(iter(each.values())).up), rank), dtype=down.dtype)
+        up = torch.zeros((len(each), next(iter(each.values())).up.shape[1], rank), dtype=down.dtype)
         gains = torch.ones(up.shape[:2]) if any(one.gains is not None for one in each.values()) else None
         numbers = torch.full((self._experts,), -1)
         for number, (expert, one) in enumerate(each.items()):
             numbers[expert] = number
             down[number, :, : one.rank] = one.down.view(parts, one.rank, columns)
-            up[number, :, : one.rank] = one.up
+            up[number, :, : one.rank] = one.up.T
             if gains is not None and one.gains is not None:
                 gains[number] = one.gains
         there = None if gains is None else gains.to(self._device)

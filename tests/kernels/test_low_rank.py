@@ -5,25 +5,42 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels.low_rank.factors import Factors, blocks_of
-from quire.kernels.low_rank.product import add_low_rank, expand
+from quire.kernels.dispatch import on_triton
+from quire.kernels.elementwise.norm import rms_norm
+from quire.kernels.gemm.linear import linear
+from quire.kernels.low_rank.factors import Factors
+from quire.kernels.low_rank.product import add_low_rank, expand, shrink
 from quire.kernels.low_rank.rows import adapter_rows
 from tests.kernels.compare import LIMITS, NARROW, assert_near
 
 SLOTS, ROOM = 3, 32
+RANKS = [(32, 0), (0, 1), (5, 1)]
+ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
 
-def factors(device: torch.device, parts: tuple[int, ...], k: int, dtype: torch.dtype) -> Factors:
-    """Of ranks 32, 0 and 5; lines behind a rank are what was there before."""
-    ends = tuple(sum(parts[: i + 1]) for i in range(len(parts)))
-    ranks = torch.tensor([32, 0, 5], dtype=torch.int32)
-    down = torch.randn(SLOTS, len(parts), ROOM, k)
-    up = torch.randn(SLOTS, ends[-1], ROOM) / ROOM
-    down[2, :, 5:], up[2, :, 5:] = 0, 0
-    gains = torch.empty(SLOTS, ends[-1]).uniform_(0.5, 2)
-    kept = (down.view(SLOTS, -1, k).to(dtype), up.to(dtype), gains, ranks)
-    blocks = torch.tensor(blocks_of(ends), dtype=torch.int32)
-    return Factors(*(t.to(device) for t in kept), ends=ends, blocks=blocks.to(device))
+def factors(
+    device: torch.device,
+    parts: tuple[int, ...],
+    k: int,
+    dtype: torch.dtype,
+    ranks: list[tuple[int, int]] = RANKS,
+    room: int = ROOM,
+) -> Factors:
+    """ranks: of each slot, and whether it has gains; what lies behind a rank, or is no gain, is not read."""
+    ends, slots = tuple(sum(parts[: i + 1]) for i in range(len(parts))), len(ranks)
+    down = torch.randn(slots, len(parts), room, k)
+    up = torch.randn(slots, room, ends[-1]) / room
+    gains = torch.empty(slots, ends[-1]).uniform_(0.5, 2)
+    for slot, (rank, has_gains) in enumerate(ranks):
+        down[slot, :, rank:], up[slot, rank:] = torch.nan, torch.nan
+        if not has_gains:
+            gains[slot] = torch.nan
+    kept = (down.view(slots, -1, k).to(dtype), up.to(dtype), gains, *(ints(each) for each in (ranks, [0, *ends])))
+    return Factors(*(t.to(device) for t in kept), ends=ends)
+
+
+def ints(values: object) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
 
 
 def expected(
@@ -31,12 +48,14 @@ def expected(
 ) -> torch.Tensor:
     wide = y.double().cpu()
     for row, slot in enumerate(slots.tolist()):
-        if slot == 0 or given.ranks[slot - 1] == 0:
+        rank, has_gains = (0, 0) if slot == 0 else given.ranks[slot - 1].tolist()
+        if not rank:
             continue
         down, up, gain = (t[slot - 1].double().cpu() for t in (given.down, given.up, given.gains))
-        inner = (down @ x[row].double().cpu()).view(len(given.ends), ROOM)
+        gain = gain if has_gains else torch.ones_like(gain)
+        inner = down.view(len(given.ends), given.room, -1)[:, :rank] @ x[row].double().cpu()
         begins = (0, *given.ends[:-1])
-        added = [up[b:e] @ inner[p] for p, (b, e) in enumerate(zip(begins, given.ends, strict=True))]
+        added = [inner[p] @ up[:rank, b:e] for p, (b, e) in enumerate(zip(begins, given.ends, strict=True))]
         plain = wide[row] if bias is None else wide[row] - bias.double().cpu()
         wide[row] = plain * gain + torch.cat(added) + (0 if bias is None else bias.double().cpu())
     return wide
@@ -65,6 +84,39 @@ def test_each_row_gets_its_own(
     assert torch.equal(result[alone], untouched[alone]), "rows without an adapter are not even rounded"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, NARROW])
+@pytest.mark.parametrize(("rows", "n", "k"), [(1, 64, 96), (9, 40, 2064), (90, 264, 80)])
+def test_what_follows_a_product(device: torch.device, rows: int, n: int, k: int, dtype: torch.dtype) -> None:
+    """The gate, and the sum with a residual: of rows without an adapter too."""
+    given = factors(device, (n, n), k, dtype)
+    slots = torch.randint(0, SLOTS + 1, (rows,), dtype=torch.int32, device=device)
+    x, y = (torch.randn(rows, k) / k**0.5).to(device, dtype), torch.randn(rows, 2 * n).to(device, dtype)
+    bias, residual = torch.randn(2 * n).to(device, dtype), torch.randn(rows, 2 * n).to(device, dtype)
+    wanted, own = expected(y, x, slots, given, bias), adapter_rows(slots, SLOTS)
+    inner = shrink(x, own, given)
+    gate, up = wanted.chunk(2, dim=1)
+    found = expand(y.clone(), inner, own, given, bias, gated=True)
+    assert_near(found, torch.nn.functional.silu(gate) * up, dtype)
+    wanted += residual.double().cpu()
+    found = expand(y, inner, own, given, bias, residual=residual)
+    assert found.data_ptr() == residual.data_ptr()
+    assert_near(found, wanted, dtype)
+
+
+def test_no_row_changes_another_one(device: torch.device) -> None:
+    """Bit for bit, in tiles and batches of whatever size."""
+    given = factors(device, (64, 32), 2100, NARROW)
+    slots = torch.randint(1, SLOTS + 1, (75,), dtype=torch.int32, device=device)
+    x, y = torch.randn(75, 2100).to(device, NARROW), torch.randn(75, 96).to(device, NARROW)
+    together = add_low_rank(y.clone(), x, adapter_rows(slots, SLOTS), given)
+    if not on_triton(x):
+        pytest.skip("the library cuts products up by their size")
+    for row in (0, 7, 74):
+        one = slice(row, row + 1)
+        alone = add_low_rank(y[one].clone(), x[one], adapter_rows(slots[one], SLOTS), given)
+        assert torch.equal(together[one], alone)
+
+
 def test_logits_are_wider_than_their_factors(device: torch.device) -> None:
     given = factors(device, (150,), 64, NARROW)
     slots = torch.tensor([3, 0, 1], dtype=torch.int32, device=device)
@@ -79,16 +131,16 @@ def test_logits_are_wider_than_their_factors(device: torch.device) -> None:
 def test_many_rows_in_high_tiles(device: torch.device) -> None:
     given = factors(device, (64,), 32, torch.float32)
     slots = torch.randint(0, SLOTS + 1, (1100,), dtype=torch.int32, device=device)
-    inner, y = torch.randn(1100, ROOM, device=device), torch.zeros(1100, 64, device=device)
-    inner[slots == 3, 5:] = 0
+    inner, y = torch.randn(1, 1100, ROOM, device=device), torch.zeros(1100, 64, device=device)
+    inner[0, slots == 3, 5:] = torch.nan
     result = expand(y, inner, adapter_rows(slots, SLOTS), given)
-    up = given.up[(slots.long() - 1).clamp(min=0)]
-    wanted = torch.einsum("mr,mnr->mn", inner, up) * ((slots == 1) | (slots == 3))[:, None]
+    up = given.up.nan_to_num()[(slots.long() - 1).clamp(min=0)]
+    wanted = torch.einsum("mr,mrn->mn", inner[0].nan_to_num(), up) * ((slots == 1) | (slots == 3))[:, None]
     assert_near(result, wanted, torch.float32)
 
 
-@pytest.mark.parametrize("slots", [[0, 0, 0], [3], [1] * 40 + [2] * 3 + [0] * 30 + [3] * 17])
-def test_tiles_hold_every_row_with_an_adapter_once(device: torch.device, slots: list[int]) -> None:
+@pytest.mark.parametrize("slots", [[0, 0, 0], [3], [], [1] * 40 + [2] * 3 + [0] * 30 + [3] * 17, [2, 0, 1] * 400])
+def test_tiles_hold_every_row_once(device: torch.device, slots: list[int]) -> None:
     rows = adapter_rows(torch.tensor(slots, dtype=torch.int32, device=device), SLOTS)
     if rows.tiles is None:
         found = {slot: sorted(members.tolist()) for slot, members in rows.members}
@@ -96,7 +148,73 @@ def test_tiles_hold_every_row_with_an_adapter_once(device: torch.device, slots: 
         found = {}
         for slot, tile in zip(rows.tiles.slots.tolist(), rows.tiles.rows.tolist(), strict=True):
             there = [row for row in tile if row >= 0]
-            assert bool(slot) == bool(there)
+            assert (slot >= 0) == bool(there)
             found.setdefault(slot, []).extend(there)
+        assert list(found) == sorted(found, key=lambda slot: (slot < 0, slot)), "empty tiles come last"
+        found.pop(-1, None)
         found.pop(0, None)
     assert found == {slot: [i for i, one in enumerate(slots) if one == slot] for slot in set(slots) - {0}}
+
+
+class TestOnDevice:
+    pytestmark = ON_GPU
+
+    @pytest.mark.parametrize("rows", [1, 2, 15, 17, 64, 129, 300])
+    @pytest.mark.parametrize(("parts", "k"), [((40,), 100), ((72, 56, 8), 1111), ((1024, 264), 4096), ((2056,), 14336)])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_ranks_of_all_sizes(self, rows: int, parts: tuple[int, ...], k: int, dtype: torch.dtype) -> None:
+        """Among slots that nobody has, and adapters that leave the matrix alone."""
+        torch.manual_seed(rows)
+        ranks = [(1, 0), (5, 1), (0, 0), (8, 0), (16, 0), (17, 1), (0, 0), (40, 0), (64, 1), (64, 0)]
+        given = factors(torch.device("cuda"), parts, k, dtype, ranks, 64)
+        slots = ints([0, 1, 2, 4, 5, 6, 8, 9])[torch.randint(0, 8, (rows,))].cuda()
+        x, y = (torch.randn(rows, k) / k**0.5).to("cuda", dtype), torch.randn(rows, sum(parts)).to("cuda", dtype)
+        bias = torch.randn(sum(parts)).to("cuda", dtype)
+        wanted, own = expected(y, x, slots, given, bias), adapter_rows(slots, len(ranks))
+        inner, residual = shrink(x, own, given), torch.randn(rows, sum(parts)).to("cuda", dtype)
+        start = residual.clone()
+        assert_near(expand(y.clone(), inner, own, given, bias, residual=residual), wanted + start.double().cpu(), dtype)
+        assert_near(add_low_rank(y, x, own, given, bias), wanted, dtype)
+
+    @pytest.mark.parametrize("rows", [1, 5, 33, 200])
+    def test_a_captured_chain_gives_what_single_steps_give(self, rows: int) -> None:
+        """Kernels that start before their predecessor has ended see its results: bit for bit, in a graph or alone."""
+        torch.manual_seed(0)
+        device, sizes = torch.device("cuda"), (((256, 128, 128), 512), ((512,), 256), ((384, 384), 512), ((512,), 384))
+        ranks = [(8, 0), (16, 1), (3, 0), (16, 0)]
+
+        def drawn(parts: tuple[int, ...], k: int) -> tuple[torch.Tensor, Factors]:
+            weight = torch.randn(sum(parts), k).to(device, torch.bfloat16) / 20
+            return weight, factors(device, parts, k, torch.bfloat16, ranks, 16)
+
+        layers = [[drawn(*each) for each in sizes] for _ in range(8)]
+        slots = torch.randint(0, 5, (rows,), dtype=torch.int32, device=device)
+        gain, start = torch.ones(512, device=device).bfloat16(), torch.randn(rows, 512, device=device).bfloat16()
+        residual = torch.empty_like(start)
+
+        def step(wait: bool) -> torch.Tensor:
+            def done(y: torch.Tensor) -> torch.Tensor:
+                if wait:
+                    torch.cuda.synchronize()
+                return y
+
+            own = adapter_rows(slots, len(ranks))
+            residual.copy_(start)
+            for layer in layers:
+                x = done(rms_norm(residual, gain, 1e-5))
+                for number, (weight, given) in enumerate(layer):
+                    inner = done(shrink(x, own, given))
+                    y, to = done(linear(x, weight)), residual if number % 2 else None
+                    y = done(expand(y, inner, own, given, gated=number == 2, residual=to))
+                    x = (y[:, :256], rms_norm(residual, gain, 1e-5), y, y)[number]
+            return residual
+
+        wanted = step(wait=True).clone()
+        assert bool(wanted.isfinite().all())
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = step(wait=False)
+        for _ in range(50):
+            found.zero_()
+            graph.replay()
+            assert torch.equal(found, wanted)

@@ -19,8 +19,8 @@ from quire.kernels.elementwise import activation, norm
 from quire.kernels.gemm import fp8_linear, grouped_linear
 from quire.kernels.gemm.codes import Codes
 from quire.kernels.gemm.linear import linear
-from quire.kernels.low_rank.factors import Factors, blocks_of
-from quire.kernels.low_rank.product import add_low_rank, expand
+from quire.kernels.low_rank.factors import Factors
+from quire.kernels.low_rank.product import add_low_rank, expand, shrink
 from quire.kernels.low_rank.rows import adapter_rows
 from quire.kernels.moe import experts, gate, routing
 from quire.kernels.moe.routes import Rule
@@ -299,12 +299,13 @@ def latent_turned(device: torch.device) -> Results:
 
 
 def adapted(device: torch.device) -> Results:
-    ends, made = (40, 64), [random(device, 2, 32, 96), random(device, 2, 64, 16), random(device, 2, 64).float()]
-    blocks = ints(blocks_of(ends), device)
-    given = Factors(*made, ints([16, 3], device), ends, blocks)
+    ends, made = (32, 64), [random(device, 2, 32, 96), random(device, 2, 16, 64), random(device, 2, 64).float()]
+    given = Factors(*made, ints([[16, 0], [3, 1]], device), ints([0, *ends], device), ends)
     rows = adapter_rows(ints([2, 0, 1, 2, 0, 1, 1], device), 2)
     x, y = random(device, 7, 96) / 10, random(device, 7, 64)
-    return [add_low_rank(y.clone(), x, rows, given), expand(y, random(device, 7, 32), rows, given)]
+    inner = shrink(x, rows, given)
+    found = [add_low_rank(y.clone(), x, rows, given), expand(y.clone(), inner, rows, given, gated=True)]
+    return [*found, expand(y, inner, rows, given, residual=random(device, 7, 64))]
 
 
 def moved_on(device: torch.device) -> Results:
@@ -346,7 +347,7 @@ CASES: dict[Callable[[torch.device], Results], tuple[str, ...]] = {
     proposed: ("propose_ngram",), sampled: ("sample",), penalized: ("penalize",),
     moved_on: ("causal_conv", "ssd", "selective_scan", "gated_delta", "channel_delta"),
     activated: ("silu_and_mul", "gelu_tanh_and_mul", "softcap_"), mixed: ("route", "add_experts", "sigmoid_gate"),
-    adapted: ("add_low_rank", "expand"), latent_turned: ("rope_write",),
+    adapted: ("adapter_rows", "shrink", "expand"), latent_turned: ("rope_write",),
 }  # fmt: skip
 # References; on a device `SDPAttention` takes the place of the first three, and experts and adapters come one after
 # another.

@@ -21,13 +21,13 @@ def drawn(*shape: int) -> torch.Tensor:
 
 def factors(rows: int, columns: int, parts: int, rank: int, *, gains: bool) -> HostFactors:
     own = torch.rand(rows) + 0.5 if gains else None
-    return HostFactors(drawn(parts * rank, columns), drawn(rows, rank), own)
+    return HostFactors(drawn(parts * rank, columns), drawn(rank, rows), own)
 
 
 def merged(weight: torch.Tensor, one: HostFactors | None, parts: int) -> torch.Tensor:
     if one is None:
         return weight
-    added = [up @ down for up, down in zip(one.up.chunk(parts), one.down.chunk(parts), strict=True)]
+    added = [up @ down for up, down in zip(one.up.T.chunk(parts), one.down.chunk(parts), strict=True)]
     return (weight if one.gains is None else weight * one.gains[:, None]) + torch.cat(added)
 
 

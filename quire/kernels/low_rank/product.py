@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from quire.kernels.dispatch import on_triton
+from quire.kernels.elementwise.activation import silu_and_mul
 from quire.kernels.low_rank.factors import Factors
 from quire.kernels.low_rank.rows import AdapterRows
 
@@ -22,41 +23,65 @@ def add_low_rank(
     Shapes:
         x [rows, k]; y [rows, n], contiguous; bias [n].
     """
+    return expand(y, shrink(x, rows, factors), rows, factors, bias)
+
+
+def shrink(x: torch.Tensor, rows: AdapterRows, factors: Factors) -> torch.Tensor:
+    """The first half of it: x [rows, k] → [splits, rows, parts * room], what `down` makes of x, to be added up.
+
+    Lines that nobody needs may be anything: of rows without an adapter, and from an adapter's rank on. Factors must not
+    be written by a kernel launched just before, nor `rows`: they are read ahead of its end.
+    """
     if on_triton(x):
         from quire.kernels.low_rank.triton import product
 
-        return product.expand(y, product.shrink(x, rows, factors), rows, factors, bias)
-    inner = x.new_zeros((len(x), factors.down.shape[1]), dtype=factors.down.dtype)
+        return product.shrink(x, rows, factors)
+    inner = x.new_zeros((1, len(x), factors.down.shape[1]), dtype=factors.down.dtype)
     for slot, members in rows.members:
-        inner[members] = x[members].to(inner.dtype) @ factors.down[slot - 1].T
-    return expand_reference(y, inner, rows, factors, bias)
+        inner[0, members] = x[members].to(inner.dtype) @ factors.down[slot - 1].T
+    return inner
 
 
 def expand(
-    y: torch.Tensor, inner: torch.Tensor, rows: AdapterRows, factors: Factors, bias: torch.Tensor | None = None
+    y: torch.Tensor,
+    inner: torch.Tensor,
+    rows: AdapterRows,
+    factors: Factors,
+    bias: torch.Tensor | None = None,
+    *,
+    gated: bool = False,
+    residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The second half of the same. inner [rows, parts * room]: what `down` made of x."""
+    """The second half, with what follows a product: of y, which is changed in place, and `inner` as of `shrink`.
+
+    gated: y is [gate | up], two parts, and the result silu(gate) * up, another tensor. residual [rows, n]: the result
+    is added to it in place, and it is returned; y may be left as it is. Not both. See `shrink`.
+    """
     if on_triton(y):
         from quire.kernels.low_rank.triton import product
 
-        return product.expand(y, inner[None].float(), rows, factors, bias)
-    return expand_reference(y, inner, rows, factors, bias)
+        return product.expand(y, inner, rows, factors, bias, gated, residual)
+    y = _expand_reference(y, inner.sum(0), rows, factors, bias)
+    if gated:
+        return silu_and_mul(y)
+    return y if residual is None else residual.add_(y)
 
 
-def expand_reference(
-    y: torch.Tensor, inner: torch.Tensor, rows: AdapterRows, factors: Factors, bias: torch.Tensor | None = None
+def _expand_reference(
+    y: torch.Tensor, inner: torch.Tensor, rows: AdapterRows, factors: Factors, bias: torch.Tensor | None
 ) -> torch.Tensor:
     room, ranks = factors.room, factors.ranks.tolist()
     for slot, members in rows.members:
-        if not ranks[slot - 1]:
+        rank, has_gains = ranks[slot - 1]
+        if not rank:
             continue
-        gain, up, begin = factors.gains[slot - 1], factors.up[slot - 1], 0
-        own = y[members].float() * gain
-        if bias is not None:
-            own += (1 - gain) * bias
+        up, begin, own = factors.up[slot - 1, :rank], 0, y[members].float()
+        if has_gains:
+            gain = factors.gains[slot - 1]
+            own = own * gain if bias is None else own * gain + (1 - gain) * bias
         for part, end in enumerate(factors.ends):
-            lines = inner[members, part * room : (part + 1) * room]
-            own[:, begin:end] += (lines @ up[begin:end].T).float()
+            lines = inner[members, part * room : part * room + rank].to(up.dtype)
+            own[:, begin:end] += (lines @ up[:, begin:end]).float()
             begin = end
         y[members] = own.to(y.dtype)
     return y

@@ -13,9 +13,9 @@ LOW, HIGH = 16, 64  # rows of a tile; with many rows tiles are high, so that fac
 
 
 class Tiles(NamedTuple):
-    """Rows of one adapter each."""
+    """Rows of one adapter each, or without one; those that are empty come last."""
 
-    slots: torch.Tensor  # int32 [tiles]; 0: the tile is empty
+    slots: torch.Tensor  # int32 [tiles]; -1: the tile is empty
     rows: torch.Tensor  # int32 [tiles, height]; -1: none
 
 
@@ -35,26 +35,9 @@ def adapter_rows(slots: torch.Tensor, num_slots: int) -> AdapterRows:
         slots: int32 [rows], in [0, num_slots].
     """
     if on_triton(slots):
-        return AdapterRows(slots, tiles=_tiles(slots, num_slots))
+        from quire.kernels.low_rank.triton import rows
+
+        height = HIGH if len(slots) > _MANY_ROWS else LOW
+        return AdapterRows(slots, Tiles(*rows.tiles(slots, num_slots, height)))
     there = [slot for slot in slots.unique().tolist() if slot]
     return AdapterRows(slots, members=tuple((slot, (slots == slot).nonzero()[:, 0]) for slot in there))
-
-
-def _tiles(slots: torch.Tensor, num_slots: int) -> Tiles:
-    height = HIGH if len(slots) > _MANY_ROWS else LOW
-    most = -(-len(slots) // height) + num_slots
-    ordered, order = slots.sort(stable=True)
-    numbers = torch.arange(num_slots + 2, dtype=torch.int32, device=slots.device)
-    starts = torch.searchsorted(ordered, numbers)  # of each slot's rows, in order; those of slot 0 come first
-    counts = (starts[1:] - starts[:-1] + height - 1) // height  # tiles of each slot
-    counts[:1] = 0
-    ends = counts.cumsum(0)
-    tile = torch.arange(most, device=slots.device)
-    slot = torch.searchsorted(ends, tile, right=True)
-    inside = slot <= num_slots
-    slot = slot.clamp_(max=num_slots)
-    first = starts[slot] + (tile - ends[slot] + counts[slot]) * height
-    places = first[:, None] + torch.arange(height, device=slots.device)
-    is_row = (places < starts[slot + 1][:, None]) & inside[:, None]
-    rows = torch.where(is_row, order[places.clamp_(max=len(slots) - 1)], -1)
-    return Tiles((slot * inside).to(torch.int32), rows.to(torch.int32))

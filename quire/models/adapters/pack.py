@@ -94,14 +94,14 @@ def _packed(
     """pairs: by part, each with its first row. dense, group: see `_norms`."""
     rank = max(len(pair.down) for _, pair in pairs.values())
     columns = next(iter(pairs.values()))[1].down.shape[1]
-    down, up, gains = torch.zeros(parts * rank, columns), torch.zeros(rows, rank), torch.ones(rows)
+    down, up, gains = torch.zeros(parts * rank, columns), torch.zeros(rank, rows), torch.ones(rows)
     for part, (begin, pair) in pairs.items():
         lines = slice(begin, begin + len(pair.up))
         down[part * rank :][: len(pair.down)] = pair.down
-        up[lines, : pair.up.shape[1]] = pair.up
+        up[: pair.up.shape[1], lines] = pair.up.T
         if pair.magnitude is not None:
             gains[lines] = pair.magnitude / _norms(pair, lines.start, dense, group)
-    up *= gains[:, None]
+    up *= gains
     has_gains = any(pair.magnitude is not None for _, pair in pairs.values())
     return HostFactors(_kept(down.to(dtype)), _kept(up.to(dtype)), _kept(gains) if has_gains else None)
 

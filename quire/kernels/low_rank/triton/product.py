@@ -1,125 +1,272 @@
 """Low-rank products of rows that have an adapter each: shrink (down @ x), then expand (up @ that, into y).
 
-A tile is up to 64 rows of one adapter (`kernels/low_rank/rows.py`). Programs of empty tiles, and of adapters that leave
-the matrix alone, end at once; the others go as far as their adapter's rank. With few tiles the columns of x are split
-among programs, whose parts `expand` adds up in order: no result depends on timing.
+A tile is up to 64 rows of one adapter (`kernels/low_rank/rows.py`), and programs go as far as its adapter's rank. With
+few rows a program of shrink takes a share of x's columns, which its warps share again; expand adds up the shares, in
+order: no result depends on timing, nor one row's on another's.
+
+Both are bytes, and little work: with programmatic dependent launch a program has its factors on the way before it waits
+for its predecessor. Programs with nothing to do wait too: a kernel that ends ahead of its predecessor would let the
+next one start too early.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.low_rank.factors import OUTPUTS_A_BLOCK, RANKS_A_STEP, Factors
-from quire.kernels.low_rank.rows import AdapterRows
-
-_COLUMNS = 64  # of x at a time
-_FEW_TILES = 64
-_SPLITS = 4
-_LONG = 1024  # columns from which on they are split
+from quire.kernels.low_rank.factors import RANKS_A_STEP, Factors
+from quire.kernels.low_rank.rows import HIGH, AdapterRows
+from quire.kernels.triton.launch import has_pdl, next_power_of_2
 
 
-@triton.jit
+class Shares(NamedTuple):
+    """How shrink is cut up. Each of `slices` takes `columns` of x at a time; no more than `splits` programs share x's
+    columns."""
+
+    slices: int
+    columns: int
+    splits: int
+    warps: int
+
+
+class Widths(NamedTuple):
+    """Outputs of a program of expand."""
+
+    width: int
+    warps: int
+
+
+@triton.jit(do_not_specialize=["num_rows"])
 def _shrink_kernel(
     x, down, inner, tile_slots, tile_rows, ranks, num_rows, k, stride, LINES: tl.constexpr, ROOM: tl.constexpr,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SLICES: tl.constexpr, COLUMNS: tl.constexpr, SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    tile, block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    block, split, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot = tl.load(tile_slots + tile)
-    if slot == 0:
-        return
-    first = block * WIDTH
-    if first % ROOM >= tl.load(ranks + slot - 1):
-        return
     rows = tl.load(tile_rows + tile * HEIGHT + tl.arange(0, HEIGHT))
+    adapter = tl.maximum(slot - 1, 0)
+    rank = tl.where(slot > 0, tl.load(ranks + 2 * adapter), 0) - block * WIDTH % ROOM
     live = rows >= 0
     at = tl.where(live, rows, 0).to(tl.int64)
-    lines = first + tl.arange(0, WIDTH)
-    weights = down + ((slot - 1).to(tl.int64) * LINES + lines.to(tl.int64)) * k
-    share = tl.cdiv(tl.cdiv(k, COLUMNS), SPLITS) * COLUMNS
-    total = tl.zeros((HEIGHT, WIDTH), dtype=tl.float32)
-    for begin in range(split * share, tl.minimum((split + 1) * share, k), COLUMNS):
+    line = tl.arange(0, WIDTH)
+    in_rank = line < rank
+    lines = block * WIDTH + line
+    STEP: tl.constexpr = SLICES * COLUMNS
+    share = tl.cdiv(tl.cdiv(k, STEP), SPLITS) * STEP
+    begin = split * share
+    end = tl.minimum(begin + share, k)
+    weights = down + (adapter.to(tl.int64) * LINES + lines.to(tl.int64)) * k
+    if SLICES == 1:
         columns = begin + tl.arange(0, COLUMNS)
-        inside = columns < k
-        a = tl.load(x + at[:, None] * stride + columns[None, :], mask=live[:, None] & inside[None, :], other=0.0)
-        b = tl.load(weights[:, None] + columns[None, :], mask=inside[None, :], other=0.0)
-        total = tl.dot(a.to(b.dtype), b.trans(), total, input_precision=PRECISION)
+        if PDL:
+            tl.extra.cuda.gdc_launch_dependents()
+            tl.extra.cuda.gdc_wait()
+        if rank <= 0:
+            return
+        total = tl.zeros((HEIGHT, WIDTH), dtype=tl.float32)
+        for _ in range(begin, end, COLUMNS):
+            a = tl.load(x + at[:, None] * stride + columns[None, :], live[:, None] & (columns < end)[None, :], 0.0)
+            b = tl.load(weights[:, None] + columns[None, :], in_rank[:, None] & (columns < end)[None, :], 0.0)
+            total = tl.dot(a.to(b.dtype), b.trans(), total, input_precision=PRECISION)
+            columns += COLUMNS
+    else:
+        columns = begin + tl.arange(0, SLICES)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+        places = weights[None, :, None] + columns[:, None, :]
+        b = tl.load(places, in_rank[None, :, None] & (columns < end)[:, None, :], 0.0)
+        if PDL:
+            tl.extra.cuda.gdc_launch_dependents()
+            tl.extra.cuda.gdc_wait()
+        if rank <= 0:
+            return
+        sums = tl.zeros((SLICES, HEIGHT, WIDTH), dtype=tl.float32)
+        for _ in range(begin, end, STEP):
+            inside = (columns < end)[:, None, :]
+            a = tl.load(x + at[None, :, None] * stride + columns[:, None, :], live[None, :, None] & inside, 0.0)
+            now = b
+            columns += STEP
+            places += STEP
+            b = tl.load(places, in_rank[None, :, None] & (columns < end)[:, None, :], 0.0)
+            sums = tl.dot(a.to(b.dtype), tl.permute(now, (0, 2, 1)), sums, input_precision=PRECISION)
+        total = tl.sum(sums, axis=0)
     place = inner + (split * num_rows + at[:, None]) * LINES + lines[None, :]
-    tl.store(place, total, mask=live[:, None])
+    tl.store(place, total, live[:, None] & in_rank[None, :])
 
 
 @triton.jit
+def _edge(place, ALIGNED: tl.constexpr):
+    """Where a part begins or ends; the compiler cannot know that outputs may be read many at a time."""
+    edge = tl.load(place)
+    return tl.multiple_of(edge, 16) if ALIGNED else edge
+
+
+@triton.jit
+def _shrunk(place, mask, split_stride, SPLITS: tl.constexpr, ROOM_FOR: tl.constexpr):
+    """The sum of the shares. One load has them all: added one by one, each would change threads by itself."""
+    split = tl.arange(0, ROOM_FOR)
+    there = mask[None, :, :] & (split < SPLITS)[:, None, None]
+    return tl.sum(tl.load(place[None, :, :] + (split * split_stride)[:, None, None], there, 0.0), axis=0)
+
+
+@triton.jit
+def _scaled(own, has_gains, gains, bias, outputs, inside, HAS_BIAS: tl.constexpr):
+    """A product by an adapter's gains, but for its bias, float32 [rows, outputs]."""
+    if has_gains:
+        gain = tl.load(gains + outputs, inside, 1.0)
+        own *= gain[None, :]
+        if HAS_BIAS:
+            own += (tl.load(bias + outputs, inside, 0.0).to(tl.float32) * (1.0 - gain))[None, :]
+    return own
+
+
+@triton.jit(do_not_specialize=["num_rows"])
 def _expand_kernel(
-    y, inner, up, gains, bias, tile_slots, tile_rows, ranks, blocks, num_rows, n, stride, LINES: tl.constexpr,
-    ROOM: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr, SPLITS: tl.constexpr,
-    HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    y, inner, out, up, gains, bias, tile_slots, tile_rows, ranks, edges, num_rows, n, stride, out_stride,
+    LINES: tl.constexpr, ROOM: tl.constexpr, PARTS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    STEP: tl.constexpr, SPLITS: tl.constexpr, ROOM_FOR: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
+    RESIDUAL: tl.constexpr, ALIGNED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    tile, block = tl.program_id(0), tl.program_id(1)
+    block, tile = tl.program_id(0), tl.program_id(1)
     slot = tl.load(tile_slots + tile)
-    if slot == 0:
-        return
-    rank = tl.load(ranks + slot - 1)
-    if rank == 0:
-        return
     rows = tl.load(tile_rows + tile * HEIGHT + tl.arange(0, HEIGHT))
+    first, end, part = block * WIDTH, _edge(edges + 1, ALIGNED), 0
+    half = end
+    if not GATED:
+        blocks = tl.cdiv(end, WIDTH)  # of the parts before
+        for i in tl.static_range(1, PARTS):
+            edge, after = _edge(edges + i, ALIGNED), _edge(edges + i + 1, ALIGNED)
+            is_in = block >= blocks
+            first = tl.where(is_in, edge + (block - blocks) * WIDTH, first)
+            end = tl.where(is_in, after, end)
+            part = tl.where(is_in, i, part)
+            blocks += tl.cdiv(after - edge, WIDTH)
+    adapter = tl.maximum(slot - 1, 0)
+    rank = tl.where(slot > 0, tl.load(ranks + 2 * adapter), 0)
+    has_gains = (rank > 0) & (tl.load(ranks + 2 * adapter + 1) > 0)
+    gains += adapter.to(tl.int64) * n
     live = rows >= 0
     at = tl.where(live, rows, 0).to(tl.int64)
-    first, end, part = tl.load(blocks + block * 3), tl.load(blocks + block * 3 + 1), tl.load(blocks + block * 3 + 2)
-    outputs = first + tl.arange(0, WIDTH)
+    outputs, steps = first + tl.arange(0, WIDTH), tl.arange(0, STEP)
     inside = outputs < end
-    lines = (slot - 1).to(tl.int64) * n + outputs.to(tl.int64)
-    total = tl.zeros((HEIGHT, WIDTH), dtype=tl.float32)
-    for begin in range(0, rank, STEP):
-        steps = begin + tl.arange(0, STEP)
-        a = tl.zeros((HEIGHT, STEP), dtype=tl.float32)
-        for split in range(SPLITS):
-            place = inner + (split * num_rows + at[:, None]) * LINES + part * ROOM + steps[None, :]
-            a += tl.load(place, mask=live[:, None], other=0.0)
-        b = tl.load(up + lines[:, None] * ROOM + steps[None, :], mask=inside[:, None], other=0.0)
-        total = tl.dot(a.to(b.dtype), b.trans(), total, input_precision=PRECISION)
-    gain = tl.load(gains + lines, mask=inside, other=1.0)
+    places = up + (adapter.to(tl.int64) * ROOM + steps)[:, None] * n + outputs[None, :]
+    b = tl.load(places, (steps < rank)[:, None] & inside[None, :], 0.0)
+    if GATED:
+        b_up = tl.load(places + half, (steps < rank)[:, None] & inside[None, :], 0.0)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    if slot < 0 if GATED or RESIDUAL else rank == 0:
+        return
+
     mask = live[:, None] & inside[None, :]
-    own = tl.load(y + at[:, None] * stride + outputs[None, :], mask=mask, other=0.0).to(tl.float32)
-    own = own * gain[None, :] + total
-    if HAS_BIAS:
-        shift = tl.load(bias + outputs, mask=inside, other=0.0).to(tl.float32) * (1.0 - gain)
-        own += shift[None, :]
-    tl.store(y + at[:, None] * stride + outputs[None, :], own.to(y.dtype.element_ty), mask=mask)
+    old_at = y + at[:, None] * stride + outputs[None, :]
+    old = tl.load(old_at, mask, 0.0)
+    if GATED:
+        old_up = tl.load(old_at + half, mask, 0.0)
+    out_at = out + at[:, None] * out_stride + outputs[None, :]
+    if RESIDUAL:
+        rest = tl.load(out_at, mask, 0.0)
+    place = inner + at[:, None] * LINES + part * ROOM + steps[None, :]
+    split_stride = num_rows.to(tl.int64) * LINES
+    there = live[:, None] & (steps < rank)[None, :]
+    a = _shrunk(place, there, split_stride, SPLITS, ROOM_FOR).to(b.dtype)
+    total = tl.dot(a, b, input_precision=PRECISION)
+    if GATED:
+        a = _shrunk(place + ROOM, there, split_stride, SPLITS, ROOM_FOR).to(b.dtype)
+        total_up = tl.dot(a, b_up, input_precision=PRECISION)
+    if ROOM > STEP:
+        for begin in range(STEP, rank, STEP):
+            there = live[:, None] & (begin + steps < rank)[None, :]
+            more = (begin + steps < rank)[:, None] & inside[None, :]
+            a = _shrunk(place + begin, there, split_stride, SPLITS, ROOM_FOR).to(b.dtype)
+            b = tl.load(places + begin * n, more, 0.0)
+            total = tl.dot(a, b, total, input_precision=PRECISION)
+            if GATED:
+                a = _shrunk(place + ROOM + begin, there, split_stride, SPLITS, ROOM_FOR).to(b.dtype)
+                b = tl.load(places + begin * n + half, more, 0.0)
+                total_up = tl.dot(a, b, total_up, input_precision=PRECISION)
+    own = _scaled(old.to(tl.float32), has_gains, gains, bias, outputs, inside, HAS_BIAS) + total
+    if GATED:
+        own_up = _scaled(old_up.to(tl.float32), has_gains, gains, bias, half + outputs, inside, HAS_BIAS) + total_up
+        own = own * tl.sigmoid(own) * own_up
+    if RESIDUAL:
+        own += rest.to(tl.float32)
+    tl.store(out_at, own.to(out.dtype.element_ty), mask)
 
 
-def shrink(x: torch.Tensor, rows: AdapterRows, factors: Factors) -> torch.Tensor:
-    """x [rows, k] → float32 [splits, rows, parts * room], to be added up; only as far as ranks go, and only of rows
-    with an adapter."""
+def shrink(x: torch.Tensor, rows: AdapterRows, factors: Factors, shares: Shares | None = None) -> torch.Tensor:
+    """x [rows, k] → float32 [splits, rows, parts * room]; see `quire.kernels.low_rank.product`. `shares` is for
+    measuring."""
     tiles = rows.tiles
     assert tiles is not None
     lines, k = factors.down.shape[1:]
-    splits = _SPLITS if k >= _LONG and len(tiles.slots) <= _FEW_TILES else 1
+    height, narrow = tiles.rows.shape[1], factors.down.dtype != torch.float32
+    slices, columns, most, warps = shares or _shares(height, narrow=narrow)
+    steps = -(-k // (slices * columns))
+    splits = -(-steps // -(-steps // most))
     inner = torch.empty((splits, len(x), lines), dtype=torch.float32, device=x.device)
-    _shrink_kernel[(len(tiles.slots), lines // RANKS_A_STEP, splits)](
-        x, factors.down, inner, tiles.slots, tiles.rows, factors.ranks, len(x), k, x.stride(0), LINES=lines,
-        ROOM=factors.room, HEIGHT=tiles.rows.shape[1], WIDTH=RANKS_A_STEP, COLUMNS=_COLUMNS, SPLITS=splits,
-        PRECISION=_precision(factors.down),
-    )  # fmt: skip
+    pdl = has_pdl(x.device)
+    if len(x):
+        _shrink_kernel[(lines // RANKS_A_STEP, splits, len(tiles.slots))](
+            x, factors.down, inner, tiles.slots, tiles.rows, factors.ranks, len(x), k, x.stride(0), LINES=lines,
+            ROOM=factors.room, HEIGHT=height, WIDTH=RANKS_A_STEP, SLICES=slices, COLUMNS=columns, SPLITS=splits,
+            PRECISION="tf32" if narrow else "ieee", PDL=pdl, num_warps=warps,
+            num_stages=3 if slices == 1 else 1, launch_pdl=pdl,
+        )  # fmt: skip
     return inner
 
 
 def expand(
-    y: torch.Tensor, inner: torch.Tensor, rows: AdapterRows, factors: Factors, bias: torch.Tensor | None
+    y: torch.Tensor,
+    inner: torch.Tensor,
+    rows: AdapterRows,
+    factors: Factors,
+    bias: torch.Tensor | None = None,
+    gated: bool = False,
+    residual: torch.Tensor | None = None,
+    widths: Widths | None = None,
 ) -> torch.Tensor:
-    """inner float32 [splits, rows, parts * room] → y [rows, n], in place."""
+    """inner [splits, rows, parts * room] → y [rows, n], or what follows; see `quire.kernels.low_rank.product`.
+    `widths` is for measuring."""
     tiles = rows.tiles
     assert tiles is not None
-    assert y.stride(1) == 1
     splits, num_rows, lines = inner.shape
-    _expand_kernel[(len(tiles.slots), len(factors.blocks))](
-        y, inner, factors.up, factors.gains, y if bias is None else bias, tiles.slots, tiles.rows, factors.ranks,
-        factors.blocks, num_rows, factors.up.shape[1], y.stride(0), LINES=lines, ROOM=factors.room,
-        HEIGHT=tiles.rows.shape[1], WIDTH=OUTPUTS_A_BLOCK, STEP=RANKS_A_STEP, SPLITS=splits, HAS_BIAS=bias is not None,
-        PRECISION=_precision(factors.up),
-    )  # fmt: skip
-    return y
+    n, ends = y.shape[1], factors.ends
+    assert y.stride(1) == 1
+    assert inner.is_contiguous()
+    out = y if residual is None else residual
+    if gated:
+        out, ends = torch.empty((num_rows, n // 2), dtype=y.dtype, device=y.device), ends[:1]
+    height, count = tiles.rows.shape[1], len(tiles.slots)
+    width, warps = widths or _widths(height, count, gated=gated)
+    blocks = sum(-(-(end - begin) // width) for begin, end in zip((0, *ends[:-1]), ends, strict=True))
+    pdl = has_pdl(y.device)
+    if num_rows:
+        _expand_kernel[(blocks, count)](
+            y, inner, out, factors.up, factors.gains, y if bias is None else bias, tiles.slots, tiles.rows,
+            factors.ranks, factors.edges, num_rows, n, y.stride(0), out.stride(0), LINES=lines, ROOM=factors.room,
+            PARTS=len(factors.ends), HEIGHT=height, WIDTH=width, STEP=RANKS_A_STEP, SPLITS=splits,
+            ROOM_FOR=next_power_of_2(splits), HAS_BIAS=bias is not None, GATED=gated, RESIDUAL=residual is not None,
+            ALIGNED=not any(end % 16 for end in factors.ends), PDL=pdl, num_warps=warps, num_stages=1,
+            PRECISION="ieee" if factors.up.dtype == torch.float32 else "tf32", launch_pdl=pdl,
+        )  # fmt: skip
+    return out
 
 
-def _precision(factors: torch.Tensor) -> str:
-    return "ieee" if factors.dtype == torch.float32 else "tf32"
+def _shares(height: int, *, narrow: bool) -> Shares:
+    """The same for any few rows, so that a row's sums are the same in all of them."""
+    if height == HIGH:
+        return Shares(1, 64, 1, 4)
+    return Shares(8, 128 if narrow else 16, 8, 8)
+
+
+def _widths(height: int, tiles: int, *, gated: bool) -> Widths:
+    """Few tiles are cut up finely, so that all processors have something to do."""
+    if height == HIGH:
+        return Widths(64 if gated else 128, 4)
+    if tiles <= 4:
+        return Widths(64, 4)
+    return Widths(128 if gated else 256, 4)
