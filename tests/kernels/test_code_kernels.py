@@ -44,22 +44,31 @@ def test_few_rows_assemble_well(more: dict[str, Any], tmp_path: Path) -> None:
 
 
 @TESTED
-@pytest.mark.parametrize("zero", [False, True])
-def test_tiles_assemble_well(zero: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [
+    {}, {"ZERO": True}, {"x": "fp16"}, {"x": "fp16", "ZERO": True}, {"KIND": 3}, {"KIND": 4}, {"rows": 64, "STAGES": 6},
+], ids=str)  # fmt: skip
+def test_tiles_assemble_well(more: dict[str, Any], tmp_path: Path) -> None:
+    """And the matrix units are waited for three times a block: twice for the step before the last, once for all."""
     from triton.experimental.gluon import language as gl
 
-    from quire.kernels.gemm.triton.code_tiles_sm90 import _code_tiles_kernel
+    from quire.kernels.gemm.triton.code_tiles_sm90 import WORDS_IN_SHARED, _code_tiles_kernel
 
     types = {
-        **POINTERS, **NUMBERS, "x_desc": f"tensordesc<bf16[32, 64],{gl.NVMMASharedLayout(128, 16, 2)!r}>",
-        "partial_ptr": "*fp32", "counter_ptr": "*i32", "each": "i32", "blocks": "i32",
+        **POINTERS, **NUMBERS, "partial_ptr": "*fp32", "counter_ptr": "*i32", "each": "i32", "blocks": "i32",
+        "x_desc": f"tensordesc<{more.get('x', 'bf16')}[{more.get('rows', 32)}, 64],"
+                  f"{gl.NVMMASharedLayout(128, 16, 2)!r}>",
+        "w_desc": f"tensordesc<i32[256, 16],{WORDS_IN_SHARED!r}>",
     }  # fmt: skip
+    for name in ("words_ptr", "words_stride"):
+        del types[name]
     constants = {
-        "STAGES": 8, "KIND": 0, "GROUP": 128, "ZERO": zero, "OUTER": False, "BIAS": True, "RESIDUAL": True,
-        "AHEAD": 4, "PDL": True, "CONSUMER_REGISTERS": 232, "PRODUCER_REGISTERS": 40,
-    }  # fmt: skip
-    aligned = [*POINTERS, "partial_ptr", "counter_ptr", "words_stride", "out_stride"]
-    assert_assembles_well(_code_tiles_kernel, types, constants, aligned, tmp_path)
+        "STAGES": 8, "KIND": 0, "GROUP": 128, "ZERO": False, "OUTER": False, "BIAS": True, "RESIDUAL": True,
+        "PDL": True, "CONSUMER_REGISTERS": 232, "PRODUCER_REGISTERS": 40,
+    } | {name: value for name, value in more.items() if name.isupper()}  # fmt: skip
+    aligned = [name for name in (*POINTERS, "partial_ptr", "counter_ptr", "out_stride") if name in types]
+    code = assert_assembles_well(_code_tiles_kernel, types, constants, aligned, tmp_path)
+    waits = [line.split()[1] for line in code.splitlines() if "wgmma.wait_group.sync.aligned" in line]
+    assert waits == 2 * ["1;", "1;", "0;"]  # of two consumers
 
 
 class TestOnDevice:

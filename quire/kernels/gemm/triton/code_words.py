@@ -27,8 +27,27 @@ def _integers(is_half):
 
 
 @gluon.constexpr_function
-def _floats(is_half):
-    """The bits of e2m1 in place as a float's least exponents, times what these are too small by: exact."""
+def _integers_scaled(is_half, once):
+    """A code is as many of a float's least steps (2^-133, or 2^-24) where it stands, its upper bits no further than in
+    the exponent's last place: of a word's four pairs two need no shift, and two the same. `once`: $9 and $10 are the
+    factors of the two places, scale and all, and $11 is what is to be added then, exact but for the scale; else $9 is
+    added to codes of the same factors without the scale, which is $10."""
+    kind, low, high = ("f16x2", 0x78007800, 0x68006800) if is_half else ("bf16x2", 0x7F007F00, 0x7D007D00)
+    text = "{ .reg .b32 w, y, low, high; "
+    text += "mov.b32 low, $9; mov.b32 high, $10; " if once else f"mov.b32 low, {low:#x}; mov.b32 high, {high:#x}; "
+    for pair in range(4):
+        text += "" if pair % 2 else "shr.b32 w, $8, 8; " if pair else "mov.b32 w, $8; "
+        text += f"and.b32 y, w, {0x00F000F0 if pair % 2 else 0x000F000F:#x}; "
+        text += f"fma.rn.{kind} y, y, {'high' if pair % 2 else 'low'}, {'$11' if once else '$9'}; "
+        text += "" if once else f"mul.rn.{kind} y, y, $10; "
+        text += f"mov.b32 {{${2 * pair}, ${2 * pair + 1}}}, y; "
+    return text + "}"
+
+
+@gluon.constexpr_function
+def _floats(is_half, scaled):
+    """The bits of e2m1 in place as a float's least exponents, times what these are too small by: exact. `scaled`: and
+    times $10."""
     kind, place, factor = ("f16x2", 9, 0x74007400) if is_half else ("bf16x2", 6, 0x7E807E80)
     text = "{ .reg .b32 w, y, by, none; "
     text += f"mov.b32 by, {factor:#x}; mov.b32 none, 0x80008000; "
@@ -39,6 +58,7 @@ def _floats(is_half):
         text += f"shl.b32 y, $8, {12 - 4 * pair}; "
         text += "lop3.b32 y, y, 0x80008000, w, 0xea; "
         text += f"fma.rn.{kind} y, y, by, none; "
+        text += f"mul.rn.{kind} y, y, $10; " if scaled else ""
         text += f"mov.b32 {{${2 * pair}, ${2 * pair + 1}}}, y; "
     return text + "}"
 
@@ -84,12 +104,9 @@ def operands(words, less, table_ptr, like: gl.constexpr, KIND: gl.constexpr):
 
     All in the threads that they are in.
     """
-    SHARES: gl.constexpr = words.shape[0]
-    LINES: gl.constexpr = words.shape[1]
-    EACH: gl.constexpr = words.shape[2] // 4
     if KIND == 0 or KIND == 3:
         HALF: gl.constexpr = like == gl.float16
-        TEXT: gl.constexpr = _integers(HALF) if KIND == 0 else _floats(HALF)
+        TEXT: gl.constexpr = _integers(HALF) if KIND == 0 else _floats(HALF, False)
         a, b, c, d, e, f, g, h = gl.inline_asm_elementwise(
             TEXT, "=h,=h,=h,=h,=h,=h,=h,=h,r,r", [words, less],
             dtype=_eight(like), is_pure=True, pack=1,
@@ -103,10 +120,91 @@ def operands(words, less, table_ptr, like: gl.constexpr, KIND: gl.constexpr):
         f = gl.load(table_ptr + (words >> 24 & 15)).to(like)
         g = gl.load(table_ptr + (words >> 12 & 15)).to(like)
         h = gl.load(table_ptr + (words >> 28 & 15)).to(like)
+    return _in_columns(a, b, c, d, e, f, g, h)
+
+
+@gluon.jit
+def _in_columns(a, b, c, d, e, f, g, h):
+    """Of words [shares, lines, 4 n] the numbers, pair by pair → [shares, lines, 32 n]."""
+    SHARES: gl.constexpr = a.shape[0]
+    LINES: gl.constexpr = a.shape[1]
+    EACH: gl.constexpr = a.shape[2] // 4
     # [shares, lines, words, second of a pair, 8 columns on, 16 columns on]
     y = gl.join(gl.join(gl.join(a, b), gl.join(c, d)), gl.join(gl.join(e, f), gl.join(g, h)))
     y = y.reshape([SHARES, LINES, 4, EACH, 2, 2, 2]).permute([0, 1, 3, 6, 5, 2, 4])
     return y.reshape([SHARES, LINES, EACH * 32])
+
+
+@gluon.constexpr_function
+def _at_once(dtype, kind, zero):
+    """Whether a code becomes an operand, scaled, in one step: the type has the exponents for it, and none has a zero of
+    its own, of which the product with a scale would be rounded."""
+    return dtype == gl.bfloat16 and kind == 0 and not zero
+
+
+@gluon.constexpr_function
+def shift(dtype, kind, zero):
+    """By how much `scaled_operands` are too small: the factor."""
+    return float(2**32) if _at_once(dtype, kind, zero) else 1.0
+
+
+@gluon.jit
+def _pair(y, like: gl.constexpr, TIMES: gl.constexpr):
+    """y · TIMES twice, as like's type."""
+    if like == gl.bfloat16:
+        bits = gl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $1, $1;", "=r,f", [y * TIMES], dtype=gl.int32, is_pure=True, pack=1
+        )  # fmt: skip
+    else:
+        bits = gl.inline_asm_elementwise(
+            "cvt.rn.f16x2.f32 $0, $1, $1;", "=r,f", [y * TIMES], dtype=gl.int32, is_pure=True, pack=1
+        )  # fmt: skip
+    return bits
+
+
+@gluon.jit
+def factors(scale, zero, like: gl.constexpr, KIND: gl.constexpr, ZERO: gl.constexpr):
+    """What `scaled_operands` wants to know of lines, of their scales and zeros [1, lines, 1]."""
+    y = factor(scale)
+    if _at_once(like, KIND, ZERO):
+        known = (_pair(y, like, 2.0**101), _pair(y, like, 2.0**97), _pair(y, like, -(2.0**-29)))
+    elif KIND == 0:
+        LARGE: gl.constexpr = 2.0**6 if like == gl.bfloat16 else 2.0**9
+        pair = _pair(y, like, LARGE)
+        known = (_pair(zero.to(gl.float32), like, -1 / LARGE), pair, pair)
+    elif KIND == 3:
+        pair = _pair(y, like, 1.0)
+        known = (pair, pair, pair)
+    else:
+        known = (y, y, y)
+    return known
+
+
+@gluon.jit
+def scaled_operands(words, known, table_ptr, like: gl.constexpr, KIND: gl.constexpr, ZERO: gl.constexpr):
+    """words int32 [1, lines, 16] or half of them, and their lines' `factors` → what their codes stand for [1, lines,
+    128], or half of it, but for `shift`: rounded once. All in the threads that they are in."""
+    LAYOUT: gl.constexpr = words.type.layout
+    first = gl.convert_layout(known[0], LAYOUT, assert_trivial=True)
+    if KIND == 0 or KIND == 3:
+        HALF: gl.constexpr = like == gl.float16
+        second = gl.convert_layout(known[1], LAYOUT, assert_trivial=True)
+        third = gl.convert_layout(known[2], LAYOUT, assert_trivial=True)
+        TEXT: gl.constexpr = _integers_scaled(HALF, _at_once(like, KIND, ZERO)) if KIND == 0 else _floats(HALF, True)
+        a, b, c, d, e, f, g, h = gl.inline_asm_elementwise(
+            TEXT, "=h,=h,=h,=h,=h,=h,=h,=h,r,r,r,r", [words, first, second, third],
+            dtype=_eight(like), is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        a = (gl.load(table_ptr + (words & 15)) * first).to(like)
+        b = (gl.load(table_ptr + (words >> 16 & 15)) * first).to(like)
+        c = (gl.load(table_ptr + (words >> 4 & 15)) * first).to(like)
+        d = (gl.load(table_ptr + (words >> 20 & 15)) * first).to(like)
+        e = (gl.load(table_ptr + (words >> 8 & 15)) * first).to(like)
+        f = (gl.load(table_ptr + (words >> 24 & 15)) * first).to(like)
+        g = (gl.load(table_ptr + (words >> 12 & 15)) * first).to(like)
+        h = (gl.load(table_ptr + (words >> 28 & 15)) * first).to(like)
+    return _in_columns(a, b, c, d, e, f, g, h)
 
 
 @gluon.jit
