@@ -44,14 +44,33 @@ def test_few_rows_assemble_well(more: dict[str, Any], tmp_path: Path) -> None:
 
 
 @TESTED
+@pytest.mark.parametrize("zero", [False, True])
+def test_tiles_assemble_well(zero: bool, tmp_path: Path) -> None:
+    from triton.experimental.gluon import language as gl
+
+    from quire.kernels.gemm.triton.code_tiles_sm90 import _code_tiles_kernel
+
+    types = {
+        **POINTERS, **NUMBERS, "x_desc": f"tensordesc<bf16[32, 64],{gl.NVMMASharedLayout(128, 16, 2)!r}>",
+        "partial_ptr": "*fp32", "counter_ptr": "*i32", "each": "i32", "blocks": "i32",
+    }  # fmt: skip
+    constants = {
+        "STAGES": 8, "KIND": 0, "GROUP": 128, "ZERO": zero, "OUTER": False, "BIAS": True, "RESIDUAL": True,
+        "AHEAD": 4, "PDL": True, "CONSUMER_REGISTERS": 232, "PRODUCER_REGISTERS": 40,
+    }  # fmt: skip
+    aligned = [*POINTERS, "partial_ptr", "counter_ptr", "words_stride", "out_stride"]
+    assert_assembles_well(_code_tiles_kernel, types, constants, aligned, tmp_path)
+
+
+@TESTED
 @pytest.mark.parametrize("more", [
     {}, {"ZERO": True}, {"x": "fp16"}, {"x": "fp16", "ZERO": True}, {"KIND": 3}, {"KIND": 4}, {"rows": 64, "STAGES": 6},
 ], ids=str)  # fmt: skip
-def test_tiles_assemble_well(more: dict[str, Any], tmp_path: Path) -> None:
+def test_tall_tiles_assemble_well(more: dict[str, Any], tmp_path: Path) -> None:
     """And the matrix units are waited for three times a block: twice for the step before the last, once for all."""
     from triton.experimental.gluon import language as gl
 
-    from quire.kernels.gemm.triton.code_tiles_sm90 import WORDS_IN_SHARED, _code_tiles_kernel
+    from quire.kernels.gemm.triton.code_tall_tiles_sm90 import WORDS_IN_SHARED, _tall_tiles_kernel
 
     types = {
         **POINTERS, **NUMBERS, "partial_ptr": "*fp32", "counter_ptr": "*i32", "each": "i32", "blocks": "i32",
@@ -66,7 +85,7 @@ def test_tiles_assemble_well(more: dict[str, Any], tmp_path: Path) -> None:
         "PDL": True, "CONSUMER_REGISTERS": 232, "PRODUCER_REGISTERS": 40,
     } | {name: value for name, value in more.items() if name.isupper()}  # fmt: skip
     aligned = [name for name in (*POINTERS, "partial_ptr", "counter_ptr", "out_stride") if name in types]
-    code = assert_assembles_well(_code_tiles_kernel, types, constants, aligned, tmp_path)
+    code = assert_assembles_well(_tall_tiles_kernel, types, constants, aligned, tmp_path)
     waits = [line.split()[1] for line in code.splitlines() if "wgmma.wait_group.sync.aligned" in line]
     assert waits == 2 * ["1;", "1;", "0;"]  # of two consumers
 
@@ -82,14 +101,37 @@ class TestOnDevice:
     ])  # fmt: skip
     def test_edges(self, kind: Kind, group: int, zero: torch.dtype | None, n: int, k: int, rows: int) -> None:
         """Blocks that are no whole turns, lines that are no whole tiles, parts of tiles; twice, for the counters."""
-        torch.manual_seed(rows)
-        found = codes.nearest(torch.randn(n, k, device="cuda") / 8, kind, group, torch.bfloat16, zero, False)
-        weight = Codes(kind, group, codes.packed(found.codes).contiguous(), found.scale, found.zero)
+        weight, x, bias, start = self.made(kind, group, zero, n, k, rows)
         wide = codes.widened(weight, torch.float32)
-        x, start = (torch.randn(rows, size, device="cuda").bfloat16() for size in (k, n))
-        bias = torch.randn(n, device="cuda").bfloat16()
         for _ in range(2):
-            assert_near(grouped_linear.linear(x, weight, bias), linear_reference(x, wide, bias), torch.bfloat16)
+            assert_near(grouped_linear.linear(x, weight, bias), linear_reference(x, wide, bias), x.dtype)
             residual = start.clone()
             grouped_linear.linear(x, weight, residual=residual)
-            assert_near(residual, linear_reference(x, wide, residual=start), torch.bfloat16)
+            assert_near(residual, linear_reference(x, wide, residual=start), x.dtype)
+
+    @pytest.mark.parametrize("rows", [17, 32, 33, 64, 100, 256])
+    @pytest.mark.parametrize(("n", "k"), [(40, 128), (1000, 640), (136, 11008), (28672, 4096)])
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    @pytest.mark.parametrize(("kind", "zero"), [("int4", None), ("int4", torch.uint8), ("e2m1", None), ("nf4", None)])
+    def test_tall_tiles(
+        self, kind: Kind, zero: torch.dtype | None, dtype: torch.dtype, n: int, k: int, rows: int
+    ) -> None:
+        """Where they would not pay, too."""
+        from quire.kernels.gemm.triton import code_tall_tiles_sm90
+
+        weight, x, bias, start = self.made(kind, 128, zero, n, k, rows, dtype)
+        wide = codes.widened(weight, torch.float32)
+        for _ in range(2):
+            found = code_tall_tiles_sm90.linear(x, weight, bias, True, start.clone())
+            assert_near(found, linear_reference(x, wide, bias, residual=start), dtype)
+
+    def made(
+        self, kind: Kind, group: int, zero: torch.dtype | None, n: int, k: int, rows: int,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> tuple[Codes, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+        """The weight, x [rows, k], a bias [n] and a residual [rows, n]."""
+        torch.manual_seed(rows)
+        found = codes.nearest(torch.randn(n, k, device="cuda") / 8, kind, group, dtype, zero, False)
+        weight = Codes(kind, group, codes.packed(found.codes).contiguous(), found.scale, found.zero)
+        x, start = (torch.randn(rows, size, device="cuda").to(dtype) for size in (k, n))
+        return weight, x, torch.randn(n, device="cuda").to(dtype), start

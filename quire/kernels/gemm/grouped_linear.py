@@ -80,9 +80,11 @@ def _product(x: torch.Tensor, weight: Codes, bias: torch.Tensor | None, adds: bo
     if len(x) <= FEW_ROWS:
         return grouped_rows.linear(x, weight, bias, adds, out)
     if _in_tiles(x, weight):
-        from quire.kernels.gemm.triton import code_tiles_sm90
+        from quire.kernels.gemm.triton import code_tall_tiles_sm90, code_tiles_sm90
 
-        return code_tiles_sm90.linear(x, weight, bias, adds, out)
+        tiles = code_tall_tiles_sm90 if code_tall_tiles_sm90.pays(x, weight) else code_tiles_sm90
+        y: torch.Tensor = tiles.linear(x, weight, bias, adds, out)
+        return y
     return grouped_tiles.linear(x, weight, bias, adds, out)
 
 
