@@ -18,6 +18,9 @@ def run(arguments: Sequence[str]) -> int:
         positional=("model",),
     )
     config = options.engine_config(values)
+    from quire.engine import early
+
+    early.begin(config)
     from quire.server.processes.run import run_server
 
     return run_server(config, options.section_of(ServeConfig, values))

@@ -7,13 +7,15 @@ import sys
 from quire.engine.clients import Clients
 from quire.engine.core import EngineCore
 from quire.engine.messages import FromParent, Ready, StartCore
-from quire.executor.base import make_executor
+from quire.executor.base import WORKER, make_executor
 from quire.foundation.bytecode import keep_bytecode
 from quire.foundation.child import Failure, Parent
 from quire.foundation.errors import ConfigError, DoesNotFitError, QuireError
 from quire.foundation.heap import settle_heap
 from quire.foundation.log import get_logger, setup
+from quire.foundation.registry import load
 from quire.foundation.threads import switch_soon
+from quire.foundation.wake_gpu import wake_gpu
 
 EXIT_STOPPED = 0
 EXIT_CONFIG = 2
@@ -27,6 +29,10 @@ def main(arguments: list[str]) -> int:
     parent: Parent[FromParent] = Parent(arguments, FromParent)
     clients = Clients(parent)
     keep_bytecode("torch")
+    if "gpu" in arguments[2:]:
+        wake_gpu()
+    if "torch" in arguments[2:]:  # nothing has been asked for yet
+        load(WORKER)
     try:
         return _run(parent, clients)
     finally:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from quire.config.resolve import Resolved
+from quire.engine import early
 from quire.engine.lives import Lives, with_room
 from quire.engine.messages import EngineInfo, FromCore, Join, Leave, Ready, StartCore, StopCore, ToCore
 from quire.engine.places import environment_of
@@ -129,7 +130,7 @@ class ProcessClient(ChannelClient):
         self._resolved, self._worker = resolved, worker
         self._environment = environment_of(resolved, number)
         is_alone = resolved.config.runtime.data_parallel_size == 1
-        self._title = "engine core process" if is_alone else f"process of engine core {number}"
+        self._title = early.TITLE if is_alone else f"process of engine core {number}"
         self._lives = Lives(resolved.config.runtime.max_engine_restarts)
         self._restarting = threading.Lock()
         self._ending = threading.Event()
@@ -140,7 +141,7 @@ class ProcessClient(ChannelClient):
 
     def _start(self) -> None:
         self._began = time.monotonic()
-        self._child: Child[FromCore] = Child("quire.engine.process", FromCore, self._title, env=self._environment)
+        self._child: Child[FromCore] = early.take(self._title, self._environment)
         self._child.channel.send(StartCore(self._resolved, self._worker, self._last_stats))
 
     def wait_until_ready(self) -> None:

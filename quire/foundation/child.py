@@ -76,6 +76,7 @@ class Child(Generic[T]):
     """The parent's side: start `module` as a process, send to it, receive from it, end it.
 
     inherited: file descriptors that the child has too, under the same numbers. env: variables that it has besides.
+    arguments: behind those that `Parent` takes.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Child(Generic[T]):
         title: str,
         inherited: Sequence[int] = (),
         env: Mapping[str, str] | None = None,
+        arguments: Sequence[str] = (),
     ) -> None:
         self.title = title
         self._folder = socket_folder()
@@ -92,7 +94,7 @@ class Child(Generic[T]):
         self._lifeline, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, str(self._folder), str(theirs.fileno())],
+                [sys.executable, "-P", "-m", module, str(self._folder), str(theirs.fileno()), *arguments],
                 pass_fds=[theirs.fileno(), *inherited],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # whatever a library prints there must not get into our own output
