@@ -12,9 +12,9 @@ import torch
 from quire.foundation.errors import ConfigError
 from quire.foundation.json_file import shown
 from quire.quantization.base import OUTPUTS, Axis, MatrixInfo, QuantizationMethod, Scheme, Source, Tensors, plain_scheme
-from quire.quantization.blocks import BLOCKS, LIBRARY, SIZES, decoded
+from quire.quantization.blocks import BLOCKS, LIBRARY, SIZES, Decoded, decoded
 from quire.quantization.grouped import Grouped
-from quire.quantization.methods.modules import OPTION, check_multiples
+from quire.quantization.methods.modules import OPTION, check_multiples, of_all_inputs, own_groups
 from quire.quantization.mixed import Mixed
 
 _EXPERT = re.compile(r"\.experts\.\d+\.")
@@ -69,14 +69,28 @@ def _scheme(info: MatrixInfo, kind: str | None) -> Scheme:
     scale = torch.uint8 if layout.kind == "e2m1" else torch.float16 if kind in _HALF_SCALES else torch.float32
     form = Grouped(layout.kind, layout.group, scale=scale, zero=torch.float32 if layout.has_offset else None)
     source = Source("weight", (OUTPUTS, Axis("inputs", size.numbers, size.num_bytes)), (torch.uint8,), torch.uint8)
+    own = None
+    if any(place % size.numbers for place in info.inputs):  # a rank's inputs are whole groups, but not whole blocks
+        own, source = own_groups(info, layout.group), of_all_inputs(source, info)
 
     def pack(read: Tensors) -> Tensors:
         found = decoded(read["weight"], kind)
+        if own is not None:
+            found = _cut(found, own, layout.group)
         if found.offset is None:
             return form.packed(found.numbers, found.scale.to(scale))
         return form.packed(*_with_zeros(found.numbers, found.scale, found.offset, scale))
 
     return Scheme(form, (source,), pack)
+
+
+def _cut(found: Decoded, own: slice, group: int) -> Decoded:
+    """Of all inputs those of the groups `own`."""
+    return found._replace(
+        numbers=found.numbers[:, own.start * group : own.stop * group].contiguous(),
+        scale=found.scale[:, own].contiguous(),
+        offset=None if found.offset is None else found.offset[:, own].contiguous(),
+    )
 
 
 def _with_zeros(

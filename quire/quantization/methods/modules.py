@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from quire.foundation.errors import ConfigError
 from quire.foundation.json_file import shown
-from quire.quantization.base import Axis, MatrixInfo, Scheme, Tensors, plain_scheme
+from quire.quantization.base import Axis, MatrixInfo, Scheme, Source, Tensors, plain_scheme
 
 Rule = TypeVar("Rule")
 OPTION = "quantization"
@@ -72,11 +72,17 @@ def cut_when_packed(scheme: Scheme, info: MatrixInfo) -> Scheme:
     def plain(read: Tensors) -> Tensors:
         return {"weight": form.matrix(pack(read), None).dense(info.dtype)[:, first:last]}
 
+    sources = tuple(of_all_inputs(source, info) for source in scheme.sources)
+    return Scheme(plain_scheme(info.dtype).format, sources, plain)
+
+
+def of_all_inputs(source: Source, info: MatrixInfo) -> Source:
+    """The same, read whole by a rank that has but some of the inputs."""
+
     def whole(axis: Axis | int) -> Axis | int:
         return axis.count(info.columns) if isinstance(axis, Axis) and axis.of == "inputs" else axis
 
-    sources = (replace(source, axes=tuple(map(whole, source.axes))) for source in scheme.sources)
-    return Scheme(plain_scheme(info.dtype).format, tuple(sources), plain)
+    return replace(source, axes=tuple(map(whole, source.axes)))
 
 
 def is_part(module: str, names: Iterable[str]) -> bool:
