@@ -16,6 +16,8 @@ from quire import LLM, SamplingParams
 from tests.e2e.conftest import Reference
 from tests.e2e.test_greedy_equals_transformers import prompts
 from tests.effort import some
+from tests.models import checkpoints
+from tests.models.cases import CASES
 
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3}
 TOKENS, LONGEST = 20, 40
@@ -67,6 +69,37 @@ def test_on_a_cpu(tiny_qwen3: Path, reference: Reference, number: int) -> None:
     options = {"device": "cpu", "num_threads": 1, **mix(number, VALUES)}
     print(options)
     check(tiny_qwen3, reference, options, number)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [
+    "gemma3", "exaone4", "mistral-window", "minicpm3", "qwen2-tied", "mamba2", "jamba-experts", "qwen3_next-experts",
+    "granitemoehybrid-experts", "kimi_linear", "lfm2", "falcon_h1",
+])  # fmt: skip
+def test_other_kinds_of_layers(name: str, tmp_path: Path) -> None:
+    """Windows, latent rows, states, experts: the text is that of the same model with plain options."""
+    family, config = CASES[name]
+    folder = checkpoints.save(checkpoints.make(family, **config), tmp_path / name)
+    keeps_state = name not in ("gemma3", "exaone4", "mistral-window", "minicpm3", "qwen2-tied")
+    values = {**VALUES, "max_model_len": [60, 61, 100], "num_gpu_blocks_override": [None]}
+    if keeps_state:
+        values["speculative_config"] = [{}]
+    for quantization in (None, "int8", "fp8"):
+        always = {"device": "cpu", "num_threads": 1, **({"quantization": quantization} if quantization else {})}
+        plain = greedy(folder, 96, max_model_len=100, **always)
+        for number in range(5):
+            options = {**mix(number, values), **always}
+            assert greedy(folder, 96, **options) == plain, options
+
+
+def greedy(folder: Path, vocabulary: int, **options: Any) -> list[list[int]]:
+    rng = random.Random(vocabulary)
+    wanted = [[rng.randrange(3, vocabulary) for _ in range(rng.randint(1, 30))] for _ in range(6)]
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, detokenize=False)
+    with LLM(str(folder), skip_tokenizer_init=True, dtype="float32", **options) as llm:
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in wanted], params, use_tqdm=False)
+        assert llm.call("check") is None
+    return [output.outputs[0].token_ids for output in outputs]
 
 
 @pytest.mark.gpu
