@@ -1,11 +1,11 @@
 """A decode step as the GPU sees it: its kernels, and where nothing runs.
 
     python -m benchmarks.timeline --model qwen3-0.6b --cases 1x256 256x600 [--options '{"quantization": "fp8"}']
-                                  [--json FILE]
+                                  [--adapters 32] [--json FILE]
 
 ROWSxCONTEXT: so many prompts of so many tokens. Medians over the steps of one run in which all rows decode; the kernels
-are those of one step in the middle. "idle" is time in which no kernel runs. A kernel may start before its predecessor
-has ended (dependent launch): its gap is negative then.
+are those of one step in the middle. --adapters: that the rows have, in turn, of ranks 16 and 8. "idle" is time in which
+no kernel runs. A kernel may start before its predecessor has ended (dependent launch): its gap is negative then.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import workloads
-from quire import LLM, SamplingParams
+from benchmarks.adapters import adapter
+from quire import LLM, LoRARequest, SamplingParams
 
 STEPS = 24
 FIRST_KERNEL = "_gather_decode"
@@ -52,13 +53,17 @@ def steps_of(kernels: Sequence[Kernel]) -> list[list[Kernel]]:
     return [list(kernels[a:b]) for a, b in itertools.pairwise(starts)]
 
 
-def record(llm: LLM, rows: int, context: int, ids: random.Random) -> list[list[Kernel]]:
-    """The kernels of the middle steps of a run of STEPS tokens."""
+def record(
+    llm: LLM, rows: int, context: int, ids: random.Random, adapters: Sequence[LoRARequest] = ()
+) -> list[list[Kernel]]:
+    """The kernels of the middle steps of a run of STEPS tokens. adapters: row i has number i, from the first again
+    after the last."""
+    used = [adapters[row % len(adapters)] for row in range(rows)] if adapters else None
     prompts = [{"prompt_token_ids": workloads.token_ids(ids, context)} for _ in range(rows)]
     params = SamplingParams(temperature=0.6, max_tokens=STEPS, ignore_eos=True, detokenize=False)
-    llm.generate(prompts, params, use_tqdm=False)  # what is slow only once; its prefixes are cached
+    llm.generate(prompts, params, use_tqdm=False, lora_request=used)  # what is slow only once; its prefixes are cached
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        llm.generate(prompts, params, use_tqdm=False)
+        llm.generate(prompts, params, use_tqdm=False, lora_request=used)
     kernels = sorted(
         Kernel(event.time_range.start, event.time_range.end, event.name)
         for event in profiler.events()
@@ -98,19 +103,26 @@ def main() -> None:
     parser.add_argument("--model", default="qwen3-0.6b", choices=workloads.MODELS)
     parser.add_argument("--cases", nargs="+", default=["1x256", "256x600"])
     parser.add_argument("--options", type=json.loads, default={}, help="engine options as a JSON object")
+    parser.add_argument("--adapters", type=int, default=0)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     folder = workloads.write_model_dir(args.model, Path(tempfile.mkdtemp()) / args.model)
-    llm = LLM(str(folder), load_format="dummy", skip_tokenizer_init=True, **args.options)
+    config = json.loads((folder / "config.json").read_text())
+    made = [
+        LoRARequest(f"a{number}", number, adapter(folder / f"a{number}", config, 16 >> number % 2))
+        for number in range(1, args.adapters + 1)
+    ]
+    ready = {"enable_lora": True, "max_loras": args.adapters} if made else {}
+    llm = LLM(str(folder), load_format="dummy", skip_tokenizer_init=True, **ready, **args.options)
     found = {}
     for case in args.cases:
         rows, _, context = case.partition("x")
-        steps = record(llm, int(rows), int(context), random.Random(case))
+        steps = record(llm, int(rows), int(context), random.Random(case), made)
         found[case] = summed_up(steps)
         show(f"{args.model} {case}", steps, found[case])
     llm.shutdown()
     if args.json:
-        content = {"model": args.model, "options": args.options, "microseconds": found}
+        content = {"model": args.model, "options": args.options, "adapters": args.adapters, "microseconds": found}
         args.json.write_text(json.dumps(content, indent=1))
 
 
