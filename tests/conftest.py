@@ -7,8 +7,10 @@ import importlib.util
 import os
 import signal
 from collections.abc import Generator, Iterator
+from functools import cache
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.effort import WHOLE, keep_some
@@ -60,6 +62,17 @@ def ctrl_c_is_left_as_it_was() -> Iterator[None]:
     if after is not before:
         signal.signal(signal.SIGINT, before)
         pytest.fail(f"Ctrl-C is left to {after}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_tls_context() -> Iterator[None]:
+    """Each client of httpx would read the certificates of the world's authorities, which takes 17 ms.
+
+    Hundreds of clients, and each look at a server that is waited for, speak plain HTTP.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("httpx._transports.default.create_ssl_context", cache(httpx.create_ssl_context))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -143,8 +143,8 @@ def test_two_ranks_accept_what_one_accepts(tiny_qwen3: Path, expected: list[Any]
     assert found[0]["vllm:spec_decode_num_accepted_tokens"] > 100
 
 
-def drive(folder: Path, kill_after: int = 0, **options: Any) -> tuple[list[Any], LLMEngine]:
-    """The answers to `requests`, of workers of which one is killed after so many steps; 0: of ones that are not."""
+def drive(folder: Path, kill_after: int, **options: Any) -> tuple[list[Any], LLMEngine]:
+    """The answers to `requests`, of workers of which one is killed after so many steps."""
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     engine = LLMEngine.from_options(str(folder), **OPTIONS, distributed_executor_backend="mp", **options)
     started = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
@@ -162,11 +162,9 @@ def drive(folder: Path, kill_after: int = 0, **options: Any) -> tuple[list[Any],
     raise AssertionError
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_answers_go_on_when_the_worker_dies(tiny_qwen3: Path, ranks: int) -> None:
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
+def test_answers_go_on_when_the_worker_dies(tiny_qwen3: Path, expected: list[Any], ranks: int) -> None:
     """The next engine is given what there is of them, and drafts on from there."""
-    expected, engine = drive(tiny_qwen3)
-    engine.shutdown()
     answers, engine = drive(tiny_qwen3, kill_after=12, **ALWAYS, tensor_parallel_size=ranks)
     counted = {metric.name: metric for metric in engine.get_metrics()}
     engine.shutdown()

@@ -142,8 +142,8 @@ def answers(folder: Path, **options: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("case", "options"),
     [
-        ("qwen3-windows", {COPIES: 4}),
-        pytest.param("deepseek3-halves-biases", {COPIES: 2}, marks=LONG),  # latent rows, experts
+        pytest.param("qwen3-windows", {COPIES: 4}, marks=LONG),
+        ("deepseek3-halves-biases", {COPIES: 2}),  # latent rows, experts
         pytest.param("mistral-window", {COPIES: 2}, marks=LONG),  # no layer keeps every token
         pytest.param("gemma3n", {COPIES: 2}, marks=LONG),  # layers that attend to what others keep
         pytest.param("llama4", {COPIES: 3}, marks=LONG),  # chunks

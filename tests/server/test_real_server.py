@@ -412,6 +412,7 @@ def test_a_killed_engine_process_ends_the_server_if_no_other_is_wanted(model: Pa
         assert wait_until(lambda: bool(process.err))
 
 
+@pytest.mark.long  # as `test_hangs.py` stops those of a larger server
 def test_a_stopped_engine_is_not_ready_until_it_goes_on(model: Path) -> None:
     with serve(model, "--hang-timeout", "1") as process:
         url = process.url
@@ -457,6 +458,7 @@ def test_a_server_without_tokenizer_works_on_ids(model: Path) -> None:
             assert httpx.post(url + path, json=body).status_code == 400, (path, body)
 
 
+@pytest.mark.long
 def test_the_demo_model_is_served_when_no_model_is_named() -> None:
     with server_process(SERVE, "serve", "--port", "0", "--device", "cpu", "--max-num-seqs", "4") as process:
         reply = post(process, "/v1/chat/completions", messages=HI, max_tokens=16, temperature=0)
