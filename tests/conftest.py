@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from tests.effort import WHOLE, keep_some
+from tests.server.process import ServerProcess, server_process
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # a process a core: more threads would only wait for one another
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -104,3 +105,13 @@ def triton_interpreter() -> None:
     builder.create_masked_store = lambda self, pointers, value, mask, *rest, **named: store(
         self, pointers, value, as_bool(mask), *rest, **named
     )
+
+
+@pytest.fixture(scope="session")
+def demo_server() -> Iterator[ServerProcess]:
+    """`quire serve` with the shipped model under the names demo and quire-demo, for all tests that only ask it."""
+    options = ["--port", "0", "--device", "cpu", "--dtype", "float32", "--served-model-name", "demo", "quire-demo"]
+    options += ["--max-logprobs", "40", "--enable-tokenizer-info-endpoint", "--num-gpu-blocks-override", "1000"]
+    with server_process("quire.cli.main", "serve", *options) as process:
+        assert process.url
+        yield process

@@ -29,7 +29,10 @@ def sampled(cases: Sequence[Any], is_usual: Callable[[Any], bool]) -> list[Any]:
 
 MANY_CASES = 8
 # Where most cases start an engine, or run a scheduler for thousands of steps: fewer of them are many.
-ENGINES = ("tests/e2e/", "tests/pooling/", "tests/router/", "tests/scheduling/", "tests/simulation/")
+ENGINES = (
+    "tests/e2e/", "tests/pooling/", "tests/router/", "tests/scheduling/", "tests/simulation/",
+    "tests/cli/test_run_batch.py", "tests/server/test_beam_search.py", "tests/server/test_overload.py",
+)  # fmt: skip
 MANY_ENGINES = 3
 
 
