@@ -161,6 +161,7 @@ def test_tiny_models(case: str, options: dict[str, Any], tmp_path: Path) -> None
         close(ours.prompt_logprobs, theirs.prompt_logprobs)
 
 
+@LONG
 def test_adapters(tmp_path: Path) -> None:
     folder = checkpoints.save(checkpoints.make("Llama", max_position_embeddings=256), tmp_path / "base")
     request = LoRARequest("one", 1, str(simple(tmp_path / "one", seed=1)))
