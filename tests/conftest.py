@@ -7,11 +7,14 @@ import importlib.util
 import os
 import signal
 from collections.abc import Generator, Iterator
+from functools import cache
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.effort import WHOLE, keep_some
+from tests.server.process import ServerProcess, server_process
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # a process a core: more threads would only wait for one another
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -63,6 +66,17 @@ def ctrl_c_is_left_as_it_was() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def one_tls_context() -> Iterator[None]:
+    """Each client of httpx would read the certificates of the world's authorities, which takes 17 ms.
+
+    Hundreds of clients, and each look at a server that is waited for, speak plain HTTP.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("httpx._transports.default.create_ssl_context", cache(httpx.create_ssl_context))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def triton_interpreter() -> None:
     """What Triton's interpreter stumbles over in kernels that compile.
 
@@ -91,3 +105,13 @@ def triton_interpreter() -> None:
     builder.create_masked_store = lambda self, pointers, value, mask, *rest, **named: store(
         self, pointers, value, as_bool(mask), *rest, **named
     )
+
+
+@pytest.fixture(scope="session")
+def demo_server() -> Iterator[ServerProcess]:
+    """`quire serve` with the shipped model under the names demo and quire-demo, for all tests that only ask it."""
+    options = ["--port", "0", "--device", "cpu", "--dtype", "float32", "--served-model-name", "demo", "quire-demo"]
+    options += ["--max-logprobs", "40", "--enable-tokenizer-info-endpoint", "--num-gpu-blocks-override", "1000"]
+    with server_process("quire.cli.main", "serve", *options) as process:
+        assert process.url
+        yield process

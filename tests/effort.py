@@ -28,19 +28,25 @@ def sampled(cases: Sequence[Any], is_usual: Callable[[Any], bool]) -> list[Any]:
 
 
 MANY_CASES = 8
+# Where most cases start an engine, or run a scheduler for thousands of steps: fewer of them are many.
+ENGINES = (
+    "tests/e2e/", "tests/pooling/", "tests/router/", "tests/scheduling/", "tests/simulation/",
+    "tests/cli/test_run_batch.py", "tests/server/test_beam_search.py", "tests/server/test_overload.py",
+)  # fmt: skip
+MANY_ENGINES = 3
 
 
 def keep_some(items: Sequence[pytest.Item]) -> None:
     """Of every test with more than MANY_CASES cases a sixth stays, always the same ones; the others become `long`.
 
-    What holds for the house holds for all of it.
+    Two at least where cases are dear. What holds for the house holds for all of it.
     """
     cases = defaultdict[str, list[pytest.Item]](list)
     for item in items:
-        if "tests/house/" not in item.nodeid and item.get_closest_marker("gpu") is None:
+        if "tests/house/" not in item.nodeid and not any(map(item.get_closest_marker, ("gpu", "long"))):
             cases[item.nodeid.partition("[")[0]].append(item)
-    for same in cases.values():
-        if len(same) > MANY_CASES:
+    for name, same in cases.items():
+        if len(same) > (MANY_ENGINES if name.startswith(ENGINES) else MANY_CASES):
             same.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
-            for item in same[some(len(same), 6) :]:
+            for item in same[max(some(len(same), 6), 2) :]:
                 item.add_marker(pytest.mark.long)

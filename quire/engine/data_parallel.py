@@ -289,7 +289,7 @@ class DataParallelClient:
             assert death is not None
             self._cause = death.cause
             lost = self._balancer.bury(number)
-            self._deaths.append((number, replace(death, lost=lost, others=len(self._living()))))
+            self._deaths.append((number, replace(death, lost=lost)))
 
     def _raise_death(self) -> None:
         with self._changed:
@@ -297,7 +297,8 @@ class DataParallelClient:
                 if self._is_shut_down or all(state == _GONE for state in self._states):
                     raise EngineDeadError(self._cause)
                 return
-            self._told = self._deaths.popleft()
+            number, death = self._deaths.popleft()  # others may have died since
+            self._told = number, replace(death, others=len(self._living()))
         raise EngineDeadError(self._told[1].cause, was_killed=self._told[1].was_killed)
 
     def restart(self) -> None:

@@ -228,7 +228,7 @@ def test_a_cache_that_cannot_be_written(llama: Path, monkeypatch: pytest.MonkeyP
 def test_the_fork_reaches_no_network_and_runs_nothing() -> None:
     from quire.conversion.no_network import close_the_network
 
-    if os.fork() == 0:
+    if (child := os.fork()) == 0:
         import socket
         import subprocess
 
@@ -240,5 +240,5 @@ def test_the_fork_reaches_no_network_and_runs_nothing() -> None:
             except PermissionError:
                 refused += 1
         os._exit(refused)
-    _, status = os.wait()
+    _, status = os.waitpid(child, 0)  # and no other that has ended
     assert os.waitstatus_to_exitcode(status) == 2

@@ -62,10 +62,11 @@ EXPERTS = [f"experts-{name}" for name in sparse_checkpoints.SHARED]
 FOUR = pytest.param(4, ["qwen2", "one-kv-head"], marks=pytest.mark.long)
 
 
-@pytest.mark.parametrize(("size", "some"), [(2, list(CASES)), (2, EXPERTS), FOUR])
+@pytest.mark.parametrize(("size", "some"), [(2, [*CASES, *EXPERTS]), FOUR])
 def test_ranks_compute_what_one_computes(folders: dict[str, Path], size: int, some: list[str], tmp_path: Path) -> None:
-    names = [str(folders[name]) for name in some]
-    compare(size, [*names, f"{names[0]}=dummy"], tmp_path)
+    """With random weights as well: the first, and the first with experts."""
+    random = [some[0], *[name for name in some if name in EXPERTS][:1]]
+    compare(size, [str(folders[name]) for name in some] + [f"{folders[name]}=dummy" for name in random], tmp_path)
 
 
 def compare(size: int, names: list[str], work: Path) -> None:

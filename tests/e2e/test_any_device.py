@@ -240,6 +240,7 @@ def test_what_cannot_be_is_refused(tiny_qwen3: Path, given: dict[str, Any], said
         LLM(str(tiny_qwen3), skip_tokenizer_init=True, max_model_len=64, **given)
 
 
+@pytest.mark.long
 def test_two_ranks(tmp_path: Path, device: str) -> None:
     if "cuda" in device and torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")

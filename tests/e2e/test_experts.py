@@ -67,7 +67,8 @@ def test_answers_are_those_of_transformers(pair: tuple[Any, Path], chunk: int) -
             assert largest_error(reference, llm.generate(prompts(), params, use_tqdm=False)) <= 1e-4
 
 
-@pytest.mark.parametrize("case", ["qwen3", pytest.param("qwen2", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("case", ["qwen3", "qwen2"])
 def test_two_ranks_say_the_same(case: str, tmp_path: Path) -> None:
     folder = checkpoints.save(sparse_checkpoints.make(case, **SHAPE), tmp_path)
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)

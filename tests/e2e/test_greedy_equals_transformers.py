@@ -91,6 +91,7 @@ def test_four_answers_share_the_prompt(tiny_qwen3: Path) -> None:
         assert stats.num_cached_tokens == (len(prompt) - 1) // 16 * 16
 
 
+@pytest.mark.long
 def test_a_worker_process_of_its_own(tiny_qwen3: Path, reference: Reference) -> None:
     wanted = prompts(8, seed=41)
     expected = [reference.greedy(p, TOKENS) for p in wanted]

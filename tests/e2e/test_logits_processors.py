@@ -255,6 +255,7 @@ def test_what_a_grammar_forbids_stays_forbidden() -> None:
     assert output.outputs[0].text in ("yes", "no")
 
 
+@pytest.mark.long  # as `test_ranks.py` has two of them
 def test_in_a_worker_process(tiny_qwen3: Path, reference: Reference) -> None:
     given = prompts(3, seed=12, longest=20)
     with LLM(str(tiny_qwen3), logits_processors=ALL, distributed_executor_backend="mp", **ENGINE) as llm:

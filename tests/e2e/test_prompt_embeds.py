@@ -61,7 +61,10 @@ def tokens(llm: LLM, given: list[Any], params: SamplingParams = GREEDY) -> list[
         {"async_scheduling": False},
         {"async_scheduling": True, "max_prefill_chunk": 16},
         {"async_scheduling": True, "preempt_every_step": True},
-        {"distributed_executor_backend": "mp", "max_num_batched_tokens": 48, "max_num_seqs": 16},
+        pytest.param(
+            {"distributed_executor_backend": "mp", "max_num_batched_tokens": 48, "max_num_seqs": 16},
+            marks=pytest.mark.long,
+        ),
         pytest.param({"device": "cuda", "dtype": "float32"}, marks=pytest.mark.gpu),
     ],
     ids=["depth 1", "chunks", "preempted", "worker process", "GPU"],

@@ -169,6 +169,7 @@ def test_the_report_says_what_each_rank_has(two: LLM) -> None:
     assert note.count("1 KV heads") == 2
 
 
+@pytest.mark.long  # as `tests/pooling/test_ranks.py` has encoders
 def test_vectors() -> None:
     """Of a decoder that pools."""
     options = {key: OPTIONS[key] for key in ("device", "dtype", "num_threads", "max_model_len")}

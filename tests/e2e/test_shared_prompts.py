@@ -104,12 +104,13 @@ def meetings(llm: LLM, prompt: Any) -> list[int]:
     "options",
     [
         {COPIES: 2, RANKS: 2},
-        pytest.param({COPIES: 4}, marks=LONG),
-        pytest.param({COPIES: 3, "preempt_every_step": True}, marks=LONG),
-        pytest.param({COPIES: 2, "kv_cache_dtype": "fp8"}, marks=LONG),
+        {COPIES: 4},
+        {COPIES: 3, "preempt_every_step": True},
+        {COPIES: 2, "kv_cache_dtype": "fp8"},
     ],
     ids=str,
 )
+@LONG
 def test_copies_say_what_one_worker_says_and_end_together(options: dict[str, Any]) -> None:
     narrow = {key: value for key, value in options.items() if key == "kv_cache_dtype"}
     others = {child.pid for child in psutil.Process().children(recursive=True)}
@@ -142,8 +143,8 @@ def answers(folder: Path, **options: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("case", "options"),
     [
-        ("qwen3-windows", {COPIES: 4}),
-        pytest.param("deepseek3-halves-biases", {COPIES: 2}, marks=LONG),  # latent rows, experts
+        pytest.param("qwen3-windows", {COPIES: 4}, marks=LONG),
+        ("deepseek3-halves-biases", {COPIES: 2}),  # latent rows, experts
         pytest.param("mistral-window", {COPIES: 2}, marks=LONG),  # no layer keeps every token
         pytest.param("gemma3n", {COPIES: 2}, marks=LONG),  # layers that attend to what others keep
         pytest.param("llama4", {COPIES: 3}, marks=LONG),  # chunks
@@ -160,6 +161,7 @@ def test_tiny_models(case: str, options: dict[str, Any], tmp_path: Path) -> None
         close(ours.prompt_logprobs, theirs.prompt_logprobs)
 
 
+@LONG
 def test_adapters(tmp_path: Path) -> None:
     folder = checkpoints.save(checkpoints.make("Llama", max_position_embeddings=256), tmp_path / "base")
     request = LoRARequest("one", 1, str(simple(tmp_path / "one", seed=1)))
@@ -190,6 +192,7 @@ def test_what_cannot_be_is_refused_at_the_door(options: dict[str, Any], message:
         LLM(device="cpu", **options)
 
 
+@LONG
 def test_a_model_with_states_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"{COPIES}=2: BambaForCausalLM keeps a state") as refused:
         LLM(str(saved("bamba", tmp_path)), **BARE, **{COPIES: 2})

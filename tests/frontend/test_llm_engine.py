@@ -240,22 +240,22 @@ def test_functions_run_in_the_worker_of_this_process(tmp_path: Path) -> None:
         assert llm.reset_prefix_cache()
 
 
-def test_functions_are_refused_where_the_worker_is_another_process() -> None:
+@pytest.mark.parametrize("apart", [pytest.param("worker", marks=pytest.mark.long), "core"])
+def test_functions_are_refused_where_the_worker_is_another_process(apart: str) -> None:
     args = quire.EngineArgs(max_model_len=128, use_tqdm_on_load=False)
-    for make in (
-        lambda: LLM.from_engine_args(dataclasses.replace(args, distributed_executor_backend="mp")).llm_engine,
-        lambda: LLMEngine.from_engine_args(args, enable_multiprocessing=True),
-    ):
-        engine = make()
-        try:
-            for call in (lambda: engine.collective_rpc(kind_of), lambda: engine.apply_model(len)):  # noqa: B023
-                with pytest.raises(InputError, match=r"cannot be sent to .* process: name a method") as caught:
-                    call()
-                assert caught.value.param == "method"
-            assert engine.collective_rpc("memory", timeout=30)[0]["free"] > 0
-            with pytest.raises(InputError, match="profiling is off"):
-                engine.start_profile()
-            engine.add_request("a", [1, 2], params(3))
-            assert run(engine)["a"][-1].finished
-        finally:
-            engine.shutdown()
+    if apart == "worker":
+        engine = LLM.from_engine_args(dataclasses.replace(args, distributed_executor_backend="mp")).llm_engine
+    else:
+        engine = LLMEngine.from_engine_args(args, enable_multiprocessing=True)
+    try:
+        for call in (lambda: engine.collective_rpc(kind_of), lambda: engine.apply_model(len)):
+            with pytest.raises(InputError, match=r"cannot be sent to .* process: name a method") as caught:
+                call()
+            assert caught.value.param == "method"
+        assert engine.collective_rpc("memory", timeout=30)[0]["free"] > 0
+        with pytest.raises(InputError, match="profiling is off"):
+            engine.start_profile()
+        engine.add_request("a", [1, 2], params(3))
+        assert run(engine)["a"][-1].finished
+    finally:
+        engine.shutdown()

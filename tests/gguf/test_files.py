@@ -65,7 +65,7 @@ def answers(model: Path | str, **options: Any) -> tuple[list[str], list[float], 
 KINDS = [Type.Q8_0, Type.BF16, Type.Q4_0, Type.Q5_1, Type.F16]
 
 
-@pytest.mark.parametrize("kind", sampled(KINDS, lambda kind: kind in (Type.Q8_0, Type.Q4_0)), ids=str)
+@pytest.mark.parametrize("kind", sampled(KINDS, lambda kind: kind == Type.Q4_0), ids=str)
 def test_the_text_is_that_of_the_dequantised_model(kind: Type, tmp_path: Path) -> None:
     """The same numbers by another road: what a file stands for, as a plain checkpoint."""
     state = write_demo(tmp_path / "demo.gguf", lambda _: kind)

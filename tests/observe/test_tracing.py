@@ -23,7 +23,7 @@ from tests.server.test_restarts import CORE, processes
 pytest.importorskip("opentelemetry.sdk", reason="the extra tracing is not installed")
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 HEADERS = {"authorization": "Bearer sesame"}
-STREAMS, TOKENS = 6, 400
+STREAMS, TOKENS = 6, 250
 ASKED = {"messages": [{"role": "user", "content": "Tell me a story. " * 40}], "max_tokens": 8, "temperature": 0.5}
 
 

@@ -17,7 +17,6 @@ import torch
 
 from tests.pooling import checkpoints
 from tests.pooling.checkpoints import WORDS, sentence_transformers
-from tests.server.models_for_tests import make_model
 from tests.server.process import ServerProcess, send_raw, server_process, wait_until
 
 TEXTS = ["w1 w2 w3", "w9", "w4 w5 w6 w7 w8 w9 w10", "w3 w2 w1"]
@@ -36,7 +35,8 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerP
     (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "w7 w8 "}}))
     (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }} {% endfor %}")
     overrides = json.dumps({"matryoshka_dimensions": [16, 32]})
-    with serve(folder, "--hf-overrides", overrides, "--max-model-len", "40") as process:
+    options = ["--max-model-len", "40", "--batch-dir", str(folder / "batches")]
+    with serve(folder, "--hf-overrides", overrides, *options) as process:
         assert process.url
         yield process, model
 
@@ -355,41 +355,39 @@ def test_bad_pairs_are_named(reranker: tuple[ServerProcess, Any], path: str, fie
 # A server that generates
 
 
-def test_a_generating_server_says_that_it_makes_no_vectors(tmp_path: Path) -> None:
-    with serve(make_model(tmp_path)) as server:
-        for path, body in [
-            ("/v1/embeddings", {"input": "Hello"}),
-            ("/pooling", {"input": "Hello"}),
-            ("/classify", {"input": "Hello"}),
-            ("/score", {"text_1": "Hello", "text_2": "Hello"}),
-            ("/rerank", {"query": "Hello", "documents": ["Hello"]}),
-            ("/v2/embed", {"texts": ["Hello"]}),
-        ]:
-            assert "runner=pooling" in refused(server, path, **body)["message"]
-        assert post(server, "/v1/completions", prompt="Hello", max_tokens=2)["choices"]
+def test_a_generating_server_says_that_it_makes_no_vectors(demo_server: ServerProcess) -> None:
+    for path, body in [
+        ("/v1/embeddings", {"input": "Hello"}),
+        ("/pooling", {"input": "Hello"}),
+        ("/classify", {"input": "Hello"}),
+        ("/score", {"text_1": "Hello", "text_2": "Hello"}),
+        ("/rerank", {"query": "Hello", "documents": ["Hello"]}),
+        ("/v2/embed", {"texts": ["Hello"]}),
+    ]:
+        assert "runner=pooling" in refused(demo_server, path, **body)["message"]
+    assert post(demo_server, "/v1/completions", prompt="Hello", max_tokens=2)["choices"]
 
 
-def test_a_batch_of_embeddings(tmp_path: Path) -> None:
-    checkpoints.make("BertModel", tmp_path / "model")
+def test_a_batch_of_embeddings(embedder: tuple[ServerProcess, Any]) -> None:
+    server, _ = embedder
     bodies = [{"input": text} for text in (TEXTS[0], TEXTS[1], TEXTS[2:])]
     lines = [
         {"custom_id": str(n), "method": "POST", "url": "/v1/embeddings", "body": body} for n, body in enumerate(bodies)
     ]
     content = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    with serve(tmp_path / "model", "--batch-dir", str(tmp_path / "batches")) as server:
-        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-            file = client.files.create(file=("in.jsonl", content), purpose="batch")
-            batch = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
-            assert wait_until(lambda: client.batches.retrieve(batch.id).status == "completed")
-            done = client.batches.retrieve(batch.id)
-            assert done.output_file_id is not None, done
-            answers = [json.loads(line) for line in client.files.content(done.output_file_id).text.splitlines()]
-        for answer in answers:
-            direct = post(server, "/v1/embeddings", **bodies[int(answer["custom_id"])])
-            given = answer["response"]["body"]["data"]
-            vectors = [[one["embedding"] for one in data] for data in (given, direct["data"])]
-            np.testing.assert_allclose(vectors[0], vectors[1], rtol=1e-4, atol=1e-5)
-        assert len(answers) == 3
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        file = client.files.create(file=("in.jsonl", content), purpose="batch")
+        batch = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+        assert wait_until(lambda: client.batches.retrieve(batch.id).status == "completed")
+        done = client.batches.retrieve(batch.id)
+        assert done.output_file_id is not None, done
+        answers = [json.loads(line) for line in client.files.content(done.output_file_id).text.splitlines()]
+    for answer in answers:
+        direct = post(server, "/v1/embeddings", **bodies[int(answer["custom_id"])])
+        given = answer["response"]["body"]["data"]
+        vectors = [[one["embedding"] for one in data] for data in (given, direct["data"])]
+        np.testing.assert_allclose(vectors[0], vectors[1], rtol=1e-4, atol=1e-5)
+    assert len(answers) == 3
 
 
 def test_a_server_that_compares_token_by_token(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from quire.server.http.protocol import HttpConfig
 from quire.server.http.server import HttpServer
 from quire.server.service import Service
 from tests.server.echo_llm import EchoLLM
-from tests.server.process import PATIENCE, ServerProcess, server_process, wait_until
+from tests.server.process import PATIENCE, wait_until
 
 
 @dataclass
@@ -62,13 +62,3 @@ def echo_server(llm: EchoLLM | None = None, keys: tuple[str, ...] = (), **serve_
 def echo() -> Iterator[Served]:
     with echo_server() as served:
         yield served
-
-
-@pytest.fixture(scope="session")
-def demo_server() -> Iterator[ServerProcess]:
-    """`quire serve` with the shipped model under the names demo and quire-demo, for all tests that only ask it."""
-    options = ["--port", "0", "--device", "cpu", "--dtype", "float32", "--served-model-name", "demo", "quire-demo"]
-    options += ["--max-logprobs", "40", "--enable-tokenizer-info-endpoint", "--num-gpu-blocks-override", "1000"]
-    with server_process("quire.cli.main", "serve", *options) as process:
-        assert process.url
-        yield process

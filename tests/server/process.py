@@ -74,11 +74,19 @@ def send_raw(url: str, path: str, **body: Any) -> socket.socket:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE) -> bool:
-    """Whether the condition held once; what holds for a moment only counts, so it is not looked at again."""
+    """Whether the condition held once; what holds for a moment only counts, so it is not looked at again.
+
+    A look that costs much is taken more rarely: who is waited for needs the processor.
+    """
     deadline = time.monotonic() + seconds
-    while not (holds := condition()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return holds
+    while True:
+        before = time.monotonic()
+        if condition():
+            return True
+        now = time.monotonic()
+        if now >= deadline:
+            return False
+        time.sleep(min(max(0.02, 2 * (now - before)), 0.1))
 
 
 def status_of(url: str) -> int:

@@ -201,14 +201,17 @@ def test_cancelled_batches_keep_their_answers(client: openai.OpenAI) -> None:
         client.batches.cancel(batch.id)
 
 
-def test_killed_and_started_again(tmp_path: Path) -> None:
-    """Three lives of a server: one ended by SIGKILL, one by SIGTERM, and one that comes to the end."""
+@pytest.mark.parametrize(
+    "ends", [(signal.SIGKILL,), pytest.param((signal.SIGKILL, signal.SIGTERM), marks=pytest.mark.long)], ids=len
+)
+def test_killed_and_started_again(tmp_path: Path, ends: tuple[signal.Signals, ...]) -> None:
+    """Lives of a server: ended by signals, and one that comes to the end."""
     body = {"prompt": "Once upon a time", "max_tokens": 12, "ignore_eos": True}
     num_lines = 80
     lines = [line(n, body | {"seed": n}, "/v1/completions") for n in range(num_lines)] + [b"{broken"]
     before = 0
     batch = None
-    for end in (signal.SIGKILL, signal.SIGTERM, None):
+    for end in (*ends, None):
         with serve(tmp_path, "--max-num-seqs", "4" if end else "64") as server, connect(server) as client:
             if batch is None:
                 batch = submit(client, lines, "/v1/completions")

@@ -19,7 +19,7 @@ from tests.server.process import server_process
 
 pytest.importorskip("schemathesis")
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
-EXAMPLES = os.environ.get("QUIRE_OPENAPI_EXAMPLES", str(some(9)))  # of each operation
+EXAMPLES = os.environ.get("QUIRE_OPENAPI_EXAMPLES", str(some(9, 4)))  # of each operation
 
 
 def test_answers_conform(tmp_path: Path) -> None:

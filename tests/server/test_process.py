@@ -6,6 +6,7 @@ import json
 import signal
 import socket
 import threading
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -48,17 +49,24 @@ def start(*arguments: str, **environment: str) -> AbstractContextManager[ServerP
     return server_process(ECHO, "--port", "0", *arguments, **environment)
 
 
-def test_what_is_printed_is_short_and_the_curl_line_works() -> None:
-    with start() as server:
-        url = server.url
-        assert wait_until(lambda: any("curl" in line for line in server.out))
-        assert len(server.out) + len(server.err) <= 15
-        curl = next(line for line in server.out if "curl" in line)
-        body = curl.partition("-d '")[2].rpartition("'")[0]
-        response = httpx.post(curl.split()[1], content=body, headers={"content-type": "application/json"})
-        assert response.status_code == 200
-        assert response.json()["model"] == httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
-        assert any("seconds" in line or " s: " in line for line in server.out)
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with start("--enable-log-requests", "--shutdown-timeout", "600") as process:
+        assert process.url
+        yield process
+
+
+def test_what_is_printed_is_short_and_the_curl_line_works(server: ServerProcess) -> None:
+    """First of those with this server."""
+    url = server.url
+    assert wait_until(lambda: any("curl" in line for line in server.out))
+    assert len(server.out) + len(server.err) <= 15
+    curl = next(line for line in server.out if "curl" in line)
+    body = curl.partition("-d '")[2].rpartition("'")[0]
+    response = httpx.post(curl.split()[1], content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 200
+    assert response.json()["model"] == httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+    assert any("seconds" in line or " s: " in line for line in server.out)
 
 
 def test_probes_answer_while_loading_and_sigterm_then_ends_it() -> None:
@@ -79,7 +87,9 @@ def test_sigterm_finishes_what_runs_and_takes_nothing_new() -> None:
         reader = Reader(url)
         server.signal(signal.SIGTERM)
         assert wait_until(lambda: status_of(f"{url}/readyz") == 503)
-        assert httpx.post(f"{url}/v1/completions", json=LONG).status_code == 503
+        assert wait_until(lambda: "drain begins" in "".join(server.err))
+        short = {"prompt": "hello", "max_tokens": 1}  # one that comes just now may still be taken
+        assert wait_until(lambda: httpx.post(f"{url}/v1/completions", json=short).status_code == 503)
         assert reader.finish == "length"
         assert len(reader.lines) == 151
         assert server.exit_code() == 0
@@ -162,31 +172,29 @@ def test_keys_guard_a_served_model(tmp_path: Path) -> None:
         assert "secret" not in "".join(server.out + server.err)
 
 
-def test_an_idle_server_sleeps() -> None:
-    with start() as server:
-        assert server.url
-        measured = psutil.Process(server.process.pid)
-        used, seconds = cpu_seconds(measured), 3.0
-        wait_until(lambda: False, seconds)
-        # 10 % of a core would be a busy loop; a sleeping server takes well below 1 %.
-        assert cpu_seconds(measured) - used < 0.1 * seconds
+def test_an_idle_server_sleeps(server: ServerProcess) -> None:
+    measured = psutil.Process(server.process.pid)
+    used, seconds = cpu_seconds(measured), 3.0
+    wait_until(lambda: False, seconds)
+    # 10 % of a core would be a busy loop; a sleeping server takes well below 1 %.
+    assert cpu_seconds(measured) - used < 0.1 * seconds
 
 
 def cpu_seconds(process: psutil.Process) -> float:
     return sum(process.cpu_times()[:2])
 
 
-def test_sigterm_with_idle_connections_ends_at_once() -> None:
-    with start("--shutdown-timeout", "600") as server, httpx.Client(base_url=server.url) as client:
+def test_the_request_log_holds_ids_and_lengths_and_never_text(server: ServerProcess) -> None:
+    body = {"prompt": "private words", "request_id": "abc", "max_tokens": 4}
+    assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
+    assert wait_until(lambda: any("cmpl-abc: finished with 4 tokens" in line for line in server.err))
+    assert any("cmpl-abc: 13 prompt tokens" in line for line in server.err)
+    assert "private" not in "".join(server.err)
+
+
+def test_sigterm_with_idle_connections_ends_at_once(server: ServerProcess) -> None:
+    """Last of those with this server."""
+    with httpx.Client(base_url=server.url) as client:
         assert client.get("/livez").status_code == 200  # stays connected
         server.signal(signal.SIGTERM)
         assert server.exit_code() == 0
-
-
-def test_the_request_log_holds_ids_and_lengths_and_never_text() -> None:
-    with start("--enable-log-requests") as server:
-        body = {"prompt": "private words", "request_id": "abc", "max_tokens": 4}
-        assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
-        assert wait_until(lambda: any("finished with 4 tokens" in line for line in server.err))
-        assert any("cmpl-abc: 13 prompt tokens" in line for line in server.err)
-        assert "private" not in "".join(server.err)

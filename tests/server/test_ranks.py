@@ -5,6 +5,7 @@ from __future__ import annotations
 import httpx
 import openai
 import psutil
+import pytest
 
 from tests.server.process import server_process, wait_until
 
@@ -15,6 +16,7 @@ def is_alive(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.long  # as `tests/e2e/test_ranks.py` kills one behind the same engine
 def test_a_chat_and_the_death_of_a_rank() -> None:
     options = ["--port", "0", "--device", "cpu", "-tp", "2", "--max-model-len", "512", "--num-threads", "1"]
     options += ["--max-engine-restarts", "0"]

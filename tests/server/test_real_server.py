@@ -48,6 +48,12 @@ def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
         yield client
 
 
+def test_start_up_prints_little(server: ServerProcess) -> None:
+    """First: nobody has asked for anything."""
+    assert wait_until(lambda: any("curl" in line for line in server.out))
+    assert len(server.out) + len(server.err) <= 15, server.out + server.err
+
+
 # What comes back
 
 
@@ -371,24 +377,6 @@ def test_metrics_of_the_engine(server: ServerProcess) -> None:
 # Its life
 
 
-def test_start_up_prints_little_and_sigterm_drains(model: Path) -> None:
-    with serve(model) as process:
-        url = process.url
-        assert wait_until(lambda: any("curl" in line for line in process.out))
-        assert len(process.out) + len(process.err) <= 15, process.out + process.err
-        with httpx.stream(
-            "POST", f"{url}/v1/completions", json={"prompt": "x", "max_tokens": 200, "stream": True, "ignore_eos": True}
-        ) as response:
-            lines = response.iter_lines()
-            next(lines)
-            process.signal(signal.SIGTERM)
-            rest = [line for line in lines if line]
-        assert rest[-1] == "data: [DONE]"
-        assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
-        assert process.exit_code() == 0
-        assert "Traceback" not in "".join(process.err)
-
-
 def test_sigterm_while_the_model_loads_ends_all_processes(model: Path) -> None:
     with serve(model) as process:
         started = psutil.Process(process.process.pid)
@@ -414,6 +402,7 @@ def test_a_killed_engine_process_ends_the_server_if_no_other_is_wanted(model: Pa
         assert wait_until(lambda: bool(process.err))
 
 
+@pytest.mark.long  # as `test_hangs.py` stops those of a larger server
 def test_a_stopped_engine_is_not_ready_until_it_goes_on(model: Path) -> None:
     with serve(model, "--hang-timeout", "1") as process:
         url = process.url
@@ -459,8 +448,23 @@ def test_a_server_without_tokenizer_works_on_ids(model: Path) -> None:
             assert httpx.post(url + path, json=body).status_code == 400, (path, body)
 
 
+@pytest.mark.long
 def test_the_demo_model_is_served_when_no_model_is_named() -> None:
     with server_process(SERVE, "serve", "--port", "0", "--device", "cpu", "--max-num-seqs", "4") as process:
         reply = post(process, "/v1/chat/completions", messages=HI, max_tokens=16, temperature=0)
         assert reply["model"] == "quire-demo"
         assert reply["choices"][0]["message"]["content"].strip()
+
+
+def test_sigterm_drains(server: ServerProcess) -> None:
+    """Last: it ends the server."""
+    body = {"prompt": "x", "max_tokens": 200, "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as response:
+        lines = response.iter_lines()
+        next(lines)
+        server.signal(signal.SIGTERM)
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+    assert server.exit_code() == 0
+    assert "Traceback" not in "".join(server.err)

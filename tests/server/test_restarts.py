@@ -18,7 +18,8 @@ from tests.server.process import ServerProcess, server_process, status_of, wait_
 from tests.server.several.test_front_ends import metrics
 
 MODEL = "quire-demo"
-STREAMS = 60  # of all kinds; two of each are enough for a look
+KINDS = 14  # of `requests`; one of each is enough for a look
+STREAMS = 60
 CORE, WORKER = "quire.engine.process", "quire.executor.worker_process"
 HI = [{"role": "user", "content": "Hello, who are you?"}]
 SCHEMA = {
@@ -73,7 +74,8 @@ def requests(count: int) -> list[tuple[str, dict[str, Any]]]:
         lambda n: ("/v1/messages", {"messages": HI, "max_tokens": 60 + n, "stream": True, "temperature": 0}),
         lambda n: completion(n, use_beam_search=True, n=2, temperature=0, max_tokens=12, stream=False),
     ]
-    found = [kinds[number % len(kinds)](number) for number in range(count)]
+    assert len(kinds) == KINDS
+    found = [kinds[number % KINDS](number) for number in range(count)]
     return [(path, {"model": MODEL, **body}) for path, body in found]
 
 
@@ -174,7 +176,7 @@ async def disturbed(server: ServerProcess, killer: Killer, expected: list[dict[s
     pytest.param(["--distributed-executor-backend", "mp"], id="worker of its own"),
     pytest.param(["--api-server-count", "2"], id="two front ends", marks=pytest.mark.long),
 ])  # fmt: skip
-@pytest.mark.parametrize(("count", "kills"), [(28, 2), pytest.param(STREAMS, 20, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("count", "kills"), [(KINDS, 2), pytest.param(STREAMS, 20, marks=pytest.mark.long)])
 def test_every_stream_goes_on(tmp_path: Path, arguments: list[str], count: int, kills: int) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")

@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from tests.effort import sampled
-from tests.server.process import server_process
+from tests.server.process import ServerProcess, server_process
 from tests.server.test_chat_replies import accumulated, seen
 from tests.server.thinking_model import make_thinking_model
 
@@ -68,10 +68,9 @@ THINKING: dict[str, dict[str, Any]] = {
     "absent": {},
 }
 BUDGET = 12
-MODELS: dict[str, list[str]] = {
+MODELS: dict[str, list[str]] = {  # besides demo, which is trained and begins the reasoning itself, or not
     "thinker": [],  # random weights, and a prompt that begins the reasoning
     "thinker without a format": ["--tool-call-parser", "none"],  # calls are a JSON list
-    "demo": [],  # trained, and begins the reasoning itself, or not
 }
 EVERY = [
     *itertools.product(["thinker"], THINKING, BOUND, (1, 3)),
@@ -90,16 +89,19 @@ CASES = sampled(EVERY, is_usual)
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], openai.OpenAI]]:
-    """Clients of the servers of MODELS, each started once."""
+def start(
+    tmp_path_factory: pytest.TempPathFactory, demo_server: ServerProcess
+) -> Iterator[Callable[[str], openai.OpenAI]]:
+    """Clients of the demo server and of those of MODELS, each started once."""
     with ExitStack() as running:
 
         @cache
         def start(name: str) -> openai.OpenAI:
-            model = [] if name == "demo" else [str(make_thinking_model(tmp_path_factory.mktemp("thinker")))]
-            options = ["--port", "0", "--device", "cpu", "--dtype", "float32", "--served-model-name", "it"]
-            arguments = ["serve", *model, *options, *MODELS[name]]
-            server = running.enter_context(server_process("quire.cli.main", *arguments))
+            server = demo_server
+            if name in MODELS:
+                model = make_thinking_model(tmp_path_factory.mktemp("thinker"))
+                options = ["--port", "0", "--device", "cpu", "--dtype", "float32", *MODELS[name]]
+                server = running.enter_context(server_process("quire.cli.main", "serve", str(model), *options))
             client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
             return running.enter_context(client)
 
@@ -141,7 +143,7 @@ def test_matrix(start: Callable[[str], openai.OpenAI], model: str, thinking: str
     client = start(model)
     is_bound = bound not in ("nothing", "auto")
     options: dict[str, Any] = {
-        "model": "it",
+        "model": client.models.list().data[0].id,
         "messages": [{"role": "user", "content": "Look around, then move up."}],
         "n": n,
         "seed": 7,

@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from quire.server.http.body import describe_bodies
 from quire.server.http.errors import is_anthropic
 
 Document = dict[str, Any]
@@ -68,6 +69,7 @@ def openapi_document(app: FastAPI) -> Callable[[], Document]:
 
 
 def _document(app: FastAPI) -> Document:
+    describe_bodies()
     made: Document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     shared = dict(_SCHEMAS)
     for path, operations in made["paths"].items():

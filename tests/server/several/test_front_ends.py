@@ -422,6 +422,7 @@ def answers(server: ServerProcess) -> int:
         return len({number_of(response.id) for response in made})
 
 
+@pytest.mark.long
 def test_a_dead_core_that_is_not_to_be_started_again_ends_them_all(tmp_path: Path) -> None:
     with serve(tmp_path, "--max-engine-restarts", "0") as server:
         assert server.url
@@ -463,6 +464,7 @@ def test_a_start_that_cannot_be(tmp_path: Path) -> None:
         assert wait_until(lambda: "api_server_count must be in [1, 64]" in "".join(server.err))
 
 
+@pytest.mark.long
 def test_probes_answer_while_loading_and_sigterm_then_ends_it(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
