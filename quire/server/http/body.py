@@ -284,4 +284,5 @@ def openapi_body(model: type[Body]) -> dict[str, Any]:
 def describe_bodies() -> None:
     """Schemas of all kinds of bodies: a tenth of what a front end computes as it starts, and few look at them."""
     for model, content in _described:
-        content.setdefault("schema", model.model_json_schema())
+        if "schema" not in content:
+            content["schema"] = model.model_json_schema()
