@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 
 from quire import LLM
@@ -34,6 +35,7 @@ from quire.types.sampling import RequestOutputKind, SamplingParams
 from quire.types.view import EngineView
 from tests.engine.echo_worker import NAME, expected, make_request, make_resolved
 from tests.engine.test_core import make_core
+from tests.server.process import wait_until
 
 
 def start(cores: int = 2, **options: Any) -> DataParallelClient:
@@ -123,6 +125,23 @@ def test_streams_outlive_a_core_and_then_all_of_them() -> None:
         llm.shutdown()
 
     asyncio.run(main())
+
+
+def test_cores_that_died_together_leave_no_others(pair: DataParallelClient) -> None:
+    """Both are found dead in one pass: nobody serves from the first death that is told."""
+    victims = pids(pair)
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: all(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE for pid in victims))
+
+    async def read() -> None:
+        async for _ in pair.outputs():
+            pass
+
+    with pytest.raises(EngineDeadError, match="SIGKILL"):
+        asyncio.run(read())
+    assert pair.death is not None
+    assert pair.death.others == 0
 
 
 def test_one_that_does_not_come_back_leaves_the_rest_to_the_others() -> None:
