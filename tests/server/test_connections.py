@@ -7,12 +7,14 @@ import logging
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
+from quire.server.http import limits
 from tests.server.conftest import Served, echo_server
 from tests.server.echo_llm import EchoLLM
 from tests.server.process import PATIENCE, send_raw
@@ -211,6 +213,26 @@ def test_an_upload_that_breaks_off_is_one_line(echo: Served, caplog: pytest.LogC
             logger.removeHandler(caplog.handler)
     mine = {record.getMessage(): record.exc_info for record in caplog.records}
     assert mine == {"POST /v1/completions: the client left before its body was complete": None}
+
+
+def test_a_refused_body_may_be_sent_to_its_end_and_the_refusal_is_there() -> None:
+    """Many clients write all that they have before they read; to none of it the connection is reset."""
+    with echo_server(max_body_bytes=1000) as served, connect(served) as connection:
+        connection.sendall(head(5_000_000))
+        for _ in range(50):
+            connection.sendall(b"x" * 100_000)
+            time.sleep(0.002)
+        assert read_all(connection).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_refused_body_that_does_not_end_is_waited_for_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LEISURE_SECONDS", 0.2)
+    with echo_server(max_body_bytes=1000) as served:
+        for expect in (b"", b"Expect: 100-continue\r\n"):
+            with connect(served) as connection:
+                connection.sendall(head(5_000_000, expect))
+                assert read_all(connection).startswith(b"HTTP/1.1 413 ")
+        assert served.client.get("/livez").status_code == 200
 
 
 # -- every reply -------------------------------------------------------------------------------------------------

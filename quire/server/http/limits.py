@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -13,6 +14,7 @@ from quire.server.processes.shared_counters import ANSWERS, SharedCounters
 MAX_PROMPTS = 1024
 FORM_BYTES = 16 * 1024  # of an upload beside the file
 MAX_ANSWERS = 1024  # prompts x n of one request
+LEISURE_SECONDS, LEISURE_BYTES = 5.0, 1 << 28  # that are spent on a body which has been refused
 IS_GONE = "quire.is_gone"  # in the scope of a request that came over a connection: whether the client has hung up
 
 
@@ -36,7 +38,7 @@ class BodyLimitMiddleware:
         if not announced.isdigit() or int(announced) > max_bytes:
             # The rest of the body is not worth reading, so the connection cannot serve another request.
             refusal = error_response(413, message, headers={"connection": "close"}, path=scope["path"])
-            await refusal(scope, receive, send)
+            await refusal(scope, receive, send if b"expect" in dict(scope["headers"]) else _at_leisure(receive, send))
             return
         seen = 0
 
@@ -57,6 +59,33 @@ class BodyLimitMiddleware:
             return most, f"the request body is larger than {most} bytes (option max_body_bytes)"
         most = self.uploads[path]
         return most + FORM_BYTES, f"the file is larger than {most} bytes (option max_batch_file_bytes)"
+
+
+def _at_leisure(receive: Receive, send: Send) -> Send:
+    """Sends a reply, and ends it when the client has sent its body, or had time to see that nobody wants it.
+
+    To a connection that is closed with something in it unread the system answers by a reset, at which many clients
+    forget the reply that they have.
+    """
+
+    async def discard() -> None:
+        seen = 0
+        while seen < LEISURE_BYTES:
+            part = await receive()
+            seen += len(part.get("body", b""))
+            if not part.get("more_body", False):
+                return
+
+    async def send_and_wait(message: Message) -> None:
+        if message["type"] != "http.response.body":
+            await send(message)
+            return
+        await send({**message, "more_body": True})
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(discard(), LEISURE_SECONDS)
+        await send({"type": "http.response.body", "body": b""})
+
+    return send_and_wait
 
 
 class OpenAnswers:
