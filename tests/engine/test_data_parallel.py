@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import threading
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 import pytest
 
 from quire import LLM
@@ -35,7 +35,6 @@ from quire.types.sampling import RequestOutputKind, SamplingParams
 from quire.types.view import EngineView
 from tests.engine.echo_worker import NAME, expected, make_request, make_resolved
 from tests.engine.test_core import make_core
-from tests.server.process import wait_until
 
 
 def start(cores: int = 2, **options: Any) -> DataParallelClient:
@@ -129,17 +128,15 @@ def test_streams_outlive_a_core_and_then_all_of_them() -> None:
 
 def test_cores_that_died_together_leave_no_others(pair: DataParallelClient) -> None:
     """Both are found dead in one pass: nobody serves from the first death that is told."""
-    victims = pids(pair)
-    for pid in victims:
+    for pid in pids(pair):
         os.kill(pid, signal.SIGKILL)
-    assert wait_until(lambda: all(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE for pid in victims))
-
-    async def read() -> None:
-        async for _ in pair.outputs():
-            pass
-
+    for number, core in enumerate(pair._cores):
+        while core.death is None:
+            with contextlib.suppress(EngineDeadError):
+                core.poll(1.0)
+        pair._bury(number)
     with pytest.raises(EngineDeadError, match="SIGKILL"):
-        asyncio.run(read())
+        pair._raise_death()
     assert pair.death is not None
     assert pair.death.others == 0
 
