@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quire.config.engine import EngineConfig
-from quire.config.runtime import RuntimeConfig
 from quire.engine.messages import FromCore
 from quire.foundation.child import Child
 
@@ -20,7 +19,8 @@ def begin(config: EngineConfig) -> None:
     runtime, backend = config.runtime, config.runtime.distributed_executor_backend
     is_inside = backend == "uni" or (backend == "auto" and runtime.num_ranks == 1)
     if is_inside and runtime.data_parallel_size == 1 and not config.model.trust_remote_code and not _begun:
-        _begun.append(Child(MODULE, FromCore, TITLE, arguments=["torch", *(["gpu"] if _may_be_a_gpu(runtime) else [])]))
+        arguments = ["torch", "gpu"] if runtime.device in ("auto", "cuda") else ["torch"]
+        _begun.append(Child(MODULE, FromCore, TITLE, arguments=arguments))
 
 
 def take(title: str, environment: Mapping[str, str]) -> Child[FromCore]:
@@ -28,7 +28,3 @@ def take(title: str, environment: Mapping[str, str]) -> Child[FromCore]:
     if _begun and not environment:
         return _begun.pop()
     return Child(MODULE, FromCore, title, env=environment)
-
-
-def _may_be_a_gpu(runtime: RuntimeConfig) -> bool:
-    return runtime.device in ("auto", "cuda")

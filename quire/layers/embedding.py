@@ -56,7 +56,7 @@ class Embedding(nn.Module):
             rows, pair = (rows if pair is None else rms_norm(rows, *pair)), None
         y = linear(rows, weight, norm=pair, out_dtype=torch.float32, out=out)
         if head is not None and head.is_active:
-            y = head.add(y, rows)
+            y = head.expand(y, head.shrink(rows), None)
         return y if end - begin == room else nn.functional.pad(y, (0, room - (end - begin)))
 
     def whole(self, x: torch.Tensor) -> torch.Tensor:

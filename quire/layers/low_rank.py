@@ -15,7 +15,7 @@ import torch
 
 from quire.kernels.low_rank.factors import RANKS_A_STEP, Factors
 from quire.kernels.low_rank.grouped import GroupedFactors, add_grouped
-from quire.kernels.low_rank.product import add_low_rank, expand, shrink
+from quire.kernels.low_rank.product import expand, shrink
 from quire.kernels.low_rank.rows import AdapterRows, adapter_rows
 
 
@@ -97,13 +97,8 @@ class LowRank:
             factors.gains[at].copy_(host.gains, non_blocking=True)
         factors.ranks[at, 0], factors.ranks[at, 1] = rank, has_gains
 
-    def add(self, y: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """To y = x @ weight.T + bias, in place; returns it."""
-        assert self._active.rows is not None
-        return add_low_rank(y, x, self._active.rows, self.factors, bias)
-
     def shrink(self, x: torch.Tensor) -> torch.Tensor:
-        """The first half of it, see `expand`."""
+        """The first half of what is added to a product of x, see `expand`."""
         assert self._active.rows is not None
         return shrink(x, self._active.rows, self.factors)
 

@@ -9,13 +9,20 @@ from quire.kernels.dispatch import on_triton
 from quire.kernels.elementwise.norm import rms_norm
 from quire.kernels.gemm.linear import linear
 from quire.kernels.low_rank.factors import Factors
-from quire.kernels.low_rank.product import add_low_rank, expand, shrink
-from quire.kernels.low_rank.rows import adapter_rows
+from quire.kernels.low_rank.product import expand, shrink
+from quire.kernels.low_rank.rows import AdapterRows, adapter_rows
 from tests.kernels.compare import LIMITS, NARROW, assert_near
 
 SLOTS, ROOM = 3, 32
 RANKS = [(32, 0), (0, 1), (5, 1)]
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
+
+
+def added(
+    y: torch.Tensor, x: torch.Tensor, rows: AdapterRows, given: Factors, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Both halves."""
+    return expand(y, shrink(x, rows, given), rows, given, bias)
 
 
 def factors(
@@ -77,7 +84,7 @@ def test_each_row_gets_its_own(
     bias = torch.randn(sum(parts)).to(device, dtype) if biased else None
     wanted = expected(y, x, slots, given, bias)
     untouched = y.clone()
-    result = add_low_rank(y, x, adapter_rows(slots, SLOTS), given, bias)
+    result = added(y, x, adapter_rows(slots, SLOTS), given, bias)
     assert result.data_ptr() == y.data_ptr()
     assert_near(result, wanted, dtype)
     alone = (slots == 0) | (slots == 2)
@@ -108,12 +115,12 @@ def test_no_row_changes_another_one(device: torch.device) -> None:
     given = factors(device, (64, 32), 2100, NARROW)
     slots = torch.randint(1, SLOTS + 1, (75,), dtype=torch.int32, device=device)
     x, y = torch.randn(75, 2100).to(device, NARROW), torch.randn(75, 96).to(device, NARROW)
-    together = add_low_rank(y.clone(), x, adapter_rows(slots, SLOTS), given)
+    together = added(y.clone(), x, adapter_rows(slots, SLOTS), given)
     if not on_triton(x):
         pytest.skip("the library cuts products up by their size")
     for row in (0, 7, 74):
         one = slice(row, row + 1)
-        alone = add_low_rank(y[one].clone(), x[one], adapter_rows(slots[one], SLOTS), given)
+        alone = added(y[one].clone(), x[one], adapter_rows(slots[one], SLOTS), given)
         assert torch.equal(together[one], alone)
 
 
@@ -122,7 +129,7 @@ def test_logits_are_wider_than_their_factors(device: torch.device) -> None:
     slots = torch.tensor([3, 0, 1], dtype=torch.int32, device=device)
     x, y = (torch.randn(3, 64) / 8).to(device, NARROW), torch.randn(3, 150, device=device)
     wanted = expected(y, x, slots, given, None)
-    result = add_low_rank(y, x, adapter_rows(slots, SLOTS), given)
+    result = added(y, x, adapter_rows(slots, SLOTS), given)
     assert result.dtype == torch.float32
     difference = (result.double().cpu() - wanted).norm() / wanted.norm()
     assert difference <= LIMITS[NARROW]
@@ -174,7 +181,7 @@ class TestOnDevice:
         inner, residual = shrink(x, own, given), torch.randn(rows, sum(parts)).to("cuda", dtype)
         start = residual.clone()
         assert_near(expand(y.clone(), inner, own, given, bias, residual=residual), wanted + start.double().cpu(), dtype)
-        assert_near(add_low_rank(y, x, own, given, bias), wanted, dtype)
+        assert_near(added(y, x, own, given, bias), wanted, dtype)
 
     @pytest.mark.parametrize("rows", [1, 5, 33, 200])
     def test_a_captured_chain_gives_what_single_steps_give(self, rows: int) -> None:

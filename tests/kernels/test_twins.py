@@ -20,7 +20,7 @@ from quire.kernels.gemm import fp8_linear, grouped_linear
 from quire.kernels.gemm.codes import Codes
 from quire.kernels.gemm.linear import linear
 from quire.kernels.low_rank.factors import Factors
-from quire.kernels.low_rank.product import add_low_rank, expand, shrink
+from quire.kernels.low_rank.product import expand, shrink
 from quire.kernels.low_rank.rows import adapter_rows
 from quire.kernels.moe import experts, gate, routing
 from quire.kernels.moe.routes import Rule
@@ -304,7 +304,7 @@ def adapted(device: torch.device) -> Results:
     rows = adapter_rows(ints([2, 0, 1, 2, 0, 1, 1], device), 2)
     x, y = random(device, 7, 96) / 10, random(device, 7, 64)
     inner = shrink(x, rows, given)
-    found = [add_low_rank(y.clone(), x, rows, given), expand(y.clone(), inner, rows, given, gated=True)]
+    found = [expand(y.clone(), shrink(x, rows, given), rows, given), expand(y.clone(), inner, rows, given, gated=True)]
     return [*found, expand(y, inner, rows, given, residual=random(device, 7, 64))]
 
 

@@ -15,19 +15,9 @@ from quire.kernels.low_rank.factors import Factors
 from quire.kernels.low_rank.rows import AdapterRows
 
 
-def add_low_rank(
-    y: torch.Tensor, x: torch.Tensor, rows: AdapterRows, factors: Factors, bias: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Add what the adapters of x's rows make of them to y = x @ weight.T + bias, in place; returns it.
-
-    Shapes:
-        x [rows, k]; y [rows, n], contiguous; bias [n].
-    """
-    return expand(y, shrink(x, rows, factors), rows, factors, bias)
-
-
 def shrink(x: torch.Tensor, rows: AdapterRows, factors: Factors) -> torch.Tensor:
-    """The first half of it: x [rows, k] → [splits, rows, parts * room], what `down` makes of x, to be added up.
+    """The first half of what adapters add: x [rows, k] → [splits, rows, parts * room], what `down` makes of x, in parts
+    of a sum.
 
     Lines that nobody needs may be anything: of rows without an adapter, and from an adapter's rank on. Factors must not
     be written by a kernel launched just before, nor `rows`: they are read ahead of its end.

@@ -34,11 +34,13 @@ class BodyLimitMiddleware:
             await self.app(scope, receive, send)
             return
         max_bytes, message = self._limit(scope["path"])
-        announced = dict(scope["headers"]).get(b"content-length", b"0")
+        headers = dict(scope["headers"])
+        announced = headers.get(b"content-length", b"0")
         if not announced.isdigit() or int(announced) > max_bytes:
             # The rest of the body is not worth reading, so the connection cannot serve another request.
             refusal = error_response(413, message, headers={"connection": "close"}, path=scope["path"])
-            await refusal(scope, receive, send if b"expect" in dict(scope["headers"]) else _at_leisure(receive, send))
+            waits = b"expect" in headers  # for a word to send it, which to read would give
+            await refusal(scope, receive, send if waits else _at_leisure(receive, send))
             return
         seen = 0
 
