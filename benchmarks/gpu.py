@@ -4,7 +4,8 @@ processes of its own.
     python -m benchmarks.gpu [--models qwen3-0.6b llama-3.1-8b] [--tests T1 T1b T2 T3 T4 T6] [--quantization fp8]
                              [--options '{"tensor_parallel_size": 2}'] [--out FOLDER]
 
-A quantized model is a model of its own: "llama-3.1-8b+fp8", "+int4", "+int8", "+fp8_block", which --models takes too.
+A quantized model is a model of its own: "llama-3.1-8b+fp8", "+int4", "+int8", "+fp8_block", which --models takes too;
+"+fp8kv" keeps keys and values in 8 bits: "llama-3.1-8b+fp8+fp8kv".
 The first process of a model starts with empty kernel caches: its first token is T6 "cold"; a second process gives
 T6 "warm". How each test is clocked is said in `gpu_child.py`.
 """

@@ -42,6 +42,7 @@ class Bench:
         if (quantization := workloads.quantization_of(model)) is not None:
             options = {**options, "quantization": quantization}
             self.flops *= 2  # of matrix units that take 8 bits
+        options = {"kv_cache_dtype": workloads.kv_cache_dtype_of(model), **options}
         self.llm = LLM(str(folder), load_format="dummy", skip_tokenizer_init=True, **options)
 
     def emit(self, test: str, case: str, metric: str, value: float, unit: str, floor: float | None = None) -> None:

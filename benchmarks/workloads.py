@@ -262,7 +262,7 @@ MODELS["tiny-qwen3"] = {
 
 
 def config_of(model: str) -> dict[str, Any]:
-    """Of a model's name, which may say how it is quantized: "llama-3.1-8b+fp8"."""
+    """Of a model's name, which may say how it is quantized: "llama-3.1-8b+fp8", "llama-3.1-8b+fp8+fp8kv"."""
     return MODELS[model.partition("+")[0]]
 
 
@@ -274,7 +274,12 @@ BYTES: dict[str | None, float] = {
 
 
 def quantization_of(model: str) -> str | None:
-    return model.partition("+")[2] or None
+    return next((name for name in model.split("+")[1:] if name != "fp8kv"), None)
+
+
+def kv_cache_dtype_of(model: str) -> str:
+    """ "llama-3.1-8b+fp8+fp8kv" keeps its keys and values in 8 bits."""
+    return "fp8" if "fp8kv" in model.split("+") else "auto"
 
 
 def write_model_dir(model: str, path: Path, *, tokenizer: bool = False) -> Path:
@@ -438,14 +443,15 @@ def decode_bytes(model: str, batch: int, context: int) -> tuple[int, int]:
     """(weight bytes, KV bytes) one decode step must read: every weight once, the head but not the embedding; of experts
     those that the rows' tokens may be thought to hit. A state is read and written, two bytes a number."""
     c = config_of(model)
+    of_number = 1 if kv_cache_dtype_of(model) == "fp8" else 2
     if "hybrid_override_pattern" in c:
         every, kept, _, state = _hybrid(model)
         head = 2 * c["vocab_size"] * c["hidden_size"]
-        return int(2 * every) + head + int(4 * batch * state), batch * context * 2 * kept
+        return int(2 * every) + head + int(4 * batch * state), batch * context * of_number * kept
     layers, (weights, kept, _) = c["num_hidden_layers"], attention_of(model)
     layer = weights + int(feed_forward(model, batch))
     moved = int(BYTES[quantization_of(model)] * layers * layer) + 2 * c["vocab_size"] * c["hidden_size"]
-    return moved, batch * context * 2 * kept * layers
+    return moved, batch * context * of_number * kept * layers
 
 
 def prefill_flops(model: str, count: int, length: int) -> float:

@@ -25,6 +25,7 @@ from quire.kernels.attention.triton.operand import (
     LOG2_E,
     cap,
     first_seen,
+    float8_pairs,
     in_log2,
     pointers,
     query_operand,
@@ -102,7 +103,7 @@ def _decode_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
     CHUNK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, ITEM: tl.constexpr, PREFIX: tl.constexpr,
     EARLY: tl.constexpr, PDL: tl.constexpr, QUERIES: tl.constexpr, SOFTCAP: tl.constexpr, CHUNKED: tl.constexpr,
-    SINKS: tl.constexpr, SLOPES: tl.constexpr,
+    SINKS: tl.constexpr, SLOPES: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     KV_HEADS: tl.constexpr = HEADS // GROUP
     LINES: tl.constexpr = GROUP * QUERIES
@@ -162,7 +163,11 @@ def _decode_kernel(
         has_sink = (member < LINES) & (share == 0)
         top = tl.where(has_sink, in_log2(tl.load(sinks_ptr + head, has_sink, 0.0)), -1.0e30)
         total = tl.where(has_sink, 1.0, 0.0)
-    acc = tl.zeros([BLOCK_M, BLOCK_DIM], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_DIM // 2 if PAIRS else BLOCK_DIM], tl.float32)
+    if PAIRS:
+        acc_odd = acc  # of every second column
+        pair = tl.arange(0, BLOCK_DIM // 2)
+        v_pairs = v_head.to(tl.pointer_type(tl.int16))
     inner = ((token % BLOCK_SIZE) * DIM)[:, None] + column[None, :]  # place within a block
     for start in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
         position = start + token
@@ -172,7 +177,8 @@ def _decode_kernel(
         inside = seen[:, None] & (column < DIM)[None, :]
         if BLOCK_SIZE > BLOCK_N:
             inner = ((position % BLOCK_SIZE) * DIM)[:, None] + column[None, :]
-        at = (block.to(tl.int64) * block_stride)[:, None] + inner
+        at_block = block.to(tl.int64)
+        at = (at_block * block_stride)[:, None] + inner
         ahead = position + BLOCK_N  # the next tile's blocks are looked up while this tile is on its way
         block = tl.load(table + ahead // BLOCK_SIZE, ahead < end, 0)
         k = tl.load(k_head + at, inside, 0.0).to(q.dtype)  # [tokens, dim]
@@ -196,9 +202,18 @@ def _decode_kernel(
         p = tl.exp2(s - new_top[:, None])
         shrink = tl.exp2(top - new_top)
         total = total * shrink + tl.sum(p, axis=1)
-        v = tl.load(v_head + at, inside, 0.0).to(q.dtype)
-        acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+        if PAIRS:
+            at = (at_block * (block_stride // 2) + position % BLOCK_SIZE * (DIM // 2))[:, None] + pair[None, :]
+            words = tl.load(v_pairs + at, seen[:, None] & (pair < DIM // 2)[None, :], 0)
+            even, odd = float8_pairs(words, v_ptr.dtype.element_ty == tl.float8e5)
+            acc = tl.dot(p.to(q.dtype), even, acc * shrink[:, None])
+            acc_odd = tl.dot(p.to(q.dtype), odd, acc_odd * shrink[:, None])
+        else:
+            v = tl.load(v_head + at, inside, 0.0).to(q.dtype)
+            acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
         top = new_top
+    if PAIRS:
+        acc = tl.reshape(tl.join(acc, acc_odd), [BLOCK_M, BLOCK_DIM])
 
     if PREFIX:
         if PDL:
@@ -246,7 +261,7 @@ class Shape:
 def shape(head_dim: int, element_size: int) -> Shape:
     # A K tile of 8 KiB: several programs fit a processor and hide each other's latency.
     tokens = max(8192 // (dot_width(head_dim) * element_size), 16)
-    return Shape(tokens, 2, 3, 2, 1, 32) if element_size == 1 else Shape(tokens, 4, 3, 3, 1, 32)
+    return Shape(tokens, 2, 3, 3, 1, 32) if element_size == 1 else Shape(tokens, 4, 3, 3, 1, 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,6 +398,6 @@ def decode(
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", ITEM=decode_schedule.ITEM, PREFIX=prefix is not None,
         EARLY=pdl and prefix is None and q.element_size() == 2, PDL=pdl, QUERIES=plan.queries,
         SOFTCAP=cap(scores.softcap), CHUNKED=scores.chunked, SINKS=scores.sinks, SLOPES=scores.slopes,
-        num_warps=cut.warps, launch_pdl=pdl,
+        PAIRS=pdl and v_cache.element_size() == 1 and dim % 2 == 0, num_warps=cut.warps, launch_pdl=pdl,
     )  # fmt: skip
     return out

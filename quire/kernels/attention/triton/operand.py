@@ -32,6 +32,22 @@ def query_operand(q, cache_ptr):
 
 
 @triton.jit
+def float8_pairs(words, E5M2: tl.constexpr):
+    """16-bit words that hold two 8-bit floats → the low ones and the high ones as float16, on a device that turns two
+    into float16 in one instruction.
+
+    Values go through the matrix units transposed, which shared memory does for 16 bits, not for 8: as words they are
+    read by it sixteen at a time, not each alone.
+    """
+    KIND: tl.constexpr = "e5m2" if E5M2 else "e4m3"
+    CODE: tl.constexpr = (
+        "{.reg .b32 t; .reg .b16 l, h; prmt.b32 t, $2, 0, 0x3120; mov.b32 {l, h}, t; cvt.rn.f16x2."
+        + KIND + "x2 $0, l; cvt.rn.f16x2." + KIND + "x2 $1, h;}"
+    )  # fmt: skip
+    return tl.inline_asm_elementwise(CODE, "=r,=r,r", [words], dtype=(tl.float16, tl.float16), is_pure=True, pack=2)
+
+
+@triton.jit
 def softcapped(s, SOFTCAP: tl.constexpr):
     """SOFTCAP · tanh(s / SOFTCAP), in the units that s has."""
     return SOFTCAP * (2 * tl.sigmoid(s * (2 / SOFTCAP)) - 1)
