@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 _log = get_logger(__name__)
 _REHEARSED_TOKENS = 4096  # enough to be many, for every kernel
+_REHEARSED_CHUNK = 8192  # of one row: enough that attention of few heads has large tiles
 # A CPU reads so small a model within a millisecond on one core: more threads would mostly wait for each other, and wait
 # very long as soon as another process wants their core.
 _SMALL_MODEL = 64 * 1024**2
@@ -288,6 +289,9 @@ class Worker:
         try:
             with Rehearsal() as rehearsal:
                 runner.run(self._step(tokens))
+                # A long chunk takes other tiles than many short ones.
+                chunk = min(self._resolved.max_num_batched_tokens, _REHEARSED_CHUNK, self._resolved.max_model_len)
+                runner.run(self._step(chunk, rows=1))
                 if isinstance(runner, Runner):
                     # What is sampled here is garbage, so nothing may be looked up by it.
                     params = msgspec.structs.replace(ALL_FEATURES, logprobs=None)
