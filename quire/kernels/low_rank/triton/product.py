@@ -260,7 +260,7 @@ def _shares(height: int, *, narrow: bool) -> Shares:
     """The same for any few rows, so that a row's sums are the same in all of them."""
     if height == HIGH:
         return Shares(1, 64, 1, 4)
-    return Shares(8, 128 if narrow else 16, 8, 8)
+    return Shares(4, 128 if narrow else 16, 8, 4)  # three programs fit a processor: many adapters are many of them
 
 
 def _widths(height: int, tiles: int, *, gated: bool) -> Widths:
