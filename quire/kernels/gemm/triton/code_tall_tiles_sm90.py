@@ -24,7 +24,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.gemm.codes import BLOCK, HALF, Codes
 from quire.kernels.gemm.triton.batch_gemm import MAX_TILES, _counters
-from quire.kernels.gemm.triton.code_tiles_sm90 import MOST_ROWS, store_outputs, sum_of_parts
+from quire.kernels.gemm.triton.code_tiles_sm90 import MOST_ROWS, store_outputs
 from quire.kernels.gemm.triton.code_words import factors, scaled_operands, shift, word_halves, word_layout
 from quire.kernels.gemm.triton.codes import KINDS, arguments
 from quire.kernels.gemm.triton.pipeline_sm90 import SWIZZLED, _asm
@@ -85,8 +85,14 @@ def _merged(acc_a, acc_b, partial_ptr, counter_ptr, tile, begin, each, blocks, N
     is_last = gl.atomic_add(counter_ptr + 2 * tile + NUMBER, 1, sem="acq_rel") == last - one
     if is_last:
         gl.store(counter_ptr + 2 * tile + NUMBER, 0)
-        acc_a = sum_of_parts(partial_ptr, one, last, each, first, NUMBER, 2 * AREA, acc_a)
-        acc_b = sum_of_parts(partial_ptr + AREA, one, last, each, first, NUMBER, 2 * AREA, acc_b)
+        acc_a = gl.zeros([64, ROWS], gl.float32, LAYOUT)
+        acc_b = gl.zeros([64, ROWS], gl.float32, LAYOUT)
+        for program in range(one, last + 1):
+            part = 2 * program + gl.where(program * each < first, 1, 0)
+            at = partial_ptr + (2 * part + NUMBER).to(gl.int64) * (2 * AREA) + place
+            # Not through the L1 cache: other processors wrote this a moment ago.
+            acc_a += gl.load(at, cache_modifier=".cg")
+            acc_b += gl.load(at + AREA, cache_modifier=".cg")
     return is_last, acc_a, acc_b
 
 

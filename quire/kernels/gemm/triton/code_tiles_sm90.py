@@ -95,29 +95,6 @@ def store_outputs(
 
 
 @gluon.jit
-def sum_of_parts(partial_ptr, one, last, each, first, NUMBER: gl.constexpr, SIZE: gl.constexpr, like):
-    """The parts [lines, rows] of a tile that programs `one` … `last` have left, added in this order. `partial_ptr` is
-    where the first of all parts begins; SIZE: numbers of a part and consumer."""
-    ROWS: gl.constexpr = like.shape[1]
-    LAYOUT: gl.constexpr = like.type.layout
-    TOGETHER: gl.constexpr = 256 // ROWS  # on their way at once: as many as registers hold
-    place = gl.arange(0, like.shape[0], gl.SliceLayout(1, LAYOUT))[:, None] * ROWS
-    place += gl.arange(0, ROWS, gl.SliceLayout(0, LAYOUT))[None, :]
-    acc = gl.zeros(like.shape, gl.float32, LAYOUT)
-    for base in range(one, last + 1, TOGETHER):
-        parts = ()
-        for i in gl.static_range(TOGETHER):
-            program = base + i
-            part = 2 * program + gl.where(program * each < first, 1, 0)
-            at = partial_ptr + (2 * part + NUMBER).to(gl.int64) * SIZE + place
-            # Not through the L1 cache: other processors wrote this a moment ago.
-            parts += (gl.load(at, program <= last, 0.0, cache_modifier=".cg"),)
-        for i in gl.static_range(TOGETHER):
-            acc += parts[i]
-    return acc
-
-
-@gluon.jit
 def _merged(acc, partial_ptr, counter_ptr, tile, begin, each, blocks, NUMBER: gl.constexpr):
     """Leaves the sums of a part of a tile. Returns whether this was the last part to come, and then all sums."""
     ROWS: gl.constexpr = acc.shape[1]
@@ -135,7 +112,11 @@ def _merged(acc, partial_ptr, counter_ptr, tile, begin, each, blocks, NUMBER: gl
     is_last = gl.atomic_add(counter_ptr + 2 * tile + NUMBER, 1, sem="acq_rel") == last - one
     if is_last:
         gl.store(counter_ptr + 2 * tile + NUMBER, 0)
-        acc = sum_of_parts(partial_ptr, one, last, each, first, NUMBER, AREA, acc)
+        acc = gl.zeros([64, ROWS], gl.float32, LAYOUT)
+        for program in range(one, last + 1):
+            part = 2 * program + gl.where(program * each < first, 1, 0)
+            # Not through the L1 cache: other processors wrote this a moment ago.
+            acc += gl.load(partial_ptr + (2 * part + NUMBER).to(gl.int64) * AREA + place, cache_modifier=".cg")
     return is_last, acc
 
 
