@@ -42,12 +42,14 @@ def run_child(
         for line in child.stdout:
             if line.startswith("ROW "):
                 rows.append(Row(**json.loads(line[4:])))
-                rows[-1].peer = peers.best(rows[-1].test, rows[-1].model, rows[-1].case, rows[-1].metric)
             elif line.startswith("FACTS "):
                 facts = json.loads(line[6:])
             print(line, end="", flush=True)
             if time.time() > ends:
                 child.kill()
+    if facts.get("device") == peers.DEVICE:
+        for row in rows:
+            row.peer = peers.best(row.test, row.model, row.case, row.metric)
     if child.returncode:
         print(f"{model}: the process ended with code {child.returncode}", flush=True)
     return rows, facts

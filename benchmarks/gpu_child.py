@@ -4,9 +4,9 @@ T1, T1b, T4 clock one `generate` call, requests handed over included, at tempera
 T2 is (a run of 256 tokens less a run of 1 token on other prompts) / 255, median of three.
 "steps=1,2,…" is the same for these batches with 64-token prompts and 128 or 48 tokens each, the better of two runs.
 T3 is the median of five calls (three for the large one). All requests ignore the end token.
-With several ranks a row's case begins with how they share the model: "tp=2,", "pp=2,", "tp=2,pp=2,", or "ep=2," where
-they have whole experts. Floors are then those of as many GPUs, but for a step's time in stages, which are one behind
-the other. "T2=1,16" is T2 of these batches alone.
+With several ranks a row's case begins with how they share the model: "tp=2,", "pp=2,", "cp=2,", "tp=2,pp=2,", or
+"ep=2," where they have whole experts, "dp=2," where each has all. Floors are then those of as many GPUs, but for a
+step's time in stages, which are one behind the other, and in copies. "T2=1,16" is T2 of these batches alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks import peers, workloads
+from benchmarks import chip, workloads
 from benchmarks.results_file import Row
 
 FACT_NAMES = ("device", "num_blocks", "max_model_len", "attention_backend", "phases", "kv_bytes", "notes")
@@ -30,18 +30,19 @@ class Bench:
         from quire import LLM
 
         self.model = model
-        width, self.stages = (
+        width, stages, contexts, copies = (
             int(options.get(f"{kind}_parallel_size", 1))  # type: ignore[call-overload]
-            for kind in ("tensor", "pipeline")
+            for kind in ("tensor", "pipeline", "prefill_context", "data")
         )
-        self.ranks = width * self.stages
-        parts = {"ep" if options.get("enable_expert_parallel") else "tp": width, "pp": self.stages}
+        self.ranks = width * stages * contexts * copies
+        self.ranks_of_a_step = width
+        experts = "ep" if options.get("enable_expert_parallel") else "tp"
+        parts = {experts: width, "pp": stages, "cp": contexts, "dp": copies}
         self.layout = "".join(f"{kind}={count}," for kind, count in parts.items() if count > 1)
         folder = workloads.write_model_dir(model, Path(tempfile.mkdtemp()) / model)
-        self.flops = peers.MATMUL_FLOPS
+        self.chip = chip.at_hand()
         if (quantization := workloads.quantization_of(model)) is not None:
             options = {**options, "quantization": quantization}
-            self.flops *= 2  # of matrix units that take 8 bits
         options = {"kv_cache_dtype": workloads.kv_cache_dtype_of(model), **options}
         self.llm = LLM(str(folder), load_format="dummy", skip_tokenizer_init=True, **options)
 
@@ -49,20 +50,31 @@ class Bench:
         if self.ranks > 1:  # ranks share bytes and operations
             case, one_by_one = f"{self.layout}{case}", metric == "step_ms"
             if floor and metric.endswith(("ms", "seconds")):
-                floor /= self.ranks // self.stages if one_by_one else self.ranks
+                floor /= self.ranks_of_a_step if one_by_one else self.ranks
             elif floor:
                 floor *= self.ranks
         row = Row(test, self.model, case, metric, round(value, 4), unit, floor and round(floor, 4))
         print("ROW " + json.dumps(row.__dict__), flush=True)
 
-    def floor(self, requests: list[workloads.Request], shared: int = 0) -> float:
+    def floor(self, requests: list[workloads.Request], shared: int = 0) -> float | None:
         """Seconds."""
         sizes = [(len(ids), out) for ids, out in requests]
-        return workloads.seconds_floor(self.model, sizes, peers.COPY_BYTES_PER_S, self.flops, shared)
+        if self.chip is None:
+            return None
+        return workloads.seconds_floor(self.model, sizes, self.chip.copy_bytes_per_s, self.flops(self.chip), shared)
+
+    def flops(self, of: chip.Chip) -> float:
+        """A second; matrix units that take 8 bits do twice as many."""
+        return of.matmul_flops * (2 if workloads.quantization_of(self.model) else 1)
+
+    def step_floor(self, batch: int, context: int) -> float | None:
+        """Milliseconds."""
+        moved = sum(workloads.decode_bytes(self.model, batch, context))
+        return None if self.chip is None else moved / self.chip.copy_bytes_per_s * 1e3
 
     def emit_rate(self, test: str, case: str, requests: list[workloads.Request], seconds: float) -> None:
-        tokens = sum(out for _, out in requests)
-        self.emit(test, case, "output_tok_s", tokens / seconds, "tok/s", tokens / self.floor(requests))
+        tokens, floor = sum(out for _, out in requests), self.floor(requests)
+        self.emit(test, case, "output_tok_s", tokens / seconds, "tok/s", floor and tokens / floor)
 
     def generate(self, requests: list[workloads.Request], temperature: float) -> float:
         """Seconds of one call that must return every token asked for."""
@@ -98,7 +110,7 @@ class Bench:
             for round_ in range(2):
                 one = self.generate(workloads.steps(batch, 1, 100 + round_), 0.0)
                 times.append((self.generate(workloads.steps(batch, count, round_), 0.0) - one) / (count - 1) * 1e3)
-            floor = sum(workloads.decode_bytes(self.model, batch, 64 + count // 2)) / peers.COPY_BYTES_PER_S * 1e3
+            floor = self.step_floor(batch, 64 + count // 2)
             self.emit("steps", f"batch={batch}", "step_ms", min(times), "ms", floor)
 
     def t2(self, batches: str = "") -> None:
@@ -108,18 +120,17 @@ class Bench:
                 short = [(ids, 1) for ids, _ in workloads.t2(batch, 100 + round_)]
                 one = self.generate(short, 0.0)
                 steps.append((self.generate(workloads.t2(batch, round_), 0.0) - one) / 255 * 1e3)
-            floor = sum(workloads.decode_bytes(self.model, batch, 256)) / peers.COPY_BYTES_PER_S * 1e3
-            self.emit("T2", f"batch={batch}", "step_ms", statistics.median(steps), "ms", floor)
+            self.emit("T2", f"batch={batch}", "step_ms", statistics.median(steps), "ms", self.step_floor(batch, 256))
 
     def t3(self) -> None:
         cases = [(length, 1, 5) for length in workloads.T3_LENGTHS] + [(workloads.T3_MANY[1], workloads.T3_MANY[0], 3)]
         for length, count, repeats in cases:
             times = [self.generate(workloads.t3(length, count, r), 0.0) for r in range(repeats)]
             seconds = statistics.median(times)
-            floor = workloads.prefill_flops(self.model, count, length) / self.flops
+            floor = self.chip and workloads.prefill_flops(self.model, count, length) / self.flops(self.chip)
             case = f"{count}x{length}"
-            self.emit("T3", case, "ttft_ms", seconds * 1e3, "ms", floor * 1e3)
-            self.emit("T3", case, "prefill_tok_s", count * length / seconds, "tok/s", count * length / floor)
+            self.emit("T3", case, "ttft_ms", seconds * 1e3, "ms", floor and floor * 1e3)
+            self.emit("T3", case, "prefill_tok_s", count * length / seconds, "tok/s", floor and count * length / floor)
 
     def t4(self) -> None:
         for round_ in (0, 1):

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks import peers
+from benchmarks import chip
 from quire.attention.base import AttentionInputs, AttentionSpec, LayerCache, prefix_tile_rows, prefix_tiles
 from quire.config.attention import ATTENTION_BACKENDS
 from quire.kernels.attention import latent_paged, qkv, rope
@@ -530,7 +530,7 @@ def bench_latent(model: Model) -> Iterator[Line]:
         q, workspace = random(rows, heads, RANK + ROPE), latent_paged.decode_workspace(rows, heads, RANK, ROPE, DEVICE)
         plan = latent_paged.decode_schedule(seats, lengths, heads, RANK + ROPE)
         calls = [partial(latent_paged.decode, q, cache, RANK, table, plan, 0.07, workspace) for cache in caches]
-        us, floor = microseconds(calls), row_bytes / peers.COPY_BYTES_PER_S * 1e6
+        us, floor = microseconds(calls), row_bytes / (chip.at_hand() or chip.H200).copy_bytes_per_s * 1e6
         yield Line("latent decode", f"{heads} heads", f"{rows}x{length}", us, row_bytes / us / 1e3, "GB/s", floor)
         del caches, calls
         torch.cuda.empty_cache()

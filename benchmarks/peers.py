@@ -1,14 +1,12 @@
 """What two other engines did on the same work, on one H200 each, on 2026-11-21 and 22 (bf16, random weights).
 
 vLLM 0.26.0 (torch 2.11, FlashAttention 3, CUDA graphs, torch.compile, asynchronous scheduling) and
-SGLang 0.5.17 (torch 2.11, FlashAttention 3, overlap scheduling, radix cache), engine defaults. Ceilings of that
-machine: 4,217 GB/s device-to-device copy, 747 TFLOP/s bf16 matrix product of size 8192.
+SGLang 0.5.17 (torch 2.11, FlashAttention 3, overlap scheduling, radix cache), engine defaults.
 """
 
 from __future__ import annotations
 
-COPY_BYTES_PER_S = 4217e9
-MATMUL_FLOPS = 747e12
+DEVICE = "NVIDIA H200"  # that they ran on
 
 # (test, model, case, metric) → (vLLM, SGLang); None: not measured.
 FIGURES: dict[tuple[str, str, str, str], tuple[float | None, float | None]] = {

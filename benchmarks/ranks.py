@@ -1,16 +1,19 @@
 """Sums across ranks: our kernels against the library, by the size of the message. And whole engines on one GPU and on
 several, one after another.
 
-    python -m benchmarks.ranks [--ranks 2] [--hidden 4096]
-    python -m benchmarks.ranks --engines [--ranks 2] [--layouts one tp cp pp ep] [--seconds 560] [--out FOLDER]
+    python -m benchmarks.ranks [--ranks 2] [--hidden 4096] [--out FOLDER]
+    python -m benchmarks.ranks --engines [--ranks 2] [--layouts one tp cp pp ep dp] [--tests T1 T1b T2 T3]
+                               [--seconds 560] [--out FOLDER]
 
 Of sums each figure is µs a call inside a CUDA graph of 40, all ranks together, the median of 20 replays: `reduce_add`
-(which adds the residual too) by the kernel for few rows, by the one for many and by the one that sends twice, and the
-library's all-reduce with an addition behind it. A step's two other meetings follow: the logits of some rows to the
+(which adds the residual too) as layers call it, by the kernel for few rows, by the one for many and by the one that
+sends twice, and the library's all-reduce with an addition behind it. Beside them the sums alone that torch makes over
+symmetric memory, in one and in two shots. A step's two other meetings follow: the logits of some rows to the
 first rank, and its tokens to all.
 
 Engines are those of `benchmarks.gpu`, a process each: T1 and T2 of batch 1 of llama-3.1-8b on one GPU ("one"), with
-shared layers ("tp") and in stages ("pp"), T3 of it on one, with shared layers and with shared prompts ("cp"), and T1 of
+shared layers ("tp") and in stages ("pp"), T1b of it on one, in stages and by as many copies ("dp"), T3 on one, with
+shared layers and with shared prompts ("cp"), and T1 of
 qwen3-30b-a3b on one and with spread experts ("ep"). What was
 measured is written after each engine; none is begun in the last of `--seconds` that the slowest so far took.
 """
@@ -33,12 +36,16 @@ from typing import TYPE_CHECKING
 from benchmarks import gpu, results_file
 
 if TYPE_CHECKING:
+    import torch
+
     from quire.distributed.group import Group
 
 CALLS, REPLAYS = 40, 20
 VOCAB = 128256
 DENSE, SPARSE = "llama-3.1-8b", "qwen3-30b-a3b"
-LAYOUTS = ["one", "tp", "cp", "pp", "ep"]
+LAYOUTS = ["one", "tp", "cp", "pp", "ep", "dp"]
+TESTS = ["T1", "T1b", "T2", "T3"]
+SUMS = ["ours", "few", "many", "twice", "library", "one shot", "two shot"]
 
 
 def main() -> None:
@@ -48,19 +55,21 @@ def main() -> None:
     parser.add_argument("--engines", action="store_true", help="whole engines instead of sums")
     parser.add_argument("--layouts", nargs="+", default=LAYOUTS, choices=LAYOUTS)
     parser.add_argument("--models", nargs="+", default=[DENSE, SPARSE])
+    parser.add_argument("--tests", nargs="+", default=TESTS, choices=TESTS, help="none but these")
     parser.add_argument("--seconds", type=float, default=560.0, help="that all engines together may take")
     parser.add_argument("--out", type=Path, default=results_file.FOLDER)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--meeting", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank is not None:
-        _rank(args.rank, args.ranks, args.hidden, args.meeting)
+        _rank(args)
         return
     if args.engines:
         _engines(args)
         return
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "benchmarks.ranks", "--ranks", str(args.ranks), "--hidden", str(args.hidden)]
+        command += ["--out", str(args.out)]
         children = [
             subprocess.Popen([*command, "--rank", str(rank), "--meeting", str(Path(folder) / "meeting")])
             for rank in range(args.ranks)
@@ -69,7 +78,9 @@ def main() -> None:
     sys.exit(max(codes, key=abs))
 
 
-def _plan(models: list[str], layouts: list[str], ranks: int) -> list[tuple[str, str, dict[str, object], list[str]]]:
+def _plan(
+    models: list[str], layouts: list[str], wanted: list[str], ranks: int
+) -> list[tuple[str, str, dict[str, object], list[str]]]:
     """(model, layout, options, tests), in the order of use: each model on one GPU first."""
     options: dict[str, dict[str, object]] = {
         "one": {},
@@ -77,14 +88,22 @@ def _plan(models: list[str], layouts: list[str], ranks: int) -> list[tuple[str, 
         "cp": {"prefill_context_parallel_size": ranks},
         "pp": {"pipeline_parallel_size": ranks},
         "ep": {"tensor_parallel_size": ranks, "enable_expert_parallel": True},
+        "dp": {"data_parallel_size": ranks},
     }
 
     def of(model: str) -> list[tuple[str, str, dict[str, object], list[str]]]:
         is_sparse = "a3b" in model
         tests = {"one": ["T1"], "ep": ["T1"]}
         if not is_sparse:
-            tests = {"one": ["T1", "T2=1", "T3"], "tp": ["T1", "T2=1", "T3"], "cp": ["T3"], "pp": ["T1", "T2=1"]}
-        return [(model, layout, options[layout], tests[layout]) for layout in tests if layout in layouts]
+            tests = {
+                "one": ["T1", "T1b", "T2=1", "T3"],
+                "tp": ["T1", "T2=1", "T3"],
+                "cp": ["T3"],
+                "pp": ["T1", "T1b", "T2=1"],
+                "dp": ["T1b"],
+            }
+        tests = {layout: [test for test in of if test.partition("=")[0] in wanted] for layout, of in tests.items()}
+        return [(model, layout, options[layout], of) for layout, of in tests.items() if layout in layouts and of]
 
     return [one for model in models for one in of(model)]
 
@@ -95,7 +114,7 @@ def _engines(args: argparse.Namespace) -> None:
     longest, began, device, path = 0.0, time.monotonic(), "gpu", None
     command = " ".join(["python -m benchmarks.ranks", *sys.argv[1:]])
     with tempfile.TemporaryDirectory() as cache:  # of kernels, which later engines find
-        for model, layout, options, tests in _plan(args.models, args.layouts, args.ranks):
+        for model, layout, options, tests in _plan(args.models, args.layouts, args.tests, args.ranks):
             left = args.seconds - (time.monotonic() - began)
             if left < longest:
                 print(f"{model} {layout}: left out, {left:.0f} s are left", flush=True)
@@ -112,46 +131,83 @@ def _engines(args: argparse.Namespace) -> None:
     print(path)
 
 
-def _rank(rank: int, size: int, hidden: int, meeting: str) -> None:
+def _rank(args: argparse.Namespace) -> None:
+    import torch
+
     from quire.distributed.group import Group
     from quire.distributed.peer_memory import Layout
     from quire.platforms import select_platform
     from quire.types.ranks import Rank
 
-    me = Rank(rank, size, meeting)
+    size, hidden = args.ranks, args.hidden
+    me = Rank(args.rank, size, args.meeting)
     group = Group(me, select_platform("cuda").set_up(None, me))
     group.share_memory(Layout(size, hidden, 2, max_rows=16384, vocab=VOCAB, logit_rows=1040))
-    _sums(group, hidden)
-    _ends_of_steps(group, hidden)
+    rows = [*_sums(group, hidden), *_ends_of_steps(group, hidden)]
+    if args.rank == 0:
+        command = " ".join(["python -m benchmarks.ranks", "--ranks", str(size), "--hidden", str(hidden)])
+        print(results_file.write(rows, torch.cuda.get_device_name(), command, {}, args.out, part="sums"))
     group.close()
     os._exit(0)
 
 
-def _sums(group: Group, hidden: int) -> None:
+def _sums(group: Group, hidden: int) -> list[results_file.Row]:
     import torch
 
-    from quire.kernels.triton import across_ranks
-
-    peers = group.peers
-    _say(group, "rows", "KiB", "few", "many", "twice", "library")
+    found: list[results_file.Row] = []
+    _say(group, "rows", "KiB", *SUMS)
     for rows in (1 << power for power in range(14)):
         partial, residual = (torch.zeros(rows, hidden, device=group.device).bfloat16() for _ in range(2))
-        found: list[object] = [rows, rows * hidden * 2 // 1024]
-        kinds = (
-            (across_ranks.reduce_few, "few_rows"),
-            (across_ranks.reduce_many, "many_rows"),
-            (bound(across_ranks.reduce_many, twice=True), "many_rows"),
-        )
-        for reduce, name in kinds:
-            if peers is None or rows > getattr(peers.layout, name):
-                found.append("-")
-            else:
-                found.append(round(_timed(bound(reduce, partial, residual, peers)), 2))
-        found.append(round(_timed(bound(group.reduce_add, partial, residual)), 2))
-        _say(group, *found)
+        times = {name: round(_timed(body), 2) for name, body in _ways(group, partial, residual).items()}
+        _say(group, rows, rows * hidden * 2 // 1024, *(times.get(name, "-") for name in SUMS))
+        case = f"tp={group.topology.size},rows={rows}"
+        found += [results_file.Row("sums", f"hidden={hidden}", case, f"{n}_us", us, "us") for n, us in times.items()]
+    return found
 
 
-def _ends_of_steps(group: Group, hidden: int) -> None:
+def _ways(group: Group, partial: torch.Tensor, residual: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """Those of `SUMS` that so many rows can go."""
+    from quire.kernels import across_ranks as of_layers
+    from quire.kernels.triton import across_ranks
+
+    found: dict[str, Callable[[], object]] = {
+        "ours": bound(of_layers.reduce_add, partial, residual, group),
+        "library": bound(group.reduce_add, partial, residual),
+    }
+    peers = group.peers
+    if peers is not None and len(partial) <= peers.layout.few_rows:
+        found["few"] = bound(across_ranks.reduce_few, partial, residual, peers)
+    if peers is not None and len(partial) <= peers.layout.many_rows:
+        found["many"] = bound(across_ranks.reduce_many, partial, residual, peers)
+        found["twice"] = bound(across_ranks.reduce_many, partial, residual, peers, twice=True)
+        found |= _of_torch(partial)
+    return found
+
+
+def _of_torch(like: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """Sums over memory that torch has mapped for all ranks; none where it cannot."""
+    import torch
+    import torch.distributed as dist
+
+    everybody = dist.group.WORLD
+    assert everybody is not None
+    try:
+        import torch.distributed._symmetric_memory as symmetric
+
+        memory = symmetric.empty(like.shape, dtype=like.dtype, device=like.device)
+        symmetric.rendezvous(memory, everybody)
+    except (ImportError, AttributeError, RuntimeError) as error:
+        print(f"torch has no symmetric memory here: {error}", flush=True)
+        return {}
+    memory.zero_()
+    ops = torch.ops.symm_mem
+    return {
+        "one shot": bound(ops.one_shot_all_reduce, memory, "sum", everybody.group_name),
+        "two shot": bound(ops.two_shot_all_reduce_, memory, "sum", everybody.group_name),
+    }
+
+
+def _ends_of_steps(group: Group, hidden: int) -> list[results_file.Row]:
     import torch
 
     from quire.kernels import across_ranks
@@ -159,7 +215,7 @@ def _ends_of_steps(group: Group, hidden: int) -> None:
     _say(group, "rows", "MiB", "logits", "library", "tokens")
     tokens = torch.zeros(1040, dtype=torch.int32, device=group.device)
     tiny = torch.zeros(1, hidden, dtype=torch.bfloat16, device=group.device)
-    width = -(-VOCAB // group.topology.size)
+    width, found = -(-VOCAB // group.topology.size), list[results_file.Row]()
     shared = None if group.peers is None else group.peers.logits
     for rows in (1, 16, 64, 256, 1024):
         part = torch.zeros(rows, width, device=group.device)
@@ -176,8 +232,14 @@ def _ends_of_steps(group: Group, hidden: int) -> None:
 
         meet = _timed(bound(across_ranks.reduce_add, tiny, tiny, group))
         library = _timed(bound(group.gather_columns, part, out))
-        times = (_timed(logits) - meet, library, _timed(first) - meet)
-        _say(group, rows, rows * width * 4 >> 20, *(round(time, 2) for time in times))
+        times = {"logits": _timed(logits) - meet, "library": library, "tokens": _timed(first) - meet}
+        _say(group, rows, rows * width * 4 >> 20, *(round(time, 2) for time in times.values()))
+        case = f"tp={group.topology.size},rows={rows}"
+        found += [
+            results_file.Row("ends", f"vocab={VOCAB}", case, f"{what}_us", round(time, 2), "us")
+            for what, time in times.items()
+        ]
+    return found
 
 
 def _timed(body: Callable[[], object]) -> float:

@@ -12,6 +12,7 @@ mean time of its tokens after the first.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shlex
@@ -192,14 +193,22 @@ def main() -> None:
                 )
                 for name, value in figures.items():
                     unit = "ms" if name.endswith("_ms") else name.removeprefix("output_").removeprefix("done_")
-                    peer = peers.best("T5", args.model, f"rate={rate:g}", name)
-                    rows.append(Row("T5", args.model, f"rate={rate:g}", name, round(value, 3), unit, peer=peer))
+                    case = f"{layout(arguments)}rate={rate:g}"
+                    peer = peers.best("T5", args.model, case, name) if device_name() == peers.DEVICE else None
+                    rows.append(Row("T5", args.model, case, name, round(value, 3), unit, peer=peer))
     command = " ".join(["python -m benchmarks.serve", *sys.argv[1:]])
     path = results_file.write(rows, device_name(), command, facts, args.out, "serve")
     print(results_file.table(rows))
     if args.seconds != PEER_SECONDS:
         print(f"(the peers' windows were {PEER_SECONDS:g} s, these {args.seconds:g} s)")
     print(path)
+
+
+def layout(arguments: list[str]) -> str:
+    """How ranks share the work, for a row's case: "dp=2,"."""
+    kinds = {"--tensor-parallel-size": "tp", "--pipeline-parallel-size": "pp", "--data-parallel-size": "dp"}
+    pairs = itertools.pairwise(arguments)
+    return "".join(f"{kinds[flag]}={count}," for flag, count in pairs if flag in kinds and count != "1")
 
 
 def device_name() -> str:

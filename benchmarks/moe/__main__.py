@@ -5,7 +5,7 @@
 
 First the whole is compared with plain torch. Then chains of calls are timed in graphs, over so many layers' weights
 that the L2 cache holds none, with choices as even as random ones are. Bytes are the least that must move; ceilings are
-the measured ones of benchmarks/peers.py. --sweep: other ways to cut the products up, the fastest first.
+the measured ones of benchmarks/chip.py. --sweep: other ways to cut the products up, the fastest first.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import workloads
+from benchmarks import chip, workloads
 from benchmarks.kernels import microseconds
-from benchmarks.peers import COPY_BYTES_PER_S, MATMUL_FLOPS
 from quire.kernels.elementwise.norm import rms_norm
 from quire.kernels.gemm.triton.pipeline_sm90 import BLOCK_M
 from quire.kernels.moe.experts import add_each, norms_inside
@@ -36,6 +35,7 @@ from quire.kernels.moe.triton.plan import Direct, Plan, Tiles, plan
 from quire.kernels.triton.launch import has_gluon_sm90
 
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
+COPY_BYTES_PER_S, MATMUL_FLOPS = chip.at_hand() or chip.H200
 PAST_L2 = 256 * 2**20
 
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from benchmarks import peers, workloads
+from benchmarks import chip, workloads
 from benchmarks.results_file import FOLDER as RESULTS
 from quire.simulation.costs import FOLDER, HostCosts, Sharing, StepCosts
 from quire.simulation.run import simulate
@@ -34,7 +34,7 @@ from quire.worker.mixed_graphs import mixed_sizes
 
 CONTEXT = 256  # tokens of a row of T2 on average
 PROCESSORS, LINES = 132, 64  # of an H200; queries of an item of its prompt kernel (kernels/attention/triton)
-KV_RATE = peers.COPY_BYTES_PER_S  # decode attention of much context: 3.8 to 4.4 TB/s (…-kernels-decode.json)
+KV_RATE = chip.H200.copy_bytes_per_s  # decode attention of much context: 3.8 to 4.4 TB/s (…-kernels-decode.json)
 SWEEP = "2026-11-22-d3aadfa-nvidia-h200-decode-shapes.json"  # steps of other batches
 KV_ROOM = 1.36e11  # bytes of weights and cache on an H200, by the blocks of llama-3.1-8b
 HOST = "2026-11-23-adf7d3b-cpu-2-threads-host.json"

@@ -22,7 +22,7 @@ from quire.distributed.topology import Topology
 logger = logging.getLogger(__name__)
 
 FEW_BYTES = 256 * 1024  # of a message whose every word carries its own sign of arrival, which doubles it
-MANY_BYTES = 16 * 1024**2  # that a rank sends in one message; beyond, the library is as fast
+MANY_BYTES = 16 * 1024**2  # that a rank sends in one message
 CHUNK = 2048  # columns of logits that one program brings over
 _ALIGNED = 256
 

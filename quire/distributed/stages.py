@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from quire.platforms.transfers import upload
 from quire.types.ranks import Rank
 
 _STATES, _TOKENS = 0, 1  # kinds of messages
@@ -90,7 +91,7 @@ class Pipeline:
             own = np.flatnonzero(samples)
             coming = torch.empty(len(seats), dtype=torch.int32, device=self._device)
             work = self._receive(coming, self._rank.index + span, _TOKENS)
-            rows = torch.from_numpy(own).to(self._device)
+            rows = upload(torch.from_numpy(own), self._device)
             self._sampled.append(_Sampled(step, seats[own], rows, coming, work))
             self._step_of_seat.update(dict.fromkeys(seats[own].tolist(), step))
 
@@ -100,7 +101,7 @@ class Pipeline:
         step, seats, rows, tokens, work = self._sampled.popleft()
         if work is not None:
             work.wait()
-        last_token[torch.from_numpy(seats.astype(np.int64)).to(self._device)] = tokens[rows]
+        last_token[upload(torch.from_numpy(seats.astype(np.int64)), self._device)] = tokens[rows]
         for seat in seats.tolist():
             if self._step_of_seat.get(seat) == step:
                 del self._step_of_seat[seat]

@@ -1,8 +1,8 @@
 """What ranks do together in every layer: add up their parts of a product, and collect logits and tokens.
 
 On GPUs that can write each other's memory, messages up to some megabytes go through kernels of ours, which a graph can
-hold; all others through the library. Sums are made in the order of ranks, on every rank from the same numbers: all have
-the same bits, or they would drift apart.
+hold, and between two ranks larger ones in pieces; all others go through the library. Sums are made in the order of
+ranks, on every rank from the same numbers: all have the same bits, or they would drift apart.
 """
 
 from __future__ import annotations
@@ -17,14 +17,27 @@ from quire.distributed.peer_memory import PeerMemory
 # Of so many ranks a sum of so many bytes goes twice over the links: two trips are then less than what else they carry.
 # By the number of bytes alone; no machine with four GPUs has been asked yet.
 _RANKS_FOR_TWO, _BYTES_FOR_TWO = 4, 512 * 1024
+_RANKS_FOR_PIECES = 2  # 16 MiB with the residual: 57 µs, the library's sum and an addition 93 (`benchmarks.ranks`)
 
 
 def reduce_add(partial: torch.Tensor, residual: torch.Tensor, group: Group) -> torch.Tensor:
     """`residual += the sum of all ranks' partial` in place, in float32 and rounded once; both [m, n], contiguous, of
     one dtype. May overwrite `partial`."""
     peers = group.peers
-    if peers is None or not _fits(partial, peers):
+    if peers is None or not len(partial) or not _is_as_wide(partial, peers):
         return group.reduce_add(partial, residual)
+    most = peers.layout.many_rows
+    if len(partial) <= most:
+        return _reduce_add_here(partial, residual, peers)
+    if peers.topology.size > _RANKS_FOR_PIECES:
+        return group.reduce_add(partial, residual)
+    for piece, of_residual in zip(partial.split(most), residual.split(most), strict=True):
+        _reduce_add_here(piece, of_residual, peers)
+    return residual
+
+
+def _reduce_add_here(partial: torch.Tensor, residual: torch.Tensor, peers: PeerMemory) -> torch.Tensor:
+    """`reduce_add` of rows that ranks share memory for."""
     from quire.kernels.triton import across_ranks
 
     if len(partial) <= peers.layout.few_rows:
@@ -58,10 +71,9 @@ def from_first(x: torch.Tensor, group: Group, what: Literal["tokens", "drafts"] 
     return across_ranks.from_first(x, peers, what)
 
 
-def _fits(partial: torch.Tensor, peers: PeerMemory) -> bool:
-    """Whether it is as wide as the rows that ranks share memory for, and no more of them."""
-    words = partial.shape[1] * partial.element_size() == 4 * peers.layout.words
-    return words and 0 < len(partial) <= peers.layout.many_rows
+def _is_as_wide(partial: torch.Tensor, peers: PeerMemory) -> bool:
+    """Whether it is as wide as the rows that ranks share memory for."""
+    return partial.shape[1] * partial.element_size() == 4 * peers.layout.words
 
 
 def _is_shared(out: torch.Tensor, peers: PeerMemory | None) -> bool:

@@ -323,7 +323,8 @@ class Scheduler:
         while True:
             rows = seats.decode_rows()
             if rows and self._turns is not None:
-                rows = self._turns.rows(seats, self._state.in_flight)
+                alone = not self._state.prefilling and not len(self._state.queue)
+                rows = self._turns.rows(seats, self._state.in_flight, alone=alone)
             if not rows:
                 return
             computed = seats.num_computed.take(rows.seats)

@@ -2,12 +2,13 @@
 
 A row is at one stage at a time: its next token cannot be begun before the last stage has made the one before. So rows
 are dealt to as many plans as there are stages, and while one plan is at the first stage the others are further on.
+Where there is nobody else to compute for, rows are planned once ahead: the first stage waits for their tokens on the
+device, which is sooner than the host could tell it that they are there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import islice
 
 import numpy as np
 
@@ -23,15 +24,21 @@ class Turns:
         self._turn = 0
         self._last = np.zeros(0, np.int64)  # turn of each seat
 
-    def rows(self, seats: HostSeats, in_flight: Iterable[PlannedStep]) -> DecodeRows:
-        """Of those that decode a share, the ones that have waited longest; none that is in one of the latest plans."""
+    def rows(self, seats: HostSeats, in_flight: Iterable[PlannedStep], *, alone: bool) -> DecodeRows:
+        """Of those that decode a share, the ones that have waited longest; none that is in one of the latest plans, or,
+        where all are and they are `alone` (no prompts wait), none that is in two of those under way."""
         every = seats.decode_rows()
         if len(self._last) != len(seats.decoding):
             self._last = np.zeros(len(seats.decoding), np.int64)
+        under_way = np.zeros(len(seats.decoding), np.int64)
         free = seats.decoding.copy()
-        for step in islice(reversed([*in_flight]), self._stages - 1):
-            free[step.plan.seats] = False
+        for ago, step in enumerate(reversed([*in_flight])):
+            under_way[step.plan.seats] += 1
+            if ago < self._stages - 1:
+                free[step.plan.seats] = False
         found = every.seats[free[every.seats]]
+        if alone and not len(found):
+            found = every.seats[under_way[every.seats] < 2]
         most = -(-len(every) // self._stages)
         if len(found) > most:
             found = np.sort(found[np.argsort(self._last[found], kind="stable")[:most]])

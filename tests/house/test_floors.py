@@ -29,6 +29,7 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 # Rooms of one floor that may lean on a neighbour, in this direction only.
 NEIGHBOURS = {
     ("scheduling", "kv"),
+    ("distributed", "platforms"),
     ("cli", "server"),
     ("cli", "router"),
     ("cli", "simulation"),

@@ -32,7 +32,7 @@ def test_rows_are_dealt_to_the_plans_under_way(rows: int, stages: int) -> None:
     turns, flight = Turns(stages), list[Any]()
     counts = np.zeros(rows + 1, int)
     for _ in range(12 * stages):
-        found = turns.rows(seats, flight[-stages:]).seats
+        found = turns.rows(seats, flight[-stages:], alone=False).seats
         assert len(found) <= -(-rows // stages)
         busy = {seat for step in flight[len(flight) - stages + 1 :] for seat in step.plan.seats.tolist()}
         assert not busy & set(found.tolist())
@@ -41,4 +41,16 @@ def test_rows_are_dealt_to_the_plans_under_way(rows: int, stages: int) -> None:
     assert counts[1:].max() - counts[1:].min() <= 2
     assert counts[1:].min() >= 10  # each goes round in nearly every turn
     seats.decoding[:] = False
-    assert not len(turns.rows(seats, []))
+    assert not len(turns.rows(seats, [], alone=False))
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_a_lone_row_is_planned_once_ahead(stages: int) -> None:
+    seats: Any = Seats(1)
+    turns, flight = Turns(stages), list[Any]()
+    for expected in (1, 1, 0):  # the last is in two plans under way
+        found = turns.rows(seats, flight, alone=True).seats
+        assert len(found) == expected
+        flight += [SimpleNamespace(plan=SimpleNamespace(seats=found))] * expected
+    assert len(turns.rows(seats, flight[1:], alone=True).seats) == 1  # the oldest is settled
+    assert not len(turns.rows(seats, flight[1:], alone=False).seats)  # a prompt waits: it goes first
