@@ -6,7 +6,8 @@ T2 is (a run of 256 tokens less a run of 1 token on other prompts) / 255, median
 T3 is the median of five calls (three for the large one). All requests ignore the end token.
 With several ranks a row's case begins with how they share the model: "tp=2,", "pp=2,", "cp=2,", "tp=2,pp=2,", or
 "ep=2," where they have whole experts, "dp=2," where each has all. Floors are then those of as many GPUs, but for a
-step's time in stages, which are one behind the other, and in copies. "T2=1,16" is T2 of these batches alone.
+step's time in stages, which are one behind the other, and in copies. "T2=1,16" is T2 of these batches alone;
+"T2@32768=1,8" the time of a step after prompts of so many tokens, which both runs find in the prefix cache.
 """
 
 from __future__ import annotations
@@ -122,6 +123,16 @@ class Bench:
                 steps.append((self.generate(workloads.t2(batch, round_), 0.0) - one) / 255 * 1e3)
             self.emit("T2", f"batch={batch}", "step_ms", statistics.median(steps), "ms", self.step_floor(batch, 256))
 
+    def t2_at(self, context: int, batches: str) -> None:
+        for batch in map(int, batches.split(",")):
+            self.generate(workloads.at(context, batch, 1), 0.0)  # fills the prefix cache
+            times, count = [], 65
+            for _ in range(3):
+                one = self.generate(workloads.at(context, batch, 1), 0.0)
+                times.append((self.generate(workloads.at(context, batch, count), 0.0) - one) / (count - 1) * 1e3)
+            floor = self.step_floor(batch, context + count // 2)
+            self.emit("T2", f"context={context},batch={batch}", "step_ms", statistics.median(times), "ms", floor)
+
     def t3(self) -> None:
         cases = [(length, 1, 5) for length in workloads.T3_LENGTHS] + [(workloads.T3_MANY[1], workloads.T3_MANY[0], 3)]
         for length, count, repeats in cases:
@@ -147,6 +158,9 @@ class Bench:
         self.generate(workloads.warmup(), 0.0)
         if name == "steps":
             self.steps(case)
+            return
+        if name.startswith("T2@"):
+            self.t2_at(int(name[3:]), case)
             return
         if name == "T2":
             self.t2(case)

@@ -251,6 +251,38 @@ MODELS["deepseek-v2-lite"] = {  # with V3's vocabulary, so that all ids of these
     "bos_token_id": 100000,
     "eos_token_id": 100001,
 }
+MODELS["llama-3.3-70b"] = {
+    **MODELS["llama-3.1-8b"],
+    "hidden_size": 8192,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "intermediate_size": 28672,
+}
+MODELS["gemma-3-12b"] = {
+    **_SHARED,
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "hidden_size": 3840,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "intermediate_size": 15360,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "vocab_size": 262208,
+    "tie_word_embeddings": True,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "rope_local_base_freq": 10000.0,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    "sliding_window": 1024,
+    "layer_types": ["full_attention" if layer % 6 == 5 else "sliding_attention" for layer in range(48)],
+    "max_position_embeddings": 131072,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+}
+MODELS["gemma-3-12b-without-windows"] = {**MODELS["gemma-3-12b"], "layer_types": ["full_attention"] * 48}
 MODELS["tiny-qwen3"] = {
     **MODELS["qwen3-0.6b"],
     "hidden_size": 256,
@@ -342,6 +374,12 @@ def warmup(seed: int = 0, count: int = 8, inputs: int = 64, outputs: int = 16) -
 def t2(batch: int, round_: int = 0) -> list[Request]:
     ids = random.Random(f"t2-{batch}-{round_}")
     return [(token_ids(ids, 128), 256) for _ in range(batch)]
+
+
+def at(context: int, batch: int, count: int) -> list[Request]:
+    """A batch of prompts of `context` tokens, `count` tokens each."""
+    ids = random.Random(f"at-{context}-{batch}")
+    return [(token_ids(ids, context), count) for _ in range(batch)]
 
 
 def steps(batch: int, count: int, round_: int = 0) -> list[Request]:
@@ -451,7 +489,9 @@ def decode_bytes(model: str, batch: int, context: int) -> tuple[int, int]:
     layers, (weights, kept, _) = c["num_hidden_layers"], attention_of(model)
     layer = weights + int(feed_forward(model, batch))
     moved = int(BYTES[quantization_of(model)] * layers * layer) + 2 * c["vocab_size"] * c["hidden_size"]
-    return moved, batch * context * of_number * kept * layers
+    windowed = c.get("layer_types", []).count("sliding_attention")
+    tokens = (layers - windowed) * context + windowed * min(context, c.get("sliding_window") or context)
+    return moved, batch * of_number * kept * tokens
 
 
 def prefill_flops(model: str, count: int, length: int) -> float:
