@@ -20,7 +20,8 @@ class Chip(NamedTuple):
 
 
 H200 = Chip(4217e9, 747e12)
-MEASURED = {"NVIDIA H200": H200}
+H100 = Chip(2986e9, 672e12)
+MEASURED = {"NVIDIA H200": H200, "NVIDIA H100 80GB HBM3": H100}
 
 
 def at_hand() -> Chip | None:

@@ -6,6 +6,7 @@
 ROWSxCONTEXT: so many prompts of so many tokens. Medians over the steps of one run in which all rows decode; the kernels
 are those of one step in the middle. --adapters: that the rows have, in turn, of ranks 16 and 8. "idle" is time in which
 no kernel runs. A kernel may start before its predecessor has ended (dependent launch): its gap is negative then.
+Of several ranks (--options '{"tensor_parallel_size": 2}') it is the first one's.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import statistics
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
@@ -54,14 +55,18 @@ def steps_of(kernels: Sequence[Kernel]) -> list[list[Kernel]]:
 
 
 def record(
-    llm: LLM, rows: int, context: int, ids: random.Random, adapters: Sequence[LoRARequest] = ()
+    llm: LLM, rows: int, context: int, ids: random.Random, adapters: Sequence[LoRARequest] = (), *, aside: bool = False
 ) -> list[list[Kernel]]:
     """The kernels of the middle steps of a run of STEPS tokens. adapters: row i has number i, from the first again
-    after the last."""
+    after the last. aside: the steps run in processes of their own."""
     used = [adapters[row % len(adapters)] for row in range(rows)] if adapters else None
     prompts = [{"prompt_token_ids": workloads.token_ids(ids, context)} for _ in range(rows)]
     params = SamplingParams(temperature=0.6, max_tokens=STEPS, ignore_eos=True, detokenize=False)
     llm.generate(prompts, params, use_tqdm=False, lora_request=used)  # what is slow only once; its prefixes are cached
+    if aside:
+        llm.start_profile()
+        llm.generate(prompts, params, use_tqdm=False, lora_request=used)
+        return steps_of(kernels_in(Path(llm.stop_profile() or "")))[2:-2]
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         llm.generate(prompts, params, use_tqdm=False, lora_request=used)
     kernels = sorted(
@@ -70,6 +75,16 @@ def record(
         if event.device_type == DeviceType.CUDA and not event.name.startswith("Mem")
     )
     return steps_of(kernels)[2:-2]
+
+
+def kernels_in(trace: Path) -> list[Kernel]:
+    """Of a worker's trace."""
+    events = json.loads(trace.read_text())["traceEvents"]
+    return sorted(
+        Kernel(event["ts"], event["ts"] + event["dur"], event["name"])
+        for event in events
+        if event.get("cat") == "kernel"
+    )
 
 
 def summed_up(steps: Sequence[Sequence[Kernel]]) -> dict[str, float]:
@@ -100,7 +115,7 @@ def show(case: str, steps: Sequence[Sequence[Kernel]], figures: dict[str, float]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="qwen3-0.6b", choices=workloads.MODELS)
+    parser.add_argument("--model", default="qwen3-0.6b", help='as in benchmarks.gpu: "qwen3-30b-a3b+fp8"')
     parser.add_argument("--cases", nargs="+", default=["1x256", "256x600"])
     parser.add_argument("--options", type=json.loads, default={}, help="engine options as a JSON object")
     parser.add_argument("--adapters", type=int, default=0)
@@ -112,12 +127,18 @@ def main() -> None:
         LoRARequest(f"a{number}", number, adapter(folder / f"a{number}", config, 16 >> number % 2))
         for number in range(1, args.adapters + 1)
     ]
-    ready = {"enable_lora": True, "max_loras": args.adapters} if made else {}
+    ready: dict[str, Any] = {"enable_lora": True, "max_loras": args.adapters} if made else {}
+    aside = any(name.endswith("_parallel_size") and count > 1 for name, count in args.options.items())
+    if aside:
+        traces = {"profiler": "torch", "torch_profiler_dir": str(folder), "torch_profiler_with_stack": False}
+        ready |= {"profiler_config": {**traces, "torch_profiler_use_gzip": False}}
+    if (quantization := workloads.quantization_of(args.model)) is not None:
+        ready |= {"quantization": quantization}
     llm = LLM(str(folder), load_format="dummy", skip_tokenizer_init=True, **ready, **args.options)
     found = {}
     for case in args.cases:
         rows, _, context = case.partition("x")
-        steps = record(llm, int(rows), int(context), random.Random(case), made)
+        steps = record(llm, int(rows), int(context), random.Random(case), made, aside=aside)
         found[case] = summed_up(steps)
         show(f"{args.model} {case}", steps, found[case])
     llm.shutdown()
