@@ -26,25 +26,17 @@ def reduce_add(partial: torch.Tensor, residual: torch.Tensor, group: Group) -> t
     peers = group.peers
     if peers is None or not len(partial) or not _is_as_wide(partial, peers):
         return group.reduce_add(partial, residual)
-    most = peers.layout.many_rows
-    if len(partial) <= most:
-        return _reduce_add_here(partial, residual, peers)
-    if peers.topology.size > _RANKS_FOR_PIECES:
-        return group.reduce_add(partial, residual)
-    for piece, of_residual in zip(partial.split(most), residual.split(most), strict=True):
-        _reduce_add_here(piece, of_residual, peers)
-    return residual
-
-
-def _reduce_add_here(partial: torch.Tensor, residual: torch.Tensor, peers: PeerMemory) -> torch.Tensor:
-    """`reduce_add` of rows that ranks share memory for."""
     from quire.kernels.triton import across_ranks
 
-    if len(partial) <= peers.layout.few_rows:
+    layout, size = peers.layout, peers.topology.size
+    if len(partial) <= layout.few_rows:
         return across_ranks.reduce_few(partial, residual, peers)
-    size = peers.topology.size
+    if len(partial) > layout.many_rows and size > _RANKS_FOR_PIECES:
+        return group.reduce_add(partial, residual)
     twice = size >= _RANKS_FOR_TWO and partial.numel() * partial.element_size() >= _BYTES_FOR_TWO
-    return across_ranks.reduce_many(partial, residual, peers, twice=twice)
+    for piece, of_residual in zip(partial.split(layout.many_rows), residual.split(layout.many_rows), strict=True):
+        across_ranks.reduce_many(piece, of_residual, peers, twice=twice)
+    return residual
 
 
 def gather_columns(part: torch.Tensor, out: torch.Tensor, group: Group) -> torch.Tensor:
