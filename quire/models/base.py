@@ -203,7 +203,8 @@ class Decoder(nn.Module):
     """A language model as the worker sees it: tokens and a paged cache in, states and logits out."""
 
     graph_support = True  # its steps may be captured in CUDA graphs
-    is_foreign = False  # somebody else's code, which may do what graphs and rehearsals do not allow
+    is_foreign = False  # somebody else's code, which may do what graphs do not allow
+    may_be_rehearsed = True  # its steps may be gone through with garbage for numbers
     group: Group | None = None  # of ranks that share it
     file_name: Callable[[str], str | None] = str  # what the model's own checkpoint would call a file's tensor
     files_names: Callable[[str], tuple[str, ...]] | None = None  # and what else files may call a module

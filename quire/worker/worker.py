@@ -124,6 +124,8 @@ class Worker:
             rehearsal = self._rehearse(assembly)
         with self._phase("weights"):
             self._load_weights()
+            if rehearsal is None:  # of somebody else's code only its weights tell what it computes
+                rehearsal = self._rehearse(assembly)
         with self._phase("compile"):
             if rehearsal is not None:
                 rehearsal.wait()
@@ -274,10 +276,10 @@ class Worker:
         return method
 
     def _rehearse(self, assembly: Assembly) -> Rehearsal | None:
-        """Go through every kind of step while the weights are not there yet, so that the kernels get compiled."""
+        """Go through every kind of step without its weights, so that the kernels get compiled; None if that cannot be."""
         if self._device.type != "cuda" or self._platform.plain_torch:
             return None
-        if self._is_foreign:
+        if isinstance(self._model, Decoder) and not self._model.may_be_rehearsed:
             return None
         from quire.kernels.triton.rehearsal import Rehearsal, is_possible
 

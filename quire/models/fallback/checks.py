@@ -13,6 +13,7 @@ from quire.attention.base import PerHead
 from quire.attention.scored import attend
 from quire.foundation.errors import ConfigError
 from quire.models.fallback.attention import Door, Site, own_value, terms_of
+from quire.models.fallback.distance import distance
 
 States = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # ids, positions → states
 
@@ -138,6 +139,4 @@ def waits_for_device(
 
 def _differ(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     """By more than rounding."""
-    close = 1e-3 if ours.dtype == torch.float32 else 3e-2
-    x, y = ours.float(), theirs.float()
-    return bool((x - y).abs().max() > close * y.square().mean().sqrt() + 1e-6)
+    return distance(ours, theirs).largest > (1e-3 if ours.dtype == torch.float32 else 3e-2)

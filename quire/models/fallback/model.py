@@ -33,6 +33,7 @@ class TransformersModel(Decoder):
 
     graph_support = False  # until it is known
     is_foreign = True
+    may_be_rehearsed = False  # nor is this: nothing of a class's own may look things up by numbers that mean nothing
 
     def __init__(self, causal: Any, max_positions: int, vocab_size: int) -> None:
         super().__init__()
@@ -167,6 +168,7 @@ class TransformersModel(Decoder):
         finally:
             self._door.attends = self._paged
         self.graph_support = why is None
+        self.may_be_rehearsed = self.graph_support and fused.layers == len(self._sites)
         _log.info(
             "of %s %d layers, %d attention and %d feed-forward parts and %d products besides are computed by Quire's "
             "kernels",
