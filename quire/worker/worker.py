@@ -124,8 +124,7 @@ class Worker:
             rehearsal = self._rehearse(assembly)
         with self._phase("weights"):
             self._load_weights()
-            if rehearsal is None:  # of somebody else's code only its weights tell what it computes
-                rehearsal = self._rehearse(assembly)
+            rehearsal = rehearsal or self._rehearse(assembly)  # somebody else's code is known by its weights alone
         with self._phase("compile"):
             if rehearsal is not None:
                 rehearsal.wait()
