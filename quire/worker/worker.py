@@ -124,7 +124,7 @@ class Worker:
             rehearsal = self._rehearse(assembly)
         with self._phase("weights"):
             self._load_weights()
-            rehearsal = rehearsal or self._rehearse(assembly)  # somebody else's code is known by its weights alone
+            rehearsal = self._rehearse(assembly) if self._is_foreign else rehearsal  # which its weights alone describe
         with self._phase("compile"):
             if rehearsal is not None:
                 rehearsal.wait()
@@ -275,7 +275,7 @@ class Worker:
         return method
 
     def _rehearse(self, assembly: Assembly) -> Rehearsal | None:
-        """Go through every kind of step without its weights, so that the kernels get compiled; None if that cannot be."""
+        """Go through every kind of step, numbers aside, so that kernels get compiled; None if that cannot be."""
         if self._device.type != "cuda" or self._platform.plain_torch:
             return None
         if isinstance(self._model, Decoder) and not self._model.may_be_rehearsed:
