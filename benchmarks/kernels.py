@@ -2,7 +2,7 @@
 
     python benchmarks/kernels.py [--only decode,linear] [--json results.json]
     python benchmarks/kernels.py --only backends     all attention backends that are installed, side by side
-    python benchmarks/kernels.py --only latent       latent attention (MLA), its last column the bandwidth's floor
+    python benchmarks/kernels.py --only latent       latent attention (MLA), its last column the floor
 
 Each line is the median of ten CUDA-graph replays of a chain of calls over buffers that rotate past the L2 cache,
 divided by the calls. Bytes are the least that must move (inputs read once, outputs written once). An attention backend
@@ -33,6 +33,7 @@ from quire.attention.base import AttentionInputs, AttentionSpec, LayerCache, pre
 from quire.config.attention import ATTENTION_BACKENDS
 from quire.kernels.attention import latent_paged, qkv, rope
 from quire.kernels.attention import paged as paged_attention
+from quire.kernels.attention.latent_rows import LatentRows
 from quire.kernels.attention.scores import PLAIN
 from quire.kernels.elementwise import activation, norm
 from quire.kernels.gemm import fp8_linear
@@ -509,13 +510,14 @@ def microseconds_eager(calls: list[Callable[[], object]], rounds: int = 10) -> f
     return statistics.median(times[1:])
 
 
-LATENT_CASES = [(rows, length) for rows in (1, 8, 64) for length in (1024, 8192, 32768)]
+LATENT_CASES = [*itertools.product((1, 8, 64), (1024, 8192, 32768)), (256, 1024)]
 RANK, ROPE = 512, 64
 
 
 def bench_latent(model: Model) -> Iterator[Line]:
     """Decode and prompts over latent rows of DeepSeek's widths, for the numbers of heads that ranks of its models have.
-    Beside the time of a decode stands the floor: latent rows once, at the rate that was measured for copies."""
+    Beside the time of a decode stands the floor: latent rows once at the rate of copies, or the products at the rate of
+    large ones."""
     if model is not MODELS[0]:  # the shapes are no model's here
         return
     for heads, (rows, length) in itertools.product((16, 32, 64, 128), LATENT_CASES):
@@ -528,9 +530,12 @@ def bench_latent(model: Model) -> Iterator[Line]:
         seats = torch.arange(1, rows + 1, device=DEVICE, dtype=torch.int32)
         lengths = torch.full((rows,), length, device=DEVICE, dtype=torch.int32)
         q, workspace = random(rows, heads, RANK + ROPE), latent_paged.decode_workspace(rows, heads, RANK, ROPE, DEVICE)
-        plan = latent_paged.decode_schedule(seats, lengths, heads, RANK + ROPE)
+        cached = LatentRows(RANK, ROPE, BLOCK_SIZE, DTYPE)
+        plan = latent_paged.decode_schedule(seats, lengths, heads, cached)
         calls = [partial(latent_paged.decode, q, cache, RANK, table, plan, 0.07, workspace) for cache in caches]
-        us, floor = microseconds(calls), row_bytes / (chip.at_hand() or chip.H200).copy_bytes_per_s * 1e6
+        copies_at, products_at = chip.at_hand() or chip.H200
+        flops = 2 * heads * (2 * RANK + ROPE) * rows * length
+        us, floor = microseconds(calls), max(row_bytes / copies_at, flops / products_at) * 1e6
         yield Line("latent decode", f"{heads} heads", f"{rows}x{length}", us, row_bytes / us / 1e3, "GB/s", floor)
         del caches, calls
         torch.cuda.empty_cache()

@@ -9,6 +9,7 @@ import torch
 from quire.attention.base import ALIKE, PLAIN, AttentionInputs, AttentionSpec, LayerCache, PerHead
 from quire.attention.triton import refuses_device
 from quire.kernels.attention import latent_paged
+from quire.kernels.attention.latent_rows import LatentRows
 
 MAX_RANK, MAX_ROPE = 512, 128
 DTYPES = (torch.bfloat16, torch.float16)
@@ -31,6 +32,7 @@ class TritonLatentAttention:
 
     def __init__(self, spec: AttentionSpec) -> None:
         self.spec = spec
+        self.cached = LatentRows(spec.value_dim, spec.head_dim - spec.value_dim, spec.block_size, spec.kv_dtype)
         self.workspace = latent_paged.decode_workspace(
             spec.max_rows, spec.num_heads, spec.value_dim, spec.head_dim - spec.value_dim, spec.device, spec.drafted
         )
@@ -55,7 +57,7 @@ class TritonLatentAttention:
         return LatentPlan(
             inputs,
             latent_paged.decode_schedule(
-                inputs.seats[:split], inputs.seq_lens[:split], spec.num_heads, spec.head_dim, drafted
+                inputs.seats[:split], inputs.seq_lens[:split], spec.num_heads, self.cached, drafted
             ),
         )
 

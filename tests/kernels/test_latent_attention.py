@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from quire.kernels.attention import latent, latent_paged
+from quire.kernels.attention.latent_rows import LatentRows
 from quire.kernels.attention.rope import rotate
 from quire.kernels.dispatch import device_on_triton
 from tests.kernels.compare import NARROW, assert_near
@@ -48,6 +49,10 @@ def make_cache(seq_lens: list[int], width: int, block_size: int, dtype: torch.dt
     return Cache(pool.to(device)[1], seats.to(device), table.to(device), tokens)
 
 
+def cached_as(cache: Cache, rank: int) -> LatentRows:
+    return LatentRows(rank, cache.rows.shape[3] - rank, cache.rows.shape[2], cache.rows.dtype)
+
+
 def attend(q: torch.Tensor, rows: torch.Tensor, rank: int, scale: float) -> torch.Tensor:
     """q [queries, heads, width], the last of the tokens → [queries, heads * rank], in float64."""
     lines = []
@@ -68,7 +73,7 @@ def test_decode(device: torch.device, heads: int, rank: int, rope: int, block_si
         cache = make_cache(seq_lens, rank + rope, block_size, dtype, device)
         q = torch.randn(len(seq_lens), heads, rank + rope, device=device, dtype=dtype)
         workspace = latent_paged.decode_workspace(len(seq_lens), heads, rank, rope, device)
-        schedule = latent_paged.decode_schedule(cache.seats, ints(seq_lens, device), heads, rank + rope)
+        schedule = latent_paged.decode_schedule(cache.seats, ints(seq_lens, device), heads, cached_as(cache, rank))
         out = latent_paged.decode(q, cache.rows, rank, cache.table, schedule, 0.2, workspace)
         rows = [attend(q[i : i + 1], cache.tokens[i], rank, 0.2) for i in range(len(seq_lens))]
         assert_near(out, torch.cat(rows), dtype)
@@ -88,7 +93,7 @@ def test_decode_of_several_queries_a_row(
     lens = ints(seq_lens, device)
     workspace = latent_paged.decode_workspace(1, heads, rank, rope, device, (len(seq_lens), queries))
     schedule = latent_paged.decode_schedule(
-        cache.seats, lens, heads, rank + rope, (queries, lens + 1 - ints(counts, device))
+        cache.seats, lens, heads, cached_as(cache, rank), (queries, lens + 1 - ints(counts, device))
     )
     for _ in range(2):  # as layers do
         out = latent_paged.decode(q, cache.rows, rank, cache.table, schedule, 0.2, workspace)
@@ -163,7 +168,9 @@ def test_rows_of_8_bits(device: torch.device) -> None:
     if not device_on_triton(device):
         pytest.skip("backends of torch's own widen what they gather")
     workspace = latent_paged.decode_workspace(2, heads, rank, rope, device)
-    schedule = latent_paged.decode_schedule(cache.seats, ints([200, 7], device), heads, rank + rope)
+    schedule = latent_paged.decode_schedule(
+        cache.seats, ints([200, 7], device), heads, LatentRows(rank, rope, 16, narrow.dtype)
+    )
     out = latent_paged.decode(q, narrow, rank, cache.table, schedule, 0.2, workspace)
     rows = [tokens.half().to(torch.float8_e4m3fn).double() for tokens in cache.tokens]
     assert_near(out, torch.cat([attend(q[i : i + 1], rows[i], rank, 0.2) for i in range(2)]), torch.float16)
@@ -174,7 +181,7 @@ def test_a_workspace_too_small_is_refused(device: torch.device) -> None:
         pytest.skip("plain torch needs none")
     cache = make_cache([50, 20], 48, 16, NARROW, device)
     q = torch.randn(2, 4, 48, device=device, dtype=NARROW)
-    schedule = latent_paged.decode_schedule(cache.seats, ints([50, 20], device), 4, 48)
+    schedule = latent_paged.decode_schedule(cache.seats, ints([50, 20], device), 4, cached_as(cache, 32))
     workspace = latent_paged.decode_workspace(1, 4, 32, 16, device)[:100]
     with pytest.raises(ValueError, match="2 rows needs"):
         latent_paged.decode(q, cache.rows, 32, cache.table, schedule, 0.2, workspace)
@@ -193,7 +200,7 @@ def test_long_rows_among_short_ones_in_a_graph(heads: int) -> None:
     workspace = latent_paged.decode_workspace(5, heads, 512, 64, device)
 
     def step() -> torch.Tensor:
-        schedule = latent_paged.decode_schedule(cache.seats, lens, heads, 576)
+        schedule = latent_paged.decode_schedule(cache.seats, lens, heads, cached_as(cache, 512))
         return latent_paged.decode(q, cache.rows, 512, cache.table, schedule, 0.05, workspace)
 
     step()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from quire.kernels.attention import paged
+from quire.kernels.attention.latent_rows import LatentRows
 from quire.kernels.attention.scores import PLAIN
 from quire.kernels.dispatch import device_on_triton, on_triton
 
@@ -47,20 +48,20 @@ def decode_schedule(
     seats: torch.Tensor,
     seq_lens: torch.Tensor,
     num_heads: int,
-    width: int,
+    cached: LatentRows,
     drafted: tuple[int, torch.Tensor] | None = None,
 ) -> LatentSchedule:
     """Once a step, for `decode` of its layers: seats, seq_lens int32 [rows]; row i sees its `seq_lens[i]` tokens.
 
-    width: of a latent row. drafted: as in `paged.decode_schedule`. Made on the device from what the tensors hold then,
-    so it is part of what a CUDA graph captures.
+    drafted: as in `paged.decode_schedule`. Made on the device from what the tensors hold then, so it is part of what a
+    CUDA graph captures.
     """
     rows = paged.DecodeSchedule(seats, seq_lens, PLAIN, None, drafted)
     if not on_triton(seq_lens):
         return LatentSchedule(rows, None)
     from quire.kernels.attention.triton import latent_decode
 
-    return LatentSchedule(rows, latent_decode.schedule(seats, seq_lens, num_heads, width, drafted))
+    return LatentSchedule(rows, latent_decode.schedule(seats, seq_lens, num_heads, cached, drafted))
 
 
 def decode(

@@ -13,19 +13,25 @@ which finds the rows in the L2 cache; there the products take about as long as t
 
 Shares of a row are weighed together by a second kernel, a program a line, so that one long row does not wait for one
 processor: a share's result is 2 KiB a head.
+
+Where `latent_decode_sm90` has a kernel for the case, that one takes the first one's place.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.attention.triton import decode_schedule
+from quire.kernels.attention.triton import decode_schedule, latent_schedule
 from quire.kernels.attention.triton.operand import LOG2_E, query_operand
-from quire.kernels.triton.launch import dot_width, has_pdl, next_power_of_2, num_processors
+from quire.kernels.triton.launch import dot_width, has_gluon_sm90, has_pdl, next_power_of_2, num_processors
+
+if TYPE_CHECKING:
+    from quire.kernels.attention.latent_rows import LatentRows
 
 MERGED = 16  # shares that are fetched at once
 
@@ -174,12 +180,13 @@ def shape(lines: int, width: int, shared: int) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Shares of a step; see `decode_schedule.rows`."""
+    """Shares of a step: as in `decode_schedule.placed_rows`, or as in `latent_schedule.Pieces`."""
 
     items: torch.Tensor
     places: torch.Tensor
-    cut: Shape
     queries: int  # of each row
+    cut: Shape  # of this file's kernel
+    heads: torch.Tensor | None = None  # see `latent_schedule`; None: for this file's kernel
 
 
 def shared_bytes(device: torch.device) -> int:
@@ -202,9 +209,13 @@ def workspace_elements(
     drafted: (rows, queries each) of the largest step with several queries."""
     most = 0
     for rows, queries in ((max_rows, 1), drafted):
-        cut = shape(num_heads * queries, rank + rope, shared_bytes(device))
-        places = rows + budget(rows, num_heads * queries, cut, num_processors(device)) if rows else 0
-        most = max(most, places * num_heads * queries)
+        lines = num_heads * queries
+        beyond = budget(rows, lines, shape(lines, rank + rope, shared_bytes(device)), num_processors(device))
+        if queries == 1 and has_gluon_sm90(device):
+            from quire.kernels.attention.triton import latent_decode_sm90
+
+            beyond = max(beyond, latent_decode_sm90.programs(lines, device))
+        most = max(most, (rows + beyond) * lines if rows else 0)
     return most * (rank + 1)
 
 
@@ -212,16 +223,23 @@ def schedule(
     seats: torch.Tensor,
     seq_lens: torch.Tensor,
     num_heads: int,
-    width: int,
+    cached: LatentRows,
     drafted: tuple[int, torch.Tensor] | None = None,
-    cut: Shape | None = None,
 ) -> Schedule:
-    """See `quire.kernels.attention.latent_paged`; `cut` is for measuring."""
+    """See `quire.kernels.attention.latent_paged`."""
     queries, first_lens = (1, None) if drafted is None else drafted
-    cut = cut or shape(num_heads * queries, width, shared_bytes(seats.device))
-    extra = budget(len(seq_lens), num_heads * queries, cut, num_processors(seats.device))
+    lines, device = num_heads * queries, seats.device
+    cut = shape(lines, cached.rank + cached.rope, shared_bytes(device))
+    if drafted is None and has_gluon_sm90(device):
+        from quire.kernels.attention.triton import latent_decode_sm90 as sm90
+
+        if sm90.takes(cached):
+            programs = sm90.programs(num_heads, device)
+            pieces = latent_schedule.pieces(seats, seq_lens, programs, sm90.TOKENS, sm90.MIN_TILES)
+            return Schedule(pieces.items, pieces.places, queries, cut, pieces.heads)
+    extra = budget(len(seq_lens), lines, cut, num_processors(device))
     items, places = decode_schedule.placed_rows(seats, seq_lens, extra, cut.tokens, cut.min_tiles, first_lens)
-    return Schedule(items, places, cut, queries)
+    return Schedule(items, places, queries, cut)
 
 
 def decode(
@@ -236,7 +254,7 @@ def decode(
 ) -> torch.Tensor:
     """See `quire.kernels.attention.latent_paged`."""
     num_queries, num_heads, width = q.shape
-    num_rows, lines, cut = num_queries // plan.queries, num_heads * plan.queries, plan.cut
+    num_rows, lines = num_queries // plan.queries, num_heads * plan.queries
     if not num_rows:
         return out
     places = len(plan.items) * lines
@@ -246,12 +264,18 @@ def decode(
         )
     partial, lse = workspace[: places * (rank + 1)].split([places * rank, places])
     pdl, block_rank = has_pdl(q.device), dot_width(rank)
-    _latent_decode_kernel[(-(-lines // cut.lines), len(plan.items))](
-        q, cache, out, partial, lse, plan.items, block_table, block_table.stride(0), cache.stride(0), scale * LOG2_E,
-        HEADS=num_heads, QUERIES=plan.queries, RANK=rank, ROPE=width - rank, BLOCK_SIZE=cache.shape[2],
-        BLOCK_L=cut.lines, BLOCK_N=cut.tokens, BLOCK_RANK=block_rank, BLOCK_ROPE=dot_width(width - rank),
-        STAGES=cut.stages, ITEM=decode_schedule.ITEM, PDL=pdl, num_warps=cut.warps, launch_pdl=pdl,
-    )  # fmt: skip
+    if plan.heads is not None:
+        from quire.kernels.attention.triton import latent_decode_sm90
+
+        latent_decode_sm90.decode(q, cache, rank, block_table, plan.items, plan.heads, scale, partial, lse, out)
+    else:
+        _latent_decode_kernel[(-(-lines // plan.cut.lines), len(plan.items))](
+            q, cache, out, partial, lse, plan.items, block_table, block_table.stride(0), cache.stride(0),
+            scale * LOG2_E, HEADS=num_heads, QUERIES=plan.queries, RANK=rank, ROPE=width - rank,
+            BLOCK_SIZE=cache.shape[2], BLOCK_L=plan.cut.lines, BLOCK_N=plan.cut.tokens, BLOCK_RANK=block_rank,
+            BLOCK_ROPE=dot_width(width - rank), STAGES=plan.cut.stages, ITEM=decode_schedule.ITEM, PDL=pdl,
+            num_warps=plan.cut.warps, launch_pdl=pdl,
+        )  # fmt: skip
     _latent_merge_kernel[(lines, num_rows)](
         partial, lse, plan.places, out, LINES=lines, RANK=rank, BLOCK_RANK=block_rank, MERGED=MERGED, PDL=pdl,
         num_warps=4, launch_pdl=pdl,

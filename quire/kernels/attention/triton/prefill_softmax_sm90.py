@@ -19,7 +19,7 @@ def _halvings(width, parts):
 
 
 @gluon.jit
-def _fold(x, SUM: gl.constexpr):
+def fold(x, SUM: gl.constexpr):
     """Sums or maxima of columns c, c + PARTS, c + 2 PARTS … of x, which one thread has: by halves, so that there is
     something to do while a result is on its way."""
     TIMES: gl.constexpr = _halvings(x.shape[1], PARTS)
@@ -65,7 +65,7 @@ def softmax(
     """Weights of one tile relative to new tops, and what those relative to the old ones shrink by; scores in units of
     log 2. top: a line's largest score, or one that is less by no more than SLACK.
 
-    total: the weights' sums, [lines, 8], a line's in as many parts as `_fold` leaves.
+    total: the weights' sums, [lines, 8], a line's in as many parts as `fold` leaves.
     """
     if masked:
         position = start + gl.arange(0, BLOCK_N, gl.SliceLayout(0, s.type.layout))
@@ -77,11 +77,11 @@ def softmax(
         if WINDOW > 0:
             seen = seen & (position[None, :] > query_position[:, None] - WINDOW)
         s = gl.where(seen, s, float("-inf"))
-    peak = gl.convert_layout(gl.max(_fold(s, False), axis=1), top.type.layout)
+    peak = gl.convert_layout(gl.max(fold(s, False), axis=1), top.type.layout)
     peak = peak * scale
     new_top = gl.where(peak > top + SLACK, peak, top)
     p = gl.exp2(s * scale - new_top[:, None])
     shrink = gl.exp2(top - new_top)
-    part = gl.convert_layout(_fold(p, True), total.type.layout)
+    part = gl.convert_layout(fold(p, True), total.type.layout)
     total = total * gl.convert_layout(shrink, gl.SliceLayout(1, total.type.layout))[:, None] + part
     return p, new_top, total, shrink
