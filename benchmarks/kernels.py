@@ -413,7 +413,7 @@ def bench_codes(model: Model) -> Iterator[Line]:
         packed = [form.pack(weight) for weight in plain]
         bytes_read = sum(tensor.numel() * tensor.element_size() for tensor in packed[0].values())
         matrices = [form.matrix(tensors, None) for tensors in packed]
-        for m in (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 8192):
+        for m in (1, 8, 9, 16, 17, 32, 64, 96, 128, 256, 384, 512, 2048, 8192):
             x, y = random(m, k), random(m, n)
             around: dict[str, Any] = {
                 "qkv": {"norm": gain}, "o": {"residual": y}, "gate_up": {"norm": gain, "gated": True},

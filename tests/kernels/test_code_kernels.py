@@ -90,6 +90,54 @@ def test_tall_tiles_assemble_well(more: dict[str, Any], tmp_path: Path) -> None:
     assert waits == 2 * ["1;", "1;", "0;"]  # of two consumers
 
 
+@TESTED
+@pytest.mark.parametrize(("rows", "gated", "residual"), [
+    (16, True, False), (64, True, False), (16, False, True), (32, False, False), (64, False, True), (128, False, True),
+])  # fmt: skip
+def test_tiles_of_integers_assemble_well(rows: int, gated: bool, residual: bool, tmp_path: Path) -> None:
+    """And the matrix units are waited for to the end once in a turn, of two consumers."""
+    from triton.experimental.gluon import language as gl
+
+    from quire.kernels.gemm.triton import int4_tiles_sm90 as tiles
+
+    types = {
+        "scale_ptr": "*bf16", "out_ptr": "*bf16", "partial_ptr": "*fp32", "counter_ptr": "*i32",
+        **dict.fromkeys(("M", "N", "each", "blocks", "groups", "out_stride"), "i32"),
+        "x_desc": f"tensordesc<bf16[{rows}, 64],{gl.NVMMASharedLayout(128, 16, 2)!r}>",
+        "w_desc": f"tensordesc<i32[128, 16],{tiles.WORDS_IN_SHARED!r}>",
+    }  # fmt: skip
+    constants = {
+        "STAGES": tiles.stages(rows, gated), "GATED": gated, "RESIDUAL": residual, "TURN": tiles.TURN, "PDL": True,
+        "CONSUMER_REGISTERS": 232, "PRODUCER_REGISTERS": 40,
+    }  # fmt: skip
+    aligned = ["scale_ptr", "out_ptr", "partial_ptr", "counter_ptr", "out_stride"]
+    code = assert_assembles_well(tiles._int4_tiles_kernel, types, constants, aligned, tmp_path)
+    waits = [line.split()[1] for line in code.splitlines() if "wgmma.wait_group.sync.aligned" in line]
+    assert waits == 2 * [*(4 if gated else 2) * tiles.TURN * ["1;"], "0;"]
+
+
+@TESTED
+def test_which_integers_have_tiles_of_their_own() -> None:
+    """A rule of rows and blocks, of an H200's processors; what was not seen to be right there is not taken."""
+    from quire.kernels.gemm.triton.int4_tiles_sm90 import takes
+
+    def taken(
+        rows: int, n: int, k: int, *, gated: bool = False, dtype: torch.dtype = torch.bfloat16, **more: Any
+    ) -> bool:
+        numbers, scale = torch.empty(n, k // 2, dtype=torch.uint8), torch.empty(n, k // 128, dtype=torch.bfloat16)
+        weight = Codes("int4", 128, numbers, scale)._replace(**more)
+        return takes(torch.empty(rows, k, dtype=dtype), weight, None, gated)
+
+    assert [taken(rows, 4096, 14336) for rows in (8, 9, 384, 385)] == [False, True, True, False]
+    assert [taken(rows, 4096, 4096) for rows in (16, 17)] == [False, True]
+    assert [taken(rows, 28672, 4096, gated=True) for rows in (8, 9, 128, 129)] == [False, True, True, False]
+    assert not taken(64, 4096, 4096, dtype=torch.float16)
+    assert not taken(64, 4096, 4096, kind="nf4")
+    assert not taken(64, 4096, 4096, group=64)
+    assert not taken(64, 4096, 4096, zero=torch.empty(4096, 32, dtype=torch.uint8))
+    assert not taken(64, 4096, 4096, scale=torch.empty(4096, 32, dtype=torch.float16))
+
+
 class TestOnDevice:
     pytestmark = ON_DEVICE
 
@@ -124,6 +172,23 @@ class TestOnDevice:
         for _ in range(2):
             found = code_tall_tiles_sm90.linear(x, weight, bias, True, start.clone())
             assert_near(found, linear_reference(x, wide, bias, residual=start), dtype)
+
+    @pytest.mark.parametrize("rows", [9, 16, 17, 32, 33, 64, 100, 128, 256, 300])
+    @pytest.mark.parametrize(("n", "k"), [(40, 128), (1000, 640), (272, 11008), (9000, 2176), (6144, 4096)])
+    @pytest.mark.parametrize("gated", [False, True])
+    def test_tiles_of_integers(self, gated: bool, n: int, k: int, rows: int) -> None:
+        """Where they are not taken, too; parts of tiles, lines and columns that are no whole tiles and turns."""
+        from quire.kernels.gemm.triton import int4_tiles_sm90
+
+        weight, x, _, start = self.made("int4", 128, None, n, k, rows)
+        outputs = n // 2 if gated else n
+        start = start[:, :outputs].contiguous()
+        wide = codes.widened(weight, torch.float32)
+        for _ in range(2):
+            found = int4_tiles_sm90.linear(x, weight, gated, False, torch.empty_like(start))
+            assert_near(found, linear_reference(x, wide, gated=gated), x.dtype)
+            found = int4_tiles_sm90.linear(x, weight, gated, True, start.clone())
+            assert_near(found, linear_reference(x, wide, gated=gated, residual=start), x.dtype)
 
     def made(
         self, kind: Kind, group: int, zero: torch.dtype | None, n: int, k: int, rows: int,

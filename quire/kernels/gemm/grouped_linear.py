@@ -2,8 +2,8 @@
 
 On a GPU few rows stream the weight through registers, some more go through the matrix units with the weight decoded on
 its way there, and for others the whole of it is widened first: the library's product then outweighs that pass. Norm and
-gate are kernels of their own, but for few rows. Shapes that kernels do not take, and a CPU, multiply by the widened
-weight.
+gate are kernels of their own, but for few rows, and the gate of plain integers. Shapes that kernels do not take, and a
+CPU, multiply by the widened weight.
 """
 
 from __future__ import annotations
@@ -39,16 +39,23 @@ def linear(
             x, widened(weight, x.dtype), bias,
             norm=norm, gated=gated, residual=residual, out_dtype=out_dtype, out=out,
         )  # fmt: skip
-    few = len(x) <= FEW_ROWS and _in_registers(x, weight)
+    dtypes = {out_dtype or x.dtype, *(y.dtype for y in (x, out, residual) if y is not None)}
+    tiled = len(dtypes) == 1 and _in_int4_tiles(x, weight, bias, gated)
+    few = not tiled and len(x) <= FEW_ROWS and _in_registers(x, weight)
     if norm is not None and not (few and len(x) == 1):
         x, norm = rms_norm(x, *norm), None
-    n, adds = len(weight.codes) // (2 if gated and few else 1), residual is not None
+    n, adds = len(weight.codes) // (2 if gated and (few or tiled) else 1), residual is not None
     if residual is not None:
         out = residual
     elif out is None:
         out = torch.empty((len(x), n), dtype=x.dtype if gated else out_dtype or x.dtype, device=x.device)
     if few:
         return _few_rows(x, weight, bias, norm, gated, adds, out)
+    if tiled:
+        from quire.kernels.gemm.triton import int4_tiles_sm90
+
+        int4: torch.Tensor = int4_tiles_sm90.linear(x, weight, gated, adds, out)
+        return int4
     y = _product(x, weight, bias, adds, out)
     return silu_and_mul(y) if gated else y
 
@@ -107,6 +114,18 @@ def _in_tiles(x: torch.Tensor, weight: Codes) -> bool:
     from quire.kernels.gemm.triton import code_tiles_sm90
 
     taken: bool = code_tiles_sm90.takes(x, weight)
+    return taken
+
+
+def _in_int4_tiles(x: torch.Tensor, weight: Codes, bias: torch.Tensor | None, gated: bool) -> bool:
+    """Whether the kernel for plain integers on compute capability 9.0 multiplies these."""
+    from quire.kernels.triton.launch import has_gluon_sm90
+
+    if INTERPRETED or not has_gluon_sm90(x.device):
+        return False
+    from quire.kernels.gemm.triton import int4_tiles_sm90
+
+    taken: bool = int4_tiles_sm90.takes(x, weight, bias, gated)
     return taken
 
 
