@@ -52,10 +52,7 @@ def linear(
     if few:
         return _few_rows(x, weight, bias, norm, gated, adds, out)
     if tiled:
-        from quire.kernels.gemm.triton import int4_tiles_sm90
-
-        int4: torch.Tensor = int4_tiles_sm90.linear(x, weight, gated, adds, out)
-        return int4
+        return _int4_tiles(x, weight, gated, adds, out)
     y = _product(x, weight, bias, adds, out)
     return silu_and_mul(y) if gated else y
 
@@ -127,6 +124,13 @@ def _in_int4_tiles(x: torch.Tensor, weight: Codes, bias: torch.Tensor | None, ga
 
     taken: bool = int4_tiles_sm90.takes(x, weight, bias, gated)
     return taken
+
+
+def _int4_tiles(x: torch.Tensor, weight: Codes, gated: bool, adds: bool, out: torch.Tensor) -> torch.Tensor:
+    from quire.kernels.gemm.triton import int4_tiles_sm90
+
+    y: torch.Tensor = int4_tiles_sm90.linear(x, weight, gated, adds, out)
+    return y
 
 
 def _is_taken(weight: Codes) -> bool:

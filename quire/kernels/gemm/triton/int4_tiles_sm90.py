@@ -39,7 +39,8 @@ TURN = 2  # blocks
 RING_BYTES = 192 * 1024  # of a processor's shared memory: of the rest is made what puts sums in the order of rows
 MOST_STAGES = 12
 MANY = 13  # blocks of 128 lines a processor, from which on 128 rows a tile pay, and tiles for no more than 16 rows
-FEWEST_ROWS, MOST_ROWS, MOST_GATED_ROWS = 9, 384, 128
+FEWEST_ROWS, MOST_ROWS = 9, 384
+MOST_GATED_ROWS = 16  # what of more rows was checked was right and faster, but not all was (`test_tiles_of_integers`)
 WORDS_IN_SHARED = gl.NVMMASharedLayout(64, 32, 2)
 INT4 = gl.constexpr(0)  # of `KINDS`
 
