@@ -17,6 +17,7 @@ from quire.kernels.low_rank.factors import RANKS_A_STEP, Factors
 from quire.kernels.low_rank.grouped import GroupedFactors, add_grouped
 from quire.kernels.low_rank.product import expand, shrink
 from quire.kernels.low_rank.rows import AdapterRows, adapter_rows
+from quire.kernels.low_rank.shrunk import Shrunk
 
 
 class ActiveRows:
@@ -97,7 +98,7 @@ class LowRank:
             factors.gains[at].copy_(host.gains, non_blocking=True)
         factors.ranks[at, 0], factors.ranks[at, 1] = rank, has_gains
 
-    def shrink(self, x: torch.Tensor) -> torch.Tensor:
+    def shrink(self, x: torch.Tensor) -> Shrunk:
         """The first half of what is added to a product of x, see `expand`."""
         assert self._active.rows is not None
         return shrink(x, self._active.rows, self.factors)
@@ -105,7 +106,7 @@ class LowRank:
     def expand(
         self,
         y: torch.Tensor,
-        inner: torch.Tensor,
+        inner: Shrunk,
         bias: torch.Tensor | None,
         *,
         gated: bool = False,
@@ -144,7 +145,7 @@ class LowRankEmbedding:
         rows = self._active.rows
         assert rows is not None
         inner = self.lines[(rows.slots - 1).clamp(min=0), ids]
-        return expand(y, inner.float()[None], rows, self._outer.factors)
+        return expand(y, Shrunk(inner.float()[None]), rows, self._outer.factors)
 
     def num_bytes(self) -> int:
         return self._outer.num_bytes() + self.lines.numel() * self.lines.element_size()

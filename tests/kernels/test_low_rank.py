@@ -7,10 +7,12 @@ import torch
 
 from quire.kernels.dispatch import on_triton
 from quire.kernels.elementwise.norm import rms_norm
+from quire.kernels.gemm.decode_gemm import has_gluon
 from quire.kernels.gemm.linear import linear
 from quire.kernels.low_rank.factors import Factors
 from quire.kernels.low_rank.product import expand, shrink
 from quire.kernels.low_rank.rows import AdapterRows, adapter_rows
+from quire.kernels.low_rank.shrunk import Shrunk
 from tests.kernels.compare import LIMITS, NARROW, assert_near
 
 SLOTS, ROOM = 3, 32
@@ -140,7 +142,7 @@ def test_many_rows_in_high_tiles(device: torch.device) -> None:
     slots = torch.randint(0, SLOTS + 1, (1100,), dtype=torch.int32, device=device)
     inner, y = torch.randn(1, 1100, ROOM, device=device), torch.zeros(1100, 64, device=device)
     inner[0, slots == 3, 5:] = torch.nan
-    result = expand(y, inner, adapter_rows(slots, SLOTS), given)
+    result = expand(y, Shrunk(inner), adapter_rows(slots, SLOTS), given)
     up = given.up.nan_to_num()[(slots.long() - 1).clamp(min=0)]
     wanted = torch.einsum("mr,mrn->mn", inner[0].nan_to_num(), up) * ((slots == 1) | (slots == 3))[:, None]
     assert_near(result, wanted, torch.float32)
@@ -167,7 +169,10 @@ class TestOnDevice:
     pytestmark = ON_GPU
 
     @pytest.mark.parametrize("rows", [1, 2, 15, 17, 64, 129, 300])
-    @pytest.mark.parametrize(("parts", "k"), [((40,), 100), ((72, 56, 8), 1111), ((1024, 264), 4096), ((2056,), 14336)])
+    @pytest.mark.parametrize(
+        ("parts", "k"),
+        [((40,), 100), ((72, 56, 8), 1111), ((1024, 264), 4096), ((2056,), 14336), ((2048, 512, 512), 1536)],
+    )
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     def test_ranks_of_all_sizes(self, rows: int, parts: tuple[int, ...], k: int, dtype: torch.dtype) -> None:
         """Among slots that nobody has, and adapters that leave the matrix alone."""
@@ -182,6 +187,21 @@ class TestOnDevice:
         start = residual.clone()
         assert_near(expand(y.clone(), inner, own, given, bias, residual=residual), wanted + start.double().cpu(), dtype)
         assert_near(added(y, x, own, given, bias), wanted, dtype)
+
+    def test_programs_that_take_several_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As with many more rows than these."""
+        if not has_gluon(torch.device("cuda")):
+            pytest.skip("kernels in Gluon")
+        from quire.kernels.low_rank.triton import expand_registers, shrink_registers
+
+        for kernels in (expand_registers, shrink_registers):
+            monkeypatch.setattr(kernels, "num_processors", lambda _: 1)
+        torch.manual_seed(0)
+        given = factors(torch.device("cuda"), (1664, 384, 384), 1536, torch.bfloat16, [(16, 1), (5, 0), (0, 0)], 16)
+        slots = torch.randint(0, 4, (90,), dtype=torch.int32, device="cuda")
+        x, y = (torch.randn(90, 1536) / 40).cuda().bfloat16(), torch.randn(90, 2432).cuda().bfloat16()
+        wanted = expected(y, x, slots, given, None)
+        assert_near(added(y, x, adapter_rows(slots, 3), given), wanted, torch.bfloat16)
 
     @pytest.mark.parametrize("rows", [1, 5, 33, 200])
     def test_a_captured_chain_gives_what_single_steps_give(self, rows: int) -> None:

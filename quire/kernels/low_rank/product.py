@@ -13,11 +13,12 @@ from quire.kernels.dispatch import on_triton
 from quire.kernels.elementwise.activation import silu_and_mul
 from quire.kernels.low_rank.factors import Factors
 from quire.kernels.low_rank.rows import AdapterRows
+from quire.kernels.low_rank.shrunk import Shrunk
 
 
-def shrink(x: torch.Tensor, rows: AdapterRows, factors: Factors) -> torch.Tensor:
+def shrink(x: torch.Tensor, rows: AdapterRows, factors: Factors) -> Shrunk:
     """The first half of what adapters add: x [rows, k] → [splits, rows, parts * room], what `down` makes of x, in parts
-    of a sum.
+    of a sum. In a graph it may run beside what is launched next: `expand` must follow before x is freed.
 
     Lines that nobody needs may be anything: of rows without an adapter, and from an adapter's rank on. Factors must not
     be written by a kernel launched just before, nor `rows`: they are read ahead of its end.
@@ -29,12 +30,12 @@ def shrink(x: torch.Tensor, rows: AdapterRows, factors: Factors) -> torch.Tensor
     inner = x.new_zeros((1, len(x), factors.down.shape[1]), dtype=factors.down.dtype)
     for slot, members in rows.members:
         inner[0, members] = x[members].to(inner.dtype) @ factors.down[slot - 1].T
-    return inner
+    return Shrunk(inner)
 
 
 def expand(
     y: torch.Tensor,
-    inner: torch.Tensor,
+    inner: Shrunk,
     rows: AdapterRows,
     factors: Factors,
     bias: torch.Tensor | None = None,
@@ -51,7 +52,7 @@ def expand(
         from quire.kernels.low_rank.triton import product
 
         return product.expand(y, inner, rows, factors, bias, gated, residual)
-    y = _expand_reference(y, inner.sum(0), rows, factors, bias)
+    y = _expand_reference(y, inner.lines.sum(0), rows, factors, bias)
     if gated:
         return silu_and_mul(y)
     return y if residual is None else residual.add_(y)
