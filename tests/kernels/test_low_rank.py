@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels.dispatch import on_triton
+from quire.kernels.dispatch import device_on_triton, on_triton
 from quire.kernels.elementwise.norm import rms_norm
 from quire.kernels.gemm.decode_gemm import has_gluon
-from quire.kernels.gemm.linear import linear
+from quire.kernels.gemm.linear import linear, linear_reference
 from quire.kernels.low_rank.factors import Factors
+from quire.kernels.low_rank.one_row import linear_and_shrink
 from quire.kernels.low_rank.product import expand, shrink
 from quire.kernels.low_rank.rows import AdapterRows, adapter_rows
 from quire.kernels.low_rank.shrunk import Shrunk
@@ -124,6 +125,35 @@ def test_no_row_changes_another_one(device: torch.device) -> None:
         one = slice(row, row + 1)
         alone = added(y[one].clone(), x[one], adapter_rows(slots[one], SLOTS), given)
         assert torch.equal(together[one], alone)
+
+
+@pytest.mark.parametrize("slot", [0, 1, 2, 3])
+@pytest.mark.parametrize(("parts", "k", "apart"), [((70,), 96, False), ((40, 24, 24), 1504, True)])
+def test_one_row_in_the_product_s_kernel(
+    device: torch.device, parts: tuple[int, ...], k: int, apart: bool, slot: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not device_on_triton(device):
+        pytest.skip("the kernels need a GPU, or an interpreter")
+    from quire.kernels.gemm import decode_gemm
+    from quire.kernels.gemm.triton.plan import Vector
+
+    given, n = factors(device, parts, k, NARROW), sum(parts)
+    rows = adapter_rows(torch.tensor([slot], dtype=torch.int32, device=device), SLOTS)
+    x, weight = torch.randn(1, k).to(device, NARROW), (torch.randn(n, k) / k**0.5).to(device, NARROW)
+    bias, norm = torch.randn(n).to(device, NARROW), ((torch.rand(k) + 0.5).to(device, NARROW), 1e-5)
+    monkeypatch.setattr(decode_gemm, "plan", lambda *_, **__: Vector(4, 512, 2, apart=apart))
+    both = linear_and_shrink(x, weight, bias, norm, rows, given, summed=False)
+    assert both is not None
+    y, inner = both
+    assert_near(y, linear_reference(x, weight, bias, norm=norm), NARROW)
+    rank = int(given.ranks[slot - 1, 0]) if slot else 0
+    lines = given.down[slot - 1].view(len(parts), ROOM, k)[:, :rank].flatten(0, 1)
+    if rank:
+        found = inner.lines.view(len(parts), ROOM)[:, :rank].flatten()[None]
+        assert_near(found, linear_reference(x, lines, norm=norm), NARROW)
+    wanted = expected(y, rms_norm(x, *norm), rows.slots, given, bias)
+    assert_near(expand(y.clone(), inner, rows, given, bias), wanted, NARROW)
+    assert linear_and_shrink(x.repeat(2, 1), weight, bias, norm, rows, given, summed=False) is None
 
 
 def test_logits_are_wider_than_their_factors(device: torch.device) -> None:
