@@ -1,7 +1,8 @@
 """What adapters cost a GPU: a decode step of many rows without LoRA, with it switched on and nobody using it, and with
-many adapters in use, of ranks up to the largest.
+many adapters in use, of several ranks.
 
-    python -m benchmarks.adapters [--model llama-3.1-8b] [--batches 1 64 256] [--adapters 32] [--rank 16] [--out FOLDER]
+    python -m benchmarks.adapters [--model llama-3.1-8b] [--batches 1 64 256] [--adapters 32] [--ranks 8 16]
+                                  [--out FOLDER]
 
 Dense models of random weights; adapters, random too, are of all linear layers of attention and MLP. Engines come one
 after the other, "off" first and last: what the machine does otherwise shows between the two.
@@ -14,6 +15,7 @@ import json
 import sys
 import tempfile
 import time
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +75,7 @@ def main() -> None:
     parser.add_argument("--model", default="llama-3.1-8b", choices=list(workloads.MODELS))
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 64, 256])
     parser.add_argument("--adapters", type=int, default=32)
-    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--ranks", nargs="+", type=int, default=[8, 16], help="of the adapters, in turn")
     parser.add_argument("--options", default="{}", help="engine options as a JSON object")
     parser.add_argument("--out", type=Path, default=results_file.FOLDER)
     args = parser.parse_args()
@@ -82,11 +84,11 @@ def main() -> None:
         model = workloads.write_model_dir(args.model, Path(folder) / args.model)
         config = json.loads((model / "config.json").read_text())
         made = [
-            LoRARequest(f"a{number}", number, adapter(Path(folder) / f"a{number}", config, args.rank >> number % 2))
-            for number in range(1, args.adapters + 1)
+            LoRARequest(f"a{number}", number, adapter(Path(folder) / f"a{number}", config, rank))
+            for number, rank in enumerate(islice(cycle(args.ranks), args.adapters), 1)
         ]
         shared = {"load_format": "dummy", "skip_tokenizer_init": True, **json.loads(args.options)}
-        ready = {"enable_lora": True, "max_loras": args.adapters, "max_lora_rank": args.rank}
+        ready = {"enable_lora": True, "max_loras": args.adapters, "max_lora_rank": max(args.ranks)}
         engines: list[tuple[dict[str, Any], dict[str, list[LoRARequest]]]] = [
             ({}, {"off": []}),
             (ready, {"on, none used": [], f"on, {args.adapters} used": made}),
@@ -101,7 +103,7 @@ def main() -> None:
                         print(rows[-1], flush=True)
     print(results_file.table(rows))
     args.out.mkdir(parents=True, exist_ok=True)
-    facts = {"adapters": args.adapters, "rank": args.rank, "tokens": TOKENS, "options": args.options}
+    facts = {"adapters": args.adapters, "ranks": args.ranks, "tokens": TOKENS, "options": args.options}
     command = " ".join(["python -m benchmarks.adapters", *sys.argv[1:]])
     print(results_file.write(rows, device_name(), command, facts, args.out, "adapters"))
 

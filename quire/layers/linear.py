@@ -37,6 +37,7 @@ from quire.quantization.base import (
     scale_exactly,
     unpacked,
 )
+from quire.quantization.plain import PlainMatrix
 
 if TYPE_CHECKING:
     from quire.kernels.attention.rope import QkvTarget
@@ -400,6 +401,11 @@ class Linear(nn.Module):
         assert self.low_rank is not None
         x, pair = before(x, norm)
         assert isinstance(x, torch.Tensor)
+        matrix = self.matrix
+        if out is None and out_dtype is None and isinstance(matrix, PlainMatrix):
+            both = self.low_rank.shrink_beside(x, matrix.weight, matrix.bias, pair, summed=residual is not None)
+            if both is not None:
+                return self.low_rank.expand(*both, matrix.bias, gated=self.gated, residual=residual)
         x = x if pair is None else rms_norm(x, *pair)
         inner = self.low_rank.shrink(x)  # first: the product's weights are on their way meanwhile
         if residual is not None and residual.is_cuda:

@@ -15,6 +15,7 @@ import torch
 
 from quire.kernels.low_rank.factors import RANKS_A_STEP, Factors
 from quire.kernels.low_rank.grouped import GroupedFactors, add_grouped
+from quire.kernels.low_rank.one_row import linear_and_shrink
 from quire.kernels.low_rank.product import expand, shrink
 from quire.kernels.low_rank.rows import AdapterRows, adapter_rows
 
@@ -101,6 +102,19 @@ class LowRank:
         """The first half of what is added to a product of x, see `expand`."""
         assert self._active.rows is not None
         return shrink(x, self._active.rows, self.factors)
+
+    def shrink_beside(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        norm: tuple[torch.Tensor, float] | None,
+        *,
+        summed: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The product, and this of x, in one kernel; see `kernels.low_rank.one_row.linear_and_shrink`."""
+        assert self._active.rows is not None
+        return linear_and_shrink(x, weight, bias, norm, self._active.rows, self.factors, summed=summed)
 
     def expand(
         self,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels.dispatch import on_triton
+from quire.kernels.dispatch import device_on_triton, on_triton
 from quire.kernels.elementwise.norm import rms_norm
-from quire.kernels.gemm.linear import linear
+from quire.kernels.gemm.decode_gemm import has_gluon
+from quire.kernels.gemm.linear import linear, linear_reference
 from quire.kernels.low_rank.factors import Factors
+from quire.kernels.low_rank.one_row import linear_and_shrink
 from quire.kernels.low_rank.product import expand, shrink
 from quire.kernels.low_rank.rows import AdapterRows, adapter_rows
 from tests.kernels.compare import LIMITS, NARROW, assert_near
@@ -124,6 +126,35 @@ def test_no_row_changes_another_one(device: torch.device) -> None:
         assert torch.equal(together[one], alone)
 
 
+@pytest.mark.parametrize("slot", [0, 1, 2, 3])
+@pytest.mark.parametrize(("parts", "k", "apart"), [((70,), 96, False), ((40, 24, 24), 1504, True)])
+def test_one_row_in_the_product_s_kernel(
+    device: torch.device, parts: tuple[int, ...], k: int, apart: bool, slot: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not device_on_triton(device):
+        pytest.skip("the kernels need a GPU, or an interpreter")
+    from quire.kernels.gemm import decode_gemm
+    from quire.kernels.gemm.triton.plan import Vector
+
+    given, n = factors(device, parts, k, NARROW), sum(parts)
+    rows = adapter_rows(torch.tensor([slot], dtype=torch.int32, device=device), SLOTS)
+    x, weight = torch.randn(1, k).to(device, NARROW), (torch.randn(n, k) / k**0.5).to(device, NARROW)
+    bias, norm = torch.randn(n).to(device, NARROW), ((torch.rand(k) + 0.5).to(device, NARROW), 1e-5)
+    monkeypatch.setattr(decode_gemm, "plan", lambda *_, **__: Vector(4, 512, 2, apart=apart))
+    both = linear_and_shrink(x, weight, bias, norm, rows, given, summed=False)
+    assert both is not None
+    y, inner = both
+    assert_near(y, linear_reference(x, weight, bias, norm=norm), NARROW)
+    rank = int(given.ranks[slot - 1, 0]) if slot else 0
+    lines = given.down[slot - 1].view(len(parts), ROOM, k)[:, :rank].flatten(0, 1)
+    if rank:
+        found = inner.view(len(parts), ROOM)[:, :rank].flatten()[None]
+        assert_near(found, linear_reference(x, lines, norm=norm), NARROW)
+    wanted = expected(y, rms_norm(x, *norm), rows.slots, given, bias)
+    assert_near(expand(y.clone(), inner, rows, given, bias), wanted, NARROW)
+    assert linear_and_shrink(x.repeat(2, 1), weight, bias, norm, rows, given, summed=False) is None
+
+
 def test_logits_are_wider_than_their_factors(device: torch.device) -> None:
     given = factors(device, (150,), 64, NARROW)
     slots = torch.tensor([3, 0, 1], dtype=torch.int32, device=device)
@@ -167,7 +198,10 @@ class TestOnDevice:
     pytestmark = ON_GPU
 
     @pytest.mark.parametrize("rows", [1, 2, 15, 17, 64, 129, 300])
-    @pytest.mark.parametrize(("parts", "k"), [((40,), 100), ((72, 56, 8), 1111), ((1024, 264), 4096), ((2056,), 14336)])
+    @pytest.mark.parametrize(
+        ("parts", "k"),
+        [((40,), 100), ((72, 56, 8), 1111), ((1024, 264), 4096), ((2056,), 14336), ((2048, 512, 512), 1536)],
+    )
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     def test_ranks_of_all_sizes(self, rows: int, parts: tuple[int, ...], k: int, dtype: torch.dtype) -> None:
         """Among slots that nobody has, and adapters that leave the matrix alone."""
@@ -182,6 +216,21 @@ class TestOnDevice:
         start = residual.clone()
         assert_near(expand(y.clone(), inner, own, given, bias, residual=residual), wanted + start.double().cpu(), dtype)
         assert_near(added(y, x, own, given, bias), wanted, dtype)
+
+    def test_programs_that_take_several_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As with many more rows than these."""
+        if not has_gluon(torch.device("cuda")):
+            pytest.skip("kernels in Gluon")
+        from quire.kernels.low_rank.triton import expand_registers, shrink_registers
+
+        for kernels in (expand_registers, shrink_registers):
+            monkeypatch.setattr(kernels, "num_processors", lambda _: 1)
+        torch.manual_seed(0)
+        given = factors(torch.device("cuda"), (1664, 384, 384), 1536, torch.bfloat16, [(16, 1), (5, 0), (0, 0)], 16)
+        slots = torch.randint(0, 4, (90,), dtype=torch.int32, device="cuda")
+        x, y = (torch.randn(90, 1536) / 40).cuda().bfloat16(), torch.randn(90, 2432).cuda().bfloat16()
+        wanted = expected(y, x, slots, given, None)
+        assert_near(added(y, x, adapter_rows(slots, 3), given), wanted, torch.bfloat16)
 
     @pytest.mark.parametrize("rows", [1, 5, 33, 200])
     def test_a_captured_chain_gives_what_single_steps_give(self, rows: int) -> None:

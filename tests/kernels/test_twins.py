@@ -48,7 +48,8 @@ RANKS = "between ranks: a Group has the library's"
 WITHOUT = {
     "decode_workspace": PLAN, "decode_schedule": PLAN, "prefill_schedule": PLAN, "prefill_wave": PLAN, "pays": PLAN,
     "plan": PLAN, "plan_8_bits": PLAN, "decode_gemm.linear": INNER, "gated": INNER, "by_library": INNER,
-    "norms_inside": PLAN, "has_gluon": PLAN, "reduce_add": RANKS, "gather_columns": RANKS, "from_first": RANKS,
+    "norms_inside": PLAN, "has_gluon": PLAN, "linear_and_shrink": INNER, "reduce_add": RANKS, "gather_columns": RANKS,
+    "from_first": RANKS,
 }  # fmt: skip
 Results = list[torch.Tensor]
 

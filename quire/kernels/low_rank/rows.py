@@ -7,9 +7,11 @@ from typing import NamedTuple
 import torch
 
 from quire.kernels.dispatch import on_triton
+from quire.kernels.gemm.decode_gemm import has_gluon
 
 _MANY_ROWS = 1024
 LOW, HIGH = 16, 64  # rows of a tile; with many rows tiles are high, so that factors are read less often
+IN_REGISTERS = 8  # rows of a tile where kernels keep them in registers
 
 
 class Tiles(NamedTuple):
@@ -38,6 +40,8 @@ def adapter_rows(slots: torch.Tensor, num_slots: int) -> AdapterRows:
         from quire.kernels.low_rank.triton import rows
 
         height = HIGH if len(slots) > _MANY_ROWS else LOW
+        if has_gluon(slots.device):
+            height = IN_REGISTERS
         return AdapterRows(slots, Tiles(*rows.tiles(slots, num_slots, height)))
     there = [slot for slot in slots.unique().tolist() if slot]
     return AdapterRows(slots, members=tuple((slot, (slots == slot).nonzero()[:, 0]) for slot in there))

@@ -2,7 +2,8 @@
 
 A tile is up to 64 rows of one adapter (`kernels/low_rank/rows.py`), and programs go as far as its adapter's rank. With
 few rows a program of shrink takes a share of x's columns, which its warps share again; expand adds up the shares, in
-order: no result depends on timing, nor one row's on another's.
+order: no result depends on timing, nor one row's on another's. Where there is Gluon, factors of 16 bits have kernels of
+their own (`shrink_registers.py`, `expand_registers.py`), and tiles are low for any number of rows.
 
 Both are bytes, and little work: with programmatic dependent launch a program has its factors on the way before it waits
 for its predecessor. Programs with nothing to do wait too: a kernel that ends ahead of its predecessor would let the
@@ -18,7 +19,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.low_rank.factors import RANKS_A_STEP, Factors
-from quire.kernels.low_rank.rows import HIGH, AdapterRows
+from quire.kernels.low_rank.rows import HIGH, IN_REGISTERS, AdapterRows, Tiles
 from quire.kernels.triton.launch import has_pdl, next_power_of_2
 
 
@@ -197,14 +198,17 @@ def _expand_kernel(
     tl.store(out_at, own.to(out.dtype.element_ty), mask)
 
 
-def shrink(x: torch.Tensor, rows: AdapterRows, factors: Factors, shares: Shares | None = None) -> torch.Tensor:
-    """x [rows, k] → float32 [splits, rows, parts * room]; see `quire.kernels.low_rank.product`. `shares` is for
-    measuring."""
+def shrink(x: torch.Tensor, rows: AdapterRows, factors: Factors) -> torch.Tensor:
+    """x [rows, k] → float32 [splits, rows, parts * room]; see `quire.kernels.low_rank.product`."""
     tiles = rows.tiles
     assert tiles is not None
+    if _in_registers(tiles, factors):
+        from quire.kernels.low_rank.triton import shrink_registers
+
+        return shrink_registers.shrink(x, rows, factors)
     lines, k = factors.down.shape[1:]
     height, narrow = tiles.rows.shape[1], factors.down.dtype != torch.float32
-    slices, columns, most, warps = shares or _shares(height, narrow=narrow)
+    slices, columns, most, warps = _shares(height, narrow=narrow)
     steps = -(-k // (slices * columns))
     splits = -(-steps // -(-steps // most))
     inner = torch.empty((splits, len(x), lines), dtype=torch.float32, device=x.device)
@@ -227,21 +231,23 @@ def expand(
     bias: torch.Tensor | None = None,
     gated: bool = False,
     residual: torch.Tensor | None = None,
-    widths: Widths | None = None,
 ) -> torch.Tensor:
-    """inner [splits, rows, parts * room] → y [rows, n], or what follows; see `quire.kernels.low_rank.product`.
-    `widths` is for measuring."""
+    """inner [splits, rows, parts * room] → y [rows, n], or what follows; see `quire.kernels.low_rank.product`."""
     tiles = rows.tiles
     assert tiles is not None
-    splits, num_rows, lines = inner.shape
-    n, ends = y.shape[1], factors.ends
     assert y.stride(1) == 1
     assert inner.is_contiguous()
+    if _in_registers(tiles, factors):
+        from quire.kernels.low_rank.triton import expand_registers
+
+        return expand_registers.expand(y, inner, rows, factors, bias, gated, residual)
+    splits, num_rows, lines = inner.shape
+    n, ends = y.shape[1], factors.ends
     out = y if residual is None else residual
     if gated:
         out, ends = torch.empty((num_rows, n // 2), dtype=y.dtype, device=y.device), ends[:1]
     height, count = tiles.rows.shape[1], len(tiles.slots)
-    width, warps = widths or _widths(height, count, gated=gated)
+    width, warps = _widths(height, count, gated=gated)
     blocks = sum(-(-(end - begin) // width) for begin, end in zip((0, *ends[:-1]), ends, strict=True))
     pdl = has_pdl(y.device)
     if num_rows:
@@ -254,6 +260,11 @@ def expand(
             PRECISION="ieee" if factors.up.dtype == torch.float32 else "tf32", launch_pdl=pdl,
         )  # fmt: skip
     return out
+
+
+def _in_registers(tiles: Tiles, factors: Factors) -> bool:
+    """Whether the kernels that keep tiles in registers take it."""
+    return tiles.rows.shape[1] == IN_REGISTERS and factors.up.dtype != torch.float32 and len(factors.ends) <= 3
 
 
 def _shares(height: int, *, narrow: bool) -> Shares:

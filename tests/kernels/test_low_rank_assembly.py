@@ -1,0 +1,58 @@
+"""The low-rank kernels that keep everything in registers: compiled anywhere, run where there is a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+from tests.kernels.gluon import TESTED, assert_assembles_well
+
+TILES = dict.fromkeys(("tile_slots", "tile_rows", "ranks"), "*i32")
+
+
+@TESTED
+@pytest.mark.parametrize(("lines", "room", "steps", "blocks"), [(48, 16, 1, 1), (16, 16, 4, 1), (192, 64, 1, 4)])
+def test_shrink_reads_what_it_multiplies(lines: int, room: int, steps: int, blocks: int, tmp_path: Path) -> None:
+    """8 numbers a load, and from there into the matrix units."""
+    from quire.kernels.low_rank.triton.shrink_registers import DEPTH, WIDTH, _shrink_registers_kernel
+
+    constants = {
+        "LINES": lines, "ROOM": room, "HEIGHT": 8, "WIDTH": WIDTH, "STEPS": steps, "BLOCKS": blocks,
+        "DEPTH": min(DEPTH, steps * blocks), "EVEN": True, "PDL": True,
+    }  # fmt: skip
+    types = TILES | {"x": "*bf16", "down": "*bf16", "inner": "*fp32", "num_rows": "i32", "k": "i32", "stride": "i32"}
+    aligned = ("x", "down", "inner", "k", "stride")
+    code = assert_assembles_well(_shrink_registers_kernel, types, constants, aligned, tmp_path)
+    assert code.count("mma.sync") == blocks * steps * WIDTH // 16
+    assert "ldmatrix" not in code
+    wide = 2 * WIDTH // 32  # of 16 lines, and half as many of 8 rows
+    assert code.count("ld.global.v4") == steps * blocks * wide + steps * wide // 2
+
+
+@TESTED
+@pytest.mark.parametrize(
+    ("parts", "ends", "gated", "residual", "once"),
+    [
+        (2, (14336, 28672), True, False, False),
+        (3, (4096, 5120), False, False, True),
+        (1, (4096, 4096), False, True, True),
+    ],
+)
+def test_expand_needs_no_shared_memory(
+    parts: int, ends: tuple[int, int], gated: bool, residual: bool, once: bool, tmp_path: Path
+) -> None:
+    from quire.kernels.low_rank.triton.expand_registers import _expand_registers_kernel
+
+    constants = {
+        "LINES": 16 * parts, "ROOM": 16, "FIRST_END": ends[0], "SECOND_END": ends[1], "SPLITS": 8, "HAS_BIAS": False,
+        "GATED": gated, "RESIDUAL": residual, "ONCE": once, "LOG2_E": 1.44, "PDL": True,
+    }  # fmt: skip
+    types = TILES | {"inner": "*fp32", "gains": "*fp32"} | dict.fromkeys(("y", "out", "up", "bias"), "*bf16")
+    types |= dict.fromkeys(("num_rows", "n", "stride", "out_stride", "turns"), "i32")
+    aligned = ("y", "inner", "out", "up", "gains", "bias", "n", "stride", "out_stride")
+    code = assert_assembles_well(_expand_registers_kernel, types, constants, aligned, tmp_path)
+    assert ".shared" not in code.replace(".extern .shared .align 16 .b8 global_smem[];", "")
+    assert "bar.sync" not in code
