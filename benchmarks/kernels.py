@@ -31,8 +31,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks import chip
 from quire.attention.base import AttentionInputs, AttentionSpec, LayerCache, prefix_tile_rows, prefix_tiles
 from quire.config.attention import ATTENTION_BACKENDS
-from quire.kernels.attention import latent_paged, qkv, rope
+from quire.kernels.attention import latent_expanded, latent_paged, qkv, rope
 from quire.kernels.attention import paged as paged_attention
+from quire.kernels.attention.latent import by_head
 from quire.kernels.attention.latent_rows import LatentRows
 from quire.kernels.attention.scores import PLAIN
 from quire.kernels.elementwise import activation, norm
@@ -539,17 +540,60 @@ def bench_latent(model: Model) -> Iterator[Line]:
         yield Line("latent decode", f"{heads} heads", f"{rows}x{length}", us, row_bytes / us / 1e3, "GB/s", floor)
         del caches, calls
         torch.cuda.empty_cache()
-    for heads, (queries, length) in itertools.product((16, 128), ((1024, 1024), (4096, 4096), (1024, 16384))):
-        cache = random(length // BLOCK_SIZE + 1, 1, BLOCK_SIZE, RANK + ROPE)
-        table = (
-            torch.arange(length // BLOCK_SIZE + 1, device=DEVICE, dtype=torch.int32).expand(2, -1)[:, 1:].contiguous()
+    for heads, (queries, length) in itertools.product((16, 128), LATENT_PROMPTS):
+        yield from latent_prompt(heads, queries, length)
+
+
+LATENT_PROMPTS = [(256, 256), (1024, 1024), (4096, 4096), (128, 8192), (512, 8192), (1024, 16384)]
+HEAD = latent_expanded.HeadDims(128, 128)
+
+
+def latent_prompt(heads: int, queries: int, length: int) -> Iterator[Line]:
+    """From queries that were turned to heads' values, as a layer of DeepSeek's widths does it in either form. Beside
+    the time of each stands the floor, its operations at the rate that was measured for products."""
+    blocks = length // BLOCK_SIZE
+    order = (torch.randperm(blocks, device=DEVICE) + 1).int()
+    table = torch.stack([torch.zeros_like(order), order])
+    (seat, size), starts = torch.tensor([[1], [length]], device=DEVICE, dtype=torch.int32), [0, queries]
+    starts = torch.tensor(starts, device=DEVICE, dtype=torch.int32)
+    weight = random(heads, sum(HEAD), RANK) * RANK**-0.5
+    keys, values = weight.split(list(HEAD), 1)
+    row_bytes, query_bytes = length * (RANK + ROPE) * 2, queries * heads * (HEAD.nope + ROPE) * 2
+    inputs = [
+        (random(queries, heads, HEAD.nope + ROPE), random(blocks + 1, 1, BLOCK_SIZE, RANK + ROPE))
+        for _ in range(copies(row_bytes + query_bytes, least=2))
+    ]
+
+    def absorbed(q: torch.Tensor, cache: torch.Tensor) -> None:
+        absorbing = q.new_empty(queries, heads, RANK + ROPE)
+        by_head(q[..., : HEAD.nope], keys, absorbing[..., :RANK])
+        absorbing[..., RANK:] = q[..., HEAD.nope :]
+        rows = latent_paged.prefill(absorbing, cache, RANK, table, seat, starts, size, queries, 0.07)
+        by_head(rows.view(queries, heads, RANK), values.transpose(1, 2))
+
+    work = latent_expanded.PromptWork(length, queries * (2 * length - queries + 1) // 2)
+    room = latent_expanded.workspace(heads, RANK + ROPE, HEAD, length, DTYPE, DEVICE)
+    plan = latent_expanded.schedule(
+        seat, starts, size, length, queries, queries, heads, RANK + ROPE, HEAD, room.numel()
+    )  # fmt: skip
+    out = torch.empty(queries, heads * HEAD.value, device=DEVICE, dtype=DTYPE)
+
+    def expanded(q: torch.Tensor, cache: torch.Tensor) -> None:
+        assert plan is not None
+        latent_expanded.attend(q, cache, weight, table, plan, 0.07, room, out)
+
+    costs = latent_expanded.costs(queries, 1, heads, DEVICE)
+    pays = latent_expanded.pays(work, queries, RANK, ROPE, HEAD, costs)
+    for name, call, columns, made in (
+        ("absorbed", absorbed, 2 * RANK + ROPE, queries), ("expanded", expanded, sum(HEAD) + ROPE, length)
+    ):  # fmt: skip
+        flops = 2 * heads * (columns * work.pairs + sum(HEAD) * RANK * made)
+        us = microseconds([partial(call, *each) for each in inputs[: 4 if length > 4096 else None]])
+        chosen = "*" if pays == (name == "expanded") else ""
+        floor = flops / (chip.at_hand() or chip.H200).matmul_flops * 1e6
+        yield Line(
+            f"latent {name}{chosen}", f"{heads} heads", f"{queries}/{length}", us, flops / us / 1e6, "TFLOP/s", floor
         )
-        q = random(queries, heads, RANK + ROPE)
-        starts, ends = torch.tensor([[0, queries], [1, length]], device=DEVICE, dtype=torch.int32)
-        call = partial(latent_paged.prefill, q, cache, RANK, table, ends[:1], starts, ends[1:], queries, 0.07)
-        flops = 2 * heads * (2 * RANK + ROPE) * queries * (length - (queries - 1) / 2)
-        us = microseconds([call] * 4)
-        yield Line("latent prefill", f"{heads} heads", f"{queries}/{length}", us, flops / us / 1e6, "TFLOP/s")
 
 
 BENCHES = {"small": bench_small, "decode": bench_decode, "prefill": bench_prefill, "linear": bench_linear,

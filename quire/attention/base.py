@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
+from quire.kernels.attention.latent_expanded import HeadDims, PromptWork
 from quire.kernels.attention.scores import ALIKE, PLAIN, Pairs, PerHead, Scores
 
 __all__ = [
-    "ALIKE", "FAR", "PLAIN", "AttentionBackend", "AttentionInputs", "AttentionSpec", "LayerCache", "Pairs", "PerHead",
-    "PromptAttention", "Scores", "SharedPrefix", "prefix_tile_rows", "prefix_tiles",
+    "ALIKE", "FAR", "PLAIN", "AttentionBackend", "AttentionInputs", "AttentionSpec", "ExpandingBackend", "HeadDims",
+    "LayerCache", "Pairs", "PerHead", "PromptAttention", "PromptWork", "Scores", "SharedPrefix", "prefix_tile_rows",
+    "prefix_tiles",
 ]  # fmt: skip
 
 
@@ -34,6 +36,7 @@ class AttentionSpec:
     scores: Scores = PLAIN  # what they get besides the scale, and which count
     planes: int = 1  # of which a cache is every so many'th block
     value_dim: int = 0  # of a latent cache, whose one row a token is the key, and its first so many numbers the value
+    made: HeadDims | None = None  # what heads make of such a row
 
     @property
     def out_dim(self) -> int:
@@ -88,6 +91,7 @@ class AttentionInputs:
     block_table: torch.Tensor  # [max_seats + 1, max_blocks]
     num_queries: int = 1  # of each decode row; more than one only if there are no other rows
     first_lens: torch.Tensor | None = None  # [rows]; None: `seq_lens`, as there is one query a row
+    prompts: PromptWork | None = None  # of the rows that are not decodes; None: nobody counted, as for graphs
     is_far: bool = False  # a row of several queries has FAR tokens and more before them; never with graphs
     prefix: SharedPrefix | None = None  # of decode rows; None: this step's kernels know of no prefixes
     # Host copies, for backends that read them; None while a graph is captured, and of rows of several queries.
@@ -144,6 +148,35 @@ class AttentionBackend(StepPlanner, Protocol):
 
         Shapes:
             q: [tokens, heads, head_dim]. Returns [tokens, heads * out_dim].
+        """
+        ...
+
+
+@runtime_checkable
+class ExpandingBackend(Protocol):
+    """One for latent rows that attends for prompts in the expanded form, where that takes less: keys and values are
+    made of the rows, and queries come as they are."""
+
+    def absorbed(self, plan: Any) -> int | None:
+        """How many of the step's tokens, from the first on, are for `run`; the others are for `run_expanded`. None: all
+        are for `run`."""
+        ...
+
+    def run_expanded(
+        self, q: torch.Tensor, cache: LayerCache, weight: torch.Tensor, plan: Any, scale: float, out: torch.Tensor
+    ) -> None:
+        """Attend for the other tokens. This step's rows are already written.
+
+        Args:
+            q: queries, their rotary columns turned.
+            cache: of this layer.
+            weight: what makes of a row's first numbers each head's key without positions, then its value.
+            plan: what `plan` returned for this step.
+            scale: that products of queries and keys are multiplied by.
+            out: takes the values.
+
+        Shapes:
+            q: [tokens, heads, nope + rope]. weight: [heads, nope + value, rank]. out: [tokens, heads, value].
         """
         ...
 

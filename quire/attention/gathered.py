@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from quire.attention.base import ALIKE, AttentionBackend, PerHead
+from quire.attention.base import ALIKE, AttentionBackend, ExpandingBackend, PerHead
 from quire.attention.context import LayerCache
 from quire.distributed.contexts import Contexts
 
@@ -65,11 +65,26 @@ class GatheringAttention:
         self, q: torch.Tensor, cache: LayerCache, plan: GatheredPlan, scale: float, heads: PerHead = ALIKE
     ) -> torch.Tensor:
         """See `AttentionBackend`. q: of the own tokens."""
+        return self._backend.run(q, self._kept(cache, plan), plan.own, scale, heads)
+
+    def absorbed(self, plan: GatheredPlan) -> int | None:
+        """See `ExpandingBackend`."""
+        return self._backend.absorbed(plan.own) if isinstance(self._backend, ExpandingBackend) else None
+
+    def run_expanded(
+        self, q: torch.Tensor, cache: LayerCache, weight: torch.Tensor, plan: GatheredPlan, scale: float,
+        out: torch.Tensor,
+    ) -> None:  # fmt: skip
+        assert isinstance(self._backend, ExpandingBackend)
+        self._backend.run_expanded(q, self._kept(cache, plan), weight, plan.own, scale, out)
+
+    def _kept(self, cache: LayerCache, plan: GatheredPlan) -> LayerCache:
+        """The layer's cache, up to date."""
         assert isinstance(cache, GatheredCache)
         if id(cache) not in plan.done:
             plan.done.add(id(cache))
             self._keep(cache, plan)
-        return self._backend.run(q, cache.kept, plan.own, scale, heads)
+        return cache.kept
 
     def _keep(self, cache: GatheredCache, plan: GatheredPlan) -> None:
         every = _plain(self._contexts.gather(cache.planes)).flatten(0, 1)

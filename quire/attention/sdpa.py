@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from quire.attention.base import ALIKE, AttentionInputs, AttentionSpec, LayerCache, PerHead
+from quire.attention.expanded import expands, made_of
 from quire.attention.grouping import alike
 from quire.attention.scored import attend
 from quire.platforms.transfers import upload
@@ -48,6 +49,13 @@ class Prompt:
     rows: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class SDPAPlan:
+    pieces: list[Decodes | Prompt]
+    expanded: list[Prompt]  # that are attended for in that form, whose queries count from the first of theirs
+    absorbed: int | None = None  # see `ExpandingBackend`
+
+
 class SDPAttention:
     name = "sdpa"
     reads_host = True
@@ -76,19 +84,23 @@ class SDPAttention:
 
     # -- once a step --------------------------------------------------------------------------------------------
 
-    def plan(self, inputs: AttentionInputs) -> list[Decodes | Prompt]:
+    def plan(self, inputs: AttentionInputs) -> SDPAPlan:
         if inputs.first_lens is not None:  # with drafts only the device knows how long rows are
-            return self._decodes(inputs, inputs.seq_lens.tolist(), inputs.num_queries)
+            return SDPAPlan(self._decodes(inputs, inputs.seq_lens.tolist(), inputs.num_queries), [])
         starts, lengths = inputs.query_start_host, inputs.seq_lens_host
         if starts is None or lengths is None:
             raise ValueError("this attention is planned from host copies of the step's rows")
-        pieces: list[Decodes | Prompt] = []
-        if inputs.num_decodes:
-            pieces += self._decodes(inputs, lengths[: inputs.num_decodes], 1)
+        pieces = self._decodes(inputs, lengths[: inputs.num_decodes], 1) if inputs.num_decodes else []
+        expanded = expands(self._spec, inputs)
+        shift = inputs.num_decodes if expanded else 0
+        prompts: list[Prompt] = []
         for row in range(inputs.num_decodes, inputs.num_rows):
             if starts[row] < starts[row + 1]:
-                pieces += self._prompts(inputs, row, slice(starts[row], starts[row + 1]), lengths[row])
-        return pieces
+                prompts += self._prompts(inputs, row, slice(starts[row] - shift, starts[row + 1] - shift), lengths[row])
+        return SDPAPlan(pieces, prompts, shift) if expanded else SDPAPlan([*pieces, *prompts], [])
+
+    def absorbed(self, plan: SDPAPlan) -> int | None:
+        return plan.absorbed
 
     def _prompts(self, inputs: AttentionInputs, row: int, queries: slice, length: int) -> list[Prompt]:
         """The queries of a row, the last of its `length` tokens; the last one may be apart.
@@ -162,10 +174,10 @@ class SDPAttention:
     # -- once a layer -------------------------------------------------------------------------------------------
 
     def run(
-        self, q: torch.Tensor, cache: LayerCache, plan: list[Decodes | Prompt], scale: float, heads: PerHead = ALIKE
+        self, q: torch.Tensor, cache: LayerCache, plan: SDPAPlan, scale: float, heads: PerHead = ALIKE
     ) -> torch.Tensor:
         out = q.new_zeros(*q.shape[:2], self._spec.head_dim)  # what belongs to nobody stays finite
-        for piece in plan:
+        for piece in plan.pieces:
             k = self._gathered(cache.k, piece)
             v = k if self._spec.value_dim else self._gathered(cache.v, piece)  # whole rows: fused kernels want it
             if isinstance(piece, Decodes):
@@ -173,6 +185,16 @@ class SDPAttention:
             else:
                 out[piece.queries] = self._attend_prompt(q[piece.queries], k, v, piece, scale, heads)
         return out[..., : self._spec.out_dim].flatten(1)
+
+    def run_expanded(
+        self, q: torch.Tensor, cache: LayerCache, weight: torch.Tensor, plan: SDPAPlan, scale: float, out: torch.Tensor
+    ) -> None:
+        out.zero_()  # what belongs to nobody stays finite
+        for piece in plan.expanded:
+            rows = self._gathered(cache.k, piece)[0, 0]
+            for heads, queries, k, v in made_of(rows, weight, q[piece.queries]):
+                y = self._attend_prompt(queries, k, v, piece, scale, ALIKE)
+                out[piece.queries, heads] = y[..., : out.shape[2]]
 
     def _gathered(self, cache: torch.Tensor, piece: Decodes | Prompt) -> torch.Tensor:
         """[rows, kv_heads, tokens, head_dim]."""
@@ -207,7 +229,8 @@ class SDPAttention:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, prompt: Prompt, scale: float, heads: PerHead
     ) -> torch.Tensor:
         """KV heads take the place of rows, so that each one's keys are there for all its query heads."""
-        (_, kv_heads, tokens, dim), group, scores = k.shape, self._group, self._spec.scores
+        (_, kv_heads, tokens, dim), scores = k.shape, self._spec.scores
+        group = q.shape[1] // kv_heads
         grouped = q.view(-1, kv_heads, group, q.shape[2]).permute(1, 2, 0, 3)  # [kv_heads, group, queries, dim]
         k, v = (x[0].unsqueeze(1).expand(-1, group, -1, -1) for x in (k, v))
         lines = PerHead(*(None if own is None else own.view(kv_heads, group, 1, 1) for own in heads))

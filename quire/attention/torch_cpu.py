@@ -12,6 +12,7 @@ import torch
 
 from quire.attention.base import ALIKE, AttentionSpec, PerHead, Scores
 from quire.attention.context import AttentionInputs, LayerCache
+from quire.attention.expanded import expands, made_of
 from quire.attention.grouping import alike
 from quire.attention.scored import attend
 
@@ -88,9 +89,8 @@ class PromptChunk:
     behind: torch.Tensor | None = None  # int, the same shape, with a mask: see `Scores.behind`
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, how: How) -> None:
-        heads = q.shape[1]
-        kv_heads, head_dim = k.shape[1], k.shape[3]
-        group = heads // kv_heads
+        kv_heads = k.shape[1]
+        group = q.shape[1] // kv_heads
         queries = torch.nn.functional.pad(q[self.queries], (0, 0, 0, 0, 0, self.padding))
         grouped = queries.view(-1, kv_heads, group, q.shape[2]).permute(1, 2, 0, 3)
         k, v = (x[0, :, None, self.seen].expand(-1, group, -1, -1) for x in (k, v))
@@ -100,10 +100,17 @@ class PromptChunk:
             behind=self.behind,
         ).permute(2, 0, 1, 3)  # fmt: skip
         part = out[self.queries]
-        part.view(-1, kv_heads, group, head_dim).copy_(y[: len(part)])
+        part.view(-1, kv_heads, group, out.shape[2]).copy_(y[: len(part), ..., : out.shape[2]])
 
 
-CPUPlan = list[tuple[Gather, list[Decodes | PromptChunk]]]
+Pieces = list[tuple[Gather, list[Decodes | PromptChunk]]]
+
+
+@dataclass(frozen=True, slots=True)
+class CPUPlan:
+    pieces: Pieces
+    expanded: Pieces  # prompts that are attended for in that form, whose queries count from the first of theirs
+    absorbed: int | None = None  # see `ExpandingBackend`
 
 
 class TorchCPUAttention:
@@ -135,8 +142,8 @@ class TorchCPUAttention:
         starts, lengths = inputs.query_start_host, inputs.seq_lens_host
         if starts is None or lengths is None:
             raise ValueError("a step on a CPU must come with host copies of its rows")
-        plan: CPUPlan = []
-        size = self._spec.block_size
+        plan, prompts = Pieces(), Pieces()
+        expanded, size = expands(self._spec, inputs), self._spec.block_size
         # Each row's tokens count from the first block that it sees any of.
         firsts = [self._first_seen(length) // size for length in lengths[: inputs.num_decodes]]
         ends = [length - first * size for length, first in zip(lengths, firsts, strict=False)]
@@ -152,32 +159,47 @@ class TorchCPUAttention:
             before = lengths[row] - (starts[row + 1] - starts[row])
             seen = range(self._first_seen(before + 1), _round_up(lengths[row], TOKEN_STEP))
             gather = self._gather(inputs, [row], seen)
-            plan.append((gather, self._chunks(starts[row], starts[row + 1], before, gather)))
-        self._reserve(max((gather.rows * gather.num_tokens for gather, _ in plan), default=0))
-        return plan
+            shift = inputs.num_decodes if expanded else 0
+            prompts.append((gather, self._chunks(starts[row] - shift, starts[row + 1] - shift, before, gather)))
+        self._reserve(max((gather.rows * gather.num_tokens for gather, _ in plan + prompts), default=0))
+        return CPUPlan(plan, prompts, inputs.num_decodes) if expanded else CPUPlan(plan + prompts, [])
 
     def _plan_drafted(self, inputs: AttentionInputs, first_lens: torch.Tensor) -> CPUPlan:
         """Rows of several queries, each a chunk at the end of its text; what is behind it is padding."""
-        plan: CPUPlan = []
+        plan = Pieces()
         for row, (first, last) in enumerate(zip(first_lens.tolist(), inputs.seq_lens.tolist(), strict=True)):
             start, before = row * inputs.num_queries, first - 1
             gather = self._gather(inputs, [row], range(self._first_seen(first), _round_up(last, TOKEN_STEP)))
             plan.append((gather, self._chunks(start, start + last - before, before, gather)))
         self._reserve(max((gather.rows * gather.num_tokens for gather, _ in plan), default=0))
-        return plan
+        return CPUPlan(plan, [])
+
+    def absorbed(self, plan: CPUPlan) -> int | None:
+        return plan.absorbed
 
     def run(
         self, q: torch.Tensor, cache: LayerCache, plan: CPUPlan, scale: float, heads: PerHead = ALIKE
     ) -> torch.Tensor:
         how = How(scale, self._spec.scores, heads)
         out = q.new_zeros(*q.shape[:2], self._spec.head_dim)  # what belongs to nobody stays finite
-        for gather, pieces in plan:
+        for gather, pieces in plan.pieces:
             k = self._gathered_from(cache.k, gather, self._scratch[0])
             # Whole rows of latents too: fused kernels want it.
             v = k if self._spec.value_dim else self._gathered_from(cache.v, gather, self._scratch[1])
             for piece in pieces:
                 piece.attend(q, k, v, out, how)
         return out[..., : self._spec.out_dim].flatten(1)
+
+    def run_expanded(
+        self, q: torch.Tensor, cache: LayerCache, weight: torch.Tensor, plan: CPUPlan, scale: float, out: torch.Tensor
+    ) -> None:
+        how = How(scale, self._spec.scores, ALIKE)
+        for gather, pieces in plan.expanded:
+            seen = max(piece.seen.stop for piece in pieces)
+            rows = self._gathered_from(cache.k, gather, self._scratch[0])[0, 0, :seen]
+            for heads, queries, k, v in made_of(rows, weight, q):
+                for piece in pieces:
+                    piece.attend(queries, k, v, out[:, heads], how)
 
     def _gathered_from(self, cache: torch.Tensor, gather: Gather, scratch: torch.Tensor) -> torch.Tensor:
         """In the type of queries; of 8 bits, bytes are gathered and then widened."""

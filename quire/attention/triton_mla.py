@@ -8,7 +8,7 @@ import torch
 
 from quire.attention.base import ALIKE, PLAIN, AttentionInputs, AttentionSpec, LayerCache, PerHead
 from quire.attention.triton import refuses_device
-from quire.kernels.attention import latent_paged
+from quire.kernels.attention import latent_expanded, latent_paged
 from quire.kernels.attention.latent_rows import LatentRows
 
 MAX_RANK, MAX_ROPE = 512, 128
@@ -19,6 +19,7 @@ DTYPES = (torch.bfloat16, torch.float16)
 class LatentPlan:
     inputs: AttentionInputs
     decodes: latent_paged.LatentSchedule | None  # None: no such rows
+    expanded: latent_expanded.ExpandedSchedule | None  # of the others; None: they are absorbed, or there are none
 
 
 class TritonLatentAttention:
@@ -28,7 +29,6 @@ class TritonLatentAttention:
     reads_host = False
     graph_support = True
     prefix_support = False
-    prompt_wave = 0
 
     def __init__(self, spec: AttentionSpec) -> None:
         self.spec = spec
@@ -36,6 +36,15 @@ class TritonLatentAttention:
         self.workspace = latent_paged.decode_workspace(
             spec.max_rows, spec.num_heads, spec.value_dim, spec.head_dim - spec.value_dim, spec.device, spec.drafted
         )
+        self.prompt_wave = 0
+        self.room: torch.Tensor | None = None  # None: no kernel attends in the expanded form
+        rank, rope = spec.value_dim, spec.head_dim - spec.value_dim
+        if spec.made and latent_expanded.takes(rank, rope, spec.made, spec.dtype, spec.device):
+            most = spec.max_rows * spec.max_seq_len
+            self.room = latent_expanded.workspace(
+                spec.num_heads, spec.head_dim, spec.made, most, spec.dtype, spec.device
+            )
+            self.prompt_wave = latent_expanded.wave(spec.num_heads, spec.device)
 
     @staticmethod
     def refuses(spec: AttentionSpec) -> str | None:
@@ -52,14 +61,30 @@ class TritonLatentAttention:
     def plan(self, inputs: AttentionInputs) -> LatentPlan:
         split, spec = inputs.num_decodes, self.spec
         if not split:
-            return LatentPlan(inputs, None)
+            return LatentPlan(inputs, None, self._expanded(inputs))
         drafted = None if inputs.first_lens is None else (inputs.num_queries, inputs.first_lens[:split])
-        return LatentPlan(
-            inputs,
-            latent_paged.decode_schedule(
-                inputs.seats[:split], inputs.seq_lens[:split], spec.num_heads, self.cached, drafted
-            ),
+        decodes = latent_paged.decode_schedule(
+            inputs.seats[:split], inputs.seq_lens[:split], spec.num_heads, self.cached, drafted
         )
+        return LatentPlan(inputs, decodes, self._expanded(inputs))
+
+    def _expanded(self, inputs: AttentionInputs) -> latent_expanded.ExpandedSchedule | None:
+        """None: the step's prompts are attended for in the absorbed form, or there are none."""
+        spec, split, work = self.spec, inputs.num_decodes, inputs.prompts
+        if self.room is None or work is None or split == inputs.num_rows:
+            return None
+        assert spec.made is not None
+        tokens, rank = inputs.num_tokens - split, spec.value_dim
+        costs = latent_expanded.costs(tokens, inputs.num_rows - split, spec.num_heads, spec.device)
+        if not latent_expanded.pays(work, tokens, rank, spec.head_dim - rank, spec.made, costs):
+            return None
+        return latent_expanded.schedule(
+            inputs.seats[split:], inputs.query_start[split:], inputs.seq_lens[split:], work.context, tokens,
+            inputs.max_query_len, spec.num_heads, spec.head_dim, spec.made, self.room.numel(),
+        )  # fmt: skip
+
+    def absorbed(self, plan: LatentPlan) -> int | None:
+        return plan.inputs.num_decodes if plan.expanded else None
 
     def run(
         self, q: torch.Tensor, cache: LayerCache, plan: LatentPlan, scale: float, heads: PerHead = ALIKE
@@ -70,10 +95,18 @@ class TritonLatentAttention:
         table, split = inputs.block_table, inputs.num_decodes * inputs.num_queries
         if plan.decodes is not None:
             latent_paged.decode(q[:split], cache.k, rank, table, plan.decodes, scale, self.workspace, out[:split])
-        if inputs.num_decodes < inputs.num_rows:
+        if inputs.num_decodes < inputs.num_rows and plan.expanded is None:
             rows = slice(inputs.num_decodes, inputs.num_rows)
             latent_paged.prefill(
                 q[split:], cache.k, rank, table, inputs.seats[rows], inputs.query_start[inputs.num_decodes :],
                 inputs.seq_lens[rows], inputs.max_query_len, scale, out[split:],
             )  # fmt: skip
         return out
+
+    def run_expanded(
+        self, q: torch.Tensor, cache: LayerCache, weight: torch.Tensor, plan: LatentPlan, scale: float,
+        out: torch.Tensor,
+    ) -> None:  # fmt: skip
+        assert plan.expanded is not None
+        assert self.room is not None
+        latent_expanded.attend(q, cache.k, weight, plan.inputs.block_table, plan.expanded, scale, self.room, out)

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
-from quire.attention.base import ALIKE, AttentionBackend, PerHead, PromptAttention, Scores
+from quire.attention.base import ALIKE, AttentionBackend, HeadDims, PerHead, PromptAttention, Scores
 from quire.attention.context import LayerCache, StepContext
 from quire.distributed.group import Group
 from quire.distributed.topology import Topology
@@ -32,6 +32,7 @@ class Keeps(NamedTuple):
     head_dim: int
     window: int = 0  # tokens that a query sees at most, its own included; 0: all
     value_dim: int = 0  # see KVGroupSpec
+    made: HeadDims | None = None  # what heads make of a latent row
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """Latent attention (MLA; DeepSeek-V2, 2024): all heads' keys and values are made of one small row a token, and that row
 is what the cache keeps.
 
-It is computed in the absorbed form throughout: queries go through the matrix that would make keys, results through the
-one that would make values, and in between the rows themselves are attended to (`kernels/attention/latent.py`). Both are
-views of `kv_b_proj`'s plain numbers: it is unpacked while it is loaded, whatever the format of other matrices.
+It is computed in the absorbed form: queries go through the matrix that would make keys, results through the one that
+would make values, and in between the rows themselves are attended to (`kernels/attention/latent.py`). Prompts are in
+the expanded form where the backend has it and it takes less: keys and values are made, and attended to. Both matrices
+are views of `kv_b_proj`'s plain numbers: it is unpacked while it is loaded, whatever the format of other matrices.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import NamedTuple
 
 import torch
 
+from quire.attention.base import ExpandingBackend, HeadDims
 from quire.attention.context import LayerCache, StepContext
 from quire.distributed.topology import Topology
-from quire.kernels.attention.latent import LatentTarget, by_head, latent_queries
+from quire.kernels.attention.latent import LatentTarget, by_head, latent_queries, rope_write
 from quire.layers.attention import Keeps, SelfAttention
 from quire.layers.linear import Linear
 from quire.layers.norm import Norm, RMSNorm
@@ -55,7 +57,7 @@ class LatentAttention(SelfAttention):
         query_scales: torch.Tensor | None = None,
     ) -> None:
         heads, nope, rope, value, rank, q_rank = shape
-        super().__init__(index, Keeps("latent", 1, rank + rope, value_dim=rank))
+        super().__init__(index, Keeps("latent", 1, rank + rope, value_dim=rank, made=HeadDims(nope, value)))
         self.shape, self.cos_sin, self.interleaved, self.query_scales = shape, cos_sin, interleaved, query_scales
         self.scale = (nope + rope) ** -0.5 if scale is None else scale
         width, row = heads * (nope + rope), rank + rope
@@ -82,12 +84,24 @@ class LatentAttention(SelfAttention):
         q = q.view(-1, heads, nope + rope)
         if self.query_scales is not None:
             q = q * self.query_scales[ctx.positions, None, None].to(q.dtype)
-        keys, values = self.kv_b_proj.matrix.dense(q.dtype).view(heads, nope + value, rank).split([nope, value], dim=1)
+        weight = self.kv_b_proj.matrix.dense(q.dtype).view(heads, nope + value, rank)
+        keys, values = weight.split([nope, value], dim=1)
+        backend, row_norm = group.backend, (self.kv_a_layernorm.weight, self.kv_a_layernorm.eps)
         target = LatentTarget(self.cos_sin, ctx.positions, group.slots, cache.k, self.interleaved)
-        queries = latent_queries(q, latent, keys, (self.kv_a_layernorm.weight, self.kv_a_layernorm.eps), target)
-        rows = group.backend.run(queries, cache, group.plan, self.scale)
-        y = by_head(rows.view(-1, heads, rank), values.transpose(1, 2))
-        return _tensor(self.o_proj(y.view(-1, heads * value), residual=residual))
+        absorbed = backend.absorbed(group.plan) if isinstance(backend, ExpandingBackend) else None
+        split = len(q) if absorbed is None else absorbed
+        y = q.new_empty(len(q), heads, value)
+        if split < len(q):  # all rows are written before any is read
+            others = q[split:, :, nope:]
+            rope_write(others, latent[split:], others, row_norm, *target.of(slice(split, None)))
+        if split:
+            queries = latent_queries(q[:split], latent[:split], keys, row_norm, target.of(slice(split)))
+            rows = backend.run(queries, cache, group.plan, self.scale)
+            by_head(rows.view(-1, heads, rank), values.transpose(1, 2), y[:split])
+        if split < len(q):
+            assert isinstance(backend, ExpandingBackend)
+            backend.run_expanded(q[split:], cache, weight, group.plan, self.scale, y[split:])
+        return _tensor(self.o_proj(y.flatten(1), residual=residual))
 
     def _project(self, x: torch.Tensor, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries [tokens, heads * (nope + rope)], and what latent rows are made of, [tokens, rank + rope]."""

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from quire.attention.base import PLAIN, Scores
+from quire.attention.base import PLAIN, HeadDims, Scores
 from quire.attention.context import StepContext
 from quire.attention.recurrent import StatePart
 from quire.config.reading import read, read_positive
@@ -280,6 +280,11 @@ class Decoder(nn.Module):
             )
             for number, keeps in enumerate(self._keeps)
         ]
+
+    @property
+    def made(self) -> list[HeadDims | None]:
+        """What heads make of what is kept, by group: of latent rows alone."""
+        return [keeps.made for keeps in self._keeps]
 
     @property
     def _every_state(self) -> list[tuple[StatePart, ...]]:

@@ -100,7 +100,7 @@ class PoolingModel(nn.Module):
         self.is_causal = trunk.is_causal
         self.layer_groups = trunk.layer_groups if trunk.is_causal else []
         self.hidden = trunk.hidden
-        self.scores = trunk.scores
+        self.scores, self.made = trunk.scores, trunk.made
         self._sources = {layer.source for head in heads for layer in head}
         self._prefix = trunk.naming.prefix
         # A trunk may be taken from a checkpoint that goes on behind it.

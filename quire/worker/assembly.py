@@ -260,8 +260,10 @@ class Assembly:
             return PromptCost()
         weights = self._model.prompt_weights()
         full, windows = 0.0, []
-        for group in self._pages.groups:
+        for group, made in zip(self._pages.groups, self._model.made, strict=False):
             dims = group.head_dim + (group.value_dim or group.head_dim)
+            if made is not None and self._prompt_wave:  # keys and values are made, but for the rotary columns
+                dims = sum(made) + group.head_dim - group.value_dim
             cost = group.num_layers * self._model.num_heads * dims / weights
             if group.kind in ("window", "chunk"):
                 windows.append((group.window, cost))
@@ -327,4 +329,5 @@ def attention_spec(
         max_seq_len=max_model_len,
         drafted=(drafted_rows(rows, resolved.max_num_batched_tokens, width), width) if width > 1 else (0, 1),
         scores=model.scores[number],
+        made=model.made[number],
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from quire.attention.base import FAR, SharedPrefix, prefix_tiles
+from quire.attention.base import FAR, PromptWork, SharedPrefix, prefix_tiles
 from quire.attention.context import AttentionInputs
 from quire.kernels.step.step import StepBuffers, gather
 from quire.types.plan import StepPlan
@@ -28,6 +28,12 @@ _EXACT_SIZES = 128  # up to here products have kernels of our own, for any numbe
 def round_size(count: int) -> int:
     """The size, of tokens or rows, that `count` of them are padded to."""
     return count if count <= _EXACT_SIZES else -(-count // SIZE_STEP) * SIZE_STEP
+
+
+def prompt_work(num_tokens: np.ndarray, lengths: np.ndarray) -> PromptWork:
+    """Of rows of so many queries each, the last of so many tokens."""
+    queries, seen = num_tokens.astype(np.int64), lengths.astype(np.int64)
+    return PromptWork(int(seen.sum()), int((queries * (2 * seen - queries + 1)).sum()) // 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +237,7 @@ class BatchBuilder:
         buffers = self._buffers(rows, tokens)
         longest = max(max_query_len, tokens - int(query_start[-1]))
         gather(self._seats.state, buffers, seats, starts, ids, plan.num_decodes, longest)
-        host = self._host_copies
+        host, lengths = self._host_copies, self._seats.num_computed_np[plan.seats] + plan.num_tokens
         return Batch(
             num_rows=rows,
             num_tokens=tokens,
@@ -243,6 +249,7 @@ class BatchBuilder:
                 num_decodes=plan.num_decodes,
                 max_query_len=max_query_len,
                 max_seq_len=plan.max_seq_len,
+                prompts=prompt_work(plan.num_tokens[plan.num_decodes :], lengths[plan.num_decodes :]),
                 is_far=self.is_far(plan),
                 seats=seats,
                 query_start=starts,
@@ -251,7 +258,7 @@ class BatchBuilder:
                 prefix=prefix,
                 seats_host=plan.seats.tolist() if host else None,
                 query_start_host=query_start.tolist() if host else None,
-                seq_lens_host=(self._seats.num_computed_np[plan.seats] + plan.num_tokens).tolist() if host else None,
+                seq_lens_host=lengths.tolist() if host else None,
             ),
             sample_rows=sampling,
             logit_tokens=logit_tokens,

@@ -22,7 +22,7 @@ from quire.kernels.step.step import StepBuffers
 from quire.models.base import GivenEmbeddings
 from quire.platforms.transfers import upload
 from quire.types.plan import StepPlan
-from quire.worker.batch import Batch
+from quire.worker.batch import Batch, prompt_work
 from quire.worker.staging import ALIGNED
 
 
@@ -106,11 +106,13 @@ class SharedPrompts:
             seq_lens=seq_lens,
         )
         host = batch.attention.seats_host is not None
+        counts = np.diff(rows.query_start)[decodes:]
         attention = replace(
             batch.attention,
             num_rows=len(rows.seats),
             num_tokens=size,
-            max_query_len=int(np.diff(rows.query_start)[decodes:].max()),
+            max_query_len=int(counts.max()),
+            prompts=prompt_work(counts, rows.seq_lens[decodes:]),
             is_far=rows.is_far,
             seats=seats,
             query_start=query_start,

@@ -309,15 +309,13 @@ class Worker:
         return rehearsal
 
     def _measure(self, assembly: Assembly) -> Memory:
-        """What the device has, and what the largest step there can be takes of it, run on a cache of one block.
+        """What the device has, and what a runner on a cache of one block and the largest step there can be take of it.
 
-        Others may live in this process: what counts is by how much that step makes the allocator grow.
+        Others may live in this process: what counts is by how much these make the allocator grow.
         """
         activations = 0
         if self._device.type != "cpu":
-            runner = assembly.runner(1, self._resolved.max_model_len, with_graphs=False)
-            activations = self._platform.growth(partial(self._run_largest, runner, assembly.max_tokens))
-            del runner
+            activations = self._platform.growth(partial(self._run_largest, assembly))
             self._platform.release()
         return Memory(
             is_cpu=self._device.type == "cpu",
@@ -327,7 +325,8 @@ class Worker:
             kept=_kept[self._device],
         )
 
-    def _run_largest(self, runner: Runner | PoolingRunner, tokens: int) -> None:
+    def _run_largest(self, assembly: Assembly) -> None:
+        runner, tokens = assembly.runner(1, self._resolved.max_model_len, with_graphs=False), assembly.max_tokens
         runner.run(self._step(tokens)).result()
         if isinstance(runner, Runner):
             if self._adapters is not None:  # what rows with adapters take besides

@@ -12,6 +12,7 @@ import torch
 from quire.kernels import drafts
 from quire.kernels.attention import paged, prompt, qkv, rope
 from quire.kernels.attention.latent import rope_write
+from quire.kernels.attention.latent_expanded import gather_rows
 from quire.kernels.attention.scores import Scores
 from quire.kernels.dispatch import INTERPRETED, plain_torch
 from quire.kernels.draft_state import DraftBuffers, DraftState
@@ -47,9 +48,9 @@ INNER = "a way of `linear`, which has a twin"
 RANKS = "between ranks: a Group has the library's"
 WITHOUT = {
     "decode_workspace": PLAN, "decode_schedule": PLAN, "prefill_schedule": PLAN, "prefill_wave": PLAN, "pays": PLAN,
-    "plan": PLAN, "plan_8_bits": PLAN, "decode_gemm.linear": INNER, "gated": INNER, "by_library": INNER,
-    "norms_inside": PLAN, "has_gluon": PLAN, "linear_and_shrink": INNER, "reduce_add": RANKS, "gather_columns": RANKS,
-    "from_first": RANKS,
+    "plan": PLAN, "plan_8_bits": PLAN, "schedule": PLAN, "takes": PLAN, "wave": PLAN, "costs": PLAN,
+    "decode_gemm.linear": INNER, "gated": INNER, "by_library": INNER, "linear_and_shrink": INNER,
+    "norms_inside": PLAN, "has_gluon": PLAN, "reduce_add": RANKS, "gather_columns": RANKS, "from_first": RANKS,
 }  # fmt: skip
 Results = list[torch.Tensor]
 
@@ -309,6 +310,14 @@ def adapted(device: torch.device) -> Results:
     return [*found, expand(y, inner, rows, given, residual=random(device, 7, 64))]
 
 
+def latents_there(device: torch.device) -> Results:
+    cache, table = random(device, 9, 1, 4, 20), ints([[0, 0, 0], [8, 3, 1], [2, 7, 5]], device)
+    seats, starts, lens, counters = (ints(values, device) for values in ([2, 1], [0, 11], [11, 6], [3, 4]))
+    out = random(device, 21, 20)
+    gather_rows(cache, table, seats, starts, lens, counters, out)
+    return [out, counters]
+
+
 def moved_on(device: torch.device) -> Results:
     """A row that decodes, one of nobody's, a chunk that begins anew, and a token of padding."""
     table, seats = ints([[0], [2], [3]], device), ints([1, 0, 2], device)
@@ -348,7 +357,7 @@ CASES: dict[Callable[[torch.device], Results], tuple[str, ...]] = {
     proposed: ("propose_ngram",), sampled: ("sample",), penalized: ("penalize",),
     moved_on: ("causal_conv", "ssd", "selective_scan", "gated_delta", "channel_delta"),
     activated: ("silu_and_mul", "gelu_tanh_and_mul", "softcap_"), mixed: ("route", "add_experts", "sigmoid_gate"),
-    adapted: ("adapter_rows", "shrink", "expand"), latent_turned: ("rope_write",),
+    adapted: ("adapter_rows", "shrink", "expand"), latent_turned: ("rope_write",), latents_there: ("gather_rows",),
 }  # fmt: skip
 # References; on a device `SDPAttention` takes the place of the first three, and experts and adapters come one after
 # another.

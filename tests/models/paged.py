@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import cast
 
+import numpy as np
 import torch
 
 from quire.attention.base import AttentionBackend, AttentionSpec
@@ -13,6 +14,7 @@ from quire.attention.recurrent import RecurrentRows, StatePart
 from quire.attention.select import select
 from quire.models.base import Decoder
 from quire.types.kv import KVGroupSpec
+from quire.worker.batch import prompt_work
 
 
 class PagedRows:
@@ -66,9 +68,10 @@ class PagedRows:
                     max_seq_len=max_seq_len,
                     scores=scores,
                     value_dim=group.value_dim,
+                    made=made,
                 ),
             )
-            for group, scores in zip(groups, model.scores, strict=True)
+            for group, scores, made in zip(groups, model.scores, model.made, strict=True)
         ]
 
     def _keys(self, spec: KVGroupSpec, num_blocks: int, dtype: torch.dtype) -> LayerCache:
@@ -102,6 +105,7 @@ class PagedRows:
             query_start=self._ints(starts),
             seq_lens=self._ints(lengths),
             block_table=self._table_on_device,
+            prompts=prompt_work(np.array(counts[num_decodes:]), np.array(lengths[num_decodes:])),
             seats_host=seats if on_cpu else None,
             query_start_host=starts if on_cpu else None,
             seq_lens_host=lengths if on_cpu else None,

@@ -1,4 +1,4 @@
-"""Which steps hold a prompt chunk that attends to many tokens before it."""
+"""Which steps hold a prompt chunk that attends to many tokens before it, and how many all of a step's attend to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from quire.attention.base import FAR
 from quire.types.plan import Admit
 from quire.types.sampling import SamplingParams
-from quire.worker.batch import BatchBuilder
+from quire.worker.batch import BatchBuilder, prompt_work
 from quire.worker.seats import DeviceSeats
 from quire.worker.trial_steps import prompt_chunks
 
@@ -33,3 +33,8 @@ def test_a_chunk_is_far_by_what_its_seat_holds_now() -> None:
     assert not is_far(4, admits=((4, 0),))  # somebody new sits there
     assert is_far(1, admits=((1, FAR),))  # whose beginning was cached
     assert seats.num_computed_np[4] == 3 * FAR  # nothing is taken over by asking
+
+
+def test_what_prompts_see_is_counted() -> None:
+    work = prompt_work(np.array([2, 3], np.int32), np.array([12, 8], np.int32))
+    assert work == (20, 11 + 12 + 6 + 7 + 8)

@@ -104,6 +104,8 @@ def test_rows_say_where_their_tokens_stand(case: str, copies: int) -> None:
         assert part.batch.buffers.input_ids[:own].tolist() == part.tokens.tolist()
         before = lengths - counts
         assert inputs.is_far == (before[inputs.num_decodes :] >= FAR).any()
+        decodes = inputs.num_decodes
+        assert inputs.prompts == (lengths[decodes:].sum(), seen[decodes:].sum())
 
 
 @pytest.mark.parametrize("copies", [2, 4, 8])

@@ -26,6 +26,10 @@ class LatentTarget(NamedTuple):
     cache: torch.Tensor
     interleaved: bool
 
+    def of(self, tokens: slice) -> LatentTarget:
+        """Of some of the tokens."""
+        return self._replace(positions=self.positions[tokens], slots=self.slots[tokens])
+
 
 def latent_queries(
     q: torch.Tensor,
@@ -79,7 +83,8 @@ def rope_write(
     cache: torch.Tensor,
     interleaved: bool,
 ) -> None:
-    """q [tokens, heads, rope] turned → out, likewise; latent [tokens, rank + rope], normed and turned → the cache.
+    """q [tokens, heads, rope] turned → out, likewise, which may be q; latent [tokens, rank + rope], normed and turned →
+    the cache.
 
     positions and slots must not be written by the kernel launched just before: they are read ahead of its end.
     """

@@ -12,7 +12,7 @@ from quire.kernels.triton.launch import has_pdl, next_power_of_2
 HEADS = 16  # of a program
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
 def _rope_write_kernel(
     q_ptr, latent_ptr, out_ptr, weight_ptr, cos_sin_ptr, positions_ptr, slots_ptr, cache_ptr,
     q_stride, q_head_stride, latent_stride, out_stride, out_head_stride, cos_sin_stride, block_stride, eps,
