@@ -109,3 +109,19 @@ def test_a_thousand_tokens(device: torch.device) -> None:
     near(routes, route_reference(logits, rule))
     assert routes.tiling is not None
     check_tiling(routes.tiling, routes.experts, rule.experts)
+
+
+@pytest.mark.parametrize("name", ["one", "odd", "sigmoid", "groups", "many"])
+@pytest.mark.parametrize("tokens", [1024, 1023, 2100])
+def test_tokens_that_are_counted_as_they_choose(name: str, tokens: int, device: torch.device) -> None:
+    """And those that are not, for they are too few, or have too many experts; some are padding."""
+    if INTERPRETED and tokens != 1024:
+        pytest.skip("takes long")
+    rule = RULES[name]
+    logits = torch.randn(tokens, rule.experts, device=device)
+    live = Live(torch.randint(0, 40, (tokens,), dtype=torch.int32, device=device), 16)
+    bias = torch.randn(rule.experts, device=device) * 0.2 if rule.scoring == "sigmoid" else None
+    routes = run(logits, rule, bias, live, 128)
+    near(routes, route_reference(logits, rule, bias, live))
+    assert routes.tiling is not None
+    check_tiling(routes.tiling, routes.experts, rule.experts)

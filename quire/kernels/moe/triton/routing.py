@@ -1,8 +1,10 @@
 """Choices of experts, their weights, and their order by expert: a kernel each.
 
 A warp has some tokens and takes the best expert of each, one after another: no threads wait for others. For the order a
-program has one expert and looks for it among many choices. Nothing is counted by atomics, so the order is
-that of the tokens, whoever comes first.
+program has one expert and looks for it among many choices. Of many tokens, where experts are not too many, a program
+has some and sees which of them want the same expert: it says of each choice how many of those come before it, and how
+often each expert is wanted; what is left of the order is to add up. Nothing is counted by atomics, so the order is that
+of the tokens, whoever comes first.
 """
 
 from __future__ import annotations
@@ -18,6 +20,11 @@ from quire.kernels.triton.launch import has_pdl, next_power_of_2
 
 _MANY = 2048  # tokens, from which on a warp has several
 _AT_ONCE = 1024  # choices whose order takes one kernel; of more, those of a program are four times as many
+_COUNTED = 32  # tokens of a program that counts
+_COUNTED_FROM = 1024  # tokens, from which on they are counted
+_COUNTED_EXPERTS = 128  # at most: with more, such a program has too much at once
+_TABLE = 64  # programs whose counts are added up at once
+_TILES = 16  # lines of the table of tiles that a program writes
 
 
 @triton.jit
@@ -52,13 +59,50 @@ def _open_groups(
     return tl.reshape(tl.where(opened[:, :, None], grouped, float("-inf")), [TOKENS, GROUPS * SIZE])
 
 
+@triton.jit
+def _ranks(
+    choice, column, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, TOP_K: tl.constexpr, PAIRS: tl.constexpr
+):  # fmt: skip
+    """Each column's place among the best of its line, or -1; of equals the first column counts.
+
+    PAIRS: a score and its column are one number of 64 bits; else the column is looked up, in half the instructions.
+    """
+    # A score's bits, put so that integers stand in its order.
+    bits = choice.to(tl.int32, bitcast=True)
+    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    rank = tl.full([TOKENS, COLUMNS], -1, tl.int32)
+    if PAIRS:
+        keys = (bits.to(tl.int64) << 32) | (COLUMNS - 1 - column)[None, :].to(tl.int64)
+        for i in tl.static_range(TOP_K):
+            hit = keys == tl.max(keys, axis=1)[:, None]
+            rank = tl.where(hit, i, rank)
+            keys = tl.where(hit, -(1 << 63), keys)
+    else:
+        for i in tl.static_range(TOP_K):
+            best = bits == tl.max(bits, axis=1)[:, None]
+            hit = column[None, :] == tl.min(tl.where(best, column[None, :], COLUMNS), axis=1)[:, None]
+            rank = tl.where(hit, i, rank)
+            bits = tl.where(hit, -(1 << 31), bits)
+    return rank
+
+
+@triton.jit
+def _count(rank, expert, token, earlier_ptr, counts_ptr, EXPERTS: tl.constexpr, TOP_K: tl.constexpr):
+    """rank [TOKENS, COLUMNS]: a column's expert's place among the choices of a living token, or -1."""
+    wanted = (rank >= 0).to(tl.int32)
+    so_far = tl.cumsum(wanted, axis=0)
+    tl.store(earlier_ptr + token[:, None] * TOP_K + rank, so_far - 1, rank >= 0)
+    tl.store(counts_ptr + tl.program_id(0) * EXPERTS + expert, tl.sum(wanted, axis=0), expert < EXPERTS)
+
+
 @triton.jit(do_not_specialize=["num_tokens", "first_live"], do_not_specialize_on_alignment=["slots_ptr"])
 def _choose_kernel(
-    logits_ptr, bias_ptr, slots_ptr, experts_ptr, weights_ptr, num_tokens, first_live, scale, least_sum,
+    logits_ptr, bias_ptr, slots_ptr, experts_ptr, weights_ptr, earlier_ptr, counts_ptr, num_tokens, first_live, scale,
+    least_sum,
     EXPERTS: tl.constexpr, TOP_K: tl.constexpr, GROUPS: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr, SIZE_BLOCK: tl.constexpr, OPEN: tl.constexpr, BEST: tl.constexpr,
-    SIGMOID: tl.constexpr, RENORMALIZE: tl.constexpr, BIAS: tl.constexpr, LIVE: tl.constexpr, TOKENS: tl.constexpr,
-    PDL: tl.constexpr,
+    SIGMOID: tl.constexpr, RENORMALIZE: tl.constexpr, BIAS: tl.constexpr, LIVE: tl.constexpr, COUNT: tl.constexpr,
+    TOKENS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     COLUMNS: tl.constexpr = GROUPS_BLOCK * SIZE_BLOCK
     SIZE: tl.constexpr = EXPERTS // GROUPS
@@ -82,15 +126,7 @@ def _choose_kernel(
     choice = tl.where(is_expert[None, :], choice, float("-inf"))
     if OPEN < GROUPS:
         choice = _open_groups(choice, TOKENS, GROUPS_BLOCK, SIZE_BLOCK, OPEN, BEST)
-    # Keys: a score's bits, put so that integers stand in its order, and below them the column, the first one highest.
-    bits = choice.to(tl.int32, bitcast=True)
-    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    keys = (bits.to(tl.int64) << 32) | (COLUMNS - 1 - column)[None, :].to(tl.int64)
-    rank = tl.full([TOKENS, COLUMNS], -1, tl.int32)
-    for i in tl.static_range(TOP_K):
-        hit = keys == tl.max(keys, axis=1)[:, None]
-        rank = tl.where(hit, i, rank)
-        keys = tl.where(hit, -(1 << 63), keys)
+    rank = _ranks(choice, column, TOKENS, COLUMNS, TOP_K, not COUNT)
     taken = (rank >= 0) & there[:, None]
     weights = tl.where(rank >= 0, scores, 0.0)
     if RENORMALIZE:
@@ -98,6 +134,9 @@ def _choose_kernel(
     at = token[:, None] * TOP_K + rank
     tl.store(experts_ptr + at, tl.where(live[:, None], expert[None, :], -1), taken)
     tl.store(weights_ptr + at, tl.where(live[:, None], weights * scale, 0.0), taken)
+    if COUNT:
+        expert = tl.where(is_expert, expert, EXPERTS)
+        _count(tl.where(live[:, None], rank, -1), expert, token, earlier_ptr, counts_ptr, EXPERTS, TOP_K)
 
 
 @triton.jit
@@ -164,6 +203,53 @@ def _order_kernel(
                 tl.store(tiles_ptr + number, -1, number < most)
 
 
+@triton.jit(do_not_specialize=["num_choices", "counters", "most", "rows"])
+def _order_counted_kernel(
+    experts_ptr, earlier_ptr, counts_ptr, order_ptr, tiles_ptr, num_choices, counters, most, rows,
+    EXPERTS: tl.constexpr, COLUMNS: tl.constexpr, CHOICES: tl.constexpr, COUNTERS: tl.constexpr, SPAN: tl.constexpr,
+    TABLE: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A program has the choices of COUNTERS programs that counted, CHOICES of each, and TILES lines of the table."""
+    me, expert = tl.program_id(0), tl.arange(0, COLUMNS)
+    inside = tl.arange(0, SPAN)
+    choice = me * (COUNTERS * CHOICES) + inside
+    valid = (inside < COUNTERS * CHOICES) & (choice < num_choices)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    chosen = tl.load(experts_ptr + choice, valid, -1)
+    earlier = tl.load(earlier_ptr + choice, chosen >= 0, 0)
+    number = me * COUNTERS + tl.arange(0, COUNTERS)
+    known = (expert < EXPERTS)[None, :]
+    own = tl.load(counts_ptr + number[:, None] * EXPERTS + expert[None, :], (number < counters)[:, None] & known, 0)
+    counts = tl.zeros([COLUMNS], tl.int32)
+    before = tl.zeros([COLUMNS], tl.int32)
+    for start in range(0, counters, TABLE):
+        other = start + tl.arange(0, TABLE)
+        at = counts_ptr + other[:, None] * EXPERTS + expert[None, :]
+        table = tl.load(at, (other < counters)[:, None] & known, 0)
+        counts += tl.sum(table, axis=0)
+        before += tl.sum(tl.where((other < me * COUNTERS)[:, None], table, 0), axis=0)
+    ends = tl.cumsum(counts, axis=0)
+    firsts = (ends - counts + before)[None, :] + tl.cumsum(own, axis=0) - own
+    at = tl.where(chosen < 0, 0, inside // CHOICES * COLUMNS + chosen)
+    first = tl.gather(tl.reshape(firsts, [COUNTERS * COLUMNS]), at, axis=0)
+    tl.store(order_ptr + first + earlier, choice, chosen >= 0)
+
+    tiles = (counts + rows - 1) // rows
+    last = tl.cumsum(tiles, axis=0)
+    tile = me * TILES + tl.arange(0, TILES)
+    passed = (last[None, :] <= tile[:, None]) & known
+    owner = tl.sum(passed.to(tl.int32), axis=1)
+    skipped = (tile - tl.sum(tl.where(passed, tiles[None, :], 0), axis=1)) * rows
+    begin = tl.sum(tl.where(passed, counts[None, :], 0), axis=1) + skipped
+    count = tl.sum(tl.where(expert[None, :] == owner[:, None], counts[None, :], 0), axis=1) - skipped
+    is_tile = owner < EXPERTS
+    tl.store(tiles_ptr + tile, tl.where(is_tile, owner, -1), tile < most)
+    tl.store(tiles_ptr + most + tile, begin, (tile < most) & is_tile)
+    tl.store(tiles_ptr + 2 * most + tile, tl.minimum(count, rows), (tile < most) & is_tile)
+
+
 def route(
     logits: torch.Tensor,
     rule: Rule,
@@ -176,23 +262,53 @@ def route(
     """See `quire.kernels.moe.routing`. rows: of a tile; None: as the plan says, which may need no order at all."""
     tokens, device = len(logits), logits.device
     how = plan(max(tokens, 1), rule.top_k, rule.experts)
+    ordered = in_order and (rows is not None or how.direct is None)
     experts = torch.empty((tokens, rule.top_k), dtype=torch.int32, device=device)
     weights = torch.empty((tokens, rule.top_k), dtype=torch.float32, device=device)
+    counted = _counters(experts, rule.experts) if ordered and rule.groups == 1 else None
     if tokens:
-        block = 1 if tokens < _MANY else 4
+        block, warps = (1 if tokens < _MANY else 4, 1) if counted is None else (_COUNTED, 8)
         pdl = has_pdl(device)
         _choose_kernel[(triton.cdiv(tokens, block),)](
-            logits, logits if bias is None else bias, experts if live is None else live.slots, experts, weights, tokens,
-            0 if live is None else live.first, rule.scale, rule.least_sum, EXPERTS=rule.experts, TOP_K=rule.top_k,
-            GROUPS=rule.groups, GROUPS_BLOCK=next_power_of_2(rule.groups),
+            logits, logits if bias is None else bias, experts if live is None else live.slots, experts, weights,
+            *(counted or (experts, experts)), tokens, 0 if live is None else live.first, rule.scale, rule.least_sum,
+            EXPERTS=rule.experts, TOP_K=rule.top_k, GROUPS=rule.groups, GROUPS_BLOCK=next_power_of_2(rule.groups),
             SIZE_BLOCK=next_power_of_2(rule.experts // rule.groups), OPEN=rule.top_groups, BEST=rule.group_best,
             SIGMOID=rule.scoring == "sigmoid", RENORMALIZE=rule.renormalize, BIAS=bias is not None,
-            LIVE=live is not None, TOKENS=block, PDL=pdl, launch_pdl=pdl, num_warps=1,
+            LIVE=live is not None, COUNT=counted is not None, TOKENS=block, PDL=pdl, launch_pdl=pdl, num_warps=warps,
         )  # fmt: skip
     routes = Routes(experts, weights)
-    if not in_order or (rows is None and how.direct is not None):
+    if not ordered:
         return routes
+    if counted is not None:
+        return _ordered_as_counted(routes, *counted, rows or how.gate_up.rows)
     return _ordered(routes, rule.experts, rows or how.gate_up.rows)
+
+
+def _counters(chosen: torch.Tensor, experts: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """For what `_count` says: of each choice, and of each of its programs and each expert; None: nobody counts."""
+    if len(chosen) < _COUNTED_FROM or experts > _COUNTED_EXPERTS:
+        return None
+    counts = torch.empty((triton.cdiv(len(chosen), _COUNTED), experts), dtype=torch.int32, device=chosen.device)
+    return torch.empty_like(chosen), counts
+
+
+def _ordered_as_counted(routes: Routes, earlier: torch.Tensor, counts: torch.Tensor, rows: int) -> Routes:
+    """`_ordered`, after `_count`."""
+    chosen, device, (counters, experts) = routes.experts, routes.experts.device, counts.shape
+    choices, each = chosen.numel(), _COUNTED * chosen.shape[1]
+    most = most_tiles(choices, experts, rows)
+    order = torch.empty(choices, dtype=torch.int32, device=device)
+    tiles = torch.empty((3, most), dtype=torch.int32, device=device)
+    pdl = has_pdl(device)
+    together = max(_AT_ONCE // next_power_of_2(each), 1)
+    programs = max(triton.cdiv(counters, together), triton.cdiv(most, _TILES))
+    _order_counted_kernel[(programs,)](
+        chosen, earlier, counts, order, tiles, choices, counters, most, rows, EXPERTS=experts,
+        COLUMNS=next_power_of_2(experts), CHOICES=each, COUNTERS=together, SPAN=next_power_of_2(together * each),
+        TABLE=_TABLE, TILES=_TILES, PDL=pdl, launch_pdl=pdl, num_warps=8,
+    )  # fmt: skip
+    return routes._replace(tiling=Tiling(order, tiles, rows))
 
 
 def _ordered(routes: Routes, experts: int, rows: int) -> Routes:
