@@ -26,7 +26,7 @@ from quire.attention.triton import TritonAttention
 from quire.attention.triton_mla import TritonLatentAttention
 from quire.kernels.attention import latent_expanded
 from quire.kernels.dispatch import INTERPRETED
-from tests.kernels.test_latent_attention import attend, make_cache
+from tests.kernels.latent.test_latent_attention import attend, make_cache
 
 HEADS, RANK, ROPE, SIZE = 5, 32, 16, 4
 GPU = pytest.mark.gpu

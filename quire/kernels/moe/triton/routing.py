@@ -78,6 +78,7 @@ def _ranks(
             rank = tl.where(hit, i, rank)
             keys = tl.where(hit, -(1 << 63), keys)
     else:
+        bits = tl.maximum(bits, -(1 << 31) + 1)  # less than any, NaN included, is what is taken
         for i in tl.static_range(TOP_K):
             best = bits == tl.max(bits, axis=1)[:, None]
             hit = column[None, :] == tl.min(tl.where(best, column[None, :], COLUMNS), axis=1)[:, None]

@@ -14,7 +14,7 @@ from tests.kernels.compare import NARROW, assert_near
 pytest.importorskip("triton")
 
 from tests.kernels.gluon import ON_DEVICE, TESTED, assert_assembles_well
-from tests.kernels.test_latent_attention import attend, ints, make_cache
+from tests.kernels.latent.test_latent_attention import attend, ints, make_cache
 
 DEEPSEEK = HeadDims(128, 128)
 

@@ -10,7 +10,7 @@ import torch
 from quire.kernels.attention import latent_paged
 from quire.kernels.attention.latent_rows import LatentRows
 from tests.kernels.compare import assert_near
-from tests.kernels.test_latent_attention import attend, ints, make_cache
+from tests.kernels.latent.test_latent_attention import attend, ints, make_cache
 
 pytest.importorskip("triton")
 
