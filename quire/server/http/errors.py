@@ -128,7 +128,7 @@ def is_anthropic(path: str) -> bool:
     return "/v1/messages" in path
 
 
-def asks_as_anthropic(scope: Scope) -> bool:
+def asks_as_anthropic(scope: Mapping[str, Any]) -> bool:
     """Whether one of Anthropic's clients asks for models, whose path OpenAI's clients share: they name a version."""
     return any(name == b"anthropic-version" for name, _ in scope["headers"])
 
