@@ -50,7 +50,7 @@ def parse(
         merged |= _read_yaml(path, fields)
     rest = _switched([_known(argument, fields) for argument in rest], fields)
     dotted, rest = _take_dotted(rest, fields)
-    _check_lists(rest, fields)
+    rest = _lists(rest, fields)
     flat = dataclasses.make_dataclass(
         "Options", [_flag(section, field, field.name in positional, merged) for section, field in fields.values()]
     )
@@ -303,13 +303,44 @@ def _is_switch(section: type, name: str) -> bool:
     return bool(typing.get_type_hints(section)[name] == bool | None)
 
 
-def _check_lists(arguments: Sequence[str], fields: Mapping[str, tuple[type, dataclasses.Field[Any]]]) -> None:
-    """Raises ConfigError for a list that is named and not given: it would be taken for the default."""
-    for position, argument in enumerate(arguments):
-        name = argument.removeprefix("--").replace("-", "_")
-        if not argument.startswith("--") or name not in fields:
-            continue
-        if typing.get_origin(typing.get_type_hints(fields[name][0])[name]) is list:
-            following = arguments[position + 1 : position + 2]
-            if not following or following[0].startswith("--") or not following[0].strip():
-                raise ConfigError(f"{argument} needs a value", name)
+def _lists(arguments: Sequence[str], fields: Mapping[str, tuple[type, dataclasses.Field[Any]]]) -> list[str]:
+    """A list that is written in JSON, as others take it, as words.
+
+    Raises ConfigError for a list that is named and not given, as it would be taken for the default, and for one that is
+    named twice, as what came first would be lost.
+    """
+    found: list[str] = []
+    given: dict[str, list[str]] = {}
+    name = ""  # of the list whose values come
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        if not argument.startswith("--"):
+            words = _json_words(argument) if name else [argument]
+            given.get(name, []).extend(words)
+        else:
+            own = flag.removeprefix("--").replace("-", "_")
+            name = own if own in fields and _is_list(fields[own][0], own) else ""
+            if name in given:
+                raise ConfigError(f"{flag} is given twice; its values are given together: {flag} A B", name)
+            words = [argument]
+            if name:
+                given[name] = _json_words(value) if equals else []
+                words = [argument] if given[name] == [value] else [flag, *given[name]]
+        found += words
+    for name, values in given.items():
+        if not any(value.strip() for value in values):
+            raise ConfigError(f"--{name.replace('_', '-')} needs a value", name)
+    return found
+
+
+def _is_list(section: type, name: str) -> bool:
+    return typing.get_origin(typing.get_type_hints(section)[name]) is list
+
+
+def _json_words(text: str) -> list[str]:
+    if not text.startswith("["):
+        return [text]
+    try:
+        return [str(item) for item in msgspec.json.decode(text.encode(), type=list[str | int])]
+    except msgspec.MsgspecError:
+        return [text]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +15,12 @@ def settle_heap() -> None:
     """The process is up: what is there now stays and is never looked at again, what comes is looked at more rarely.
 
     A whole collection over a server's start-up objects and the requests of a burst takes 0.1 s and more, in which no
-    stream moves. For processes of our own only: it concerns all of the process.
+    stream moves. For processes of our own only: it concerns all of the process. At its end it all is garbage again:
+    libraries that look for leaks then (Triton's) would report every object of theirs.
     """
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)
     gc.set_threshold(_YOUNG, _MIDDLE, _MIDDLE)
 
 

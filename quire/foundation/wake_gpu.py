@@ -25,17 +25,28 @@ def wake_gpu(index: int = 0) -> list[threading.Thread]:
 
 
 def _context(index: int) -> None:
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
+    driver = _driver()
+    if driver is None:
         return
     device, context = ctypes.c_int(), ctypes.c_void_p()
     if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), index) == 0:
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)  # for as long as the process lives
 
 
+def _driver() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+
+
 def _fingerprint() -> None:
-    """Part of every kernel's name in Triton's cache, which keeps it: a hash of the compiler, hundreds of megabytes."""
+    """Part of every kernel's name in Triton's cache, which keeps it: a hash of the compiler, hundreds of megabytes.
+
+    A machine without the driver compiles nothing, and would load Triton for this alone: a second of processor time.
+    """
+    if _driver() is None:
+        return
     try:
         load(_FINGERPRINT)()
     except (ImportError, AttributeError, ConfigError):

@@ -96,12 +96,24 @@ LISTS = [n for n, (section, _) in FIELDS.items() if typing.get_origin(typing.get
 
 
 @pytest.mark.parametrize("name", LISTS)
-@pytest.mark.parametrize("rest", [[], ["--port", "1"], [""]])
+@pytest.mark.parametrize("rest", [[], ["--port", "1"], [""], ["[]"]])
 def test_a_list_that_is_named_must_be_given(name: str, rest: list[str]) -> None:
     """An empty list of keys would be an open server."""
     flag = "--" + name.replace("_", "-")
     with pytest.raises(ConfigError, match=f"{flag} needs a value"):
         parse("some/model", flag, *rest)
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_list_may_be_json_and_comes_once(name: str) -> None:
+    """As vLLM has it: --allowed-origins '["*"]'. Of two the first would be lost, and with it a key."""
+    flag = "--" + name.replace("_", "-")
+    wanted = parse("some/model", flag, "1", "2", "--port", "1")
+    assert [str(value) for value in wanted[name]] == ["1", "2"]
+    assert parse("some/model", flag, '["1", "2"]', "--port", "1") == wanted
+    assert parse("some/model", "--port", "1", f'{flag}=["1", "2"]') == wanted
+    with pytest.raises(ConfigError, match=f"{flag} is given twice"):
+        parse("some/model", flag, "1", "--port", "1", f"{flag}=2")
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)

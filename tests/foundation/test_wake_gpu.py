@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from quire.foundation import wake_gpu
@@ -12,6 +14,7 @@ from quire.foundation import wake_gpu
 )
 def test_waking_never_fails(monkeypatch: pytest.MonkeyPatch, fingerprint: str) -> None:
     monkeypatch.setattr(wake_gpu, "_FINGERPRINT", fingerprint)
+    monkeypatch.setattr(wake_gpu, "_driver", lambda: SimpleNamespace(cuInit=lambda _flags: 100))  # finds no device
     errors: list[object] = []
     monkeypatch.setattr("threading.excepthook", errors.append)
     for _ in range(2):
@@ -19,3 +22,12 @@ def test_waking_never_fails(monkeypatch: pytest.MonkeyPatch, fingerprint: str) -
             thread.join(60)
             assert not thread.is_alive()
     assert errors == []
+
+
+def test_a_machine_without_the_driver_loads_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr(wake_gpu, "_driver", lambda: None)
+    monkeypatch.setattr(wake_gpu, "load", loaded.append)
+    for thread in wake_gpu.wake_gpu():
+        thread.join(60)
+    assert loaded == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 from typing import Any
@@ -217,6 +218,24 @@ def test_wrong_content_type(echo: Served) -> None:
     assert_refused(response, None)
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "br", "identity, gzip"])
+def test_packed_bodies_are_refused_by_name(echo: Served, encoding: str) -> None:
+    headers = {"content-type": "application/json", "content-encoding": encoding}
+    response = echo.client.post("/v1/completions", content=gzip.compress(b'{"prompt":"a"}'), headers=headers)
+    assert_refused(response, None)
+    assert encoding in response.json()["error"]["message"]
+
+
+def test_a_field_that_is_missing_is_named_and_nothing_else_told(echo: Served) -> None:
+    """The rest of the request may be long, and private."""
+    for path, body, field in (
+        ("/detokenize", {"model": "quire-echo"}, "tokens"),
+        ("/inference/v1/generate", {"request_id": "mine"}, "token_ids"),
+        ("/v1/messages", {"max_tokens": 5, "messages": [{"role": "user", "content": "secret"}]}, "model"),
+    ):
+        assert echo.client.post(path, json=body).json()["error"]["message"] == f"{field} is required"
+
+
 def test_unknown_fields_are_ignored(echo: Served) -> None:
     assert echo.client.post("/v1/completions", json={"prompt": "a", "no_such_field": [1]}).status_code == 200
 
@@ -270,3 +289,28 @@ def test_many_requests_on_one_connection_are_not_taken_for_long_headers(echo: Se
         for _ in range(40):
             connection.sendall(request)
             assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+HEADS = [
+    (b"GET /" + b"a" * MAX_HEADER_BYTES + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431, "too-large"),
+    (b"GET /livez HTTP/1.1\r\nHost: x\r\nX: " + b"a" * MAX_HEADER_BYTES + b"\r\n\r\n", 431, "too-large"),
+    (b"GET /livez HTTP/1.1\r\n" + b"X: a\r\n" * (MAX_HEADER_BYTES // 5) + b"\r\n", 431, "too-large"),
+    (b"GET http://[ HTTP/1.1\r\nHost: x\r\n\r\n", 400, "bad-field"),
+    ("GET /é HTTP/1.1\r\nHost: x\r\n\r\n".encode(), 400, "bad-field"),
+    (b"no request at all\r\n\r\n", 400, "bad-field"),
+]
+
+
+@pytest.mark.parametrize(("head", "status", "code"), HEADS)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_head_that_is_wrong_is_answered(echo: Served, head: bytes, status: int, code: str, is_first: bool) -> None:
+    """However it comes, and also behind a request that was right."""
+    with socket.create_connection(echo.address, timeout=PATIENCE) as connection:
+        if not is_first:
+            connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        connection.sendall(head)
+        answer = connection.recv(65536).decode()
+    assert answer.startswith(f"HTTP/1.1 {status} ")
+    assert f"x-error-code: {code}\r\n" in answer
+    assert json.loads(answer.partition("\r\n\r\n")[2])["error"]["code"] == status

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -254,6 +255,15 @@ def test_every_reply_has_a_request_id(given: str | None) -> None:
         replies.append(http.post("/v1/completions", json=completion, headers=both))
         preflight = {"Origin": "http://a", "Access-Control-Request-Method": "POST"}
         replies.append(http.options("/v1/completions", headers=headers | preflight))
+        of_anthropic = [http.post("/v1/messages", headers=headers)]  # no key
+        wrong: list[Any] = [{"prompt": "a" * 2000}, {"model": "x"}, {"model": "x", "max_tokens": 1, "messages": [{}]}]
+        of_anthropic += [http.post("/v1/messages", json=body, headers=both) for body in wrong]
+        of_anthropic += [http.head("/v1/messages", headers=both), http.get("/v1/messages/x", headers=both)]
+        of_anthropic.append(http.get("/v1/models", headers=both | {"anthropic-version": "2023-06-01"}))
+    replies += of_anthropic
+    for reply in replies:
+        same = [reply.headers["x-request-id"]] if reply in of_anthropic else []
+        assert reply.headers.get_list("request-id") == same, reply.request.url
     statuses = {reply.status_code for reply in replies}
     assert statuses == {200, 400, 401, 404, 405, 413, 500}, statuses
     for reply in replies:

@@ -12,6 +12,7 @@ from tokenizers import decoders
 from quire.frontend.outputs import Answer
 from quire.frontend.replies import ReplyPlan, ReplyWish
 from quire.frontend.reply_formats import Formats
+from quire.frontend.tokenization.stops import stop_automaton
 from quire.frontend.tokenization.tokenizer import Tokenizer
 from quire.server.generate.answer import ContentLogprobs
 from quire.server.generate.logprobs import LogprobWriter
@@ -46,7 +47,7 @@ def portions(
     tokenizer: Tokenizer, ids: list[int], params: SamplingParams, stop_id: int | None = None
 ) -> list[CompletionOutput]:
     """The answer as it is told, three tokens at a time; every other token is an alternative of each."""
-    answer = Answer(0, "", params, tokenizer, None)
+    answer = Answer(0, "", params, tokenizer, stop_automaton(tuple(params.stop)) if params.stop else None)
     told = []
     all_ids = ids if stop_id is None else [*ids, stop_id]
     for at in range(0, len(all_ids), 3):
@@ -58,6 +59,8 @@ def portions(
             EngineOutput(request_id="", token_ids=part, logprobs=scores, finish_reason=reason if is_last else None)
         )
         told.append(answer.take(delta=True))
+        if told[-1].finish_reason is not None:
+            break
     return told
 
 
@@ -119,6 +122,37 @@ def test_completions(tokenizer: Tokenizer, is_streamed: bool) -> None:
                     or "##" in plain
                     or (text[offset:].lstrip().startswith(plain))
                 )
+
+
+@pytest.mark.parametrize("includes_stop", [True, False])
+def test_streamed_completions_add_up(tokenizer: Tokenizer, includes_stop: bool) -> None:
+    """Also where text is held back that may be a stop string, and is one or not."""
+    for ids in filter(None, sequences(tokenizer)):
+        text = tokenizer.decode(ids)
+        for at, end in ((0, ""), (len(text) // 2, ""), (len(text) // 3, "\0"), (len(text) - 3, "\0")):
+            stop = text[max(at, 0) : at + 5] + end
+            params = SamplingParams(
+                logprobs=2,
+                stop=[stop] if stop else [],
+                include_stop_str_in_output=includes_stop,
+                output_kind=RequestOutputKind.DELTA,
+            )
+            told = portions(tokenizer, ids, params)
+            writes, length = writer(tokenizer, params), 0
+            streamed: dict[str, list[Any]] = {}
+            for part in told:
+                length += len(part.text)
+                for name, values in writes.completion(part, length).items():
+                    streamed.setdefault(name, []).extend(values)
+            whole = CompletionOutput(
+                0,
+                "".join(part.text for part in told),
+                [i for part in told for i in part.token_ids],
+                logprobs=[entry for part in told for entry in part.logprobs or ()],
+                finish_reason=told[-1].finish_reason,
+                stop_reason=told[-1].stop_reason,
+            )
+            assert streamed == writer(tokenizer, params).completion(whole, len(whole.text))
 
 
 def read(token: str) -> bytes:

@@ -277,6 +277,28 @@ def test_a_limit_that_the_context_does_not_hold_is_refused(
         assert ask(CONTEXT - num_prompt).status_code == 200
 
 
+LONG = "x y " * CONTEXT
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": LONG}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}),
+        ("/v1/responses", {"input": LONG}),
+    ],
+)
+def test_a_prompt_that_is_too_long_is_what_is_wrong(server: ServerProcess, path: str, body: dict[str, Any]) -> None:
+    """Whatever limit stands beside it: to lower that would not help."""
+    refused = [
+        httpx.post(server.url + path, json={**body, "max_tokens": limit, "max_output_tokens": limit}, timeout=60)
+        for limit in (1, CONTEXT, 10 * CONTEXT)
+    ]
+    assert [reply.status_code for reply in refused] == [400] * 3
+    assert len({reply.text for reply in refused}) == 1
+    assert "the prompt is too long" in refused[0].json()["error"]["message"]
+
+
 def test_what_is_not_asked_is_what_the_context_leaves(server: ServerProcess) -> None:
     """Completions without a limit have 16 tokens at most, or less; Messages are cut, which their stop_reason says."""
     short = post(server, "/v1/completions", prompt=PROMPT + [65] * (ROOM - 5), ignore_eos=True)

@@ -31,17 +31,15 @@ async def messages(request: Request) -> Response:
     service: Service = request.app.state.service
     service.running()
     model = service.check_model(body.model)
-    number = secrets.token_hex(16)
-    message_id = f"msg_{number}"
+    message_id = f"msg_{secrets.token_hex(16)}"
     chat = await look_into(request, lambda: chat_request(service, body))
     job, plan = await start_chat(request, chat, model, NAMES, job_id=message_id, clamp=True)
     writer = MessageWriter(
         AnswerStream(job, plan), message_id, model, body.max_tokens, omits_thinking=body.omits_thinking
     )
-    headers = [(b"request-id", f"req_{number}".encode())]
     if body.stream:
-        return EventStream(service.in_flight, 1, writer.frames, headers, end=b"", failed=writer.failed, alive=PING)
-    return JsonReply(service.in_flight, 1, writer.whole, headers)
+        return EventStream(service.in_flight, 1, writer.frames, end=b"", failed=writer.failed, alive=PING)
+    return JsonReply(service.in_flight, 1, writer.whole)
 
 
 @router.post("/v1/messages/count_tokens", openapi_extra=openapi_body(CountTokensBody))

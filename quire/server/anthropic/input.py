@@ -41,6 +41,8 @@ def add_messages(conversation: Conversation, messages: Sequence[Block]) -> None:
                 conversation.system(_text_of(block, f"{where}.content[{j}]"))
         else:
             raise InputError(f"{where}.role must be user, assistant or system, got {shown(role)}", "messages")
+    if not conversation.messages:
+        raise InputError("messages must hold a turn that says something", "messages")
 
 
 def functions(tools: Sequence[Block], messages: Sequence[Block]) -> list[Function]:
@@ -80,9 +82,13 @@ def _add_user(conversation: Conversation, blocks: Sequence[Block], where: str) -
         if block.get("type") == "tool_result":
             here = f"{where}.content[{i}]"
             conversation.result(_string(block, "tool_use_id", here), _result(block, here), here)
+    is_said = any(block.get("type") == "tool_result" for block in blocks)
     for i, block in enumerate(blocks):
         if block.get("type") != "tool_result" and (text := _text_of(block, f"{where}.content[{i}]")):
             conversation.user(text)
+            is_said = True
+    if not is_said:  # without this turn another one would be the last, and an assistant's would be continued
+        raise InputError(f"{where}.content must not be empty: a user's turn says something", "messages")
 
 
 def _add_assistant(conversation: Conversation, blocks: Sequence[Block], where: str) -> None:

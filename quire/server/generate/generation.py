@@ -315,13 +315,14 @@ def start(
 def _check_room(service: Service, body: LabelledBody, prompts: Iterable[PromptIds]) -> None:
     """Raises InputError for a limit that the context does not hold beside a prompt.
 
-    A prompt that leaves nothing at all is refused as such, later.
+    A prompt that leaves nothing at all, or was not even read for its length, is refused as such, later.
     """
     if body.asked_tokens is None:
         return
     name, asked = body.asked_tokens
     context = service.running().info.max_model_len
-    longest = max((n for prompt in prompts if (n := len(prompt.token_ids)) < context), default=None)
+    lengths = [len(prompt.token_ids) for prompt in prompts if prompt.refusal is None]
+    longest = max((length for length in lengths if length < context), default=None)
     if longest is not None and asked > context - longest:
         raise InputError(
             f"{name} is too large: {asked}. This model's maximum context length is {context} tokens (max_model_len) "

@@ -5,6 +5,7 @@ Bytes are those that a token adds to the text: joined, they are the text's. A to
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -38,6 +39,7 @@ class LogprobWriter:
         self._as_ids = as_ids
         self._top = top
         self._start = 0  # characters before the answer: an echoed prompt
+        self._waiting: deque[tuple[int, dict[int, Logprob], int]] = deque()  # tokens of text that is held back: offsets
         self._spelling = None
         if tokenizer is not None:
             self._spelling = tokenizer.decoding.spelling(
@@ -60,14 +62,21 @@ class LogprobWriter:
         return found.lists
 
     def completion(self, answer: CompletionOutput, length: int) -> dict[str, list[Any]]:
-        """The legacy shape: parallel lists. `length`: characters of the text so far, with the answer's latest."""
+        """The legacy shape: parallel lists. `length`: characters of the text so far, with the answer's latest.
+
+        A token whose text begins behind that waits: what may be a stop string is held back, and only its end tells
+        whether the text, and with it the token's offset, goes on.
+        """
         found = _Lists()
         num_shown = self._num_shown(answer)
         for at, (token_id, entries) in enumerate(zip(answer.token_ids, answer.logprobs or (), strict=True)):
             offset = self._start + (0 if self._spelling is None else self._spelling.num_chars)
-            self._add(found, token_id, entries, min(offset, length))
+            self._waiting.append((token_id, entries, offset))
             if self._spelling is not None and at < num_shown:
                 self._spelling.push(token_id)
+        while self._waiting and (answer.finish_reason is not None or self._waiting[0][2] <= length):
+            token_id, entries, offset = self._waiting.popleft()
+            self._add(found, token_id, entries, min(offset, length))
         return found.lists
 
     def chat(self, answer: CompletionOutput) -> dict[str, list[Any]]:

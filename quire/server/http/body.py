@@ -98,6 +98,9 @@ async def read_body(request: Request, model: type[AnyBody], *, keeps: bool = Fal
     content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if content_type != "application/json":
         raise InputError(f"the content type must be application/json, got {shown(content_type)}")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise InputError(f"the content encoding must be identity (none), got {shown(encoding)}")
     raw, engine = await body_bytes(request), request.app.state.service.engine
     most = None if engine is None else most_chars(engine.info.max_model_len)
     if not isinstance(raw, LongBody):

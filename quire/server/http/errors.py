@@ -65,6 +65,8 @@ CLIENT_GONE = 499
 MAX_MESSAGE = 1024  # characters, whatever of a request it repeats
 MAX_PARAM = 256  # characters of the name of a field
 
+_EXPECTED, _MISSING = "Input should be ", "Field required"  # how pydantic says it
+
 
 class ApiError(Exception):
     """A request that is answered with `status` and the error shape.
@@ -126,7 +128,7 @@ def is_anthropic(path: str) -> bool:
     return "/v1/messages" in path
 
 
-def asks_as_anthropic(scope: Scope) -> bool:
+def asks_as_anthropic(scope: Mapping[str, Any]) -> bool:
     """Whether one of Anthropic's clients asks for models, whose path OpenAI's clients share: they name a version."""
     return any(name == b"anthropic-version" for name, _ in scope["headers"])
 
@@ -197,8 +199,13 @@ def explain_validation(error: ValidationError) -> tuple[str, str | None]:
         values[field] = item["input"]
     sentences = []
     for field, messages in by_field.items():
-        wanted = " or ".join(dict.fromkeys(message.removeprefix("Input should be ") for message in messages))
-        sentences.append(f"{field}: expected {wanted}, got {shown(values[field])}")
+        wanted = " or ".join(dict.fromkeys(message.removeprefix(_EXPECTED) for message in messages))
+        if messages == [_MISSING]:  # what it is missing in is the whole request
+            sentences.append(f"{field} is required")
+        elif messages[0].startswith(_EXPECTED):
+            sentences.append(f"{field}: expected {wanted}, got {shown(values[field])}")
+        else:
+            sentences.append(f"{field}: {wanted}, got {shown(values[field])}")
     return "; ".join(sentences), next(iter(by_field))
 
 

@@ -21,7 +21,7 @@ from uvicorn.server import ServerState
 
 from quire.config.serve import ServeConfig
 from quire.foundation.log import get_logger
-from quire.server.http.errors import error_body
+from quire.server.http.errors import CODES, asks_as_anthropic, error_body, is_anthropic
 from quire.server.http.limits import IS_GONE
 from quire.server.http.trail import REQUEST_ID
 
@@ -57,6 +57,10 @@ class HttpConfig(uvicorn.Config):
             timeout_graceful_shutdown=ABORT_SECONDS,
         )
         self.serve = serve
+
+
+class HeadTooLargeError(Exception):
+    """A request line and headers that are over the limit, in one piece."""
 
 
 class Reading(enum.Enum):
@@ -118,7 +122,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         try:
             self._feed(data)
         except httptools.HttpParserError:
-            self._refuse(400, "this is not a valid HTTP/1.1 request")
+            if self._header_bytes <= MAX_HEADER_BYTES:
+                self._refuse(400, "this is not a valid HTTP/1.1 request")
         if self._header_bytes > MAX_HEADER_BYTES:
             self._refuse(431, f"the request line and headers are larger than {MAX_HEADER_BYTES} bytes")
         self._time_reading()
@@ -155,13 +160,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
             return  # it comes again
+        if self._header_bytes > MAX_HEADER_BYTES and self._head_size() > MAX_HEADER_BYTES:
+            raise HeadTooLargeError  # the parser stops and says so; most of what it was fed may be a body
+        super().on_headers_complete()  # fails if the address is none, and then there is nothing that has a body
         self._reading = Reading.BODY
         self._header_bytes = 0
-        super().on_headers_complete()
         name = self._request_id()
         self.scope[REQUEST_ID] = name.decode()  # type: ignore[literal-required]
-        if self._serve.enable_request_id_headers:
-            self.cycle.default_headers = [*self.cycle.default_headers, (b"x-request-id", name)]
+        said = [(b"x-request-id", name)] if self._serve.enable_request_id_headers else []
+        if is_anthropic(self.scope["path"]) or asks_as_anthropic(self.scope):
+            said.append((b"request-id", name))  # where their clients look for it, in refusals too
+        self.cycle.default_headers = [*self.cycle.default_headers, *said]
+
+    def _head_size(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) + len(b": \r\n") for name, value in self.headers)
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -273,6 +285,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if not self._is_behind and not has_begun:
             body = error_body(status, message)
             headers = [b"content-type: application/json", b"connection: close", b"content-length: %d" % len(body)]
+            headers.append(b"x-error-code: " + CODES[status].encode())
             if self._serve.enable_request_id_headers:
                 headers.append(b"x-request-id: req_" + secrets.token_hex(12).encode())
             self.transport.write(b"\r\n".join([b"HTTP/1.1 %d %b" % (status, _REASONS[status]), *headers, b"", body]))

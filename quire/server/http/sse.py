@@ -59,10 +59,9 @@ class LiveReply(Response, ABC):
     reply (the app's handlers); `produce` must handle those that come later.
     """
 
-    def __init__(self, in_flight: OpenAnswers, answers: int, headers: list[tuple[bytes, bytes]]) -> None:
+    def __init__(self, in_flight: OpenAnswers, answers: int) -> None:
         self.in_flight = in_flight
         self.answers = answers
-        self.extra_headers = headers
         self.background = None
         self.started = False
 
@@ -123,13 +122,12 @@ class EventStream(LiveReply):
         in_flight: OpenAnswers,
         answers: int,
         frames: Callable[[], AsyncGenerator[bytes, None]],
-        headers: list[tuple[bytes, bytes]],
         *,
         end: bytes = DONE,
         failed: Callable[[Exception], bytes] = broken_off,
         alive: bytes = KEEPALIVE,
     ) -> None:
-        super().__init__(in_flight, answers, headers)
+        super().__init__(in_flight, answers)
         self.frames = frames
         self.end = end
         self.failed = failed
@@ -184,7 +182,7 @@ class EventStream(LiveReply):
         """Once, whether a frame or a sign of life comes first."""
         async with self._beginning:
             if not self.started:
-                await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS + self.extra_headers})
+                await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
                 self.started = True
 
     async def interrupted(self, send: Send, error: Exception) -> None:
@@ -227,16 +225,15 @@ class JsonReply(LiveReply):
         in_flight: OpenAnswers,
         answers: int,
         make: Callable[[], Awaitable[dict[str, Any]]],
-        headers: list[tuple[bytes, bytes]],
     ) -> None:
-        super().__init__(in_flight, answers, headers)
+        super().__init__(in_flight, answers)
         self.make = make
 
     async def produce(self, send: Send) -> None:
         parts = await json_parts(await self.make())
         self.started = True
         length = str(sum(map(len, parts))).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", length), *self.extra_headers]
+        headers = [(b"content-type", b"application/json"), (b"content-length", length)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send_parts(send, parts)
 

@@ -60,8 +60,8 @@ async def _answer(request: Request, body: ChatFields) -> Response:
         job.trail.answers_with(plans[0])
     reply = ChatReply(job, body, plans, _continued(conversations[0]) if body.echo else "")
     if body.stream:
-        return EventStream(service.in_flight, job.num_answers, reply.frames, [])
-    return JsonReply(service.in_flight, job.num_answers, reply.whole, [])
+        return EventStream(service.in_flight, job.num_answers, reply.frames)
+    return JsonReply(service.in_flight, job.num_answers, reply.whole)
 
 
 def _continued(messages: list[dict[str, Any]] | ReadChat) -> str:

@@ -43,8 +43,8 @@ async def completions(request: Request) -> Response:
     job.names = {**job.names, **_names(body)}
     reply = Completion(job, body)
     if body.stream:
-        return EventStream(service.in_flight, job.num_answers, reply.frames, [])
-    return JsonReply(service.in_flight, job.num_answers, reply.whole, [])
+        return EventStream(service.in_flight, job.num_answers, reply.frames)
+    return JsonReply(service.in_flight, job.num_answers, reply.whole)
 
 
 async def read_completion(request: Request, body: CompletionBody) -> tuple[list[PromptIds], SamplingParams]:

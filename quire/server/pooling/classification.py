@@ -31,4 +31,4 @@ async def classify(request: Request) -> Response:
             data.append({"index": index, "label": labels[best], "probs": probs, "num_classes": len(probs)})
         return {**job.shared(), "data": data, "usage": job.usage()}
 
-    return JsonReply(job.service.in_flight, len(prompts), make, [])
+    return JsonReply(job.service.in_flight, len(prompts), make)

@@ -58,7 +58,7 @@ async def embed(request: Request) -> Response:
             "response_type": "embeddings_by_type",
         }
 
-    return JsonReply(job.service.in_flight, len(prompts), make, [])
+    return JsonReply(job.service.in_flight, len(prompts), make)
 
 
 def _texts(body: CohereEmbedBody) -> list[str]:

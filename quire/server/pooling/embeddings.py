@@ -53,8 +53,8 @@ async def _answer(request: Request, job: PoolingJob, body: EmbeddingBody, kind: 
         return b"".join(content), _metadata(job, body, outputs, content) if body.encoding_format == "bytes" else None
 
     if body.encoding_format in ("bytes", "bytes_only"):
-        return BytesReply(job.service.in_flight, len(prompts), as_bytes, [])
-    return JsonReply(job.service.in_flight, len(prompts), as_json, [])
+        return BytesReply(job.service.in_flight, len(prompts), as_bytes)
+    return JsonReply(job.service.in_flight, len(prompts), as_json)
 
 
 def _value(output: PoolingOutput, body: EmbeddingBody) -> np.ndarray | str | dict[str, np.ndarray]:

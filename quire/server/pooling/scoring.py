@@ -40,7 +40,7 @@ async def score(request: Request) -> Response:
         data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
         return {**job.shared(), "data": data, "usage": job.usage()}
 
-    return JsonReply(job.service.in_flight, len(pairs), make, [])
+    return JsonReply(job.service.in_flight, len(pairs), make)
 
 
 @router.post("/rerank", openapi_extra=openapi_body(RerankBody))
@@ -62,7 +62,7 @@ async def rerank(request: Request) -> Response:
         ]
         return {"id": job.id, "model": job.model, "usage": job.usage(), "results": results}
 
-    return JsonReply(job.service.in_flight, len(documents), make, [])
+    return JsonReply(job.service.in_flight, len(documents), make)
 
 
 def _start(request: Request, body: PairBody, prefix: str, name: str) -> PoolingJob:

@@ -59,9 +59,8 @@ class BytesReply(LiveReply):
         in_flight: OpenAnswers,
         answers: int,
         make: Callable[[], Awaitable[tuple[bytes, dict[str, Any] | None]]],
-        headers: list[tuple[bytes, bytes]],
     ) -> None:
-        super().__init__(in_flight, answers, headers)
+        super().__init__(in_flight, answers)
         self.make = make
 
     async def produce(self, send: Send) -> None:
@@ -70,7 +69,6 @@ class BytesReply(LiveReply):
         headers = [
             (b"content-type", b"application/octet-stream"),
             (b"content-length", str(len(body)).encode()),
-            *self.extra_headers,
         ]
         if metadata is not None:
             headers.append((b"metadata", orjson.dumps(metadata)))

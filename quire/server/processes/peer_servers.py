@@ -199,7 +199,7 @@ class Relay(LiveReply):
     """Passes an answer on while the client listens."""
 
     def __init__(self, in_flight: OpenAnswers, answer: AsyncGenerator[Head | bytes, None]) -> None:
-        super().__init__(in_flight, 0, [])  # it counts where it is made
+        super().__init__(in_flight, 0)  # it counts where it is made
         self._answer = answer
 
     async def produce(self, send: Send) -> None:

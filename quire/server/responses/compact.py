@@ -62,4 +62,4 @@ async def compact(request: Request) -> Response:
             "usage": usage_of(answer),
         }
 
-    return JsonReply(service.in_flight, 1, make, [])
+    return JsonReply(service.in_flight, 1, make)

@@ -79,10 +79,10 @@ async def responses(request: Request) -> Response:
         stored.run = BackgroundRun(job, writer, lambda: store.settle(stored))
         if not body.stream:
             return JSONResponse(response)
-        return EventStream(service.in_flight, 0, stored.run.follow, [], end=b"")
+        return EventStream(service.in_flight, 0, stored.run.follow, end=b"")
     if body.stream:
-        return EventStream(service.in_flight, 1, writer.frames, [], end=b"", failed=writer.failed)
-    return JsonReply(service.in_flight, 1, writer.whole, [])
+        return EventStream(service.in_flight, 1, writer.frames, end=b"", failed=writer.failed)
+    return JsonReply(service.in_flight, 1, writer.whole)
 
 
 @router.post("/v1/responses/input_tokens", openapi_extra=openapi_body(CountBody))
@@ -109,7 +109,7 @@ async def retrieve(request: Request, response_id: str, stream: bool = False, sta
     run = stored.run
     if run is None:
         raise InputError("only a response that was made in the background can be streamed later", "stream")
-    return EventStream(service.in_flight, 0, lambda: run.follow(starting_after), [], end=b"")
+    return EventStream(service.in_flight, 0, lambda: run.follow(starting_after), end=b"")
 
 
 @router.post("/v1/responses/{response_id}/cancel")

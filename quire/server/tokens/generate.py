@@ -41,8 +41,8 @@ async def generate(request: Request) -> Response:
         job.id = body.request_id
     reply = TokenReply(job, body)
     if body.stream:
-        return EventStream(service.in_flight, job.num_answers, reply.frames, [])
-    return JsonReply(service.in_flight, job.num_answers, reply.whole, [])
+        return EventStream(service.in_flight, job.num_answers, reply.frames)
+    return JsonReply(service.in_flight, job.num_answers, reply.whole)
 
 
 def _ids_of(body: TokenGenerateBody) -> TokenIds:

@@ -59,7 +59,7 @@ async def generative_scoring(request: Request) -> Response:
         shared = {name: value for name, value in job.shared("list").items() if name != "system_fingerprint"}
         return {**shared, "data": data, "usage": job.usage()}
 
-    return JsonReply(service.in_flight, len(prompts), make, [])
+    return JsonReply(service.in_flight, len(prompts), make)
 
 
 async def prompts_of(service: Service, body: GenerativeScoringBody) -> list[PromptIds]:

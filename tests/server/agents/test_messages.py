@@ -97,6 +97,27 @@ def test_what_a_whole_message_says(claude: anthropic.Anthropic, llm: DictatedLLM
     assert counted.input_tokens == len(llm.prompts[-1])
 
 
+EMPTY: list[Any] = ["", [], [{"type": "text", "text": ""}]]
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+@pytest.mark.parametrize("content", EMPTY)
+def test_turns_that_say_nothing(served: Served, path: str, content: Any) -> None:
+    """A user's is refused: without it the turn before would be the last, and be continued. Never is it our mistake."""
+
+    def status(*messages: dict[str, Any]) -> int:
+        body = {"model": MODEL, "max_tokens": 5, "messages": [*messages]}
+        return served.client.post(path, json=body).status_code
+
+    hello, fine = {"role": "user", "content": say("Hello")}, {"role": "assistant", "content": "Fine"}
+    assert status({"role": "user", "content": content}) == 400
+    assert status(hello, fine, {"role": "user", "content": content}) == 400
+    assert status({"role": "assistant", "content": content}) == 400
+    assert status(hello, {"role": "assistant", "content": content}) == 200
+    assert status(hello, {"role": "assistant", "content": content}, hello) == 200
+    assert status({"role": "system", "content": content}, hello) == 200
+
+
 def test_stop_sequences(claude: anthropic.Anthropic) -> None:
     body: dict[str, Any] = {"model": MODEL, "max_tokens": 50, "messages": HI, "stop_sequences": ["zzz", "lo"]}
     whole = claude.messages.create(**body)
