@@ -15,6 +15,7 @@ from typing import Any
 from quire.config.families import Family, family_of, refuse_known
 from quire.config.files.mistral_format import PARAMS, config_of
 from quire.config.files.wrappers import is_wrapper, lift, lifted_overrides
+from quire.config.peft import CONFIG as ADAPTER
 from quire.config.reading import read, read_count, read_positive
 from quire.config.rope import ROPE_KEYS, read_rope
 from quire.config.transformers_models import fallback_config, implementation
@@ -142,7 +143,15 @@ def config_file(folder: Path, form: str = "auto") -> tuple[dict[str, Any], bool]
     """
     if form == "mistral" or (form == "auto" and not (folder / "config.json").exists() and (folder / PARAMS).exists()):
         return config_of(read_json_object(folder / PARAMS, "model")), True
-    return read_json_object(folder / "config.json", "model"), False
+    file = folder / "config.json"
+    if not file.exists() and (folder / ADAPTER).exists():
+        base = read_json_object(folder / ADAPTER, "model").get("base_model_name_or_path")
+        raise ConfigError(
+            f"{folder} holds an adapter ({ADAPTER}) and no model: name the model that it was made for, "
+            f"{shown(base)}, and give the adapter by enable_lora (of a server: --lora-modules NAME={folder})",
+            "model",
+        )
+    return read_json_object(file, "model"), False
 
 
 def hf_config(file: Mapping[str, Any], overrides: Mapping[str, Any], name: str = "config.json") -> HFConfig:
@@ -163,7 +172,9 @@ def hf_config(file: Mapping[str, Any], overrides: Mapping[str, Any], name: str =
         _check(values, key, default)
     for key, allowed in family.fixed.items():
         if key in given and not _among(given[key], allowed) and _BOTH_WAYS.get(key) is not given[key]:
-            raise _unsupported(key, given[key], f"{family.name}'s layers are made for {_listed(allowed)}")
+            said = _listed(allowed)
+            why = f"are made for {said}" if said else "do not know it"
+            raise _unsupported(key, given[key], f"{family.name}'s layers {why}")
     known = {*HARMLESS, *family.defaults, *family.fixed}
     unknown = []
     if "rope_parameters" in family.defaults:

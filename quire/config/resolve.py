@@ -22,6 +22,7 @@ from quire.config.model_info import DTYPE_ALIASES, ModelInfo, check_architecture
 from quire.config.parallel.contexts import check_contexts, check_steps
 from quire.config.parallel.data_parallel import check_cores, gpus_for
 from quire.config.parallel.ranks import check_ranks, check_stages
+from quire.config.peft import CONFIG as ADAPTER
 from quire.config.pooler import PoolerConfig, resolve_pooler
 from quire.config.quantization import check_quantization, resolve_quantization
 from quire.config.runtime import RuntimeConfig
@@ -141,6 +142,8 @@ def _said_of(info: ModelInfo) -> Iterator[str]:
     """What the user should know of the model's settings."""
     if info.wrapper:
         yield f"{info.wrapper}: its text part runs ({info.architecture}); there are no images"
+    if (Path(info.path) / ADAPTER).exists():
+        yield f"{ADAPTER} is in the folder too, and does nothing unless the adapter is asked for (enable_lora)"
     if info.unknown_keys:
         yield f"config.json has keys that mean nothing to {info.architecture}: {', '.join(info.unknown_keys)}"
 
@@ -278,7 +281,7 @@ def _download(model: ModelConfig, wanted: Part) -> Path:
     if model.trust_remote_code and wanted == "all":
         patterns.append("*.py")
     if wanted == "all":  # what cannot run is not downloaded
-        folder = _fetch(model, ["config.json", "params.json"], ignored)
+        folder = _fetch(model, ["config.json", "params.json", ADAPTER], ignored)
         check_architecture(folder, model.hf_overrides, model.model_impl, model.form, trusted=model.trust_remote_code)
         if model.form != "mistral" and (folder / "config.json").exists():
             ignored.append("consolidated*")  # the same weights once more

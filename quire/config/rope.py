@@ -70,6 +70,10 @@ def read_rope(
     own = {key: read(float, rope, key) for key in _OWN if key in usual}
     common = {key: value for key, value in rope.items() if key not in own}
     checked = check_rope(common, max_position)
+    if "llama_4_scaling_beta" in own:  # which goes by the trained length, whatever the kind
+        checked["original_max_position_embeddings"] = read_positive(
+            common, "original_max_position_embeddings", max_position
+        )
     return {**checked, **own}, [f"rope_parameters.{key}" for key in unknown_rope_keys(common)]
 
 

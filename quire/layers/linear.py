@@ -37,6 +37,7 @@ from quire.quantization.base import (
     scale_exactly,
     unpacked,
 )
+from quire.quantization.mixed import scheme_of
 from quire.quantization.plain import PlainMatrix
 
 if TYPE_CHECKING:
@@ -206,7 +207,7 @@ class Linear(nn.Module):
         self.dtype = torch.get_default_dtype()
         info = MatrixInfo(modules, self.out_features, self.in_features, self.role, self.dtype, self.part_rows)
         own, whole = tuple((share.begin, share.end) for share in self.shares), tuple(self.parts.values())
-        scheme = method.scheme(replace(info, whole=whole, own=own, inputs=self._columns[:2]))
+        scheme = scheme_of(method, replace(info, whole=whole, own=own, inputs=self._columns[:2]))
         self._scheme = unpacked(scheme, self.dtype) if self._is_plain else scheme
         rows, columns = self.local_shape
         kept = {name: _parameter(spec) for name, spec in self._scheme.format.tensors(rows, columns, self.dtype).items()}

@@ -353,6 +353,7 @@ class DecoderStack(Decoder):
         self.norm = norm or RMSNorm(sizes.hidden, sizes.eps)
         bias = self._logits.bias
         head = UnitRows if unit_head else Linear
+        self._is_tied = tied
         self.lm_head = None if tied else head(sizes.hidden, sizes.vocab, bias=bias, role="vocabulary")
         self._whole_prompts = 0  # tokens of one at most, see `look_both_ways`
         self.stage = Stage(0, len(self.layers), len(self.layers))
@@ -413,7 +414,9 @@ class DecoderStack(Decoder):
                 gone.append("embed_tokens.")
                 self.embed_tokens = Embedding(0, self.hidden)
         if not stage.is_last:
-            gone += ["norm.", "lm_head."]
+            gone.append("norm.")
+            if not (stage.is_first and self._is_tied):  # then it may be all that is stored of the embeddings
+                gone.append("lm_head.")
             self.norm, self.lm_head = NoNorm(), None
         self._elsewhere = tuple(self.checkpoint_name(f"{path}weight").removesuffix("weight") for path in gone)
         self.stage = stage
@@ -512,8 +515,8 @@ class DecoderStack(Decoder):
     @property
     def twins(self) -> dict[str, str]:
         head = self.checkpoint_name("lm_head.weight")
-        is_tied = self.lm_head is None and self.stage.is_last
-        return {head: self.checkpoint_name("embed_tokens.weight")} if is_tied else {}
+        has_both = self._is_tied and (self.stage.is_first or self.stage.is_last)
+        return {head: self.checkpoint_name("embed_tokens.weight")} if has_both else {}
 
     def checkpoint_name(self, path: str) -> str:
         return self.naming.checkpoint_name(path)

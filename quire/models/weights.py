@@ -63,6 +63,7 @@ def load(
         checkpoint = _Checkpoint(folder, model, stack, load_format, unused)
         targets = parameter_targets(model, checkpoint.shapes())
         checkpoint.open_parts([target.source for target in targets], stack)
+        checkpoint.untwin(model.twins)
         twins = _twins(model, targets, checkpoint.tensors.keys())
         targets += twins
         checkpoint.check(targets)
@@ -238,6 +239,13 @@ class _Checkpoint:
         """Names with a folder stand for a checkpoint of their own in it."""
         for part in sorted({name.rpartition("/")[0] for name in wanted if "/" in name}):
             self._open(f"{part}/model.safetensors", f"{part}/{{}}".format, stack, SafetensorsFile)
+
+    def untwin(self, twins: Mapping[str, str]) -> None:
+        """What is stored once, under the other of its two names, gets the one that the model asks for: safetensors'
+        `save_model` keeps that which comes first in the alphabet."""
+        for twin, name in twins.items():
+            if name not in self.tensors and twin in self.tensors:
+                self.tensors[name] = self.tensors.pop(twin)
 
     def _open(
         self,

@@ -300,6 +300,10 @@ class Scheme:
     pack: Pack | None = None
 
 
+class UnlikeError(ConfigError):
+    """Modules of one matrix are quantized unlike. What each of them is may be asked (`mixed.scheme_of`)."""
+
+
 class QuantizationMethod(ABC):
     """One convention of checkpoints, or a way to quantize plain ones while they are loaded.
 
@@ -327,7 +331,8 @@ class QuantizationMethod(ABC):
         """What one matrix is.
 
         Raises:
-            ConfigError: its modules are quantized unlike, or in a way that is not supported.
+            UnlikeError: its modules are quantized unlike; each is asked for by itself then.
+            ConfigError: in a way that is not supported.
         """
 
     def refuses(self, device: torch.device, dtype: torch.dtype) -> str | None:  # noqa: ARG002 (for those who do)

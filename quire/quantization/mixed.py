@@ -5,13 +5,54 @@ What goes before the products is done once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
 from quire.kernels.elementwise.activation import silu_and_mul
 from quire.kernels.elementwise.norm import rms_norm
-from quire.quantization.base import ALL_ROWS, Matrix, Norm, Rows, Spec, Tensors, WeightFormat
+from quire.quantization.base import (
+    ALL_ROWS,
+    Matrix,
+    MatrixInfo,
+    Norm,
+    QuantizationMethod,
+    Rows,
+    Scheme,
+    Spec,
+    Tensors,
+    UnlikeError,
+    WeightFormat,
+)
+
+
+def scheme_of(method: QuantizationMethod, info: MatrixInfo) -> Scheme:
+    """What a method says about a matrix; about each of its parts, if these are quantized unlike. Raises ConfigError."""
+    try:
+        return method.scheme(info)
+    except UnlikeError:
+        return _mixed([method.scheme(part) for part in _parts_of(info)], info.parts)
+
+
+def _parts_of(info: MatrixInfo) -> Iterator[MatrixInfo]:
+    for module, rows, whole, own in zip(info.modules, info.parts, info.whole, info.own, strict=True):
+        yield replace(info, modules=(module,), rows=whole, parts=(rows,), whole=(whole,), own=(own,))
+
+
+def _mixed(parts: list[Scheme], rows: tuple[int, ...]) -> Scheme:
+    """Of modules that are stored unlike. rows: of each."""
+    form = Mixed(tuple((part.format, lines) for part, lines in zip(parts, rows, strict=True)))
+    sources = tuple(replace(source, part=number) for number, part in enumerate(parts) for source in part.sources)
+
+    def pack(read: Tensors) -> Tensors:
+        packed = []
+        for number, part in enumerate(parts):
+            own = {source.name: read[f"{number}.{source.name}"] for source in part.sources}
+            packed.append(own if part.pack is None else part.pack(own))
+        return form.together(packed)
+
+    return Scheme(form, sources, pack)
 
 
 class MixedMatrix(Matrix):

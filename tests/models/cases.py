@@ -143,8 +143,8 @@ CASES |= {
             "rope_parameters": {
                 "rope_type": "default",
                 "rope_theta": 1e4,
-                "llama_4_scaling_beta": 0.0,
-                "original_max_position_embeddings": 64,
+                "llama_4_scaling_beta": 0.3,
+                "original_max_position_embeddings": 16,
             },
         },
     ),

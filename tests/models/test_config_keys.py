@@ -237,6 +237,7 @@ def test_what_the_layers_are_bound_to_is_refused_by_name(family: str) -> None:
             message = refusal(family, **{key: wrong})
             assert f"{key}={wrong!r}" in message
             assert "not supported" in message
+            assert "made for ;" not in message
 
 
 @pytest.mark.parametrize("family", FAMILIES)

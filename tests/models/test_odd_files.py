@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -230,6 +231,24 @@ def test_files_that_are_no_objects(file: str, content: str, decoder: Path) -> No
             start(decoder)
     finally:
         (decoder / file).write_bytes(original)
+
+
+def test_an_adapter_alone_says_what_it_is(tmp_path: Path) -> None:
+    write(tmp_path / "adapter_config.json", {"peft_type": "LORA", "base_model_name_or_path": "its/base"})
+    with pytest.raises(
+        ConfigError, match=r"holds an adapter .* made for, 'its/base', and give the adapter by enable_lora"
+    ):
+        start(tmp_path)
+
+
+def test_an_adapter_beside_a_model_is_said(decoder: Path, tmp_path: Path) -> None:
+    shutil.copytree(decoder, tmp_path, dirs_exist_ok=True)
+    assert not any(
+        "adapter" in note for note in resolve(EngineConfig.from_flat(model=str(tmp_path), device="cpu")).notes
+    )
+    write(tmp_path / "adapter_config.json", {"peft_type": "LORA"})
+    notes = resolve(EngineConfig.from_flat(model=str(tmp_path), device="cpu")).notes
+    assert any("adapter_config.json is in the folder too" in note for note in notes)
 
 
 def test_a_tokenizer_alone_names_its_file(tmp_path: Path) -> None:

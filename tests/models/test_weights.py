@@ -106,6 +106,26 @@ def test_a_stored_head_that_equals_the_embeddings_is_tied(tied: Path) -> None:
     assert equal(before, checkpoints.load(tied))
 
 
+@pytest.mark.parametrize("stages", [1, 3])
+def test_tied_embeddings_stored_under_the_heads_name_alone(tied: Path, stages: int) -> None:
+    """As safetensors' `save_model` writes them; every stage of several finds what it needs."""
+
+    def loaded() -> list[DecoderStack]:
+        info = read_model_info(tied, {})
+        models = [
+            catalog.build(info, torch.float32, checkpoints.CPU, 64, place=catalog.Place(number, stages))
+            for number in range(stages)
+        ]
+        for model in models:
+            weights.load(model, tied, "auto")
+        return models
+
+    before = loaded()
+    embeddings = load_file(tied / FILE)["model.embed_tokens.weight"]
+    change(tied, lm_head__weight=embeddings, model__embed_tokens__weight=None)
+    assert all(equal(one, other) for one, other in zip(before, loaded(), strict=True))
+
+
 def test_a_stored_head_that_differs_is_not_dropped(tied: Path) -> None:
     """transformers takes the stored one, with a warning; here the user says which."""
     from tests.models.paged import PagedRows

@@ -23,6 +23,7 @@ VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "n
 VISION |= {"image_size": 8, "num_channels": 3}
 QWEN = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "patch_size": 4, "out_hidden_size": 48}
 SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2]}
+HALF = {**SECTIONS, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
 MOE = {
     "num_experts": 4,
     "num_experts_per_tok": 2,
@@ -30,6 +31,10 @@ MOE = {
     "head_dim": 16,
     "decoder_sparse_step": 1,
 }
+DELTA = {
+    "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12,
+    "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}  # fmt: skip
 LLAMA, MISTRAL = {"model_type": "llama"}, {"model_type": "mistral", "sliding_window": None, "head_dim": 12}
 # transformers' class → text config, vision config, more.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -55,6 +60,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "Qwen3VLMoe": (
         {**MOE, "rope_parameters": {**SECTIONS, "mrope_section": [4, 2, 2]}},
         {**QWEN, "deepstack_visual_indexes": [0], "num_position_embeddings": 16}, {},
+    ),
+    "Qwen3_5": (
+        {**DELTA, "rope_parameters": HALF}, {**QWEN, "num_position_embeddings": 16}, {"tie_word_embeddings": True},
+    ),
+    "Qwen3_5Moe": (
+        {**DELTA, **MOE, "shared_expert_intermediate_size": 32, "rope_parameters": HALF},
+        {**QWEN, "num_position_embeddings": 16}, {},
     ),
     "Glm4v": (
         {"rope_parameters": {**SECTIONS, "mrope_section": [1, 1, 1], "partial_rotary_factor": 0.5}, "head_dim": ...},

@@ -102,7 +102,7 @@ def test_a_table_that_is_stretched_as_gte_does_it() -> None:
 
 
 FLIPS: dict[str, list[Any]] = {
-    "type_vocab_size": [1, 3], "position_buckets": [4], "max_relative_positions": [7], "pos_att_type": [["p2c"], []],
+    "type_vocab_size": [1, 3], "position_buckets": [4, 1], "max_relative_positions": [7], "pos_att_type": [["p2c"], []],
     "norm_rel_ebd": ["none", "layer_norm"], "local_attention": [4], "global_attn_every_n_layers": [2],
     "inner_group_num": [1], "num_hidden_groups": [3], "embedding_size": [16], "relative_attention_num_buckets": [16],
     "num_attention_heads": [2], "num_hidden_layers": [2], "intermediate_size": [40], "conv_kernel_size": [3],

@@ -81,6 +81,17 @@ def test_gptq_rules_for_modules(tmp_path: Path) -> None:
     assert_same_answers(make(tmp_path, "Llama", writer, gptq_config(4, 32, dynamic=rules)))
 
 
+def ct_config(bits: int, group: int, **more: Any) -> dict[str, Any]:
+    args = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group", "group_size": group, **more}
+    if group == -1:
+        args |= {"strategy": "channel", "group_size": None}
+    return {
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": args, "input_activations": None}},
+        "ignore": ["lm_head", "re:.*block_sparse_moe.gate$"],
+    }  # fmt: skip
+
+
 AWQ_CASES = {
     "llama": ("Llama", awq(32), {}),
     "qwen3-whole": ("Qwen3", awq(-1), {"group_size": -1}),
@@ -108,17 +119,6 @@ def test_autoround(tmp_path: Path) -> None:
         "packing_format": "auto_round:auto_gptq", "extra_config": own, "block_name_to_quantize": "model.layers",
     }  # fmt: skip
     assert_same_answers(make(tmp_path, "Llama", writer, config))
-
-
-def ct_config(bits: int, group: int, **more: Any) -> dict[str, Any]:
-    args = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group", "group_size": group, **more}
-    if group == -1:
-        args |= {"strategy": "channel", "group_size": None}
-    return {
-        "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": args, "input_activations": None}},
-        "ignore": ["lm_head", "re:.*block_sparse_moe.gate$"],
-    }  # fmt: skip
 
 
 PACKED_CASES = {

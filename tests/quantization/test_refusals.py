@@ -94,12 +94,6 @@ def test_a_method_that_nobody_knows(copied: Path) -> None:
         read_model_info(copied, {})
 
 
-def test_parts_of_one_matrix_that_differ(copied: Path) -> None:
-    writers.settings(copied, dynamic={r"-:.*\.k_proj": {}})
-    with pytest.raises(ConfigError, match=r"q_proj, model\.layers\.0\.self_attn\.k_proj, .*must be quantized alike"):
-        load(copied)
-
-
 def test_groups_that_do_not_fit(copied: Path) -> None:
     writers.settings(copied, group_size=40)
     with pytest.raises(ConfigError, match="q_proj has 64 inputs, no multiple of 40"):

@@ -29,15 +29,24 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 16,
 }
+_DELTA = {
+    "layer_types": ["linear_attention", "full_attention"], "head_dim": 32, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 16,
+}  # fmt: skip
+MORE_SIZES: dict[str, dict[str, Any]] = {
+    "Mixtral": {"num_local_experts": 4},
+    "Qwen3Next": {**_DELTA, "num_experts": 0},
+    "Qwen3_5Text": _DELTA,
+}
 PLAIN = ("embed_tokens", "lm_head", "norm", ".gate.", "block_sparse_moe.gate")
 
 
 def make(folder: Path, family: str, writer: Callable[[str], Writer | None], config: dict[str, Any]) -> Path:
     """A tiny checkpoint in `folder`/quantized, and what it stands for in `folder`/dense. writer: of a module's name;
     None: it is plain."""
-    sizes = {"num_local_experts": 4} if family == "Mixtral" else {}
+    sizes = MORE_SIZES.get(family, {})
     dense, quantized = folder / "dense", folder / "quantized"
-    checkpoints.save(checkpoints.make(family, **SIZES, **sizes), dense)
+    checkpoints.save(checkpoints.make(family, **{**SIZES, **sizes}), dense)
     state, packed = load_file(dense / "model.safetensors"), {}
     for name, tensor in state.items():
         module = name.removesuffix(".weight")

@@ -72,6 +72,8 @@ def _nearness(config: Mapping[str, Any]) -> Nearness:
     far = read_count(config, "max_relative_positions", least=-1)
     far = far if far >= 1 else read_positive(config, "max_position_embeddings")
     buckets = read_count(config, "position_buckets", -1, least=-1)
+    if buckets == 1:
+        raise ConfigError("config.json: position_buckets must be more than 1 (or -1: none), got 1", "position_buckets")
     norm = read(str, config, "norm_rel_ebd", "none").lower()
     if norm not in ("none", "layer_norm"):
         raise ConfigError(f"config.json: norm_rel_ebd must be none or layer_norm, got {norm!r}", "norm_rel_ebd")

@@ -72,8 +72,7 @@ def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
             f"config.json: partial_rotary_factor={told:g} must be qk_rope_head_dim={shape.rope} of {columns}",
             "partial_rotary_factor",
         )
-    trained = rope.get("original_max_position_embeddings", config["max_position_embeddings"])
-    scales = position_scales(rope["llama_4_scaling_beta"], trained, max_positions)
+    scales = position_scales(rope["llama_4_scaling_beta"], rope["original_max_position_embeddings"], max_positions)
     turned = read(bool, config, "rope_interleave")
     attention = latent_attention(config, sizes, max_positions, interleaved=turned, query_scales=scales)
     rule = grouped_rule(config, "n_routed_experts", scoring="softmax")

@@ -52,8 +52,7 @@ def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
     sizes, rope = Sizes.read(config), config["rope_parameters"]
     cos_sin = rotary_table(config, sizes.head_dim, max_positions)
     windows = layer_windows({**config, "layer_types": None}, sizes.layers, max_positions)
-    trained = rope.get("original_max_position_embeddings", config["max_position_embeddings"])
-    scales = position_scales(rope["llama_4_scaling_beta"], trained, max_positions)
+    scales = position_scales(rope["llama_4_scaling_beta"], rope["original_max_position_embeddings"], max_positions)
     act = read(str, config, "hidden_act")
 
     def layer(index: int) -> DecoderLayer:

@@ -14,8 +14,7 @@ from quire.foundation.json_file import shown
 from quire.quantization.base import OUTPUTS, Axis, MatrixInfo, QuantizationMethod, Scheme, Source, Tensors, plain_scheme
 from quire.quantization.blocks import BLOCKS, LIBRARY, SIZES, Decoded, decoded
 from quire.quantization.grouped import Grouped
-from quire.quantization.methods.modules import OPTION, check_multiples, of_all_inputs, own_groups
-from quire.quantization.mixed import Mixed
+from quire.quantization.methods.modules import OPTION, check_multiples, of_all, of_all_inputs, own_groups
 
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 _HALF_SCALES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL")
@@ -35,30 +34,12 @@ class Gguf(QuantizationMethod):
         return cls(config)
 
     def scheme(self, info: MatrixInfo) -> Scheme:
-        kinds = [self._types.get(_EXPERT.sub(".experts.", module)) for module in info.modules]
-        kinds = [None if kind in LIBRARY else kind for kind in kinds]
-        if len(set(kinds)) == 1:
-            return _scheme(info, kinds[0])
-        parts = [
-            _scheme(replace(info, modules=(module,), parts=(rows,)), kind)
-            for module, rows, kind in zip(info.modules, info.parts, kinds, strict=True)
-        ]
-        return mixed_scheme(parts, info.parts)
+        own_names = replace(info, spelled={})  # which `types` has, whatever files of other forms call them
+        return _scheme(info, of_all(own_names, self._type_of))
 
-
-def mixed_scheme(parts: list[Scheme], rows: tuple[int, ...]) -> Scheme:
-    """Of modules that are stored unlike. rows: of each."""
-    form = Mixed(tuple((part.format, lines) for part, lines in zip(parts, rows, strict=True)))
-    sources = tuple(replace(source, part=number) for number, part in enumerate(parts) for source in part.sources)
-
-    def pack(read: Tensors) -> Tensors:
-        packed = []
-        for number, part in enumerate(parts):
-            own = {source.name: read[f"{number}.{source.name}"] for source in part.sources}
-            packed.append(own if part.pack is None else part.pack(own))
-        return form.together(packed)
-
-    return Scheme(form, sources, pack)
+    def _type_of(self, module: str) -> str | None:
+        kind = self._types.get(_EXPERT.sub(".experts.", module))
+        return None if kind in LIBRARY else kind
 
 
 def _scheme(info: MatrixInfo, kind: str | None) -> Scheme:

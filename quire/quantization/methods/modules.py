@@ -10,21 +10,19 @@ from typing import Any, TypeVar
 
 from quire.foundation.errors import ConfigError
 from quire.foundation.json_file import shown
-from quire.quantization.base import Axis, MatrixInfo, Scheme, Source, Tensors, plain_scheme
+from quire.quantization.base import Axis, MatrixInfo, Scheme, Source, Tensors, UnlikeError, plain_scheme
 
 Rule = TypeVar("Rule")
 OPTION = "quantization"
 
 
 def of_all(info: MatrixInfo, rule: Callable[[str], Rule]) -> Rule:
-    """What the rule says of every module of the matrix, by any of its names. Raises ConfigError if they differ."""
+    """What the rule says of every module of the matrix, by any of its names. Raises UnlikeError if they differ."""
     found = {module: _of_any_name(rule, module, info.spelled.get(module, ())) for module in info.modules}
     first, *others = found.values()
     if any(other != first for other in others):
         named = ", ".join(found)
-        raise ConfigError(
-            f"quantization_config: {named} are one matrix here and must be quantized alike or not at all", OPTION
-        )
+        raise UnlikeError(f"quantization_config: {named} are one matrix here and are not quantized alike", OPTION)
     return first
 
 
