@@ -135,6 +135,13 @@ def read_hf_config(
     return HFConfig(family=family, architecture=architecture, values=values, unknown=(), given=given)
 
 
+_NO_MODELS = {
+    "adapter_config.json": "an adapter and no model: name its base model and --enable-lora --lora-modules NAME=FOLDER",
+    "model_index.json": "a pipeline that makes images or video: Quire runs models that read and write text",
+}
+"""A file in place of config.json → what its folder holds."""
+
+
 def config_file(folder: Path, form: str = "auto") -> tuple[dict[str, Any], bool]:
     """What config.json holds, or would hold if params.json were one; and whether it is the latter.
 
@@ -142,6 +149,10 @@ def config_file(folder: Path, form: str = "auto") -> tuple[dict[str, Any], bool]
     """
     if form == "mistral" or (form == "auto" and not (folder / "config.json").exists() and (folder / PARAMS).exists()):
         return config_of(read_json_object(folder / PARAMS, "model")), True
+    if not (folder / "config.json").exists():
+        for name, what in _NO_MODELS.items():
+            if (folder / name).exists():
+                raise ConfigError(f"{folder} holds {what}", "model")
     return read_json_object(folder / "config.json", "model"), False
 
 
