@@ -8,6 +8,7 @@ import re
 
 from quire.config.engine import SECTIONS
 from quire.config.serve import ServeConfig
+from quire.config.sglang import TABLE
 from quire.config.unsupported import UNSUPPORTED
 
 # Options of vLLM's server by name: each is one of ours, or refused.
@@ -91,86 +92,6 @@ SGLANG_HEAD = """# From SGLang
 SGLang is not there: `/v1/completions` takes text or token ids. The prefix cache is on, as RadixAttention is (of models that
 keep a state with `--enable-prefix-caching` alone); overlap, chunked prefill mixed with decodes and CUDA graphs need no flag.
 """
-# SGLang's flags → ours, or why there is none. Two flags of one meaning share a line.
-SGLANG = """
---model-path, --model | MODEL, the first argument
---tokenizer-path | --tokenizer
---tokenizer-mode | --tokenizer-mode
---skip-tokenizer-init | --skip-tokenizer-init
---tokenizer-worker-num | --api-server-count
---load-format | --load-format
---model-loader-extra-config | none: weights are streamed
---trust-remote-code | --trust-remote-code
---model-impl | --model-impl
---revision | --revision
---download-dir | --download-dir
---context-length | --max-model-len
---is-embedding | --runner pooling, found by the model's files
---enable-multimodal | none: models take text
---json-model-override-args | --hf-overrides
---served-model-name | --served-model-name
---chat-template | --chat-template
---completion-template | none: completions are sent as they are
---preferred-sampling-params | --generation-config: a folder with generation_config.json
---dtype | --dtype
---quantization | --quantization
---quantization-param-path | none: scales come with the checkpoint
---kv-cache-dtype | --kv-cache-dtype
---device | --device
---host | --host
---port | --port, 8000 unless given
---api-key | --api-key
---ssl-keyfile, --ssl-certfile | --ssl-keyfile, --ssl-certfile
---file-storage-path | --batch-dir
---mem-fraction-static | --gpu-memory-utilization, a share of the free memory and not of all
---max-total-tokens | --num-gpu-blocks-override, in blocks of --block-size tokens
---page-size | --block-size
---max-running-requests | --max-num-seqs
---max-queued-requests | --max-num-queued-reqs
---chunked-prefill-size | --max-num-batched-tokens for a step, --max-prefill-chunk for one request
---max-prefill-tokens | --max-num-batched-tokens
---enable-mixed-chunk, --enable-dynamic-chunking | always on
---schedule-policy | --scheduling-policy
---enable-priority-scheduling | --scheduling-policy priority
---schedule-conservativeness | none: requests are admitted by need and preempted if it is not met
---disable-radix-cache | --no-enable-prefix-caching
---enable-hierarchical-cache | none: blocks stay on the device
---disable-overlap-schedule | --no-async-scheduling
---stream-interval | none: each step's tokens are sent
---random-seed | --seed
---watchdog-timeout | --hang-timeout
---log-level | --log-level
---log-level-http | --uvicorn-log-level
---log-requests | --enable-log-requests
---enable-metrics | always on: /metrics
---enable-cache-report | always on: usage.prompt_tokens_details
---decode-log-interval | none: the log has a line each second or so; --disable-log-stats for none
---tp-size, --tensor-parallel-size | --tensor-parallel-size
---dp-size, --pp-size, --ep-size | none: a server for each replica, behind a proxy
---dist-init-addr, --nnodes, --node-rank | none: one host
---base-gpu-id | CUDA_VISIBLE_DEVICES in the environment
---reasoning-parser | --reasoning-parser, found by the chat template
---tool-call-parser | --tool-call-parser, found by the chat template
---grammar-backend | --structured-outputs-config {"backend": "xgrammar"}
---enable-custom-logit-processor | --logits-processors
---enable-lora | --enable-lora
---lora-paths | --lora-modules
---max-loras-per-batch | --max-loras
---max-lora-rank | --max-lora-rank
---attention-backend | --attention-backend
---sampling-backend | none: one sampler
---speculative-algorithm NGRAM | --speculative-config {"method": "ngram", "num_speculative_tokens": 4}
---speculative-algorithm EAGLE | none yet: drafts come from the text itself
---disable-cuda-graph | --enforce-eager
---cuda-graph-max-bs, --cuda-graph-bs | --cuda-graph-sizes
---enable-torch-compile | none: nothing is compiled
---cpu-offload-gb | none: weights stay on the device
---enable-memory-saver | none: an engine does not sleep
---disaggregation-mode | none: one engine computes prompts and answers
---allow-auto-truncate | truncate_prompt_tokens of the request
---enable-deterministic-inference | seed of the request, which holds at any load
---skip-server-warmup, --warmups | none: there is no warm-up to skip
-"""
 
 
 def options() -> dict[str, str]:
@@ -201,11 +122,13 @@ def render_vllm() -> str:
 def render_sglang() -> str:
     known = options()
     lines = [SGLANG_HEAD, "| SGLang | Quire |", "|---|---|"]
-    for line in SGLANG.strip().splitlines():
+    for line in TABLE.strip().splitlines():
         theirs, ours = line.split(" | ", 1)
         for name in re.findall(r"--([a-z-]+)", ours):
             if name.removeprefix("no-").replace("-", "_") not in known:
                 raise SystemExit(f"docs/migration.py: there is no --{name}")
-        told = re.sub(r"(--[a-z-]+(?: \{.*\}| priority| pooling)?|MODEL|CUDA_VISIBLE_DEVICES|/metrics)", r"`\1`", ours)
+        told = re.sub(
+            r"(--[a-z-]+(?: \{.*\}| priority| pooling| external)?|MODEL|CUDA_VISIBLE_DEVICES|/metrics)", r"`\1`", ours
+        )
         lines.append(f"| {', '.join(f'`{one}`' for one in theirs.split(', '))} | {told} |")
     return "\n".join(lines) + "\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 
-from quire.foundation.error_codes import entry_of
+from quire.foundation.error_codes import NO_ROOM, entry_of
 from quire.foundation.errors import ConfigError, DoesNotFitError, EngineDeadError, InputError, QuireError
 from quire.foundation.log import escaped
 
@@ -60,6 +60,8 @@ def _message(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name is not None:
         package = _PACKAGES.get(error.name.partition(".")[0])
         return f"{error.name!r} is not installed" + (f": pip install '{package}'" if package else "")
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        return f"cannot be written: {error.strerror}" + (f": {error.filename!r}" if error.filename else "")
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"internal error: {type(error).__name__}: {error}{where}"

@@ -191,6 +191,7 @@ def _ask(question: Question) -> Findings:
         [sys.executable, "-m", "quire.worker.inspection"],
         input=msgspec.msgpack.encode(question),
         stdout=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C is for this process alone, which ends the other
         check=False,
     )
     if done.returncode:

@@ -13,7 +13,7 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +26,8 @@ from quire.foundation.errors import ConfigError
 
 ENGINE_SECTIONS = tuple(SECTIONS.values())
 ALIASES = {"base_url": "url"}  # what other tools call an option
+FLAG = re.compile(r"--[A-Za-z][\w.-]*")
+STRAY = "Unrecognized options: "
 UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -49,6 +51,8 @@ def parse(
     if path is not None:
         merged |= _read_yaml(path, fields)
     rest = _switched([_known(argument, fields) for argument in rest], fields)
+    for name in reversed(positional):
+        rest = _put_first(name, rest)
     dotted, rest = _take_dotted(rest, fields)
     rest = _lists(rest, fields)
     flat = dataclasses.make_dataclass(
@@ -69,9 +73,10 @@ def _read_flags(flat: type, command: str, about: str, arguments: Sequence[str]) 
         if not exit_.code:
             raise
         text = _out_of_box(said.getvalue())
-    raise ConfigError(
-        f"quire {command}: {text}", code="unknown-option" if text.startswith("Unrecognized") else "bad-value"
-    ) from None
+    if text.startswith(STRAY):  # flags that nobody knows are told before
+        stray = text.removeprefix(STRAY).splitlines()[0]
+        raise ConfigError(f"quire {command}: no option takes this: {stray}", code="unknown-option") from None
+    raise ConfigError(f"quire {command}: {text}", code="bad-value") from None
 
 
 def _out_of_box(text: str) -> str:
@@ -178,8 +183,7 @@ def _read_yaml(path: Path, fields: Mapping[str, tuple[type, dataclasses.Field[An
         if name not in fields and (why := refusal(name)) is not None:
             raise ConfigError(f"{path}: {why}", name, code="foreign-option")
         if name not in fields:
-            near = difflib.get_close_matches(name, fields, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = f"; did you mean {near!r}?" if (near := _near(name, fields)) else ""
             raise ConfigError(f"{path}: unknown option {key!r}{hint}", name, code="unknown-option")
         section, _ = fields[name]
         wanted = typing.get_type_hints(section)[name]
@@ -254,6 +258,24 @@ def _json_object() -> Any:
     )
 
 
+def _put_first(name: str, arguments: list[str]) -> list[str]:
+    """`--model M` is M, the first argument, for who gives by name what needs none."""
+    flag = "--" + name.replace("_", "-")
+    for position, argument in enumerate(arguments):
+        own, equals, value = argument.partition("=")
+        if own == flag:
+            following = [value] if equals else arguments[position + 1 : position + 2]
+            if not following or not following[0] or following[0].startswith("-"):
+                raise ConfigError(f"{flag} needs a value", code="bad-value")
+            return [*following, *arguments[:position], *arguments[position + (1 if equals else 2) :]]
+    return arguments
+
+
+def _near(name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=1)
+    return near[0] if near else ""
+
+
 def _own_name(name: str, fields: Mapping[str, Any]) -> str:
     return ALIASES[name] if name not in fields and ALIASES.get(name) in fields else name
 
@@ -261,22 +283,26 @@ def _own_name(name: str, fields: Mapping[str, Any]) -> str:
 def _known(argument: str, fields: Mapping[str, Any]) -> str:
     """A flag as it is written here: `--max_model_len=…` is `--max-model-len=…`, and an alias is what it stands for.
 
-    Raises ConfigError for one that others have and we do not.
+    Raises ConfigError for one that others have and we do not, and for one that nobody has.
     """
     flag, equals, value = argument.partition("=")
-    if flag in SHORT:
-        if SHORT[flag] not in fields:
-            instead = refusal(SHORT[flag]) or f"{SHORT[flag]} is no option here"
-            raise ConfigError(f"{flag}: {instead}", SHORT[flag], code="foreign-option")
-        return "--" + SHORT[flag].replace("_", "-") + equals + value
-    if not argument.startswith("--"):
-        return argument
     option, dot, key = flag.removeprefix("--").partition(".")
+    if option in SHORT:
+        if SHORT[option] not in fields:
+            instead = refusal(SHORT[option]) or f"{SHORT[option]} is no option here"
+            raise ConfigError(f"{option}: {instead}", SHORT[option], code="foreign-option")
+        return "--" + SHORT[option].replace("_", "-") + dot + key + equals + value
+    if not FLAG.fullmatch(flag):
+        return argument
     name = _own_name(option.replace("-", "_"), fields)
     if name not in fields and name.removeprefix("no_") not in fields:
         why = refusal(name) or refusal(name.removeprefix("no_"))
         if why is not None:
             raise ConfigError(why, name, code="foreign-option")
+        if name != "help":
+            near = _near(name, fields)
+            hint = f"; did you mean --{near.replace('_', '-')}?" if near else ""
+            raise ConfigError(f"there is no option --{option}{hint}", name, code="unknown-option")
     return "--" + name.replace("_", "-") + dot + key + equals + value
 
 

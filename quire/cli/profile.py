@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quire.cli import options
-from quire.cli.bench.report import ReportConfig, publish
+from quire.cli.bench.report import ReportConfig, check_folder, publish
 from quire.foundation.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,17 +46,19 @@ def run(arguments: Sequence[str]) -> int:
         positional=("model",),
         defaults={"disable_log_stats": True, "enable_prefix_caching": False},
     )
-    config = options.section_of(ProfileConfig, values)
+    config, report = options.section_of(ProfileConfig, values), options.section_of(ReportConfig, values)
     for name in ("batch_size", "input_len", "output_len"):
         if getattr(config, name) < 1:
             raise ConfigError(f"{name} must be >= 1, got {getattr(config, name)}", name)
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size"):
         if values[name] != 1:
             raise ConfigError(f"quire profile looks into one process: {name} must be 1", name)
+    if config.trace is not None:
+        check_folder(config.trace, "trace")
     names = {one.name for section in options.ENGINE_SECTIONS for one in dataclasses.fields(section)}
     engine = {name: value for name, value in values.items() if name in names} | {"enforce_eager": True}
     numbers = _profile(config, engine)
-    publish("Profile", {}, options.section_of(ReportConfig, values), options=values, **numbers)
+    publish("Profile", {}, report, options=values, **numbers)
     return 0
 
 
@@ -154,7 +156,6 @@ def _by_op(llm: LLM, model: Any, device: Device, prompts: list[list[int]], confi
         print(f"  {op['op'][:40]:<41}{figures}{_beside(ms, op['floor'] * 1e3)}")
     if config.trace is not None:
         file = Path(config.trace) / "quire.pt.trace.json.gz"
-        file.parent.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(file))
         print(f"\ntrace in {file}")
     return {"ops": ops}

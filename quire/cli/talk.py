@@ -11,6 +11,8 @@ from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
 from quire.cli.http_client import Server, read_events
 from quire.cli.view import View
 from quire.config.engine import EngineConfig
@@ -18,6 +20,7 @@ from quire.foundation.errors import InputError
 from quire.types.sampling import RequestOutputKind, SamplingParams
 
 Message = dict[str, Any]
+MOST_TOKENS = 1024  # of an answer, unless somebody says
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +33,8 @@ class TalkConfig:
     """API key for the server; QUIRE_API_KEY and OPENAI_API_KEY work too."""
     quick: str | None = None
     """Send this one text, print the answer and leave."""
-    max_tokens: int = 1024
-    """Longest answer in tokens."""
+    max_tokens: int | None = None
+    """Longest answer in tokens; None: 1024, or what the context has room for; chats on a server: the latter."""
     temperature: float | None = None
     """Sampling temperature; None: the model's own default."""
     top_p: float | None = None
@@ -60,7 +63,7 @@ class Talker(Protocol):
 
 
 def open_talker(talk: TalkConfig, config: EngineConfig) -> Talker:
-    return Remote(talk) if talk.url else Local(talk, config)
+    return Remote(talk, config.model.model) if talk.url else Local(talk, config)
 
 
 def show(talker: Talker, prompt: str | list[Message], talk: TalkConfig) -> str:
@@ -108,6 +111,7 @@ class Local:
 
     def stream(self, prompt: str | list[Message]) -> Iterator[str]:
         """Ctrl-C raises KeyboardInterrupt here, at a point where the engine can go on."""
+        self.num_tokens = 0
         loop = self._runner.get_loop()
         source = self._generate(self._render(prompt))
         interrupted = asyncio.Event()
@@ -137,13 +141,13 @@ class Local:
 
     async def _generate(self, ids: list[int]) -> AsyncGenerator[str, None]:
         defaults = self._engine.info.resolved.info.generation_defaults
-        chosen = defaults | {name: value for name, value in self.settings.items() if value is not None}
+        given = {name: value for name, value in self.settings.items() if value is not None}
+        chosen = {"max_tokens": MOST_TOKENS} | defaults | given
         room = self._engine.info.max_model_len - len(ids)
-        chosen["max_tokens"] = max(min(chosen["max_tokens"], room), 1)
         if unknown := sorted(chosen.keys() - SamplingParams.__struct_fields__):
             raise InputError(f"{unknown[0]} is no sampling parameter", unknown[0])
         params = SamplingParams(**chosen, output_kind=RequestOutputKind.DELTA)
-        self.num_tokens = 0
+        params = msgspec.structs.replace(params, max_tokens=max(min(params.max_tokens or room, room), 1))
         self._count += 1
         async for output in self._engine.generate({"prompt_token_ids": ids}, params, f"talk-{self._count}"):
             self.num_tokens += len(output.outputs[0].token_ids)
@@ -171,18 +175,21 @@ def settings_of(talk: TalkConfig) -> dict[str, Any]:
 class Remote:
     """A server that speaks OpenAI's API."""
 
-    def __init__(self, talk: TalkConfig) -> None:
+    def __init__(self, talk: TalkConfig, model: str) -> None:
+        """model: the command's first argument, which `model_name` says too."""
         assert talk.url is not None
         self.settings = settings_of(talk)
         self.num_tokens = 0
         self.tool_calls: list[dict[str, Any]] = []
         self._server = Server(talk.url, talk.api_key)
-        self.name = talk.model_name or self._server.first_model()
+        self.name = talk.model_name or model or self._server.first_model()
 
     def stream(self, prompt: str | list[Message]) -> Iterator[str]:
         body: dict[str, Any] = {"model": self.name, "stream": True, "stream_options": {"include_usage": True}}
         body |= {name: value for name, value in self.settings.items() if value is not None}
         path = "/completions" if isinstance(prompt, str) else "/chat/completions"
+        if isinstance(prompt, str):  # by OpenAI's rules it would be 16 tokens; of a chat it is what the context holds
+            body.setdefault("max_tokens", MOST_TOKENS)
         body |= {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}
         self.num_tokens, self.tool_calls = 0, []
         response = self._server.send("POST", self._server.api + path, body)

@@ -136,6 +136,9 @@ def read_hf_config(
     return HFConfig(family=family, architecture=architecture, values=values, unknown=(), given=given)
 
 
+_PIPELINE = "model_index.json"  # of diffusers
+
+
 def config_file(folder: Path, form: str = "auto") -> tuple[dict[str, Any], bool]:
     """What config.json holds, or would hold if params.json were one; and whether it is the latter.
 
@@ -147,9 +150,13 @@ def config_file(folder: Path, form: str = "auto") -> tuple[dict[str, Any], bool]
     if not file.exists() and (folder / ADAPTER).exists():
         base = read_json_object(folder / ADAPTER, "model").get("base_model_name_or_path")
         raise ConfigError(
-            f"{folder} holds an adapter ({ADAPTER}) and no model: name the model that it was made for, "
-            f"{shown(base)}, and give the adapter by enable_lora (of a server: --lora-modules NAME={folder})",
+            f"{folder} holds an adapter and no model: name its base model{f', {shown(base)},' if base else ''} and "
+            "--enable-lora --lora-modules NAME=FOLDER",
             "model",
+        )
+    if not file.exists() and (folder / _PIPELINE).exists():
+        raise ConfigError(
+            f"{folder} holds a pipeline that makes images or video: Quire runs models that read and write text", "model"
         )
     return read_json_object(file, "model"), False
 

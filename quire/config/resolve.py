@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +36,8 @@ BIG_GPU_BYTES = 70 * 1024**3
 Part = Literal["all", "tokenizer", "config"]
 _DRAFTS = "or leave speculative_config out; ranks of tensor_parallel_size may draft"
 # What of a repository is downloaded, by load_format.
+_HUB_PAGE = re.compile(r"(?:(?:https?://)?(?:huggingface\.co|hf\.co)/)?([\w.-]+/[\w.-]+)(?:/tree/.*|/*)")
+"""A model's address, as browsers show it, and its id."""
 _WEIGHTS = {
     "auto": ("*.safetensors",),
     "safetensors": ("*.safetensors",),
@@ -241,10 +244,16 @@ def locate_model(model: ModelConfig, *, wanted: Part = "all") -> Path:
     if path.exists():
         file = None if model.load_format == "pt" and path.is_dir() else gguf_in(path, which)
         if file is None and not path.is_dir():
-            raise ConfigError(f"model {model.model!r} is a file, and no .gguf file", "model")
+            raise ConfigError(
+                f"model {model.model!r} is a file, and no .gguf file: name the folder that it is in", "model"
+            )
         return path if file is None else gguf_folder(file)
+    if model.model.endswith(".gguf"):
+        raise ConfigError(f"model file {model.model!r} does not exist", "model", code="model-not-found")
     if model.model.startswith((".", "/", "~")) or model.model.count("/") > 1:
-        raise ConfigError(f"model folder {model.model!r} does not exist", "model", code="model-not-found")
+        known = None if model.model.startswith((".", "/", "~")) else _HUB_PAGE.fullmatch(model.model)
+        hint = f"; is it {known[1]!r} on the hub?" if known else ""
+        raise ConfigError(f"model folder {model.model!r} does not exist{hint}", "model", code="model-not-found")
     return _download_gguf(replace(model, model=name), which) if which else _download(model, wanted)
 
 

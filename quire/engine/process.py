@@ -9,7 +9,7 @@ from quire.engine.core import EngineCore
 from quire.engine.messages import FromParent, Ready, StartCore
 from quire.executor.base import WORKER, make_executor
 from quire.foundation.bytecode import keep_bytecode
-from quire.foundation.child import Failure, Parent
+from quire.foundation.child import Failure, Parent, leave
 from quire.foundation.errors import ConfigError, DoesNotFitError, QuireError
 from quire.foundation.heap import settle_heap
 from quire.foundation.log import get_logger, setup
@@ -70,4 +70,4 @@ def _exit_code(error: Exception) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -6,6 +6,7 @@ import sys
 
 from quire.executor.messages import ToWorker
 from quire.executor.worker_process import serve
+from quire.foundation.child import leave
 from quire.foundation.remote import Invitation, RemoteParent
 
 
@@ -17,4 +18,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

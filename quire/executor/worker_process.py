@@ -20,7 +20,7 @@ from quire.executor.messages import (
     WorkerReply,
 )
 from quire.foundation.bytecode import keep_bytecode
-from quire.foundation.child import Failure, Parent
+from quire.foundation.child import Failure, Parent, leave
 from quire.foundation.errors import QuireError
 from quire.foundation.heap import settle_heap
 from quire.foundation.log import get_logger, setup
@@ -127,4 +127,4 @@ def _call(worker: WorkerInterface, message: WorkerCall) -> WorkerReply:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -8,6 +8,8 @@ depend on which thread started the child. The child is started by its module's n
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import shutil
 import signal
@@ -19,7 +21,7 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import msgspec
 
@@ -217,6 +219,16 @@ class Parent(Generic[T]):
             self.channel.wait(timeout)
             message = self.channel.receive()
         return message
+
+
+def leave(code: int) -> NoReturn:
+    """End this process as `sys.exit` does, and leave the interpreter as it stands: while it is taken apart, what binds
+    Triton to Python writes a page of what it calls leaks to the terminal."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _die_with_parent(lifeline: socket.socket, remains: list[Path]) -> None:

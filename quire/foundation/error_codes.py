@@ -5,6 +5,7 @@ An error finds its entry by the code it was raised with, else by its class and t
 
 from __future__ import annotations
 
+import errno
 from functools import cache
 
 from quire.foundation.error_entries import MODELS, REQUESTS, RUNNING, STARTING, Entry
@@ -16,6 +17,8 @@ TITLES = {
     "While it runs": RUNNING,
     "Requests": REQUESTS,
 }
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Of an OSError that is a disk's fault and not ours."""
 
 
 def entry_of(error: BaseException) -> Entry:
@@ -29,6 +32,8 @@ def entry_of(error: BaseException) -> Entry:
             table = _by_kind().get(cls, {})
             if found := table.get(_top(field)) or table.get(None):
                 return found
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        return known["folder"]
     return known["missing-package" if isinstance(error, ModuleNotFoundError) else "internal"]
 
 

@@ -29,12 +29,12 @@ STARTING = (
     Entry(
         "unknown-command",
         "There is no command of that name.",
-        "`quire --help` lists them, `quire bench --help` its kinds; the message names one that is near.",
+        "`quire --help` lists them, `quire bench --help` its kinds; if one is near, the message names it.",
     ),
     Entry(
         "unknown-option",
         "A flag, a keyword or a key of a `--config` file is not an option of this command.",
-        "`quire COMMAND --help` lists its options, [the reference](reference.md) all of them; the message names one that is near.",
+        "`quire COMMAND --help` lists its options, [the reference](reference.md) all of them; if one is near, the message names it.",
         "Nothing that is not understood is passed over: an option with a typing error would otherwise seem to work.",
     ),
     Entry(
@@ -50,8 +50,8 @@ STARTING = (
         "foreign-option",
         "An option of another engine that Quire does not have.",
         "Leave it out, or use what the message names; [vLLM](migrate_vllm.md) and [SGLang](migrate_sglang.md) have tables.",
-        "Options of vLLM that would change nothing here are taken; those that would change something are refused by name, "
-        "so that a script that was moved does what it did or says that it does not.",
+        "Options of vLLM that mean something here are taken by their names; the others are refused by name, also where the "
+        "engine does by itself what they ask for, so that nothing is ignored unseen.",
     ),
     Entry(
         "config-file",
@@ -86,14 +86,14 @@ STARTING = (
     Entry(
         "folder",
         "A folder or file that is written to cannot be used.",
-        "Give each server a `--batch-dir` of its own, on a disk with room, that its user may write to.",
+        "Choose one on a disk with room, which its user may write to; each server needs a `--batch-dir` of its own.",
         fields=("batch_dir", "download_dir"),
     ),
     Entry(
         "file",
         "A file that the command shall read or write cannot be.",
         "Check its path, that it is what the command reads, and the rights of who runs it.",
-        fields=("input_file", "output_file", "output_json", "dataset", "results", "plot"),
+        fields=("input_file", "output_file", "output_json", "dataset", "results", "plot", "trace"),
     ),
     Entry(
         "device",

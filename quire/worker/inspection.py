@@ -23,7 +23,7 @@ from quire.config.resolve import Resolved
 from quire.distributed.group import Group
 from quire.distributed.topology import Topology
 from quire.foundation.bytecode import keep_bytecode
-from quire.foundation.child import Failure
+from quire.foundation.child import Failure, leave
 from quire.foundation.errors import ConfigError, DoesNotFitError, QuireError
 from quire.layers.experts import Experts
 from quire.layers.linear import Linear
@@ -174,7 +174,10 @@ def _fits(resolved: Resolved, pages: Pages, size: CacheSize) -> list[Fit]:
 
 def main() -> int:
     keep_bytecode("torch")
-    question = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Question)
+    asked = sys.stdin.buffer.read()
+    if not asked:  # who started this was interrupted
+        return 0
+    question = msgspec.msgpack.decode(asked, type=Question)
     out = sys.stdout
     sys.stdout = sys.stderr  # what a library prints is no part of the answer
     answer: Findings | Failure
@@ -190,4 +193,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

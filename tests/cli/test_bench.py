@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,19 @@ def test_welch_agrees_with_a_textbook_case() -> None:
     one, other = ([x - 1, x - 0.0, x, x + 1] for x in (10.0, 12.0))
     (found,) = compare.differences(runs(*one), runs(*other))
     assert found.noise == pytest.approx(2.45 * 0.57735 / 10, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "command", ["bench throughput", "bench latency", "bench startup", "bench serve", "bench sweep", "profile"]
+)
+@pytest.mark.parametrize("file", ["no/such/folder.json", "."])
+def test_numbers_that_could_not_be_kept_are_not_measured(
+    command: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "quire.llm", None)  # an engine would start
+    assert main([*command.split(), "--output-json", file]) == 2
+    assert f"output_json '{file}'" in capsys.readouterr().err
 
 
 def test_a_plot_of_no_known_kind_is_refused_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -52,8 +53,18 @@ quire serve --api-key-file empty.txt
 quire serve --api-key-file no.txt
 quire serve --api-key --port 0
 quire serve --nnodes 2
+quire serve --task embed
+quire serve --model-path nothing
+quire serve --mem-fraction-static 0.8
+quire serve --model nothing 4096
+quire serve --batch-dir list.yaml --port 0
 quire serve ./no/such/folder --port 0
+quire serve https://huggingface.co/some/model --port 0
+quire serve no.gguf --port 0
+quire serve list.yaml --port 0
 quire serve nothing --port 0
+quire serve adapter --port 0
+quire serve pictures --port 0
 quire serve strange --port 0
 quire serve broken --port 0
 quire serve wordy --port 0
@@ -86,6 +97,9 @@ quire chat --url ftp://somewhere --quick hi
 quire chat --temperature hot
 quire bench serve --url http://127.0.0.1:@closed
 quire bench serve --request-rate 0
+quire bench serve --output-json no/such/folder.json
+quire bench plot --results list.yaml --output no/such/folder.svg
+quire profile --trace list.yaml
 quire bench serv
 quire bench nothing
 quire run-batch -i no.jsonl -o out.jsonl
@@ -100,6 +114,9 @@ def lay_out(folder: Path) -> None:
     (folder / "value.yaml").write_text("max_num_seqs: many\n")
     (folder / "empty.txt").write_text("# no key\n")
     (folder / "nothing").mkdir()
+    for name, file in (("adapter", "adapter_config.json"), ("pictures", "model_index.json")):
+        (folder / name).mkdir()
+        (folder / name / file).write_text("{}")
     configs = {
         "strange": SMALL | {"architectures": ["LamaForCausalLM"]},
         "wordy": SMALL | {"hidden_size": "large"},
@@ -213,6 +230,8 @@ def test_a_package_that_the_engines_process_lacks(
         (ContextLengthError.of(9, 1, 8), "context-length"),
         (EngineDeadError("x"), "engine-dead"),
         (ModuleNotFoundError("x"), "missing-package"),
+        (OSError(errno.ENOSPC, "No space left on device"), "folder"),
+        (OSError(errno.EBADF, "x"), "internal"),
         (ValueError("x"), "internal"),
     ],
 )
@@ -254,6 +273,17 @@ def test_what_nobody_foresaw_is_told_as_that(
     said = capsys.readouterr().err
     assert re.search(r"internal error: KeyError: 'x' \(.*test_errors.py:\d+\)", said)
     assert "collect-env" in said
+
+
+def test_a_full_disk_is_no_fault_of_ours(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_arguments: list[str]) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", "answers.txt")
+
+    monkeypatch.setattr("quire.cli.complete.run", fail)
+    assert main(["complete"]) == 1
+    said = capsys.readouterr().err
+    assert "cannot be written: No space left on device: 'answers.txt'" in said
+    assert "internal" not in said
 
 
 def test_a_server_names_the_code_in_a_header() -> None:

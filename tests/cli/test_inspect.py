@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from quire.cli import inspect_model
@@ -20,6 +23,7 @@ from quire.config.engine import EngineConfig
 from quire.config.resolve import DEMO_MODEL
 from tests.models import checkpoints as hybrids
 from tests.models.cases import CASES
+from tests.server.process import PATIENCE
 
 CONFIG = json.loads((DEMO_MODEL / "config.json").read_text())
 
@@ -202,6 +206,26 @@ def test_a_gguf_file_is_told_by_its_types(tmp_path: Path, monkeypatch: pytest.Mo
     assert found["format"] == "gguf: matrices in Q4_0 (48), Q8_0 (8)"
     assert found["checkpoint"].startswith("4.08 MiB, 90 tensors in 1 files: 0.000 G F32, 0.007 G Q4_0")
     assert found["verdict"].startswith("runs on")
+
+
+def test_ctrl_c_is_told_by_nobody() -> None:
+    """Not by the process that builds the model either."""
+    command = [sys.executable, "-m", "quire.cli.main", "inspect", "--device", "cpu"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        while not process.stdout.readline().startswith("format"):
+            assert process.poll() is None
+        while True:
+            others = psutil.Process(process.pid).children()
+            if others and "quire.worker.inspection" in others[0].cmdline():
+                break
+            time.sleep(0.01)
+        assert os.getpgid(others[0].pid) != process.pid  # a terminal does not interrupt it
+        os.killpg(process.pid, signal.SIGINT)
+        said = process.communicate(timeout=PATIENCE)[1]
+    assert process.returncode == 130
+    assert said == ""
 
 
 def test_quick_does_not_build_the_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

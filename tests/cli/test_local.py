@@ -60,6 +60,18 @@ def test_chat_answers_and_goes_on_after_a_prompt_that_is_too_long(model: Path) -
     assert "Commands" not in done.stdout
 
 
+def test_chat_refuses_what_is_no_parameter_and_goes_on(model: Path) -> None:
+    wrong = ["temperature=hot", "temperature=0 max_tokens=many", "max_tokens=-3", "max_tokens=5 nonsense=1"]
+    lines = [line for one in wrong for line in (f"/params {one}", "hi")]
+    lines += ["/params nonsense=", "hi", "/params max_tokens=", "hi", "/quit"]
+    done = run("chat", model, "--temperature", "0", stdin="\n".join(lines) + "\n")
+    assert done.returncode == 0, done.stderr
+    assert "internal" not in done.stderr
+    assert done.stderr.count("tokens/s]") == 2  # of the last two; none of what is refused
+    for words in ("temperature must be", "max_tokens must be an integer", "max_tokens must be >= 1", "nonsense is no"):
+        assert done.stderr.count(words) == 1
+
+
 class Terminal:
     """A command in a terminal of its own, where Ctrl-C is a key."""
 

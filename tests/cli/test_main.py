@@ -172,6 +172,21 @@ def test_chat_says_what_is_wrong_with_the_server(served: Served, arguments: list
     assert len(done.stderr.splitlines()) == 3
 
 
+def test_a_server_is_asked_for_the_model_that_is_named(served: Served) -> None:
+    done = run("chat", "another/model", "--url", served.url, "--api-key", "secret", "--quick", "x")
+    assert done.returncode == 2
+    assert "`another/model` does not exist" in done.stderr
+
+
+def test_a_server_decides_how_long_an_answer_of_a_chat_may_be(served: Served) -> None:
+    """Where fewer than 1,024 tokens are left a conversation goes on all the same."""
+    for command in ("chat", "complete"):
+        assert run(command, "--url", served.url, "--api-key", "secret", "--quick", "x").returncode == 0
+    chat, complete = (seen["params"].max_tokens for seen in served.llm.seen[-2:])
+    assert complete == 1024
+    assert chat != 1024
+
+
 def test_bench_serve_measures_a_server(served: Served, tmp_path: Path) -> None:
     file = tmp_path / "numbers.json"
     shape = ["--num-prompts", "20", "--input-len", "8", "--output-len", "6", "--request-rate", "200"]

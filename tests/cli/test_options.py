@@ -13,6 +13,7 @@ import pytest
 from quire.cli import options
 from quire.cli.bench.client import ServeBenchConfig
 from quire.cli.talk import TalkConfig
+from quire.config import sglang
 from quire.config.engine import SECTIONS, EngineConfig
 from quire.config.serve import ServeConfig
 from quire.config.unsupported import SHORT, UNSUPPORTED
@@ -47,6 +48,9 @@ def test_no_name_is_used_twice() -> None:
     ("arguments", "name", "value"),
     [
         (["some/model"], "model", "some/model"),
+        (["--port", "1", "--api-key", "a", "b", "--model", "some/model"], "model", "some/model"),
+        (["--model=some/model", "--port", "1"], "port", 1),
+        (["-sc.method", "ngram", "-sc.x=2"], "speculative_config", {"method": "ngram", "x": 2}),
         (["--max-model-len", "4096"], "max_model_len", 4096),
         (["--max_model_len", "4K"], "max_model_len", 4096),
         (["--max-model-len=4k"], "max_model_len", 4000),
@@ -82,7 +86,12 @@ def test_flags(arguments: list[str], name: str, value: Any) -> None:
         (["--dtype", "float8"], "bfloat16"),
         (["--hf-overrides", "[1]"], "JSON object"),
         (["--gpu-memory-utilization", "half"], "gpu-memory-utilization"),
-        (["one", "two"], "two"),
+        (["one", "two"], "no option takes this: two"),
+        (["one", "--model", "two"], "no option takes this: one"),
+        (["--model"], "--model needs a value"),
+        (["--model", "--port", "1"], "--model needs a value"),
+        (["-O.level=3"], "-O: optimization_level is not supported"),
+        (["--nonsense", "1"], "there is no option --nonsense"),
         (["--enable-prefix-cachin"], "--enable-prefix-caching"),
     ],
 )
@@ -92,6 +101,34 @@ def test_a_wrong_flag_says_what_is_right(arguments: list[str], says: str) -> Non
 
 
 FIELDS = {field.name: (section, field) for section in ALL for field in dataclasses.fields(section)}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_an_option_with_a_typing_error_is_named_and_nothing_else(name: str) -> None:
+    flag = "--" + name.replace("_", "-")
+    with pytest.raises(ConfigError) as caught:
+        parse("some/model", f"{flag}s", "1")
+    assert str(caught.value) == f"there is no option {flag}s; did you mean {flag}?"
+
+
+SGLANG = [line.split(" | ", 1) for line in sglang.TABLE.strip().splitlines()]
+
+
+@pytest.mark.parametrize(("theirs", "ours"), SGLANG)
+def test_what_sglang_calls_otherwise_is_told_as_it_is_called_here(theirs: str, ours: str) -> None:
+    for flag in theirs.split(", "):
+        name = flag.split()[0].removeprefix("--").replace("-", "_")
+        if name == "model":
+            continue
+        if name in FIELDS:
+            assert not ours.startswith(sglang.NONE), f"{flag}: there is one"
+            continue
+        with pytest.raises(ConfigError) as caught:
+            parse("some/model", flag.split()[0], "1")
+        assert name in UNSUPPORTED or ours.removeprefix(sglang.NONE) in str(caught.value)
+        assert caught.value.code == "foreign-option"
+
+
 LISTS = [n for n, (section, _) in FIELDS.items() if typing.get_origin(typing.get_type_hints(section)[n]) is list]
 
 

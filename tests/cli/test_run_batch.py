@@ -66,12 +66,15 @@ def test_it_goes_on_where_it_was_killed(tmp_path: Path) -> None:
         ("in.jsonl", "in.jsonl", "another file"),
         ("in.jsonl", "notes.txt", "something else than results"),
         ("in.jsonl", "none/out.jsonl", "cannot be written"),
+        ("in.jsonl", "pipe", "a file on a disk"),
+        pytest.param("pipe", "out.jsonl", "a file on a disk", marks=pytest.mark.long),
         pytest.param("https://host/in.jsonl", "out.jsonl", "path of a file", marks=pytest.mark.long),
     ],
 )
 def test_files_it_cannot_use(tmp_path: Path, source: str, target: str, said: str) -> None:
     (tmp_path / "in.jsonl").write_text(json.dumps(request(0)) + "\n")
     (tmp_path / "notes.txt").write_text("remember the milk\n")
+    os.mkfifo(tmp_path / "pipe")
     given = source if "://" in source else str(tmp_path / source)
     done = subprocess.run(
         [*COMMAND, "-i", given, "-o", str(tmp_path / target)],

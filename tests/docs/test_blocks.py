@@ -140,6 +140,12 @@ def test_commands_could_be_typed(block: Block) -> None:
 def test_programs_could_be_run(block: Block) -> None:
     text = block.text.replace(" …,", "")  # something of the kind is left out
     tree = compile(text, str(block), "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    imported = {
+        name.asname or name.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for name in node.names
+    }
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    if "from quire import" in text:  # else it goes on with a program above it
+        assert used & set(quire.__all__) <= imported
     keywords = {field.name for cls in SECTIONS.values() for field in dataclasses.fields(cls)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "quire":

@@ -236,7 +236,7 @@ def test_files_that_are_no_objects(file: str, content: str, decoder: Path) -> No
 def test_an_adapter_alone_says_what_it_is(tmp_path: Path) -> None:
     write(tmp_path / "adapter_config.json", {"peft_type": "LORA", "base_model_name_or_path": "its/base"})
     with pytest.raises(
-        ConfigError, match=r"holds an adapter .* made for, 'its/base', and give the adapter by enable_lora"
+        ConfigError, match=r"holds an adapter and no model: name its base model, 'its/base', and --enable-lora"
     ):
         start(tmp_path)
 

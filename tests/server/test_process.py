@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -9,11 +10,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
 
+from quire.server.processes import banner
 from tests.server.process import PATIENCE, ServerProcess, server_process, status_of, wait_until
 
 ECHO = "tests.server.echo_process"
@@ -67,6 +70,15 @@ def test_what_is_printed_is_short_and_the_curl_line_works(server: ServerProcess)
     assert response.status_code == 200
     assert response.json()["model"] == httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
     assert any("seconds" in line or " s: " in line for line in server.out)
+
+
+def test_who_cannot_print_that_he_is_ready_serves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(banner, "ready_lines", lambda *_: ["Ready"])
+    nothing: Any = None
+    with open("/dev/full", "w", encoding="utf-8") as full, contextlib.redirect_stdout(full):
+        banner.tell_ready(nothing, nothing, nothing, False, {}, 0.0)
+        with contextlib.suppress(OSError):
+            full.close()  # what it holds is lost
 
 
 def test_probes_answer_while_loading_and_sigterm_then_ends_it() -> None:

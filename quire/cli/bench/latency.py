@@ -44,8 +44,9 @@ def run(arguments: Sequence[str]) -> int:
         # Equal prompts would be answered from the prefix cache from the second batch on.
         defaults={"enable_prefix_caching": False},
     )
+    report = options.section_of(ReportConfig, values)
     numbers = asyncio.run(_measure(options.engine_config(values), options.section_of(LatencyConfig, values)))
-    publish("Latency", numbers, options.section_of(ReportConfig, values), options=values)
+    publish("Latency", numbers, report, options=values)
     return 0
 
 

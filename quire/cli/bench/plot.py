@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.cli import options
-from quire.cli.bench.report import read_results
+from quire.cli.bench.report import check_target, read_results
 from quire.foundation.errors import ConfigError
 
 KINDS = (".png", ".svg", ".html")
@@ -45,6 +45,7 @@ def check_plot(name: str) -> None:
     """Raises ConfigError, before anything is measured, if no curve could be written."""
     if Path(name).suffix not in KINDS:
         raise ConfigError(f"a plot must end in {', '.join(KINDS)}, got {name!r}", "plot")
+    check_target(name, "plot")
     import matplotlib  # noqa: F401  what is missing is told now
 
 

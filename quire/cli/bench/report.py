@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import os
 import platform
 import shlex
 import sys
@@ -25,6 +26,29 @@ SECRETS = ("api_key", "hf_token")
 class ReportConfig:
     output_json: str | None = None
     """File for the numbers."""
+
+    def __post_init__(self) -> None:
+        if self.output_json is not None:
+            check_target(self.output_json, "output_json")
+
+
+def check_target(name: str, option: str) -> None:
+    """Raises ConfigError for a file that could not be written, before what stands in it takes its time."""
+    file = Path(name)
+    if file.is_dir():
+        raise ConfigError(f"{option} {name!r} is a folder: name a file", option)
+    if not file.parent.is_dir():
+        raise ConfigError(f"{option} {name!r} cannot be written: its folder does not exist", option)
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise ConfigError(f"{option} {name!r} cannot be written: no right to", option)
+
+
+def check_folder(name: str, option: str) -> None:
+    """Makes a folder for files. Raises ConfigError if that cannot be."""
+    try:
+        Path(name).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{option} {name!r} cannot be made: {error.strerror}", option) from None
 
 
 def spread(values: Sequence[float], scale: float = 1.0) -> dict[str, float]:

@@ -28,6 +28,7 @@ def run(arguments: Sequence[str]) -> int:
         arguments,
         (ServeBenchConfig, DetailConfig, WorkloadConfig, ReportConfig),
     )
+    report = options.section_of(ReportConfig, values)
     settings = options.section_of(ServeBenchConfig, values)
     runs, timings = measure(settings, options.section_of(WorkloadConfig, values))
     about: dict[str, Any] = {"options": values}
@@ -36,7 +37,7 @@ def run(arguments: Sequence[str]) -> int:
     if values["save_detailed"]:
         about["requests"] = [{name: getattr(t, name) for name in Timing.__slots__} for t in timings]
     numbers = mean_of(runs)
-    publish(f"Serving {numbers['model_id']}", numbers, options.section_of(ReportConfig, values), **about)
+    publish(f"Serving {numbers['model_id']}", numbers, report, **about)
     return fail_if_any(timings)
 
 

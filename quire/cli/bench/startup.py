@@ -39,6 +39,7 @@ def run(arguments: Sequence[str]) -> int:
         (StartupConfig, ReportConfig, *options.ENGINE_SECTIONS),
         positional=("model",),
     )
+    report = options.section_of(ReportConfig, values)
     if once:
         print(json.dumps(asyncio.run(_start_once(options.engine_config(values)))))
         return 0
@@ -49,7 +50,7 @@ def run(arguments: Sequence[str]) -> int:
     numbers: dict[str, Any] = {f"{name}_startup_s": value for name, value in spread(totals).items()}
     numbers |= {f"phase_{name}_s": seconds for name, seconds in measured[-1]["phases"].items()}
     numbers["startups_s"] = totals
-    publish("Start-up", numbers, options.section_of(ReportConfig, values), options=values, runs=runs)
+    publish("Start-up", numbers, report, options=values, runs=runs)
     return 0
 
 

@@ -35,6 +35,7 @@ def run(arguments: Sequence[str]) -> int:
         arguments,
         (SweepConfig, ServeBenchConfig, WorkloadConfig, ReportConfig),
     )
+    report = options.section_of(ReportConfig, values)
     sweep = options.section_of(SweepConfig, values)
     if bool(sweep.rates) == bool(sweep.concurrencies):
         raise ConfigError("a sweep needs either rates or concurrencies", "rates")
@@ -54,7 +55,7 @@ def run(arguments: Sequence[str]) -> int:
         points.append({axis: place, **numbers, "runs": runs})
         print(f"{place:>16g}" + "".join(f"{numbers.get(name, 0.0):>20,.4g}" for name in SHOWN), flush=True)
     model = points[-1]["model_id"]
-    publish(f"Sweep of {model}", {}, options.section_of(ReportConfig, values), options=values, axis=axis, points=points)
+    publish(f"Sweep of {model}", {}, report, options=values, axis=axis, points=points)
     if sweep.plot is not None:
         from quire.cli.bench.plot import draw
 

@@ -30,10 +30,11 @@ def run(arguments: Sequence[str]) -> int:
         (WorkloadConfig, ThroughputConfig, ReportConfig, *options.ENGINE_SECTIONS),
         positional=("model",),
     )
+    report = options.section_of(ReportConfig, values)
     workload = options.section_of(WorkloadConfig, values)
     settings = options.section_of(ThroughputConfig, values)
     numbers = asyncio.run(_measure(options.engine_config(values), workload, settings))
-    publish("Throughput", numbers, options.section_of(ReportConfig, values), options=values)
+    publish("Throughput", numbers, report, options=values)
     return 0
 
 

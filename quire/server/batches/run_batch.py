@@ -33,6 +33,8 @@ def run_batch(config: EngineConfig, serve: ServeConfig, files: RunBatchConfig) -
     for name, path in (("input_file", files.input_file), ("output_file", files.output_file)):
         if not path or "://" in path:
             raise ConfigError(f"{name} must be the path of a file, got {path!r}", name)
+        if Path(path).exists() and not Path(path).is_file():  # a pipe would end after the first look, or never
+            raise ConfigError(f"{name} {path!r} is read more than once: it must be a file on a disk", name)
     try:
         total = count_lines(source)
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,15 @@ def address_of(listener: socket.socket, *, tls: bool) -> str:
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(name[0], name[0])
     host = f"[{host}]" if ":" in host and not host.startswith("[") else host
     return f"{'https' if tls else 'http'}://{host}:{name[1]}"
+
+
+def tell_ready(
+    service: Service, info: EngineInfo, listener: socket.socket, has_keys: bool, start: dict[str, float], total: float
+) -> None:
+    """Print `ready_lines`. Where nothing can be written (a full disk, a reader that has left) the server runs all the
+    same."""
+    with contextlib.suppress(OSError):
+        print(*ready_lines(service, info, listener, has_keys, start, total), sep="\n", flush=True)
 
 
 def ready_lines(

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 from dataclasses import replace
+from pathlib import Path
 
 from quire.config.engine import EngineConfig
 from quire.config.schedule import SchedulerConfig
@@ -16,11 +17,12 @@ from quire.foundation.log import get_logger
 from quire.foundation.started import process_age
 from quire.observe.profiling import StartClock
 from quire.server.app import build_app, protect
+from quire.server.batches.store import BatchStore
 from quire.server.http.auth import load_keys
 from quire.server.http.listener import bind
 from quire.server.http.protocol import HttpConfig
 from quire.server.http.server import HttpServer
-from quire.server.processes.banner import ready_lines
+from quire.server.processes.banner import tell_ready
 from quire.server.processes.record import record
 from quire.server.processes.serving import Serving, loop_factory, setup_logs
 from quire.server.processes.supervisor import EXIT_ENGINE_DEAD, EXIT_OK, MAX_FRONT_ENDS, Supervisor
@@ -45,6 +47,8 @@ def run_server(config: EngineConfig, serve: ServeConfig) -> int:
         raise ConfigError(f"api_server_count must be in [1, {MAX_FRONT_ENDS}], got {count}", "api_server_count")
     serve.check_adapters(config)
     check(serve.otlp_traces_endpoint)
+    if serve.batch_dir is not None:  # told before a model is loaded
+        BatchStore(Path(serve.batch_dir).expanduser()).close()
     setup_logs(config.observe.log_level)
     config = replace(config, schedule=_with_limits(config.schedule))
     ctrl_c = signal.getsignal(signal.SIGINT)
@@ -109,11 +113,7 @@ class ServerProcess:
         await self.serving.attach(engine)
         start.lap("first token")
         self.serving.batches.resume()
-        print(
-            *ready_lines(self.service, engine.info, listener, has_keys, start.seconds, process_age()),
-            sep="\n",
-            flush=True,
-        )
+        tell_ready(self.service, engine.info, listener, has_keys, start.seconds, process_age())
 
     def _ask_for_record(self) -> None:
         engine = self.service.engine

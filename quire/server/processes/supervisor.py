@@ -26,7 +26,7 @@ from quire.observe.profiling import StartClock
 from quire.server.http.auth import load_keys
 from quire.server.http.listener import bind
 from quire.server.http.protocol import ABORT_SECONDS
-from quire.server.processes.banner import ENGINE, ready_lines
+from quire.server.processes.banner import ENGINE, tell_ready
 from quire.server.processes.messages import Attach, Begin, Drain, EngineDied, FromFrontEnd, Prepare, Serves, ToFrontEnd
 from quire.server.processes.peer_servers import OWNER
 from quire.server.processes.pulse import beat_seconds
@@ -264,7 +264,7 @@ class Supervisor:
     def _print(self, info: EngineInfo, start: StartClock) -> None:
         service = Service(self.config, self.serve, self._created, self._counters)
         keyed, age = bool(self._keys), process_age()
-        print(*ready_lines(service, info, self._listener, keyed, start.seconds, age), sep="\n", flush=True)
+        tell_ready(service, info, self._listener, keyed, start.seconds, age)
 
     # -- the end -------------------------------------------------------------------------------------------------
 
