@@ -165,7 +165,7 @@ def test_an_architecture_is_refused_before_anything_is_downloaded(
     (tmp_path / "config.json").write_text('{"architectures": ["GPT9LMHeadModel"]}')
     with pytest.raises(ConfigError, match="'GPT9LMHeadModel' is not supported"):
         resolve(config)
-    assert asked == [["config.json", "params.json"]]
+    assert asked == [["config.json", "params.json", "adapter_config.json"]]
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     assert resolve(config).info.path == str(tmp_path)
     assert "*.safetensors" in asked[-1]
