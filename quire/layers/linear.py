@@ -404,7 +404,7 @@ class Linear(nn.Module):
         assert isinstance(x, torch.Tensor)
         matrix = self.matrix
         if out is None and out_dtype is None and isinstance(matrix, PlainMatrix):
-            both = self.low_rank.shrink_beside(x, matrix.weight, matrix.bias, pair, summed=residual is not None)
+            both = self.low_rank.product_and_shrink(x, matrix.weight, matrix.bias, pair, summed=residual is not None)
             if both is not None:
                 return self.low_rank.expand(*both, matrix.bias, gated=self.gated, residual=residual)
         x = x if pair is None else rms_norm(x, *pair)

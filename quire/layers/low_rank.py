@@ -103,7 +103,7 @@ class LowRank:
         assert self._active.rows is not None
         return shrink(x, self._active.rows, self.factors)
 
-    def shrink_beside(
+    def product_and_shrink(
         self,
         x: torch.Tensor,
         weight: torch.Tensor,
