@@ -61,6 +61,11 @@ class DeviceSeats:
             blocks = shared.blocks.new_zeros(seats, spec.num_blocks(max_model_len) * split)
             self.tables.append(shared if number == pages.keeper else GroupTable(blocks, pages.kernel_block(number)))
 
+    def restart(self) -> None:
+        """Nothing of any seat is computed. A trial step on top of another would run over the end of the block table."""
+        self.num_computed_np[:] = 0
+        self.state.num_computed.zero_()
+
     def stage(self, plan: StepPlan, staging: Staging) -> list[tuple[torch.Tensor, Span, Span]]:
         """Put what the plan changes of the seats into the staging buffer; hand the answer to `apply` after its `send`.
 

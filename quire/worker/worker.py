@@ -289,10 +289,10 @@ class Worker:
         runner = assembly.runner(1, self._resolved.max_model_len)
         try:
             with Rehearsal() as rehearsal:
-                runner.run(self._step(tokens))
+                self._try(runner, tokens)
                 # A long chunk takes other tiles than many short ones.
                 chunk = min(self._resolved.max_num_batched_tokens, _REHEARSED_CHUNK, self._resolved.max_model_len)
-                runner.run(self._step(chunk, rows=1))
+                self._try(runner, chunk, rows=1)
                 if isinstance(runner, Runner):
                     # What is sampled here is garbage, so nothing may be looked up by it.
                     params = msgspec.structs.replace(ALL_FEATURES, logprobs=None)
@@ -301,7 +301,7 @@ class Worker:
                 else:
                     longest = min(tokens, self._resolved.max_model_len)
                     for power in range(longest.bit_length()):  # kernels differ by the number of tokens
-                        runner.run(self._step(1 << power, rows=1))
+                        self._try(runner, 1 << power, rows=1)
                 torch.cuda.synchronize()
         except (AttributeError, TypeError) as error:  # another version of Triton may be made otherwise inside
             _log.warning("kernels are compiled one by one, at their first launch: %s", error)
@@ -327,17 +327,22 @@ class Worker:
 
     def _run_largest(self, assembly: Assembly) -> None:
         runner, tokens = assembly.runner(1, self._resolved.max_model_len, with_graphs=False), assembly.max_tokens
-        runner.run(self._step(tokens)).result()
+        self._try(runner, tokens).result()
         if isinstance(runner, Runner):
             if self._adapters is not None:  # what rows with adapters take besides
                 runner.parts.seats.adapters_np[1:] = 1
-                runner.run(self._step(tokens)).result()
+                self._try(runner, tokens).result()
             # Everything that few requests ask for, once, so that the first of them does not wait for a compiler.
             info, seats = self._resolved.info, self._resolved.max_num_seqs
             run_picky(runner, ALL_FEATURES, info.vocab_size, seats).result()
 
-    def _step(self, tokens: int, rows: int | None = None) -> StepPlan:
-        """Of so many tokens in so many rows; None: as many as there can be."""
+    def _try(self, runner: Runner | PoolingRunner, tokens: int, rows: int | None = None) -> StepHandle | MaskedStep:
+        """A step of so many tokens in so many rows; None: as many as there can be."""
+        if isinstance(runner, Runner):
+            runner.parts.seats.restart()
+        return runner.run(self._step(tokens, rows))
+
+    def _step(self, tokens: int, rows: int | None) -> StepPlan:
         counts = spread(tokens, rows or min(tokens, self._resolved.max_num_seqs), self._max_model_len)
         if self._resolved.pooler is None:
             given = embeddings(counts, self._model.hidden) if self._resolved.config.model.enable_prompt_embeds else []

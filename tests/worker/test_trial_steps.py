@@ -31,6 +31,17 @@ def test_a_step_with_everything_has_no_more_rows_than_seats(seats: int) -> None:
         assert result.tokens[0] in (0, 1)  # what ALL_FEATURES allow
 
 
+def test_steps_one_after_the_other_begin_anew() -> None:
+    """Each fills its seats up to the end of their block tables; torch's own kernels fail if one goes on beyond it."""
+    options: dict[str, Any] = {"max_num_seqs": 2, "max_num_batched_tokens": 128, "max_model_len": 61, "block_size": 16}
+    with LLM(device="cpu", dtype="float32", attention_backend="sdpa", **options) as llm:
+        worker: Any = llm._client._core._executor._worker  # type: ignore[attr-defined]
+        for rows in (None, 1, 1):
+            worker._try(worker.runner, 128, rows).result()
+            assert worker.runner.parts.seats.num_computed_np.max() <= 61
+            assert worker.runner.parts.seats.state.num_computed.max() <= 61
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_one_seat_on_a_gpu() -> None:
