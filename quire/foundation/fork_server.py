@@ -37,6 +37,8 @@ class Limits:
     wall_seconds: float
     memory_bytes: int  # beyond what the fork was born with
     forks: int
+    file_bytes: int = 0  # that it may write to one file
+    niceness: int = 10  # streams of others go first
 
 
 def spawn(module: str, *arguments: str, **environment: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
@@ -250,9 +252,9 @@ class ForkServer(Forks):
 
 def _limit(limits: Limits) -> None:
     """Of a fork, beyond what it was born with."""
-    os.nice(10)  # streams of others go first
+    os.nice(limits.niceness)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # no file can be written
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file_bytes,) * 2)
     resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_seconds, limits.cpu_seconds))
     try:
         with open("/proc/self/statm", encoding="ascii") as file:

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from contextlib import suppress
 from functools import partial
 
-from quire.foundation.errors import ConfigError
 from quire.foundation.registry import load
 
-_FINGERPRINT = "triton.runtime.cache:triton_key"  # named, not imported: only who computes loads it
+# Named, not imported: only who computes loads it.
+_FINGERPRINT = "triton.runtime.cache:triton_key"
+_LIBRARY = "triton.backends.nvidia.driver:CudaUtils"
+_waking: list[threading.Thread] = []
 
 
 def wake_gpu(index: int = 0) -> list[threading.Thread]:
-    """Start threads that create a GPU's primary context and take the Triton compiler's fingerprint.
+    """Start threads that create a GPU's primary context, take the Triton compiler's fingerprint and build its library.
 
-    torch and Triton find both done. Errors are left to them, who meet and report them again.
+    torch and Triton find all done. Errors are left to them, who meet and report them again.
     """
-    works = (partial(_context, index), _fingerprint)
+    works = (partial(_context, index), _compiler)
     threads = [threading.Thread(target=work, name="wake_gpu", daemon=True) for work in works]
     for thread in threads:
         thread.start()
+    _waking.extend(threads)
     return threads
+
+
+def wait_until_awake() -> None:
+    """Wait until it is: whoever builds the library at the same time would put it in the place of that one."""
+    while _waking:
+        _waking.pop().join()
 
 
 def _context(index: int) -> None:
@@ -40,14 +50,14 @@ def _driver() -> ctypes.CDLL | None:
         return None
 
 
-def _fingerprint() -> None:
-    """Part of every kernel's name in Triton's cache, which keeps it: a hash of the compiler, hundreds of megabytes.
+def _compiler() -> None:
+    """Of Triton. The fingerprint is part of every kernel's name in its cache, and is kept: a hash of the compiler,
+    hundreds of megabytes. The library is what it talks to the driver with; at a first start that is compiled from C.
 
     A machine without the driver compiles nothing, and would load Triton for this alone: a second of processor time.
     """
     if _driver() is None:
         return
-    try:
+    with suppress(Exception):
         load(_FINGERPRINT)()
-    except (ImportError, AttributeError, ConfigError):
-        return
+        load(_LIBRARY)()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -227,7 +228,7 @@ class Decoder(nn.Module):
     ) -> torch.Tensor:
         """input_ids int32 [tokens] → something of all tokens, [tokens, hidden].
 
-        layers: 1, to warm up: one of each group will do. given: what some tokens are instead of their ids' embeddings.
+        layers: 1, to warm up: one of each make will do. given: what some tokens are instead of their ids' embeddings.
         """
         raise NotImplementedError
 
@@ -348,7 +349,6 @@ class DecoderStack(Decoder):
         self._first_position = positions[1] if positions else 0
         self.layers = nn.ModuleList(layer(index) for index in range(sizes.layers))
         self._keeps, self.layer_groups = _grouped(self.layers)
-        self._samples = _unlike(self.layers)
         self.scores = _scores(self.layers, len(self._keeps))
         self.norm = norm or RMSNorm(sizes.hidden, sizes.eps)
         bias = self._logits.bias
@@ -360,6 +360,14 @@ class DecoderStack(Decoder):
         self._elsewhere: tuple[str, ...] = ()  # beginnings of names of tensors that are other stages'
         self._most_layers: list[int] = []  # of each group that any stage has; empty: there is one stage
         self._others: tuple[Recurrent, ...] = ()  # layers of other stages that keep a state
+
+    @cached_property
+    def _samples(self) -> list[nn.Module]:
+        """The first layer of each make."""
+        found: dict[Hashable, nn.Module] = {}
+        for layer in self.layers:
+            found.setdefault(_make(layer), layer)
+        return list(found.values())
 
     @property
     def is_causal(self) -> bool:
@@ -406,7 +414,6 @@ class DecoderStack(Decoder):
         for index, keeper in enumerate(keepers):
             keeper.index = index
         self.layer_groups = [keeper.group for keeper in keepers]
-        self._samples = _unlike(self.layers)
         if not stage.is_first:
             gone += ["embed_positions.", "embed_norm."]
             self.embed_positions = self.embed_norm = None
@@ -447,7 +454,7 @@ class DecoderStack(Decoder):
     ) -> torch.Tensor:
         """input_ids int32 [tokens] → the residual stream after the last layer, [tokens, hidden].
 
-        layers: 1, to warm up: one of each group, whose layers are alike. given: what some tokens are instead
+        layers: 1, to warm up: one of each make, for whose layers kernels are alike. given: what some tokens are instead
         of their ids' embeddings. residual: the stream behind the stage before this one, which is written over.
         """
         if residual is None:
@@ -596,10 +603,10 @@ def _keepers(layers: Iterable[nn.Module]) -> list[SelfAttention | Recurrent]:
     return sorted(found, key=lambda keeper: keeper.index)
 
 
-def _unlike(layers: nn.ModuleList) -> list[nn.Module]:
-    """The first layer of each make: of those that keep the same, and of those that keep nothing."""
-    found: dict[tuple[int, ...], nn.Module] = {}
-    for layer in layers:
-        kept = tuple(m.group for m in layer.modules() if isinstance(m, SelfAttention | Recurrent))
-        found.setdefault(kept, layer)
-    return list(found.values())
+def _make(layer: nn.Module) -> Hashable:
+    """Equal for layers for which the same kernels run: of the same parts, whose tensors are alike and go to the same
+    group."""
+    parts = tuple(
+        (type(part), part.group if isinstance(part, SelfAttention | Recurrent) else None) for part in layer.modules()
+    )
+    return parts, tuple((name, tensor.shape, tensor.dtype) for name, tensor in layer.named_parameters())

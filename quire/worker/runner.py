@@ -116,10 +116,10 @@ class Runner:
     def rehearse(self) -> None:
         """Launch what the graphs will hold, for whoever compiles kernels ahead of them."""
         with self.on_stream():
-            if self.mixed.graphs:
-                self.mixed.graphs.rehearse(self.mixed.forward, self.mixed.tail)
             if self.decode.graphs:
                 self.decode.graphs.rehearse(self.decode.forward, self.decode.tail)
+            if self.mixed.graphs:
+                self.mixed.graphs.rehearse(self.mixed.forward, self.mixed.tail)
             if self.drafted and self.drafted.graphs:
                 self.drafted.graphs.rehearse(self.drafted.forward, self.drafted.tail)
 

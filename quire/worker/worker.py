@@ -22,6 +22,7 @@ from quire.config.resolve import Resolved
 from quire.distributed.group import Group
 from quire.foundation.errors import ConfigError, InputError
 from quire.foundation.log import get_logger
+from quire.foundation.wake_gpu import wait_until_awake
 from quire.kernels.dispatch import plain_torch
 from quire.layers.experts import Experts
 from quire.models import catalog, kv_scales, weights
@@ -106,7 +107,7 @@ class Worker:
 
     def _start(self) -> WorkerReport:
         resolved, config, info = self._resolved, self._resolved.config, self._resolved.info
-        self._streams = self._set_up()
+        self._streams, rehearsal = self._set_up(), self._new_rehearsal()
         with self._phase("build"):
             self._model = model = self._build_model()
         if self._device.type == "cpu" and not config.runtime.num_threads and model.num_bytes() < _SMALL_MODEL:
@@ -121,13 +122,13 @@ class Worker:
         setup = ProcessorSetup(info.vocab_size, self._device, Path(info.path))
         processors = make_processors(config.model.logits_processors if self._rank.samples else [], setup)
         with self._phase("rehearse"):
-            rehearsal = self._rehearse(assembly)
+            rehearsal = self._rehearse(assembly, rehearsal)
         with self._phase("weights"):
             self._load_weights()
-            rehearsal = self._rehearse(assembly) if self._is_foreign else rehearsal  # which its weights alone describe
+            if self._is_foreign:  # which its weights alone describe
+                rehearsal = self._rehearse(assembly, self._new_rehearsal())
         with self._phase("compile"):
-            if rehearsal is not None:
-                rehearsal.wait()
+            _wait_for(rehearsal)
         with self._phase("profile"):
             memory = self._measure(assembly)
         size = size_cache(resolved, pages, memory)
@@ -274,25 +275,25 @@ class Worker:
             raise ConfigError(f"quantization={name}: {why}", "quantization")
         return method
 
-    def _rehearse(self, assembly: Assembly) -> Rehearsal | None:
-        """Go through every kind of step, numbers aside, so that kernels get compiled; None if that cannot be."""
+    def _new_rehearsal(self) -> Rehearsal | None:
+        """None if kernels are none of ours, or cannot be compiled ahead."""
         if self._device.type != "cuda" or self._platform.plain_torch:
-            return None
-        if isinstance(self._model, Decoder) and not self._model.may_be_rehearsed:
             return None
         from quire.kernels.triton.rehearsal import Rehearsal, is_possible
 
-        if not is_possible():
+        return Rehearsal() if is_possible() else None
+
+    def _rehearse(self, assembly: Assembly, rehearsal: Rehearsal | None) -> Rehearsal | None:
+        """Go through every kind of step, numbers aside, so that kernels get compiled; None if that cannot be."""
+        if rehearsal is None or (isinstance(self._model, Decoder) and not self._model.may_be_rehearsed):
             return None
+        wait_until_awake()
         rows = self._resolved.max_num_seqs
         tokens = max(rows, min(self._resolved.max_num_batched_tokens, _REHEARSED_TOKENS))
         runner = assembly.runner(1, self._resolved.max_model_len)
         try:
-            with Rehearsal() as rehearsal:
+            with rehearsal:  # what takes long to compile comes early
                 self._try(runner, tokens)
-                # A long chunk takes other tiles than many short ones.
-                chunk = min(self._resolved.max_num_batched_tokens, _REHEARSED_CHUNK, self._resolved.max_model_len)
-                self._try(runner, chunk, rows=1)
                 if isinstance(runner, Runner):
                     # What is sampled here is garbage, so nothing may be looked up by it.
                     params = msgspec.structs.replace(ALL_FEATURES, logprobs=None)
@@ -302,6 +303,9 @@ class Worker:
                     longest = min(tokens, self._resolved.max_model_len)
                     for power in range(longest.bit_length()):  # kernels differ by the number of tokens
                         self._try(runner, 1 << power, rows=1)
+                # A long chunk takes other tiles than many short ones.
+                chunk = min(self._resolved.max_num_batched_tokens, _REHEARSED_CHUNK, self._resolved.max_model_len)
+                self._try(runner, chunk, rows=1)
                 torch.cuda.synchronize()
         except (AttributeError, TypeError) as error:  # another version of Triton may be made otherwise inside
             _log.warning("kernels are compiled one by one, at their first launch: %s", error)
@@ -447,6 +451,11 @@ class Worker:
         if self._threads_before is not None:
             torch.set_num_threads(self._threads_before)
             self._threads_before = None
+
+
+def _wait_for(rehearsal: Rehearsal | None) -> None:
+    if rehearsal is not None:
+        rehearsal.wait()
 
 
 def _forget_frames(error: BaseException) -> None:

@@ -1,4 +1,5 @@
-"""Every kernel is compiled before an engine says that it is ready: no request waits for a compiler."""
+"""Every kernel is compiled before an engine says that it is ready, and before anything but the rehearsal needs it: no
+request waits for a compiler, and a start only for many kernels at once."""
 
 from __future__ import annotations
 
@@ -36,6 +37,12 @@ EXPERTS = {
 WINDOWS = {
     **DENSE, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 1024,
 }  # fmt: skip
+LATENT = {
+    **DENSE, "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "num_hidden_layers": 3,
+    "num_key_value_heads": 16, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "q_lora_rank": None, "n_routed_experts": 16, "n_shared_experts": 2, "num_experts_per_tok": 4,
+    "moe_intermediate_size": 512, "first_k_dense_replace": 1, "norm_topk_prob": False, "topk_method": "greedy",
+}  # fmt: skip
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": (DENSE, {}),
     "8-bit keys and values": (DENSE, {"kv_cache_dtype": "fp8"}),
@@ -44,6 +51,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "experts": (EXPERTS, {}),
     "experts, fp8": (EXPERTS, {"quantization": "fp8"}),
     "windows": (WINDOWS, {}),
+    "latent, experts from the second layer on": (LATENT, {}),
     "drafts": (DENSE, {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4, "policy": "always"}}),
 }
 
@@ -53,6 +61,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("case", list(CASES))
 def test_requests_compile_nothing(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import triton
+
+    from quire.kernels.triton.rehearsal import Rehearsal
 
     config, options = CASES[case]
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
@@ -65,11 +75,21 @@ def test_requests_compile_nothing(case: str, tmp_path: Path, monkeypatch: pytest
         "gpu_memory_utilization": 0.05,
         "device": "cuda",
     }
+    compiled: list[str] = []
+    monkeypatch.setattr(
+        triton.knobs.runtime, "jit_post_compile_hook", lambda **known: compiled.append(known["fn"].name)
+    )
+    wait = Rehearsal.wait
+
+    def wait_and_forget(rehearsal: Rehearsal) -> int:
+        count = wait(rehearsal)
+        assert rehearsal._compilers is None or not rehearsal._compilers.failed
+        compiled.clear()
+        return count
+
+    monkeypatch.setattr(Rehearsal, "wait", wait_and_forget)
     with LLM(str(folder), **always, **options) as llm:
-        compiled: list[str] = []
-        monkeypatch.setattr(
-            triton.knobs.runtime, "jit_post_compile_hook", lambda **known: compiled.append(known["fn"].name)
-        )
+        assert not compiled, compiled
         for lengths, params in requests():
             rng = random.Random(len(lengths))
             prompts = [{"prompt_token_ids": rng.choices(range(2000), k=length)} for length in lengths]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +24,24 @@ def test_waking_never_fails(monkeypatch: pytest.MonkeyPatch, fingerprint: str) -
             thread.join(60)
             assert not thread.is_alive()
     assert errors == []
+
+
+def test_who_needs_it_awake_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, wakes = threading.Event(), threading.Event()
+
+    def load(name: str) -> Callable[[], None]:
+        begun.set()
+        assert wakes.wait(60)
+        return lambda: done.append(name)
+
+    done: list[str] = []
+    monkeypatch.setattr(wake_gpu, "_driver", lambda: SimpleNamespace(cuInit=lambda _flags: 100))
+    monkeypatch.setattr(wake_gpu, "load", load)
+    wake_gpu.wake_gpu()
+    assert begun.wait(60)
+    threading.Timer(0.05, wakes.set).start()
+    wake_gpu.wait_until_awake()
+    assert done == [wake_gpu._FINGERPRINT, wake_gpu._LIBRARY]
 
 
 def test_a_machine_without_the_driver_loads_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

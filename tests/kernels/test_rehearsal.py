@@ -20,6 +20,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 import triton.language as tl  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime import driver  # noqa: E402
+from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 from quire.distributed.peer_memory import Layout  # noqa: E402
 from quire.kernels.triton import across_ranks  # noqa: E402
@@ -104,7 +105,6 @@ def test_every_variant_is_compiled_once_and_launched_only_afterwards(counting: C
             add[(2,)](x, x, 6, BLOCK=16)  # no other kernel
             add[(1,)](x, x, 1, BLOCK=16)  # n = 1 and arrays of another type are compiled for themselves
             add[(1,)](x.double(), x, 5, BLOCK=16)
-            assert compiled == []  # nobody wants the interpreter's lock meanwhile
         assert rehearsal.wait() == 4
         assert len(compiled) == 4
         assert counting.launched == []
@@ -117,29 +117,13 @@ def test_every_variant_is_compiled_once_and_launched_only_afterwards(counting: C
     assert knobs.jit_cache_hook is None
 
 
-@triton.jit
-def long_helper(x):
-    return (x + 1) * (x + 2) * (x + 3) * (x + 4) * (x + 5) * (x + 6) * (x + 7) * (x + 8) * (x + 9) * (x + 10)
+def test_descriptors_of_tensors_that_differ_in_length_alone_are_the_same_launch() -> None:
+    def described(rows: int, lines: int, dtype: torch.dtype = torch.float16) -> Any:
+        return rehearsing._kind(TensorDescriptor.from_tensor(torch.zeros(rows, 64, dtype=dtype), [lines, 64]))
 
-
-@triton.jit
-def calls_it(out, BLOCK: tl.constexpr):
-    tl.store(out, long_helper(tl.load(out)) + long_helper(BLOCK))
-
-
-def test_the_longest_kernel_is_compiled_first(counting: CountingDriver, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
-    """By its source and that of what it calls."""
-    add, _ = kernels()
-    order: list[str] = []
-    monkeypatch.setattr(rehearsing, "_compile", lambda function, *_: order.append(function.fn.__name__))
-    monkeypatch.setattr(rehearsing, "_MAX_THREADS", 1)
-    x = torch.zeros(64)
-    with Rehearsal() as rehearsal:
-        add[(1,)](x, x, 5, BLOCK=16)
-        calls_it[(1,)](x, BLOCK=16)
-    rehearsal.wait()
-    assert order == ["calls_it", "add"]
-    assert len(calls_it.src) < len(add.src)
+    assert described(64, 16) == described(128, 16)
+    assert described(64, 16) != described(64, 32)
+    assert described(64, 16) != described(64, 16, torch.bfloat16)
 
 
 def test_nothing_is_launched_in_a_rehearsal_but_by_other_threads(counting: CountingDriver) -> None:

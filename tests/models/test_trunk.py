@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from quire.config.model_info import read_model_info
 from quire.config.pooler import PoolerConfig
 from quire.foundation.errors import ConfigError, WeightsError
 from quire.models import catalog
 from quire.models.base import GivenEmbeddings
-from tests.models import checkpoints
+from tests.models import checkpoints, sparse_checkpoints
 from tests.models.cases import CASES
 from tests.models.paged import PagedRows
 
@@ -80,3 +81,16 @@ def test_tokens_score_only_where_logits_are_products(case: str, tmp_path: Path) 
     info = read_model_info(folder, {})
     with pytest.raises(ConfigError, match="neither scaled nor capped nor have a bias"):
         catalog.build_for_pooling(info, pooler, torch.float32, checkpoints.CPU, 64)
+
+
+def test_to_warm_up_one_layer_of_each_make_runs(tmp_path: Path) -> None:
+    """What keeps the same need not be made alike: the first of DeepSeek's layers has no experts."""
+    reference = sparse_checkpoints.make("deepseek2", num_hidden_layers=4)
+    model = checkpoints.load(checkpoints.save(reference, tmp_path))
+    ran: list[nn.Module] = []
+    for layer in model.layers:
+        layer.register_forward_pre_hook(lambda layer, _: ran.append(layer))
+    with torch.inference_mode():
+        ctx = PagedRows(model).context([1], [len(TOKENS)])
+        model(torch.tensor(TOKENS, dtype=torch.int32), ctx, layers=1)
+    assert ran == [*model.layers[:2]]

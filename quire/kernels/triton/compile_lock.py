@@ -23,6 +23,11 @@ class CompileLock:
         self._holders = 0
         self._file: IO[str] | None = None
 
+    @property
+    def was_taken(self) -> bool:
+        """Ever, by anybody."""
+        return self._path.exists()
+
     def __enter__(self) -> None:
         with self._guard:
             if not self._holders:

@@ -1,18 +1,16 @@
-"""Many kernels compiled at once: while a step is rehearsed its launches are only noted, and compiled by threads.
+"""Many kernels compiled at once: while a step is rehearsed its launches are only noted, and compiled aside.
 
 Triton compiles a kernel when it is first launched: one after the other, about half a second each with its C launcher.
-Nearly all of that happens outside the interpreter's lock or in other processes (ptxas, the C compiler), so threads
-share it well. Every variant that the rehearsed step would launch is found this way; nobody keeps a list.
-
-They begin when all are noted, with the longest. To note them takes a second, and several beside threads that want the
-interpreter's lock at every turn; and who rehearses has other things to do that need no lock, as reading weights.
+More than half of that is Python, which threads of one process do not share well; so what Triton's cache does not have,
+other processes put there (`compilers.py`), and threads load it. Every variant that the rehearsed step would launch is
+found this way; nobody keeps a list.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
+import weakref
 from collections.abc import Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -23,11 +21,15 @@ import torch
 import triton
 from triton.runtime.jit import JITFunction
 
+from quire.foundation.cores import usable_cores
 from quire.kernels.triton.compile_lock import CompileLock
+from quire.kernels.triton.compilers import Compilers
+from quire.kernels.triton.kernel_names import settle_name
 
 logger = logging.getLogger(__name__)
 
 _MAX_THREADS = 32
+_MIN_CORES = 4  # for fewer another process that loads the compiler costs more than it gains
 # `JITFunction.run`, the hook and `preload` are Triton's inside: used with versions that were tested only.
 TRITON_TESTED = ("3.6.", "3.9.")
 
@@ -42,23 +44,32 @@ def is_possible() -> bool:
 
 
 class Rehearsal:
-    """Inside the `with`, this thread launches no kernel; those that the process has not compiled yet, threads do from
-    its end on.
+    """Inside the `with`, this thread launches no kernel; those that the process has not compiled yet are compiled from
+    there on.
 
     So what is computed inside is garbage, by which nothing may be looked up. A kernel that does not compile is left to
     its first real launch, which says why.
     """
 
     def __init__(self) -> None:
-        device = torch.cuda.current_device()
+        device, cores = torch.cuda.current_device(), usable_cores()
         self._pool = ThreadPoolExecutor(
-            min(_num_cpus() + 1, _MAX_THREADS), "compile", initializer=torch.cuda.set_device, initargs=(device,)
+            min(cores + 1, _MAX_THREADS), "compile", initializer=torch.cuda.set_device, initargs=(device,)
         )
         self._lock = CompileLock(Path(triton.knobs.cache.dir))
-        self._noted: dict[tuple[Any, str], str] = {}  # the kernel's specialization
+        self._compilers: Compilers | None = None
+        if cores >= _MIN_CORES and triton.knobs.cache.manager_class is None:
+            self._compilers = Compilers(min(cores, _MAX_THREADS))
+            if not self._lock.was_taken:  # nothing is there
+                self._compilers.begin()
+            weakref.finalize(self, self._compilers.close)  # of one that nobody waits for
+        self._noted: set[tuple[Any, str]] = set()
+        self._launchers: dict[tuple[str, ...], Future[None]] = {}  # by types of arguments: who makes the first
         self._compiling: list[Future[None]] = []
 
     def __enter__(self) -> Rehearsal:
+        if self._compilers is not None:
+            self._compilers.install()
         self._thread = threading.get_ident()
         self._run, self._hook = JITFunction.run, triton.knobs.runtime.jit_cache_hook
         run, thread = self._run, self._thread
@@ -68,6 +79,7 @@ class Rehearsal:
         def rehearse(function: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
             if threading.get_ident() != thread:
                 return run(function, *args, grid=grid, warmup=warmup, **kwargs)
+            settle_name(function)  # which the hash of a function is made of
             launch = (function, *map(_kind, args), *((name, _kind(value)) for name, value in kwargs.items()))
             if launch in seen:
                 return None
@@ -82,47 +94,51 @@ class Rehearsal:
         JITFunction.run = self._run
         triton.knobs.runtime.jit_cache_hook = self._hook
         if error is not None:
-            return
-        longest_first = sorted(self._noted.items(), key=lambda item: _length(item[0][0], set()), reverse=True)
-        for (function, _), specialization in longest_first:
-            self._compiling.append(self._pool.submit(_compile, function, specialization, self._lock))
+            if self._compilers is not None:
+                self._compilers.close()
+            self._pool.shutdown(cancel_futures=True)
 
     def wait(self) -> int:
         """Until everything noted is compiled and loaded; returns how many kernels that were."""
         for compiling in self._compiling:
             compiling.exception()
         self._pool.shutdown()
+        if self._compilers is not None:
+            self._compilers.close()
+            if failed := self._compilers.failed:
+                logger.warning("%d kernels had to be compiled in this process, one after the other", failed)
         return len(self._compiling)
 
     def _note(self, *, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
         """Triton asks before it compiles: True means that it need not."""
         if threading.get_ident() != self._thread:
             return False
-        function = fn.jit_function
-        self._noted[function, key] = compile["specialization_data"]
+        function, types = fn.jit_function, tuple(map(str, compile["signature"].values()))
+        if (function, key) not in self._noted:
+            self._noted.add((function, key))
+            first = self._launchers.get(types)
+            compiling = self._pool.submit(self._compile, function, compile["specialization_data"], first)
+            self._launchers.setdefault(types, compiling)
+            self._compiling.append(compiling)
         return True
 
-
-def _compile(function: Any, specialization: str, lock: CompileLock) -> None:
-    with lock:
-        kernel = function.preload(specialization)
-        _ = kernel.run  # builds and loads the launcher, and the kernel onto the device
-
-
-def _length(function: Any, counted: set[Any]) -> int:
-    """Characters of a kernel's source and of the functions that it calls: about how long it takes to compile."""
-    counted.add(function)
-    called = [function.fn.__globals__.get(name) for name in function.fn.__code__.co_names]
-    inner = [one for one in called if isinstance(one, JITFunction) and one not in counted]
-    return len(function.src) + sum(_length(one, counted) for one in inner if one not in counted)
+    def _compile(self, function: Any, specialization: str, first: Future[None] | None) -> None:
+        """first: makes the same launcher, whose file is not to be put there twice (see CompileLock)."""
+        with self._lock:
+            if self._compilers is None:
+                kernel = function.preload(specialization)
+            else:
+                with self._compilers.filling_cache(function, specialization, with_launcher=first is None):
+                    kernel = function.preload(specialization)
+            if first is not None:
+                first.exception()
+            _ = kernel.run  # builds and loads the launcher, and the kernel onto the device
 
 
 def _kind(argument: Any) -> Any:
     """Equal for arguments for which the same kernel is compiled; not always the reverse."""
     if isinstance(argument, torch.Tensor):
         return argument.dtype, argument.data_ptr() % 16
+    if hasattr(argument, "block_shape"):  # a descriptor of one: the kernel is told how large it is
+        return _kind(argument.base), tuple(argument.block_shape), getattr(argument, "layout", None), argument.padding
     return type(argument), argument if isinstance(argument, Hashable) else id(argument)
-
-
-def _num_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

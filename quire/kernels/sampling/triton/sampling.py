@@ -13,7 +13,7 @@ from quire.kernels.sampling.triton.filter import pick_filtered
 _WIDTH = tl.constexpr(len(Column))
 _INV_TEMPERATURE = tl.constexpr(int(Column.INV_TEMPERATURE))
 _INF = tl.constexpr(float("inf"))
-_LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
+_LARGEST = tl.constexpr(3.4028234663852886e38)  # of float32
 
 _STATS_WARPS, _PICK_WARPS, _FILTER_WARPS = 4, 8, 8
 _TILE = 1024  # tokens of a short list that are looked at together

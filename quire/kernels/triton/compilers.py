@@ -1,0 +1,127 @@
+"""Kernels compiled by another process, where Triton's cache does not have them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import triton
+from triton.runtime import driver
+from triton.runtime.cache import FileCacheManager
+
+from quire.foundation.fork_server import ForkClient
+
+_SERVER = "quire.kernels.triton.compile_server"
+_asking = threading.local()  # `ask`: whom this thread asks for the kernel that it looks for, and how
+
+
+class _AskingCache(FileCacheManager):  # type: ignore[misc]
+    """Triton's own cache; but who looks for a kernel that is not there has it compiled first."""
+
+    def get_group(self, filename: str) -> dict[str, str] | None:
+        found: dict[str, str] | None = super().get_group(filename)
+        ask = getattr(_asking, "ask", None)
+        if found or ask is None:
+            return found
+        compilers, body = ask
+        compilers.compile(body)
+        found = super().get_group(filename)
+        if not found:
+            compilers.failed += 1
+        return found
+
+
+class Compilers:
+    """Processes that compile kernels, begun when the first is asked for, if not before. Nothing but time is lost where
+    they fail: then Triton compiles here.
+
+    What they are told of a kernel is JSON: [[backend, arch, warp size], module, function, specialization, whether to
+    build its launcher]. forks: kernels at a time. failed: those that were not in the cache afterwards.
+    """
+
+    def __init__(self, forks: int) -> None:
+        self._forks = forks
+        self._lock = threading.Lock()
+        self._client: ForkClient | None = None
+        self._awaited: dict[int, Future[bytes]] = {}
+        self._count = 0
+        self._is_closed = self._has_ended = False
+        self.failed = 0
+
+    @contextmanager
+    def filling_cache(self, function: Any, specialization: str, *, with_launcher: bool) -> Iterator[None]:
+        """Inside, where this thread looks for that kernel in Triton's cache, it is there if it could be compiled."""
+        target = driver.active.get_current_target()
+        where = [[target.backend, target.arch, target.warp_size], function.fn.__module__, function.fn.__qualname__]
+        body = json.dumps([*where, specialization, with_launcher])
+        _asking.ask = self, body.encode()
+        try:
+            yield
+        finally:
+            _asking.ask = None
+
+    def install(self) -> None:
+        """For all kernels that this process looks for from now on."""
+        triton.knobs.cache.manager_class = _AskingCache
+
+    def compile(self, body: bytes) -> None:
+        """Wait until it is done, if it can be. Raises CancelledError once they have been ended."""
+        done: Future[bytes] = Future()
+        with self._lock:
+            self._count += 1
+            self._awaited[self._count] = done
+            try:
+                self._begin()
+                if self._client is not None:
+                    self._client.send(self._count, body)
+            except OSError:
+                self._is_closed = True
+            if self._is_closed:
+                self._give_up()
+        if not done.result() and self._has_ended:
+            raise CancelledError
+
+    def begin(self) -> None:
+        """Now, before the first kernel: they have Triton to load."""
+        with self._lock, suppress(OSError):
+            self._begin()
+
+    def _begin(self) -> None:
+        """With the lock."""
+        if self._client is None and not self._is_closed:
+            environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+            self._client = ForkClient(_SERVER, str(self._forks), **environment)
+            threading.Thread(target=self._read, args=(self._client,), name="compilers", daemon=True).start()
+
+    def _read(self, client: ForkClient) -> None:
+        try:
+            while True:
+                for number, answer in client.receive():
+                    if (done := self._awaited.pop(number, None)) is not None:
+                        done.set_result(answer)
+        except EOFError:
+            with self._lock:
+                self._give_up()
+
+    def _give_up(self) -> None:
+        self._is_closed = True
+        while self._awaited:
+            self._awaited.popitem()[1].set_result(b"")
+
+    def close(self) -> None:
+        """End them; what they have not compiled yet nobody does. Idempotent."""
+        with self._lock:
+            self._has_ended = True
+            self._give_up()
+            client, self._client = self._client, None
+        del triton.knobs.cache.manager_class
+        if client is not None:
+            with suppress(OSError):
+                client.socket.shutdown(socket.SHUT_RDWR)  # else the thread that reads would keep it open
+            client.close()
