@@ -19,12 +19,13 @@ from quire.distributed.group import Group
 from quire.distributed.topology import ALONE, Topology
 from quire.kernels.across_ranks import reduce_add
 from quire.kernels.elementwise.norm import rms_norm
+from quire.kernels.gemm.fp8_linear import Fp8Rows, rms_norm_both
 from quire.kernels.moe.experts import add_each_with, norms_inside
 from quire.kernels.moe.gate import sigmoid_gate
 from quire.kernels.moe.inside import Gate as Gate  # for families
 from quire.kernels.moe.inside import Inside
 from quire.kernels.moe.router import router_logits
-from quire.kernels.moe.routing import Live, Routes, route
+from quire.kernels.moe.routing import Here, Live, Routes, route
 from quire.kernels.moe.routing import Rule as Rule  # for families
 from quire.layers.attention import SelfAttention
 from quire.layers.block import DecoderLayer, OuterNormLayer
@@ -99,13 +100,13 @@ class Router(nn.Module):
                 correction, nn.Parameter(torch.empty(shape, dtype=torch.float32), requires_grad=False)
             )
 
-    def forward(self, x: torch.Tensor, live: Live | None, norm: Gain | None = None, *, in_order: bool = True) -> Routes:
-        """x [tokens, hidden], or norm(x) → where its tokens go. in_order: see `route`."""
+    def forward(self, x: torch.Tensor, live: Live | None, norm: Gain | None = None, here: Here | None = None) -> Routes:
+        """x [tokens, hidden], or norm(x) → where its tokens go. here: see `route`."""
         if x.dtype != self.weight.dtype:
             x, norm = (x if norm is None else rms_norm(x, *norm)).to(self.weight.dtype), None
         logits = router_logits(x, self.weight, norm, self.bias)
         bias = getattr(self, self.correction) if self.correction else None
-        return route(logits, self.rule, bias, live, in_order=in_order)
+        return route(logits, self.rule, bias, live, here)
 
 
 class Experts(nn.Module):
@@ -242,12 +243,22 @@ class Experts(nn.Module):
         own = {name: tensor[slot] for name, tensor in self._kept[number].items()}
         return self._pair[number].scheme.format.matrix(own, None).dense(dtype)
 
-    def add(self, x: torch.Tensor, routes: Routes, residual: torch.Tensor, norm: Gain | None = None) -> torch.Tensor:
+    @property
+    def takes_narrow(self) -> bool:
+        """Whether x is wanted in 8 bits as well, if it is not too few rows."""
+        return self.matrices.takes_narrow and (self.low_rank is None or not self.low_rank.is_active)
+
+    def add(
+        self,
+        x: torch.Tensor,
+        routes: Routes,
+        residual: torch.Tensor | None,
+        norm: Gain | None = None,
+        narrow: Fp8Rows | None = None,
+    ) -> torch.Tensor:
         """As ExpertMatrices.add, and what adapters add to each expert."""
-        if self.spread is not None:
-            routes = self.spread.local(routes)
         if self.low_rank is None or not self.low_rank.is_active:
-            return self.matrices.add(x, routes, residual, norm, self.inside)
+            return self.matrices.add(x, routes, residual, norm, self.inside, narrow)
         x = x if norm is None else rms_norm(x, *norm)
         gate_up, down = (partial(self.dense, number, dtype=x.dtype) for number in range(2))
         low_rank = self.low_rank
@@ -484,12 +495,17 @@ class MixtureOfExperts(nn.Module):
     ) -> torch.Tensor:
         """`residual += experts(norm(x))` in place; without a residual, experts(norm(x)). live: None, all tokens are."""
         inside: Gain | None = None
-        alone = self._shared_name is None and not self.scales_input and self.fc1_latent_proj is None
-        if alone and isinstance(norm, RMSNorm) and norms_inside(x, self.gate.rule):
+        narrow: Fp8Rows | None = None
+        are_few = norms_inside(x, self.gate.rule)
+        as_it_is = not self.scales_input and self.fc1_latent_proj is None
+        if as_it_is and isinstance(norm, RMSNorm) and are_few and self._shared_name is None:
             inside = (norm.weight, norm.eps)
+        elif as_it_is and isinstance(norm, RMSNorm) and not are_few and len(x) and self.experts.takes_narrow:
+            x, narrow = rms_norm_both(x, norm.weight, norm.eps)
         elif norm is not None:
             x = norm(x)
-        routes, routed = self.gate(x, live, inside, in_order=self.experts.spread is None), x
+        spread = self.experts.spread
+        routes, routed = self.gate(x, live, inside, None if spread is None else spread.here), x
         if self.scales_input:
             routed = (x * routes.weights).to(x.dtype)
             routes = routes._replace(weights=torch.ones_like(routes.weights))
@@ -500,11 +516,13 @@ class MixtureOfExperts(nn.Module):
                 self.experts.add(routed, routes, torch.zeros_like(routed)), residual=into
             )
             return y
+        partial = residual if self.group is None else None
+        if self._shared_name is not None:
+            partial = self._add_shared(x, torch.zeros_like(x) if partial is None else partial)
+        own = self.experts.add(routed, routes, partial, inside, narrow)
         if self.group is None:
-            into = torch.zeros_like(x) if residual is None else residual
-            return self.experts.add(routed, routes, self._add_shared(x, into), inside)
-        partial = self.experts.add(routed, routes, self._add_shared(x, torch.zeros_like(x)), inside)
-        return reduce_add(partial, torch.zeros_like(x) if residual is None else residual, self.group)
+            return own
+        return reduce_add(own, torch.zeros_like(x) if residual is None else residual, self.group)
 
     def _add_shared(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         if self._shared_name is None:

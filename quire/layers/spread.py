@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from quire.distributed.topology import Topology
-from quire.kernels.dispatch import on_triton
-from quire.kernels.moe.routes import Routes
+from quire.kernels.moe.routes import Here
 
 Placement = Sequence[Sequence[int]]
 """Of each rank the experts that it has, in the order of their slots."""
@@ -75,6 +74,11 @@ class Spread:
         self._slots.copy_(slots)
         self._copies.copy_(torch.tensor(counts, dtype=torch.int32))
 
+    @property
+    def here(self) -> Here:
+        """What the choice of experts asks of it."""
+        return Here(self._slots, self._copies, self.loads, len(self.own))
+
     def is_first_with(self, expert: int) -> bool:
         """Whether this rank is the first that has it."""
         return next(rank for rank, there in enumerate(self.placement) if expert in there) == self._topology.rank
@@ -91,17 +95,3 @@ class Spread:
     def _heaviest(self, placement: Placement, loads: Sequence[int]) -> float:
         copies = [sum(one in own for own in placement) for one in range(len(loads))]
         return max(sum(loads[one] / copies[one] for one in own) for own in placement)
-
-    def local(self, routes: Routes) -> Routes:
-        """The same by slots of this rank, which choices without an order become in place; -1 for what is another's."""
-        if on_triton(routes.experts):
-            from quire.kernels.moe.triton import routing
-
-            routing.to_slots(routes, self._slots, self._copies, self.loads)
-            return routing.sort(routes, len(self.own), len(self.loads))
-        chosen = routes.experts
-        at, there = chosen.clamp(min=0).long(), chosen >= 0
-        self.loads.index_add_(0, at.flatten(), there.flatten().int())
-        token = torch.arange(len(chosen), dtype=torch.int32, device=chosen.device)[:, None]
-        slots = torch.where(there, self._slots[at, (token % self._copies[at]).long()], -1)
-        return Routes(slots, routes.weights.masked_fill(slots < 0, 0.0))

@@ -126,18 +126,23 @@ class Matrix(ABC):
 class ExpertMatrices(ABC):
     """What a mixture of experts multiplies by: gate and up of each expert [2n, k], and down [k, n]."""
 
+    takes_narrow = False  # whether many rows are multiplied in 8 bits
+
     @abstractmethod
     def add(
         self,
         x: torch.Tensor,
         routes: Routes,
-        residual: torch.Tensor,
+        residual: torch.Tensor | None,
         norm: Norm | None = None,
         inside: Inside = USUAL,
+        narrow: Fp8Rows | None = None,
     ) -> torch.Tensor:
-        """`residual += Σ weight · down(silu(gate(x)) · up(x))` over each token's experts, in place; returns it.
+        """`residual += Σ weight · down(silu(gate(x)) · up(x))` over each token's experts, in place; returns it. Without
+        a residual, that sum alone.
 
-        norm: what x, which may be the residual, goes through first. inside: the experts' gate and biases.
+        norm: what x, which may be the residual, goes through first. inside: the experts' gate and biases. narrow: what
+        `takes_narrow` asks for, if it is at hand: x behind its norm.
 
         Shapes:
             x, residual [tokens, k], of one dtype.
@@ -155,9 +160,10 @@ class EachExpert(ExpertMatrices):
         self,
         x: torch.Tensor,
         routes: Routes,
-        residual: torch.Tensor,
+        residual: torch.Tensor | None,
         norm: Norm | None = None,
         inside: Inside = USUAL,
+        narrow: Fp8Rows | None = None,  # noqa: ARG002 (for kernels)
     ) -> torch.Tensor:
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             raise ConfigError("experts in this format are multiplied one by one, without graphs: set enforce_eager")

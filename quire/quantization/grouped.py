@@ -15,6 +15,7 @@ from quire.kernels.elementwise.norm import rms_norm
 from quire.kernels.gemm import codes, grouped_linear
 from quire.kernels.gemm.codes import NIBBLES, Codes, Kind
 from quire.kernels.gemm.cpu_codes import CpuProduct
+from quire.kernels.gemm.fp8_linear import Fp8Rows
 from quire.kernels.moe.inside import USUAL, Inside
 from quire.kernels.moe.routes import Routes
 from quire.quantization.base import (
@@ -116,17 +117,18 @@ class CodedExperts(ExpertMatrices):
         self,
         x: torch.Tensor,
         routes: Routes,
-        residual: torch.Tensor,
+        residual: torch.Tensor | None,
         norm: Norm | None = None,
         inside: Inside = USUAL,
+        narrow: Fp8Rows | None = None,
     ) -> torch.Tensor:
         if not on_triton(x):
-            return self._each.add(x, routes, residual, norm, inside)
+            return self._each.add(x, routes, residual, norm, inside, narrow)
         experts = len(self._gate_up.codes)
         hit = torch.zeros(experts + 1, dtype=torch.int32, device=x.device)
         hit.scatter_(0, torch.where(routes.experts < 0, experts, routes.experts).flatten().long(), 1)
         gate_up, down = (self._widened(of, x.dtype, hit[:experts]) for of in (self._gate_up, self._down))
-        return StackedExperts(gate_up, down).add(x, routes, residual, norm, inside)
+        return StackedExperts(gate_up, down).add(x, routes, residual, norm, inside, narrow)
 
     def _widened(self, of: Codes, dtype: torch.dtype, hit: torch.Tensor) -> torch.Tensor:
         flat = [None if tensor is None else tensor.flatten(0, 1) for tensor in (of.zero, of.outer)]

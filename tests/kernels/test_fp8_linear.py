@@ -105,6 +105,10 @@ def test_rows_to_8_bits(device: torch.device, k: int, kind: str) -> None:
         gain = random(device, k) + 1
         values, scale = fp8_rows.rms_norm_quantize(x, gain, 1e-5)
         expected = x.double() * torch.rsqrt(x.double().square().mean(1, keepdim=True) + 1e-5) * gain.double()
+        normed, *both = fp8_rows.rms_norm_both(x, gain, 1e-5)
+        assert torch.equal(both[0].float(), values.float())
+        assert torch.equal(both[1], scale)
+        assert error(normed, expected) <= LIMITS[NARROW]
     elif kind == "gated":
         values, scale = fp8_rows.silu_and_mul_quantize(x)
         gate, up = x.double().chunk(2, dim=1)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
 from quire.distributed.topology import Topology
-from quire.kernels.dispatch import INTERPRETED
+from quire.kernels.dispatch import INTERPRETED, on_triton
 from quire.kernels.moe.experts import add_experts
 from quire.kernels.moe.gate import sigmoid_gate
 from quire.kernels.moe.inside import USUAL, Gate, Inside
 from quire.kernels.moe.router import router_logits
-from quire.kernels.moe.routing import Live, Routes, Rule, route
+from quire.kernels.moe.routing import Here, Live, Routes, Rule, route
 from quire.layers.spread import Spread
 from quire.quantization.fp8 import Fp8Channel
 from tests.kernels.compare import NARROW, assert_near
@@ -61,14 +62,30 @@ def make(
     return tuple(tensor.to(dtype) for tensor in (x, gate_up, down, residual))  # type: ignore[return-value]
 
 
-def routes_of(experts: int, tokens: int, top_k: int, device: torch.device, dead: int = 0) -> Routes:
-    """Some experts are nobody's, one is everybody's; the last `dead` tokens are padding."""
+def routes_of(
+    experts: int, tokens: int, top_k: int, device: torch.device, dead: int = 0, here: Sequence[Here | None] = (None,)
+) -> Any:
+    """Some experts are nobody's, one is everybody's; the last `dead` tokens are padding. here: of each rank that
+    chooses."""
     logits = torch.randn(tokens, experts, device=device)
     logits[:, 0] += 5
     logits[:, experts // 2] -= 50
     slots = torch.full((tokens,), 99, dtype=torch.int32, device=device)
     slots[tokens - dead :] = 0
-    return route(logits, Rule(experts, top_k, renormalize=True), None, Live(slots, 16))
+    rule = Rule(experts, top_k, renormalize=True)
+    made = [route(logits, rule, None, Live(slots, 16), one) for one in here]
+    return made[0] if len(made) == 1 else made
+
+
+def assert_near_8_bits(found: torch.Tensor, wanted: torch.Tensor, residual: torch.Tensor, routes: Routes) -> None:
+    """Rows that were ordered are multiplied in 8 bits themselves, which is 2.6 % off for each of two products and the
+    gate's other side; Triton's interpreter loses what it carries over when it rounds."""
+    if routes.tiling is None:
+        assert_near(found, wanted, NARROW)
+    else:
+        before = residual.double().cpu()
+        error = (found.double().cpu() - wanted).norm() / (wanted - before).norm()
+        assert error <= (0.15 if INTERPRETED else 0.06), f"relative error {error:.2e}"
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 9, 70, 300])
@@ -112,7 +129,8 @@ def test_biases_beside_weights_of_8_bits(tokens: int, device: torch.device) -> N
     dense = [weight.double() * scale[..., None].double() for weight, scale in zip(weights, scales, strict=True)]
     routes = routes_of(8, tokens, 2, device)
     wanted = exact(x, routes, *dense, residual, inside)
-    assert_near(add_experts(x, routes, *weights, residual, tuple(scales), inside=inside), wanted, NARROW)
+    found = add_experts(x, routes, *weights, residual.clone(), tuple(scales), inside=inside)
+    assert_near_8_bits(found, wanted, residual, routes)
 
 
 @pytest.mark.parametrize(("hidden", "inner"), [(64, 24), (96, 100), (40, 36)])
@@ -141,14 +159,15 @@ def test_padding_is_left_alone(tokens: int, device: torch.device) -> None:
 def test_ranks_with_whole_experts_make_the_sum(placement: list[list[int]], tokens: int, device: torch.device) -> None:
     """Neighbours together, or two of them on both ranks; each computes what its own make, of live tokens alone."""
     x, gate_up, down, residual = make(9, tokens, device)
-    routes = routes_of(9, tokens, 4, device, dead=tokens // 3)
-    wanted = exact(x, routes, gate_up, down, residual)
     twice = sum(map(len, placement)) - 9
     total, spreads = residual.clone(), [Spread(9, Topology(rank, 2, True), twice, device) for rank in range(2)]
     for spread in spreads:
         spread.place(placement)
+    here = [None, *(spread.here for spread in spreads)]
+    routes, *of_ranks = routes_of(9, tokens, 4, device, tokens // 3, here)
+    wanted = exact(x, routes, gate_up, down, residual)
+    for spread, mine in zip(spreads, of_ranks, strict=True):
         own = torch.tensor(spread.own, device=device)
-        mine = spread.local(Routes(routes.experts.clone(), routes.weights.clone()))
         total = add_experts(x, mine, gate_up[own].contiguous(), down[own].contiguous(), total)
     assert_near(total, wanted, NARROW)
     loads = torch.bincount(routes.experts[routes.experts >= 0].flatten().cpu(), minlength=9)
@@ -164,7 +183,49 @@ def test_weights_of_8_bits(tokens: int, device: torch.device) -> None:
     dense = [weight.double() * scale[..., None].double() for weight, scale in zip(weights, scales, strict=True)]
     routes = routes_of(8, tokens, 2, device)
     wanted = exact(x, routes, *dense, residual)
-    assert_near(add_experts(x, routes, *weights, residual, tuple(scales)), wanted, NARROW)
+    found = add_experts(x, routes, *weights, residual.clone(), tuple(scales))
+    assert_near_8_bits(found, wanted, residual, routes)
+
+
+@pytest.mark.parametrize("rows", [16, 32, 64, 128])
+@pytest.mark.parametrize(("hidden", "inner"), [(128, 192), (160, 80), (72, 40)])
+def test_products_of_8_bits_on_both_sides(hidden: int, inner: int, rows: int, device: torch.device) -> None:
+    """What gate and up round is as near as 8 bits can be, and all else as near as sums are. Sizes that fill steps and
+    units, those that do not, and those that the copy engine cannot read."""
+    if not on_triton(torch.empty(0, device=device)):
+        pytest.skip("Triton runs on a GPU or in its interpreter")
+    from quire.kernels.gemm.triton import fp8_rows
+    from quire.kernels.moe.triton import routing
+    from quire.kernels.moe.triton.grouped import GroupedInside, grouped
+    from quire.kernels.moe.triton.plan import of_rows
+
+    experts, top_k, tokens = 5, 2, 70
+    x, *matrices, _ = make(experts, tokens, device, hidden, inner)
+    packed = [[Fp8Channel().pack(matrix) for matrix in whole] for whole in matrices]
+    gate_up, down = (torch.stack([one["weight"] for one in each]) for each in packed)
+    scales = [torch.stack([one["weight_scale"] for one in each]) for each in packed]
+    routes = routing.route(torch.randn(tokens, experts, device=device), Rule(experts, top_k), None, None, None, rows)
+    assert routes.tiling is not None
+    how, bulk = of_rows(rows, 1), hidden % 16 == inner % 16 == 0
+    values, scale = fp8_rows.quantize(x)
+    unit, choices = how.gate_up.block_n, tokens * top_k
+    middle = torch.zeros(choices, inner, device=device).to(gate_up.dtype)
+    middle_scale = torch.zeros(choices, -(-inner // unit), device=device)
+    first, second = GroupedInside(x_scale=scale, out_scale=middle_scale), GroupedInside(x_scale=middle_scale, unit=unit)
+    grouped(values, gate_up, scales[0], None, middle, routes.tiling, top_k, first, how.gate_up, bulk=bulk)
+    parts = torch.full((choices, hidden), torch.nan, device=device, dtype=NARROW)
+    grouped(middle, down, scales[1], routes.weights, parts, routes.tiling, top_k, second, how.down, bulk=bulk)
+    seen = values.double() * scale.double()[:, None]
+    wide = middle.double() * middle_scale.double().repeat_interleave(unit, 1)[:, :inner]
+    wanted, summed = torch.zeros_like(wide), torch.zeros(choices, hidden, dtype=torch.float64, device=device)
+    for place, choice in enumerate(routes.tiling.order.tolist()):
+        expert = int(routes.experts.flatten()[choice])
+        dense = [w[expert].double() * s[expert].double()[:, None] for w, s in zip((gate_up, down), scales, strict=True)]
+        gate, up = (dense[0] @ seen[choice // top_k]).chunk(2)
+        wanted[place] = torch.nn.functional.silu(gate) * up
+        summed[choice] = routes.weights.flatten()[choice] * (dense[1] @ wide[place])
+    assert (wide - wanted).norm() / wanted.norm() <= (0.08 if INTERPRETED else 0.03)
+    assert_near(parts, summed, NARROW)
 
 
 def test_a_thousand_tokens(device: torch.device) -> None:

@@ -52,7 +52,7 @@ def run(logits: torch.Tensor, rule: Rule, bias: torch.Tensor | None, live: Live 
 
         if rule.scoring == "sparse_mixer":
             return routing.sort(route(logits, rule, bias, live), rule.experts)
-        return routing.route(logits, rule, bias, live, rows)
+        return routing.route(logits, rule, bias, live, None, rows)
     routes = route(logits, rule, bias, live)
     return routes._replace(tiling=tile_reference(routes.experts, rule.experts, rows or 16))
 

@@ -175,7 +175,8 @@ def products_of_8_bits(device: torch.device) -> Results:
     x = random(device, 12, 96)
     found = fp8_linear.linear(x, packed["weight"], packed["weight_scale"], norm=(random(device, 96), 1e-6))
     assert isinstance(found, torch.Tensor)
-    return [found]
+    wide, narrow = fp8_linear.rms_norm_both(x, random(device, 96), 1e-6)
+    return [found, wide, narrow.values.float() * narrow.scale[:, None]]
 
 
 def products_of_codes(device: torch.device) -> Results:
@@ -349,7 +350,7 @@ def moved_on(device: torch.device) -> Results:
 
 CASES: dict[Callable[[torch.device], Results], tuple[str, ...]] = {
     decode_rows: ("decode",), prefill_rows: ("prefill",), whole_prompts: ("attend",), projected: ("qkv_rope_write",),
-    rotated: ("qk_norm_rope_write",), products: ("linear",), products_of_8_bits: ("fp8_linear",),
+    rotated: ("qk_norm_rope_write",), products: ("linear",), products_of_8_bits: ("fp8_linear", "rms_norm_both"),
     products_of_codes: ("widened",),
     masked: ("apply_bitmask",), gathered: ("gather", "find_slots"), gathered_decodes: ("gather_decode",),
     committed: ("commit",),

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import torch
 
-from quire.kernels.dispatch import device_on_cuda
+from quire.kernels.dispatch import device_on_cuda, on_triton
 from quire.kernels.elementwise.activation import silu_and_mul
+from quire.kernels.elementwise.norm import rms_norm
 from quire.kernels.gemm import decode_gemm
 from quire.kernels.gemm.linear import linear as plain_linear
 
@@ -99,6 +100,18 @@ def by_library(
     if gated:
         return Fp8Rows(*fp8_rows.silu_and_mul_quantize(y)) if narrow else silu_and_mul(y).to(x.dtype)
     return _ended(y, residual, out_dtype or x.dtype, out)
+
+
+def rms_norm_both(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, Fp8Rows]:
+    """RMS norm of x [m, k]: as it is, and in 8 bits as well."""
+    if on_triton(x):
+        from quire.kernels.gemm.triton import fp8_rows
+
+        wide, *narrow = fp8_rows.rms_norm_both(x, weight, eps)
+        return wide, Fp8Rows(*narrow)
+    wide = rms_norm(x, weight, eps)
+    scale = wide.float().abs().amax(1).clamp_min(1e-30) / torch.finfo(E4M3).max
+    return wide, Fp8Rows((wide.float() / scale[:, None]).to(E4M3), scale)
 
 
 def widened(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -14,6 +14,7 @@ import torch
 from quire.kernels.dispatch import on_cpu, on_cuda, on_triton
 from quire.kernels.elementwise.norm import rms_norm
 from quire.kernels.gemm import cpu_linear
+from quire.kernels.gemm.fp8_linear import Fp8Rows
 from quire.kernels.moe.inside import USUAL, Inside, gated
 from quire.kernels.moe.routes import Routes, Rule
 
@@ -28,16 +29,18 @@ def add_experts(
     routes: Routes,
     gate_up: torch.Tensor,
     down: torch.Tensor,
-    residual: torch.Tensor,
+    residual: torch.Tensor | None,
     scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     norm: tuple[torch.Tensor, float] | None = None,
     inside: Inside = USUAL,
+    narrow: Fp8Rows | None = None,
 ) -> torch.Tensor:
-    """`residual += routed experts of x`, in place; returns it.
+    """`residual += routed experts of x`, in place; returns it. Without a residual, what the experts make alone.
 
     x: what goes to the experts. gate_up: of each expert [gate | up]. scales: of each line of gate_up and down, float32,
     if these are of 8 bits. norm: weight [hidden] and eps of an RMS norm that x, which may be the residual, goes through
-    first. inside: the experts' gate and biases.
+    first. inside: the experts' gate and biases. narrow: x, behind its norm, in 8 bits as well, if that is at hand; who
+    multiplies by weights of 8 bits tile by tile has both sides so.
 
     Shapes:
         x, residual [tokens, hidden]; gate_up [experts, 2 · inner, hidden]; down [experts, hidden, inner];
@@ -46,7 +49,7 @@ def add_experts(
     if on_triton(x):
         from quire.kernels.moe.triton import experts
 
-        return experts.add_experts(x, routes, gate_up, down, residual, scales, norm, inside)
+        return experts.add_experts(x, routes, gate_up, down, residual, scales, norm, inside, narrow)
     if norm is not None:
         x = rms_norm(x, *norm)
 
@@ -63,7 +66,7 @@ def norms_inside(x: torch.Tensor, rule: Rule) -> bool:
         return False
     from quire.kernels.moe.triton.plan import plan
 
-    return plan(len(x), rule.top_k, rule.experts).direct is not None
+    return plan(len(x), rule.top_k, rule.experts).direct
 
 
 def add_each(
@@ -71,7 +74,7 @@ def add_each(
     routes: Routes,
     gate_up: Dense,
     down: Dense,
-    residual: torch.Tensor,
+    residual: torch.Tensor | None,
     inside: Inside = USUAL,
 ) -> torch.Tensor:
     """The same, expert by expert; waits for the device to know which. The sums are made in float32."""
@@ -90,7 +93,7 @@ def add_each(
         y = _product(inner, down(expert), inside.down_bias, expert)
         y = y.float()
         total.index_add_(0, tokens, y.mul_(weights.flatten()[places, None]))
-    return residual.add_(total)
+    return total.to(x.dtype) if residual is None else residual.add_(total)
 
 
 def add_each_with(
@@ -98,7 +101,7 @@ def add_each_with(
     routes: Routes,
     gate_up: Dense,
     down: Dense,
-    residual: torch.Tensor,
+    residual: torch.Tensor | None,
     inside: Inside,
     more: tuple[More, More],
 ) -> torch.Tensor:
@@ -115,6 +118,7 @@ def add_each_with(
         parts = zip(hit, rows.split(counts), strict=True)
         return torch.cat([_product(own, weight(expert), biases, expert) for expert, own in parts])
 
+    residual = torch.zeros_like(x) if residual is None else residual
     if not hit:
         return residual
     own = x[tokens]

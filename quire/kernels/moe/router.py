@@ -41,5 +41,4 @@ def _plan(x: torch.Tensor, weight: torch.Tensor) -> Plan | None:
         return Registers(16, 128, 2, 8) if isinstance(usual, Registers) and k <= 4096 else usual
     if not isinstance(usual, Tiles):
         return usual
-    height = 32 if rows <= 32 else 64
-    return Tiles(height, 32, 128, min(max(k // 256, 1), 8), 4, 3, prefetch=256)
+    return Tiles(16, 16, 128, min(max(k // 512, 1), 8), 1, 4, prefetch=256)

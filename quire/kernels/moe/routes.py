@@ -44,9 +44,23 @@ class Live(NamedTuple):
     first: int  # the least slot of a living token
 
 
+class Here(NamedTuple):
+    """Which experts this rank has, of those that are spread over ranks whole. An expert with copies on several ranks
+    is each one's in turn, by token.
+
+    slots int32 [experts, copies at most]: of each copy its place here, -1 if it is another rank's; at most one of an
+    expert is here. copies int32 [experts]. loads int32 [experts]: counts what has been chosen.
+    """
+
+    slots: torch.Tensor
+    copies: torch.Tensor
+    loads: torch.Tensor
+    num_slots: int
+
+
 class Routes(NamedTuple):
-    """experts int32 [tokens, top_k], -1 throughout for a token that is nobody's, and for experts of other ranks;
-    weights float32 of the same shape.
+    """experts int32 [tokens, top_k], -1 throughout for a token that is nobody's; where ranks have experts whole, slots
+    of this rank, and -1 for experts of others. weights float32 of the same shape, 0 there.
 
     tiling: on a GPU, what kernels work through; None where they need no order.
     """

@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 
 from quire.kernels.dispatch import on_triton
-from quire.kernels.moe.routes import Live, Routes, Rule
+from quire.kernels.moe.routes import Here, Live, Routes, Rule
 
-__all__ = ["Live", "Routes", "Rule", "route", "route_reference"]
+__all__ = ["Here", "Live", "Routes", "Rule", "route", "route_reference", "to_slots"]
 
 
 def route(
@@ -20,21 +20,31 @@ def route(
     rule: Rule,
     bias: torch.Tensor | None = None,
     live: Live | None = None,
-    *,
-    in_order: bool = True,
+    here: Here | None = None,
 ) -> Routes:
     """logits float32 [tokens, experts] → routes. bias: float32 [experts], added to the scores for the choice alone.
-    in_order: with the order that kernels want; else the choices alone."""
+    here: experts are spread over ranks, and it counts what is chosen."""
     if on_triton(logits) and rule.scoring != "sparse_mixer":
         from quire.kernels.moe.triton import routing
 
-        return routing.route(logits, rule, bias, live, in_order=in_order)
+        return routing.route(logits, rule, bias, live, here)
     routes = route_reference(logits, rule, bias, live)
-    if on_triton(logits) and in_order:
+    if here is not None:
+        routes = to_slots(routes, here)
+    if on_triton(logits):
         from quire.kernels.moe.triton import routing
 
-        return routing.sort(routes, rule.experts)
+        return routing.sort(routes, rule.experts, here)
     return routes
+
+
+def to_slots(routes: Routes, here: Here) -> Routes:
+    """Of choices among all experts those that are this rank's, in plain torch."""
+    chosen, there = routes.experts.clamp(min=0).long(), routes.experts >= 0
+    here.loads.index_add_(0, chosen.flatten(), there.flatten().int())
+    token = torch.arange(len(chosen), dtype=torch.int32, device=chosen.device)[:, None]
+    slots = torch.where(there, here.slots[chosen, (token % here.copies[chosen]).long()], -1)
+    return Routes(slots, routes.weights.masked_fill(slots < 0, 0.0))
 
 
 def route_reference(

@@ -10,7 +10,8 @@ unevenly with those who still run, and take their share of memory's rate.
 
 So ahead of the wait a kernel may read weights, the step's own inputs (seats, lengths, tables, positions) and KV of
 earlier steps, and only those. What writes them is cut off from their readers by a kernel that is launched without all
-this: the embedding.
+this: the embedding. Where its predecessor lets others begin behind its own wait, a kernel may also read what that one
+has waited for.
 """
 
 from __future__ import annotations

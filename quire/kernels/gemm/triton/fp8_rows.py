@@ -29,8 +29,9 @@ def _columns(x_ptr, gain_ptr, columns, size, NORM: tl.constexpr, GATED: tl.const
 
 @triton.jit
 def _quantize_rows_kernel(
-    x_ptr, gain_ptr, out_ptr, scale_ptr, x_stride, size, eps, LARGEST, LEAST,
-    BLOCK: tl.constexpr, ONE: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
+    x_ptr, gain_ptr, out_ptr, scale_ptr, wide_ptr, x_stride, size, eps, LARGEST, LEAST,
+    BLOCK: tl.constexpr, ONE: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr, WIDE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -49,20 +50,32 @@ def _quantize_rows_kernel(
             squares += tl.sum(more_x * more_x, axis=0)
     scale = tl.maximum(largest, LEAST) / LARGEST
     factor = 1.0 / scale
+    norm = 1.0
     if NORM:
-        scale *= tl.rsqrt(squares / size + eps)
+        norm = tl.rsqrt(squares / size + eps)
+        scale *= norm
     tl.store(scale_ptr + row, scale)
     narrow = tl.clamp(y * factor, -LARGEST, LARGEST).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + columns, narrow, columns < size)
+    wide_ptr += row * size
+    if WIDE:
+        tl.store(wide_ptr + columns, (y * norm).to(wide_ptr.dtype.element_ty), columns < size)
     if not ONE:
         for start in range(BLOCK, size, BLOCK):
             _, more = _columns(x_ptr, gain_ptr, start + columns, size, NORM, GATED)
             narrow = tl.clamp(more * factor, -LARGEST, LARGEST).to(out_ptr.dtype.element_ty)
             tl.store(out_ptr + start + columns, narrow, start + columns < size)
+            if WIDE:
+                more = (more * norm).to(wide_ptr.dtype.element_ty)
+                tl.store(wide_ptr + start + columns, more, start + columns < size)
 
 
 def _quantize(
-    x: torch.Tensor, size: int, gain: tuple[torch.Tensor, float] | None, gated: bool
+    x: torch.Tensor,
+    size: int,
+    gain: tuple[torch.Tensor, float] | None,
+    gated: bool,
+    wide: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     m = x.shape[0]
     out = torch.empty((m, size), dtype=E4M3, device=x.device)
@@ -71,8 +84,9 @@ def _quantize(
         weight, eps = gain or (x, 0.0)
         block, pdl = min(next_power_of_2(size), MAX_BLOCK), has_pdl(x.device)
         _quantize_rows_kernel[(m,)](
-            x, weight, out, scale, x.stride(0), size, eps, LARGEST, LEAST, BLOCK=block, ONE=size <= block,
-            NORM=gain is not None, GATED=gated, PDL=pdl, num_warps=min(max(block // 512, 1), 16), launch_pdl=pdl,
+            x, weight, out, scale, x if wide is None else wide, x.stride(0), size, eps, LARGEST, LEAST, BLOCK=block,
+            ONE=size <= block, NORM=gain is not None, GATED=gated, WIDE=wide is not None, PDL=pdl,
+            num_warps=min(max(block // 512, 1), 16), launch_pdl=pdl,
         )  # fmt: skip
     return out, scale
 
@@ -85,6 +99,12 @@ def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def rms_norm_quantize(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     """The same of rms_norm(x) · weight, which is rounded once."""
     return _quantize(x, x.shape[1], (weight, eps), False)
+
+
+def rms_norm_both(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """rms_norm(x) · weight as it is, and the same in 8 bits with scales."""
+    wide = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return wide, *_quantize(x, x.shape[1], (weight, eps), False, wide)
 
 
 def silu_and_mul_quantize(gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -81,7 +81,7 @@ def _direct_gate_up_kernel(
 def _direct_down_kernel(
     x_ptr, weight_ptr, scale_ptr, bias_ptr, experts_ptr, share_ptr, residual_ptr, residual_stride,
     N: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, TOP_BLOCK: tl.constexpr, OUTPUTS: tl.constexpr,
-    COLUMNS: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr, BIAS: tl.constexpr,
+    COLUMNS: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     n, token = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(1)
     place, k = tl.arange(0, TOP_BLOCK), tl.arange(0, COLUMNS)
@@ -89,10 +89,13 @@ def _direct_down_kernel(
     # Ahead of the wait: the kernel before this one has waited for who made the choices, ere this one could begin.
     expert = tl.load(experts_ptr + choice, place < TOP_K, -1).to(tl.int64)
     there = expert >= 0
+    out = residual_ptr + token.to(tl.int64) * residual_stride + n
     if tl.max(expert, axis=0) < 0:
         if PDL:
             tl.extra.cuda.gdc_wait()
             tl.extra.cuda.gdc_launch_dependents()
+        if not ADD:
+            tl.store(out, tl.zeros([OUTPUTS], residual_ptr.dtype.element_ty), n < N)
         return
     lines = weight_ptr + (expert[:, None, None] * N + n[None, :, None]) * K + k[None, None, :]
     inside = there[:, None, None] & (n < N)[None, :, None]
@@ -119,8 +122,8 @@ def _direct_down_kernel(
         biases = bias_ptr + expert[:, None] * N + n[None, :]
         bias = tl.load(biases, there[:, None] & (n < N)[None, :], 0.0).to(tl.float32)
         y += tl.sum(bias * share[:, None], axis=0)
-    out = residual_ptr + token.to(tl.int64) * residual_stride + n
-    y += tl.load(out, n < N, 0.0).to(tl.float32)
+    if ADD:
+        y += tl.load(out, n < N, 0.0).to(tl.float32)
     tl.store(out, y.to(residual_ptr.dtype.element_ty), n < N)
 
 
@@ -130,7 +133,7 @@ def add_experts(
     weights: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
-    residual: torch.Tensor,
+    residual: torch.Tensor | None,
     scales: tuple[torch.Tensor, torch.Tensor] | None,
     norm: tuple[torch.Tensor, float] | None,
     inside: Inside,
@@ -140,21 +143,21 @@ def add_experts(
     gate, first, second = inside
     (tokens, top_k), n, k = experts.shape, down.shape[2], x.shape[1]
     inner = torch.empty((tokens * top_k, n), dtype=x.dtype, device=x.device)
-    columns = min(config.columns, next_power_of_2(k))
+    out = torch.empty((tokens, k), dtype=x.dtype, device=x.device) if residual is None else residual
     pdl = has_pdl(x.device)
-    options = {"SCALED": scales is not None, "PDL": pdl, "launch_pdl": pdl, "num_warps": config.warps}
+    options = {"SCALED": scales is not None, "PDL": pdl, "launch_pdl": pdl}
     _direct_gate_up_kernel[(triton.cdiv(n, config.outputs), tokens * top_k)](
         x, gate_up if norm is None else norm[0], gate_up, gate_up if scales is None else scales[0],
         gate_up if first is None else first, experts, inner, x.stride(0), 0.0 if norm is None else norm[1], N=n,
-        K=k, TOP_K=top_k, OUTPUTS=config.outputs, COLUMNS=columns,
+        K=k, TOP_K=top_k, OUTPUTS=config.outputs, COLUMNS=config.columns,
         NORM=norm is not None, BIAS=first is not None, ALPHA=gate.alpha, LIMIT=gate.limit, SHIFT=gate.shift,
-        SQUARED=gate.squared, **options,
+        SQUARED=gate.squared, num_warps=config.warps, **options,
     )  # fmt: skip
     _direct_down_kernel[(triton.cdiv(k, config.down_outputs), tokens)](
         inner, down, down if scales is None else scales[1], down if second is None else second, experts, weights,
-        residual, residual.stride(0), N=k, K=n,
+        out, out.stride(0), N=k, K=n,
         TOP_K=top_k, TOP_BLOCK=next_power_of_2(top_k), OUTPUTS=config.down_outputs,
-        COLUMNS=min(max(8 * config.down_columns // next_power_of_2(top_k), 64), next_power_of_2(n)),
-        BIAS=second is not None, **options,
+        COLUMNS=config.down_columns, BIAS=second is not None, ADD=residual is not None, num_warps=config.down_warps,
+        **options,
     )  # fmt: skip
-    return residual
+    return out

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from quire.kernels.gemm.triton.plan import MAX_STAGES, SHARED_BYTES
+from quire.kernels.triton.launch import next_power_of_2
 
 LEAST_APART = 0.88  # share of the choices that must be of unlike experts for each to go by itself
 
@@ -19,13 +20,14 @@ LEAST_APART = 0.88  # share of the choices that must be of unlike experts for ea
 @dataclass(frozen=True, slots=True)
 class Direct:
     """A program has `outputs` of gate and up of one choice, or `down_outputs` of all of a token's; columns of K at a
-    time, down for eight choices."""
+    time, down of each choice; and so many warps."""
 
-    outputs: int = 2
-    columns: int = 2048
-    down_outputs: int = 4
-    down_columns: int = 256
+    outputs: int
+    columns: int
+    down_outputs: int
+    down_columns: int
     warps: int = 4
+    down_warps: int = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +45,19 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """direct: then nothing else counts; gate_up and down have the same `rows`."""
+    """direct: then nothing else counts (see `apart`); gate_up and down have the same `rows`."""
 
     gate_up: Tiles
     down: Tiles
-    direct: Direct | None = None
+    direct: bool = False
 
 
 @cache
 def plan(tokens: int, top_k: int, experts: int, width: int = 2) -> Plan:
     """width: bytes of a weight's element."""
     choices = tokens * top_k
-    apart = experts * (1 - max(1 - top_k / experts, 0) ** tokens)
-    direct = Direct() if apart >= LEAST_APART * choices else None
+    unlike = experts * (1 - max(1 - top_k / experts, 0) ** tokens)
+    direct = unlike >= LEAST_APART * choices
     mean = choices / experts
     if mean <= 8:
         rows = 16
@@ -66,6 +68,19 @@ def plan(tokens: int, top_k: int, experts: int, width: int = 2) -> Plan:
     return replace(of_rows(rows, width), direct=direct)
 
 
+@cache
+def apart(hidden: int, inner: int, top_k: int) -> Direct:
+    """For choices that go by themselves. Loops over K are unrolled, with what they read held in registers: a line that
+    takes one turn leaves room for more outputs of gate and up, three turns at most for fewer warps of the product down.
+    """
+    columns = min(2048, next_power_of_2(hidden))
+    down_columns = min(max(2048 // next_power_of_2(top_k), 64), next_power_of_2(inner))
+    return Direct(
+        outputs=4 if hidden <= columns else 2, columns=columns, down_outputs=4, down_columns=down_columns,
+        down_warps=2 if inner <= 3 * down_columns else 4,
+    )  # fmt: skip
+
+
 HEIGHTS = (16, 32, 64, 128)  # of tiles, that there are plans for
 
 
@@ -74,6 +89,12 @@ def of_rows(rows: int, width: int) -> Plan:
     """For choices that are ordered in tiles of so many rows."""
     if width == 4:  # on the ordinary cores
         return Plan(_tiles(rows, 32, 32, 2, width, gated=True), _tiles(rows, 64, 32, 2, width))
+    if width == 1:  # x too; outputs of gate and up that a program scales alike are the columns of a step of down
+        if rows <= 64:
+            tall = rows <= 32
+            gate_up = _tiles(rows, 64, 256 if tall else 128, 2, width, gated=True, tall=tall)
+            return Plan(gate_up, _tiles(rows, 64, 128, 3, width, tall=tall))
+        return Plan(_tiles(128, 128, 128, 1, width, gated=True, warps=8), _tiles(128, 128, 128, 1, width, warps=8))
     if rows <= 32:
         block_k = 128 if rows == 16 else 64  # room for three tiles of the weight or more on their way
         gate_up = _tiles(rows, 64, block_k, 2, width, gated=True, tall=True)
@@ -94,7 +115,7 @@ def _tiles(
     warps: int = 4,
     tall: bool = False,
 ) -> Tiles:
-    """As many stages as leave room for `programs` on a processor; x has two bytes an element, or four."""
-    stage = (rows * max(width, 2) + block_n * (2 if gated else 1) * width) * block_k
+    """As many stages as leave room for `programs` on a processor."""
+    stage = (rows + block_n * (2 if gated else 1)) * width * block_k
     stages = max(min(SHARED_BYTES // programs // stage, MAX_STAGES), 2)
     return Tiles(rows, block_n, block_k, min(stages, 4 if tall else 5), warps, tall)

@@ -13,13 +13,14 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.moe.routes import Live, Routes, Rule
+from quire.kernels.moe.routes import Here, Live, Routes, Rule
 from quire.kernels.moe.tiling import Tiling, most_tiles
 from quire.kernels.moe.triton.plan import plan
 from quire.kernels.triton.launch import has_pdl, next_power_of_2
 
 _MANY = 2048  # tokens, from which on a warp has several
-_AT_ONCE = 1024  # choices whose order takes one kernel; of more, those of a program are four times as many
+_AT_ONCE = 2048  # choices, at most, whose order takes one kernel
+_FEW = 1024  # choices that a program for the order sees; more, if that makes it all; else four times as many
 _COUNTED = 32  # tokens of a program that counts
 _COUNTED_FROM = 1024  # tokens, from which on they are counted
 _COUNTED_EXPERTS = 128  # at most: with more, such a program has too much at once
@@ -60,51 +61,52 @@ def _open_groups(
 
 
 @triton.jit
-def _ranks(
-    choice, column, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, TOP_K: tl.constexpr, PAIRS: tl.constexpr
-):  # fmt: skip
-    """Each column's place among the best of its line, or -1; of equals the first column counts.
-
-    PAIRS: a score and its column are one number of 64 bits; else the column is looked up, in half the instructions.
-    """
-    # A score's bits, put so that integers stand in its order.
+def _ranks(choice, column, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, TOP_K: tl.constexpr):
+    """Each column's place among the best of its line, or -1; of equals the first column counts."""
+    # A score's bits, put so that integers stand in its order; less than any, NaN included, is what is taken.
     bits = choice.to(tl.int32, bitcast=True)
-    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    bits = tl.maximum(bits ^ ((bits >> 31) & 0x7FFFFFFF), -(1 << 31) + 1)
     rank = tl.full([TOKENS, COLUMNS], -1, tl.int32)
-    if PAIRS:
-        keys = (bits.to(tl.int64) << 32) | (COLUMNS - 1 - column)[None, :].to(tl.int64)
-        for i in tl.static_range(TOP_K):
-            hit = keys == tl.max(keys, axis=1)[:, None]
-            rank = tl.where(hit, i, rank)
-            keys = tl.where(hit, -(1 << 63), keys)
-    else:
-        bits = tl.maximum(bits, -(1 << 31) + 1)  # less than any, NaN included, is what is taken
-        for i in tl.static_range(TOP_K):
-            best = bits == tl.max(bits, axis=1)[:, None]
-            hit = column[None, :] == tl.min(tl.where(best, column[None, :], COLUMNS), axis=1)[:, None]
-            rank = tl.where(hit, i, rank)
-            bits = tl.where(hit, -(1 << 31), bits)
+    for i in tl.static_range(TOP_K):
+        best = bits == tl.max(bits, axis=1)[:, None]
+        hit = column[None, :] == tl.min(tl.where(best, column[None, :], COLUMNS), axis=1)[:, None]
+        rank = tl.where(hit, i, rank)
+        bits = tl.where(hit, -(1 << 31), bits)
     return rank
 
 
 @triton.jit
-def _count(rank, expert, token, earlier_ptr, counts_ptr, EXPERTS: tl.constexpr, TOP_K: tl.constexpr):
-    """rank [TOKENS, COLUMNS]: a column's expert's place among the choices of a living token, or -1."""
-    wanted = (rank >= 0).to(tl.int32)
-    so_far = tl.cumsum(wanted, axis=0)
-    tl.store(earlier_ptr + token[:, None] * TOP_K + rank, so_far - 1, rank >= 0)
-    tl.store(counts_ptr + tl.program_id(0) * EXPERTS + expert, tl.sum(wanted, axis=0), expert < EXPERTS)
+def _count(wanted, rank, slot, token, earlier_ptr, counts_ptr, SLOTS: tl.constexpr, TOP_K: tl.constexpr):
+    """wanted, rank [TOKENS, COLUMNS]: whether a token goes to a column's expert, and its place among its choices; slot:
+    the expert's, SLOTS for none."""
+    so_far = tl.cumsum(wanted.to(tl.int32), axis=0)
+    tl.store(earlier_ptr + token[:, None] * TOP_K + rank, so_far - 1, wanted)
+    tl.store(counts_ptr + tl.program_id(0) * SLOTS + slot, tl.sum(wanted.to(tl.int32), axis=0), slot < SLOTS)
+
+
+@triton.jit
+def _here(places_ptr, copies_ptr, expert, is_expert, MOST: tl.constexpr):
+    """Of each column's expert: its slot on this rank, -1 for none; which of its copies that is; how many there are."""
+    copies = tl.load(copies_ptr + expert, is_expert, 1)
+    slot = tl.full(expert.shape, -1, tl.int32)
+    number = tl.zeros(expert.shape, tl.int32)
+    for i in tl.static_range(MOST):
+        found = tl.load(places_ptr + expert * MOST + i, is_expert, -1)
+        number = tl.where(found >= 0, i, number)
+        slot = tl.maximum(slot, found)
+    return slot, number, copies
 
 
 @triton.jit(do_not_specialize=["num_tokens", "first_live"], do_not_specialize_on_alignment=["slots_ptr"])
 def _choose_kernel(
-    logits_ptr, bias_ptr, slots_ptr, experts_ptr, weights_ptr, earlier_ptr, counts_ptr, num_tokens, first_live, scale,
-    least_sum,
+    logits_ptr, bias_ptr, slots_ptr, places_ptr, copies_ptr, loads_ptr, experts_ptr, weights_ptr, earlier_ptr,
+    counts_ptr, num_tokens, first_live, scale, least_sum,
     EXPERTS: tl.constexpr, TOP_K: tl.constexpr, GROUPS: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr, SIZE_BLOCK: tl.constexpr, OPEN: tl.constexpr, BEST: tl.constexpr,
-    SIGMOID: tl.constexpr, RENORMALIZE: tl.constexpr, BIAS: tl.constexpr, LIVE: tl.constexpr, COUNT: tl.constexpr,
-    TOKENS: tl.constexpr, PDL: tl.constexpr,
+    SIGMOID: tl.constexpr, RENORMALIZE: tl.constexpr, BIAS: tl.constexpr, LIVE: tl.constexpr, SLOTS: tl.constexpr,
+    MOST: tl.constexpr, COUNT: tl.constexpr, TOKENS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """MOST: copies that an expert may have on the ranks, 0 if all experts are here. COUNT: see `_count`."""
     COLUMNS: tl.constexpr = GROUPS_BLOCK * SIZE_BLOCK
     SIZE: tl.constexpr = EXPERTS // GROUPS
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
@@ -115,6 +117,11 @@ def _choose_kernel(
     live = there
     if LIVE:
         live = there & (tl.load(slots_ptr + token, there, -1) >= first_live)
+    slot = expert
+    number = expert
+    copies = expert
+    if MOST:
+        slot, number, copies = _here(places_ptr, copies_ptr, expert, is_expert, MOST)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -127,17 +134,22 @@ def _choose_kernel(
     choice = tl.where(is_expert[None, :], choice, float("-inf"))
     if OPEN < GROUPS:
         choice = _open_groups(choice, TOKENS, GROUPS_BLOCK, SIZE_BLOCK, OPEN, BEST)
-    rank = _ranks(choice, column, TOKENS, COLUMNS, TOP_K, not COUNT)
+    rank = _ranks(choice, column, TOKENS, COLUMNS, TOP_K)
     taken = (rank >= 0) & there[:, None]
     weights = tl.where(rank >= 0, scores, 0.0)
     if RENORMALIZE:
         weights /= tl.maximum(tl.sum(weights, axis=1), least_sum)[:, None]
+    wanted = (rank >= 0) & live[:, None]
+    if MOST:
+        asked = tl.sum(wanted.to(tl.int32), axis=0)
+        tl.atomic_add(loads_ptr + expert, asked, asked > 0, sem="relaxed")
+        wanted = wanted & (slot >= 0)[None, :] & (token[:, None] % copies[None, :] == number[None, :])
     at = token[:, None] * TOP_K + rank
-    tl.store(experts_ptr + at, tl.where(live[:, None], expert[None, :], -1), taken)
-    tl.store(weights_ptr + at, tl.where(live[:, None], weights * scale, 0.0), taken)
+    tl.store(experts_ptr + at, tl.where(wanted, slot[None, :], -1), taken)
+    tl.store(weights_ptr + at, tl.where(wanted, weights * scale, 0.0), taken)
     if COUNT:
-        expert = tl.where(is_expert, expert, EXPERTS)
-        _count(tl.where(live[:, None], rank, -1), expert, token, earlier_ptr, counts_ptr, EXPERTS, TOP_K)
+        slot = tl.where(is_expert & (slot >= 0), slot, SLOTS)
+        _count(wanted, rank, slot, token, earlier_ptr, counts_ptr, SLOTS, TOP_K)
 
 
 @triton.jit
@@ -256,41 +268,49 @@ def route(
     rule: Rule,
     bias: torch.Tensor | None,
     live: Live | None,
+    here: Here | None = None,
     rows: int | None = None,
-    *,
-    in_order: bool = True,
 ) -> Routes:
     """See `quire.kernels.moe.routing`. rows: of a tile; None: as the plan says, which may need no order at all."""
     tokens, device = len(logits), logits.device
     how = plan(max(tokens, 1), rule.top_k, rule.experts)
-    ordered = in_order and (rows is not None or how.direct is None)
+    ordered, slots = rows is not None or not how.direct, rule.experts if here is None else here.num_slots
     experts = torch.empty((tokens, rule.top_k), dtype=torch.int32, device=device)
     weights = torch.empty((tokens, rule.top_k), dtype=torch.float32, device=device)
-    counted = _counters(experts, rule.experts) if ordered and rule.groups == 1 else None
+    counted = _counters(experts, rule.experts, slots) if ordered and rule.groups == 1 else None
     if tokens:
         block, warps = (1 if tokens < _MANY else 4, 1) if counted is None else (_COUNTED, 8)
         pdl = has_pdl(device)
         _choose_kernel[(triton.cdiv(tokens, block),)](
-            logits, logits if bias is None else bias, experts if live is None else live.slots, experts, weights,
+            logits, logits if bias is None else bias, experts if live is None else live.slots,
+            *((experts, experts, experts) if here is None else here[:3]), experts, weights,
             *(counted or (experts, experts)), tokens, 0 if live is None else live.first, rule.scale, rule.least_sum,
             EXPERTS=rule.experts, TOP_K=rule.top_k, GROUPS=rule.groups, GROUPS_BLOCK=next_power_of_2(rule.groups),
             SIZE_BLOCK=next_power_of_2(rule.experts // rule.groups), OPEN=rule.top_groups, BEST=rule.group_best,
             SIGMOID=rule.scoring == "sigmoid", RENORMALIZE=rule.renormalize, BIAS=bias is not None,
-            LIVE=live is not None, COUNT=counted is not None, TOKENS=block, PDL=pdl, launch_pdl=pdl, num_warps=warps,
+            LIVE=live is not None, SLOTS=slots, MOST=0 if here is None else here.slots.shape[1],
+            COUNT=counted is not None, TOKENS=block, PDL=pdl, launch_pdl=pdl, num_warps=warps,
         )  # fmt: skip
     routes = Routes(experts, weights)
     if not ordered:
         return routes
     if counted is not None:
         return _ordered_as_counted(routes, *counted, rows or how.gate_up.rows)
-    return _ordered(routes, rule.experts, rows or how.gate_up.rows)
+    return _ordered(routes, slots, rows or how.gate_up.rows)
 
 
-def _counters(chosen: torch.Tensor, experts: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """For what `_count` says: of each choice, and of each of its programs and each expert; None: nobody counts."""
+def _room(chosen: torch.Tensor, experts: int, rows: int) -> Tiling:
+    """For the order of choices, and its tiles."""
+    most = most_tiles(chosen.numel(), experts, rows)
+    order = torch.empty(chosen.numel(), dtype=torch.int32, device=chosen.device)
+    return Tiling(order, torch.empty((3, most), dtype=torch.int32, device=chosen.device), rows)
+
+
+def _counters(chosen: torch.Tensor, experts: int, slots: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """For what `_count` says: of each choice, and of each of its programs and each slot; None: nobody counts."""
     if len(chosen) < _COUNTED_FROM or experts > _COUNTED_EXPERTS:
         return None
-    counts = torch.empty((triton.cdiv(len(chosen), _COUNTED), experts), dtype=torch.int32, device=chosen.device)
+    counts = torch.empty((triton.cdiv(len(chosen), _COUNTED), slots), dtype=torch.int32, device=chosen.device)
     return torch.empty_like(chosen), counts
 
 
@@ -298,32 +318,31 @@ def _ordered_as_counted(routes: Routes, earlier: torch.Tensor, counts: torch.Ten
     """`_ordered`, after `_count`."""
     chosen, device, (counters, experts) = routes.experts, routes.experts.device, counts.shape
     choices, each = chosen.numel(), _COUNTED * chosen.shape[1]
-    most = most_tiles(choices, experts, rows)
-    order = torch.empty(choices, dtype=torch.int32, device=device)
-    tiles = torch.empty((3, most), dtype=torch.int32, device=device)
+    order, tiles, _ = tiling = _room(chosen, experts, rows)
+    most = tiles.shape[1]
     pdl = has_pdl(device)
-    together = max(_AT_ONCE // next_power_of_2(each), 1)
+    together = max(_FEW // next_power_of_2(each), 1)
     programs = max(triton.cdiv(counters, together), triton.cdiv(most, _TILES))
     _order_counted_kernel[(programs,)](
         chosen, earlier, counts, order, tiles, choices, counters, most, rows, EXPERTS=experts,
         COLUMNS=next_power_of_2(experts), CHOICES=each, COUNTERS=together, SPAN=next_power_of_2(together * each),
         TABLE=_TABLE, TILES=_TILES, PDL=pdl, launch_pdl=pdl, num_warps=8,
     )  # fmt: skip
-    return routes._replace(tiling=Tiling(order, tiles, rows))
+    return routes._replace(tiling=tiling)
 
 
 def _ordered(routes: Routes, experts: int, rows: int) -> Routes:
     """With the order by expert, in tiles of so many rows."""
     chosen = routes.experts
     choices, device = chosen.numel(), chosen.device
-    most = most_tiles(choices, experts, rows)
-    order = torch.empty(choices, dtype=torch.int32, device=device)
-    tiles = torch.empty((3, most), dtype=torch.int32, device=device)
+    order, tiles, _ = tiling = _room(chosen, experts, rows)
+    most = tiles.shape[1]
     if not choices:
-        return routes._replace(tiling=Tiling(order, tiles.fill_(-1), rows))
+        tiles.fill_(-1)
+        return routes._replace(tiling=tiling)
     pdl = has_pdl(device)
     at_once = choices <= _AT_ONCE
-    chunk = _AT_ONCE if at_once else 4 * _AT_ONCE
+    chunk = (_FEW if choices <= _FEW else _AT_ONCE) if at_once else 4 * _FEW
     chunks = triton.cdiv(choices, chunk)
     shape = {
         "EXPERTS": experts, "BINS": next_power_of_2(experts + 1), "CHUNK": chunk, "PDL": pdl, "launch_pdl": pdl,
@@ -336,41 +355,11 @@ def _ordered(routes: Routes, experts: int, rows: int) -> Routes:
     _order_kernel[(experts, chunks)](
         chosen, counts, order, tiles, choices, chunks, most, rows, AT_ONCE=at_once, **shape
     )
-    return routes._replace(tiling=Tiling(order, tiles, rows))
+    return routes._replace(tiling=tiling)
 
 
-def sort(routes: Routes, experts: int, among: int | None = None) -> Routes:
-    """With the order that kernels want, of choices made elsewhere. among: experts of all ranks, of which `experts` are
-    here; None: all are."""
-    how = plan(max(len(routes.experts), 1), routes.experts.shape[1], among or experts)
-    return routes if how.direct is not None else _ordered(routes, experts, how.gate_up.rows)
-
-
-@triton.jit(do_not_specialize=["num_choices"])
-def _local_kernel(
-    experts_ptr, weights_ptr, slots_ptr, copies_ptr, loads_ptr, num_choices,
-    TOP_K: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    choice = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = choice < num_choices
-    expert = tl.load(experts_ptr + choice, inside, -1)
-    there = expert >= 0
-    copies = tl.load(copies_ptr + expert, there, 1)
-    slot = tl.load(slots_ptr + expert * MOST + (choice // TOP_K) % copies, there, -1)
-    tl.atomic_add(loads_ptr + expert, 1, there)
-    tl.store(experts_ptr + choice, slot, inside)
-    tl.store(weights_ptr + choice, 0.0, inside & (slot < 0))
-
-
-def to_slots(routes: Routes, slots: torch.Tensor, copies: torch.Tensor, loads: torch.Tensor) -> None:
-    """Choices become slots of this rank, in place, or -1; loads count what was chosen.
-
-    Shapes:
-        slots int32 [experts, copies at most], -1 elsewhere; copies int32 [experts]; loads int32 [experts].
-    """
-    choices = routes.experts.numel()
-    if choices:
-        _local_kernel[(triton.cdiv(choices, 128),)](
-            routes.experts, routes.weights, slots, copies, loads, choices, TOP_K=routes.experts.shape[1],
-            MOST=slots.shape[1], BLOCK=128, num_warps=1,
-        )  # fmt: skip
+def sort(routes: Routes, experts: int, here: Here | None = None) -> Routes:
+    """With the order that kernels want, of choices made elsewhere. experts: of all ranks."""
+    how = plan(max(len(routes.experts), 1), routes.experts.shape[1], experts)
+    slots = experts if here is None else here.num_slots
+    return routes if how.direct else _ordered(routes, slots, how.gate_up.rows)
