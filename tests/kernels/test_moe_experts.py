@@ -230,7 +230,7 @@ def test_products_of_8_bits_on_both_sides(hidden: int, inner: int, rows: int, de
 
 def test_a_thousand_tokens(device: torch.device) -> None:
     if INTERPRETED:
-        tokens, experts, hidden, inner = 136, 16, 64, 32
+        tokens, experts, hidden, inner = 264, 16, 64, 32
     else:
         tokens, experts, hidden, inner = 1024, 128, 128, 64
     x, gate_up, down, residual = make(experts, tokens, device, hidden, inner)
