@@ -129,6 +129,19 @@ def test_rows_to_8_bits(device: torch.device, k: int, kind: str) -> None:
     assert float(near[rest].double().mean()) >= (0.9 if INTERPRETED else 1)
 
 
+@pytest.mark.parametrize("n", [64, 3000])
+def test_scales_with_the_residual_sum(device: torch.device, n: int) -> None:
+    if not on_triton(torch.empty(0, device=device)):
+        pytest.skip("Triton runs on a GPU or in its interpreter")
+    from quire.kernels.gemm.triton import fp8_rows
+
+    y, residual = random(device, 5, n) * 1000, random(device, 5, n)
+    row_scale, scale = random(device, 5, dtype=torch.float32), random(device, n, dtype=torch.float32)
+    expected = residual.double() + y.double() * row_scale.double()[:, None] * scale.double()
+    assert fp8_rows.add_scaled(y, row_scale, scale, residual) is residual
+    assert error(residual, expected) <= LIMITS[NARROW]
+
+
 # -- kernels ----------------------------------------------------------------------------------------------------
 
 PLANS: list[Plan] = [

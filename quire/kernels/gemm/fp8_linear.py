@@ -3,6 +3,7 @@
 On a GPU few rows go through kernels that widen the weight as they read it (`gemm_plan.plan_8_bits`). For more, rows are
 rounded to 8 bits too, with a scale a row, and multiplied by the matrix units that take both: up to 64 rows in a kernel
 with all that stands around, beyond by the library, with the norm or the gate before it and the rounding in one kernel.
+Of few tiles the library has a faster kernel with one scale: the sum with the residual then does the scaling.
 Shapes that neither takes, and a CPU, multiply by the widened weight.
 """
 
@@ -20,6 +21,7 @@ from quire.kernels.gemm import decode_gemm
 from quire.kernels.gemm.linear import linear as plain_linear
 
 E4M3 = torch.float8_e4m3fn
+LIBRARY_TILE = 128  # rows and outputs
 UNIT = 16  # bytes; what rows, outputs and distances of the library's and the copy engine's operands are multiples of
 
 
@@ -64,7 +66,7 @@ def linear(
     x: `Fp8Rows` of such a product before, if `takes_rows`. narrow: the result may be `Fp8Rows`, where that is cheaper.
     """
     if isinstance(x, Fp8Rows):
-        return _ended(_library(x, weight, scale, bias), residual, out_dtype, out)
+        return _multiplied(x, weight, scale, bias, residual, out_dtype, out)
     how = decode_gemm.plan_8_bits(x, weight, gated=gated, residual=decode_gemm.adds_up(norm, residual, out))
     if how is not None:
         return decode_gemm.linear(x, weight, bias, norm, gated, residual, out_dtype, out, how, scale)
@@ -96,10 +98,10 @@ def by_library(
     from quire.kernels.gemm.triton import fp8_rows
 
     rows = Fp8Rows(*(fp8_rows.quantize(x) if norm is None else fp8_rows.rms_norm_quantize(x, *norm)))
-    y = _library(rows, weight, scale, bias)
     if gated:
+        y = _library(rows, weight, scale, bias)
         return Fp8Rows(*fp8_rows.silu_and_mul_quantize(y)) if narrow else silu_and_mul(y).to(x.dtype)
-    return _ended(y, residual, out_dtype or x.dtype, out)
+    return _multiplied(rows, weight, scale, bias, residual, out_dtype or x.dtype, out)
 
 
 def rms_norm_both(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, Fp8Rows]:
@@ -129,9 +131,38 @@ def _library(rows: Fp8Rows, weight: torch.Tensor, scale: torch.Tensor, bias: tor
     return y if bias is None or own else y.add_(bias)
 
 
-def _ended(
-    y: torch.Tensor, residual: torch.Tensor | None, out_dtype: torch.dtype | None, out: torch.Tensor | None
+def _multiplied(
+    rows: Fp8Rows,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    out: torch.Tensor | None,
 ) -> torch.Tensor:
+    if residual is not None and bias is None and _leaves_processors_idle(len(rows.values), len(weight), weight.device):
+        from quire.kernels.gemm.triton import fp8_rows
+
+        one = _one(weight.device)
+        y = torch._scaled_mm(
+            rows.values, weight.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+        )
+        return fp8_rows.add_scaled(y, rows.scale, scale, residual)
+    y = _library(rows, weight, scale, bias)
     if residual is not None:
         return residual.add_(y)
     return out.copy_(y) if out is not None else y.to(out_dtype or y.dtype)
+
+
+def _leaves_processors_idle(m: int, n: int, device: torch.device) -> bool:
+    """Whether the library's kernel with scales of rows and columns, which does not share K out, has fewer tiles than
+    there are processors. That with one scale has other ways; all scales are then left to who adds to the residual."""
+    from quire.kernels.triton.launch import num_processors
+
+    return -(-m // LIBRARY_TILE) * -(-n // LIBRARY_TILE) < num_processors(device)
+
+
+@cache
+def _one(device: torch.device) -> torch.Tensor:
+    """It stays: graphs know where."""
+    return torch.ones((), dtype=torch.float32, device=device)

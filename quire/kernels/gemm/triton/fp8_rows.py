@@ -1,4 +1,5 @@
-"""Rows to 8-bit floats with a scale each: as they are, behind an RMS norm, or behind a gate. One program a row."""
+"""Rows to 8-bit floats with a scale each: as they are, behind an RMS norm, or behind a gate. One program a row. And
+what a product of such rows left to do: its scales, and the sum with the residual."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0  # of e4m3
 LEAST = 1e-30  # a row of zeros has some scale
 MAX_BLOCK = 16384  # columns that are held in registers; longer rows are read twice
+COLUMNS = 1024  # of a program that adds
 
 
 @triton.jit
@@ -110,3 +112,31 @@ def rms_norm_both(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[to
 def silu_and_mul_quantize(gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The same of silu(gate) · up; gate_up [m, 2k], gate first."""
     return _quantize(gate_up, gate_up.shape[1] // 2, None, True)
+
+
+@triton.jit
+def _add_scaled_kernel(y_ptr, row_scale_ptr, scale_ptr, out_ptr, y_stride, out_stride, size, BLOCK: tl.constexpr,
+                       PDL: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < size
+    scale = tl.load(scale_ptr + columns, mask, 0.0)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    at = out_ptr + row * out_stride + columns
+    y = tl.load(y_ptr + row * y_stride + columns, mask, 0.0).to(tl.float32) * (tl.load(row_scale_ptr + row) * scale)
+    tl.store(at, (y + tl.load(at, mask, 0.0).to(tl.float32)).to(out_ptr.dtype.element_ty), mask)
+
+
+def add_scaled(y: torch.Tensor, row_scale: torch.Tensor, scale: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    """`residual += y * row_scale * scale` in place, rounded once: y and residual [m, n], row_scale float32 [m], scale
+    float32 [n]."""
+    m, n = y.shape
+    if m:
+        pdl = has_pdl(y.device)
+        _add_scaled_kernel[(m, triton.cdiv(n, COLUMNS))](
+            y, row_scale, scale, residual, y.stride(0), residual.stride(0), n, BLOCK=COLUMNS, PDL=pdl, num_warps=4,
+            launch_pdl=pdl,
+        )  # fmt: skip
+    return residual
