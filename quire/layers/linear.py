@@ -15,7 +15,7 @@ from quire.distributed.topology import ALONE, Share, Topology
 from quire.kernels.across_ranks import reduce_add
 from quire.kernels.attention.rope import qk_norm_rope_write
 from quire.kernels.elementwise.norm import rms_norm
-from quire.layers.low_rank import LowRank
+from quire.layers.low_rank import LowRank, Shrunk
 from quire.layers.norm import Norm as NormLayer
 from quire.layers.norm import RMSNorm
 from quire.layers.targets import Staged, Staging, Target, store
@@ -362,36 +362,46 @@ class Linear(nn.Module):
 
     def forward(
         self,
-        x: Rows,
+        x: Rows | Shrunk,
         norm: NormLayer | None = None,
         residual: torch.Tensor | None = None,
         reader: Linear | None = None,
-    ) -> Rows:
+    ) -> Rows | Shrunk:
         """norm: what x goes through first. residual: the result is added to it in place, and it is returned.
 
         reader: the one layer that the result goes to, and which it may be rounded for; without, it is a tensor."""
         if self.low_rank is not None and self.low_rank.is_active:
             if self.group is None:
-                return self._adapted(x, norm, residual=residual)
+                return self._adapted_for(reader, x, norm, residual)
             y = self._adapted(x, norm)
             return reduce_add(y, torch.zeros_like(y) if residual is None else residual, self.group)
+        assert not isinstance(x, Shrunk)
         x, pair = before(x, norm)
         if self.group is not None:
             return self._sum(x, pair, residual)
         after = None if reader is None else reader.matrix
         return self.matrix.linear(x, norm=pair, gated=self.gated, residual=residual, reader=after)
 
-    def partial(self, x: Rows, residual: torch.Tensor) -> torch.Tensor:
+    def partial(self, x: Rows | Shrunk, residual: torch.Tensor) -> torch.Tensor:
         """`residual += ` this rank's part of the product, in place; returns it."""
         if self.low_rank is not None and self.low_rank.is_active:
             return self._adapted(x, None, residual=residual)
+        assert not isinstance(x, Shrunk)
         y = self.matrix.linear(x, residual=residual)
         assert isinstance(y, torch.Tensor)
         return y
 
+    def _adapted_for(
+        self, reader: Linear | None, x: Rows | Shrunk, norm: NormLayer | None, residual: torch.Tensor | None
+    ) -> torch.Tensor | Shrunk:
+        if not self.gated or reader is None or reader.low_rank is None:
+            return self._adapted(x, norm, residual=residual)
+        assert self.low_rank is not None
+        return self.low_rank.expand_for(*self._product_and_shrink(x, norm), self.matrix.bias, reader.low_rank)
+
     def _adapted(
         self,
-        x: Rows,
+        x: Rows | Shrunk,
         norm: NormLayer | None,
         *,
         out_dtype: torch.dtype | None = None,
@@ -400,20 +410,38 @@ class Linear(nn.Module):
     ) -> torch.Tensor:
         """This rank's product with what adapters add; gated, if it is, or added to a residual."""
         assert self.low_rank is not None
-        x, pair = before(x, norm)
-        assert isinstance(x, torch.Tensor)
+        both = self._product_and_shrink(x, norm, out_dtype=out_dtype, out=out, residual=residual)
+        return self.low_rank.expand(*both, self.matrix.bias, gated=self.gated, residual=residual)
+
+    def _product_and_shrink(
+        self,
+        x: Rows | Shrunk,
+        norm: NormLayer | None,
+        *,
+        out_dtype: torch.dtype | None = None,
+        out: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """This rank's product, which is neither gated nor added yet, and the first half of what adapters add."""
+        assert self.low_rank is not None
         matrix = self.matrix
-        if out is None and out_dtype is None and isinstance(matrix, PlainMatrix):
-            both = self.low_rank.product_and_shrink(x, matrix.weight, matrix.bias, pair, summed=residual is not None)
-            if both is not None:
-                return self.low_rank.expand(*both, matrix.bias, gated=self.gated, residual=residual)
-        x = x if pair is None else rms_norm(x, *pair)
-        inner = self.low_rank.shrink(x)  # first: the product's weights are on their way meanwhile
+        if isinstance(x, Shrunk):
+            x, inner = x
+        else:
+            x, pair = before(x, norm)
+            assert isinstance(x, torch.Tensor)
+            if out is None and out_dtype is None and isinstance(matrix, PlainMatrix):
+                summed = residual is not None
+                both = self.low_rank.product_and_shrink(x, matrix.weight, matrix.bias, pair, summed=summed)
+                if both is not None:
+                    return both
+            x = x if pair is None else rms_norm(x, *pair, early=True)
+            inner = self.low_rank.shrink(x)  # first: the product's weights are on their way meanwhile
         if residual is not None and residual.is_cuda:
             out = torch.empty_like(residual)  # products that are added to a residual are cut up like it
-        y = self.matrix.linear(x, out_dtype=out_dtype, out=out)
+        y = matrix.linear(x, out_dtype=out_dtype, out=out)
         assert isinstance(y, torch.Tensor)
-        return self.low_rank.expand(y, inner, self.matrix.bias, gated=self.gated, residual=residual)
+        return y, inner
 
     def _sum(self, x: Rows, norm: Norm | None, residual: torch.Tensor | None) -> torch.Tensor:
         """Of the parts that all ranks have of the product, and the residual."""

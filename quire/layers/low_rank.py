@@ -10,14 +10,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 
 from quire.kernels.low_rank.factors import RANKS_A_STEP, Factors
 from quire.kernels.low_rank.grouped import GroupedFactors, add_grouped
-from quire.kernels.low_rank.one_row import linear_and_shrink
-from quire.kernels.low_rank.product import expand, shrink
+from quire.kernels.low_rank.product import expand, expand_gated_and_shrink, shrink
 from quire.kernels.low_rank.rows import AdapterRows, adapter_rows
+from quire.kernels.low_rank.with_product import linear_and_shrink
 
 
 class ActiveRows:
@@ -58,6 +59,13 @@ class HostFactors:
 
     def num_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in (self.down, self.up, self.gains) if t is not None)
+
+
+class Shrunk(NamedTuple):
+    """Rows, and what the adapters' first factors of the matrix that they go to make of them; see `LowRank.shrink`."""
+
+    rows: torch.Tensor
+    inner: torch.Tensor
 
 
 class LowRank:
@@ -112,7 +120,7 @@ class LowRank:
         *,
         summed: bool,
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The product, and this of x, in one kernel; see `kernels.low_rank.one_row.linear_and_shrink`."""
+        """The product, and this of x, at once; see `kernels.low_rank.with_product.linear_and_shrink`."""
         assert self._active.rows is not None
         return linear_and_shrink(x, weight, bias, norm, self._active.rows, self.factors, summed=summed)
 
@@ -128,6 +136,15 @@ class LowRank:
         """The second half, with the gate or the residual sum behind it; see `kernels.low_rank.product.expand`."""
         assert self._active.rows is not None
         return expand(y, inner, self._active.rows, self.factors, bias, gated=gated, residual=residual)
+
+    def expand_for(
+        self, y: torch.Tensor, inner: torch.Tensor, bias: torch.Tensor | None, reader: LowRank
+    ) -> torch.Tensor | Shrunk:
+        """The second half with the gate, for the one matrix that the result goes to: with its first half, where that is
+        faster."""
+        assert self._active.rows is not None
+        out, its = expand_gated_and_shrink(y, inner, self._active.rows, self.factors, bias, reader.factors)
+        return out if its is None else Shrunk(out, its)
 
     def num_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in self.factors if isinstance(t, torch.Tensor))

@@ -10,9 +10,9 @@ from quire.kernels.elementwise.norm import rms_norm
 from quire.kernels.gemm.decode_gemm import has_gluon
 from quire.kernels.gemm.linear import linear, linear_reference
 from quire.kernels.low_rank.factors import Factors
-from quire.kernels.low_rank.one_row import linear_and_shrink
-from quire.kernels.low_rank.product import expand, shrink
+from quire.kernels.low_rank.product import expand, expand_gated_and_shrink, shrink
 from quire.kernels.low_rank.rows import AdapterRows, adapter_rows
+from quire.kernels.low_rank.with_product import linear_and_shrink
 from tests.kernels.compare import LIMITS, NARROW, assert_near
 
 SLOTS, ROOM = 3, 32
@@ -152,7 +152,6 @@ def test_one_row_in_the_product_s_kernel(
         assert_near(found, linear_reference(x, lines, norm=norm), NARROW)
     wanted = expected(y, rms_norm(x, *norm), rows.slots, given, bias)
     assert_near(expand(y.clone(), inner, rows, given, bias), wanted, NARROW)
-    assert linear_and_shrink(x.repeat(2, 1), weight, bias, norm, rows, given, summed=False) is None
 
 
 def test_logits_are_wider_than_their_factors(device: torch.device) -> None:
@@ -221,9 +220,9 @@ class TestOnDevice:
         """As with many more rows than these."""
         if not has_gluon(torch.device("cuda")):
             pytest.skip("kernels in Gluon")
-        from quire.kernels.low_rank.triton import expand_registers, shrink_registers
+        from quire.kernels.low_rank.triton import expand_ring, shrink_registers
 
-        for kernels in (expand_registers, shrink_registers):
+        for kernels in (expand_ring, shrink_registers):
             monkeypatch.setattr(kernels, "num_processors", lambda _: 1)
         torch.manual_seed(0)
         given = factors(torch.device("cuda"), (1664, 384, 384), 1536, torch.bfloat16, [(16, 1), (5, 0), (0, 0)], 16)
@@ -231,6 +230,36 @@ class TestOnDevice:
         x, y = (torch.randn(90, 1536) / 40).cuda().bfloat16(), torch.randn(90, 2432).cuda().bfloat16()
         wanted = expected(y, x, slots, given, None)
         assert_near(added(y, x, adapter_rows(slots, 3), given), wanted, torch.bfloat16)
+
+    @pytest.mark.parametrize(("rows", "n"), [(1, 512), (20, 640), (90, 1040), (300, 2048)])
+    @pytest.mark.parametrize("biased", [False, True])
+    def test_the_gate_and_the_first_half_of_what_follows(
+        self, rows: int, n: int, biased: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Of adapters that have either, both or none; few programs take many blocks."""
+        if not has_gluon(torch.device("cuda")):
+            pytest.skip("kernels in Gluon")
+        from quire.kernels.low_rank.triton import expand_ring
+
+        monkeypatch.setattr(expand_ring, "num_processors", lambda _: 2)
+        torch.manual_seed(0)
+        device, k, dtype = torch.device("cuda"), 512, torch.bfloat16
+        given = factors(device, (n, n), k, dtype, [(16, 1), (5, 0), (0, 0), (8, 0)], 16)
+        reader = factors(device, (256,), n, dtype, [(8, 0), (0, 0), (16, 0), (5, 1)], 16)
+        slots = torch.randint(0, 5, (rows,), dtype=torch.int32, device=device)
+        x, y = (torch.randn(rows, k) / k**0.5).to(device, dtype), torch.randn(rows, 2 * n).to(device, dtype)
+        bias = torch.randn(2 * n).to(device, dtype) if biased else None
+        own = adapter_rows(slots, 4)
+        inner = shrink(x, own, given)
+        gate, up = expected(y, x, slots, given, bias).chunk(2, dim=1)
+        out, its = expand_gated_and_shrink(y.clone(), inner, own, given, bias, reader)
+        assert_near(out, torch.nn.functional.silu(gate) * up, dtype)
+        assert (its is not None) == (rows > 1), "one row is for programs of one block"
+        if its is None:
+            return
+        start = torch.randn(rows, 256).to(device, dtype)
+        assert_near(expand(start.clone(), its, own, reader), expected(start, out, slots, reader, None), dtype)
+        assert torch.equal(out, expand(y.clone(), inner, own, given, bias, gated=True))
 
     @pytest.mark.parametrize("rows", [1, 5, 33, 200])
     def test_a_captured_chain_gives_what_single_steps_give(self, rows: int) -> None:
@@ -270,6 +299,55 @@ class TestOnDevice:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             found = step(wait=False)
+        for _ in range(50):
+            found.zero_()
+            graph.replay()
+            assert torch.equal(found, wanted)
+
+    @pytest.mark.parametrize("rows", [2, 8, 16, 40, 64, 100])
+    @pytest.mark.parametrize("k", [1024, 4096])
+    def test_the_first_half_runs_beside_the_product(self, rows: int, k: int) -> None:
+        """In a graph, bit for bit what one kernel after the other gives: products that share K have sums in memory that
+        is free again when the first half's is asked for."""
+        torch.manual_seed(0)
+        device, parts = torch.device("cuda"), (k // 2, k // 4, k // 4)
+        if not has_gluon(device):
+            pytest.skip("kernels in Gluon")
+        ranks = [(8, 0), (16, 1), (3, 0), (16, 0)]
+        layers = [
+            (torch.randn(k, k, device=device).bfloat16() / k**0.5, factors(device, parts, k, torch.bfloat16, ranks, 16))
+            for _ in range(6)
+        ]
+        slots = torch.randint(0, 5, (rows,), dtype=torch.int32, device=device)
+        norm, start = (torch.ones(k, device=device).bfloat16(), 1e-5), torch.randn(rows, k, device=device).bfloat16()
+        own = adapter_rows(slots, len(ranks))
+
+        def one_by_one() -> torch.Tensor:
+            x = start
+            for weight, given in layers:
+                x = rms_norm(x, *norm)
+                inner = shrink(x, own, given)
+                torch.cuda.synchronize()
+                y = linear(x, weight)
+                torch.cuda.synchronize()
+                x = expand(y, inner, own, given)
+                torch.cuda.synchronize()
+            return x
+
+        def at_once() -> torch.Tensor:
+            x = start
+            for weight, given in layers:
+                both = linear_and_shrink(x, weight, None, norm, own, given, summed=False)
+                assert both is not None
+                x = expand(*both, own, given)
+            return x
+
+        wanted = one_by_one()
+        assert bool(wanted.isfinite().all())
+        assert torch.equal(at_once(), wanted)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = at_once()
         for _ in range(50):
             found.zero_()
             graph.replay()

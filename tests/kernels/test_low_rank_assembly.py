@@ -10,6 +10,8 @@ pytest.importorskip("triton")
 
 from tests.kernels.gluon import TESTED, assert_assembles_well
 
+CASES = [(2, (14336, 28672), True, False), (3, (4096, 5120), False, False), (1, (4096, 4096), False, True)]
+EXPAND = {"SPLITS": 8, "HAS_BIAS": False, "LOG2_E": 1.44, "PDL": True}
 TILES = dict.fromkeys(("tile_slots", "tile_rows", "ranks"), "*i32")
 
 
@@ -21,7 +23,7 @@ def test_shrink_reads_what_it_multiplies(lines: int, room: int, steps: int, bloc
 
     constants = {
         "LINES": lines, "ROOM": room, "HEIGHT": 8, "WIDTH": WIDTH, "STEPS": steps, "BLOCKS": blocks,
-        "DEPTH": min(DEPTH, steps * blocks), "EVEN": True, "PDL": True,
+        "DEPTH": min(DEPTH, steps * blocks), "EVEN": True, "BESIDE": False, "PDL": True,
     }  # fmt: skip
     types = TILES | {"x": "*bf16", "down": "*bf16", "inner": "*fp32", "num_rows": "i32", "k": "i32", "stride": "i32"}
     aligned = ("x", "down", "inner", "k", "stride")
@@ -33,26 +35,42 @@ def test_shrink_reads_what_it_multiplies(lines: int, room: int, steps: int, bloc
 
 
 @TESTED
-@pytest.mark.parametrize(
-    ("parts", "ends", "gated", "residual", "once"),
-    [
-        (2, (14336, 28672), True, False, False),
-        (3, (4096, 5120), False, False, True),
-        (1, (4096, 4096), False, True, True),
-    ],
-)
+@pytest.mark.parametrize(("parts", "ends", "gated", "residual"), CASES)
+@pytest.mark.parametrize("room", [16, 64])
 def test_expand_needs_no_shared_memory(
-    parts: int, ends: tuple[int, int], gated: bool, residual: bool, once: bool, tmp_path: Path
+    parts: int, ends: tuple[int, int], gated: bool, residual: bool, room: int, tmp_path: Path
 ) -> None:
     from quire.kernels.low_rank.triton.expand_registers import _expand_registers_kernel
 
-    constants = {
-        "LINES": 16 * parts, "ROOM": 16, "FIRST_END": ends[0], "SECOND_END": ends[1], "SPLITS": 8, "HAS_BIAS": False,
-        "GATED": gated, "RESIDUAL": residual, "ONCE": once, "LOG2_E": 1.44, "PDL": True,
+    constants = EXPAND | {
+        "LINES": room * parts, "ROOM": room, "FIRST_END": ends[0], "SECOND_END": ends[1], "GATED": gated,
+        "RESIDUAL": residual,
     }  # fmt: skip
     types = TILES | {"inner": "*fp32", "gains": "*fp32"} | dict.fromkeys(("y", "out", "up", "bias"), "*bf16")
-    types |= dict.fromkeys(("num_rows", "n", "stride", "out_stride", "turns"), "i32")
+    types |= dict.fromkeys(("num_rows", "n", "stride", "out_stride"), "i32")
     aligned = ("y", "inner", "out", "up", "gains", "bias", "n", "stride", "out_stride")
     code = assert_assembles_well(_expand_registers_kernel, types, constants, aligned, tmp_path)
     assert ".shared" not in code.replace(".extern .shared .align 16 .b8 global_smem[];", "")
     assert "bar.sync" not in code
+
+
+@TESTED
+@pytest.mark.parametrize(("parts", "ends", "gated", "residual"), CASES)
+def test_blocks_come_by_copies_of_16_bytes(
+    parts: int, ends: tuple[int, int], gated: bool, residual: bool, tmp_path: Path
+) -> None:
+    """Two blocks of a program, of which four or six fit a processor; the gate's with what follows it."""
+    from quire.kernels.low_rank.triton.expand_ring import STAGES, _expand_ring_kernel
+
+    constants = EXPAND | {
+        "LINES": 16 * parts, "FIRST_END": ends[0], "SECOND_END": ends[1], "GATED": gated, "RESIDUAL": residual,
+        "READ": gated, "STAGES": STAGES,
+    }  # fmt: skip
+    types = TILES | {"next_ranks": "*i32"} | dict.fromkeys(("inner", "gains", "next_inner"), "*fp32")
+    types |= dict.fromkeys(("y", "out", "up", "bias", "next_down"), "*bf16")
+    types |= dict.fromkeys(("num_rows", "n", "stride", "out_stride", "next_k", "blocks"), "i32")
+    aligned = ("y", "inner", "out", "up", "gains", "bias", "n", "stride", "out_stride", "next_down", "next_k")
+    code = assert_assembles_well(_expand_ring_kernel, types, constants, aligned, tmp_path)
+    copies = [line for line in code.splitlines() if "cp.async.cg" in line]
+    assert copies
+    assert all("0x10" in line for line in copies)

@@ -21,7 +21,7 @@ from quire.kernels.gemm import fp8_linear, grouped_linear
 from quire.kernels.gemm.codes import Codes
 from quire.kernels.gemm.linear import linear
 from quire.kernels.low_rank.factors import Factors
-from quire.kernels.low_rank.product import expand, shrink
+from quire.kernels.low_rank.product import expand, expand_gated_and_shrink, shrink
 from quire.kernels.low_rank.rows import adapter_rows
 from quire.kernels.moe import experts, gate, routing
 from quire.kernels.moe.routes import Rule
@@ -308,6 +308,10 @@ def adapted(device: torch.device) -> Results:
     x, y = random(device, 7, 96) / 10, random(device, 7, 64)
     inner = shrink(x, rows, given)
     found = [expand(y.clone(), shrink(x, rows, given), rows, given), expand(y.clone(), inner, rows, given, gated=True)]
+    reader = Factors(
+        *(random(device, 2, *shape) for shape in ((16, 32), (16, 8), (8,))), given.ranks, given.edges, (8,)
+    )
+    found.append(expand_gated_and_shrink(y.clone(), inner, rows, given, None, reader)[0])
     return [*found, expand(y, inner, rows, given, residual=random(device, 7, 64))]
 
 
@@ -358,7 +362,8 @@ CASES: dict[Callable[[torch.device], Results], tuple[str, ...]] = {
     proposed: ("propose_ngram",), sampled: ("sample",), penalized: ("penalize",),
     moved_on: ("causal_conv", "ssd", "selective_scan", "gated_delta", "channel_delta"),
     activated: ("silu_and_mul", "gelu_tanh_and_mul", "softcap_"), mixed: ("route", "add_experts", "sigmoid_gate"),
-    adapted: ("adapter_rows", "shrink", "expand"), latent_turned: ("rope_write",), latents_there: ("gather_rows",),
+    adapted: ("adapter_rows", "shrink", "expand", "expand_gated_and_shrink"),
+    latent_turned: ("rope_write",), latents_there: ("gather_rows",),
 }  # fmt: skip
 # References; on a device `SDPAttention` takes the place of the first three, and experts and adapters come one after
 # another.

@@ -86,14 +86,16 @@ def linear(
     out: torch.Tensor | None,
     plan: Plan,
     scale: torch.Tensor | None = None,
+    *,
+    late: bool = False,
 ) -> torch.Tensor:
     """See `quire.kernels.gemm.linear`. Sums are rounded once, to the result's dtype. scale: float32, of each line of a
-    weight of 8 bits."""
+    weight of 8 bits. late: a kernel that is launched next as a dependent one starts when x is there, and not before."""
     from quire.kernels.gemm.triton import decode_gemm
 
     if residual is not None:
-        return decode_gemm.linear(x, weight, bias, norm, gated, True, residual, plan, scale)
+        return decode_gemm.linear(x, weight, bias, norm, gated, True, residual, plan, scale, late=late)
     if out is None:
         n = weight.shape[0] // (2 if gated else 1)
         out = torch.empty((x.shape[0], n), dtype=out_dtype or x.dtype, device=x.device)
-    return decode_gemm.linear(x, weight, bias, norm, gated, False, out, plan, scale)
+    return decode_gemm.linear(x, weight, bias, norm, gated, False, out, plan, scale, late=late)

@@ -50,11 +50,29 @@ def expand(
     if on_triton(y):
         from quire.kernels.low_rank.triton import product
 
-        return product.expand(y, inner, rows, factors, bias, gated, residual)
+        return product.expand(y, inner, rows, factors, bias, gated, residual)[0]
     y = _expand_reference(y, inner.sum(0), rows, factors, bias)
     if gated:
         return silu_and_mul(y)
     return y if residual is None else residual.add_(y)
+
+
+def expand_gated_and_shrink(
+    y: torch.Tensor,
+    inner: torch.Tensor,
+    rows: AdapterRows,
+    factors: Factors,
+    bias: torch.Tensor | None,
+    reader: Factors,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`expand` with the gate, and `shrink` of its result [rows, k] by the factors of the one product that it goes to,
+    of one part; None: that is left to itself."""
+    alike = reader.down.dtype == factors.up.dtype and reader.down.shape[1:] == (factors.room, y.shape[1] // 2)
+    if not on_triton(y) or not alike:
+        return expand(y, inner, rows, factors, bias, gated=True), None
+    from quire.kernels.low_rank.triton import product
+
+    return product.expand(y, inner, rows, factors, bias, True, None, reader)
 
 
 def _expand_reference(

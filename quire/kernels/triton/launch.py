@@ -11,7 +11,7 @@ unevenly with those who still run, and take their share of memory's rate.
 So ahead of the wait a kernel may read weights, the step's own inputs (seats, lengths, tables, positions) and KV of
 earlier steps, and only those. What writes them is cut off from their readers by a kernel that is launched without all
 this: the embedding. Where its predecessor lets others begin behind its own wait, a kernel may also read what that one
-has waited for.
+has waited for. One that reads nothing else waits at its end, in one program, that none behind it comes too early.
 """
 
 from __future__ import annotations

@@ -78,7 +78,8 @@ def _linear_kernel(
     M, N, K, weight_stride, out_stride, prefetch,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
     TALL: tl.constexpr, STAGES: tl.constexpr, SCALED: tl.constexpr, GATED: tl.constexpr,
-    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, THREADS: tl.constexpr, PDL: tl.constexpr,
+    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, THREADS: tl.constexpr, LATE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     first_m, first_n, share = tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_N, tl.program_id(2)
@@ -92,8 +93,11 @@ def _linear_kernel(
             _prefetch(weight_ptr, weight_stride, first_n, N, begin, columns, BLOCK_N, PARTS)
             if GATED:
                 _prefetch(weight_ptr, weight_stride, N + first_n, 2 * N, begin, columns, BLOCK_N, PARTS)
-        tl.extra.cuda.gdc_launch_dependents()
+        if not LATE:
+            tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        if LATE:
+            tl.extra.cuda.gdc_launch_dependents()
     rows, columns = first_m + tl.arange(0, BLOCK_M), first_n + tl.arange(0, BLOCK_N)
     old_at = out_ptr + rows.to(tl.int64)[:, None] * out_stride + columns[None, :]
     in_tile = (rows < M)[:, None] & (columns < N)[None, :]
@@ -173,6 +177,8 @@ def linear(
     config: Tiles,
     scale: torch.Tensor | None = None,
     row_scale: torch.Tensor | None = None,
+    *,
+    late: bool = False,
 ) -> torch.Tensor:
     """x [m, k] @ weight [n, k].T + bias [n] → [m, n], summed in float32, m ≤ 128; in `out` if given, else in x's dtype.
 
@@ -180,7 +186,8 @@ def linear(
     RMS-normed with it and eps on the way in. gated: weight [2n, k] and bias [2n] are [gate | up], the result
     silu(gate) · up. residual [m, n]: the result is added to it in place, rounded once, and it is returned.
     scale, row_scale: float32, of each line of the weight and of x, if both are of 8 bits; then rows are a multiple of
-    16 elements apart, there is no norm, and `out` or a residual must be given.
+    16 elements apart, there is no norm, and `out` or a residual must be given. late: the next kernel starts once what
+    comes before this one is there.
     Raises ValueError for other shapes, or if `config` needs more workspace than there is.
     """
     (m, k), n = x.shape, weight.shape[0] // (2 if gated else 1)
@@ -214,6 +221,6 @@ def linear(
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLIT=config.split, TALL=config.tall,
         STAGES=config.num_stages, SCALED=scale is not None, GATED=gated,
         BIAS=bias is not None, RESIDUAL=residual is not None,
-        THREADS=32 * config.num_warps, PDL=pdl, num_warps=config.num_warps, launch_pdl=pdl,
+        THREADS=32 * config.num_warps, LATE=late, PDL=pdl, num_warps=config.num_warps, launch_pdl=pdl,
     )  # fmt: skip
     return out

@@ -19,20 +19,23 @@ def linear(
     out: torch.Tensor,
     plan: Plan,
     scale: torch.Tensor | None = None,
+    *,
+    late: bool = False,
 ) -> torch.Tensor:
     """x [m, k] → out [m, n]; with `residual` the result is added to what stands there. gain: weight [k] and eps of the
-    norm. scale: float32, of each line of a weight of 8 bits. See `quire.kernels.gemm.linear`."""
+    norm. scale: float32, of each line of a weight of 8 bits. late: the next kernel, launched as a dependent one, starts
+    when x is there, and not before. See `quire.kernels.gemm.linear`."""
     if isinstance(plan, Tiles):
         norm_weight, eps = gain or (None, 0.0)
         old = out if residual else None
         if scale is None:
-            return batch_gemm.linear(x, weight, bias, norm_weight, eps, gated, old, out, plan)
+            return batch_gemm.linear(x, weight, bias, norm_weight, eps, gated, old, out, plan, late=late)
         x, row_scale = fp8_rows.quantize(x) if gain is None else fp8_rows.rms_norm_quantize(x, *gain)
-        return batch_gemm.linear(x, weight, bias, None, eps, gated, old, out, plan, scale, row_scale)
+        return batch_gemm.linear(x, weight, bias, None, eps, gated, old, out, plan, scale, row_scale, late=late)
     if scale is not None and gain is not None and x.dtype == torch.float16:
         x, gain = norm.rms_norm(x, *gain), None  # x times the gain, not yet divided, may leave its range
     if isinstance(plan, Registers):
-        return skinny_registers.linear(x, weight, bias, gain, gated, residual, out, plan, scale)
+        return skinny_registers.linear(x, weight, bias, gain, gated, residual, out, plan, scale, late=late)
     if isinstance(plan, Vector):
         if gain is not None and plan.apart:
             x, gain = norm.rms_norm(x, *gain), None

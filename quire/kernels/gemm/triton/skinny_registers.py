@@ -200,13 +200,17 @@ def linear(
     out: torch.Tensor,
     plan: Registers,
     scale: torch.Tensor | None = None,
+    *,
+    late: bool = False,
 ) -> torch.Tensor:
     """x [m, k] → out [m, n]; with `residual` the result is added to what stands there. See `quire.kernels.gemm.linear`.
 
-    scale: float32, of each line of a weight of 8 bits."""
+    scale: float32, of each line of a weight of 8 bits. late: the next kernel starts once what comes before this one is
+    there."""
     (m, k), n = x.shape, out.shape[1]
     gain, eps = norm or (weight, 0.0)
-    early = m > 1  # one row's kernels are so short that those in line only take memory's rate from one another
+    # One row's kernels are so short that those in line only take memory's rate from one another.
+    early = m > 1 and not late
     pdl = has_pdl(x.device)
     _register_kernel[(triton.cdiv(n, plan.outputs),)](
         x, weight, weight if scale is None else scale, weight if bias is None else bias, gain, out, m, n,

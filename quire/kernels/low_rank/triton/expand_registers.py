@@ -14,13 +14,12 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.attention.triton.decode import LOG2_E
-from quire.kernels.low_rank.factors import RANKS_A_STEP, Factors
+from quire.kernels.low_rank.factors import Factors
 from quire.kernels.low_rank.rows import AdapterRows
-from quire.kernels.triton.launch import has_pdl, num_processors
+from quire.kernels.triton.launch import has_pdl
 
 OUTPUTS = 64  # of a warp
 WARPS = 4
-PROGRAMS = 5  # that fit a processor
 
 
 @gluon.constexpr_function
@@ -79,9 +78,9 @@ def _inner(at, live, in_rank, split_stride, SPLITS: gl.constexpr):
 
 
 @gluon.jit
-def _start(y_at, mask, has_gains, gains, bias, outputs, inside, HAS_BIAS: gl.constexpr):
+def _start(y, has_gains, gains, bias, outputs, inside, HAS_BIAS: gl.constexpr):
     """A product by an adapter's gains, but for its bias, float32."""
-    y = gl.load(y_at, mask, 0.0).to(gl.float32)
+    y = y.to(gl.float32)
     if has_gains:
         gain = gl.load(gains + outputs, inside, 1.0)
         y = y * gain[:, None]
@@ -90,12 +89,32 @@ def _start(y_at, mask, has_gains, gains, bias, outputs, inside, HAS_BIAS: gl.con
     return y
 
 
-@gluon.jit(do_not_specialize=["num_rows", "turns"])
+@gluon.jit
+def _own_outputs(program, length, n, FIRST_END: gl.constexpr, SECOND_END: gl.constexpr, GATED: gl.constexpr):
+    """Of a program that takes `length` of one part: the first, where they end, and of which part."""
+    first = program * length
+    end = FIRST_END
+    part = 0
+    if not GATED and SECOND_END > FIRST_END:
+        before = (FIRST_END + length - 1) // length
+        after = before + (SECOND_END - FIRST_END + length - 1) // length
+        if program >= before:
+            first = FIRST_END + (program - before) * length
+            end = SECOND_END
+            part = 1
+        if program >= after:
+            first = SECOND_END + (program - after) * length
+            end = n
+            part = 2
+    return first, gl.minimum(end, first + length), part
+
+
+@gluon.jit(do_not_specialize=["num_rows"])
 def _expand_registers_kernel(
-    y, inner, out, up, gains, bias, tile_slots, tile_rows, ranks, num_rows, n, stride, out_stride, turns,
+    y, inner, out, up, gains, bias, tile_slots, tile_rows, ranks, num_rows, n, stride, out_stride,
     LINES: gl.constexpr, ROOM: gl.constexpr, FIRST_END: gl.constexpr, SECOND_END: gl.constexpr,
     SPLITS: gl.constexpr, HAS_BIAS: gl.constexpr, GATED: gl.constexpr, RESIDUAL: gl.constexpr,
-    ONCE: gl.constexpr, LOG2_E: gl.constexpr, PDL: gl.constexpr,
+    LOG2_E: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     WARPS: gl.constexpr = gl.num_warps()
     WIDTH: gl.constexpr = 64 * WARPS
@@ -112,83 +131,63 @@ def _expand_registers_kernel(
     adapter = gl.maximum(slot - 1, 0)
     rank = gl.where(slot > 0, gl.load(ranks + 2 * adapter), 0)
     has_gains = (rank > 0) & (gl.load(ranks + 2 * adapter + 1) > 0)
-    length = WIDTH * turns
-    first = program * length
-    end = FIRST_END
-    part = 0
-    if not GATED and SECOND_END > FIRST_END:
-        before = (FIRST_END + length - 1) // length
-        after = before + (SECOND_END - FIRST_END + length - 1) // length
-        if program >= before:
-            first = FIRST_END + (program - before) * length
-            end = SECOND_END
-            part = 1
-        if program >= after:
-            first = SECOND_END + (program - after) * length
-            end = n
-            part = 2
-    end = gl.minimum(end, first + length)
+    first, end, part = _own_outputs(program, WIDTH, n, FIRST_END, SECOND_END, GATED)
 
     output = gl.arange(0, WIDTH, gl.SliceLayout(1, BY_ROW))
     up_output = gl.arange(0, WIDTH, gl.SliceLayout(1, BY_RANK))
     k = gl.arange(0, 16, gl.SliceLayout(0, BY_RANK))
-    up_at = up + (adapter.to(gl.int64) * ROOM + k)[None, :] * n + up_output[:, None]
-    there = (k < rank)[None, :] & (first + up_output < end)[:, None]
-    if ONCE:  # else they are asked for in the loop: carried through it, they would be taken apart
-        factor = gl.load(up_at + first, there, 0.0)
-        if GATED:
-            factor_up = gl.load(up_at + FIRST_END + first, there, 0.0)
+    up_at = up + (adapter.to(gl.int64) * ROOM + k)[None, :] * n + (first + up_output)[:, None]
+    in_part = (first + up_output < end)[:, None]
+    factor = gl.load(up_at, (k < rank)[None, :] & in_part, 0.0)
+    if GATED:
+        factor_up = gl.load(up_at + FIRST_END, (k < rank)[None, :] & in_part, 0.0)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     is_mine = slot >= 0 if GATED or RESIDUAL else rank > 0
     if is_mine:
-        live = row >= 0
+        outputs = first + output
+        inside = outputs < end
         at = gl.maximum(row, 0).to(gl.int64)[None, :]
-        y_at = y + at * stride + output[:, None]
-        out_at = out + at * out_stride + output[:, None]
+        mask = (row >= 0)[None, :] & inside[:, None]
+        y_at = y + at * stride + outputs[:, None]
+        out_at = out + at * out_stride + outputs[:, None]
+        old = gl.load(y_at, mask, 0.0)
+        if GATED:
+            old_up = gl.load(y_at + FIRST_END, mask, 0.0)
+        if RESIDUAL:
+            rest = gl.load(out_at, mask, 0.0)
         inner_k = gl.arange(0, 16, gl.SliceLayout(1, RIGHT))
         inner_at = inner + part * ROOM + gl.maximum(inner_row, 0)[None, :] * LINES + inner_k[:, None]
         split_stride = num_rows * LINES
         inner_live = (inner_row >= 0)[None, :]
         in_rank = (inner_k < rank)[:, None]
+        gains_at = gains + adapter.to(gl.int64) * n
         b = _inner(inner_at, inner_live, in_rank, split_stride, SPLITS).to(up.dtype.element_ty)
         if GATED:
             b_up = _inner(inner_at + ROOM, inner_live, in_rank, split_stride, SPLITS).to(up.dtype.element_ty)
-        gains_at = gains + adapter.to(gl.int64) * n
-        for begin in range(first, end, WIDTH):
-            inside = begin + output < end
-            mask = live[None, :] & inside[:, None]
-            own = _start(y_at + begin, mask, has_gains, gains_at, bias, begin + output, inside, HAS_BIAS)
-            own = _to_units(own, MMA)
-            if GATED:
-                ups = FIRST_END + begin
-                own_up = _start(y_at + ups, mask, has_gains, gains_at, bias, ups + output, inside, HAS_BIAS)
-                own_up = _to_units(own_up, MMA)
-            there = (k < rank)[None, :] & (begin + up_output < end)[:, None]
-            now = factor if ONCE else gl.load(up_at + begin, there, 0.0)
-            if GATED:
-                now_up = factor_up if ONCE else gl.load(up_at + FIRST_END + begin, there, 0.0)
-            own = mma_v2(_to_units(now, LEFT), b, own)
-            if GATED:
-                own_up = mma_v2(_to_units(now_up, LEFT), b_up, own_up)
-            if ROOM > 16:
-                for step in range(16, rank, 16):
-                    there = (step + k < rank)[None, :] & (begin + up_output < end)[:, None]
-                    more = _to_units(gl.load(up_at + step * n + begin, there, 0.0), LEFT)
-                    in_more = (step + inner_k < rank)[:, None]
-                    b_more = _inner(inner_at + step, inner_live, in_more, split_stride, SPLITS).to(up.dtype.element_ty)
-                    own = mma_v2(more, b_more, own)
-                    if GATED:
-                        more = _to_units(gl.load(up_at + step * n + FIRST_END + begin, there, 0.0), LEFT)
-                        b_more = _inner(inner_at + ROOM + step, inner_live, in_more, split_stride, SPLITS)
-                        own_up = mma_v2(more, b_more.to(up.dtype.element_ty), own_up)
-            if GATED:
-                own = own * _sigmoid(own, LOG2_E) * own_up
-            result = _from_units(own, BY_ROW)
-            if RESIDUAL:
-                result += gl.load(out_at + begin, mask, 0.0).to(gl.float32)
-            gl.store(out_at + begin, result.to(out.dtype.element_ty), mask)
+        own = _to_units(_start(old, has_gains, gains_at, bias, outputs, inside, HAS_BIAS), MMA)
+        own = mma_v2(_to_units(factor, LEFT), b, own)
+        if GATED:
+            own_up = _start(old_up, has_gains, gains_at, bias, FIRST_END + outputs, inside, HAS_BIAS)
+            own_up = mma_v2(_to_units(factor_up, LEFT), b_up, _to_units(own_up, MMA))
+        if ROOM > 16:
+            for step in range(16, rank, 16):
+                there = (step + k < rank)[None, :] & in_part
+                more = _to_units(gl.load(up_at + step * n, there, 0.0), LEFT)
+                in_more = (step + inner_k < rank)[:, None]
+                b_more = _inner(inner_at + step, inner_live, in_more, split_stride, SPLITS).to(up.dtype.element_ty)
+                own = mma_v2(more, b_more, own)
+                if GATED:
+                    more = _to_units(gl.load(up_at + step * n + FIRST_END, there, 0.0), LEFT)
+                    b_more = _inner(inner_at + ROOM + step, inner_live, in_more, split_stride, SPLITS)
+                    own_up = mma_v2(more, b_more.to(up.dtype.element_ty), own_up)
+        if GATED:
+            own = own * _sigmoid(own, LOG2_E) * own_up
+        result = _from_units(own, BY_ROW)
+        if RESIDUAL:
+            result += rest.to(gl.float32)
+        gl.store(out_at, result.to(out.dtype.element_ty), mask)
 
 
 def expand(
@@ -209,22 +208,18 @@ def expand(
     out = y if residual is None else residual
     if gated:
         out, ends = torch.empty((num_rows, n // 2), dtype=y.dtype, device=y.device), ends[:1]
-    width, count = OUTPUTS * WARPS, len(tiles.slots)
-    turns = 1  # with many ranks a block is enough
-    if factors.room == RANKS_A_STEP:
-        turns = max(_programs(ends, width) * count // (PROGRAMS * num_processors(y.device)), 1)
     pdl = has_pdl(y.device)
     if num_rows:
-        _expand_registers_kernel[(_programs(ends, width * turns), count)](
+        _expand_registers_kernel[(num_programs(ends, OUTPUTS * WARPS), len(tiles.slots))](
             y, inner, out, factors.up, factors.gains, y if bias is None else bias, tiles.slots, tiles.rows,
-            factors.ranks, num_rows, n, y.stride(0), out.stride(0), turns, LINES=lines, ROOM=factors.room,
+            factors.ranks, num_rows, n, y.stride(0), out.stride(0), LINES=lines, ROOM=factors.room,
             FIRST_END=ends[0], SECOND_END=ends[1] if len(ends) > 1 else ends[0], SPLITS=splits,
-            HAS_BIAS=bias is not None, GATED=gated, RESIDUAL=residual is not None, ONCE=turns == 1, LOG2_E=LOG2_E,
+            HAS_BIAS=bias is not None, GATED=gated, RESIDUAL=residual is not None, LOG2_E=LOG2_E,
             PDL=pdl, num_warps=WARPS, launch_pdl=pdl,
         )  # fmt: skip
     return out
 
 
-def _programs(ends: tuple[int, ...], length: int) -> int:
+def num_programs(ends: tuple[int, ...], length: int) -> int:
     """That take so many outputs each of one part."""
     return sum(-(-(end - begin) // length) for begin, end in zip((0, *ends[:-1]), ends, strict=True))

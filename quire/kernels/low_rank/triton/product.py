@@ -3,7 +3,7 @@
 A tile is up to 64 rows of one adapter (`kernels/low_rank/rows.py`), and programs go as far as its adapter's rank. With
 few rows a program of shrink takes a share of x's columns, which its warps share again; expand adds up the shares, in
 order: no result depends on timing, nor one row's on another's. Where there is Gluon, factors of 16 bits have kernels of
-their own (`shrink_registers.py`, `expand_registers.py`), and tiles are low for any number of rows.
+their own (`shrink_registers.py`, `expand_registers.py`, `expand_ring.py`), and tiles are low for any number of rows.
 
 Both are bytes, and little work: with programmatic dependent launch a program has its factors on the way before it waits
 for its predecessor. Programs with nothing to do wait too: a kernel that ends ahead of its predecessor would let the
@@ -202,7 +202,7 @@ def shrink(x: torch.Tensor, rows: AdapterRows, factors: Factors) -> torch.Tensor
     """x [rows, k] → float32 [splits, rows, parts * room]; see `quire.kernels.low_rank.product`."""
     tiles = rows.tiles
     assert tiles is not None
-    if _in_registers(tiles, factors):
+    if in_registers(tiles, factors):
         from quire.kernels.low_rank.triton import shrink_registers
 
         return shrink_registers.shrink(x, rows, factors)
@@ -231,16 +231,21 @@ def expand(
     bias: torch.Tensor | None = None,
     gated: bool = False,
     residual: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """inner [splits, rows, parts * room] → y [rows, n], or what follows; see `quire.kernels.low_rank.product`."""
+    reader: Factors | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """inner [splits, rows, parts * room] → y [rows, n], or what follows; and what the reader's first factor makes of
+    that, or None. See `quire.kernels.low_rank.product`."""
     tiles = rows.tiles
     assert tiles is not None
     assert y.stride(1) == 1
     assert inner.is_contiguous()
-    if _in_registers(tiles, factors):
-        from quire.kernels.low_rank.triton import expand_registers
+    if in_registers(tiles, factors):
+        from quire.kernels.low_rank.triton import expand_registers, expand_ring
 
-        return expand_registers.expand(y, inner, rows, factors, bias, gated, residual)
+        blocks = expand_ring.num_blocks(y, rows, factors, gated=gated)
+        if blocks > 1:
+            return expand_ring.expand(y, inner, rows, factors, bias, gated, residual, reader, blocks)
+        return expand_registers.expand(y, inner, rows, factors, bias, gated, residual), None
     splits, num_rows, lines = inner.shape
     n, ends = y.shape[1], factors.ends
     out = y if residual is None else residual
@@ -259,10 +264,10 @@ def expand(
             ALIGNED=not any(end % 16 for end in factors.ends), PDL=pdl, num_warps=warps, num_stages=1,
             PRECISION="ieee" if factors.up.dtype == torch.float32 else "tf32", launch_pdl=pdl,
         )  # fmt: skip
-    return out
+    return out, None
 
 
-def _in_registers(tiles: Tiles, factors: Factors) -> bool:
+def in_registers(tiles: Tiles, factors: Factors) -> bool:
     """Whether the kernels that keep tiles in registers take it."""
     return tiles.rows.shape[1] == IN_REGISTERS and factors.up.dtype != torch.float32 and len(factors.ends) <= 3
 

@@ -45,7 +45,7 @@ def _tile(
 def _shrink_registers_kernel(
     x, down, inner, tile_slots, tile_rows, ranks, num_rows, k, stride,
     LINES: gl.constexpr, ROOM: gl.constexpr, HEIGHT: gl.constexpr, WIDTH: gl.constexpr, STEPS: gl.constexpr,
-    BLOCKS: gl.constexpr, DEPTH: gl.constexpr, EVEN: gl.constexpr, PDL: gl.constexpr,
+    BLOCKS: gl.constexpr, DEPTH: gl.constexpr, EVEN: gl.constexpr, BESIDE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     WARPS: gl.constexpr = gl.num_warps()
     MMA: gl.constexpr = _mma(WARPS)
@@ -72,7 +72,8 @@ def _shrink_registers_kernel(
     out_row = gl.load(tile_rows + tile * HEIGHT + gl.arange(0, HEIGHT, gl.SliceLayout(0, RESULT)))
     if PDL:
         gdc_launch_dependents()
-        gdc_wait()
+        if not BESIDE:  # else x is there
+            gdc_wait()
     if rank > 0:
         ahead = tiles
         x_warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, RIGHT)))[:, None, None]
@@ -83,7 +84,8 @@ def _shrink_registers_kernel(
             inside = (row >= 0)[None, None, :]
             if not EVEN:
                 inside = inside & (at + step * STRIDE < k)
-            xs += (gl.load(x_at + step * STRIDE, inside, 0.0).to(down.dtype.element_ty),)
+            read = gl.load(x_at + step * STRIDE, inside, 0.0, cache_modifier=".cg" if BESIDE else "")
+            xs += (read.to(down.dtype.element_ty),)
         out_at = inner + (split * num_rows + gl.maximum(out_row, 0))[None, :] * LINES
         acc = gl.zeros([WARPS, 16, HEIGHT], gl.float32, MMA)
         for i in gl.static_range(TILES):
@@ -101,24 +103,40 @@ def _shrink_registers_kernel(
                 inside = (lines % ROOM < rank) & (lines < LINES)
                 gl.store(out_at + lines[:, None], total, inside[:, None] & (out_row >= 0)[None, :])
                 acc = gl.zeros([WARPS, 16, HEIGHT], gl.float32, MMA)
+    if BESIDE:
+        is_one = (gl.program_id(0) == 0) & (split == 0) & (tile == 0)
+        if is_one:  # keeps the kernel from ending ahead of the product, and so what comes next from starting too early
+            gdc_wait()
 
 
-def shrink(x: torch.Tensor, rows: AdapterRows, factors: Factors) -> torch.Tensor:
-    """x [rows, k] → float32 [splits, rows, parts * room]; see `quire.kernels.low_rank.product`."""
+def room_for(x: torch.Tensor, factors: Factors) -> torch.Tensor:
+    """What `shrink` writes: float32 [splits, rows, parts * room]."""
+    lines, k = factors.down.shape[1:]
+    steps = -(-k // (WARPS * WIDTH))
+    return torch.empty((-(-steps // -(-steps // SPLITS)), len(x), lines), dtype=torch.float32, device=x.device)
+
+
+def shrink(
+    x: torch.Tensor, rows: AdapterRows, factors: Factors, inner: torch.Tensor | None = None, *, beside: bool = False
+) -> torch.Tensor:
+    """x [rows, k] → float32 [splits, rows, parts * room], `inner` if given; see `quire.kernels.low_rank.product`.
+
+    beside: the kernel launched just before lets this one start when x is there, and not before: it runs beside it, and
+    ends after it.
+    """
     tiles = rows.tiles
     assert tiles is not None
     lines, k = factors.down.shape[1:]
     height, blocks, count = tiles.rows.shape[1], lines // RANKS_A_STEP, len(tiles.slots)
-    steps = -(-k // (WARPS * WIDTH))
-    own = -(-steps // SPLITS)
-    splits = -(-steps // own)
+    inner = room_for(x, factors) if inner is None else inner
+    splits = len(inner)
+    own = -(-k // (WARPS * WIDTH * splits))
     together = min(max(blocks * splits * count // (PROGRAMS * num_processors(x.device)), 1), blocks, MOST_BLOCKS)
-    inner = torch.empty((splits, len(x), lines), dtype=torch.float32, device=x.device)
     pdl = has_pdl(x.device)
     if len(x):
         _shrink_registers_kernel[(-(-blocks // together), splits, count)](
             x, factors.down, inner, tiles.slots, tiles.rows, factors.ranks, len(x), k, x.stride(0), LINES=lines,
             ROOM=factors.room, HEIGHT=height, WIDTH=WIDTH, STEPS=own, BLOCKS=together, DEPTH=min(DEPTH, own * together),
-            EVEN=k == splits * own * WARPS * WIDTH, PDL=pdl, num_warps=WARPS, launch_pdl=pdl,
+            EVEN=k == splits * own * WARPS * WIDTH, BESIDE=beside and pdl, PDL=pdl, num_warps=WARPS, launch_pdl=pdl,
         )  # fmt: skip
     return inner
