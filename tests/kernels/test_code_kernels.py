@@ -27,6 +27,7 @@ NUMBERS = dict.fromkeys(("M", "N", "words_stride", "groups", "out_stride"), "i32
 @TESTED
 @pytest.mark.parametrize("more", [
     {}, {"ONE": True, "NORM": True, "GATED": True, "OUTPUTS": 8}, {"ZERO": True, "GROUP": 32}, {"KIND": 3, "GROUP": 16},
+    {"ZERO": True, "zero_ptr": "*fp32", "GROUP": 32}, {"ZERO": True, "zero_ptr": "*fp32", "GROUP": 32, "ONE": True},
     {"KIND": 4, "GROUP": 64}, {"OUTPUTS": 32, "COLUMNS": 16, "RESIDUAL": True},
 ], ids=str)  # fmt: skip
 def test_few_rows_assemble_well(more: dict[str, Any], tmp_path: Path) -> None:
@@ -35,107 +36,91 @@ def test_few_rows_assemble_well(more: dict[str, Any], tmp_path: Path) -> None:
 
     types = {**POINTERS, **NUMBERS, "x_ptr": "*bf16", "gain_ptr": "*bf16", "x_stride": "i32", "eps": "fp32"}
     constants = {
-        "K": 1024, "OUTPUTS": 16, "COLUMNS": 8, "DEPTH": 2, "KIND": 0, "GROUP": 128, "ZERO": False, "OUTER": False,
-        "NORM": False, "GATED": False, "BIAS": False, "RESIDUAL": False, "ONE": False, "EARLY": True, "PDL": True,
-    } | more  # fmt: skip
+        "K": 1024, "OUTPUTS": 16, "COLUMNS": 8, "DEPTH": 2, "RING": 2, "KIND": 0, "GROUP": 128, "ZERO": False,
+        "OUTER": False, "NORM": False, "GATED": False, "BIAS": False, "RESIDUAL": False, "ONE": False, "EARLY": True,
+        "PDL": True,
+    } | {name: value for name, value in more.items() if name.isupper()}  # fmt: skip
+    types |= {name: value for name, value in more.items() if name in types}
     aligned = [name for name in types if name not in ("M", "eps", "groups")]
     code = assert_assembles_well(_code_rows_kernel, types, constants, aligned, tmp_path)
     assert code.count("st.shared") <= 12  # of the warps' sums, and of x
 
 
 @TESTED
-@pytest.mark.parametrize("zero", [False, True])
-def test_tiles_assemble_well(zero: bool, tmp_path: Path) -> None:
-    from triton.experimental.gluon import language as gl
-
-    from quire.kernels.gemm.triton.code_tiles_sm90 import _code_tiles_kernel
-
-    types = {
-        **POINTERS, **NUMBERS, "x_desc": f"tensordesc<bf16[32, 64],{gl.NVMMASharedLayout(128, 16, 2)!r}>",
-        "partial_ptr": "*fp32", "counter_ptr": "*i32", "each": "i32", "blocks": "i32",
-    }  # fmt: skip
-    constants = {
-        "STAGES": 8, "KIND": 0, "GROUP": 128, "ZERO": zero, "OUTER": False, "BIAS": True, "RESIDUAL": True,
-        "AHEAD": 4, "PDL": True, "CONSUMER_REGISTERS": 232, "PRODUCER_REGISTERS": 40,
-    }  # fmt: skip
-    aligned = [*POINTERS, "partial_ptr", "counter_ptr", "words_stride", "out_stride"]
-    assert_assembles_well(_code_tiles_kernel, types, constants, aligned, tmp_path)
-
-
-@TESTED
 @pytest.mark.parametrize("more", [
-    {}, {"ZERO": True}, {"x": "fp16"}, {"x": "fp16", "ZERO": True}, {"KIND": 3}, {"KIND": 4}, {"rows": 64, "STAGES": 6},
+    {"rows": 16, "GATED": True}, {"rows": 64, "GATED": True}, {"GATED": True},
+    {"rows": 16, "HALVES": 1, "RESIDUAL": True},
+    {"rows": 32, "HALVES": 1}, {"rows": 64, "HALVES": 1, "RESIDUAL": True}, {"HALVES": 1, "RESIDUAL": True},
+    {"RESIDUAL": True}, {"KIND": 4, "GROUP": 64}, {"KIND": 3, "GROUP": 32}, {"KIND": 1, "HALVES": 1, "RESIDUAL": True},
 ], ids=str)  # fmt: skip
-def test_tall_tiles_assemble_well(more: dict[str, Any], tmp_path: Path) -> None:
-    """And the matrix units are waited for three times a block: twice for the step before the last, once for all."""
-    from triton.experimental.gluon import language as gl
-
-    from quire.kernels.gemm.triton.code_tall_tiles_sm90 import WORDS_IN_SHARED, _tall_tiles_kernel
-
-    types = {
-        **POINTERS, **NUMBERS, "partial_ptr": "*fp32", "counter_ptr": "*i32", "each": "i32", "blocks": "i32",
-        "x_desc": f"tensordesc<{more.get('x', 'bf16')}[{more.get('rows', 32)}, 64],"
-                  f"{gl.NVMMASharedLayout(128, 16, 2)!r}>",
-        "w_desc": f"tensordesc<i32[256, 16],{WORDS_IN_SHARED!r}>",
-    }  # fmt: skip
-    for name in ("words_ptr", "words_stride"):
-        del types[name]
-    constants = {
-        "STAGES": 8, "KIND": 0, "GROUP": 128, "ZERO": False, "OUTER": False, "BIAS": True, "RESIDUAL": True,
-        "PDL": True, "CONSUMER_REGISTERS": 232, "PRODUCER_REGISTERS": 40,
-    } | {name: value for name, value in more.items() if name.isupper()}  # fmt: skip
-    aligned = [name for name in (*POINTERS, "partial_ptr", "counter_ptr", "out_stride") if name in types]
-    code = assert_assembles_well(_tall_tiles_kernel, types, constants, aligned, tmp_path)
-    waits = [line.split()[1] for line in code.splitlines() if "wgmma.wait_group.sync.aligned" in line]
-    assert waits == 2 * ["1;", "1;", "0;"]  # of two consumers
-
-
-@TESTED
-@pytest.mark.parametrize(("rows", "gated", "residual"), [
-    (16, True, False), (64, True, False), (16, False, True), (32, False, False), (64, False, True), (128, False, True),
-])  # fmt: skip
-def test_tiles_of_integers_assemble_well(rows: int, gated: bool, residual: bool, tmp_path: Path) -> None:
+def test_tiles_with_gates_assemble_well(more: dict[str, Any], tmp_path: Path) -> None:
     """And the matrix units are waited for to the end once in a turn, of two consumers."""
     from triton.experimental.gluon import language as gl
 
-    from quire.kernels.gemm.triton import int4_tiles_sm90 as tiles
+    from quire.kernels.gemm.triton import code_gemm_sm90 as tiles
 
+    rows, swizzled = more.get("rows", 128), gl.NVMMASharedLayout(128, 16, 2)
+    is_bytes = more.get("KIND", 0) in (1, 2)
+    codes_of = f"i16[128, 32],{tiles.BYTES_IN_SHARED!r}" if is_bytes else f"i32[128, 16],{tiles.WORDS_IN_SHARED!r}"
     types = {
-        "scale_ptr": "*bf16", "out_ptr": "*bf16", "partial_ptr": "*fp32", "counter_ptr": "*i32",
-        **dict.fromkeys(("M", "N", "each", "blocks", "groups", "out_stride"), "i32"),
-        "x_desc": f"tensordesc<bf16[{rows}, 64],{gl.NVMMASharedLayout(128, 16, 2)!r}>",
-        "w_desc": f"tensordesc<i32[128, 16],{tiles.WORDS_IN_SHARED!r}>",
+        **POINTERS, "partial_ptr": "*fp32", "counter_ptr": "*i32", "w_desc": f"tensordesc<{codes_of}>",
+        **dict.fromkeys(("M", "N", "waves", "each", "blocks", "groups"), "i32"),
+        **dict.fromkeys(("x_desc", "out_desc"), f"tensordesc<bf16[{rows}, 64],{swizzled!r}>"),
     }  # fmt: skip
+    for name in ("words_ptr", "out_ptr"):
+        del types[name]
     constants = {
-        "STAGES": tiles.stages(rows, gated), "GATED": gated, "RESIDUAL": residual, "TURN": tiles.TURN, "PDL": True,
+        "KIND": 0, "GROUP": 128, "ZERO": False, "OUTER": False, "BIAS": False, "GATED": False, "RESIDUAL": False,
+        "HALVES": 2, "TURN": tiles.TURN, "GROUP_M": tiles.GROUP_M, "LOG2_E": tiles.LOG2_E, "PDL": True,
         "CONSUMER_REGISTERS": 232, "PRODUCER_REGISTERS": 40,
-    }  # fmt: skip
-    aligned = ["scale_ptr", "out_ptr", "partial_ptr", "counter_ptr", "out_stride"]
-    code = assert_assembles_well(tiles._int4_tiles_kernel, types, constants, aligned, tmp_path)
+    } | {name: value for name, value in more.items() if name.isupper()}  # fmt: skip
+    how = tiles.Plan(rows, constants["HALVES"], 0)
+    constants["STAGES"] = tiles.stages(how, gated=constants["GATED"], nibbles=not is_bytes)
+    aligned = [name for name in types if name.endswith("_ptr")]
+    spilled = 0 if constants["KIND"] == 0 or constants["HALVES"] == 1 else 64  # no more than a few numbers of a tile
+    code = assert_assembles_well(tiles._code_gemm_kernel, types, constants, aligned, tmp_path, spilled)
     waits = [line.split()[1] for line in code.splitlines() if "wgmma.wait_group.sync.aligned" in line]
-    assert waits == 2 * [*(4 if gated else 2) * tiles.TURN * ["1;"], "0;"]
+    assert waits == 2 * [*2 * constants["HALVES"] * tiles.TURN * ["1;"], "0;"]
 
 
 @TESTED
-def test_which_integers_have_tiles_of_their_own() -> None:
-    """A rule of rows and blocks, of an H200's processors; what was not seen to be right there is not taken."""
-    from quire.kernels.gemm.triton.int4_tiles_sm90 import takes
+def test_which_codes_have_tiles_with_gates() -> None:
+    """A rule of rows and blocks, of an H200's processors."""
+    from quire.kernels.gemm.triton.code_gemm_sm90 import takes
 
     def taken(
         rows: int, n: int, k: int, *, gated: bool = False, dtype: torch.dtype = torch.bfloat16, **more: Any
     ) -> bool:
         numbers, scale = torch.empty(n, k // 2, dtype=torch.uint8), torch.empty(n, k // 128, dtype=torch.bfloat16)
         weight = Codes("int4", 128, numbers, scale)._replace(**more)
-        return takes(torch.empty(rows, k, dtype=dtype), weight, None, gated)
+        return takes(torch.empty(rows, k, dtype=dtype), weight, None, gated, None)
 
-    assert [taken(rows, 4096, 14336) for rows in (8, 9, 384, 385)] == [False, True, True, False]
+    assert [taken(rows, 4096, 14336) for rows in (8, 9, 384, 8192)] == [False, True, True, True]
     assert [taken(rows, 4096, 4096) for rows in (16, 17)] == [False, True]
-    assert [taken(rows, 28672, 4096, gated=True) for rows in (8, 9, 16, 17)] == [False, True, True, False]
-    assert not taken(64, 4096, 4096, dtype=torch.float16)
-    assert not taken(64, 4096, 4096, kind="nf4")
-    assert not taken(64, 4096, 4096, group=64)
-    assert not taken(64, 4096, 4096, zero=torch.empty(4096, 32, dtype=torch.uint8))
-    assert not taken(64, 4096, 4096, scale=torch.empty(4096, 32, dtype=torch.float16))
+    assert [taken(rows, 28672, 4096, gated=True) for rows in (8, 9, 8192)] == [False, True, True]
+    assert [taken(rows, 4096, 14336, zero=torch.empty(4096, 112, dtype=torch.uint8)) for rows in (16, 17)] == [
+        False,
+        True,
+    ]
+    for more in ({"kind": "nf4"}, {"group": 64}, {"zero": torch.empty(4096, 32, dtype=torch.uint8)}):
+        assert [taken(rows, 4096, 4096, **more) for rows in (64, 8192)] == [True, False]  # where widening pays
+    assert not taken(64, 4096, 4096, group=16)
+    assert not taken(64, 4100, 4096)  # the copy engine writes no such lines
+
+
+def test_tiles_are_those_that_take_the_least_time() -> None:
+    """Whole ones where they fill their rounds, else some are shared; smaller ones where there is little to do."""
+    from quire.kernels.gemm.triton.code_plan import Plan, plan
+
+    def planned(m: int, n: int, k: int, *, gated: bool = False) -> Plan:
+        return plan(m, n, k, gated=gated, processors=132)
+
+    assert [planned(m, 14336, 4096, gated=True) for m in (16, 64)] == [Plan(16, 2, 0), Plan(64, 2, 0)]
+    assert planned(128, 14336, 4096, gated=True) == Plan(128, 2, 1)  # 112 tiles
+    assert planned(512, 14336, 4096, gated=True) == Plan(128, 2, 2)  # 448 tiles: two rounds, and 184 are shared
+    assert planned(128, 4096, 4096) == Plan(64, 1, 0)
+    assert planned(512, 4096, 14336) == Plan(128, 1, 1)
+    assert planned(1024, 4096, 14336) == Plan(128, 2, 1)
 
 
 class TestOnDevice:
@@ -145,7 +130,7 @@ class TestOnDevice:
     @pytest.mark.parametrize(("n", "k"), [(40, 128), (1000, 640), (136, 11008), (4096, 4096)])
     @pytest.mark.parametrize(("kind", "group", "zero"), [
         ("int4", 128, None), ("int4", 128, torch.uint8), ("int4", 32, torch.uint8), ("nf4", 64, None),
-        ("e2m1", 16, None),
+        ("e2m1", 16, None), ("int4", 32, torch.float32),
     ])  # fmt: skip
     def test_edges(self, kind: Kind, group: int, zero: torch.dtype | None, n: int, k: int, rows: int) -> None:
         """Blocks that are no whole turns, lines that are no whole tiles, parts of tiles; twice, for the counters."""
@@ -157,38 +142,47 @@ class TestOnDevice:
             grouped_linear.linear(x, weight, residual=residual)
             assert_near(residual, linear_reference(x, wide, residual=start), x.dtype)
 
-    @pytest.mark.parametrize("rows", [17, 32, 33, 64, 100, 256])
-    @pytest.mark.parametrize(("n", "k"), [(40, 128), (1000, 640), (136, 11008), (28672, 4096)])
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-    @pytest.mark.parametrize(("kind", "zero"), [("int4", None), ("int4", torch.uint8), ("e2m1", None), ("nf4", None)])
-    def test_tall_tiles(
-        self, kind: Kind, zero: torch.dtype | None, dtype: torch.dtype, n: int, k: int, rows: int
-    ) -> None:
-        """Where they would not pay, too."""
-        from quire.kernels.gemm.triton import code_tall_tiles_sm90
-
-        weight, x, bias, start = self.made(kind, 128, zero, n, k, rows, dtype)
-        wide = codes.widened(weight, torch.float32)
-        for _ in range(2):
-            found = code_tall_tiles_sm90.linear(x, weight, bias, True, start.clone())
-            assert_near(found, linear_reference(x, wide, bias, residual=start), dtype)
-
-    @pytest.mark.parametrize("rows", [9, 16, 17, 32, 33, 64, 100, 128, 256, 300])
-    @pytest.mark.parametrize(("n", "k"), [(40, 128), (1000, 640), (272, 11008), (9000, 2176), (6144, 4096)])
+    @pytest.mark.parametrize("rows", [9, 16, 17, 32, 33, 64, 100, 256, 300, 700])
+    @pytest.mark.parametrize(("n", "k"), [(48, 128), (1008, 640), (272, 11008), (9008, 2176), (6144, 4096)])
     @pytest.mark.parametrize("gated", [False, True])
-    def test_tiles_of_integers(self, gated: bool, n: int, k: int, rows: int) -> None:
+    def test_tiles_with_gates(self, gated: bool, n: int, k: int, rows: int) -> None:
         """Where they are not taken, too; parts of tiles, lines and columns that are no whole tiles and turns."""
-        from quire.kernels.gemm.triton import int4_tiles_sm90
+        weight, x, bias, start = self.made("int4", 128, None, n, k, rows)
+        self.check_tiles(weight, x, bias, start, gated=gated)
 
-        weight, x, _, start = self.made("int4", 128, None, n, k, rows)
-        outputs = n // 2 if gated else n
-        start = start[:, :outputs].contiguous()
-        wide = codes.widened(weight, torch.float32)
-        for _ in range(2):
-            found = int4_tiles_sm90.linear(x, weight, gated, False, torch.empty_like(start))
-            assert_near(found, linear_reference(x, wide, gated=gated), x.dtype)
-            found = int4_tiles_sm90.linear(x, weight, gated, True, start.clone())
-            assert_near(found, linear_reference(x, wide, gated=gated, residual=start), x.dtype)
+    @pytest.mark.parametrize(("rows", "n", "k"), [(100, 272, 1152), (1030, 4096, 2048), (4096, 6144, 1024)])
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    @pytest.mark.parametrize(("kind", "group", "zero"), [
+        ("int4", 128, torch.uint8), ("int4", 32, torch.float32), ("e2m1", 32, None), ("nf4", 64, None),
+        ("int8", 128, None), ("int8", 32, torch.float32), ("int8", 16, torch.int8), ("e4m3", 128, None),
+    ])  # fmt: skip
+    def test_tiles_with_gates_of_other_codes(
+        self, kind: Kind, group: int, zero: torch.dtype | None, dtype: torch.dtype, rows: int, n: int, k: int
+    ) -> None:
+        weight, x, bias, start = self.made(kind, group, zero, n, k, rows, dtype)
+        for gated in (False, True):
+            self.check_tiles(weight, x, bias, start, gated=gated)
+
+    def check_tiles(
+        self, weight: Codes, x: torch.Tensor, bias: torch.Tensor, start: torch.Tensor, *, gated: bool
+    ) -> None:
+        """Twice, since ring, workspace and counters are used again; with all tiles shared, none, and as planned."""
+        from quire.kernels.gemm.triton import code_gemm_sm90 as tiles
+
+        (rows, k), n = x.shape, start.shape[1] // (2 if gated else 1)
+        wide, start = codes.widened(weight, torch.float32), start[:, :n].contiguous()
+        plain, biased = (linear_reference(x, wide, y, gated=gated) for y in (None, bias))
+        planned = tiles.plan(rows, n, k, gated=gated, processors=132)
+        for how in (planned, planned._replace(waves=0), planned._replace(waves=1000)):
+            for _ in range(2):
+                found = tiles.linear(x, weight, None, gated, False, torch.full_like(start, torch.nan), how)
+                assert_near(found, plain, x.dtype)
+                if gated:
+                    found = tiles.linear(x, weight, bias, True, False, torch.full_like(start, torch.nan), how)
+                    assert_near(found, biased, x.dtype)
+                else:
+                    found = tiles.linear(x, weight, bias, False, True, start.clone(), how)
+                    assert_near(found, biased + start.float(), x.dtype)
 
     def made(
         self, kind: Kind, group: int, zero: torch.dtype | None, n: int, k: int, rows: int,
@@ -197,6 +191,8 @@ class TestOnDevice:
         """The weight, x [rows, k], a bias [n] and a residual [rows, n]."""
         torch.manual_seed(rows)
         found = codes.nearest(torch.randn(n, k, device="cuda") / 8, kind, group, dtype, zero, False)
-        weight = Codes(kind, group, codes.packed(found.codes).contiguous(), found.scale, found.zero)
+        numbers = codes.packed(found.codes).contiguous() if kind in codes.NIBBLES else found.codes
+        shifted = None if found.zero is None or not found.zero.is_floating_point() else found.zero + 0.3
+        weight = Codes(kind, group, numbers, found.scale, found.zero if shifted is None else shifted)
         x, start = (torch.randn(rows, size, device="cuda").to(dtype) for size in (k, n))
         return weight, x, torch.randn(n, device="cuda").to(dtype), start

@@ -25,8 +25,10 @@ KINDS: dict[str, tuple[Kind, int, torch.dtype, torch.dtype | None, bool]] = {
     "int4": ("int4", 128, torch.float16, None, False),
     "int4-zeros": ("int4", 64, torch.float16, torch.uint8, False),
     "int4-fine": ("int4", 32, torch.float32, torch.uint8, False),
+    "int4-offsets": ("int4", 32, torch.float32, torch.float32, False),
     "int4-whole": ("int4", 256, torch.float32, None, False),
     "int8": ("int8", 256, torch.float32, None, False),
+    "int8-offsets": ("int8", 128, torch.float16, torch.float32, False),
     "int8-zeros": ("int8", 32, torch.float16, torch.int8, False),
     "e4m3": ("e4m3", 128, torch.float32, None, False),
     "mxfp4": ("e2m1", 32, torch.uint8, None, False),
@@ -38,9 +40,13 @@ KINDS: dict[str, tuple[Kind, int, torch.dtype, torch.dtype | None, bool]] = {
 
 def made(name: str, n: int = 40, k: int = 256) -> Codes:
     kind, group, scale, zero, outer = KINDS[name]
+    group = k if group == 256 else group
     found = codes.nearest(torch.randn(n, k, device=DEVICE), kind, group, scale, zero, outer)
     numbers = codes.packed(found.codes) if kind in NIBBLES else found.codes
-    return Codes(kind, group, numbers.contiguous(), found.scale, found.zero, found.outer)
+    zeros = found.zero
+    if zeros is not None and zeros.is_floating_point():
+        zeros = zeros + torch.rand_like(zeros)  # as of types with an offset: no integers
+    return Codes(kind, group, numbers.contiguous(), found.scale, zeros, found.outer)
 
 
 @pytest.mark.parametrize("columns", [2, 48, 128, 130, 256, 384])
@@ -77,6 +83,13 @@ def test_widening(name: str, columns: int) -> None:
     """With blocks that are not whole."""
     weight = made(name, k=columns)
     assert torch.equal(grouped_linear.widened(weight, torch.float32), codes.widened(weight, torch.float32))
+    if weight.group == 32:  # and groups that cross blocks
+        group, groups = 24, -(-columns // 24)
+        wider = (
+            None if y is None else y.repeat(1, groups)[:, :groups].contiguous() for y in (weight.scale, weight.zero)
+        )
+        odd = Codes(weight.kind, group, weight.codes, *wider)  # type: ignore[arg-type]
+        assert torch.equal(grouped_linear.widened(odd, torch.float32), codes.widened(odd, torch.float32))
     wanted = torch.tensor([1, 0, 0, 1], dtype=torch.int32, device=DEVICE)
     some, every = grouped_linear.widened(weight, torch.float32, wanted), codes.widened(weight, torch.float32)
     assert torch.equal(some.view(4, 10, -1)[::3], every.view(4, 10, -1)[::3])
@@ -118,11 +131,7 @@ def check_product(name: str, rows: int, product: Callable[..., torch.Tensor]) ->
 @pytest.mark.parametrize("name", KINDS)
 def test_with_all_around_on_a_gpu(name: str, rows: int, dtype: torch.dtype) -> None:
     n, k = 1000, 1024
-    kind, group, scale, zero, outer = KINDS[name]
-    group = k if group == 256 else group
-    found = codes.nearest(torch.randn(n, k, device="cuda"), kind, group, scale, zero, outer)
-    numbers = codes.packed(found.codes) if kind in NIBBLES else found.codes
-    weight = Codes(kind, group, numbers.contiguous(), found.scale, found.zero, found.outer)
+    weight = made(name, n, k)
     wide = codes.widened(weight, torch.float32)
     x, start = torch.randn(rows, k, device="cuda").to(dtype), torch.randn(rows, n, device="cuda").to(dtype)
     norm = (torch.rand(k, device="cuda").to(dtype) + 0.5, 1e-5)

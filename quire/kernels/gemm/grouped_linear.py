@@ -1,8 +1,9 @@
 """x @ weight.T for a weight in codes (`codes.Codes`), with what stands around it in a layer.
 
 On a GPU few rows stream the weight through registers, some more go through the matrix units with the weight decoded on
-its way there, and for others the whole of it is widened first: the library's product then outweighs that pass. Norm and
-gate are kernels of their own, but for few rows, and the gate of plain integers. Shapes that kernels do not take, and a
+its way there, and where no kernel does that for as many the whole of it is widened first: the library's product then
+outweighs that pass. Norm and gate are kernels of their own, but for few rows and for prompts, and the gate of plain
+integers. Shapes that kernels do not take, and a
 CPU, multiply by the widened weight.
 """
 
@@ -34,13 +35,15 @@ def linear(
 ) -> torch.Tensor:
     """See `quire.kernels.gemm.linear`."""
     on_gpu = on_cuda(x) and len(x) and x.dtype in (torch.bfloat16, torch.float16)
-    if not on_gpu or not _is_taken(weight) or len(x) > _most_rows(x, weight):
+    dtypes = {out_dtype or x.dtype, *(y.dtype for y in (x, out, residual) if y is not None)}
+    is_taken = on_gpu and _is_taken(weight)
+    where = out if residual is None else residual
+    tiled = is_taken and len(dtypes) == 1 and _in_own_tiles(x, weight, bias, gated, where)
+    if not is_taken or (not tiled and len(x) > SOME_ROWS):
         return plain_linear(
             x, widened(weight, x.dtype), bias,
             norm=norm, gated=gated, residual=residual, out_dtype=out_dtype, out=out,
         )  # fmt: skip
-    dtypes = {out_dtype or x.dtype, *(y.dtype for y in (x, out, residual) if y is not None)}
-    tiled = len(dtypes) == 1 and _in_int4_tiles(x, weight, bias, gated)
     few = not tiled and len(x) <= FEW_ROWS and _in_registers(x, weight)
     if norm is not None and not (few and len(x) == 1):
         x, norm = rms_norm(x, *norm), None
@@ -52,7 +55,7 @@ def linear(
     if few:
         return _few_rows(x, weight, bias, norm, gated, adds, out)
     if tiled:
-        return _int4_tiles(x, weight, gated, adds, out)
+        return _own_tiles(x, weight, bias, gated, adds, out)
     y = _product(x, weight, bias, adds, out)
     return silu_and_mul(y) if gated else y
 
@@ -83,53 +86,29 @@ def _product(x: torch.Tensor, weight: Codes, bias: torch.Tensor | None, adds: bo
 
     if len(x) <= FEW_ROWS:
         return grouped_rows.linear(x, weight, bias, adds, out)
-    if _in_tiles(x, weight):
-        from quire.kernels.gemm.triton import code_tall_tiles_sm90, code_tiles_sm90
-
-        tiles = code_tall_tiles_sm90 if code_tall_tiles_sm90.pays(x, weight) else code_tiles_sm90
-        y: torch.Tensor = tiles.linear(x, weight, bias, adds, out)
-        return y
     return grouped_tiles.linear(x, weight, bias, adds, out)
 
 
-def _most_rows(x: torch.Tensor, weight: Codes) -> int:
-    """For more the widened weight and the library's product are faster."""
-    if _in_tiles(x, weight):
-        from quire.kernels.gemm.triton.code_tiles_sm90 import MOST_ROWS
-
-        most: int = MOST_ROWS
-        return most
-    return SOME_ROWS
-
-
-def _in_tiles(x: torch.Tensor, weight: Codes) -> bool:
-    """Whether some rows are multiplied by the kernel for compute capability 9.0."""
-    from quire.kernels.triton.launch import has_gluon_sm90
-
-    if weight.kind not in NIBBLES or INTERPRETED or not has_gluon_sm90(x.device):
-        return False
-    from quire.kernels.gemm.triton import code_tiles_sm90
-
-    taken: bool = code_tiles_sm90.takes(x, weight)
-    return taken
-
-
-def _in_int4_tiles(x: torch.Tensor, weight: Codes, bias: torch.Tensor | None, gated: bool) -> bool:
-    """Whether the kernel for plain integers on compute capability 9.0 multiplies these."""
+def _in_own_tiles(
+    x: torch.Tensor, weight: Codes, bias: torch.Tensor | None, gated: bool, out: torch.Tensor | None
+) -> bool:
+    """Whether the kernel for compute capability 9.0 that has the gate in it multiplies these."""
     from quire.kernels.triton.launch import has_gluon_sm90
 
     if INTERPRETED or not has_gluon_sm90(x.device):
         return False
-    from quire.kernels.gemm.triton import int4_tiles_sm90
+    from quire.kernels.gemm.triton import code_gemm_sm90
 
-    taken: bool = int4_tiles_sm90.takes(x, weight, bias, gated)
+    taken: bool = code_gemm_sm90.takes(x, weight, bias, gated, out)
     return taken
 
 
-def _int4_tiles(x: torch.Tensor, weight: Codes, gated: bool, adds: bool, out: torch.Tensor) -> torch.Tensor:
-    from quire.kernels.gemm.triton import int4_tiles_sm90
+def _own_tiles(
+    x: torch.Tensor, weight: Codes, bias: torch.Tensor | None, gated: bool, adds: bool, out: torch.Tensor
+) -> torch.Tensor:
+    from quire.kernels.gemm.triton import code_gemm_sm90
 
-    y: torch.Tensor = int4_tiles_sm90.linear(x, weight, gated, adds, out)
+    y: torch.Tensor = code_gemm_sm90.linear(x, weight, bias, gated, adds, out)
     return y
 
 
@@ -143,9 +122,7 @@ def widened(weight: Codes, dtype: torch.dtype, wanted: torch.Tensor | None = Non
     """What the codes stand for, by the kernel where there is one. wanted: int32, of each of so many equal shares of the
     rows: not 0 for those that are needed."""
     if on_triton(weight.codes):
-        from quire.kernels.gemm.triton import codes as known
         from quire.kernels.gemm.triton import grouped_widen
 
-        if known.is_widened(weight):
-            return grouped_widen.widened(weight, dtype, wanted)
+        return grouped_widen.widened(weight, dtype, wanted)
     return codes.widened(weight, dtype)

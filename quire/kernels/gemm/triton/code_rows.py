@@ -13,7 +13,7 @@ import torch
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.gemm.codes import Codes
@@ -24,19 +24,20 @@ from quire.kernels.gemm.triton.skinny_registers import (
     _mma,
     _out_at,
     _results,
-    _tile,
-    _x_at,
 )
 from quire.kernels.triton.launch import has_pdl
+
+RING_OF_SIXTEEN = 24  # warps' steps of 16 rows: 96 KiB, which every GPU has
 
 
 class Plan(NamedTuple):
     """lines: of the weight, a program. warps: that share K, 128 columns each at a time. depth: how many of these are
-    fetched ahead."""
+    fetched ahead, of the weight. ring: of x's, how many are in shared memory, where several rows wait."""
 
     lines: int
     warps: int
     depth: int
+    ring: int = 2
 
 
 @gluon.jit
@@ -103,11 +104,23 @@ def _kept(kept, STEP: gl.constexpr, COLUMNS: gl.constexpr, LAYOUT: gl.constexpr)
     return gl.broadcast(x[:, :, None], gl.zeros([WARPS, 128, COLUMNS], x.dtype, LAYOUT))[0]
 
 
+@gluon.jit
+def _send(x_ptr, tile, M, x_stride, STEP: gl.constexpr, K: gl.constexpr):
+    """Asks for each warp's 128 columns of a step, `tile` [warps, rows, 128]; there are zeros where x has none."""
+    WARPS: gl.constexpr = gl.num_warps()
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 2, 16], [WARPS, 1, 1], [2, 1, 0])
+    row = gl.arange(0, tile.shape[1], gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))[None, :, None]
+    share = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))[:, None, None]
+    k = (share + STEP * WARPS) * 128 + gl.arange(0, 128, gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))[None, None, :]
+    async_copy.async_copy_global_to_shared(tile, x_ptr + row * x_stride + k, (row < M) & (k < K))
+    async_copy.commit_group()
+
+
 @gluon.jit(do_not_specialize=["M"])
 def _code_rows_kernel(
     x_ptr, words_ptr, scale_ptr, zero_ptr, outer_ptr, table_ptr, bias_ptr, gain_ptr, out_ptr, M, N,
     x_stride, words_stride, groups, out_stride, eps,
-    K: gl.constexpr, OUTPUTS: gl.constexpr, COLUMNS: gl.constexpr, DEPTH: gl.constexpr,
+    K: gl.constexpr, OUTPUTS: gl.constexpr, COLUMNS: gl.constexpr, DEPTH: gl.constexpr, RING: gl.constexpr,
     KIND: gl.constexpr, GROUP: gl.constexpr, ZERO: gl.constexpr, OUTER: gl.constexpr,
     NORM: gl.constexpr, GATED: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr,
     ONE: gl.constexpr, EARLY: gl.constexpr, PDL: gl.constexpr,
@@ -115,7 +128,6 @@ def _code_rows_kernel(
     WARPS: gl.constexpr = gl.num_warps()
     BLOCKS: gl.constexpr = K // 128
     STEPS: gl.constexpr = (BLOCKS + WARPS - 1) // WARPS
-    WIDTH: gl.constexpr = WARPS * 128
     USED: gl.constexpr = 2 * OUTPUTS if GATED else OUTPUTS
     LINES: gl.constexpr = max(USED, 16)  # the matrix units take no fewer
     PARTS: gl.constexpr = max(128 // GROUP, 1)
@@ -124,6 +136,7 @@ def _code_rows_kernel(
     RIGHT: gl.constexpr = gl.DotOperandLayout(operand_index=1, parent=MMA, k_width=2)
     WORDS: gl.constexpr = word_layout(LINES, WARPS, True)
     LAYOUT: gl.constexpr = _results(WARPS, OUTPUTS)
+    APART: gl.constexpr = ZERO and zero_ptr.dtype.element_ty.is_floating()
 
     first = gl.program_id(0) * OUTPUTS
     row, inside, share = _lines(first, N, OUTPUTS, USED, LINES, WORDS)
@@ -139,15 +152,17 @@ def _code_rows_kernel(
         if not EARLY:
             gdc_launch_dependents()
     squares = gl.zeros([WARPS, COLUMNS], gl.float32, gl.SliceLayout(1, RIGHT))
-    xs = ()
     if ONE:
         kept = gl.allocate_shared_memory(
             x_ptr.dtype.element_ty, [(STEPS + 1) // 2, 2 * WARPS, 128], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
         )
         squares += _keep(x_ptr, gain_ptr, kept, K, NORM) / WARPS
     else:
-        x_at, in_m, x_k = _x_at(x_ptr, M, x_stride, COLUMNS, 128, RIGHT)
-        xs += (_tile(x_at, in_m, x_k, 0, WIDTH <= K, K),)
+        x_tiles = gl.allocate_shared_memory(
+            x_ptr.dtype.element_ty, [RING, WARPS, COLUMNS, 128], gl.SwizzledSharedLayout(8, 1, 8, [2, 1, 0])
+        )
+        for i in gl.static_range(min(RING - 1, STEPS)):
+            _send(x_ptr, x_tiles.index(i), M, x_stride, i, K)
     out_at, in_out, n = _out_at(out_ptr, first, M, N, out_stride, COLUMNS, OUTPUTS, LAYOUT)
     residual = 0.0
     if RESIDUAL:
@@ -162,17 +177,17 @@ def _code_rows_kernel(
         if ONE:
             x = _kept(kept, i, COLUMNS, RIGHT)
         else:
-            x = xs[0]
-            xs = xs[1:]
-            if i + 1 < STEPS:
-                xs += (_tile(x_at, in_m, x_k, (i + 1) * WIDTH, (i + 2) * WIDTH <= K, K),)
+            async_copy.wait_group(min(RING - 2, STEPS - 1 - i))
+            x = x_tiles.index(i % RING).permute([0, 2, 1]).load(RIGHT)
+            if i + RING - 1 < STEPS:
+                _send(x_ptr, x_tiles.index((i + RING - 1) % RING), M, x_stride, i + RING - 1, K)
         less = gl.full([WARPS, LINES, 1], 8, gl.int32, WORDS)
         if ZERO:
             column = gl.minimum(share + i * WARPS, BLOCKS - 1) * 128
             if PARTS > 1:
                 column += word % 4 * 32
             less = gl.load(zero_ptr + row * groups + column // GROUP, inside, 0)
-        weight = operands(now, negated_zeros(less, x.dtype, KIND), table_ptr, x.dtype, KIND)
+        weight = operands(now, negated_zeros(less, x.dtype, KIND), table_ptr, x.dtype, KIND, APART)
         block = gl.minimum(sums_share + i * WARPS, BLOCKS - 1)
         weights, lines = pieces(weight, PARTS, True), pieces(x, PARTS, False)
         for part in gl.static_range(PARTS):
@@ -190,13 +205,17 @@ def _code_rows_kernel(
 
 
 def plan(m: int, k: int, *, gated: bool, residual: bool) -> Plan:
-    """As measured on an H200 for the products of an 8B model. Every program reads all of x: with more rows it should
-    have more of the weight."""
+    """As measured on an H200 and, for several rows, an H100 for the products of 4B and 8B models. Every program reads
+    all of x, and where there are few outputs many programs count for more."""
     if m == 1:
         return Plan(16, 4, 2) if gated else Plan(16, 8, 4 if k > 8192 else 2)
-    if residual:
-        return Plan(32, 16, 1) if m <= 8 else Plan(32, 8, 2)
-    return Plan(32, 8, 2) if m <= 4 else Plan(64, 16 if m <= 8 else 8, 1)
+    if not residual:
+        how = Plan(32, 8, 1, 4) if gated else Plan(16, 8, 2, 4)
+    elif k <= 8192:
+        how = Plan(16, 16, 1, 2) if m <= 8 else Plan(16, 8, 1, 3)
+    else:
+        how = Plan(32, 8, 2, 4)
+    return how if m <= 8 else how._replace(ring=min(how.ring, RING_OF_SIXTEEN // how.warps))
 
 
 def linear(
@@ -222,6 +241,7 @@ def linear(
         x, codes.view(torch.int32), scale, zero, outer, table, x if bias is None else bias, gain, out, m, n,
         x.stride(0), codes.stride(0) // 4, scale.shape[1], out.stride(0), eps, K=k, OUTPUTS=outputs,
         COLUMNS=8 if m <= 8 else 16, DEPTH=min(how.depth, triton.cdiv(k, 128 * how.warps)),
+        RING=min(how.ring, triton.cdiv(k, 128 * how.warps) + 1),
         KIND=KINDS[weight.kind], GROUP=weight.group, ZERO=weight.zero is not None, OUTER=weight.outer is not None,
         NORM=norm is not None, GATED=gated, BIAS=bias is not None, RESIDUAL=residual, ONE=m == 1, EARLY=early, PDL=pdl,
         num_warps=how.warps, launch_pdl=pdl,

@@ -13,15 +13,18 @@ from triton.experimental.gluon import language as gl
 
 
 @gluon.constexpr_function
-def _integers(is_half):
-    """128 + code, or 1024 + code, put together from bits; and what is to be taken off added, in pairs."""
+def _integers(is_half, apart):
+    """128 + code, or 1024 + code, put together from bits; and what is to be taken off added, in pairs: zeros that are
+    no integers `apart`, since the sum of both would be rounded."""
     kind, magic, one = ("f16x2", 0x64006400, 0x3C003C00) if is_half else ("bf16x2", 0x43004300, 0x3F803F80)
-    text = "{ .reg .b32 w, y, one; "
+    text = "{ .reg .b32 w, y, one, less; "
     text += f"mov.b32 one, {one:#x}; "
+    text += f"mov.b32 less, {0x80008000 | magic:#x}; " if apart else "mov.b32 less, $9; "
     for pair in range(4):
         text += f"shr.b32 w, $8, {4 * pair}; " if pair else "mov.b32 w, $8; "
         text += f"lop3.b32 y, w, 0x000f000f, {magic:#x}, 0xea; "
-        text += f"fma.rn.{kind} y, y, one, $9; "
+        text += f"fma.rn.{kind} y, y, one, less; "
+        text += f"add.rn.{kind} y, y, $9; " if apart else ""
         text += f"mov.b32 {{${2 * pair}, ${2 * pair + 1}}}, y; "
     return text + "}"
 
@@ -83,10 +86,24 @@ def word_layout(lines, warps, shared):
     )
 
 
+@gluon.constexpr_function
+def half_layout():
+    """Of words [1, 64, 8] as `word_halves` leaves them, of four warps' [1, 64, 16]."""
+    return gl.DistributedLinearLayout(
+        reg_bases=[[0, 0, 1], [0, 8, 0]],
+        lane_bases=[[0, 0, 2], [0, 0, 4], [0, 1, 0], [0, 2, 0], [0, 4, 0]],
+        warp_bases=[[0, 16, 0], [0, 32, 0]],
+        block_bases=[],
+        shape=[1, 64, 8],
+    )
+
+
 @gluon.jit
 def negated_zeros(zero, like, KIND: gl.constexpr):
-    """What `operands` adds to numbers of lines whose integers zero is (8 stands for none), as pairs of like's type."""
-    if KIND == 0:
+    """What `operands` adds to numbers of lines whose zeros these are (8 for none), as pairs of like's type."""
+    if zero.dtype.is_floating():
+        bits = _pair(zero.to(gl.float32), like, -1.0)
+    elif KIND == 0:
         if like == gl.bfloat16:
             bits = zero.to(gl.int32) | 0xC300
         else:
@@ -98,15 +115,16 @@ def negated_zeros(zero, like, KIND: gl.constexpr):
 
 
 @gluon.jit
-def operands(words, less, table_ptr, like: gl.constexpr, KIND: gl.constexpr):
+def operands(words, less, table_ptr, like: gl.constexpr, KIND: gl.constexpr, APART: gl.constexpr):
     """words int32 [shares, lines, 16] → what their codes stand for, unscaled, [shares, lines, 128] of type `like`; or
-    half of both. less: what `negated_zeros` made of the lines' zeros, [shares, lines, 1 or 16].
+    half of both. less: what `negated_zeros` made of the lines' zeros, [shares, lines, 1 or 16]; APART: zeros that are
+    no integers.
 
     All in the threads that they are in.
     """
     if KIND == 0 or KIND == 3:
         HALF: gl.constexpr = like == gl.float16
-        TEXT: gl.constexpr = _integers(HALF) if KIND == 0 else _floats(HALF, False)
+        TEXT: gl.constexpr = _integers(HALF, APART) if KIND == 0 else _floats(HALF, False)
         a, b, c, d, e, f, g, h = gl.inline_asm_elementwise(
             TEXT, "=h,=h,=h,=h,=h,=h,=h,=h,r,r", [words, less],
             dtype=_eight(like), is_pure=True, pack=1,
@@ -173,7 +191,10 @@ def factors(scale, zero, like: gl.constexpr, KIND: gl.constexpr, ZERO: gl.conste
         pair = _pair(y, like, LARGE)
         known = (_pair(zero.to(gl.float32), like, -1 / LARGE), pair, pair)
     elif KIND == 3:
-        pair = _pair(y, like, 1.0)
+        if scale.dtype == gl.uint8 and like == gl.bfloat16:
+            pair = gl.maximum(scale.to(gl.int32) << 7, 64) * 0x00010001  # an exponent of 8 bits in its place
+        else:
+            pair = _pair(y, like, 1.0)
         known = (pair, pair, pair)
     else:
         known = (y, y, y)

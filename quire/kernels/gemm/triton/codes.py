@@ -59,23 +59,21 @@ def scaled_by(scale):
 
 @triton.jit
 def centred(y, zero_ptr, at, inside, ZERO: tl.constexpr, KIND: tl.constexpr):
-    """y less the zeros at `at`; those of int4 without any is 8."""
+    """y less the zeros at `at`, in float32 where these are no integers; those of int4 without any is 8."""
     if ZERO:
-        y = y - tl.load(zero_ptr + at, inside, 0.0).to(tl.float32).to(y.dtype)
+        zero = tl.load(zero_ptr + at, inside, 0.0)
+        if zero.dtype.is_floating():
+            y = y.to(tl.float32) - zero.to(tl.float32)
+        else:
+            y = (y - zero.to(tl.float32).to(y.dtype)).to(y.dtype)
     elif KIND == 0:
-        y = y - 8.0
-    return y.to(y.dtype)
-
-
-def is_widened(weight: Codes) -> bool:
-    """Whether the kernel that widens knows it: its zeros are integers."""
-    return weight.zero is None or not weight.zero.is_floating_point()
+        y = (y - 8.0).to(y.dtype)
+    return y
 
 
 def is_taken(weight: Codes) -> bool:
     """Whether kernels multiply by it: whole blocks of columns, and groups that do not cross them."""
-    k, group = weight.columns, weight.group
-    return k % BLOCK == 0 and is_widened(weight) and (BLOCK % group == 0 or group % BLOCK == 0)
+    return weight.columns % BLOCK == 0 and (BLOCK % weight.group == 0 or weight.group % BLOCK == 0)
 
 
 def arguments(weight: Codes) -> tuple[torch.Tensor, ...]:

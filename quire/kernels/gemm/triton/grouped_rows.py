@@ -24,6 +24,7 @@ def _grouped_rows_kernel(
     BIAS: tl.constexpr, RESIDUAL: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     WIDTH: tl.constexpr = 64 if NIBBLES else 128
+    PARTS: tl.constexpr = 1 if GROUP % 128 == 0 else 128 // GROUP  # of a block, with scales of their own
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.arange(0, BLOCK_M)
     share = tl.arange(0, SPLIT)[:, None, None]
@@ -40,18 +41,18 @@ def _grouped_rows_kernel(
         first = tl.minimum(start + share * 128, K - 128)
         codes = tl.reshape(tl.load(rows + start // 128 * WIDTH, in_n & in_k, 0.0), [SPLIT * BLOCK_N, WIDTH])
         x = tl.load(lines + start, in_m & in_k, 0.0)
-        weight = tl.reshape(decoded(codes, table_ptr, x, KIND), [SPLIT, BLOCK_N, 128])
-        group = n[None, :, None] * groups
-        if GROUP % 128 == 0:
-            group += first // GROUP
-        else:
-            group += (first + column) // GROUP
-        weight = centred(weight, zero_ptr, group, in_n, ZERO, KIND)
-        scale = scaled_by(tl.load(scale_ptr + group, in_n, 0.0))
-        if GROUP % 128 == 0:
+        weight = tl.reshape(decoded(codes, table_ptr, x, KIND), [SPLIT, BLOCK_N, PARTS, 128 // PARTS])
+        group = (
+            n[None, :, None, None] * groups + first[:, :, :, None] // GROUP + tl.arange(0, PARTS)[None, None, :, None]
+        )
+        weight = centred(weight, zero_ptr, group, in_n[:, :, :, None], ZERO, KIND)
+        scale = scaled_by(tl.load(scale_ptr + group, in_n[:, :, :, None], 0.0))
+        if PARTS == 1:
+            weight = tl.reshape(weight, [SPLIT, BLOCK_N, 128]).to(x.dtype)
+            scale = tl.reshape(scale, [SPLIT, BLOCK_N, 1])
             acc += tl.dot(weight, tl.permute(x, (0, 2, 1)), input_precision=PRECISION) * scale
         else:
-            weight = (weight.to(tl.float32) * scale).to(x.dtype)
+            weight = tl.reshape((weight.to(tl.float32) * scale).to(x.dtype), [SPLIT, BLOCK_N, 128])
             acc += tl.dot(weight, tl.permute(x, (0, 2, 1)), input_precision=PRECISION)
     y = tl.sum(acc, axis=0)  # [outputs, rows]
     if OUTER:

@@ -22,6 +22,7 @@ def _grouped_tiles_kernel(
     BIAS: tl.constexpr, RESIDUAL: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     WIDTH: tl.constexpr = 64 if NIBBLES else 128
+    PARTS: tl.constexpr = 1 if GROUP % 128 == 0 else 128 // GROUP  # of a block, with scales of their own
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     byte, column = tl.arange(0, WIDTH)[None, :], tl.arange(0, 128)[None, :]
@@ -35,14 +36,11 @@ def _grouped_tiles_kernel(
     for start in tl.range(0, K, 128, num_stages=STAGES):
         codes = tl.load(rows + start // 128 * WIDTH, in_n, 0.0)
         x = tl.load(lines + start, in_m, 0.0)
-        weight = decoded(codes, table_ptr, x, KIND)
-        group = n[:, None] * groups
-        if GROUP % 128 == 0:
-            group += start // GROUP
-        else:
-            group += (start + column) // GROUP
-        weight = centred(weight, zero_ptr, group, in_n, ZERO, KIND)
-        weight = (weight.to(tl.float32) * scaled_by(tl.load(scale_ptr + group, in_n, 0.0))).to(x.dtype)
+        weight = tl.reshape(decoded(codes, table_ptr, x, KIND), [BLOCK_N, PARTS, 128 // PARTS])
+        group = n[:, None, None] * groups + start // GROUP + tl.arange(0, PARTS)[None, :, None]
+        weight = centred(weight, zero_ptr, group, in_n[:, :, None], ZERO, KIND)
+        scale = scaled_by(tl.load(scale_ptr + group, in_n[:, :, None], 0.0))
+        weight = tl.reshape((weight.to(tl.float32) * scale).to(x.dtype), [BLOCK_N, 128])
         acc = tl.dot(weight, tl.trans(x), acc, input_precision=PRECISION)
     y = acc
     if OUTER:

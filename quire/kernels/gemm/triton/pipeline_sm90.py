@@ -219,6 +219,27 @@ def row_layout(lines, width):
     )
 
 
+@gluon.jit
+def ask(out_desc, out_tile, loaded, first_m, first_n):
+    """For what stands where a tile's results will go, to be added to them."""
+    mbarrier.expect(loaded, out_tile.shape[0] * 128)
+    tma.async_copy_global_to_shared(out_desc, [first_m, first_n], loaded, out_tile)
+
+
+@gluon.jit
+def hand_over(sums, out_desc, out_tile, loaded, parity, first_m, first_n, RESIDUAL: gl.constexpr):
+    """Sums [64 lines of the weight, rows] to where they belong, added to what was asked for. Before the place
+    `out_tile` [rows, 64] is used again it must be waited for."""
+    across = out_tile.permute([1, 0])
+    if RESIDUAL:
+        mbarrier.wait(loaded, parity)
+        sums += across.load(sums.type.layout).to(gl.float32)
+    across.store(sums.to(out_tile.dtype))
+    fence_async_shared()
+    gl.thread_barrier()
+    tma.async_copy_shared_to_global(out_desc, [first_m, first_n], out_tile)
+
+
 def plain(x: torch.Tensor, lines: int) -> TensorDescriptor:
     """Tells the copy engine of x [m, k], to be read `lines` and BLOCK_K columns at a time."""
     return TensorDescriptor.from_tensor(x, [lines, BLOCK_K], SWIZZLED)
