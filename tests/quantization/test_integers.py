@@ -26,7 +26,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> DecoderStack:
     info = read_model_info(folder, {})
     method = make_method(info.quantization.get("quant_method"), info.quantization)
     model = catalog.build(info, dtype, checkpoints.CPU, info.max_position, method)
-    weights.load(model, folder, "auto", unused=method.unused)
+    weights.load(model, folder, "auto", unused=method.unused, renamed=method.renamed)
     return model
 
 

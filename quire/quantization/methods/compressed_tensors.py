@@ -110,9 +110,11 @@ class CompressedTensors(QuantizationMethod):
         groups = config.get("config_groups") or {}
         if not isinstance(groups, dict):
             raise ConfigError(f"quantization_config: config_groups must be an object, got {shown(groups)}", OPTION)
-        self._groups = [_group(name, group, layout) for name, group in groups.items()]
+        read = [_group(name, group, layout) for name, group in groups.items()]
+        self._by_target = {target: group for group in read for target in group.targets}
+        self._patterns = sorted(target for target in self._by_target if target.startswith("re:"))
         self._has_fixed_inputs = any(
-            _is_int8_rows(group) and not group.activations.dynamic for group in self._groups if group.activations
+            _is_int8_rows(group) and not group.activations.dynamic for group in read if group.activations
         )
         if self._has_fixed_inputs:  # then input_scale is one that a product needs
             self.unused = self.unused.replace("input_scale|", "", 1)
@@ -146,13 +148,12 @@ class CompressedTensors(QuantizationMethod):
         return floats.per_channel() if weights.strategy == "channel" else floats.per_tensor(info)
 
     def _group_of(self, module: str) -> Group | None:
-        """By its name first, then as one of all linear layers."""
+        """By its name first, then by the first pattern in the order of the alphabet, then as one of all linear layers:
+        as the library chooses that made the file."""
         if is_part(module, [name for name in self._ignored if name.startswith("re:")]) or module in self._ignored:
             return None
-        for group in self._groups:
-            if any(target == module or is_part(module, [target]) for target in group.targets if target != "Linear"):
-                return group
-        return next((group for group in self._groups if "Linear" in group.targets), None)
+        pattern = next((target for target in self._patterns if is_part(module, [target])), "Linear")
+        return self._by_target.get(module, self._by_target.get(pattern))
 
 
 def _refuse_sparse(config: Any) -> None:
