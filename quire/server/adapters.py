@@ -31,7 +31,7 @@ async def load_modules(engine: AsyncLLM, serve: ServeConfig, names: list[str]) -
 
 
 def _request(engine: AsyncLLM, module: LoraModule) -> LoRARequest:
-    number = engine.adapters.next_number()
+    number = engine.adapters.number_of(module.name)
     return LoRARequest(module.name, number, module.path, module.base_model_name)
 
 
@@ -42,4 +42,4 @@ def find_in_folder(engine: AsyncLLM, serve: ServeConfig, name: str) -> LoRAReque
     folder = Path(serve.lora_resolver_dir).expanduser() / name
     if not (folder / CONFIG).is_file():
         return None
-    return LoRARequest(name, engine.adapters.next_number(), str(folder))
+    return LoRARequest(name, engine.adapters.number_of(name), str(folder))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,18 @@ def test_load_and_unload(client: httpx.Client, folders: Path) -> None:
     assert unload(lora_name="later", lora_int_id=999).status_code == 404
     assert unload(lora_name="later").text == "Success: LoRA adapter 'later' removed successfully."
     assert client.post("/v1/completions", json={**QUESTION, "model": "later"}).status_code == 404
+
+
+def test_several_that_are_loaded_at_once_stay_apart(client: httpx.Client, folders: Path) -> None:
+    """Each has an id of its own: the one that is unloaded goes, and no other."""
+    names = [f"at once {number}" for number in range(4)]
+    bodies = [{"lora_name": name, "lora_path": str(folders / "other")} for name in names]
+    with ThreadPoolExecutor(len(names)) as pool:
+        replies = list(pool.map(lambda body: client.post("/v1/load_lora_adapter", json=body), bodies))
+    assert [reply.status_code for reply in replies] == [200] * len(names)
+    assert client.post("/v1/unload_lora_adapter", json={"lora_name": names[3]}).status_code == 200
+    left = {card["id"] for card in client.get("/v1/models").json()["data"]} & set(names)
+    assert left == set(names[:3])
 
 
 def test_loaded_adapters_outlive_the_engine(server: ServerProcess, client: httpx.Client, folders: Path) -> None:
