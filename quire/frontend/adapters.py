@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 
 from quire.config.peft import CONFIG, PARAM, WEIGHTS, PeftConfig
+from quire.config.resolve import locate_adapter
 from quire.engine.client import EngineInfo
 from quire.foundation.errors import ConfigError, InputError
 from quire.types.adapter import Adapter, LoRARequest
@@ -28,8 +28,8 @@ def read_adapter(request: LoRARequest, info: EngineInfo) -> Adapter:
     lora = info.resolved.config.lora
     if not lora.enable_lora:
         raise InputError("the engine takes no LoRA adapters: start it with enable_lora", "lora_request")
-    folder = Path(request.lora_path).expanduser()
     try:
+        folder = locate_adapter(request.lora_path, info.resolved.config.model)
         PeftConfig.read(folder, lora.max_lora_rank)
         digest = hashlib.blake2b(digest_size=16)
         for name in (CONFIG, WEIGHTS):
