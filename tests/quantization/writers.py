@@ -163,6 +163,24 @@ def pack_quantized(bits: int, group: int, *, symmetric: bool = True, sort: bool 
     return write
 
 
+def integer_bytes(bits: int, group: int, *, symmetric: bool = True) -> Writer:
+    """compressed-tensors' integers in a byte each. group -1: all inputs, 0: the whole tensor."""
+
+    def write(weight: torch.Tensor) -> Written:
+        n, k = weight.shape
+        flat = weight.reshape(1, -1) if group == 0 else weight
+        q, scale, zero, dense = grouped(flat, bits, flat.shape[1] if group < 1 else group, symmetric=symmetric)
+        half = 2 ** (bits - 1)
+        scale = scale.reshape(-1) if group == 0 else scale
+        tensors = {"weight": (q.reshape(n, k) - half).astype(np.int8), "weight_scale": scale}
+        if not symmetric:
+            tensors["weight_zero_point"] = (zero - half).reshape(scale.shape).astype(np.int8)
+        found = {name: torch.from_numpy(np.ascontiguousarray(tensor)) for name, tensor in tensors.items()}
+        return found, torch.from_numpy(dense.reshape(n, k))
+
+    return write
+
+
 def settings(folder: Path, **changes: Any) -> None:
     """Change keys of a checkpoint's quantization_config; None removes one."""
     config = json.loads((folder / "config.json").read_text())["quantization_config"] | changes

@@ -111,7 +111,7 @@ def read_header(file: Path) -> dict[str, Any]:
 def _end(entry: Mapping[str, Any]) -> int:
     """Of a tensor, behind the header; 0 if it does not say."""
     places = entry.get("data_offsets")
-    return places[1] if _is_shape(places) and len(places) == 2 else 0
+    return places[1] if isinstance(places, list) and _is_shape(places) and len(places) == 2 else 0
 
 
 def _is_shape(value: Any) -> bool:

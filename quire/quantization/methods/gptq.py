@@ -123,10 +123,12 @@ def _packing(form: Grouped, settings: Settings, info: MatrixInfo, *, older: bool
 
 
 def centred(numbers: torch.Tensor, zero: torch.Tensor | None, bits: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """uint8 from 0 on, of which the middle is 0 where there are no zeros → as kinds int8 and int4 have them."""
-    if bits == 8:
-        return (numbers ^ 128).view(torch.int8), None if zero is None else (zero ^ 128).view(torch.int8)
-    return (numbers + (8 - (1 << bits - 1)) if zero is None else numbers), zero
+    """uint8 from 0 on, of which the middle is 0 where there are no zeros → as kinds int4 (up to 4 bits) and int8 have
+    them."""
+    half = 1 << bits - 1
+    if bits > 4:
+        return (numbers - half).view(torch.int8), None if zero is None else (zero - half).view(torch.int8)
+    return (numbers + (8 - half) if zero is None else numbers), zero
 
 
 def _zeros(words: torch.Tensor, bits: int, *, older: bool) -> torch.Tensor:
