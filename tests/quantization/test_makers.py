@@ -150,3 +150,44 @@ def test_what_cannot_be_cut_is_named(tmp_path: Path) -> None:
     folder = make(tmp_path, "GPTNeoX", lambda _: fp8_block("weight_scale_inv", 32, 32), fp8(weight_block_size=[32, 32]))
     with pytest.raises(ConfigError, match=r"query_key_value\.weight_scale_inv: outputs are stored 32 together"):
         load(folder)
+
+
+# What files have in plain numbers is plain, whatever the settings say: families, which modules, and the method.
+LEFT_OUT: dict[str, tuple[str, str, Writer, dict[str, Any]]] = {
+    "experts": ("Mixtral", ".experts.", gptq(4, 32), gptq_config(4, 32)),
+    "some-experts-matrices": ("Mixtral", ".w2", gptq(4, 32), gptq_config(4, 32)),
+    "some-of-one-matrix": ("Llama", ".k_proj", pack_quantized(4, 32), ct_config(4, 32)),
+    "head": ("GPTNeoX", "embed_", pack_quantized(4, 16), {**ct_config(4, 16), "ignore": []}),
+    "layers": ("Qwen3", "layers.1", fp8_block("weight_scale_inv", 32, 32), fp8(weight_block_size=[32, 32])),
+    "biased": ("Qwen2", "self_attn", awq(32), AWQ),
+}
+
+
+@pytest.mark.parametrize("case", LEFT_OUT)
+def test_what_files_have_plain_is_plain(case: str, tmp_path: Path) -> None:
+    family, part, writer, config = LEFT_OUT[case]
+    assert_same_answers(make(tmp_path, family, but(part, writer), config))
+
+
+def test_experts_in_one_plain_tensor(tmp_path: Path) -> None:
+    """As transformers has them in memory."""
+    folder = make(tmp_path, "Qwen3Moe", but(".experts.", pack_quantized(4, 32)), ct_config(4, 32))
+    state = load_file(folder / "model.safetensors")
+    for layer in range(2):
+        name = f"model.layers.{layer}.mlp.experts"
+        own = [[state.pop(f"{name}.{i}.{part}_proj.weight") for part in ("gate", "up", "down")] for i in range(4)]
+        state[f"{name}.gate_up_proj"] = torch.stack([torch.cat([gate, up]) for gate, up, _ in own])
+        state[f"{name}.down_proj"] = torch.stack([down for _, _, down in own])
+    save_file(state, folder / "model.safetensors")
+    assert_same_answers(folder)
+
+
+def test_settings_that_speak_of_no_plain_ones_are_not_overheard(tmp_path: Path) -> None:
+    """A plain matrix beside a quantized one's tensors is none, and is told."""
+    folder = make(tmp_path, "Llama", lambda _: gptq(4, 32), gptq_config(4, 32))
+    state = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj"
+    state[f"{name}.weight"] = torch.zeros(96, 64)
+    save_file(state, folder / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"no place for:\n *model\.layers\.1\.mlp\.up_proj\.weight"):
+        load(folder)

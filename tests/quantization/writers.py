@@ -35,6 +35,8 @@ _DELTA = {
 }  # fmt: skip
 MORE_SIZES: dict[str, dict[str, Any]] = {
     "Mixtral": {"num_local_experts": 4},
+    "Qwen3Moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+    "GPTNeoX": {"vocab_size": 128, "head_dim": ...},
     "Qwen3Next": {**_DELTA, "num_experts": 0},
     "Qwen3_5Text": _DELTA,
 }
