@@ -89,6 +89,7 @@ def test_a_name_that_nobody_has(client: httpx.Client) -> None:
         reply = client.post("/v1/completions", json={**QUESTION, "model": name})
         assert reply.status_code == 404
         assert reply.json()["error"]["type"] == "NotFoundError"
+        assert "Served: demo, first" in reply.json()["error"]["message"]
 
 
 def test_one_in_the_folder_is_found_when_it_is_named(client: httpx.Client) -> None:

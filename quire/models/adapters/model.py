@@ -24,7 +24,16 @@ from quire.layers.low_rank import (
     LowRankExperts,
 )
 from quire.models.adapters import pack
-from quire.models.adapters.tensors import BASE, Pair, Tensors, experts_pairs, pair_of, raise_if_any, read_tensors
+from quire.models.adapters.tensors import (
+    BASE,
+    BASE_BIAS,
+    Pair,
+    Tensors,
+    experts_pairs,
+    pair_of,
+    raise_if_any,
+    read_tensors,
+)
 from quire.models.base import DecoderStack, Model
 from quire.models.pooling import PoolingModel
 
@@ -179,7 +188,7 @@ class AdaptedModel:
             except WeightsError as error:
                 problems.append(str(error))
         raise_if_any(file, problems)
-        bases = {module: own for module, own in tensors.items() if BASE in own}
+        bases = {module: own for module, own in tensors.items() if BASE in own or BASE_BIAS in own}
         if config.use_dora:
             return ReadAdapter(file, bases, dict(sorted(found.items())), {})
         with torch.inference_mode():
@@ -256,15 +265,18 @@ class AdaptedModel:
         return self._layers[self._places[name].layer].module
 
     def _check_base(self, module: str, tensors: Tensors, layer: _Layer) -> None:
-        """A file may bring the matrix that was adapted: it must be the model's own. Raises WeightsError."""
-        if (base := tensors.get(BASE)) is None:
+        """A file may bring the matrix that was adapted, and its bias: they must be the model's own. Raises
+        WeightsError."""
+        own, base, bias = layer.module, tensors.get(BASE), tensors.get(BASE_BIAS)
+        if base is None and bias is None:
             return
-        own = layer.module
-        if isinstance(own, Embedding):
+        if isinstance(own, Embedding) and bias is None and base is not None:
             is_same = base.shape == own.weight.shape and torch.equal(base.to(own.weight), own.weight)
-        elif isinstance(own, Linear) and own.role == "vocabulary" and base.shape == (own.out_features, own.in_features):
-            dense = own.matrix.dense(own.dtype)
-            is_same = torch.equal(own.cut(base).to(dense), dense)
+        elif isinstance(own, Linear) and own.role == "vocabulary":
+            is_same = all(
+                theirs is None or (ours is not None and _is_same(own, theirs, ours))
+                for theirs, ours in ((base, own.matrix.dense(own.dtype)), (bias, own.bias))
+            )
         else:
             is_same = False
         if not is_same:
@@ -300,6 +312,12 @@ class AdaptedModel:
             return pack.of_linear(module, {part: pair for (_, part), pair in pairs.items()}, self._dtype)
         make = pack.of_head if isinstance(low_rank, LowRank) else pack.of_embedding
         return make(module, pairs[-1, 0], self._dtype)
+
+
+def _is_same(linear: Linear, whole: torch.Tensor, own: torch.Tensor) -> bool:
+    """Whether this rank's part of it is what the layer has."""
+    shape = (linear.out_features, linear.in_features)[: whole.dim()]
+    return whole.shape == shape and torch.equal(linear.cut(whole).to(own), own)
 
 
 def _of_experts(
