@@ -26,6 +26,7 @@ from quire.foundation.log import get_logger
 from quire.layers.cuts import cut_of, own_targets
 from quire.layers.experts import Experts
 from quire.layers.linear import Linear
+from quire.layers.may_be_packed import MayBePacked
 from quire.layers.targets import HasForms, HasStored, HasTargets, Target
 from quire.models.base import Model
 from quire.models.checkpoint_files import file_names, layout_of
@@ -172,8 +173,12 @@ def parameter_targets(model: Model, stored: Mapping[str, tuple[int, ...]] = Mapp
         if isinstance(module, HasStored):
             targets += module.stored(model.checkpoint_name(f"{path}.weight").removesuffix(".weight"))
             continue
+        is_packed = isinstance(module, MayBePacked) and module.is_packed
+        if isinstance(module, MayBePacked) and is_packed:
+            targets += module.packed_targets()
         for name, _ in module.named_parameters(recurse=False):
-            targets += own_targets(module, name, model.checkpoint_name(f"{path}.{name}"))
+            if not is_packed or name != "weight":
+                targets += own_targets(module, name, model.checkpoint_name(f"{path}.{name}"))
     return [target for target in targets if not model.is_elsewhere(target.source)]
 
 

@@ -15,6 +15,7 @@ from quire.config.quantization import checkpoint_quantization
 from quire.foundation.errors import ConfigError, WeightsError
 from quire.quantization.select import make_method
 from tests.quantization import writers
+from tests.quantization.test_bitsandbytes import eight_bits, four_bits
 from tests.quantization.test_floats import _OPT, fp8, fp8_block, fp8_tensor, modelopt, nvfp4
 from tests.quantization.test_integers import assert_same_answers, ct_config, gptq_config, load
 from tests.quantization.writers import Writer, awq, gptq, make, pack_quantized
@@ -180,6 +181,24 @@ def test_experts_in_one_plain_tensor(tmp_path: Path) -> None:
         state[f"{name}.down_proj"] = torch.stack([down for _, _, down in own])
     save_file(state, folder / "model.safetensors")
     assert_same_answers(folder)
+
+
+ROUTED: dict[str, tuple[str, Writer, dict[str, Any]]] = {
+    "bitsandbytes": (
+        "Qwen3Moe", four_bits("nf4", nested=False),
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    ),
+    "bitsandbytes-8": ("Mixtral", eight_bits, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
+    "compressed-tensors": ("Mixtral", pack_quantized(4, 32), {**ct_config(4, 32), "ignore": ["lm_head"]}),
+    "shared-expert": ("Qwen2Moe", fp8_tensor(), fp8(activation_scheme="static")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ROUTED)
+def test_routers_that_files_have_quantized(case: str, tmp_path: Path) -> None:
+    """And gates of shared experts. They are plain here, and made of what the files have."""
+    family, writer, config = ROUTED[case]
+    assert_same_answers(make(tmp_path, family, lambda _: writer, config, ("embed_tokens", "lm_head", "norm")))
 
 
 def test_settings_that_speak_of_no_plain_ones_are_not_overheard(tmp_path: Path) -> None:

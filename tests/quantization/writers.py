@@ -35,6 +35,12 @@ _DELTA = {
 }  # fmt: skip
 MORE_SIZES: dict[str, dict[str, Any]] = {
     "Mixtral": {"num_local_experts": 4},
+    "Qwen2Moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 64,
+    },
     "Qwen3Moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
     "GPTNeoX": {"vocab_size": 128, "head_dim": ...},
     "Qwen3Next": {**_DELTA, "num_experts": 0},
@@ -43,16 +49,22 @@ MORE_SIZES: dict[str, dict[str, Any]] = {
 PLAIN = ("embed_tokens", "lm_head", "norm", ".gate.", "block_sparse_moe.gate")
 
 
-def make(folder: Path, family: str, writer: Callable[[str], Writer | None], config: dict[str, Any]) -> Path:
+def make(
+    folder: Path,
+    family: str,
+    writer: Callable[[str], Writer | None],
+    config: dict[str, Any],
+    plain: tuple[str, ...] = PLAIN,
+) -> Path:
     """A tiny checkpoint in `folder`/quantized, and what it stands for in `folder`/dense. writer: of a module's name;
-    None: it is plain."""
+    None: it is plain, as are those that have one of `plain` in their names."""
     sizes = MORE_SIZES.get(family, {})
     dense, quantized = folder / "dense", folder / "quantized"
     checkpoints.save(checkpoints.make(family, **{**SIZES, **sizes}), dense)
     state, packed = load_file(dense / "model.safetensors"), {}
     for name, tensor in state.items():
         module = name.removesuffix(".weight")
-        write = None if tensor.dim() != 2 or any(part in name for part in PLAIN) else writer(module)
+        write = None if tensor.dim() != 2 or any(part in name for part in plain) else writer(module)
         if write is None:
             packed[name] = tensor
             continue

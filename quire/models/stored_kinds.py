@@ -1,4 +1,4 @@
-"""Which matrices of a quantized checkpoint its files have in plain numbers, whatever its settings say.
+"""Which matrices of a quantized checkpoint its files have in plain numbers, and which not, whatever its settings say.
 
 Makers leave more out than they tell of: transformers quantizes no experts that are one tensor in its memory, and not
 the head, whatever its name; and its lists of modules have rules of their own.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from quire.config.files.checkpoint_files import read_header
 from quire.foundation.errors import WeightsError
@@ -18,9 +19,16 @@ from quire.models.checkpoint_files import file_names, layout_of
 _PLAIN = ("F64", "F32", "F16", "BF16")
 
 
-def plain_modules(folder: Path, model: Model, *, is_mistral: bool) -> frozenset[str]:
-    """By the model's names: of these modules the files have a weight in floating point, perhaps a bias, and nothing
-    else. None, if there are no safetensors files, or none that can be read, or all is plain, which is not what the
+class StoredKinds(NamedTuple):
+    """Modules by the model's names. plain: of which there is a weight in floating point, perhaps a bias, and nothing
+    else. packed: of which there is no such weight."""
+
+    plain: frozenset[str] = frozenset()
+    packed: frozenset[str] = frozenset()
+
+
+def stored_kinds(folder: Path, model: Model, *, is_mistral: bool) -> StoredKinds:
+    """None, if there are no safetensors files, or none that can be read, or all is plain, which is not what the
     settings say: whoever loads them says so."""
     weights: set[str] = set()
     others: set[str] = set()
@@ -30,15 +38,16 @@ def plain_modules(folder: Path, model: Model, *, is_mistral: bool) -> frozenset[
         all_plain = all_plain and dtype in _PLAIN
         if dtype in _PLAIN and end != "bias":
             weights.add(name)
-        if end not in ("weight", "bias"):
+        if end not in ("weight", "bias") or (end == "weight" and dtype not in _PLAIN):
             others.add(module.removesuffix(".weight"))
     if all_plain:
-        return frozenset()
-    found = {name.removesuffix(".weight") for name in weights if name.endswith(".weight")} - others
+        return StoredKinds()
+    of_plain = {name.removesuffix(".weight") for name in weights if name.endswith(".weight")}
+    found = of_plain - others
     for path, layer in model.named_modules():
         if isinstance(layer, Experts):
             found |= set(_of_all_experts(model.checkpoint_name(path), layer, weights))
-    return frozenset(found)
+    return StoredKinds(frozenset(found), frozenset(others - of_plain))
 
 
 def _stored(folder: Path, model: Model, *, is_mistral: bool) -> Iterator[tuple[str, str]]:
