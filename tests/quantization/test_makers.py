@@ -63,6 +63,20 @@ def of_some(module: str) -> Writer | None:
     return None if "o_proj" in module else gptq(8 if "down_proj" in module else 4, 32)
 
 
+def by_layers(module: str) -> Writer | None:
+    """What `_LAYERS` says of one."""
+    if module == "model.layers.1.mlp.down_proj" or module.startswith("model.layers.0.block_sparse_moe.experts"):
+        return nvfp4(_OPT, inverse=False)
+    return fp8_tensor() if "self_attn" in module else None
+
+
+_LAYERS = {
+    "model.layers.0.self_attn": {"quant_algo": "FP8"}, "model.layers.1.self_attn.*": {"quant_algo": "FP8"},
+    "model.layers.1.mlp.down_proj": {"quant_algo": "NVFP4", "group_size": 16},
+    "model.layers.0.block_sparse_moe.experts": {"quant_algo": "NVFP4", "group_size": 16},
+}  # fmt: skip
+
+
 def but(part: str, writer: Writer) -> Any:
     """All modules but those of which this is a part of the name."""
     return lambda module: None if part in module else writer
@@ -87,6 +101,8 @@ CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
         {**ROUND, "packing_format": "auto_round:gptqmodel", "extra_config": {".*k_proj": {"sym": False}}},
     ),
     "modelopt-cache-alone": ("Llama", lambda _: None, modelopt("FP8", quant_algo=None, kv_cache_quant_algo="FP8")),
+    "modelopt-mixed": ("Llama", by_layers, modelopt("MIXED_PRECISION", quantized_layers=_LAYERS)),
+    "modelopt-mixed-experts": ("Mixtral", by_layers, modelopt("MIXED_PRECISION", quantized_layers=_LAYERS)),
     # A pattern of wildcards that a module matches is about all that is in it.
     "fp8-wildcards": (
         "Llama",

@@ -75,4 +75,6 @@ class ModelOpt(QuantizationMethod):
             return None
         if self._algorithm != "MIXED_PRECISION":
             return self._algorithm
-        return self._layers.get(module)
+        if module in self._layers:
+            return self._layers[module]
+        return next((algorithm for name, algorithm in self._layers.items() if is_part(module, [name])), None)
