@@ -16,7 +16,7 @@ import contextlib
 import glob
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,22 +84,45 @@ class Generate:
 
     def answer(self, rows: Sequence[Row]) -> list[Row]:
         """What each row's answer adds to it. A row that cannot run has an `error`."""
-        try:
-            return [_told(output) for output in self._run(rows)]
-        except InputError as error:
-            if len(rows) == 1:
-                return [_nothing(str(error))]
-        return [answer for row in rows for answer in self.answer([row])]
+        answers: dict[int, Row] = {}
+        prompts: dict[int, Any] = {}
+        conversations: dict[int, Any] = {}
+        for number, row in enumerate(rows):
+            try:
+                (conversations if self._has_messages(row) else prompts)[number] = self._asked(row)
+            except InputError as error:
+                answers[number] = _nothing(str(error))
+        for run, asked in ((self._llm.generate, prompts), (self._llm.chat, conversations)):
+            answers |= zip(asked, self._answers(run, [*asked.values()]), strict=True)
+        return [answers[number] for number in range(len(rows))]
 
-    def _run(self, rows: Sequence[Row]) -> list[RequestOutput]:
-        if not rows:
-            return []
-        if "messages" in rows[0] and self._column not in rows[0]:
-            return self._llm.chat([list(row["messages"]) for row in rows], self._params, use_tqdm=False)
-        missing = next((number for number, row in enumerate(rows) if self._column not in row), None)
-        if missing is not None:
-            raise InputError(f"a row has no {self._column!r}; it has {', '.join(rows[missing])}", self._column)
-        return self._llm.generate([row[self._column] for row in rows], self._params, use_tqdm=False)
+    def _has_messages(self, row: Row) -> bool:
+        return row.get(self._column) is None and row.get("messages") is not None
+
+    def _asked(self, row: Row) -> Any:
+        """A prompt or a conversation, as `LLM` takes one among several. Raises InputError."""
+        if self._has_messages(row):
+            messages = row["messages"]
+            if isinstance(messages, str | Mapping) or not hasattr(messages, "__iter__"):
+                raise InputError(f"messages must be a list, got {type(messages).__name__}", "messages")
+            return list(messages)
+        prompt = row.get(self._column)
+        if prompt is None:
+            raise InputError(f"a row has no {self._column!r}; it has {', '.join(row)}", self._column)
+        if isinstance(prompt, str):
+            return prompt
+        if isinstance(prompt, bytes | Mapping) or not hasattr(prompt, "__iter__"):
+            raise InputError(f"{self._column} must be a string or token ids, got {type(prompt).__name__}", self._column)
+        return {"prompt_token_ids": [*prompt]}
+
+    def _answers(self, run: Callable[..., list[RequestOutput]], asked: list[Any]) -> list[Row]:
+        """One by one, if one of them cannot run."""
+        try:
+            return [_told(output) for output in run(asked, self._params, use_tqdm=False)] if asked else []
+        except InputError as error:
+            if len(asked) == 1:
+                return [_nothing(str(error))]
+        return [answer for one in asked for answer in self._answers(run, [one])]
 
 
 class Replica:

@@ -24,6 +24,7 @@ from quire.config.parallel.contexts import check_contexts, check_steps
 from quire.config.parallel.data_parallel import check_cores, gpus_for
 from quire.config.parallel.ranks import check_ranks, check_stages
 from quire.config.peft import CONFIG as ADAPTER
+from quire.config.peft import WEIGHTS as ADAPTER_WEIGHTS
 from quire.config.pooler import PoolerConfig, resolve_pooler
 from quire.config.quantization import check_quantization, resolve_quantization
 from quire.config.runtime import RuntimeConfig
@@ -36,6 +37,7 @@ BIG_GPU_BYTES = 70 * 1024**3
 Part = Literal["all", "tokenizer", "config"]
 _DRAFTS = "or leave speculative_config out; ranks of tensor_parallel_size may draft"
 # What of a repository is downloaded, by load_format.
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _HUB_PAGE = re.compile(r"(?:(?:https?://)?(?:huggingface\.co|hf\.co)/)?([\w.-]+/[\w.-]+)(?:/tree/.*|/*)")
 """A model's address, as browsers show it, and its id."""
 _WEIGHTS = {
@@ -257,6 +259,20 @@ def locate_model(model: ModelConfig, *, wanted: Part = "all") -> Path:
     return _download_gguf(replace(model, model=name), which) if which else _download(model, wanted)
 
 
+def locate_adapter(path: str, model: ModelConfig) -> Path:
+    """The local folder of a LoRA adapter: as given, or if there is none of that name, owner/name on the hub.
+
+    model: whose options of the hub count for it too. Raises ConfigError if the hub has none.
+    """
+    folder = Path(path).expanduser()
+    if folder.exists() or not _HUB_NAME.fullmatch(path):
+        return folder
+    try:
+        return _fetch(replace(model, model=path, revision=None), [ADAPTER, ADAPTER_WEIGHTS], [])
+    except ConfigError as error:
+        raise ConfigError(str(error), "lora_path", code=error.code) from None
+
+
 def locate_tokenizer(resolved: Resolved) -> Path | None:
     """The local folder of the tokenizer that an engine was configured with; None with skip_tokenizer_init.
 
@@ -319,7 +335,7 @@ def _fetch(model: ModelConfig, names: list[str], ignored: list[str]) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
-            f"{model.model!r} is neither a local folder nor a model that the hub could deliver: {first_line}",
+            f"{model.model!r} is neither a local folder nor anything that the hub could deliver: {first_line}",
             "model",
             code="hub",
         ) from error

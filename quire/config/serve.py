@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
 from quire.config.engine import EngineConfig
 from quire.config.options import Options
+from quire.config.peft import PeftConfig
+from quire.config.resolve import locate_adapter
 from quire.foundation.errors import ConfigError
 from quire.foundation.json_file import shown
 
@@ -138,7 +141,8 @@ class ServeConfig(Options):
         return [LoraModule.read(one) for one in self.lora_modules]
 
     def check_adapters(self, engine: EngineConfig) -> None:
-        """Raises ConfigError for options about adapters of an engine that takes none, and of several front ends."""
+        """Raises ConfigError for options about adapters of an engine that takes none, and of several front ends; for
+        adapters whose names are taken, or whose config says that they cannot be used: before a model is loaded."""
         given = {
             "lora_modules": bool(self.modules()),
             "lora_resolver_dir": self.lora_resolver_dir is not None,
@@ -152,3 +156,20 @@ class ServeConfig(Options):
                 "allow_runtime_lora_updating needs api_server_count=1: each front end knows its own adapters",
                 "allow_runtime_lora_updating",
             )
+        if self.lora_resolver_dir is not None and not Path(self.lora_resolver_dir).expanduser().is_dir():
+            raise ConfigError(f"lora_resolver_dir: {self.lora_resolver_dir!r} is no folder", "lora_resolver_dir")
+        names = engine.model.names
+        taken = set(names)
+        for module in self.modules():
+            if module.name in taken:
+                raise ConfigError(f"lora_modules: the name {module.name!r} is taken", "lora_modules")
+            taken.add(module.name)
+            if module.base_model_name is not None and module.base_model_name not in names:
+                raise ConfigError(
+                    f"lora_modules: {module.name!r} is for {module.base_model_name!r}, and {names[0]!r} is served",
+                    "lora_modules",
+                )
+            try:
+                PeftConfig.read(locate_adapter(module.path, engine.model), engine.lora.max_lora_rank)
+            except ConfigError as error:
+                raise ConfigError(f"lora_modules: {module.name}: {error}", "lora_modules", code=error.code) from None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 
 from quire.config.peft import CONFIG, PARAM, WEIGHTS, PeftConfig
+from quire.config.resolve import locate_adapter
 from quire.engine.client import EngineInfo
 from quire.foundation.errors import ConfigError, InputError
 from quire.types.adapter import Adapter, LoRARequest
@@ -28,8 +28,8 @@ def read_adapter(request: LoRARequest, info: EngineInfo) -> Adapter:
     lora = info.resolved.config.lora
     if not lora.enable_lora:
         raise InputError("the engine takes no LoRA adapters: start it with enable_lora", "lora_request")
-    folder = Path(request.lora_path).expanduser()
     try:
+        folder = locate_adapter(request.lora_path, info.resolved.config.model)
         PeftConfig.read(folder, lora.max_lora_rank)
         digest = hashlib.blake2b(digest_size=16)
         for name in (CONFIG, WEIGHTS):
@@ -48,6 +48,7 @@ class AdapterNames:
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[LoRARequest, Adapter]] = {}
+        self._kept: dict[str, int] = {}  # ids of those that are yet to come
 
     def find(self, request: LoRARequest) -> Adapter | None:
         """The one that was loaded so before; None: it has to be read.
@@ -69,6 +70,7 @@ class AdapterNames:
     def add(self, request: LoRARequest, adapter: Adapter) -> Adapter | None:
         """It may be named from now on. Returns the one whose place it took, if nobody else has that any more."""
         before = self.remove(request.lora_name)
+        self._kept.pop(request.lora_name, None)
         self._known[request.lora_name] = (msgspec.structs.replace(request, load_inplace=False), adapter)
         return None if before is None or before.key == adapter.key else before
 
@@ -86,10 +88,13 @@ class AdapterNames:
         """By the user's own id."""
         return next((request for request in self if request.lora_int_id == number), None)
 
-    def next_number(self) -> int:
-        """An id that is free."""
-        used = {request.lora_int_id for request in self}
-        return next(number for number in itertools.count(1) if number not in used)
+    def number_of(self, name: str) -> int:
+        """The id of an adapter; of an unknown one an id that is nobody's and is kept for it: several may be on their
+        way at a time."""
+        if (known := self._known.get(name)) is not None:
+            return known[0].lora_int_id
+        used = {request.lora_int_id for request in self} | set(self._kept.values())
+        return self._kept.setdefault(name, next(number for number in itertools.count(1) if number not in used))
 
     def __iter__(self) -> Iterator[LoRARequest]:
         return iter([request for request, _ in self._known.values()])

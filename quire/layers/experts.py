@@ -31,6 +31,7 @@ from quire.layers.attention import SelfAttention
 from quire.layers.block import DecoderLayer, OuterNormLayer
 from quire.layers.linear import Linear
 from quire.layers.low_rank import LowRankExperts
+from quire.layers.may_be_packed import MayBePacked
 from quire.layers.mlp import MLP, GatedMLP
 from quire.layers.norm import Norm, RMSNorm
 from quire.layers.spread import Spread
@@ -72,7 +73,7 @@ class ExpertNames:
     interleaved: bool = False
 
 
-class Router(nn.Module):
+class Router(MayBePacked):
     """Logits of the experts, plain in every model and whole on every rank.
 
     correction: what checkpoints call the bias [experts] that takes part in the choice alone, if they have one.
@@ -431,7 +432,7 @@ def living(ctx: StepContext) -> Live | None:
     return ctx.live
 
 
-class SharedGate(nn.Module):
+class SharedGate(MayBePacked):
     """How much of the shared expert a token gets: sigmoid(x · weight)."""
 
     def __init__(self, hidden: int) -> None:

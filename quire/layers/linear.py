@@ -12,6 +12,7 @@ from torch import nn
 
 from quire.distributed.group import Group
 from quire.distributed.topology import ALONE, Share, Topology
+from quire.foundation.errors import ConfigError
 from quire.kernels.across_ranks import reduce_add
 from quire.kernels.attention.rope import qk_norm_rope_write
 from quire.kernels.elementwise.norm import rms_norm
@@ -307,15 +308,17 @@ class Linear(nn.Module):
             if source.part not in (None, number):
                 continue
             stored = self._stored.get(part_name) or Stored("", rows, ((0, rows),))
-            before = 0 if source.part is not None else number
+            before, name = 0 if source.part is not None else number, f"{module}.{source.name}"
             for lines, line in _cut(stored.pieces, share):
-                along = [self._along(axis, stored.rows, lines, before, line) for axis in source.axes]
+                try:
+                    along = [self._along(axis, stored.rows, lines, before, line) for axis in source.axes]
+                except ConfigError as error:
+                    raise ConfigError(f"{name}: {error}", error.field) from None
                 first = () if self._is_single(source) else (number,)
                 at = (*first, *(lines for _, _, lines in along))
                 shape, part = tuple(length for length, _, _ in along), tuple(lines for _, lines, _ in along)
                 if turned:
                     shape, part = shape[::-1], part[::-1]
-                name = f"{module}.{source.name}"
                 optional = source.default is not None
                 yield Target(name, shape, into, source.dtypes, part, at, turned, optional, source.is_ragged)
                 if not source.has_outputs:

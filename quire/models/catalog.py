@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -22,11 +23,13 @@ from quire.layers.cuts import Joining, Shared
 from quire.layers.experts import Experts
 from quire.layers.head_terms import HeadTerms
 from quire.layers.linear import Linear
+from quire.layers.may_be_packed import MayBePacked
 from quire.layers.norm import HeadNorms
 from quire.models.base import Decoder, DecoderStack, Model
 from quire.models.fallback.build import build_fallback
 from quire.models.pooling import PoolingModel, make_heads
-from quire.quantization.base import MatrixInfo, QuantizationMethod, Scheme
+from quire.models.stored_kinds import StoredKinds, stored_kinds
+from quire.quantization.base import MatrixInfo, QuantizationMethod, Scheme, UnlikeError, plain_scheme
 from quire.quantization.select import make_method
 from quire.types.stages import split
 
@@ -41,6 +44,7 @@ class Place(NamedTuple):
 
 ONE_STAGE = Place()
 _TOO_LARGE = re.compile("allocate|overflow")
+_AS_TOLD = StoredKinds()
 
 
 def build(
@@ -67,7 +71,7 @@ def build(
             _name_files(model, info)
             if place.stages > 1:
                 model.keep(split(len(model.layers), place.stages, place.layers), place.number)
-            allocate(model, method or make_method(info.quantization.get("quant_method"), info.quantization), group)
+            allocate(model, method or _own_method(info), group, _stored_kinds(info, model))
     if not isinstance(model, DecoderStack) or not model.is_causal:
         raise ConfigError(f"{info.architecture} does not generate: set runner to auto or pooling", "runner")
     return model.eval()
@@ -94,17 +98,30 @@ def build_for_pooling(
         _name_files(trunk, info)
         heads = make_heads(pooler, info.architecture, config, family, trunk)
         model = PoolingModel(trunk, heads, pooler, getattr(family, "unused", None))
-        allocate(model, method or make_method(info.quantization.get("quant_method"), info.quantization), group)
+        allocate(model, method or _own_method(info), group, _stored_kinds(info, model))
     return model.eval()
 
 
-def allocate(model: Model, method: QuantizationMethod, group: Group | None = None) -> None:
+def _own_method(info: ModelInfo) -> QuantizationMethod:
+    return make_method(info.quantization.get("quant_method"), info.quantization)
+
+
+def _stored_kinds(info: ModelInfo, model: Model) -> StoredKinds:
+    """Of a checkpoint that is quantized."""
+    if not info.quantization:
+        return StoredKinds()
+    return stored_kinds(Path(info.path), model, is_mistral=info.is_mistral)
+
+
+def allocate(
+    model: Model, method: QuantizationMethod, group: Group | None = None, stored: StoredKinds = _AS_TOLD
+) -> None:
     """Give every linear layer the tensors of its format, now that its place and so its name is known.
 
-    group: every layer becomes the share of one of its ranks.
+    group: every layer becomes the share of one of its ranks. stored: what files have goes before what the method says.
     """
     topology = ALONE if group is None else group.topology
-    method = _BySpelling(method, model)
+    method = _AsStored(method, model, stored.plain)
     for layer in model.others_with_states if isinstance(model, DecoderStack) else ():
         layer.share_with(topology)
     for path, module in model.named_modules():
@@ -114,6 +131,10 @@ def allocate(model: Model, method: QuantizationMethod, group: Group | None = Non
             module.join(group)
         if isinstance(module, Experts):
             module.allocate(method, model.checkpoint_name(path), topology, group)
+        if isinstance(module, MayBePacked):
+            name = model.checkpoint_name(f"{path}.weight").removesuffix(".weight")
+            if name in stored.packed:
+                module.unpack_from(method, name)
         if isinstance(module, Linear):
             parent = path.rpartition(".")[0]
             paths = [f"{parent}.{part}" if part else path for part in module.sources]
@@ -121,13 +142,19 @@ def allocate(model: Model, method: QuantizationMethod, group: Group | None = Non
             module.allocate(method, tuple(names), topology, group)
 
 
-class _BySpelling(QuantizationMethod):
-    """A method that is told what files may call a model's modules besides."""
+class _AsStored(QuantizationMethod):
+    """A method that is told what files may call a model's modules besides, and is not asked of those that are plain in
+    them."""
 
-    def __init__(self, method: QuantizationMethod, model: Model) -> None:
-        self._method, self._model = method, model
+    def __init__(self, method: QuantizationMethod, model: Model, plain: frozenset[str]) -> None:
+        self._method, self._model, self._plain = method, model, plain
 
     def scheme(self, info: MatrixInfo) -> Scheme:
+        are_plain = {module in self._plain for module in info.modules}
+        if are_plain == {True}:
+            return plain_scheme(info.dtype)
+        if are_plain == {True, False}:
+            raise UnlikeError(f"{', '.join(info.modules)} are one matrix here, and some are stored plain", "model")
         others = {module: self._model.other_names(module) for module in info.modules}
         return self._method.scheme(replace(info, spelled=others))
 

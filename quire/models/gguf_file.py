@@ -27,6 +27,7 @@ from quire.config.gguf.family import (
     base_name,
     decoders_name,
     is_matrix,
+    layer_of,
 )
 from quire.foundation.errors import ConfigError
 from quire.foundation.gguf_header import PLAIN, GgufError, GgufTensor, read_gguf_header
@@ -90,9 +91,9 @@ class GgufFile(TensorFile):
         except (GgufError, ConfigError) as error:
             raise MalformedFileError(str(error)) from None
         entries: dict[str, Entry] = {}
-        place = 0
+        place, last = 0, self._last_layer() if family.ahead else math.inf
         for name, tensor in sorted(header.tensors.items(), key=lambda item: item[1].start):
-            if name in SETTINGS:
+            if name in SETTINGS or (layer_of(name) or 0) > last:
                 continue
             known = decoders_name(family, name) or name
             halved = base_name(name) in SPLIT_LATENT
@@ -105,6 +106,13 @@ class GgufFile(TensorFile):
                 self._starts.append(place)
                 place += entry.num_bytes
         return entries
+
+    def _last_layer(self) -> int:
+        """Behind which are those that predict further tokens."""
+        prefix = self._metadata["general.architecture"]
+        return (
+            int(self._metadata[f"{prefix}.block_count"] - self._metadata.get(f"{prefix}.nextn_predict_layers", 0)) - 1
+        )
 
     def _views_of(self, name: str, known: str, tensor: GgufTensor, family: GgufFamily) -> list[_View]:
         *outer, columns = tensor.shape

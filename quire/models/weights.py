@@ -26,6 +26,7 @@ from quire.foundation.log import get_logger
 from quire.layers.cuts import cut_of, own_targets
 from quire.layers.experts import Experts
 from quire.layers.linear import Linear
+from quire.layers.may_be_packed import MayBePacked
 from quire.layers.targets import HasForms, HasStored, HasTargets, Target
 from quire.models.base import Model
 from quire.models.checkpoint_files import file_names, layout_of
@@ -47,12 +48,14 @@ def load(
     show_progress: bool = False,
     seed: int = 0,
     unused: str | None = None,
+    renamed: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Set every parameter of `model`.
 
     load_format: "auto" and "safetensors" read the checkpoint in `folder`, "mistral" and "pt" one of other files
     (`models/checkpoint_files.py`), "dummy" draws random weights from `seed`.
     show_progress: a bar on the terminal, if there is one. unused: a pattern of names of tensors that nobody needs.
+    renamed: ends of names that stand for others.
     Raises WeightsError listing all that is missing, left over, misshapen or unreadable, and for tensors that hold NaN
     or infinities, or that the config says are one and the same and are not.
     """
@@ -60,7 +63,7 @@ def load(
         fill_randomly(model, seed)
         return
     with ExitStack() as stack:
-        checkpoint = _Checkpoint(folder, model, stack, load_format, unused)
+        checkpoint = _Checkpoint(folder, model, stack, load_format, unused, renamed)
         targets = parameter_targets(model, checkpoint.shapes())
         checkpoint.open_parts([target.source for target in targets], stack)
         checkpoint.untwin(model.twins)
@@ -170,8 +173,12 @@ def parameter_targets(model: Model, stored: Mapping[str, tuple[int, ...]] = Mapp
         if isinstance(module, HasStored):
             targets += module.stored(model.checkpoint_name(f"{path}.weight").removesuffix(".weight"))
             continue
+        is_packed = isinstance(module, MayBePacked) and module.is_packed
+        if isinstance(module, MayBePacked) and is_packed:
+            targets += module.packed_targets()
         for name, _ in module.named_parameters(recurse=False):
-            targets += own_targets(module, name, model.checkpoint_name(f"{path}.{name}"))
+            if not is_packed or name != "weight":
+                targets += own_targets(module, name, model.checkpoint_name(f"{path}.{name}"))
     return [target for target in targets if not model.is_elsewhere(target.source)]
 
 
@@ -215,9 +222,15 @@ class _Checkpoint:
     """The files of a folder that hold tensors, open, with every header checked."""
 
     def __init__(
-        self, folder: Path, model: Model, stack: ExitStack, load_format: str, unused: str | None = None
+        self,
+        folder: Path,
+        model: Model,
+        stack: ExitStack,
+        load_format: str,
+        unused: str | None = None,
+        renamed: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self._folder = folder
+        self._folder, self._renamed = folder, renamed
         self._unused = re.compile(f"{_NOT_PARAMETERS}|{unused}" if unused else _NOT_PARAMETERS)
         self._problems = _Problems()
         self.tensors: dict[str, tuple[TensorFile, Entry]] = {}  # by the model's names, if it has use for them
@@ -264,9 +277,14 @@ class _Checkpoint:
         else:
             for tensor, entry in file.entries.items():
                 self.fixed_inputs += tensor.endswith(".input_scale") and self._unused.search(tensor) is not None
-                known = None if self._unused.search(tensor) else known_name(tensor)
+                known = None if self._unused.search(tensor) else known_name(self._usual(tensor))
                 if known is not None:
                     self.tensors[known] = (file, entry)
+
+    def _usual(self, tensor: str) -> str:
+        """What the model calls it."""
+        module, dot, end = tensor.rpartition(".")
+        return f"{module}{dot}{self._renamed.get(end, end)}"
 
     def check(self, targets: Iterable[Target]) -> None:
         """Raises WeightsError unless the tensors are exactly those that `targets` name, in their shapes and types."""
@@ -277,6 +295,8 @@ class _Checkpoint:
             for name in {name for name in wanted.keys() - present if not wanted[name].is_optional}:
                 lines["missing tensors"].append(f"{name} {list(wanted[name].shape)}")
         for name in present - wanted.keys():
+            if self._adds_nothing(name):
+                continue
             lines["tensors that the model has no place for"].append(f"{name} {list(self.tensors[name][1].shape)}")
         for name in present & wanted.keys():
             entry, target = self.tensors[name][1], wanted[name]
@@ -288,6 +308,18 @@ class _Checkpoint:
                 needs = "floating point" if target.dtypes == FLOATS else " or ".join(map(str, target.dtypes))
                 lines["tensors of another type"].append(f"{name} is {entry.dtype}, the model needs {needs}")
         self._problems.raise_if_any(self._folder)
+
+    def _adds_nothing(self, name: str) -> bool:
+        """Whether it is a bias of zeros alone, as AutoGPTQ gives layers that have none."""
+        file, entry = self.tensors[name]
+        if not name.endswith(".bias") or len(entry.shape) != 1 or entry.dtype not in FLOATS:
+            return False
+        values = torch.empty(entry.shape, dtype=entry.dtype)
+        try:
+            file.read_into(values.view(torch.uint8).numpy().data, entry.start)
+        except (MalformedFileError, OSError):
+            return False
+        return not bool(values.any())
 
 
 # -- reading ----------------------------------------------------------------------------------------------------

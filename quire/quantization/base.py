@@ -14,6 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -319,6 +320,8 @@ class QuantizationMethod(ABC):
 
     unused: str | None = None
     """A pattern of the names of tensors that its checkpoints hold and no product needs."""
+    renamed: Mapping[str, str] = MappingProxyType({})
+    """Ends of names of tensors (what follows the module's) that its checkpoints may have in place of others."""
 
     @classmethod
     def of_checkpoint(cls, config: Mapping[str, Any]) -> QuantizationMethod:  # noqa: ARG003 (for those who do)

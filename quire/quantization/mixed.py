@@ -48,7 +48,7 @@ def _mixed(parts: list[Scheme], rows: tuple[int, ...]) -> Scheme:
     def pack(read: Tensors) -> Tensors:
         packed = []
         for number, part in enumerate(parts):
-            own = {source.name: read[f"{number}.{source.name}"] for source in part.sources}
+            own = {source.key: read[f"{number}.{source.name}"] for source in part.sources}
             packed.append(own if part.pack is None else part.pack(own))
         return form.together(packed)
 

@@ -73,6 +73,7 @@ class Backend:
         self.is_draining = False  # an operator wants it to get nothing new
         self.is_removed = False  # … and forgets it once it has answered all
         self.models: list[dict[str, object]] = []
+        self.has_other_models = False  # than these, as an answer says
         self.num_requests = 0
         self.num_failures = 0
 

@@ -100,7 +100,9 @@ class Fleet:
             if backend.breaker.may_probe:
                 was_ready, was_able = backend.is_ready, backend.takes_requests
                 backend.is_ready = await self._probe(backend)
-                if backend.is_ready and (not was_ready or looks % _MODELS_EVERY == 0):
+                wants_models = not was_ready or backend.has_other_models or looks % _MODELS_EVERY == 0
+                if backend.is_ready and wants_models:
+                    backend.has_other_models = False
                     backend.models = await self._models(backend)
                 if backend.is_ready:
                     backend.breaker.succeed()

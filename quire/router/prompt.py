@@ -11,7 +11,7 @@ from quire.scheduling.affinity import chain
 # first, and longer ones the more is before them, so that the longest prompt is a hundred hashes.
 ENDS = (*range(128, 4096, 128), *range(4096, 16384, 512), *range(16384, 65536, 2048), *range(65536, 262145, 8192))
 BYTES_A_TOKEN = 4
-_MODEL = re.compile(rb'"model"\s*:\s*"((?:[^"\\]|\\.)*)"')
+_MODEL = re.compile(rb'"(?:model|lora_name)"\s*:\s*"((?:[^"\\]|\\.)*)"')
 _PREVIOUS = re.compile(rb'"previous_response_id"\s*:\s*"([^"\\]+)"')
 # What a prompt may begin with, in the bodies of the APIs.
 _PROMPT = re.compile(rb'"(?:system|messages|prompt|input|instructions|tools|prompt_token_ids|text|texts)"\s*:')
@@ -25,8 +25,8 @@ PROMPTED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """model: that it names, "" if none. hashes: of the beginnings of its prompt. num_bytes: of the prompt and what
-    follows. previous: id of the stored response that it goes on with."""
+    """model: that it names, or the adapter to load or unload, "" if none. hashes: of the beginnings of its prompt.
+    num_bytes: of the prompt and what follows. previous: id of the stored response that it goes on with."""
 
     model: str = ""
     hashes: tuple[int, ...] = ()

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from quire.config.route import RouteConfig
 from quire.foundation.log import get_logger
+from quire.foundation.shown import clipped
 from quire.router.backend import Backend
 from quire.router.choose import Chooser
 from quire.router.fleet import Fleet
@@ -111,9 +112,10 @@ class Exchange:
                     break
                 tried.add(backend.url)
                 try:
-                    last = await self._attempt(backend, send)
-                    if last is None:
+                    refusal = await self._attempt(backend, send)
+                    if refusal is None:
                         return
+                    last = refusal if last is None or refusal[0].status != 404 else last  # who has the model knows more
                 except UpstreamError as error:
                     if self._is_gone:
                         return
@@ -163,9 +165,11 @@ class Exchange:
         try:
             connection, head = await self._ask(backend)
             try:
-                if head.status == 503 and len(self._fleet.able) > 1:
-                    return head, await connection.read()
+                if self._others_may_not_share(backend, head.status):
+                    return head, await _whole(connection)
                 backend.breaker.succeed()
+                if self._wish.model:
+                    backend.has_other_models |= (self._wish.model in backend.model_ids) == (head.status == 404)
                 await self._answer(backend, connection, head, send)
                 return None
             finally:
@@ -174,6 +178,12 @@ class Exchange:
         finally:
             backend.in_flight -= 1
             self._fleet.settle(backend)
+
+    def _others_may_not_share(self, backend: Backend, status: int) -> bool:
+        """Whether a refusal may be of this server alone: it has no room, or no model of that name. Adapters come and
+        go, so another may have it that has not been asked for its models since."""
+        is_strange = bool(self._wish.model) and self._wish.model not in backend.model_ids
+        return (status == 503 or (status == 404 and is_strange)) and len(self._fleet.backends) > 1
 
     async def _ask(self, backend: Backend) -> tuple[Connection, Head]:
         request = self._head_for(backend)
@@ -232,9 +242,20 @@ class Exchange:
             await reply_error(send, 503, f"no server answers: {why}")
             return
         head, body = last
-        headers = [item for item in head.headers if item[0] not in _HOP_BACK and item[0] != b"content-length"]
+        if head.status == 404 and any(self._wish.model in backend.model_ids for backend in self._fleet.backends):
+            await reply_error(send, 503, f"no server that has the model {clipped(self._wish.model, 128)!r} answers")
+            return
+        headers = [item for item in head.headers if item[0] not in _HOP_BACK]
         await send({"type": "http.response.start", "status": head.status, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def _whole(connection: Connection) -> bytes:
+    """What is left of an answer. Raises UpstreamError."""
+    parts = []
+    while part := await connection.read():
+        parts.append(part)
+    return b"".join(parts)
 
 
 class BrokenAnswerError(Exception):

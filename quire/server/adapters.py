@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.config.peft import CONFIG
-from quire.config.serve import LoraModule, ServeConfig
+from quire.config.serve import ServeConfig
 from quire.foundation.errors import ConfigError, InputError
 from quire.types.adapter import LoRARequest
 
@@ -14,25 +14,14 @@ if TYPE_CHECKING:
     from quire.frontend.async_engine import AsyncLLM
 
 
-async def load_modules(engine: AsyncLLM, serve: ServeConfig, names: list[str]) -> None:
-    """Those that the server starts with. names: of the base model. Raises ConfigError for one that cannot be used."""
+async def load_modules(engine: AsyncLLM, serve: ServeConfig) -> None:
+    """Those that the server starts with. Raises ConfigError for one that cannot be used."""
     for module in serve.modules():
-        if module.name in names or engine.adapters.named(module.name) is not None:
-            raise ConfigError(f"lora_modules: the name {module.name!r} is taken", "lora_modules")
-        if module.base_model_name is not None and module.base_model_name not in names:
-            raise ConfigError(
-                f"lora_modules: {module.name!r} is for {module.base_model_name!r}, and {names[0]!r} is served",
-                "lora_modules",
-            )
+        number = engine.adapters.number_of(module.name)
         try:
-            await engine.add_lora(_request(engine, module))
+            await engine.add_lora(LoRARequest(module.name, number, module.path, module.base_model_name))
         except InputError as error:
             raise ConfigError(f"lora_modules: {module.name}: {error.message}", "lora_modules") from None
-
-
-def _request(engine: AsyncLLM, module: LoraModule) -> LoRARequest:
-    number = engine.adapters.next_number()
-    return LoRARequest(module.name, number, module.path, module.base_model_name)
 
 
 def find_in_folder(engine: AsyncLLM, serve: ServeConfig, name: str) -> LoRARequest | None:
@@ -42,4 +31,4 @@ def find_in_folder(engine: AsyncLLM, serve: ServeConfig, name: str) -> LoRAReque
     folder = Path(serve.lora_resolver_dir).expanduser() / name
     if not (folder / CONFIG).is_file():
         return None
-    return LoRARequest(name, engine.adapters.next_number(), str(folder))
+    return LoRARequest(name, engine.adapters.number_of(name), str(folder))

@@ -170,7 +170,9 @@ class Service:
             return self.names[0]
         if name not in self.names and self.adapter_of(name) is None:
             raise ApiError(
-                404, f"The model `{clipped(name, 128)}` does not exist. Served: {', '.join(self.names)}.", "model"
+                404,
+                f"The model `{clipped(name, 128)}` does not exist. Served: {clipped(', '.join(self.all_names), 512)}.",
+                "model",
             )
         return name
 

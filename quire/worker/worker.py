@@ -213,7 +213,7 @@ class Worker:
         kind = given.load_format
         if self._resolved.info.is_mistral and kind in ("auto", "safetensors"):
             kind = "mistral"
-        weights.load(self._model, path, kind, progress, given.seed, self._method.unused)
+        weights.load(self._model, path, kind, progress, given.seed, self._method.unused, self._method.renamed)
         if DTYPES[self._resolved.kv_dtype].itemsize == 1:
             self._take_in_scales(path, kind)
         if isinstance(self._model, Decoder):

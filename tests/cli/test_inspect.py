@@ -106,6 +106,16 @@ def test_broken_checkpoints(tmp_path: Path) -> None:
     assert "model-1.safetensors is not there, which the index points to" in found.verdict
     assert "model-2.safetensors claims a header of" in found.verdict
     assert found.exit_code == 2
+    whole = (DEMO_MODEL / "model.safetensors").read_bytes()
+    (tmp_path / "model-1.safetensors").write_bytes(whole)
+    (tmp_path / "model-2.safetensors").write_bytes(whole[:-1])
+    assert f"model-2.safetensors ends at byte {len(whole) - 1}, and its header places" in report(tmp_path).verdict
+    (tmp_path / "model-2.safetensors").write_bytes(
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    )
+    found = report(tmp_path)
+    assert "model-2.safetensors is a Git LFS pointer" in found.verdict
+    assert "model-1" not in found.verdict
 
 
 class Hub(BaseHTTPRequestHandler):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,28 @@ def test_a_family_is_what_its_file_stands_for(case: str, tmp_path: Path) -> None
     form = case if case in CONVERSIONS else arch
     state = writer.write(folder, tmp_path / "model.gguf", arch, mixed, more=MORE.get(case), form=form)
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
+    ours, theirs = build(gguf_folder(tmp_path / "model.gguf")), build(folder)
+    for one, other in zip(logits(ours), logits(theirs), strict=True):
+        assert other.abs().max() > 0.1
+        assert (one - other).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("case", ["qwen3next", "glm4moe", "deepseek3"])
+def test_layers_that_predict_further_tokens_are_left_out(case: str, tmp_path: Path) -> None:
+    """They stand behind the last one, and files count them."""
+    family, arch, config = CASES[case]
+    sizes = {**SIZES, **config}
+    layers = sizes["num_hidden_layers"]
+    folder = checkpoints.save(checkpoints.make(family, **{**sizes, "num_hidden_layers": layers + 1}), tmp_path / "more")
+    more = {**MORE.get(case, {}), "block_count": layers + 1, "nextn_predict_layers": 1}
+    form = case if case in CONVERSIONS else arch
+    state = writer.write(folder, tmp_path / "model.gguf", arch, mixed, more=more, form=form)
+    kept = {name: tensor.contiguous() for name, tensor in state.items() if f".layers.{layers}." not in name}
+    assert len(kept) < len(state)
+    save_file(kept, folder / "model.safetensors")
+    told = json.loads((folder / "config.json").read_text())
+    by_layer = {key: value[:-1] for key, value in told.items() if isinstance(value, list) and len(value) == layers + 1}
+    checkpoints.rewrite_config(folder, **by_layer, num_hidden_layers=layers)
     ours, theirs = build(gguf_folder(tmp_path / "model.gguf")), build(folder)
     for one, other in zip(logits(ours), logits(theirs), strict=True):
         assert other.abs().max() > 0.1

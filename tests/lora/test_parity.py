@@ -46,6 +46,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "ends": ("Llama", {}, {"r": 4, "target_modules": ["embed_tokens", "lm_head", "v_proj"]}),
     "ends-dora": ("Llama", {}, {"r": 4, "target_modules": ["embed_tokens", "lm_head", "v_proj"], "use_dora": True}),
     "tied": ("Llama", {"tie_word_embeddings": True}, {"r": 4, "target_modules": ["embed_tokens", "q_proj"]}),
+    "biased-head": ("Phi", {}, {"r": 4, "target_modules": ["dense", "lm_head"]}),
     "fused": ("Phi3", {}, {"r": 4, "target_modules": ["qkv_proj", "gate_up_proj", "o_proj"]}),
     "transposed": (
         "GPT2",

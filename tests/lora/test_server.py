@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import psutil
 import pytest
 import torch
 
+from quire import LLM, LoRARequest
 from quire.config.engine import EngineConfig
 from quire.config.serve import ServeConfig
 from quire.foundation.errors import ConfigError
@@ -87,6 +89,7 @@ def test_a_name_that_nobody_has(client: httpx.Client) -> None:
         reply = client.post("/v1/completions", json={**QUESTION, "model": name})
         assert reply.status_code == 404
         assert reply.json()["error"]["type"] == "NotFoundError"
+        assert "Served: demo, first" in reply.json()["error"]["message"]
 
 
 def test_one_in_the_folder_is_found_when_it_is_named(client: httpx.Client) -> None:
@@ -125,6 +128,18 @@ def test_load_and_unload(client: httpx.Client, folders: Path) -> None:
     assert client.post("/v1/completions", json={**QUESTION, "model": "later"}).status_code == 404
 
 
+def test_several_that_are_loaded_at_once_stay_apart(client: httpx.Client, folders: Path) -> None:
+    """Each has an id of its own: the one that is unloaded goes, and no other."""
+    names = [f"at once {number}" for number in range(4)]
+    bodies = [{"lora_name": name, "lora_path": str(folders / "other")} for name in names]
+    with ThreadPoolExecutor(len(names)) as pool:
+        replies = list(pool.map(lambda body: client.post("/v1/load_lora_adapter", json=body), bodies))
+    assert [reply.status_code for reply in replies] == [200] * len(names)
+    assert client.post("/v1/unload_lora_adapter", json={"lora_name": names[3]}).status_code == 200
+    left = {card["id"] for card in client.get("/v1/models").json()["data"]} & set(names)
+    assert left == set(names[:3])
+
+
 def test_loaded_adapters_outlive_the_engine(server: ServerProcess, client: httpx.Client, folders: Path) -> None:
     load = {"lora_name": "stays", "lora_path": str(folders / "other")}
     assert client.post("/v1/load_lora_adapter", json=load).status_code == 200
@@ -153,3 +168,48 @@ def test_options_that_need_others() -> None:
     adapted = EngineConfig.from_flat(enable_lora=True)
     with pytest.raises(ConfigError, match="needs api_server_count=1"):
         ServeConfig(allow_runtime_lora_updating=True, api_server_count=2).check_adapters(adapted)
+
+
+@pytest.mark.parametrize(
+    ("modules", "message"),
+    [
+        (["a={0}/first", "a={0}/other"], "the name 'a' is taken"),
+        (["quire-demo={0}/first"], "the name 'quire-demo' is taken"),
+        (['{{"name": "a", "path": "{0}/first", "base_model_name": "other"}}'], "'a' is for 'other', and 'quire-demo'"),
+        (["a={0}/nowhere"], "a: the adapter's folder .* does not exist"),
+        (["a={0}/first", "b={0}/large"], "b: .*rank 64 is more than max_lora_rank=16"),
+    ],
+    ids=str,
+)
+def test_adapters_are_looked_at_before_a_model_is_loaded(modules: list[str], message: str, folders: Path) -> None:
+    simple(folders / "large", r=64)
+    serve = ServeConfig(lora_modules=[module.format(folders) for module in modules])
+    with pytest.raises(ConfigError, match=f"lora_modules: {message}"):
+        serve.check_adapters(EngineConfig.from_flat(enable_lora=True))
+
+
+def test_a_folder_of_adapters_must_be_there(tmp_path: Path) -> None:
+    serve = ServeConfig(lora_resolver_dir=str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match=r"lora_resolver_dir: '.*nowhere' is no folder"):
+        serve.check_adapters(EngineConfig.from_flat(enable_lora=True))
+
+
+def test_an_adapter_of_the_hub(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its name, as a model; what is no such name is a folder."""
+    import huggingface_hub
+
+    asked: list[tuple[str, list[str]]] = []
+
+    def fetch(name: str, *, allow_patterns: list[str], **_options: Any) -> str:
+        asked.append((name, allow_patterns))
+        return str(folders / "first")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    config = EngineConfig.from_flat(enable_lora=True)
+    ServeConfig(lora_modules=["a=some/adapter", f"b={folders / 'other'}"]).check_adapters(config)
+    assert asked == [("some/adapter", ["adapter_config.json", "adapter_model.safetensors"])]
+    with LLM(device="cpu", enable_lora=True, max_model_len=64, num_gpu_blocks_override=8) as llm:
+        assert llm.llm_engine.add_lora(LoRARequest("a", 1, "some/adapter"))
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match="a: 'no/one' is neither a local folder nor anything that the hub"):
+        ServeConfig(lora_modules=["a=no/one"]).check_adapters(config)

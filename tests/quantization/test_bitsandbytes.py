@@ -103,6 +103,17 @@ def test_ranks_have_their_shares(writer: writers.Writer, settings: dict[str, Any
     assert torch.allclose(torch.cat(shares, dim=1), whole, rtol=1e-5, atol=1e-6)
 
 
+def test_modules_may_end_amid_256_scales(tmp_path: Path) -> None:
+    """As those of SmolLM do, and ranks' shares of them."""
+    _, writer, settings = CASES["nf4-nested"]
+    method, parts = BitsAndBytes.of_checkpoint(settings), {"q": 576, "k": 192, "v": 192}
+    checkpoint, dense = written(writer, parts, 576)
+    for size in (1, 3):
+        for rank in range(size):
+            mine = dense_of(share("rows", rank, size, parts, 576, method), checkpoint, tmp_path)
+            assert torch.allclose(mine, torch.cat([part.chunk(size)[rank] for part in dense]), rtol=1e-5, atol=1e-6)
+
+
 def test_blocks_are_not_divided() -> None:
     method = BitsAndBytes.of_checkpoint(config(bnb_4bit_quant_type="nf4"))
     with pytest.raises(ConfigError, match="inputs of o are stored 64 together and cannot be cut at 96"):

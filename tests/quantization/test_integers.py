@@ -17,7 +17,7 @@ from quire.quantization.select import make_method
 from tests.models import checkpoints
 from tests.models.paged import PagedRows
 from tests.quantization import writers
-from tests.quantization.writers import awq, gptq, make, pack_quantized
+from tests.quantization.writers import awq, gptq, integer_bytes, make, pack_quantized
 
 IDS = [[3, 17, 55, 8, 90, 41, 2, 66, 30], [7, 7, 12, 80]]
 
@@ -26,7 +26,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> DecoderStack:
     info = read_model_info(folder, {})
     method = make_method(info.quantization.get("quant_method"), info.quantization)
     model = catalog.build(info, dtype, checkpoints.CPU, info.max_position, method)
-    weights.load(model, folder, "auto", unused=method.unused)
+    weights.load(model, folder, "auto", unused=method.unused, renamed=method.renamed)
     return model
 
 
@@ -126,7 +126,9 @@ PACKED_CASES = {
     "4-channel": ("Qwen3", pack_quantized(4, -1), ct_config(4, -1)),
     "4-zeros": ("Llama", pack_quantized(4, 32, symmetric=False), ct_config(4, 32, symmetric=False)),
     "4-sorted": ("Llama", pack_quantized(4, 32, sort=True), ct_config(4, 32, actorder="group")),
-    "8": ("Qwen3", pack_quantized(8, 32), ct_config(8, 32)),
+    **{f"{bits}": ("Qwen3", pack_quantized(bits, 32), ct_config(bits, 32)) for bits in (2, 3, 5, 6, 7, 8)},
+    "3-zeros": ("Qwen3", pack_quantized(3, 32, symmetric=False), ct_config(3, 32, symmetric=False)),
+    "6-zeros": ("Llama", pack_quantized(6, -1, symmetric=False), ct_config(6, -1, symmetric=False)),
     "8-channel-zeros": ("Llama", pack_quantized(8, -1, symmetric=False), ct_config(8, -1, symmetric=False)),
     "mixtral": ("Mixtral", pack_quantized(4, 32), ct_config(4, 32)),
 }
@@ -134,6 +136,33 @@ PACKED_CASES = {
 
 @pytest.mark.parametrize(("family", "writer", "config"), PACKED_CASES.values(), ids=PACKED_CASES)
 def test_packed_integers(family: str, writer: writers.Writer, config: dict[str, Any], tmp_path: Path) -> None:
+    assert_same_answers(make(tmp_path, family, lambda _: writer, config))
+
+
+def in_bytes(bits: int, group: int, symmetric: bool = True) -> dict[str, Any]:
+    """With activations that are rounded in the checkpoint's own scheme, and here only where weights are of 8 bits."""
+    config = ct_config(bits, group, symmetric=symmetric)
+    (args,) = config["config_groups"].values()
+    if group == 0:
+        args["weights"] |= {"strategy": "tensor", "group_size": None}
+    args["input_activations"] = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
+    return {**config, "format": "int-quantized"}
+
+
+BYTES_CASES = {
+    "w4a8": ("Llama", integer_bytes(4, 32), in_bytes(4, 32)),
+    "w4a8-zeros": ("Qwen3", integer_bytes(4, 32, symmetric=False), in_bytes(4, 32, symmetric=False)),
+    "w4a8-mixtral": ("Mixtral", integer_bytes(4, 32), in_bytes(4, 32)),
+    "w3a8-channel": ("Llama", integer_bytes(3, -1), in_bytes(3, -1)),
+    "w6a8": ("Llama", integer_bytes(6, 16), in_bytes(6, 16)),
+    "w8a8-groups": ("Qwen3", integer_bytes(8, 32), in_bytes(8, 32)),
+    "w8a8-zeros": ("Llama", integer_bytes(8, -1, symmetric=False), in_bytes(8, -1, symmetric=False)),
+    "w8a8-tensor-zeros": ("Llama", integer_bytes(8, 0, symmetric=False), in_bytes(8, 0, symmetric=False)),
+}
+
+
+@pytest.mark.parametrize(("family", "writer", "config"), BYTES_CASES.values(), ids=BYTES_CASES)
+def test_integers_in_bytes(family: str, writer: writers.Writer, config: dict[str, Any], tmp_path: Path) -> None:
     assert_same_answers(make(tmp_path, family, lambda _: writer, config))
 
 

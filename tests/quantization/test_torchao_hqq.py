@@ -227,6 +227,25 @@ def test_hqqs_own_checkpoints(case: tuple[int, int | None, int], family: str, tm
     check(tmp_path, exact=case[0] != 8)
 
 
+def test_hqqs_modules_of_one_matrix_that_are_unlike(tmp_path: Path) -> None:
+    """By name, as `dynamic_config` writes it: q and k of other bits, v plain."""
+    rules = {"self_attn.q_proj": hqq_config(4, 32, 1), "self_attn.k_proj": hqq_config(8, 32, 1)}
+
+    def pack(module: str, weight: torch.Tensor) -> Packed | None:
+        rule = next((rule for name, rule in rules.items() if module.endswith(name)), None)
+        return None if rule is None else by_hqq(rule)(module, weight)
+
+    make("Llama", tmp_path, pack, {"quant_method": "hqq", "quant_config": rules})
+    check(tmp_path, exact=False)
+
+
+def test_hqqs_modules_that_are_several_here_are_refused_by_name(tmp_path: Path) -> None:
+    config = hqq_config(4, 32, 1)
+    folder = make("Phi3", tmp_path, by_hqq(config), {"quant_method": "hqq", "quant_config": config})
+    with pytest.raises(ConfigError, match=r"model\.layers\.0\.self_attn\.qkv_proj holds parts of one matrix"):
+        build(folder)
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_ranks_keep_their_share_of_hqqs_modules(case: tuple[int, int | None, int], tmp_path: Path) -> None:
     config = hqq_config(*case)

@@ -35,22 +35,36 @@ _DELTA = {
 }  # fmt: skip
 MORE_SIZES: dict[str, dict[str, Any]] = {
     "Mixtral": {"num_local_experts": 4},
+    "Qwen2Moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 64,
+    },
+    "Qwen3Moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+    "GPTNeoX": {"vocab_size": 128, "head_dim": ...},
     "Qwen3Next": {**_DELTA, "num_experts": 0},
     "Qwen3_5Text": _DELTA,
 }
 PLAIN = ("embed_tokens", "lm_head", "norm", ".gate.", "block_sparse_moe.gate")
 
 
-def make(folder: Path, family: str, writer: Callable[[str], Writer | None], config: dict[str, Any]) -> Path:
+def make(
+    folder: Path,
+    family: str,
+    writer: Callable[[str], Writer | None],
+    config: dict[str, Any],
+    plain: tuple[str, ...] = PLAIN,
+) -> Path:
     """A tiny checkpoint in `folder`/quantized, and what it stands for in `folder`/dense. writer: of a module's name;
-    None: it is plain."""
+    None: it is plain, as are those that have one of `plain` in their names."""
     sizes = MORE_SIZES.get(family, {})
     dense, quantized = folder / "dense", folder / "quantized"
     checkpoints.save(checkpoints.make(family, **{**SIZES, **sizes}), dense)
     state, packed = load_file(dense / "model.safetensors"), {}
     for name, tensor in state.items():
         module = name.removesuffix(".weight")
-        write = None if tensor.dim() != 2 or any(part in name for part in PLAIN) else writer(module)
+        write = None if tensor.dim() != 2 or any(part in name for part in plain) else writer(module)
         if write is None:
             packed[name] = tensor
             continue
@@ -159,6 +173,24 @@ def pack_quantized(bits: int, group: int, *, symmetric: bool = True, sort: bool 
         if sort:
             tensors["weight_g_idx"] = index.astype(np.int32)
         return {name: torch.from_numpy(np.ascontiguousarray(t)) for name, t in tensors.items()}, torch.from_numpy(dense)
+
+    return write
+
+
+def integer_bytes(bits: int, group: int, *, symmetric: bool = True) -> Writer:
+    """compressed-tensors' integers in a byte each. group -1: all inputs, 0: the whole tensor."""
+
+    def write(weight: torch.Tensor) -> Written:
+        n, k = weight.shape
+        flat = weight.reshape(1, -1) if group == 0 else weight
+        q, scale, zero, dense = grouped(flat, bits, flat.shape[1] if group < 1 else group, symmetric=symmetric)
+        half = 2 ** (bits - 1)
+        scale = scale.reshape(-1) if group == 0 else scale
+        tensors = {"weight": (q.reshape(n, k) - half).astype(np.int8), "weight_scale": scale}
+        if not symmetric:
+            tensors["weight_zero_point"] = (zero - half).reshape(scale.shape).astype(np.int8)
+        found = {name: torch.from_numpy(np.ascontiguousarray(tensor)) for name, tensor in tensors.items()}
+        return found, torch.from_numpy(dense.reshape(n, k))
 
     return write
 

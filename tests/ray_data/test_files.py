@@ -57,6 +57,21 @@ def test_a_stage_of_rows_and_of_conversations_and_rows_that_cannot_run() -> None
     assert found["num_answer_tokens"][0] == 4
     assert stage({"messages": [[{"role": "user", "content": "Hi"}]]})["answer"][0]
     assert "a row has no 'prompt'" in stage({"text": ["x"]})["error"][0]
+    several: list[tuple[dict[str, Any], str]] = [
+        ({"messages": [{"role": "user", "content": "Hi"}], "prompt": None}, ""),
+        ({"prompt": "Number 1 is", "messages": None}, ""),
+        ({"prompt": [5, 6, 7]}, ""),
+        ({"prompt": 5}, "prompt must be a string or token ids, got int"),
+        ({"prompt": b"xy"}, "prompt must be a string or token ids, got bytes"),
+        ({"messages": 5}, "messages must be a list, got int"),
+        ({"messages": []}, "at least one message"),
+        ({"prompt": None, "messages": None}, "a row has no 'prompt'"),
+    ]
+    found = stage.answer([row for row, _ in several])
+    for (row, message), answer in zip(several, found, strict=True):
+        assert bool(answer["answer"]) == (not message), row
+        assert message in (answer["error"] or ""), row
+    assert found[1] == stage.answer([{"prompt": "Number 1 is"}])[0]
 
 
 def test_bad_files_are_named(tmp_path: Path) -> None:

@@ -194,6 +194,68 @@ def test_a_server_that_is_killed_is_not_missed_before_the_first_byte(tmp_path: A
                 list(lines)
 
 
+class Adapted(BaseHTTPRequestHandler):
+    """A server of some models, and of others that it has not told of yet."""
+
+    told: tuple[str, ...] = ()
+    has: tuple[str, ...] = ()
+
+    def do_GET(self) -> None:
+        listed = [{"id": name} for name in self.told]
+        self._answer(200, {"data": listed} if self.path == "/v1/models" else {"server_load": 0})
+
+    def do_POST(self) -> None:
+        name = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["model"]
+        self._answer(200 if name in self.has else 404, {"port": self.server.server_port})
+
+    def _answer(self, status: int, value: Any) -> None:
+        content = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_arguments: Any) -> None: ...
+
+
+@contextlib.contextmanager
+def adapted(told: tuple[str, ...], has: tuple[str, ...]) -> Iterator[HTTPServer]:
+    server = HTTPServer(("127.0.0.1", 0), type("Own", (Adapted,), {"told": told, "has": has}))
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_a_model_is_asked_of_all_who_may_have_it() -> None:
+    """An adapter that was loaded a moment ago, one that nobody has, and one whose only server has gone."""
+    with (
+        adapted(("base",), ("base", "new")) as one,
+        adapted(("base", "known"), ("base", "known")) as other,
+        router(*(f"http://127.0.0.1:{server.server_port}" for server in (one, other))) as url,
+    ):
+
+        def ask(name: str) -> httpx.Response:
+            return httpx.post(f"{url}/v1/completions", json={"model": name, "prompt": "x"}, timeout=20)
+
+        assert {ask("new").json()["port"] for _ in range(6)} == {one.server_port}
+        assert {ask("known").json()["port"] for _ in range(6)} == {other.server_port}
+        assert {ask("base").json()["port"] for _ in range(6)} == {one.server_port, other.server_port}
+        nobody = ask("nobody")
+        assert nobody.status_code == 404
+        assert "port" in nobody.json(), "as a server said it"
+        other.shutdown()
+        other.server_close()
+        gone = ask("known")
+        assert gone.status_code == 503
+        assert "no server that has the model 'known' answers" in gone.json()["error"]["message"]
+        assert ask("base").status_code == 200
+
+
 def test_servers_are_added_drained_and_removed_by_hand(pair: list[ServerProcess]) -> None:
     one, two = (server.url for server in pair)
     with router(one, policy="round_robin") as url, httpx.Client(base_url=url, timeout=20) as client:

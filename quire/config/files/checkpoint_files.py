@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.foundation.gguf_header import TYPES, GgufError, read_gguf_header
+from quire.foundation.json_file import FETCH_POINTER, is_lfs_pointer
 
 MAX_HEADER = 100_000_000  # bytes of a safetensors header: the format's own limit
 _BITS: dict[str, float] = {
@@ -78,8 +80,12 @@ def _stored_in_gguf(parts: Sequence[Path]) -> Stored:
 
 
 def read_header(file: Path) -> dict[str, Any]:
-    """Tensors by name, each an object with dtype and shape. Raises OSError, or ValueError for what is no such file."""
+    """Tensors by name, each an object with dtype and shape. Raises OSError, or ValueError for what is no such file, or
+    not all of it."""
     with file.open("rb") as stream:
+        if is_lfs_pointer(stream.read(64)):
+            raise ValueError(FETCH_POINTER)
+        stream.seek(0)
         start = stream.read(8)
         if len(start) < 8:
             raise ValueError("is too short for a safetensors file")
@@ -90,13 +96,22 @@ def read_header(file: Path) -> dict[str, Any]:
             header = json.loads(stream.read(size))
         except (ValueError, RecursionError):
             raise ValueError("has a header that is not JSON") from None
+        length = stream.seek(0, os.SEEK_END)
     if not isinstance(header, dict):
         raise ValueError("has a header that is not a JSON object")
     header.pop("__metadata__", None)
     for name, entry in header.items():
         if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str) or not _is_shape(entry.get("shape")):
             raise ValueError(f"describes {name!r} without dtype and shape")
+    if length < (end := 8 + size + max(map(_end, header.values()), default=0)):
+        raise ValueError(f"ends at byte {length}, and its header places tensors up to byte {end} (is it cut off?)")
     return header
+
+
+def _end(entry: Mapping[str, Any]) -> int:
+    """Of a tensor, behind the header; 0 if it does not say."""
+    places = entry.get("data_offsets")
+    return places[1] if isinstance(places, list) and _is_shape(places) and len(places) == 2 else 0
 
 
 def _is_shape(value: Any) -> bool:

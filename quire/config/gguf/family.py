@@ -107,6 +107,12 @@ def decoders_name(family: GgufFamily, tensor: str) -> str | None:
     return None if known is None else f"{prefix}{known}.{kind}"
 
 
+def layer_of(tensor: str) -> int | None:
+    """The number of the layer that it is in."""
+    match = _NAME.fullmatch(tensor)
+    return None if match is None or match[1] is None else int(match[1])
+
+
 def base_name(tensor: str) -> str:
     """Without the layer's number, and without `.weight`."""
     match = _NAME.fullmatch(tensor)

@@ -237,7 +237,7 @@ STATES: dict[str, GgufFamily] = {
             "ffn_gate_shexp": "mlp.shared_expert.gate_proj", "ffn_up_shexp": "mlp.shared_expert.up_proj",
             "ffn_down_shexp": "mlp.shared_expert.down_proj",
         },
-        bare=_bare("linear_attn"), plus_one=True, partial=True, sized=True, lifted={"ssm_conv1d": (1, 3)},
+        bare=_bare("linear_attn"), plus_one=True, partial=True, sized=True, ahead=True, lifted={"ssm_conv1d": (1, 3)},
         keys={
             "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
             "expert_feed_forward_length": "moe_intermediate_size",

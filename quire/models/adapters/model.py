@@ -12,6 +12,7 @@ from torch import nn
 
 from quire.config.peft import PARAM, WEIGHTS, PeftConfig
 from quire.foundation.errors import WeightsError
+from quire.foundation.log import get_logger
 from quire.layers.embedding import Embedding
 from quire.layers.experts import Experts
 from quire.layers.linear import Linear
@@ -24,10 +25,20 @@ from quire.layers.low_rank import (
     LowRankExperts,
 )
 from quire.models.adapters import pack
-from quire.models.adapters.tensors import BASE, Pair, Tensors, experts_pairs, pair_of, raise_if_any, read_tensors
+from quire.models.adapters.tensors import (
+    BASE,
+    BASE_BIAS,
+    Pair,
+    Tensors,
+    experts_pairs,
+    pair_of,
+    raise_if_any,
+    read_tensors,
+)
 from quire.models.base import DecoderStack, Model
 from quire.models.pooling import PoolingModel
 
+_log = get_logger(__name__)
 Host = HostFactors | ExpertFactors
 HostAdapter = Mapping[int, Host]
 """An adapter's factors by layer, as `AdaptedModel` numbers them."""
@@ -166,7 +177,12 @@ class AdaptedModel:
         numbers nor other ranks are asked. Raises as `read`."""
         config, file = PeftConfig.read(folder, max_rank), folder / WEIGHTS
         tensors = read_tensors(file)
-        elsewhere = {module for module in tensors if self._is_elsewhere(module)}
+        left_out = {module for module in tensors if self._is_left_out(module)}
+        if left_out and len(left_out) == len(tensors):
+            raise WeightsError(f"{file} adapts nothing but parts that see or hear, which do not run here", PARAM)
+        if left_out:
+            _log.info("%d modules of %s are of parts that see or hear, and are left out", len(left_out), folder)
+        elsewhere = left_out | {module for module in tensors if self._is_elsewhere(module)}
         tensors = {module: own for module, own in tensors.items() if module not in elsewhere}
         known = {module: self._known_name(module) for module in tensors}
         raise_if_any(file, [*self._strangers(config, known, elsewhere), *self._absent(config, set(known.values()))])
@@ -179,7 +195,7 @@ class AdaptedModel:
             except WeightsError as error:
                 problems.append(str(error))
         raise_if_any(file, problems)
-        bases = {module: own for module, own in tensors.items() if BASE in own}
+        bases = {module: own for module, own in tensors.items() if BASE in own or BASE_BIAS in own}
         if config.use_dora:
             return ReadAdapter(file, bases, dict(sorted(found.items())), {})
         with torch.inference_mode():
@@ -198,12 +214,19 @@ class AdaptedModel:
         with torch.inference_mode():
             return {**read.packed, **{number: self._packed(number, pairs) for number, pairs in read.pairs.items()}}
 
+    def _is_left_out(self, module: str) -> bool:
+        """Whether it is of what a model has beside its decoder, whose own tensors are not read either."""
+        trunk = self._model.trunk if isinstance(self._model, PoolingModel) else self._model
+        is_wrapped = isinstance(trunk, DecoderStack) and trunk.files_names is not None
+        return is_wrapped and self._model.file_name(f"{module}.weight") is None
+
     def _is_elsewhere(self, module: str) -> bool:
         """Whether it is another stage's."""
         module = module.removesuffix(f".{BASE}")
         if module in self._places:
             return False
-        name = self._model.known_name(f"{module}.weight")
+        tensor = f"{module}.weight"
+        name = self._model.known_name(self._model.file_name(tensor) or tensor)
         if name is not None and self._model.is_elsewhere(name):
             return True
         return not _is_read(self._model) and name == self._model.checkpoint_name("embed_tokens.weight")
@@ -213,13 +236,15 @@ class AdaptedModel:
         module = module.removesuffix(f".{BASE}")  # around parameters that are adapted one after the other
         if module in self._places:
             return module
-        tensor = f"{module}.weight"  # as older files call it, or transformers and we do
+        tensor = f"{module}.weight"  # as older files call it, or a whole model of which this is the decoder, or we do
         path = f"trunk.{tensor}" if isinstance(self._model, PoolingModel) else tensor
-        names = (self._model.known_name(tensor) or "", self._model.checkpoint_name(path))
+        whole = self._model.known_name(self._model.file_name(tensor) or tensor)
+        names = (self._model.known_name(tensor) or "", whole or "", self._model.checkpoint_name(path))
         return next((name for one in names if (name := one.removesuffix(".weight")) in self._places), None)
 
     def _strangers(self, config: PeftConfig, known: Mapping[str, str | None], elsewhere: set[str]) -> Iterator[str]:
-        """What the file or its config names and the model does not have. elsewhere: modules of other stages."""
+        """What the file or its config names and the model does not have. elsewhere: modules of other stages, and those
+        that are left out."""
         for module, name in known.items():
             if name is None:
                 yield f"{module} is no module of this model that takes adapters"
@@ -256,15 +281,18 @@ class AdaptedModel:
         return self._layers[self._places[name].layer].module
 
     def _check_base(self, module: str, tensors: Tensors, layer: _Layer) -> None:
-        """A file may bring the matrix that was adapted: it must be the model's own. Raises WeightsError."""
-        if (base := tensors.get(BASE)) is None:
+        """A file may bring the matrix that was adapted, and its bias: they must be the model's own. Raises
+        WeightsError."""
+        own, base, bias = layer.module, tensors.get(BASE), tensors.get(BASE_BIAS)
+        if base is None and bias is None:
             return
-        own = layer.module
-        if isinstance(own, Embedding):
+        if isinstance(own, Embedding) and bias is None and base is not None:
             is_same = base.shape == own.weight.shape and torch.equal(base.to(own.weight), own.weight)
-        elif isinstance(own, Linear) and own.role == "vocabulary" and base.shape == (own.out_features, own.in_features):
-            dense = own.matrix.dense(own.dtype)
-            is_same = torch.equal(own.cut(base).to(dense), dense)
+        elif isinstance(own, Linear) and own.role == "vocabulary":
+            is_same = all(
+                theirs is None or (ours is not None and _is_same(own, theirs, ours))
+                for theirs, ours in ((base, own.matrix.dense(own.dtype)), (bias, own.bias))
+            )
         else:
             is_same = False
         if not is_same:
@@ -300,6 +328,12 @@ class AdaptedModel:
             return pack.of_linear(module, {part: pair for (_, part), pair in pairs.items()}, self._dtype)
         make = pack.of_head if isinstance(low_rank, LowRank) else pack.of_embedding
         return make(module, pairs[-1, 0], self._dtype)
+
+
+def _is_same(linear: Linear, whole: torch.Tensor, own: torch.Tensor) -> bool:
+    """Whether this rank's part of it is what the layer has."""
+    shape = (linear.out_features, linear.in_features)[: whole.dim()]
+    return whole.shape == shape and torch.equal(linear.cut(whole).to(own), own)
 
 
 def _of_experts(

@@ -23,12 +23,12 @@ from quire.quantization.base import FLOATS
 
 _NAME = re.compile(
     r"^base_model\.model\.(?P<module>.+?)\.(?P<what>lora_A\.weight|lora_B\.weight|lora_embedding_A|lora_embedding_B|"
-    r"lora_magnitude_vector(\.weight)?|base_layer\.weight)$"
+    r"lora_magnitude_vector(\.weight)?|base_layer\.weight|base_layer\.bias)$"
 )
 _SHOWN = 8
-BASE = "base_layer"
+BASE, BASE_BIAS = "base_layer", "base_layer.bias"
 Tensors = dict[str, torch.Tensor]
-"""Of one module: lora_A, lora_B, lora_magnitude_vector, base_layer."""
+"""Of one module: lora_A, lora_B, lora_magnitude_vector, base_layer, base_layer.bias."""
 
 
 class Pair(NamedTuple):
@@ -98,7 +98,7 @@ def _check(module: str, tensors: Tensors, shapes: Mapping[str, tuple[int, ...]])
                 f"{module}.{what} is {list(tensors[what].shape)}, the model and the adapter's rank need {list(shape)}",
                 PARAM,
             )
-    if left := tensors.keys() - shapes.keys() - {BASE}:
+    if left := tensors.keys() - shapes.keys() - {BASE, BASE_BIAS}:
         raise WeightsError(f"{module} has {', '.join(sorted(left))}, which its config does not speak of", PARAM)
 
 

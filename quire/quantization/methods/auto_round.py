@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from quire.config.reading import read
@@ -10,34 +12,34 @@ from quire.foundation.errors import ConfigError
 from quire.foundation.json_file import shown
 from quire.quantization.base import MatrixInfo, QuantizationMethod, Scheme, plain_scheme
 from quire.quantization.methods.awq import awq_scheme
-from quire.quantization.methods.gptq import Settings, gptq_scheme
-from quire.quantization.methods.modules import OPTION, is_part, names_of, of_all, one_of, refuse_unknown
+from quire.quantization.methods.gptq import gptq_scheme
+from quire.quantization.methods.modules import (
+    OPTION,
+    check_pattern,
+    is_part,
+    names_of,
+    of_all,
+    one_of,
+    refuse_unknown,
+)
+from quire.quantization.methods.settings import KEYS, Settings, check_integers
 
-_HISTORY = (
-    "amp", "batch_size", "enable_minmax_tuning", "enable_norm_bias_tuning", "enable_quanted_input", "iters", "dataset",
-    "gradient_accumulate_steps", "low_gpu_mem_usage", "lr", "minmax_lr", "nsamples", "scale_dtype", "seqlen", "seed",
-    "autoround_version", "backend", "act_bits", "act_dynamic", "act_group_size", "act_sym", "act_data_type", "provider",
-    "not_use_best_mse", "enable_torch_compile", "low_cpu_mem_usage", "true_sequential", "damp_percent", "device_map",
-    "quant_block_list", "supported_types", "quant_lm_head", "export_format", "to_quant_block_names",
-)  # fmt: skip
 FULL_BITS = 16
+_LESS_1 = ("auto_round:auto_gptq", "auto_round:gptq")  # packings whose zeros are stored so
+_PACKINGS = (*_LESS_1, "auto_round", "auto_round:gptqmodel", "auto_round:auto_awq", "auto_round:awq")
+_PATTERN = re.compile(r"[*+?^$()\[\]{}|\\]")  # what no module's name has
 
 
 class AutoRound(QuantizationMethod):
+    """own: settings of the modules that a name or a pattern in `extra_config` is about; None: they are plain."""
+
     def __init__(self, config: Mapping[str, Any]) -> None:
-        one_of(config, "data_type", ("int",), "int")
-        if read(int, config, "act_bits", FULL_BITS) < FULL_BITS:
-            raise ConfigError(
-                f"quantization_config: AutoRound checkpoints with act_bits={config['act_bits']} are not supported",
-                OPTION,
-            )
-        packings = ("auto_round:auto_gptq", "auto_round:auto_awq", "auto_round", "auto_round:gptq", "auto_round:awq")
-        packing = one_of(config, "packing_format", packings, "auto_round:auto_gptq")
-        self._is_awq, self._settings = "awq" in packing, Settings.read(config)
-        if packing in ("auto_round", "auto_round:gptq") and not self._settings.symmetric:
-            raise ConfigError(f"quantization_config: packing_format={packing} with sym=false is not supported", OPTION)
-        blocks = config.get("block_name_to_quantize") or []
-        self._blocks = blocks.split(",") if isinstance(blocks, str) else names_of(config, "block_name_to_quantize")
+        check_integers(config)
+        packing = one_of(config, "packing_format", _PACKINGS, _LESS_1[0])
+        self._is_awq, self._older, self._settings = "awq" in packing, packing in _LESS_1, Settings.read(config)
+        if isinstance(blocks := config.get("block_name_to_quantize"), str):
+            config = {**config, "block_name_to_quantize": [name.strip() for name in blocks.split(",") if name.strip()]}
+        self._blocks = names_of(config, "block_name_to_quantize")
         self._skipped = names_of(config, "modules_to_not_convert")
         self._own: dict[str, Settings | None] = {}
         own = config.get("extra_config") or {}
@@ -45,16 +47,19 @@ class AutoRound(QuantizationMethod):
             raise ConfigError(
                 f"quantization_config: extra_config must be an object of objects, got {shown(own)}", OPTION
             )
+        self._patterns: list[tuple[re.Pattern[str], Settings | None]] = []
         for name, value in own.items():
             bits = read(int, value, "bits", self._settings.bits)
-            self._own[name] = None if bits >= FULL_BITS else Settings.read(value, self._settings)
+            settings = None if bits >= FULL_BITS else Settings.read(value, self._settings)
+            if _PATTERN.search(name):
+                check_pattern(name, "extra_config")
+                self._patterns.append((re.compile(name), settings))
+            else:
+                self._own[name] = settings
 
     @classmethod
     def of_checkpoint(cls, config: Mapping[str, Any]) -> AutoRound:
-        known = (
-            "bits", "group_size", "sym", "data_type", "packing_format", "block_name_to_quantize", "extra_config",
-            "modules_to_not_convert", *_HISTORY,
-        )  # fmt: skip
+        known = ("packing_format", "block_name_to_quantize", "extra_config", "modules_to_not_convert", *KEYS)
         refuse_unknown(config, known, "AutoRound")
         return cls(config)
 
@@ -62,14 +67,15 @@ class AutoRound(QuantizationMethod):
         settings = of_all(info, lambda module: self._of_module(module, info.role == "vocabulary"))
         if settings is None:
             return plain_scheme(info.dtype)
-        if not self._is_awq:
-            return gptq_scheme(info, settings, older=True)
-        one_of({"bits": settings.bits}, "bits", (4,), None)
-        return awq_scheme(info, settings.group or -1, has_zeros=True)
+        if self._is_awq:
+            return awq_scheme(info, replace(settings, symmetric=False))  # whose zeros are stored also where all are 8
+        return gptq_scheme(info, settings, older=self._older)
 
     def _of_module(self, module: str, is_head: bool) -> Settings | None:
-        for name, settings in self._own.items():
-            if module == name:
+        if module in self._own:
+            return self._own[module]
+        for pattern, settings in self._patterns:
+            if pattern.search(module):
                 return settings
         if is_head or is_part(module, self._skipped):
             return None

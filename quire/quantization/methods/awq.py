@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from quire.config.reading import read
-from quire.foundation.errors import ConfigError
 from quire.quantization.base import (
     INPUTS,
     OUTPUTS,
@@ -24,7 +23,6 @@ from quire.quantization.base import (
 from quire.quantization.grouped import Grouped
 from quire.quantization.methods.bits import unpack
 from quire.quantization.methods.modules import (
-    OPTION,
     check_multiples,
     is_part,
     names_of,
@@ -32,42 +30,46 @@ from quire.quantization.methods.modules import (
     one_of,
     refuse_unknown,
 )
+from quire.quantization.methods.settings import KEYS, Dynamic, Settings, check_integers
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of the eight numbers in a word
-_HISTORY = ("do_fuse", "fuse_max_seq_len", "modules_to_fuse", "exllama_config", "backend", "duo_scaling", "apply_clip")
 
 
 class AWQ(QuantizationMethod):
     def __init__(self, config: Mapping[str, Any]) -> None:
-        one_of(config, "bits" if "bits" in config else "w_bit", (4,), None)
-        one_of({"version": str(config.get("version") or "gemm").lower()}, "version", ("gemm",), "gemm")
-        self._group = read(int, config, "group_size" if "group_size" in config else "q_group_size", 128)
-        if self._group < 1 and self._group != -1:
-            raise ConfigError(f"quantization_config: group_size must be -1 or >= 1, got {self._group}", OPTION)
-        self._has_zeros = read(bool, config, "zero_point", default=True)
+        check_integers(config)
+        for key in ("version", "format", "checkpoint_format"):  # the last two as GPTQModel calls it
+            one_of({key: str(config.get(key) or "gemm").lower()}, key, ("gemm",), "gemm")
+        group = read(int, config, "group_size" if "group_size" in config else "q_group_size", 128)
+        zeros = read(bool, config, "zero_point", default=True)  # whatever `sym` says, which transformers always writes
+        bits = one_of(config, "bits" if "bits" in config else "w_bit", (4,), None)
+        self._settings = Settings.read({"bits": bits, "group_size": group, "sym": not zeros})
+        self._dynamic = Dynamic(config.get("dynamic"), self._settings)
         self._head = read(bool, config, "lm_head", default=False)
         self._skipped = names_of(config, "modules_to_not_convert")
 
     @classmethod
     def of_checkpoint(cls, config: Mapping[str, Any]) -> AWQ:
         known = (
-            "bits", "w_bit", "group_size", "q_group_size", "zero_point", "version", "lm_head", "modules_to_not_convert",
-            *_HISTORY,
+            "w_bit", "q_group_size", "zero_point", "version", "format", "checkpoint_format", "method", "lm_head",
+            "dynamic", "modules_to_not_convert", *KEYS,
         )  # fmt: skip
         refuse_unknown(config, known, "AWQ")
         return cls(config)
 
     def scheme(self, info: MatrixInfo) -> Scheme:
-        plain = info.role == "vocabulary" and not self._head
-        if plain or of_all(info, lambda module: is_part(module, self._skipped)):
-            return plain_scheme(info.dtype)
-        return awq_scheme(info, self._group, has_zeros=self._has_zeros)
+        settings = None if info.role == "vocabulary" and not self._head else of_all(info, self._of_module)
+        return plain_scheme(info.dtype) if settings is None else awq_scheme(info, settings)
+
+    def _of_module(self, module: str) -> Settings | None:
+        return self._dynamic.of_module(module, None if is_part(module, self._skipped) else self._settings)
 
 
-def awq_scheme(info: MatrixInfo, group: int, *, has_zeros: bool) -> Scheme:
-    """Of a matrix whose modules have qweight, qzeros and scales. group -1: all inputs."""
-    group = info.columns if group == -1 else group
+def awq_scheme(info: MatrixInfo, settings: Settings) -> Scheme:
+    """Of a matrix whose modules have qweight, qzeros and scales. Raises ConfigError for other bits than 4."""
+    one_of({"bits": settings.bits}, "bits", (4,), None)
+    group, has_zeros = settings.group or info.columns, not settings.symmetric
     check_multiples(info, inputs=group, outputs=8)
     words, groups = Axis("outputs", 8), Axis("inputs", group) if group < info.columns else 1
     sources = [

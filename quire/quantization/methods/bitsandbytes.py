@@ -37,6 +37,7 @@ from quire.quantization.methods.modules import (
 )
 
 BLOCK, NESTED = 64, 256  # numbers that share a scale, scales that share one
+_FACTORS = "weight.nested_absmax"
 STATE_BYTES = 1024  # more than any state has
 _HISTORY = (
     "bnb_4bit_compute_dtype", "llm_int8_enable_fp32_cpu_offload", "llm_int8_has_fp16_weight", "_load_in_4bit",
@@ -87,16 +88,11 @@ class BitsAndBytes(QuantizationMethod):
         if not self._nested:
             sources.append(Source("weight.absmax", (blocks,), (torch.float32,), torch.float32))
         else:
-            common = math.gcd(k // BLOCK, NESTED)
-            check_multiples(info, outputs=NESTED // common)
             sources += [
                 Source("weight.absmax", (blocks,), (torch.uint8,), torch.uint8),
-                Source(
-                    "weight.nested_absmax", (Axis("outputs", NESTED // common, k // BLOCK // common),),
-                    (torch.float32,), torch.float32,
-                ),
                 Source("weight.nested_quant_map", (NESTED,), (torch.float32,), torch.float32),
-            ]  # fmt: skip
+                *_nested_factors(info),
+            ]
         form = Grouped(self._kind, BLOCK, scale=torch.float32)
 
         def pack(read: Tensors) -> Tensors:
@@ -134,15 +130,30 @@ def _offset(state: torch.Tensor, info: MatrixInfo) -> float:
     return offset
 
 
+def _nested_factors(info: MatrixInfo) -> list[Source]:
+    """Of the scales, one for each 256 of a module's. A rank reads those of its own rows; but where matrices are modules
+    of their own all, since their rows need not end where 256 scales do."""
+    a_row, floats = info.columns // BLOCK, (torch.float32,)
+    if len(set(info.modules)) == len(info.modules):
+        sizes = (-(-rows * a_row // NESTED) for rows in info.whole)
+        return [Source(_FACTORS, (size,), floats, torch.float32, part=number) for number, size in enumerate(sizes)]
+    common = math.gcd(a_row, NESTED)
+    check_multiples(info, outputs=NESTED // common)
+    return [Source(_FACTORS, (Axis("outputs", NESTED // common, a_row // common),), floats, torch.float32)]
+
+
 def _unnested(read: Tensors, offsets: list[float], info: MatrixInfo, k: int) -> torch.Tensor:
     """Scales that are quantized in blocks themselves, each module with a table and an offset of its own."""
     found = []
     parts = [rows * (k // BLOCK) for rows in info.parts]
     scales = read["weight.absmax"].split(parts)
-    factors = read["weight.nested_absmax"].split([-(-part // NESTED) for part in parts])
+    if _FACTORS in read:
+        factors = [(part, 0) for part in read[_FACTORS].split([-(-part // NESTED) for part in parts])]
+    else:
+        factors = [(read[f"{i}.{_FACTORS}"], begin * (k // BLOCK)) for i, (begin, _) in enumerate(info.own)]
     tables = read["weight.nested_quant_map"].view(len(info.modules), -1)
-    for scale, factor, values, offset in zip(scales, factors, tables, offsets, strict=True):
-        by_factor = factor.repeat_interleave(NESTED)[: len(scale)]
+    for scale, (factor, begin), values, offset in zip(scales, factors, tables, offsets, strict=True):
+        by_factor = factor.repeat_interleave(NESTED)[begin : begin + len(scale)]
         found.append(values[scale.int()] * by_factor + offset)
     return torch.cat(found)
 

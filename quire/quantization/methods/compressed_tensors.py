@@ -110,9 +110,11 @@ class CompressedTensors(QuantizationMethod):
         groups = config.get("config_groups") or {}
         if not isinstance(groups, dict):
             raise ConfigError(f"quantization_config: config_groups must be an object, got {shown(groups)}", OPTION)
-        self._groups = [_group(name, group, layout) for name, group in groups.items()]
+        read = [_group(name, group, layout) for name, group in groups.items()]
+        self._by_target = {target: group for group in read for target in group.targets}
+        self._patterns = sorted(target for target in self._by_target if target.startswith("re:"))
         self._has_fixed_inputs = any(
-            _is_int8_rows(group) and not group.activations.dynamic for group in self._groups if group.activations
+            _is_int8_rows(group) and not group.activations.dynamic for group in read if group.activations
         )
         if self._has_fixed_inputs:  # then input_scale is one that a product needs
             self.unused = self.unused.replace("input_scale|", "", 1)
@@ -129,7 +131,7 @@ class CompressedTensors(QuantizationMethod):
         if group.layout == "pack-quantized" and weights.kind == "int":
             return packed_integers(info, weights)
         if weights.kind == "int":
-            return _int8_rows(info, group) if group.activations else _int8(info, weights)
+            return _int8_rows(info, group) if _is_int8_rows(group) else _integers(info, weights)
         if weights.bits == 4:
             check_multiples(info, inputs=16 if weights.strategy == "tensor_group" else 32)
             if weights.strategy == "tensor_group":
@@ -146,13 +148,12 @@ class CompressedTensors(QuantizationMethod):
         return floats.per_channel() if weights.strategy == "channel" else floats.per_tensor(info)
 
     def _group_of(self, module: str) -> Group | None:
-        """By its name first, then as one of all linear layers."""
+        """By its name first, then by the first pattern in the order of the alphabet, then as one of all linear layers:
+        as the library chooses that made the file."""
         if is_part(module, [name for name in self._ignored if name.startswith("re:")]) or module in self._ignored:
             return None
-        for group in self._groups:
-            if any(target == module or is_part(module, [target]) for target in group.targets if target != "Linear"):
-                return group
-        return next((group for group in self._groups if "Linear" in group.targets), None)
+        pattern = next((target for target in self._patterns if is_part(module, [target])), "Linear")
+        return self._by_target.get(module, self._by_target.get(pattern))
 
 
 def _refuse_sparse(config: Any) -> None:
@@ -206,14 +207,12 @@ def _check(group: Group) -> None:
     if weights.dynamic:
         why = "weights that are quantized at run time"
     elif weights.kind == "int" and is_packed:
-        if weights.bits not in (2, 4, 8) or weights.strategy not in ("group", "channel"):
+        if weights.strategy not in ("group", "channel"):
             why = f"packed integers of {weights.bits} bits by {weights.strategy}"
     elif weights.kind == "int":
-        if weights.bits != 8 or weights.strategy not in ("tensor", "channel") or not weights.symmetric:
-            why = f"integers of {weights.bits} bits by {weights.strategy}, symmetric={weights.symmetric}, as {layout}"
-        elif activations and (activations.kind != "int" or activations.bits != 8):
-            why = f"int8 weights with {activations.kind}{activations.bits} activations"
-        elif activations and activations.dynamic and not activations.symmetric:
+        if weights.strategy not in ("tensor", "channel", "group") or weights.actorder in ("group", "dynamic"):
+            why = f"integers by {weights.strategy}, actorder={weights.actorder}, as {layout}"
+        elif activations and _is_int8_rows(group) and activations.dynamic and not activations.symmetric:
             why = "dynamic int8 activations with zeros"
     elif weights.bits == 4:
         if weights.strategy not in ("tensor_group", "group") or weights.group not in (16, 32):
@@ -230,20 +229,21 @@ def packed_integers(info: MatrixInfo, weights: Arguments) -> Scheme:
     """weight_packed, weight_scale, and weight_zero_point and weight_g_idx where there are such."""
     bits, group = weights.bits, weights.group if weights.strategy == "group" else info.columns
     sort = weights.actorder in ("group", "dynamic")
-    check_multiples(info, inputs=math.lcm(group, WORD // bits), outputs=1 if weights.symmetric else WORD // bits)
+    each = WORD // math.gcd(WORD, bits)  # numbers that fill whole words
+    words = each * bits // WORD
+    check_multiples(info, inputs=math.lcm(group, each), outputs=1 if weights.symmetric else each)
     groups: Axis | int = Axis("inputs", group) if group < info.columns else 1
     sources = [
-        Source("weight_packed", (OUTPUTS, Axis("inputs", WORD // bits)), (torch.int32,), torch.int32),
+        Source("weight_packed", (OUTPUTS, Axis("inputs", each, words)), (torch.int32,), torch.int32),
         Source("weight_scale", (OUTPUTS, groups), FLOATS, info.dtype),
     ]
     if not weights.symmetric:
-        sources.append(
-            Source("weight_zero_point", (Axis("outputs", WORD // bits), groups), (torch.int32,), torch.int32)
-        )
+        lines = Axis("outputs", each, words)
+        sources.append(Source("weight_zero_point", (lines, groups), (torch.int32,), torch.int32))
     if sort:
         sources.append(Source("weight_g_idx", (INPUTS,), (torch.int32, torch.int64), torch.int32))
-    kind: Kind = "int8" if bits == 8 else "int4"
-    zero_dtype = None if weights.symmetric else torch.int8 if bits == 8 else torch.uint8
+    kind: Kind = "int4" if bits <= 4 else "int8"
+    zero_dtype = None if weights.symmetric else torch.uint8 if bits <= 4 else torch.int8
     form = Grouped(kind, group if group < info.columns else 0, zero=zero_dtype, sorted_parts=info.parts if sort else ())
 
     def pack(read: Tensors) -> Tensors:
@@ -262,11 +262,15 @@ def packed_integers(info: MatrixInfo, weights: Arguments) -> Scheme:
     return cut_when_packed(scheme, info) if sort else scheme
 
 
-# -- int8 -------------------------------------------------------------------------------------------------------
+# -- bytes -----------------------------------------------------------------------------------------------------
 
 
 def _is_int8_rows(group: Group) -> bool:
-    return group.weights.kind == "int" and group.layout != "pack-quantized" and group.activations is not None
+    """Whether its products are made in integers of 8 bits; else activations are multiplied as they are."""
+    weights, activations = group.weights, group.activations
+    plain = weights.kind == "int" and weights.symmetric and weights.strategy != "group"
+    of_8_bits = activations is not None and activations.kind == "int" and weights.bits == activations.bits == 8
+    return plain and of_8_bits and group.layout != "pack-quantized"
 
 
 def _int8_sources(weights: Arguments) -> list[Source]:
@@ -285,13 +289,39 @@ def _row_scale(info: MatrixInfo, scale: torch.Tensor) -> torch.Tensor:
     )
 
 
-def _int8(info: MatrixInfo, weights: Arguments) -> Scheme:
-    form = Grouped("int8", 0, scale=torch.float32)
+def _integers(info: MatrixInfo, weights: Arguments) -> Scheme:
+    """A byte each, whatever their bits."""
+    group = weights.group if weights.strategy == "group" else 0
+    check_multiples(info, inputs=group or 1)
+    groups: Axis | int = Axis("inputs", group) if 0 < group < info.columns else 1
+    axes: tuple[Axis | int, ...] = () if weights.strategy == "tensor" else (OUTPUTS, groups)
+    is_small, has_zeros = weights.bits <= 4, not weights.symmetric
+    zero_dtype = torch.uint8 if is_small else torch.int8
+    form = Grouped(
+        "int4" if is_small else "int8",
+        group if group < info.columns else 0,
+        scale=torch.float32,
+        zero=zero_dtype if has_zeros else None,
+    )
+    sources = [
+        Source("weight", (OUTPUTS, INPUTS), (torch.int8,), torch.int8),
+        Source("weight_scale", axes, FLOATS, torch.float32),
+    ]
+    if has_zeros:
+        sources.append(Source("weight_zero_point", axes, (torch.int8, torch.int32), torch.int8))
 
     def pack(read: Tensors) -> Tensors:
-        return form.packed(read["weight"], _row_scale(info, read["weight_scale"])[:, None])
+        scale, zero = read["weight_scale"], read.get("weight_zero_point")
+        if weights.strategy == "tensor":
+            scale = _row_scale(info, scale)[:, None]
+            zero = None if zero is None else _row_scale(info, zero)[:, None]
+        numbers = read["weight"]
+        if is_small:
+            numbers = (numbers + 8).view(torch.uint8)
+            zero = None if zero is None else (zero + 8).view(torch.uint8)
+        return form.packed(numbers, scale, zero)
 
-    return Scheme(form, tuple(_int8_sources(weights)), pack)
+    return Scheme(form, tuple(sources), pack)
 
 
 def _int8_rows(info: MatrixInfo, group: Group) -> Scheme:

@@ -14,7 +14,7 @@ from quire.quantization.grouped import Grouped
 SCALES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu)
 # Scales of what is kept of keys and values, and of activations, which are rounded by row where they are at all.
 UNUSED = (
-    r"\.(input_scale|[kv]_cache\.scale|[kvq]_scale|prob_scale|kv_scale|[kv]_proj\.output_scale|"
+    r"\.(input_scale|activation_scale|[kv]_cache\.scale|[kvq]_scale|prob_scale|kv_scale|[kv]_proj\.output_scale|"
     r"(k|v|q|prob)_zero_point)$"
 )
 WEIGHT = Source("weight", (OUTPUTS, INPUTS), (E4M3,), E4M3)

@@ -34,6 +34,8 @@ class Fp8Checkpoint(QuantizationMethod):
         one_of(config, "scale_fmt", ("ue8m0", "float"), "float")
         self._skipped = [*names_of(config, "ignored_layers"), *names_of(config, "modules_to_not_convert")]
         self._block = _block(config.get("weight_block_size"))
+        if self._block is None:  # transformers calls one of a tensor as one of blocks
+            self.renamed = {"weight_scale_inv": "weight_scale"}
         if self._block and scheme == "static":
             raise ConfigError("quantization_config: weight_block_size goes with activation_scheme=dynamic", OPTION)
 

@@ -4,16 +4,13 @@ inputs, which may be sorted by importance (`desc_act`)."""
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from quire.config.reading import read
-from quire.foundation.errors import ConfigError, WeightsError
-from quire.foundation.json_file import shown
+from quire.foundation.errors import WeightsError
 from quire.kernels.gemm.codes import Kind
 from quire.quantization.base import (
     INPUTS,
@@ -30,9 +27,7 @@ from quire.quantization.base import (
 from quire.quantization.grouped import Grouped
 from quire.quantization.methods.bits import WORD, unpack
 from quire.quantization.methods.modules import (
-    OPTION,
     check_multiples,
-    check_pattern,
     cut_when_packed,
     is_part,
     names_of,
@@ -40,57 +35,20 @@ from quire.quantization.methods.modules import (
     one_of,
     refuse_unknown,
 )
+from quire.quantization.methods.settings import KEYS, Dynamic, Settings, check_integers
 
-BITS = (2, 3, 4, 8)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-# How it was made: of no meaning to whoever multiplies by it.
-_HISTORY = (
-    "damp_percent", "damp_auto_increment", "true_sequential", "model_name_or_path", "model_file_base_name", "dataset",
-    "model_seqlen", "block_name_to_quantize", "module_name_preceding_first_block", "batch_size", "pad_token_id",
-    "use_cuda_fp16", "use_exllama", "disable_exllama", "exllama_config", "cache_block_outputs", "meta", "tokenizer",
-    "max_input_length", "backend", "quantizer", "static_groups", "mse", "version", "format_version", "is_marlin_format",
-    "pack_dtype", "adapter", "device", "parallel_packing", "lm_head_low_gpu_mem_usage", "hyb_act", "act_group_aware",
-    "offload_to_disk", "offload_to_disk_path", "desc_act_method", "gptaq", "mock_quantization", "failsafe",
-    "gc_mode", "wait_for_submodule_finalizers", "auto_forward_data_parallel", "vram_strategy", "foem", "hessian",
-    "rotation_meta", "compute_device_filter", "fallback", "smooth", "preprocessors", "calibration",
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Of one module. group 0: all inputs."""
-
-    bits: int
-    group: int
-    is_sorted: bool
-    symmetric: bool
-
-    @classmethod
-    def read(cls, config: Mapping[str, Any], base: Settings | None = None) -> Settings:
-        """Raises ConfigError for what cannot be."""
-        if base is None:
-            base = cls(0, -1, is_sorted=False, symmetric=True)
-        bits = one_of(config, "bits", BITS, base.bits or None)
-        group = read(int, config, "group_size", base.group or -1)
-        if group < 1 and group != -1:
-            raise ConfigError(f"quantization_config: group_size must be -1 or >= 1, got {group}", OPTION)
-        return cls(
-            bits,
-            max(group, 0),
-            read(bool, config, "desc_act", base.is_sorted),
-            read(bool, config, "sym", base.symmetric),
-        )
 
 
 class GPTQ(QuantizationMethod):
-    """dynamic: settings of the modules whose names a pattern matches from their beginning, the first one; None: they
-    are not quantized. older: zeros are stored less 1."""
+    """older: zeros are stored less 1."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
+        check_integers(config)
         self._settings = Settings.read(config)
         self._head = read(bool, config, "lm_head", default=False)
         self._older = one_of(config, "checkpoint_format", ("gptq", "gptq_v2"), "gptq") == "gptq"
-        self._dynamic = self._read_dynamic(config.get("dynamic") or {})
+        self._dynamic = Dynamic(config.get("dynamic"), self._settings)
         self._skipped = names_of(config, "modules_to_not_convert")
         self._inside = _inside_of_blocks(config)
 
@@ -99,8 +57,8 @@ class GPTQ(QuantizationMethod):
         if config.get("checkpoint_format") is None and config.get("format") is not None:
             config = {**config, "checkpoint_format": config["format"]}
         known = (
-            "bits", "group_size", "desc_act", "sym", "lm_head", "dynamic", "checkpoint_format", "format",
-            "modules_to_not_convert", "modules_in_block_to_quantize", "quant_method", "method", *_HISTORY,
+            "lm_head", "dynamic", "checkpoint_format", "format", "modules_to_not_convert",
+            "modules_in_block_to_quantize", "block_name_to_quantize", "method", "version", *KEYS,
         )  # fmt: skip
         refuse_unknown(config, known, "GPTQ")
         return cls(config)
@@ -110,25 +68,8 @@ class GPTQ(QuantizationMethod):
         return plain_scheme(info.dtype) if settings is None else gptq_scheme(info, settings, older=self._older)
 
     def _of_module(self, module: str) -> Settings | None:
-        for pattern, settings in self._dynamic:
-            if pattern.match(module):
-                return settings
-        if is_part(module, self._skipped) or (self._inside and not is_part(module, self._inside)):
-            return None
-        return self._settings
-
-    def _read_dynamic(self, rules: Any) -> list[tuple[re.Pattern[str], Settings | None]]:
-        if not isinstance(rules, dict) or not all(isinstance(rule, dict | None) for rule in rules.values()):
-            raise ConfigError(f"quantization_config: dynamic must be an object of objects, got {shown(rules)}", OPTION)
-        found: list[tuple[re.Pattern[str], Settings | None]] = []
-        for name, rule in rules.items():
-            check_pattern(name.removeprefix("+:").removeprefix("-:"), "dynamic")
-            if name.startswith("-:"):
-                found.append((re.compile(name[2:]), None))
-                continue
-            refuse_unknown(rule or {}, ("bits", "group_size", "desc_act", "sym", *_HISTORY), f"dynamic {name!r}: GPTQ")
-            found.append((re.compile(name.removeprefix("+:")), Settings.read(rule or {}, self._settings)))
-        return found
+        is_plain = is_part(module, self._skipped) or (self._inside and not is_part(module, self._inside))
+        return self._dynamic.of_module(module, None if is_plain else self._settings)
 
 
 def _inside_of_blocks(config: Mapping[str, Any]) -> list[str]:
@@ -182,10 +123,12 @@ def _packing(form: Grouped, settings: Settings, info: MatrixInfo, *, older: bool
 
 
 def centred(numbers: torch.Tensor, zero: torch.Tensor | None, bits: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """uint8 from 0 on, of which the middle is 0 where there are no zeros → as kinds int8 and int4 have them."""
-    if bits == 8:
-        return (numbers ^ 128).view(torch.int8), None if zero is None else (zero ^ 128).view(torch.int8)
-    return (numbers + (8 - (1 << bits - 1)) if zero is None else numbers), zero
+    """uint8 from 0 on, of which the middle is 0 where there are no zeros → as kinds int4 (up to 4 bits) and int8 have
+    them."""
+    half = 1 << bits - 1
+    if bits > 4:
+        return (numbers - half).view(torch.int8), None if zero is None else (zero - half).view(torch.int8)
+    return (numbers + (8 - half) if zero is None else numbers), zero
 
 
 def _zeros(words: torch.Tensor, bits: int, *, older: bool) -> torch.Tensor:

@@ -95,6 +95,12 @@ class HQQ(QuantizationMethod):
 def _scheme(info: MatrixInfo, settings: Settings) -> Scheme:
     columns, across = info.columns, settings.axis == 0
     group = settings.group or columns
+    if len(set(info.modules)) < len(info.modules):
+        raise ConfigError(
+            f"quantization_config: {info.modules[0]} holds parts of one matrix, which HQQ packs together: "
+            "it is not supported",
+            OPTION,
+        )
     if not across:
         check_multiples(info, inputs=group)
     first, last = info.inputs

@@ -42,7 +42,9 @@ class ModelOpt(QuantizationMethod):
         refuse_unknown(config, known, "ModelOpt")
         for key in ("has_zero_point", "pre_quant_scale"):
             one_of(config, key, (False,), default=False)
-        self._algorithm: str = one_of(config, "quant_algo", (*ALGORITHMS, "MIXED_PRECISION"), None)
+        self._algorithm: str | None = None  # nothing but the cache is quantized
+        if config.get("quant_algo") is not None or not config.get("kv_cache_quant_algo"):
+            self._algorithm = one_of(config, "quant_algo", (*ALGORITHMS, "MIXED_PRECISION"), None)
         self._excluded = [*names_of(config, "exclude_modules"), *names_of(config, "ignore")]
         layers = config.get("quantized_layers") or {}
         if not isinstance(layers, dict) or not all(isinstance(layer, dict) for layer in layers.values()):
@@ -51,7 +53,7 @@ class ModelOpt(QuantizationMethod):
             name: one_of(layer, "quant_algo", ALGORITHMS, None) for name, layer in layers.items()
         }
         size = config.get("group_size")
-        if size not in (None, _INPUTS.get(self._algorithm, size)):
+        if size not in (None, _INPUTS.get(self._algorithm or "", size)):
             raise ConfigError(
                 f"quantization_config: group_size={shown(size)} with {self._algorithm} is not supported", OPTION
             )
@@ -73,4 +75,6 @@ class ModelOpt(QuantizationMethod):
             return None
         if self._algorithm != "MIXED_PRECISION":
             return self._algorithm
-        return self._layers.get(module)
+        if module in self._layers:
+            return self._layers[module]
+        return next((algorithm for name, algorithm in self._layers.items() if is_part(module, [name])), None)

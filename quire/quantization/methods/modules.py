@@ -85,7 +85,7 @@ def of_all_inputs(source: Source, info: MatrixInfo) -> Source:
 
 def is_part(module: str, names: Iterable[str]) -> bool:
     """Whether one of the names is the module's, or pieces of its path that stand together: `lm_head`, `mlp.gate`,
-    `model.layers.0`; or a pattern: of wildcards, or regular behind `re:`."""
+    `model.layers.0`; or a pattern of its name: of wildcards, then also of what it is in, or regular behind `re:`."""
     return any(_is_part(module, name) for name in names)
 
 
@@ -93,7 +93,8 @@ def _is_part(module: str, name: str) -> bool:
     if name.startswith("re:"):
         return re.match(name[3:], module) is not None
     if "*" in name or "?" in name:
-        return fnmatch.fnmatchcase(module, name)
+        pieces = module.split(".")
+        return any(fnmatch.fnmatchcase(".".join(pieces[: i + 1]), name) for i in range(len(pieces)))
     return f".{name.strip('.')}." in f".{module}."
 
 

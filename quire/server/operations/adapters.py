@@ -50,7 +50,7 @@ async def load_lora_adapter(request: Request) -> Response:
         )  # fmt: skip
     if not Path(body.lora_path).expanduser().is_dir():
         raise ApiError(404, f"The path '{clipped(body.lora_path, 256)}' of the lora adapter does not exist.")
-    number = engine.adapters.next_number() if known is None else known[0].lora_int_id
+    number = engine.adapters.number_of(body.lora_name)
     try:
         await engine.add_lora(LoRARequest(body.lora_name, number, body.lora_path, load_inplace=body.load_inplace))
     except InputError as error:

@@ -51,7 +51,7 @@ class Serving:
     async def attach(self, engine: AsyncLLM) -> None:
         """Serve with this engine, once it has made its first token."""
         try:
-            await load_modules(engine, self.service.serve, self.service.names)
+            await load_modules(engine, self.service.serve)
             await _warm_up(engine, f"first-{self.service.counters.number}")
             settle_heap()
             switch_soon()
