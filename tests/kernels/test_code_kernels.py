@@ -11,7 +11,7 @@ import torch
 from quire.kernels.gemm import codes, grouped_linear
 from quire.kernels.gemm.codes import Codes, Kind
 from quire.kernels.gemm.linear import linear_reference
-from tests.kernels.compare import assert_near
+from tests.kernels.compare import ROUNDED_ZEROS, assert_near
 
 pytest.importorskip("triton")
 
@@ -52,6 +52,7 @@ def test_few_rows_assemble_well(more: dict[str, Any], tmp_path: Path) -> None:
     {"rows": 16, "HALVES": 1, "RESIDUAL": True},
     {"rows": 32, "HALVES": 1}, {"rows": 64, "HALVES": 1, "RESIDUAL": True}, {"HALVES": 1, "RESIDUAL": True},
     {"RESIDUAL": True}, {"KIND": 4, "GROUP": 64}, {"KIND": 3, "GROUP": 32}, {"KIND": 1, "HALVES": 1, "RESIDUAL": True},
+    {"dtype": "fp16", "rows": 64, "HALVES": 1}, {"dtype": "fp16", "GATED": True},
 ], ids=str)  # fmt: skip
 def test_tiles_with_gates_assemble_well(more: dict[str, Any], tmp_path: Path) -> None:
     """And the matrix units are waited for to the end once in a turn, of two consumers."""
@@ -59,13 +60,14 @@ def test_tiles_with_gates_assemble_well(more: dict[str, Any], tmp_path: Path) ->
 
     from quire.kernels.gemm.triton import code_gemm_sm90 as tiles
 
-    rows, swizzled = more.get("rows", 128), gl.NVMMASharedLayout(128, 16, 2)
+    rows, dtype, swizzled = more.get("rows", 128), more.get("dtype", "bf16"), gl.NVMMASharedLayout(128, 16, 2)
     is_bytes = more.get("KIND", 0) in (1, 2)
     codes_of = f"i16[128, 32],{tiles.BYTES_IN_SHARED!r}" if is_bytes else f"i32[128, 16],{tiles.WORDS_IN_SHARED!r}"
     types = {
         **POINTERS, "partial_ptr": "*fp32", "counter_ptr": "*i32", "w_desc": f"tensordesc<{codes_of}>",
         **dict.fromkeys(("M", "N", "waves", "each", "blocks", "groups"), "i32"),
-        **dict.fromkeys(("x_desc", "out_desc"), f"tensordesc<bf16[{rows}, 64],{swizzled!r}>"),
+        **dict.fromkeys(("x_desc", "out_desc"), f"tensordesc<{dtype}[{rows}, 64],{swizzled!r}>"),
+        "scale_ptr": f"*{dtype}",
     }  # fmt: skip
     for name in ("words_ptr", "out_ptr"):
         del types[name]
@@ -136,11 +138,12 @@ class TestOnDevice:
         """Blocks that are no whole turns, lines that are no whole tiles, parts of tiles; twice, for the counters."""
         weight, x, bias, start = self.made(kind, group, zero, n, k, rows)
         wide = codes.widened(weight, torch.float32)
+        times = ROUNDED_ZEROS if zero == torch.float32 else 1.0
         for _ in range(2):
-            assert_near(grouped_linear.linear(x, weight, bias), linear_reference(x, wide, bias), x.dtype)
+            assert_near(grouped_linear.linear(x, weight, bias), linear_reference(x, wide, bias), x.dtype, times)
             residual = start.clone()
             grouped_linear.linear(x, weight, residual=residual)
-            assert_near(residual, linear_reference(x, wide, residual=start), x.dtype)
+            assert_near(residual, linear_reference(x, wide, residual=start), x.dtype, times)
 
     @pytest.mark.parametrize("rows", [9, 16, 17, 32, 33, 64, 100, 256, 300, 700])
     @pytest.mark.parametrize(("n", "k"), [(48, 128), (1008, 640), (272, 11008), (9008, 2176), (6144, 4096)])
@@ -155,6 +158,7 @@ class TestOnDevice:
     @pytest.mark.parametrize(("kind", "group", "zero"), [
         ("int4", 128, torch.uint8), ("int4", 32, torch.float32), ("e2m1", 32, None), ("nf4", 64, None),
         ("int8", 128, None), ("int8", 32, torch.float32), ("int8", 16, torch.int8), ("e4m3", 128, None),
+        ("int4", 128, None),
     ])  # fmt: skip
     def test_tiles_with_gates_of_other_codes(
         self, kind: Kind, group: int, zero: torch.dtype | None, dtype: torch.dtype, rows: int, n: int, k: int

@@ -189,7 +189,11 @@ def factors(scale, zero, like: gl.constexpr, KIND: gl.constexpr, ZERO: gl.conste
     elif KIND == 0:
         LARGE: gl.constexpr = 2.0**6 if like == gl.bfloat16 else 2.0**9
         pair = _pair(y, like, LARGE)
-        known = (_pair(zero.to(gl.float32), like, -1 / LARGE), pair, pair)
+        if ZERO:
+            middle = zero.to(gl.float32)
+        else:
+            middle = gl.full(y.shape, 8.0, gl.float32, y.type.layout)
+        known = (_pair(middle, like, -1 / LARGE), pair, pair)
     elif KIND == 3:
         if scale.dtype == gl.uint8 and like == gl.bfloat16:
             pair = gl.maximum(scale.to(gl.int32) << 7, 64) * 0x00010001  # an exponent of 8 bits in its place
