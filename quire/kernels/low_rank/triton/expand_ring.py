@@ -32,7 +32,7 @@ from quire.kernels.low_rank.triton.expand_registers import (
     _to_units,
     num_programs,
 )
-from quire.kernels.triton.launch import has_pdl, num_processors
+from quire.kernels.triton.launch import has_pdl, next_power_of_2, num_processors
 
 STAGES = 2
 MOST_BLOCKS = 8  # of a program
@@ -164,14 +164,18 @@ def _expand_ring_kernel(
 
 def num_blocks(y: torch.Tensor, rows: AdapterRows, factors: Factors, *, gated: bool) -> int:
     """Of a program, such that all programs of as many tiles as there can be fit the device at once. 1: not for these
-    kernels."""
+    kernels.
+
+    A power of two: what follows the gate is compiled for the number of its shares.
+    """
     assert rows.tiles is not None
     ends = factors.ends[:1] if gated else factors.ends
     even = not any(place % 16 for place in (*factors.ends, y.stride(0), y.data_ptr()))  # copies are of 16 bytes
     if factors.room != RANKS_A_STEP or y.element_size() != 2 or not even:
         return 1
     fitting = (4 if gated else 6) * num_processors(y.device)  # by their registers
-    return min(-(-num_programs(ends, OUTPUTS * WARPS) * len(rows.tiles.slots) // fitting), MOST_BLOCKS)
+    programs = num_programs(ends, OUTPUTS * WARPS) * len(rows.tiles.slots)
+    return min(next_power_of_2(-(-programs // fitting)), MOST_BLOCKS)
 
 
 def expand(
