@@ -32,8 +32,9 @@ GATED_COSTS = {(64, 2): Cost(1.16, 19), (128, 2): Cost(1.87, 29)}
 STARTING = 7  # what it takes to begin and end where no tile is shared
 # What decoding takes beyond the matrix units' time, of that time: as measured for gate and up of an 8B model, on an
 # H100.
-BEYOND = {"int4": 0.25, "int8": 0.4, "e4m3": 0.5, "e2m1": 0.4, "nf4": 1.0, "fp4": 1.0}
-SMALL_GROUPS = 0.2  # and more, for scales
+BEYOND = {"int4": 0.25, "int8": 0.25, "e4m3": 0.6, "e2m1": 0.4, "nf4": 1.2, "fp4": 1.2}
+SMALL_GROUPS = 0.4  # and more, for scales
+FEWEST_WIDENED = 512  # rows: fewer do not hide what a pass of its own takes
 WIDENED_ROWS = 400  # whose product takes as long as to widen the weight: a GPU's operations for each byte, times bytes
 
 
@@ -62,4 +63,5 @@ def most_rows(kind: Kind, group: int, *, plain: bool) -> int | None:
     rows anew; None: no number is too large."""
     if plain:
         return None
-    return int(WIDENED_ROWS / (BEYOND[kind] + (SMALL_GROUPS if group < BLOCK else 0)))
+    beyond = BEYOND[kind] + (SMALL_GROUPS if group < BLOCK else 0)
+    return max(int(WIDENED_ROWS / beyond), FEWEST_WIDENED)
