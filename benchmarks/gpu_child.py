@@ -25,6 +25,8 @@ from benchmarks.results_file import Row
 
 FACT_NAMES = ("device", "num_blocks", "max_model_len", "attention_backend", "phases", "kv_bytes", "notes")
 
+OF_8_BITS = ("fp8", "int8")  # whose products are; of other codes both sides have 16 when they meet
+
 
 class Bench:
     def __init__(self, model: str, options: dict[str, object]) -> None:
@@ -66,7 +68,7 @@ class Bench:
 
     def flops(self, of: chip.Chip) -> float:
         """A second; matrix units that take 8 bits do twice as many."""
-        return of.matmul_flops * (2 if workloads.quantization_of(self.model) else 1)
+        return of.matmul_flops * (2 if workloads.quantization_of(self.model) in OF_8_BITS else 1)
 
     def step_floor(self, batch: int, context: int) -> float | None:
         """Milliseconds."""
