@@ -60,4 +60,6 @@ def _compiler() -> None:
         return
     with suppress(Exception):
         load(_FINGERPRINT)()
-        load(_LIBRARY)()
+        library = load(_LIBRARY)
+        if not hasattr(library, "instance"):  # once: made again, its descriptors are strangers to kernels there are
+            library()

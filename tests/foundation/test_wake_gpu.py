@@ -44,6 +44,31 @@ def test_who_needs_it_awake_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done == [wake_gpu._FINGERPRINT, wake_gpu._LIBRARY]
 
 
+def test_the_library_that_is_there_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second engine of a process, whose kernels' cache may be another folder, would build one of other types."""
+
+    class Library:
+        """As Triton's: one, set up each time that it is asked for."""
+
+        instance: Library
+
+        def __new__(cls) -> Library:
+            if not hasattr(cls, "instance"):
+                cls.instance = super().__new__(cls)
+            return cls.instance
+
+        def __init__(self) -> None:
+            built.append(self)
+
+    built: list[Library] = []
+    monkeypatch.setattr(wake_gpu, "_driver", lambda: SimpleNamespace(cuInit=lambda _flags: 100))
+    monkeypatch.setattr(wake_gpu, "load", lambda name: Library if name == wake_gpu._LIBRARY else dict)
+    for _ in range(3):
+        wake_gpu.wake_gpu()
+        wake_gpu.wait_until_awake()
+    assert len(built) == 1
+
+
 def test_a_machine_without_the_driver_loads_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[str] = []
     monkeypatch.setattr(wake_gpu, "_driver", lambda: None)
