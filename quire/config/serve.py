@@ -9,8 +9,6 @@ import msgspec
 
 from quire.config.engine import EngineConfig
 from quire.config.options import Options
-from quire.config.peft import PeftConfig
-from quire.config.resolve import locate_adapter
 from quire.foundation.errors import ConfigError
 from quire.foundation.json_file import shown
 
@@ -156,6 +154,9 @@ class ServeConfig(Options):
                 "allow_runtime_lora_updating needs api_server_count=1: each front end knows its own adapters",
                 "allow_runtime_lora_updating",
             )
+        from quire.config.peft import PeftConfig
+        from quire.config.resolve import locate_adapter  # not for who asks for help
+
         if self.lora_resolver_dir is not None and not Path(self.lora_resolver_dir).expanduser().is_dir():
             raise ConfigError(f"lora_resolver_dir: {self.lora_resolver_dir!r} is no folder", "lora_resolver_dir")
         names = engine.model.names
