@@ -194,16 +194,16 @@ def test_nothing_is_left_of_a_rehearsal_that_nobody_waits_for(
     hits: list[bool],
 ) -> None:
     """As where weights turn out to be broken."""
-    before = children()
+    before, others = children(), set(threading.enumerate())
     with Rehearsal() as rehearsed:
         norms()
     compiling = list(rehearsed._compiling)
     del rehearsed
     for one in compiling:
         one.exception(60)
-    for thread in threading.enumerate():
-        if thread is not threading.main_thread():
-            thread.join(60)
+    for thread in set(threading.enumerate()) - others:
+        thread.join(60)
+        assert not thread.is_alive()
     assert hits == [True, True]
     assert children() == before
     assert triton.knobs.cache.manager_class is None
