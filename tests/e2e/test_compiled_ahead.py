@@ -50,6 +50,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "int4": (DENSE, {"quantization": "int4"}),
     "experts": (EXPERTS, {}),
     "experts, fp8": (EXPERTS, {"quantization": "fp8"}),
+    "experts, int4": (EXPERTS, {"quantization": "int4"}),
+    "experts, fp8_block": (EXPERTS, {"quantization": "fp8_block"}),
     "windows": (WINDOWS, {}),
     "latent, experts from the second layer on": (LATENT, {}),
     "drafts": (DENSE, {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4, "policy": "always"}}),

@@ -126,6 +126,30 @@ def test_descriptors_of_tensors_that_differ_in_length_alone_are_the_same_launch(
     assert described(64, 16) != described(64, 16, torch.bfloat16)
 
 
+@pytest.fixture
+def filled_memory() -> Iterator[None]:
+    """New tensors hold NaN and the largest integers instead of what was there before."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("counting", "filled_memory")
+def test_what_no_kernel_has_written_may_be_looked_up_by() -> None:
+    add, _ = kernels()
+    table, given = torch.ones(3), torch.zeros(4, dtype=torch.int32)
+    with Rehearsal() as rehearsal, torch.inference_mode():
+        for place in (
+            torch.empty(4, dtype=torch.int32), torch.empty_like(given), given.new_empty(4),
+            torch.empty_strided((4,), (2,), dtype=torch.int32), given.new_empty_strided((4,), (1,)),
+        ):  # fmt: skip
+            add[(1,)](place, given, 4, BLOCK=16)
+            assert table.index_select(0, place).tolist() == [1.0] * 4
+            torch.zeros(4).scatter_(0, place.long(), 1)
+    rehearsal.wait()
+    assert not torch.equal(torch.empty(4), torch.zeros(4)), "other memory is left alone"
+
+
 def test_nothing_is_launched_in_a_rehearsal_but_by_other_threads(counting: CountingDriver) -> None:
     add, _ = kernels()
     x = torch.zeros(64)

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import triton
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import JITFunction
 
 from quire.foundation.cores import usable_cores
@@ -32,6 +33,8 @@ _MAX_THREADS = 32
 _MIN_CORES = 4  # for fewer another process that loads the compiler costs more than it gains
 # `JITFunction.run`, the hook and `preload` are Triton's inside: used with versions that were tested only.
 TRITON_TESTED = ("3.6.", "3.9.")
+_aten = torch.ops.aten
+_TAKES_MEMORY = (_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided)
 
 
 def is_possible() -> bool:
@@ -47,8 +50,9 @@ class Rehearsal:
     """Inside the `with`, this thread launches no kernel; those that the process has not compiled yet are compiled from
     there on.
 
-    So what is computed inside is garbage, by which nothing may be looked up. A kernel that does not compile is left to
-    its first real launch, which says why.
+    So what kernels should have written is not there: memory that is taken inside holds zeros, since torch's own
+    operations still run, and some look up by it. A kernel that does not compile is left to its first real launch, which
+    says why.
     """
 
     def __init__(self) -> None:
@@ -63,6 +67,7 @@ class Rehearsal:
             if not self._lock.was_taken:  # nothing is there
                 self._compilers.begin()
             weakref.finalize(self, self._compilers.close)  # of one that nobody waits for
+        self._zeros = _ZeroedMemory()
         self._noted: set[tuple[Any, str]] = set()
         self._launchers: dict[tuple[str, ...], Future[None]] = {}  # by types of arguments: who makes the first
         self._compiling: list[Future[None]] = []
@@ -88,9 +93,11 @@ class Rehearsal:
 
         JITFunction.run = rehearse
         triton.knobs.runtime.jit_cache_hook = self._note
+        self._zeros.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._zeros.__exit__(kind, error, at)
         JITFunction.run = self._run
         triton.knobs.runtime.jit_cache_hook = self._hook
         if error is not None:
@@ -133,6 +140,14 @@ class Rehearsal:
             if first is not None:
                 first.exception()
             _ = kernel.run  # builds and loads the launcher, and the kernel onto the device
+
+
+class _ZeroedMemory(TorchDispatchMode):
+    """New tensors of this thread that torch would leave as they are hold zeros."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        return made.zero_() if func.overloadpacket in _TAKES_MEMORY else made
 
 
 def _kind(argument: Any) -> Any:
