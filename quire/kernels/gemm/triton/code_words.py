@@ -14,17 +14,16 @@ from triton.experimental.gluon import language as gl
 
 @gluon.constexpr_function
 def _integers(is_half, apart):
-    """128 + code, or 1024 + code, put together from bits; and what is to be taken off added, in pairs: zeros that are
-    no integers `apart`, since the sum of both would be rounded."""
+    """128 + code, or 1024 + code, put together from bits; and what is to be taken off added, in pairs: of zeros that
+    are no integers what these are `apart` from one, since the sum of both would be rounded."""
     kind, magic, one = ("f16x2", 0x64006400, 0x3C003C00) if is_half else ("bf16x2", 0x43004300, 0x3F803F80)
-    text = "{ .reg .b32 w, y, one, less; "
+    text = "{ .reg .b32 w, y, one; "
     text += f"mov.b32 one, {one:#x}; "
-    text += f"mov.b32 less, {0x80008000 | magic:#x}; " if apart else "mov.b32 less, $9; "
     for pair in range(4):
         text += f"shr.b32 w, $8, {4 * pair}; " if pair else "mov.b32 w, $8; "
         text += f"lop3.b32 y, w, 0x000f000f, {magic:#x}, 0xea; "
-        text += f"fma.rn.{kind} y, y, one, less; "
-        text += f"add.rn.{kind} y, y, $9; " if apart else ""
+        text += f"fma.rn.{kind} y, y, one, $9; "
+        text += f"add.rn.{kind} y, y, $10; " if apart else ""
         text += f"mov.b32 {{${2 * pair}, ${2 * pair + 1}}}, y; "
     return text + "}"
 
@@ -102,16 +101,20 @@ def half_layout():
 def negated_zeros(zero, like, KIND: gl.constexpr):
     """What `operands` adds to numbers of lines whose zeros these are (8 for none), as pairs of like's type."""
     if zero.dtype.is_floating():
-        bits = _pair(zero.to(gl.float32), like, -1.0)
-    elif KIND == 0:
-        if like == gl.bfloat16:
-            bits = zero.to(gl.int32) | 0xC300
-        else:
-            bits = zero.to(gl.int32) | 0xE400
-        bits = bits | bits << 16
+        LEAST: gl.constexpr = 128.0 if like == gl.bfloat16 else 1024.0
+        near = gl.minimum(gl.maximum(zero.to(gl.float32), -100.0), 100.0)
+        near = gl.inline_asm_elementwise(
+            "cvt.rni.f32.f32 $0, $1;", "=f,f", [near], dtype=gl.float32, is_pure=True, pack=1
+        )  # fmt: skip
+        bits = _pair(near + LEAST, like, -1.0)
+        apart = _pair(zero.to(gl.float32) - near, like, -1.0)
     else:
         bits = zero.to(gl.int32)
-    return bits
+        if KIND == 0:
+            bits = bits | (0xC300 if like == gl.bfloat16 else 0xE400)
+            bits = bits | bits << 16
+        apart = bits
+    return bits, apart
 
 
 @gluon.jit
@@ -126,7 +129,7 @@ def operands(words, less, table_ptr, like: gl.constexpr, KIND: gl.constexpr, APA
         HALF: gl.constexpr = like == gl.float16
         TEXT: gl.constexpr = _integers(HALF, APART) if KIND == 0 else _floats(HALF, False)
         a, b, c, d, e, f, g, h = gl.inline_asm_elementwise(
-            TEXT, "=h,=h,=h,=h,=h,=h,=h,=h,r,r", [words, less],
+            TEXT, "=h,=h,=h,=h,=h,=h,=h,=h,r,r,r", [words, less[0], less[1]],
             dtype=_eight(like), is_pure=True, pack=1,
         )  # fmt: skip
     else:
