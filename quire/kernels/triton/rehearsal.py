@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import triton
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 from triton.runtime.jit import JITFunction
 
 from quire.foundation.cores import usable_cores
@@ -33,8 +33,9 @@ _MAX_THREADS = 32
 _MIN_CORES = 4  # for fewer another process that loads the compiler costs more than it gains
 # `JITFunction.run`, the hook and `preload` are Triton's inside: used with versions that were tested only.
 TRITON_TESTED = ("3.6.", "3.9.")
-_aten = torch.ops.aten
-_TAKES_MEMORY = (_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided)
+_TAKES_MEMORY = (
+    torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty, torch.Tensor.new_empty_strided
+)  # fmt: skip
 
 
 def is_possible() -> bool:
@@ -142,12 +143,15 @@ class Rehearsal:
             _ = kernel.run  # builds and loads the launcher, and the kernel onto the device
 
 
-class _ZeroedMemory(TorchDispatchMode):
-    """New tensors of this thread that torch would leave as they are hold zeros."""
+class _ZeroedMemory(TorchFunctionMode):
+    """New tensors of this thread that torch would leave as they are hold zeros.
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    Not a mode of dispatch: with its first operation torch imports its compiler and all that this needs, 4 s.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        return made.zero_() if func.overloadpacket in _TAKES_MEMORY else made
+        return made.zero_() if func in _TAKES_MEMORY else made
 
 
 def _kind(argument: Any) -> Any:
