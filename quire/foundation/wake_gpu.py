@@ -9,14 +9,17 @@ from functools import partial
 
 from quire.foundation.registry import load
 
-# Named, not imported: only who computes loads it.
+# Named, not imported: only who computes loads them.
+_COMPILERS = "quire.kernels.triton.compilers:begin_early"
 _FINGERPRINT = "triton.runtime.cache:triton_key"
 _LIBRARY = "triton.backends.nvidia.driver:CudaUtils"
 _waking: list[threading.Thread] = []
+_one_at_a_time = threading.Lock()
 
 
 def wake_gpu(index: int = 0) -> list[threading.Thread]:
-    """Start threads that create a GPU's primary context, take the Triton compiler's fingerprint and build its library.
+    """Start threads that create a GPU's primary context, begin what compiles kernels, take the Triton compiler's
+    fingerprint and build its library.
 
     torch and Triton find all done. Errors are left to them, who meet and report them again.
     """
@@ -58,7 +61,8 @@ def _compiler() -> None:
     """
     if _driver() is None:
         return
-    with suppress(Exception):
+    with _one_at_a_time, suppress(Exception):
+        load(_COMPILERS)()
         load(_FINGERPRINT)()
         library = load(_LIBRARY)
         if not hasattr(library, "instance"):  # once: made again, its descriptors are strangers to kernels there are

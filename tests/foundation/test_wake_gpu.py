@@ -16,6 +16,7 @@ from quire.foundation import wake_gpu
 )
 def test_waking_never_fails(monkeypatch: pytest.MonkeyPatch, fingerprint: str) -> None:
     monkeypatch.setattr(wake_gpu, "_FINGERPRINT", fingerprint)
+    monkeypatch.setattr(wake_gpu, "_COMPILERS", "builtins:dict")
     monkeypatch.setattr(wake_gpu, "_driver", lambda: SimpleNamespace(cuInit=lambda _flags: 100))  # finds no device
     errors: list[object] = []
     monkeypatch.setattr("threading.excepthook", errors.append)
@@ -41,7 +42,7 @@ def test_who_needs_it_awake_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert begun.wait(60)
     threading.Timer(0.05, wakes.set).start()
     wake_gpu.wait_until_awake()
-    assert done == [wake_gpu._FINGERPRINT, wake_gpu._LIBRARY]
+    assert done == [wake_gpu._COMPILERS, wake_gpu._FINGERPRINT, wake_gpu._LIBRARY]
 
 
 def test_the_library_that_is_there_stays(monkeypatch: pytest.MonkeyPatch) -> None:

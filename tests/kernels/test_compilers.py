@@ -28,7 +28,7 @@ import quire.kernels  # noqa: E402
 from quire.foundation.fork_server import ForkClient  # noqa: E402
 from quire.kernels.elementwise.triton import norm  # noqa: E402
 from quire.kernels.sampling.triton import draw, penalties  # noqa: E402
-from quire.kernels.triton import compilers, rehearsal  # noqa: E402
+from quire.kernels.triton import compilers  # noqa: E402
 from quire.kernels.triton.kernel_names import settle_name  # noqa: E402
 from quire.kernels.triton.rehearsal import Rehearsal  # noqa: E402
 from tests.kernels.test_rehearsal import CountingDriver, counting, kernels  # noqa: E402, F401
@@ -57,7 +57,7 @@ def hits(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of every kernel that this process looked for, whether it was there."""
     found: list[bool] = []
     monkeypatch.setattr(triton.knobs.compilation, "listener", lambda *, cache_hit, **_: found.append(cache_hit))
-    monkeypatch.setattr(rehearsal, "usable_cores", lambda: 4)
+    monkeypatch.setattr(compilers, "usable_cores", lambda: 4)
     return found
 
 
@@ -176,12 +176,29 @@ def test_what_they_do_not_compile_is_compiled_here(
     assert "2 kernels had to be compiled in this process" in caplog.text
 
 
+def test_those_begun_early_compile(counting: CountingDriver, hits: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001, F811
+    before = children()
+    compilers.begin_early()
+    compilers.begin_early()
+    [begun] = compilers._begun
+    assert children() != before
+    with Rehearsal() as rehearsed:
+        assert rehearsed._compilers is begun
+        norms()
+    assert rehearsed.wait() == 2
+    assert hits == [True, True]
+    assert children() == before
+    monkeypatch.setattr(compilers, "ForkClient", None)
+    compilers.begin_early()  # there are kernels now
+    assert compilers._begun == []
+
+
 def test_few_processors_have_enough_to_do(
     counting: CountingDriver,  # noqa: ARG001, F811
     hits: list[bool],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rehearsal, "usable_cores", lambda: 2)
+    monkeypatch.setattr(compilers, "usable_cores", lambda: 2)
     monkeypatch.setattr(compilers, "ForkClient", None)
     with Rehearsal() as rehearsed:
         norms()

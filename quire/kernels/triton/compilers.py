@@ -9,16 +9,24 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import triton
 from triton.runtime import driver
 from triton.runtime.cache import FileCacheManager
 
+from quire.foundation.cores import usable_cores
 from quire.foundation.fork_server import ForkClient
+from quire.kernels.triton.compile_lock import CompileLock
 
+# What is used here and in `rehearsal.py` is Triton's inside: of versions that were tested only.
+TRITON_TESTED = ("3.6.", "3.9.")
+MAX_FORKS = 32
+_MIN_CORES = 4  # for fewer another process that loads the compiler costs more than it gains
 _SERVER = "quire.kernels.triton.compile_server"
 _asking = threading.local()  # `ask`: whom this thread asks for the kernel that it looks for, and how
+_begun: list[Compilers] = []
 
 
 class _AskingCache(FileCacheManager):  # type: ignore[misc]
@@ -125,3 +133,23 @@ class Compilers:
             with suppress(OSError):
                 client.socket.shutdown(socket.SHUT_RDWR)  # else the thread that reads would keep it open
             client.close()
+
+
+def take_compilers() -> Compilers | None:
+    """Those that were begun early, else others; None where they do not pay, or Triton is not asked for its kernels."""
+    if usable_cores() < _MIN_CORES or triton.knobs.cache.manager_class is not None:
+        return None
+    with suppress(IndexError):
+        return _begun.pop()
+    made = Compilers(min(usable_cores(), MAX_FORKS))
+    if not CompileLock(Path(triton.knobs.cache.dir)).was_taken:  # nothing is there
+        made.begin()
+    return made
+
+
+def begin_early() -> None:
+    """Begin those that `take_compilers` will give, where no kernel is there yet: they have Triton to load, as others
+    have torch meanwhile."""
+    is_empty = not CompileLock(Path(triton.knobs.cache.dir)).was_taken
+    if is_empty and triton.__version__.startswith(TRITON_TESTED) and (made := take_compilers()) is not None:
+        _begun.append(made)

@@ -24,15 +24,11 @@ from triton.runtime.jit import JITFunction
 
 from quire.foundation.cores import usable_cores
 from quire.kernels.triton.compile_lock import CompileLock
-from quire.kernels.triton.compilers import Compilers
+from quire.kernels.triton.compilers import MAX_FORKS, TRITON_TESTED, take_compilers
 from quire.kernels.triton.kernel_names import settle_name
 
 logger = logging.getLogger(__name__)
 
-_MAX_THREADS = 32
-_MIN_CORES = 4  # for fewer another process that loads the compiler costs more than it gains
-# `JITFunction.run`, the hook and `preload` are Triton's inside: used with versions that were tested only.
-TRITON_TESTED = ("3.6.", "3.9.")
 _TAKES_MEMORY = (
     torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty, torch.Tensor.new_empty_strided
 )  # fmt: skip
@@ -57,16 +53,13 @@ class Rehearsal:
     """
 
     def __init__(self) -> None:
-        device, cores = torch.cuda.current_device(), usable_cores()
+        threads = min(usable_cores() + 1, MAX_FORKS)
         self._pool = ThreadPoolExecutor(
-            min(cores + 1, _MAX_THREADS), "compile", initializer=torch.cuda.set_device, initargs=(device,)
+            threads, "compile", initializer=torch.cuda.set_device, initargs=(torch.cuda.current_device(),)
         )
         self._lock = CompileLock(Path(triton.knobs.cache.dir))
-        self._compilers: Compilers | None = None
-        if cores >= _MIN_CORES and triton.knobs.cache.manager_class is None:
-            self._compilers = Compilers(min(cores, _MAX_THREADS))
-            if not self._lock.was_taken:  # nothing is there
-                self._compilers.begin()
+        self._compilers = take_compilers()
+        if self._compilers is not None:
             weakref.finalize(self, self._compilers.close)  # of one that nobody waits for
         self._zeros = _ZeroedMemory()
         self._noted: set[tuple[Any, str]] = set()
