@@ -6,10 +6,10 @@ import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 OTHER_COLUMNS = 72  # characters of what stands beside the bar, so that a usual terminal shows all of it
 ProgressFactory = Callable[..., Any]  # tqdm.tqdm or a look-alike: total=, desc=; update(n), postfix, close()
@@ -26,16 +26,7 @@ class PromptProgress:
         if callable(show):
             self._foreign = show(total=total, desc=description)
         elif show:
-            console = Console(file=sys.stderr)
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(max(4, min(40, console.width - OTHER_COLUMNS))),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[speed]}"),
-                console=console,
-            )
+            self._bar = _bar()
             self._task = self._bar.add_task(description, total=total, speed="")
 
     def __enter__(self) -> PromptProgress:
@@ -62,3 +53,26 @@ class PromptProgress:
         if self._foreign is not None:
             self._foreign.postfix = f"est. speed input: {read:.2f} tok/s, output: {made:.2f} tok/s"
             self._foreign.update(1)
+
+
+def _bar() -> Progress:
+    from rich.console import Console  # 50 modules, for who wants to see it
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(file=sys.stderr)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(max(4, min(40, console.width - OTHER_COLUMNS))),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[speed]}"),
+        console=console,
+    )

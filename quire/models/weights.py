@@ -17,8 +17,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
 from torch import nn
 
 from quire.foundation.errors import WeightsError
@@ -358,6 +356,9 @@ def _with_progress(counts: Iterator[int], total: int, show: bool, stack: ExitSta
     if not show or not sys.stderr.isatty():
         yield from counts
         return
+    from rich.console import Console  # 50 modules, for who wants to see it
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
