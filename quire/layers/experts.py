@@ -50,6 +50,7 @@ from quire.quantization.base import Norm as Gain
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Of the tensors that a checkpoint has."""
+_DRAWN_AT_ONCE = 1 << 25  # numbers of random weights: one expert's matrix at a time is mostly launches
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,14 +219,18 @@ class Experts(nn.Module):
         return every if tokens is None else every * (1 - (1 - self.top_k / self.experts) ** tokens)
 
     def fill(self, draw: Callable[[int, int], torch.Tensor]) -> None:
-        """draw: (rows, columns) → numbers of one expert's matrix, of all ranks."""
+        """draw: (rows, columns) → numbers of experts' matrices, one below the other, of all ranks."""
         slots = {expert: slot for slot, expert in enumerate(self.own)}
-        for expert in range(self.experts):
-            for one, kept in zip(self._pair, self._kept, strict=True):
-                drawn, slot = draw(one.out_features, one.in_features), slots.get(expert)
-                if slot is not None:
-                    own = {name: tensor[slot] for name, tensor in kept.items()}
-                    store(own, one.scheme.format.pack(one.cut(drawn)))
+        for one, kept in zip(self._pair, self._kept, strict=True):
+            size = one.out_features * one.in_features
+            many = max(1, _DRAWN_AT_ONCE // size)
+            for first in range(0, self.experts, many):
+                count = min(many, self.experts - first)
+                drawn = draw(count * one.out_features, one.in_features).split(one.out_features)
+                for expert, whole in enumerate(drawn, first):
+                    if (slot := slots.get(expert)) is not None:
+                        own = {name: tensor[slot] for name, tensor in kept.items()}
+                        store(own, one.scheme.format.pack(one.cut(whole)))
 
     @property
     def pair(self) -> tuple[Linear, Linear]:
