@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import select
-import sys
 import time
 import weakref
 from collections import deque
@@ -45,14 +43,11 @@ class InProcessClient(ClientBase):
         self._core = EngineCore(self._resolved, executor, self._clock, self._last_stats)
         self._close = weakref.finalize(self, _close, self._core, self._inbox)  # also for who forgets `shutdown`
         self._close.atexit = False  # the process gives all back by itself
-        is_first = "torch" not in sys.modules
         try:
             self.info = self._core.start()
         except BaseException:
             self._close()
             raise
-        if is_first:
-            gc.collect()  # importing torch leaves rings of frames behind, which hold all that this stack of calls holds
 
     @property
     def can_restart(self) -> bool:
