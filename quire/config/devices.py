@@ -24,7 +24,7 @@ PLATFORMS = Registry(
         "torch": "quire.platforms.any_torch:TorchPlatform",
     },
     contract="quire.platforms.base:Platform",
-    needs=("set_up", "device_name", "free_bytes", "driver_bytes", "total_bytes", "growth", "release"),
+    needs=("set_up", "device_name", "free_bytes", "total_bytes", "growth", "release"),
     is_class=True,
 )
 _FOUND = {"cuda": "an NVIDIA GPU was found", "cpu": "no accelerator was found"}

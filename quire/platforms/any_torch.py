@@ -75,9 +75,6 @@ class TorchPlatform:
         found = None if self._device.type == "cpu" else self._memory()
         return self._host.total_bytes() if found is None else found[1]
 
-    def driver_bytes(self) -> int:
-        return 0
-
     def growth(self, work: Callable[[], object]) -> int:
         if self._device.type == "cpu":
             work()

@@ -41,10 +41,6 @@ class Platform(Protocol):
         """Memory of the device that could be allocated now."""
         ...
 
-    def driver_bytes(self) -> int:
-        """Memory of the device that is taken by what is no tensor of this process; 0 where nobody tells."""
-        ...
-
     def total_bytes(self) -> int: ...
 
     def growth(self, work: Callable[[], object]) -> int:

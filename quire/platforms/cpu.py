@@ -37,9 +37,6 @@ class CPUPlatform:
         limit, used = _cgroup_number("memory.max"), _cgroup_number("memory.current")
         return free if limit is None or used is None else max(0, min(free, limit - used))
 
-    def driver_bytes(self) -> int:
-        return 0
-
     def growth(self, work: Callable[[], object]) -> int:
         work()
         return 0

@@ -47,11 +47,6 @@ class CUDAPlatform:
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(self._device)[0]
 
-    def driver_bytes(self) -> int:
-        """Memory that is taken, but not by this process's tensors: the driver's own, and other processes'."""
-        free, total = torch.cuda.mem_get_info(self._device)
-        return total - free - torch.cuda.memory_reserved(self._device)
-
     def growth(self, work: Callable[[], object]) -> int:
         self.release()
         torch.cuda.reset_peak_memory_stats()

@@ -1,4 +1,5 @@
-"""CUDA graphs of steps: captured once for a ladder of sizes, replayed with nothing copied in.
+"""CUDA graphs of steps: each size of a ladder is captured once, before its first step, and replayed with nothing copied
+in.
 
 A step is two graphs: the forward pass (gather … logits) and a tail (sample, commit), of which there are two: with and
 without top-k, top-p and min-p. Between them is the one place where a feature that only some steps need (penalties,
@@ -7,8 +8,6 @@ log-probabilities, a grammar's mask) can act.
 
 from __future__ import annotations
 
-import gc
-import time
 from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -29,6 +28,8 @@ class Size(Hashable, Protocol):
 
 
 AnySize = TypeVar("AnySize", bound=Size)
+Forward = Callable[[AnySize, int | None], None]
+Tail = Callable[[AnySize, bool], None]
 
 
 class StepGraphs(Generic[AnySize]):
@@ -36,38 +37,62 @@ class StepGraphs(Generic[AnySize]):
 
     sizes: falling. What they hold is told when they are captured and not kept, so that no graph holds its runner.
     forward(size, layers): everything from gather to logits; tail(size, filtered): sampling and commit, which looks at
-    nothing of a size but its rows. What a capture forbids, compiling kernels and loading matrix algorithms, is done
-    before it with one layer of each group alone: a group's are alike.
+    nothing of a size but its rows.
     """
 
     def __init__(self, sizes: Iterable[AnySize]) -> None:
         self.sizes = list(sizes)
         self._forwards: dict[AnySize, torch.cuda.CUDAGraph] = {}
         self._tails: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
+        self._pool: Any = None
+        self.driver_bytes = 0  # that the driver has taken for them and their kernels, and keeps when they are gone
 
     @property
     def captured(self) -> bool:
+        """Whether any is: then all others can be."""
         return bool(self._forwards)
 
-    def capture(
-        self, forward: Callable[[AnySize, int | None], None], tail: Callable[[AnySize, bool], None], pool: Any
-    ) -> float:
-        """Capture all sizes on the current stream, largest first so that the smaller ones reuse its memory. Returns
-        the seconds it took."""
-        began = time.perf_counter()
-        gc.collect()
-        with no_collection():  # one inside a capture could free device memory and break it
-            for size in self.sizes:
-                forward(size, 1)
-                self._forwards[size] = _captured(partial(forward, size, None), pool)
+    @property
+    def missing(self) -> list[AnySize]:
+        """Sizes that are not captured yet, falling."""
+        return [size for size in self.sizes if size not in self._forwards]
+
+    def wanted_early(self) -> list[AnySize]:
+        """Sizes that are captured before the first request comes, falling; the largest is one, so that the memory that
+        all of them share is taken while it is there for sure."""
+        return self.sizes
+
+    def prepare(self, forward: Forward[AnySize], tail: Tail[AnySize], pool: Any) -> None:
+        """What captures forbid, loading matrix algorithms and whatever was not compiled ahead, is done here for all
+        sizes, with one layer of each make alone: their kernels are alike. pool: whose memory captures will take."""
+        self._pool = pool
+        before = _driver_bytes()
+        rows: set[int] = set()
+        for size in self.sizes:
+            forward(size, 1)
+            if size.rows not in rows:
+                rows.add(size.rows)
+                for filtered in (False, True):
+                    tail(size, filtered)
+        self.driver_bytes += max(0, _driver_bytes() - before)
+
+    def capture(self, sizes: Iterable[AnySize], forward: Forward[AnySize], tail: Tail[AnySize]) -> None:
+        """Capture those of `sizes` that are missing, on the current stream, where earlier steps may still run. The
+        largest comes first, for the smaller ones to reuse its memory. Nothing that a step reads or writes is touched.
+        """
+        for size in sizes:
+            if size in self._forwards:
+                continue
+            before = _driver_bytes()
+            with no_collection():  # one inside a capture could free device memory and break it
+                graph = _captured(partial(forward, size, None), self._pool)
                 for filtered in (False, True):
                     if (size.rows, filtered) not in self._tails:
-                        tail(size, filtered)
-                        self._tails[size.rows, filtered] = _captured(partial(tail, size, filtered), pool)
-        torch.cuda.synchronize()
-        return time.perf_counter() - began
+                        self._tails[size.rows, filtered] = _captured(partial(tail, size, filtered), self._pool)
+                self._forwards[size] = graph
+            self.driver_bytes += max(0, _driver_bytes() - before)
 
-    def rehearse(self, forward: Callable[[AnySize, int | None], None], tail: Callable[[AnySize, bool], None]) -> None:
+    def rehearse(self, forward: Forward[AnySize], tail: Tail[AnySize]) -> None:
         """Launch, outside of graphs, every kernel variant that they will hold."""
         for size in self._rehearsed():
             forward(size, 1)
@@ -97,16 +122,35 @@ class StepGraphs(Generic[AnySize]):
         self._tails[size.rows, filtered].replay()
 
 
+class CapturedSteps(Protocol):
+    """Steps of one kind, and their graphs."""
+
+    graphs: StepGraphs[Any]
+
+    def forward(self, size: Any, layers: int | None) -> None:
+        """What a forward graph holds; layers: see `StepGraphs`."""
+        ...
+
+    def tail(self, size: Any, filtered: bool) -> None:
+        """What a tail graph holds."""
+        ...
+
+
 def _captured(body: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
     """What `body` launches. Graphs of one pool share its memory: they must run one after another."""
     graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
         body()
     finally:
         graph.capture_end()
     return graph
+
+
+def _driver_bytes() -> int:
+    """Memory of the current device that is taken, but not by this process's tensors."""
+    free, total = torch.cuda.mem_get_info()
+    return total - free - torch.cuda.memory_reserved()
 
 
 class DecodeSize(NamedTuple):
@@ -127,6 +171,10 @@ class DecodeGraphs(StepGraphs[DecodeSize]):
                     break
                 found = size
         return found
+
+    def wanted_early(self) -> list[DecodeSize]:
+        """Those of rows that have nothing in common: they come with every batch that grows or shrinks."""
+        return [size for size in self.sizes if not size.shares_prefix]
 
     def _rehearsed(self) -> Iterable[DecodeSize]:
         return [size for size in self.sizes if size.rows.bit_count() == 1 or size.rows == self.sizes[0].rows]

@@ -89,6 +89,10 @@ class MixedGraphs(StepGraphs[MixedSize]):
                 return size
         return None
 
+    def wanted_early(self) -> list[MixedSize]:
+        """The largest alone: there are many, and most services meet few."""
+        return self.sizes[:1]
+
     def _rehearsed(self) -> Iterable[MixedSize]:
         """Kernels differ by the number of tokens, by whether there are decode rows, and by whether these share or have
         adapters."""

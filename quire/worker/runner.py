@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import cast
 
 import torch
 
 from quire.types.kv import DraftCost
 from quire.types.plan import StepPlan, TokenMasks
-from quire.worker.graphs import DecodeSize, DraftedSize
+from quire.worker.graphs import CapturedSteps, DecodeSize, DraftedSize
 from quire.worker.masked_step import MaskedStep
 from quire.worker.padded import PaddedSteps
 from quire.worker.readback import StepHandle
@@ -98,30 +99,46 @@ class Runner:
 
     # -- the start ----------------------------------------------------------------------------------------------
 
-    def capture(self) -> float:
-        """Capture all graphs into one pool, the largest first; seconds it took."""
+    @property
+    def _captured_steps(self) -> Iterator[CapturedSteps]:
+        """Those that are graphs, the largest first, so that the others reuse its memory."""
+        for steps in (self.mixed, self.decode, self.drafted):
+            if steps is not None and steps.graphs:
+                yield cast("CapturedSteps", steps)
+
+    def capture(self, *, all_sizes: bool) -> None:
+        """Capture graphs into one pool; but for all sizes only those that are wanted early, while any other is captured
+        by `capture_another`, or by the first step that wants it: that one waits, for this once."""
         if self._stream is None:
-            return 0.0
+            return
         pool = torch.cuda.graph_pool_handle()
-        seconds = 0.0
         with self.on_stream():
-            if self.mixed.graphs:
-                seconds += self.mixed.graphs.capture(self.mixed.forward, self.mixed.tail, pool)
-            if self.decode.graphs:
-                seconds += self.decode.graphs.capture(self.decode.forward, self.decode.tail, pool)
-            if self.drafted and self.drafted.graphs:
-                seconds += self.drafted.graphs.capture(self.drafted.forward, self.drafted.tail, pool)
-        return seconds
+            for steps in self._captured_steps:
+                steps.graphs.prepare(steps.forward, steps.tail, pool)
+            for steps in self._captured_steps:
+                sizes = steps.graphs.sizes if all_sizes else steps.graphs.wanted_early()
+                steps.graphs.capture(sizes, steps.forward, steps.tail)
+            self._stream.synchronize()
+
+    def capture_another(self) -> bool:
+        """Capture one of the missing sizes; False: there is none."""
+        with self.on_stream():
+            for steps in self._captured_steps:
+                if steps.graphs.captured and (missing := steps.graphs.missing):
+                    steps.graphs.capture(missing[:1], steps.forward, steps.tail)
+                    return True
+        return False
+
+    @property
+    def driver_bytes(self) -> int:
+        """That the driver keeps of the graphs when they are gone."""
+        return sum(steps.graphs.driver_bytes for steps in self._captured_steps)
 
     def rehearse(self) -> None:
         """Launch what the graphs will hold, for whoever compiles kernels ahead of them."""
         with self.on_stream():
-            if self.decode.graphs:
-                self.decode.graphs.rehearse(self.decode.forward, self.decode.tail)
-            if self.mixed.graphs:
-                self.mixed.graphs.rehearse(self.mixed.forward, self.mixed.tail)
-            if self.drafted and self.drafted.graphs:
-                self.drafted.graphs.rehearse(self.drafted.forward, self.drafted.tail)
+            for steps in self._captured_steps:
+                steps.graphs.rehearse(steps.forward, steps.tail)
 
     def prepare(self, plan: StepPlan) -> None:
         """Once through the products of a step like `plan`, whose rows all sit on the padding seat. Waits."""

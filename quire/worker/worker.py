@@ -73,6 +73,7 @@ class Worker:
         self._phases: dict[str, float] = {}
         self._max_model_len = resolved.max_model_len  # less once it is known what fits
         self.runner: Runner | PoolingRunner | None = None
+        self._counted = 0  # bytes of `_kept` that are this engine's
         self._unprepared: list[int] = []  # sizes of steps whose products the library has not loaded yet, falling
         self._adapters: Adapters | None = None
         self._awaiting: MaskedStep | None = None  # the latest step, if it waits for its masks
@@ -190,18 +191,24 @@ class Worker:
 
     def _capture(self) -> bool:
         """Whether steps are in graphs, if they may be; only of somebody else's code it is not known before."""
-        before = self._platform.driver_bytes()
         try:
             if isinstance(self.runner, Runner):
-                self.runner.capture()
+                self.runner.capture(all_sizes=self._is_foreign)
         except RuntimeError as error:
             if not self._is_foreign:
                 raise
             _log.warning("steps are launched from Python, as they cannot be captured in graphs: %s", error)
             return False
         finally:
-            _kept[self._device] += max(0, self._platform.driver_bytes() - before)
+            self._count_kept()
         return True
+
+    def _count_kept(self) -> None:
+        """Take down what the driver has come to keep of this engine's graphs."""
+        if isinstance(self.runner, Runner):
+            kept = max(self._counted, self.runner.driver_bytes)
+            _kept[self._device] += kept - self._counted
+            self._counted = kept
 
     @property
     def _is_foreign(self) -> bool:
@@ -425,7 +432,10 @@ class Worker:
         return None
 
     def _prepare(self) -> bool:
-        """A few milliseconds of what a start can do without: one size of step. To be asked while nothing runs."""
+        """Some milliseconds of what a start can do without: one size of step, as a graph or from Python. To be asked
+        while nothing runs."""
+        if isinstance(self.runner, Runner) and self.runner.capture_another():
+            return True
         if self._unprepared and isinstance(self.runner, Runner):
             tokens = self._unprepared.pop()
             counts = spread(tokens, min(tokens, self._resolved.max_num_seqs), self._max_model_len)
@@ -436,6 +446,7 @@ class Worker:
         """Give the device's memory and the process's threads back; also after a start that failed half-way."""
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
+        self._count_kept()
         self.runner = self._awaiting = self._adapters = None
         self.__dict__.pop("_model", None)
         if self._group is not None:

@@ -59,6 +59,28 @@ def test_prompts_beside_decoding_rows_replay_graphs(
     assert any(size.decodes for size in replayed)
 
 
+def test_graphs_captured_by_their_first_step_or_in_idle_time(tiny_qwen3: Path, reference: Reference) -> None:
+    wanted = prompts(12)
+    expected = [reference.greedy(p, TOKENS) for p in wanted]
+    params = SamplingParams(temperature=0.0, max_tokens=TOKENS, detokenize=False, ignore_eos=True)
+    given = [{"prompt_token_ids": prompt} for prompt in wanted]
+    with LLM(str(tiny_qwen3), max_model_len=320, skip_tokenizer_init=True, **OPTIONS) as llm:
+
+        def missing() -> int:
+            [found] = llm.collective_rpc(lambda worker: len(worker.runner.mixed.graphs.missing))
+            return int(found)
+
+        early = missing()
+        first = llm.generate(given, params, use_tqdm=False)
+        assert missing() < early
+        while llm.collective_rpc("prepare")[0]:
+            pass
+        assert not missing()
+        second = llm.generate(given, params, use_tqdm=False)
+    for outputs in (first, second):
+        assert [output.outputs[0].token_ids for output in outputs] == expected
+
+
 def test_a_preemption_at_every_step(tiny_qwen3: Path, reference: Reference) -> None:
     wanted = prompts(6, longest=40, seed=11)
     expected = [reference.greedy(p, TOKENS) for p in wanted]

@@ -71,6 +71,8 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[StepPlan, MixedSize | N
     """Every step with prompt chunks that runs, and the size it was padded to."""
     seen: list[tuple[StepPlan, MixedSize | None]] = []
     build = Assembly.runner
+    monkeypatch.setattr("quire.worker.graphs._captured", lambda body, _: SimpleNamespace(replay=body))
+    monkeypatch.setattr("quire.worker.graphs._driver_bytes", lambda: 0)
 
     def build_padded(self: Assembly, num_blocks: int, max_model_len: int, **options: Any) -> Runner:
         runner = build(self, num_blocks, max_model_len, **options)
@@ -82,13 +84,8 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[StepPlan, MixedSize | N
         mixed._padded = PaddedSteps(parts.seats, sizes, group, max_model_len, self._device)
         parts.logits = torch.full((max(s.rows for s in sizes), parts.sampler.vocab_size), torch.nan)
         graphs = MixedGraphs(sizes)
-        for size in sizes:
-            mixed.forward(size, 1)  # as a capture does: whatever it reads then must be harmless
-            graphs._forwards[size] = SimpleNamespace(replay=partial(mixed.forward, size, None))
-            for filtered in (False, True):
-                mixed.tail(size, filtered)
-                tail = partial(mixed.tail, size, filtered)
-                graphs._tails[size.rows, filtered] = SimpleNamespace(replay=tail)
+        graphs.prepare(mixed.forward, mixed.tail, None)  # whatever it reads then must be harmless
+        graphs.capture(graphs.wanted_early(), mixed.forward, mixed.tail)  # others with their first step
         mixed.graphs = graphs
         size_for = mixed.size_for
 

@@ -26,6 +26,8 @@ class DecodeSteps:
         size = None
         if graphs and graphs.captured and not parts.forbids_graphs:
             size = graphs.size_for(rows, layout is not None, adapted=parts.has_adapters)
+        if size and graphs:
+            graphs.capture([size], self.forward, self.tail)
         batch = parts.builder.decode(
             plan, size.rows if size else parts.builder.decode_size(rows), layout, parts.staging
         )

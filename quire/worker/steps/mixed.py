@@ -83,6 +83,7 @@ class MixedSteps:
     def _run_padded(self, plan: StepPlan, layout: PrefixLayout | None, size: MixedSize) -> Sample:
         assert self._padded is not None
         assert self.graphs is not None
+        self.graphs.capture([size], self.forward, self.tail)
         batch, first = self._padded.fill(plan, layout, size, self._parts.staging)
         self.graphs.forward(size)
         return partial(self._sample_padded, plan, batch, first, size, self.graphs)
