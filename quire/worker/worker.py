@@ -297,7 +297,7 @@ class Worker:
         wait_until_awake()
         rows = self._resolved.max_num_seqs
         tokens = max(rows, min(self._resolved.max_num_batched_tokens, _REHEARSED_TOKENS))
-        runner = assembly.runner(1, self._resolved.max_model_len)
+        runner = self._trial_runner(assembly)
         try:
             with rehearsal:  # what takes long to compile comes early
                 self._try(runner, tokens)
@@ -319,6 +319,14 @@ class Worker:
             return None
         return rehearsal
 
+    def _trial_runner(self, assembly: Assembly, *, with_graphs: bool = True) -> Runner | PoolingRunner:
+        """One on a cache of one block, for steps that launch the kernels of a whole one, and take its memory: layers of
+        one make do the same one after the other."""
+        runner = assembly.runner(1, self._resolved.max_model_len, with_graphs=with_graphs)
+        if isinstance(runner, Runner):
+            runner.parts.layers = 1
+        return runner
+
     def _measure(self, assembly: Assembly) -> Memory:
         """What the device has, and what a runner on a cache of one block and the largest step there can be take of it.
 
@@ -337,7 +345,7 @@ class Worker:
         )
 
     def _run_largest(self, assembly: Assembly) -> None:
-        runner, tokens = assembly.runner(1, self._resolved.max_model_len, with_graphs=False), assembly.max_tokens
+        runner, tokens = self._trial_runner(assembly, with_graphs=False), assembly.max_tokens
         self._try(runner, tokens).result()
         if isinstance(runner, Runner):
             if self._adapters is not None:  # what rows with adapters take besides

@@ -58,6 +58,7 @@ class StepParts:
         adapters: Adapters | None = None,
     ) -> None:
         self.model = model
+        self.layers: int | None = None  # 1: for trials, steps go through one layer of each make
         self.adapters = adapters
         self.groups = groups
         self.store = store
@@ -120,6 +121,7 @@ class StepParts:
         own: OwnPart | None = None,
     ) -> torch.Tensor:
         """The residual stream after the last layer, [tokens, hidden]; of all tokens, whoever computes them."""
+        layers = layers or self.layers
         if own is not None:
             return self._forward_own(batch, layers, given, own)
         if self.adapters is not None:
