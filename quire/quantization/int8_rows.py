@@ -5,11 +5,22 @@ from __future__ import annotations
 
 import torch
 
-from quire.kernels.elementwise.activation import silu_and_mul
-from quire.kernels.elementwise.norm import rms_norm
 from quire.kernels.gemm import codes, int8_linear
+from quire.kernels.gemm.codes import Codes
 from quire.kernels.gemm.int8_linear import Int8Weight
-from quire.quantization.base import ALL_ROWS, Matrix, Norm, Rows, Spec, Tensors, WeightFormat, scale_exactly
+from quire.quantization.base import (
+    ALL_ROWS,
+    EachExpert,
+    ExpertMatrices,
+    Matrix,
+    Norm,
+    Rows,
+    Spec,
+    Tensors,
+    WeightFormat,
+    scale_exactly,
+)
+from quire.quantization.grouped import CodedExperts
 
 
 class Int8RowsMatrix(Matrix):
@@ -31,12 +42,9 @@ class Int8RowsMatrix(Matrix):
         reader: Matrix | None = None,  # noqa: ARG002 (rounds its rows itself)
     ) -> torch.Tensor:
         assert isinstance(x, torch.Tensor)
-        y = int8_linear.product(x if norm is None else rms_norm(x, *norm), self.weight, self.bias)
-        if gated:
-            return silu_and_mul(y.to(x.dtype))
-        if residual is not None:
-            return residual.add_(y)
-        return out.copy_(y) if out is not None else y.to(out_dtype or x.dtype)
+        return int8_linear.linear(
+            x, self.weight, self.bias, norm=norm, gated=gated, residual=residual, out_dtype=out_dtype, out=out
+        )
 
 
 class Int8Rows(WeightFormat):
@@ -76,6 +84,18 @@ class Int8Rows(WeightFormat):
     def scale_rows(self, tensors: Tensors, powers: torch.Tensor) -> None:
         scale_exactly(tensors["weight_scale"], powers)
 
+    def experts(self, gate_up: Tensors, down: Tensors, down_format: WeightFormat | None = None) -> ExpertMatrices:
+        """Their rows are met as they are: no kernel of theirs takes integers on both sides."""
+        each = EachExpert((self, gate_up), (down_format or self, down))
+        if not isinstance(down_format or self, Int8Rows):
+            return each
+        return CodedExperts(_codes(gate_up), _codes(down), each)
+
     def matrix(self, tensors: Tensors, bias: torch.Tensor | None) -> Int8RowsMatrix:
         more = (tensors.get(name) for name in ("input_scale", "input_zero", "weight_sums"))
         return Int8RowsMatrix(Int8Weight(tensors["weight"], tensors["weight_scale"], *more), bias)
+
+
+def _codes(experts: Tensors) -> Codes:
+    weight, scale = experts["weight"], experts["weight_scale"]
+    return Codes("int8", weight.shape[-1], weight, scale[..., None])
