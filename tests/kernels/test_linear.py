@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels.dispatch import INTERPRETED
+from quire.kernels.dispatch import INTERPRETED, on_cuda
 from quire.kernels.gemm.cpu_linear import MAX_LEFT_ROWS
 from quire.kernels.gemm.linear import linear, linear_reference
 from tests.kernels.compare import LIMITS, assert_near
@@ -98,3 +98,16 @@ def test_what_excludes_one_another(wrong: dict[str, object]) -> None:
         wrong = {**wrong, "residual": torch.zeros(2, 4)}
     with pytest.raises(ValueError, match="exclude"):
         linear(x, weight, **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("outputs", [1001, 1008, 5])
+def test_an_odd_number_of_outputs_into_lines_that_are_not(device: torch.device, outputs: int) -> None:
+    """As logits lie: more rows than kernels of ours multiply, results in float32."""
+    x, weight = torch.randn(200, 96, device=device).bfloat16(), torch.randn(outputs, 96, device=device).bfloat16()
+    room = torch.full((200, 1024), 7.0, device=device)
+    out = room[:, :outputs]
+    assert linear(x, weight, out=out) is out
+    right = x.double() @ weight.double().t()
+    limit = 1e-5 if on_cuda(x) else LIMITS[torch.bfloat16]  # elsewhere products are rounded before they are widened
+    assert torch.linalg.vector_norm(out.double() - right) <= limit * torch.linalg.vector_norm(right)
+    assert bool((room[:, outputs:] == 7.0).all())

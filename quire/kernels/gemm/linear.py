@@ -14,6 +14,8 @@ from quire.kernels.elementwise.activation import silu_and_mul
 from quire.kernels.elementwise.norm import rms_norm, rms_norm_reference
 from quire.kernels.gemm import cpu_linear, decode_gemm, wide_gemm
 
+EVEN = 8  # outputs, of whose multiples the library has its best kernels
+
 
 def linear(
     x: torch.Tensor,
@@ -31,9 +33,9 @@ def linear(
     norm: (weight [k], eps) of an RMS norm that x goes through first. gated: weight is [gate | up], [2n, k], bias
     likewise, and the result silu(gate) * up (SwiGLU: Shazeer, 2020).
     residual [m, n], contiguous, no part of x: `residual += result` in place, and `residual` is returned.
-    Otherwise the result goes into `out` (contiguous, of any float dtype) if given, else into a contiguous tensor of
-    `out_dtype`, by default x's. Neither goes together with `gated`, nor with `residual`. An `out` of x's dtype without
-    a norm is for a part of a sum over ranks, and is cut up as products are that are added to a residual.
+    Otherwise the result goes into `out` (rows contiguous, of any float dtype) if given, else into a contiguous tensor
+    of `out_dtype`, by default x's. Neither goes together with `gated`, nor with `residual`. An `out` of x's dtype
+    without a norm is for a part of a sum over ranks, and is cut up as products are that are added to a residual.
 
     The weights must not be written by a kernel launched just before: they are read ahead of its end.
     """
@@ -80,13 +82,20 @@ def _wide_on_gpu(
     out_dtype: torch.dtype | None,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
-    """In a dtype of its own: logits keep what the sum has gained."""
+    """In a dtype of its own: logits keep what the sum has gained.
+
+    Of an odd number of outputs the library has kernels of an earlier generation alone, which take three to five times
+    as long: the last few are then a product of their own, if rows of results lie such that it helps.
+    """
+    n = len(weight)
     if out is None:
-        out = torch.empty((x.shape[0], weight.shape[0]), dtype=out_dtype, device=x.device)
-    if out.dtype == x.dtype:
-        torch.mm(x, weight.t(), out=out)
-    else:
-        torch.mm(x, weight.t(), out_dtype=out.dtype, out=out)
+        out = torch.empty((len(x), n), dtype=out_dtype, device=x.device)
+    even = n - n % EVEN if out.stride(0) % EVEN == 0 else n
+    for part in (slice(even), slice(even, n)) if 0 < even < n else (slice(n),):
+        if out.dtype == x.dtype:
+            torch.mm(x, weight[part].t(), out=out[:, part])
+        else:
+            torch.mm(x, weight[part].t(), out_dtype=out.dtype, out=out[:, part])
     return out if bias is None else out.add_(bias)
 
 

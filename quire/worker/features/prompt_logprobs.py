@@ -7,6 +7,7 @@ import torch
 
 from quire.types.plan import PromptLogprobs, StepPlan
 from quire.worker.features.base import FeatureSetup, StepFeature
+from quire.worker.logit_rows import logit_rows
 from quire.worker.sampling.logprobs import LogprobTensors, prompt_logprobs
 
 _SLICE_BYTES = 256 * 1024**2  # of logits at a time
@@ -35,6 +36,7 @@ class PromptScorer(StepFeature):
                 ids = following[i : i + self._lines]
                 tokens = slice(begin + i, begin + i + len(ids))
                 with self.setup.narrowed(tokens):
-                    logits = self.setup.model.logits(hidden[tokens])
+                    logits = logit_rows(len(ids), self.setup.vocab_size, hidden.device)
+                    logits = self.setup.model.logits(hidden[tokens], out=logits)
                 parts.append(prompt_logprobs(logits, ids, k, row))
         return LogprobTensors.concat(parts) if parts else None

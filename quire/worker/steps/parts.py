@@ -18,6 +18,7 @@ from quire.worker.adapters import Adapters
 from quire.worker.batch import Batch, BatchBuilder, round_size
 from quire.worker.kv_store import KVStore
 from quire.worker.layer_groups import LayerGroups
+from quire.worker.logit_rows import logit_rows
 from quire.worker.mixed_graphs import MAX_PROMPTS
 from quire.worker.readback import Readback, StepHandle
 from quire.worker.sampling.follower import Follower
@@ -82,9 +83,7 @@ class StepParts:
         rows = max(round_size(max_rows), drafted_tokens, padded_rows)
         shared = group.peers.logits if group and group.peers else None
         self.logits = (
-            torch.empty(rows, sampler.vocab_size if self.is_last else 0, dtype=torch.float32, device=device)
-            if shared is None
-            else shared[:rows]
+            logit_rows(rows, sampler.vocab_size if self.is_last else 0, device) if shared is None else shared[:rows]
         )
 
     # -- to the logits ------------------------------------------------------------------------------------------
