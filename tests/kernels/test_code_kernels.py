@@ -95,15 +95,14 @@ def test_which_codes_have_tiles_with_gates() -> None:
     ) -> bool:
         numbers, scale = torch.empty(n, k // 2, dtype=torch.uint8), torch.empty(n, k // 128, dtype=torch.bfloat16)
         weight = Codes("int4", 128, numbers, scale)._replace(**more)
-        return takes(torch.empty(rows, k, dtype=dtype), weight, None, gated, None)
+        return takes(torch.empty(rows, k, dtype=dtype), weight, gated, None)
 
     assert [taken(rows, 4096, 14336) for rows in (8, 9, 384, 8192)] == [False, True, True, True]
     assert [taken(rows, 4096, 4096) for rows in (16, 17)] == [False, True]
     assert [taken(rows, 28672, 4096, gated=True) for rows in (8, 9, 8192)] == [False, True, True]
-    assert [taken(rows, 4096, 14336, zero=torch.empty(4096, 112, dtype=torch.uint8)) for rows in (16, 17)] == [
-        False,
-        True,
-    ]
+    assert taken(16, 4096, 14336, zero=torch.empty(4096, 112, dtype=torch.uint8))
+    assert [taken(16, 28672, 4096, kind="nf4", group=64, gated=gated) for gated in (False, True)] == [True, False]
+    assert taken(16, 4096, 4096, kind="int8", codes=torch.empty(4096, 4096, dtype=torch.int8))
     for more in ({"kind": "nf4"}, {"group": 64}, {"zero": torch.empty(4096, 32, dtype=torch.uint8)}):
         assert [taken(rows, 4096, 4096, **more) for rows in (64, 8192)] == [True, False]  # where widening pays
     assert not taken(64, 4096, 4096, group=16)

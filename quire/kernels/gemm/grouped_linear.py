@@ -38,7 +38,7 @@ def linear(
     dtypes = {out_dtype or x.dtype, *(y.dtype for y in (x, out, residual) if y is not None)}
     is_taken = on_gpu and _is_taken(weight)
     where = out if residual is None else residual
-    tiled = is_taken and len(dtypes) == 1 and _in_own_tiles(x, weight, bias, gated, where)
+    tiled = is_taken and len(dtypes) == 1 and _in_own_tiles(x, weight, gated, where)
     if not is_taken or (not tiled and len(x) > SOME_ROWS):
         return plain_linear(
             x, widened(weight, x.dtype), bias,
@@ -89,9 +89,7 @@ def _product(x: torch.Tensor, weight: Codes, bias: torch.Tensor | None, adds: bo
     return grouped_tiles.linear(x, weight, bias, adds, out)
 
 
-def _in_own_tiles(
-    x: torch.Tensor, weight: Codes, bias: torch.Tensor | None, gated: bool, out: torch.Tensor | None
-) -> bool:
+def _in_own_tiles(x: torch.Tensor, weight: Codes, gated: bool, out: torch.Tensor | None) -> bool:
     """Whether the kernel for compute capability 9.0 that has the gate in it multiplies these."""
     from quire.kernels.triton.launch import has_gluon_sm90
 
@@ -99,7 +97,7 @@ def _in_own_tiles(
         return False
     from quire.kernels.gemm.triton import code_gemm_sm90
 
-    taken: bool = code_gemm_sm90.takes(x, weight, bias, gated, out)
+    taken: bool = code_gemm_sm90.takes(x, weight, gated, out)
     return taken
 
 

@@ -311,10 +311,10 @@ def _code_gemm_kernel(
     )  # fmt: skip
 
 
-def takes(x: torch.Tensor, weight: Codes, bias: torch.Tensor | None, gated: bool, out: torch.Tensor | None) -> bool:
+def takes(x: torch.Tensor, weight: Codes, gated: bool, out: torch.Tensor | None) -> bool:
     """Whether `linear` takes these, x [m, k], and results for `out` if that is given: the copy engine can read x and
     the codes, and read and write results; a matrix instruction's columns, or a word's, have one scale; each shared tile
-    has a counter. Of fewer than 17 rows it takes plain integers if there is much to do: others are faster elsewhere."""
+    has a counter; and nothing else is known to be faster."""
     (m, k), n = x.shape, len(weight.codes) // (2 if gated else 1)
     is_plain = weight.kind == "int4" and weight.group == BLOCK and weight.zero is weight.outer is None
     is_plain = is_plain and x.dtype == torch.bfloat16
@@ -330,7 +330,9 @@ def takes(x: torch.Tensor, weight: Codes, bias: torch.Tensor | None, gated: bool
     how = plan(m, n, k, gated=gated, processors=processors)
     counted = 2 * (num_tiles(m, n, how.rows, how.halves, gated=gated) - how.waves * processors) <= MAX_TILES
     is_much = -(-len(weight.codes) // LINES) * (k // BLOCK) >= MANY * processors
-    return whole and moved and counted and (m > 16 or (is_plain and bias is None and is_much))
+    # Few rows of 4 bits are faster elsewhere where there is little to do, and so are tables with a gate.
+    pays = m > 16 or weight.kind not in NIBBLES or (is_much and not (KINDS[weight.kind] == KINDS["nf4"] and gated))
+    return whole and moved and counted and pays
 
 
 def stages(how: Plan, *, gated: bool, nibbles: bool) -> int:
