@@ -14,13 +14,13 @@ from quire.attention.context import LayerCache, StepContext
 from quire.distributed.group import Group
 from quire.distributed.topology import Topology
 from quire.foundation.errors import ConfigError
-from quire.kernels.attention.rope import QkvTarget, qk_norm_rope_write, rotate
+from quire.kernels.attention.rope import QkvTarget, qk_norm_rope_write
+from quire.kernels.elementwise.norm import rms_norm_pair
 from quire.layers.cuts import Cut, cut_parameter
 from quire.layers.dual_chunk import DualQueries
 from quire.layers.head_terms import HeadTerms
 from quire.layers.linear import Linear
 from quire.layers.norm import HeadNorms, Norm, RMSNorm, norm_across
-from quire.layers.rotary import no_rotation
 from quire.quantization.base import scale_exactly
 
 
@@ -137,16 +137,13 @@ class Attention(SelfAttention):
         self.o_proj = Linear(num_heads * head_dim, hidden, bias=out_bias, role="columns", transposed=out_transposed)
         if qk_norm_eps is not None:
             qk_norm = QKNorm(RMSNorm(head_dim, qk_norm_eps), RMSNorm(head_dim, qk_norm_eps))
-        self._still = no_rotation(len(cos_sin), head_dim) if qk_norm and qk_norm.on == "turned" else None
         self.v_norm = v_norm
         self.norm_on = qk_norm.on if qk_norm else "heads"
         self.q_norm: nn.Module | None = qk_norm.q if qk_norm else None
         self.k_norm: nn.Module | None = qk_norm.k if qk_norm else None
         # The kernels around the rotation know RMS norms of heads.
         self._norms_inside = self.norm_on != "width" and isinstance(self.q_norm, RMSNorm)
-        self._is_plain = (
-            clip is None and v_norm is None and (qk_norm is None or (self._norms_inside and self.norm_on == "heads"))
-        )
+        self._is_plain = clip is None and v_norm is None and (qk_norm is None or self._norms_inside)
 
     def share_with(self, topology: Topology) -> None:
         heads, kv_heads, head_dim = self.heads
@@ -203,8 +200,7 @@ class Attention(SelfAttention):
         if self._is_plain and isinstance(norm, RMSNorm) and not norm.plus_one:
             q = self.qkv_proj.qkv_rope_write(x, norm, place)
         else:
-            qkv, place = self._prepare(self.qkv_proj(x, norm), place)
-            q = qk_norm_rope_write(qkv, *place)
+            q = qk_norm_rope_write(self._prepare(self.qkv_proj(x, norm)), *place)
         if self.query_scales is not None:
             q = q * self.query_scales[ctx.positions, None, None].to(q.dtype)
         if self.dual is not None:
@@ -222,8 +218,9 @@ class Attention(SelfAttention):
         if self._norms_inside and isinstance(q_norm, RMSNorm) and isinstance(k_norm, RMSNorm):
             norms = (q_norm.weight, k_norm.weight, q_norm.eps)
         place = QkvTarget(
-            self.cos_sin, ctx.positions, group.slots, cache.k, cache.v, *self.heads, *norms, self.interleaved
-        )
+            self.cos_sin, ctx.positions, group.slots, cache.k, cache.v, *self.heads, *norms, self.interleaved,
+            self.norm_on == "turned",
+        )  # fmt: skip
         return cache, place, group.backend, group.plan
 
     @property
@@ -232,38 +229,37 @@ class Attention(SelfAttention):
             return ALIKE
         return PerHead(*(None if terms is None else terms.values for terms in (self.sinks, self.slopes)))
 
-    def _wide_norms(self, q: torch.Tensor, k: torch.Tensor) -> Sequence[torch.Tensor]:
+    def _wide_norms(self, qkv: torch.Tensor) -> torch.Tensor:
         """Norms of all of a token's queries together, and of its keys."""
         q_norm, k_norm = self.q_norm, self.k_norm
+        if self.ranks is None and isinstance(q_norm, RMSNorm) and isinstance(k_norm, RMSNorm):
+            return rms_norm_pair(qkv, (q_norm.weight, k_norm.weight), q_norm.eps)
+        heads, kv_heads, head_dim = self.heads
+        q, k, v = qkv.split([heads * head_dim, kv_heads * head_dim, kv_heads * head_dim], dim=1)
         if self.ranks is None:
-            return [norm(x) for norm, x in ((q_norm, q), (k_norm, k)) if norm is not None]
+            assert q_norm is not None
+            assert k_norm is not None
+            return torch.cat([q_norm(q), k_norm(k), v], dim=1)
         assert isinstance(q_norm, RMSNorm)
         assert isinstance(k_norm, RMSNorm)
-        return norm_across([q_norm, k_norm], [q, k], self._copies, self.ranks.topology, self.ranks)
+        q, k = norm_across([q_norm, k_norm], [q, k], self._copies, self.ranks.topology, self.ranks)
+        return torch.cat([q, k, v], dim=1)
 
-    def _prepare(self, qkv: torch.Tensor, place: QkvTarget) -> tuple[torch.Tensor, QkvTarget]:
-        """What stands between the projection and the kernel that rotates, and what is then left for that one."""
+    def _prepare(self, qkv: torch.Tensor) -> torch.Tensor:
+        """What stands between the projection and the kernel that rotates."""
         if self.norm_on == "width" and self.q_norm is not None and self.k_norm is not None:
-            heads, kv_heads, head_dim = self.heads
-            q, k, v = qkv.split([heads * head_dim, kv_heads * head_dim, kv_heads * head_dim], dim=1)
-            qkv = torch.cat([*self._wide_norms(q, k), v], dim=1)
+            qkv = self._wide_norms(qkv)
         if self.v_norm is not None:
             _, kv_heads, head_dim = self.heads
             rest, v = qkv.split([qkv.shape[1] - kv_heads * head_dim, kv_heads * head_dim], dim=1)
             qkv = torch.cat([rest, self.v_norm(v.reshape(-1, head_dim)).view(v.shape)], dim=1)
         if self.clip is not None:
             qkv = qkv.clamp_(-self.clip, self.clip)
-        inside = self._norms_inside and self.norm_on == "heads"
-        if self.norm_on == "width" or inside or self.q_norm is None or self.k_norm is None:
-            return qkv, place
+        if self.norm_on == "width" or self._norms_inside or self.q_norm is None or self.k_norm is None:
+            return qkv
         heads, kv_heads, head_dim = self.heads
         tokens = len(qkv)
         q, k, v = qkv.split([heads * head_dim, kv_heads * head_dim, kv_heads * head_dim], dim=1)
         q, k = q.reshape(tokens, heads, head_dim), k.reshape(tokens, kv_heads, head_dim)
-        if self.norm_on == "turned":
-            q, k = (rotate(x, self.cos_sin, place.positions, interleaved=self.interleaved) for x in (q, k))
-            assert self._still is not None
-            place = place._replace(cos_sin=self._still)
-        elif not self._norms_inside:
-            q, k = self.q_norm(q), self.k_norm(k)
-        return torch.cat([q.view(tokens, -1), k.view(tokens, -1), v], dim=1), place
+        q, k = self.q_norm(q), self.k_norm(k)
+        return torch.cat([q.view(tokens, -1), k.view(tokens, -1), v], dim=1)

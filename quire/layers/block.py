@@ -10,7 +10,7 @@ from torch import nn
 
 from quire.attention.context import StepContext
 from quire.layers.attention import SelfAttention
-from quire.layers.norm import Norm, RMSNorm
+from quire.layers.norm import Norm, RMSNorm, add_normed
 
 
 class FeedForward(Protocol):
@@ -92,8 +92,8 @@ class OuterNormLayer(nn.Module):
     def forward(self, residual: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         """residual [tokens, hidden]: updated in place and returned."""
         added = self.self_attn.attend(residual, self.input_layernorm, ctx)
-        residual.add_(self.post_attention_layernorm(added), alpha=self.scale)
-        return residual.add_(self.post_feedforward_layernorm(self.feed(residual, ctx)), alpha=self.scale)
+        residual = add_normed(residual, added, self.post_attention_layernorm, self.scale)
+        return add_normed(residual, self.feed(residual, ctx), self.post_feedforward_layernorm, self.scale)
 
     def feed(self, residual: torch.Tensor, ctx: StepContext) -> torch.Tensor:  # noqa: ARG002
         """What the second half adds, before its norm."""

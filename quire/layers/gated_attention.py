@@ -47,7 +47,7 @@ class GatedAttention(Attention):
         cache, place, backend, plan = self._place(ctx)
         heads, kv_heads, head_dim = self.heads
         qkv, gate = self.qkv_proj(x, norm).split([(heads + 2 * kv_heads) * head_dim, heads * head_dim], dim=1)
-        qkv, place = self._prepare(qkv.contiguous(), place)
-        attended = backend.run(qk_norm_rope_write(qkv, *place), cache, plan, self.scale, self._per_head)
+        q = qk_norm_rope_write(self._prepare(qkv), *place)
+        attended = backend.run(q, cache, plan, self.scale, self._per_head)
         y: torch.Tensor = self.o_proj(attended * torch.sigmoid(gate), residual=residual)
         return y

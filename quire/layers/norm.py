@@ -10,7 +10,7 @@ from torch import nn
 
 from quire.distributed.group import Group
 from quire.distributed.topology import Topology
-from quire.kernels.elementwise.norm import rms_norm
+from quire.kernels.elementwise.norm import add_rms_norm, layer_norm, rms_norm
 from quire.layers.cuts import Cut, cut_parameter, own_targets, square_sums
 from quire.layers.targets import Staged, Staging, Target
 from quire.quantization.base import Spec
@@ -72,7 +72,7 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.layer_norm(x, (self.size,), self.weight, self.bias, self.eps)
+        return layer_norm(x, self.weight, self.bias, self.eps)
 
     def stored(self, name: str) -> Iterator[Target]:
         if self.weight is not None:
@@ -141,6 +141,13 @@ class NoNorm(nn.Module):
 
 
 Norm = RMSNorm | LayerNorm | NoNorm
+
+
+def add_normed(residual: torch.Tensor, x: torch.Tensor, norm: Norm, scale: float = 1.0) -> torch.Tensor:
+    """`residual += scale · norm(x)` in place; returns it."""
+    if isinstance(norm, RMSNorm):
+        return add_rms_norm(residual, x, norm.weight, norm.eps, scale)
+    return residual.add_(norm(x), alpha=scale)
 
 
 def _as_it_is(source: str, tensor: torch.Tensor) -> Target:

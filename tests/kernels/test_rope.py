@@ -29,7 +29,7 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, interl
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("normed", ["no", "first", "last"])
 @pytest.mark.parametrize(
     ("tokens", "heads", "kv_heads", "dim", "rotary_dim"),
     [
@@ -42,7 +42,7 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, interl
     ],
 )
 def test_rotates_norms_and_writes(
-    device: torch.device, tokens: int, heads: int, kv_heads: int, dim: int, rotary_dim: int, normed: bool,
+    device: torch.device, tokens: int, heads: int, kv_heads: int, dim: int, rotary_dim: int, normed: str,
     interleaved: bool, dtype: torch.dtype,
 ) -> None:  # fmt: skip
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim, device=device, dtype=dtype)
@@ -51,24 +51,32 @@ def test_rotates_norms_and_writes(
     slots = torch.randperm(NUM_BLOCKS * BLOCK_SIZE, device=device)[:tokens].int()
     if tokens > 4:
         slots[tokens // 2] = -1  # padding: rotated as any other, but written nowhere
-    weights = [torch.randn(dim, device=device, dtype=dtype) for _ in range(2)] if normed else [None, None]
+    weights = [torch.randn(dim, device=device, dtype=dtype) for _ in range(2)] if normed != "no" else [None, None]
+
+    def norms(*parts: torch.Tensor) -> list[torch.Tensor]:
+        return [
+            x if w is None else x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * w.double()
+            for x, w in zip(parts, weights, strict=True)
+        ]
+
     # One allocation for both, as a pool would have it: the caches are strided views.
     pool = torch.full((NUM_BLOCKS, 2, kv_heads, BLOCK_SIZE, dim), 7.0, device=device, dtype=dtype)
     q_out = qk_norm_rope_write(
-        qkv, table, positions, slots, pool[:, 0], pool[:, 1], heads, kv_heads, dim, *weights, 1e-6, interleaved
-    )
+        qkv, table, positions, slots, pool[:, 0], pool[:, 1], heads, kv_heads, dim, *weights, 1e-6, interleaved,
+        normed == "last",
+    )  # fmt: skip
 
     q, k, v = qkv.double().view(tokens, -1, dim).split([heads, kv_heads, kv_heads], dim=1)
-    if normed:
-        q, k = (
-            x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * w.double()
-            for x, w in zip((q, k), weights, strict=True)
-        )
+    if normed != "last":
+        q, k = norms(q, k)
+    q, k = (rotate(x, positions, table, interleaved) for x in (q, k))
+    if normed == "last":
+        q, k = norms(q, k)
     written = pool.transpose(2, 3).reshape(NUM_BLOCKS, 2, BLOCK_SIZE, kv_heads, dim)
     real = slots >= 0
     block, offset = slots[real].long() // BLOCK_SIZE, slots[real].long() % BLOCK_SIZE
-    assert_near(q_out, rotate(q, positions, table, interleaved), dtype)
-    assert_near(written[block, 0, offset], rotate(k, positions, table, interleaved)[real], dtype)
+    assert_near(q_out, q, dtype)
+    assert_near(written[block, 0, offset], k[real], dtype)
     assert torch.equal(written[block, 1, offset], v.to(dtype)[real])
     untouched = torch.ones(NUM_BLOCKS, BLOCK_SIZE, dtype=torch.bool, device=device)
     untouched[block, offset] = False

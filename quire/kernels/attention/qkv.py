@@ -41,6 +41,7 @@ def _in_one(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, pl
         or x.dtype not in (torch.bfloat16, torch.float16)
         or INTERPRETED
         or place.interleaved
+        or place.norm_last
     ):
         return False
     from quire.kernels.triton import launch

@@ -27,6 +27,7 @@ class QkvTarget(NamedTuple):
     k_weight: torch.Tensor | None = None
     eps: float = 1e-6
     interleaved: bool = False
+    norm_last: bool = False
 
 
 def qk_norm_rope_write(
@@ -43,13 +44,15 @@ def qk_norm_rope_write(
     k_weight: torch.Tensor | None = None,
     eps: float = 1e-6,
     interleaved: bool = False,
+    norm_last: bool = False,
 ) -> torch.Tensor:
     """Returns rotated q [tokens, num_heads, head_dim]; k and v go to their slots in the cache.
 
     qkv [tokens, (num_heads + 2 * num_kv_heads) * head_dim]; cos_sin float32 [max_position, rotary_dim], first half
     cos, second half sin; positions, slots int32 [tokens] with slot = block * block_size + offset, or -1 for a padding
     token, which is written nowhere; caches [num_blocks, num_kv_heads, block_size, head_dim], last two dims contiguous.
-    q_weight and k_weight [head_dim] turn on the per-head RMS norm: give both or neither. Rotation pairs column i
+    q_weight and k_weight [head_dim] turn on the per-head RMS norm: give both or neither; norm_last: it comes behind the
+    rotation. Rotation pairs column i
     with i + rotary_dim / 2 (Su et al., 2021, in the half-split form of GPT-NeoX), or, interleaved, 2i with 2i + 1;
     columns ≥ rotary_dim pass through.
     The caches may be of an 8-bit float type; values beyond its range become its largest.
@@ -59,10 +62,10 @@ def qk_norm_rope_write(
     if on_triton(qkv):
         from quire.kernels.attention.triton import rope
 
-        return rope.qk_norm_rope_write(*arguments, q_weight, k_weight, eps, interleaved)
+        return rope.qk_norm_rope_write(*arguments, q_weight, k_weight, eps, interleaved, norm_last)
     if on_cpu(qkv) and k_cache.itemsize > 1:
-        return cpu_elementwise.qk_norm_rope_write(*arguments, q_weight, k_weight, eps, interleaved)
-    return qk_norm_rope_write_reference(*arguments, q_weight, k_weight, eps, interleaved)
+        return cpu_elementwise.qk_norm_rope_write(*arguments, q_weight, k_weight, eps, interleaved, norm_last)
+    return qk_norm_rope_write_reference(*arguments, q_weight, k_weight, eps, interleaved, norm_last)
 
 
 def rotate(x: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor, *, interleaved: bool) -> torch.Tensor:
@@ -85,16 +88,22 @@ def qk_norm_rope_write_reference(
     k_weight: torch.Tensor | None = None,
     eps: float = 1e-6,
     interleaved: bool = False,
+    norm_last: bool = False,
 ) -> torch.Tensor:
     heads = qkv.view(-1, num_heads + 2 * num_kv_heads, head_dim)
     q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
     q, k = q.float(), k.float()  # float32 from here to the end: the norm's result is not rounded on its way
+    cos, sin = cos_sin[positions.long()].unsqueeze(1).chunk(2, dim=-1)  # [tokens, 1, rotary_dim / 2]
+    if norm_last:
+        q, k = _rotate(q, cos, sin, interleaved), _rotate(k, cos, sin, interleaved)
     if q_weight is not None and k_weight is not None:
         q, k = rms_norm_reference(q, q_weight, eps), rms_norm_reference(k, k_weight, eps)
-    cos, sin = cos_sin[positions.long()].unsqueeze(1).chunk(2, dim=-1)  # [tokens, 1, rotary_dim / 2]
-    write_slots(k_cache, slots, _rotate(k, cos, sin, interleaved))
+    if not norm_last:
+        q, k = _rotate(q, cos, sin, interleaved), _rotate(k, cos, sin, interleaved)
+    write_slots(k_cache, slots, k)
     write_slots(v_cache, slots, v)
-    return _rotate(q, cos, sin, interleaved).to(qkv.dtype)
+    rotated: torch.Tensor = q.to(qkv.dtype)
+    return rotated
 
 
 def write_slots(cache: torch.Tensor, slots: torch.Tensor, values: torch.Tensor) -> None:

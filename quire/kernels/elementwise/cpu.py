@@ -38,14 +38,19 @@ def qk_norm_rope_write(
     k_weight: torch.Tensor | None,
     eps: float,
     interleaved: bool = False,
+    norm_last: bool = False,
 ) -> torch.Tensor:
     heads = qkv.view(-1, num_heads + 2 * num_kv_heads, head_dim)
     qk, v = torch.split(heads, [num_heads + num_kv_heads, num_kv_heads], dim=1)
-    qk = qk.float()  # queries and keys go through everything together
+    qk, angles = qk.float(), cos_sin[positions.long()].unsqueeze(1)  # queries and keys go through everything together
+    if norm_last:
+        qk = _rotate(qk, angles, interleaved)
     if q_weight is not None and k_weight is not None:
         weights = torch.cat([q_weight.expand(num_heads, -1), k_weight.expand(num_kv_heads, -1)])
         qk = (qk * _inverse_rms(qk, eps)).mul_(weights)
-    qk = _rotate(qk, cos_sin[positions.long()].unsqueeze(1), interleaved).to(qkv.dtype)
+    if not norm_last:
+        qk = _rotate(qk, angles, interleaved)
+    qk = qk.to(qkv.dtype)
     k = qk[:, num_heads:]
     if slots.numel() and slots.min() < 0:
         real = slots >= 0

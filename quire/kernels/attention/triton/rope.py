@@ -22,6 +22,7 @@ def _qk_norm_rope_write_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     NORM: tl.constexpr, TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr, SAME_TYPE: tl.constexpr, PDL: tl.constexpr, INTERLEAVED: tl.constexpr,
+    NORM_LAST: tl.constexpr,
 ):  # fmt: skip
     HALF: tl.constexpr = ROTARY // 2
     # Of columns that are turned with one another, where the first of all lie, and how far behind one the other is.
@@ -80,6 +81,10 @@ def _qk_norm_rope_write_kernel(
     if ROTARY < DIM:
         rest = tl.load(row + rest_columns, there & rest_mask, 0.0).to(tl.float32)
     if not is_v:
+        if NORM_LAST:
+            turned = first * cos - second * sin
+            second = second * cos + first * sin
+            first = turned
         if NORM:
             squares = tl.sum(first * first + second * second, axis=2)
             if ROTARY < DIM:
@@ -90,9 +95,10 @@ def _qk_norm_rope_write_kernel(
             second = second * scale * second_weight
             if ROTARY < DIM:
                 rest = rest * scale * rest_weight
-        turned = first * cos - second * sin
-        second = second * cos + first * sin
-        first = turned
+        if not NORM_LAST:
+            turned = first * cos - second * sin
+            second = second * cos + first * sin
+            first = turned
     if not SAME_TYPE and is_q:
         out_q = q_ptr + place[:, None, None] + (head.to(tl.int64) * head_stride)[None, :, None]
         tl.store(out_q + columns, first.to(q_ptr.dtype.element_ty), wanted & column_mask)
@@ -120,6 +126,7 @@ def qk_norm_rope_write(
     k_weight: torch.Tensor | None,
     eps: float,
     interleaved: bool = False,
+    norm_last: bool = False,
     tile: tuple[int, int, int] | None = None,
 ) -> torch.Tensor:
     """See `quire.kernels.attention.rope`; `tile` (tokens, heads, warps) is for measuring."""
@@ -137,6 +144,6 @@ def qk_norm_rope_write(
         eps, HEADS=num_heads, KV_HEADS=num_kv_heads, DIM=head_dim, ROTARY=rotary, BLOCK_SIZE=k_cache.shape[2],
         NORM=q_weight is not None, TOKENS=tokens, BLOCK_HEADS=heads, BLOCK_HALF=next_power_of_2(rotary // 2),
         BLOCK_REST=next_power_of_2(max(head_dim - rotary, 1)), SAME_TYPE=k_cache.dtype == qkv.dtype, PDL=pdl,
-        INTERLEAVED=interleaved, num_warps=num_warps, launch_pdl=pdl,
+        INTERLEAVED=interleaved, NORM_LAST=norm_last, num_warps=num_warps, launch_pdl=pdl,
     )  # fmt: skip
     return q
