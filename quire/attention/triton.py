@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from quire.attention.base import ALIKE, AttentionSpec, PerHead
+from quire.attention.base import ALIKE, AttentionSpec, PerHead, prefix_tile_rows
 from quire.attention.context import AttentionInputs, LayerCache
 from quire.kernels.attention import paged as paged_attention
 from quire.kernels.dispatch import device_on_cuda
 
 MAX_HEAD_DIM = 256
-MAX_GROUP = 64
+MAX_QUERIES = 1 << 14  # numbers of the query heads that read one KV head, as tiles have them: what registers hold
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FP8_CAPABILITY = {torch.float8_e4m3fn: (8, 9), torch.float8_e5m2: (8, 0)}  # that can convert it
 
@@ -42,6 +42,11 @@ def refuses_device(spec: AttentionSpec) -> str | None:
     return None if importlib.util.find_spec("triton") else "the triton package is not installed"
 
 
+def _power_of_2(number: int) -> int:
+    """The next one."""
+    return 1 << (number - 1).bit_length()
+
+
 class TritonAttention:
     """Decode rows through split-KV flash decoding, the others through a causal kernel over ragged rows.
 
@@ -55,7 +60,12 @@ class TritonAttention:
     def __init__(self, spec: AttentionSpec) -> None:
         self.spec = spec
         # A window may begin within a prefix, and what tokens get by their distance differs by row.
-        self.prefix_support = not spec.scores.window and not spec.scores.slopes
+        # Where a tile has room for one row's heads alone, no two rows can share what it reads.
+        self.prefix_support = (
+            not spec.scores.window
+            and not spec.scores.slopes
+            and prefix_tile_rows(spec.num_heads // spec.num_kv_heads) > 1
+        )
         self.prompt_wave = 0
         if paged_attention.has_waves(spec.scores):
             self.prompt_wave = paged_attention.prefill_wave(
@@ -77,8 +87,9 @@ class TritonAttention:
             return f"head_dim {spec.head_dim} is more than {MAX_HEAD_DIM}"
         if spec.num_heads % spec.num_kv_heads:
             return f"{spec.num_heads} heads do not divide among {spec.num_kv_heads} KV heads"
-        if spec.num_heads // spec.num_kv_heads > MAX_GROUP:
-            return f"{spec.num_heads // spec.num_kv_heads} query heads a KV head are more than {MAX_GROUP}"
+        group = spec.num_heads // spec.num_kv_heads
+        if _power_of_2(group) * _power_of_2(spec.head_dim) > MAX_QUERIES:
+            return f"{group} query heads a KV head, of {spec.head_dim} numbers each, are more than a tile holds"
         return None
 
     def plan(self, inputs: AttentionInputs) -> TritonPlan:

@@ -115,6 +115,15 @@ def test_tiles_of_prefixes_never_outnumber_the_room_for_them() -> None:
             assert worst <= prefix_tiles(rows, group)
 
 
+def test_rows_with_very_many_heads_share_no_prefix() -> None:
+    pytest.importorskip("triton")
+    assert prefix_tile_rows(71) == 1
+    assert [TritonAttention(spec(num_heads=heads, num_kv_heads=1)).prefix_support for heads in (64, 71)] == [
+        True,
+        False,
+    ]
+
+
 def test_refuses_what_it_cannot_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "cpu" in (TritonAttention.refuses(spec()) or "")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
@@ -122,7 +131,7 @@ def test_refuses_what_it_cannot_serve(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"dtype": torch.float64}, "float64"),
         ({"head_dim": 512}, "512"),
         ({"num_heads": 5}, "5 heads"),
-        ({"num_heads": 256, "num_kv_heads": 2}, "128"),
+        ({"num_heads": 1024, "num_kv_heads": 2}, "512 query heads"),
     ]:
         assert said in (TritonAttention.refuses(spec("cuda", **changes)) or "")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))

@@ -117,10 +117,11 @@ SHAPES = [  # heads, kv heads, dim, block size, window
     (4, 1, 256, 16, 0),
     (20, 1, 128, 8, 0),
 ]
+MANY_HEADS = (71, 1, 64, 16, 0)  # more than a tile has for two rows
 
 
 @pytest.mark.parametrize("dtype", sorted({NARROW, torch.float16, torch.float32}, key=str))
-@pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size", "window"), SHAPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size", "window"), [*SHAPES, MANY_HEADS])
 def test_decode(
     device: torch.device, heads: int, kv_heads: int, dim: int, block_size: int, window: int, dtype: torch.dtype
 ) -> None:
@@ -193,7 +194,7 @@ def test_decode_with_shared_prefixes(
 
 
 @pytest.mark.parametrize("dtype", sorted({NARROW, torch.float16, torch.float32}, key=str))
-@pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size", "window"), SHAPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size", "window"), [*SHAPES, MANY_HEADS])
 def test_prefill(
     device: torch.device, heads: int, kv_heads: int, dim: int, block_size: int, window: int, dtype: torch.dtype
 ) -> None:
