@@ -17,8 +17,9 @@ from quire.kernels.attention.scores import Scores
 from quire.kernels.dispatch import INTERPRETED, plain_torch
 from quire.kernels.draft_state import DraftBuffers, DraftState
 from quire.kernels.elementwise import activation, norm
-from quire.kernels.gemm import fp8_linear, grouped_linear
+from quire.kernels.gemm import fp8_linear, grouped_linear, int8_linear
 from quire.kernels.gemm.codes import Codes
+from quire.kernels.gemm.int8_linear import Int8Weight
 from quire.kernels.gemm.linear import linear
 from quire.kernels.low_rank.factors import Factors
 from quire.kernels.low_rank.product import expand, expand_gated_and_shrink, shrink
@@ -49,7 +50,8 @@ RANKS = "between ranks: a Group has the library's"
 WITHOUT = {
     "decode_workspace": PLAN, "decode_schedule": PLAN, "prefill_schedule": PLAN, "prefill_wave": PLAN, "pays": PLAN,
     "plan": PLAN, "plan_8_bits": PLAN, "schedule": PLAN, "takes": PLAN, "wave": PLAN, "costs": PLAN,
-    "decode_gemm.linear": INNER, "gated": INNER, "by_library": INNER, "linear_and_shrink": INNER,
+    "decode_gemm.linear": INNER, "fp8_blocks.linear": INNER, "gated": INNER, "by_library": INNER,
+    "linear_and_shrink": INNER,
     "norms_inside": PLAN, "has_gluon": PLAN, "reduce_add": RANKS, "gather_columns": RANKS, "from_first": RANKS,
 }  # fmt: skip
 Results = list[torch.Tensor]
@@ -185,6 +187,17 @@ def products_of_codes(device: torch.device) -> Results:
     return [grouped_linear.linear(random(device, 9, 192), weight), grouped_linear.widened(weight, torch.float32)]
 
 
+def products_of_integers(device: torch.device) -> Results:
+    values = torch.randint(-127, 128, (40, 96), dtype=torch.int8)
+    kept = (values, torch.rand(40) / 100, torch.full((1,), 0.03), torch.full((1,), 5.0), values.sum(1).float())
+    weight = Int8Weight(*(upload(tensor, device) for tensor in kept))
+    x = random(device, 9, 96)
+    return [
+        int8_linear.linear(x, Int8Weight(*weight[:2]), gated=True),
+        int8_linear.linear(x, weight, random(device, 40), residual=random(device, 9, 40)),
+    ]
+
+
 def gathered(device: torch.device) -> Results:
     state, _ = seated(device)
     out = buffers(14, 4, device)
@@ -273,7 +286,10 @@ def masked(device: torch.device) -> Results:
 
 
 def normed(device: torch.device) -> Results:
-    return [norm.rms_norm(random(device, 9, 96), random(device, 96), 1e-6)]
+    x, weight = random(device, 9, 96), random(device, 96)
+    added = norm.add_rms_norm(random(device, 9, 96), x, weight, 1e-6, 0.5)
+    pair = norm.rms_norm_pair(random(device, 9, 128), (weight, random(device, 24)), 1e-6)
+    return [norm.rms_norm(x, weight, 1e-6), added, pair, norm.layer_norm(x, weight, weight, 1e-6)]
 
 
 def activated(device: torch.device) -> Results:
@@ -358,7 +374,8 @@ CASES: dict[Callable[[torch.device], Results], tuple[str, ...]] = {
     products_of_codes: ("widened",),
     masked: ("apply_bitmask",), gathered: ("gather", "find_slots"), gathered_decodes: ("gather_decode",),
     committed: ("commit",),
-    scattered: ("scatter",), drafted: ("gather_drafted", "commit_drafted"), probed: ("probe",), normed: ("rms_norm",),
+    scattered: ("scatter",), drafted: ("gather_drafted", "commit_drafted"), probed: ("probe",),
+    normed: ("rms_norm", "add_rms_norm", "rms_norm_pair", "layer_norm"), products_of_integers: ("int8_linear",),
     proposed: ("propose_ngram",), sampled: ("sample",), penalized: ("penalize",),
     moved_on: ("causal_conv", "ssd", "selective_scan", "gated_delta", "channel_delta"),
     activated: ("silu_and_mul", "gelu_tanh_and_mul", "softcap_"), mixed: ("route", "add_experts", "sigmoid_gate"),
@@ -372,7 +389,7 @@ ROW_BY_ROW = {decode_rows, prefill_rows, whole_prompts, mixed, adapted}
 
 def test_every_kernel_has_a_case() -> None:
     named = {name for names in CASES.values() for name in names}
-    assert public_kernels() - WITHOUT.keys() == named - {"linear", "fp8_linear"}
+    assert public_kernels() - WITHOUT.keys() == named - {"linear", "fp8_linear", "int8_linear"}
     assert WITHOUT.keys() <= public_kernels()
 
 

@@ -14,7 +14,7 @@ import torch
 from quire.kernels.dispatch import INTERPRETED, on_cuda, on_triton
 from quire.kernels.elementwise.activation import silu_and_mul
 from quire.kernels.elementwise.norm import rms_norm
-from quire.kernels.gemm import codes
+from quire.kernels.gemm import codes, fp8_blocks
 from quire.kernels.gemm.codes import NIBBLES, Codes
 from quire.kernels.gemm.decode_gemm import has_gluon
 from quire.kernels.gemm.linear import linear as plain_linear
@@ -34,6 +34,10 @@ def linear(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `quire.kernels.gemm.linear`."""
+    if fp8_blocks.takes(x, weight):
+        return fp8_blocks.linear(
+            x, weight, bias, norm=norm, gated=gated, residual=residual, out_dtype=out_dtype, out=out
+        )
     on_gpu = on_cuda(x) and len(x) and x.dtype in (torch.bfloat16, torch.float16)
     dtypes = {out_dtype or x.dtype, *(y.dtype for y in (x, out, residual) if y is not None)}
     is_taken = on_gpu and _is_taken(weight)
