@@ -61,9 +61,12 @@ class LatentAttention(SelfAttention):
         self.shape, self.cos_sin, self.interleaved, self.query_scales = shape, cos_sin, interleaved, query_scales
         self.scale = (nope + rope) ** -0.5 if scale is None else scale
         width, row = heads * (nope + rope), rank + rope
-        if q_rank is None:
+        if q_rank is None and bias:  # of the latent rows alone
             self.q_proj = Linear(hidden, width, bias=False, role="rows", heads=(heads,))
-            self.kv_a_proj_with_mqa = Linear(hidden, row, bias=bias)
+            self.kv_a_proj_with_mqa = Linear(hidden, row, bias=True)
+        elif q_rank is None:
+            parts = {"q_proj": width, "kv_a_proj_with_mqa": row}
+            self.q_kv_a_proj = Linear(hidden, width + row, bias=False, parts=parts, role="rows", heads=(heads, 1))
         else:
             parts = {"q_a_proj": q_rank, "kv_a_proj_with_mqa": row}
             self.qkv_a_proj = Linear(hidden, q_rank + row, bias=bias, parts=parts)
@@ -105,11 +108,15 @@ class LatentAttention(SelfAttention):
 
     def _project(self, x: torch.Tensor, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries [tokens, heads * (nope + rope)], and what latent rows are made of, [tokens, rank + rope]."""
-        if self.shape.q_rank is None:
-            x = x if norm is None else norm(x)
-            return _tensor(self.q_proj(x)), _tensor(self.kv_a_proj_with_mqa(x))
-        q, latent = _tensor(self.qkv_a_proj(x, norm)).split([self.shape.q_rank, self.shape.rank + self.shape.rope], 1)
-        return _tensor(self.q_b_proj(q, self.q_a_layernorm)), latent
+        heads, nope, rope, _, rank, q_rank = self.shape
+        if q_rank is not None:
+            q, latent = _tensor(self.qkv_a_proj(x, norm)).split([q_rank, rank + rope], 1)
+            return _tensor(self.q_b_proj(q, self.q_a_layernorm)), latent
+        if "q_kv_a_proj" in self._modules:
+            q, latent = _tensor(self.q_kv_a_proj(x, norm)).split([heads * (nope + rope), rank + rope], 1)
+            return q, latent
+        x = x if norm is None else norm(x)
+        return _tensor(self.q_proj(x)), _tensor(self.kv_a_proj_with_mqa(x))
 
 
 def _tensor(rows: Rows) -> torch.Tensor:

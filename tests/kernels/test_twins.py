@@ -11,7 +11,7 @@ import torch
 
 from quire.kernels import drafts
 from quire.kernels.attention import paged, prompt, qkv, rope
-from quire.kernels.attention.latent import rope_write
+from quire.kernels.attention.latent import LatentTarget, by_head, latent_queries, rope_write
 from quire.kernels.attention.latent_expanded import gather_rows
 from quire.kernels.attention.scores import Scores
 from quire.kernels.dispatch import INTERPRETED, plain_torch
@@ -317,6 +317,16 @@ def latent_turned(device: torch.device) -> Results:
     return [out, cache]
 
 
+def latents_of_heads(device: torch.device) -> Results:
+    """Queries of the same rows, and heads' results."""
+    q, rows, keys = random(device, 5, 3, 40), random(device, 5, 48), random(device, 3, 24, 32)
+    cache, angles = torch.zeros(4, 1, 16, 48, dtype=NARROW, device=device), random(device, 20, 16, dtype=torch.float32)
+    positions, slots = ints([0, 7, 3, 19, 2], device), ints([17, 40, 18, 16, 63], device)
+    norm, target = (random(device, 32), 1e-6), LatentTarget(angles, positions, slots, cache, True)
+    values = random(device, 3, 20, 32).transpose(1, 2)
+    return [latent_queries(q, rows, keys, norm, target), cache, by_head(random(device, 5, 3, 32), values)]
+
+
 def adapted(device: torch.device) -> Results:
     ends, made = (32, 64), [random(device, 2, 32, 96), random(device, 2, 16, 64), random(device, 2, 64).float()]
     given = Factors(*made, ints([[16, 0], [3, 1]], device), ints([0, *ends], device), ends)
@@ -380,7 +390,7 @@ CASES: dict[Callable[[torch.device], Results], tuple[str, ...]] = {
     moved_on: ("causal_conv", "ssd", "selective_scan", "gated_delta", "channel_delta"),
     activated: ("silu_and_mul", "gelu_tanh_and_mul", "softcap_"), mixed: ("route", "add_experts", "sigmoid_gate"),
     adapted: ("adapter_rows", "shrink", "expand", "expand_gated_and_shrink"),
-    latent_turned: ("rope_write",), latents_there: ("gather_rows",),
+    latent_turned: ("rope_write",), latents_of_heads: ("latent_queries", "by_head"), latents_there: ("gather_rows",),
 }  # fmt: skip
 # References; on a device `SDPAttention` takes the place of the first three, and experts and adapters come one after
 # another.

@@ -16,6 +16,9 @@ from quire.kernels.attention.rope import rotate, write_slots
 from quire.kernels.dispatch import on_triton
 from quire.kernels.elementwise.norm import rms_norm_reference
 
+FEW = 64  # tokens, at most, whose heads go through their matrices in a kernel here
+LONGEST = 1024  # columns of such a product's sums: a program has all of them at once
+
 
 class LatentTarget(NamedTuple):
     """What becomes of rotary columns and latent rows: arguments of `rope_write`, in its order."""
@@ -48,13 +51,18 @@ def latent_queries(
         target: where positions and slots are int32, a slot of -1 is nowhere, and cos_sin is as in `rope.py`.
 
     Shapes:
-        q [tokens, heads, nope + rope], contiguous; latent [tokens, rank + rope], rows apart as may be; keys [heads,
-        nope, rank]; norm's weight [rank]; cos_sin [positions, rope]; cache [blocks, 1, block_size, rank + rope].
-        Returns [tokens, heads, rank + rope].
+        q [tokens, heads, nope + rope], columns contiguous; latent [tokens, rank + rope], rows apart as may be; keys
+        [heads, nope, rank]; norm's weight [rank]; cos_sin [positions, rope]; cache [blocks, 1, block_size, rank +
+        rope]. Returns [tokens, heads, rank + rope].
     """
     nope, rank = keys.shape[1:]
     tokens, heads, width = q.shape
     queries = torch.empty((tokens, heads, rank + width - nope), dtype=q.dtype, device=q.device)
+    if _are_few(q, keys):
+        from quire.kernels.attention.triton import by_head as kernels
+
+        kernels.latent_queries(q, latent, keys, queries, norm, *target)
+        return queries
     by_head(q[..., :nope], keys, queries[..., :rank])
     rope_write(q[..., nope:], latent, queries[..., rank:], norm, *target)
     return queries
@@ -63,13 +71,24 @@ def latent_queries(
 def by_head(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """x [tokens, heads, k] times each head's own weight [heads, k, n] → [tokens, heads, n], written to `out` if given.
 
-    The library's product: it takes any strides with contiguous columns, of `out` too.
+    Any strides will do with contiguous columns, of `out` too. `weight` must not be written by the kernel launched just
+    before: it is read ahead of its end.
     """
     if out is None:
         out = torch.empty((*x.shape[:2], weight.shape[2]), dtype=x.dtype, device=x.device)
-    if len(x):
+    if _are_few(x, weight):
+        from quire.kernels.attention.triton import by_head as kernels
+
+        kernels.by_head(x, weight, out)
+    elif len(x):
         torch.bmm(x.transpose(0, 1), weight, out=out.transpose(0, 1))
     return out
+
+
+def _are_few(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether there is a kernel for x [tokens, heads, …] and weight [heads, k, n] that beats the library's product: of
+    few rows that takes as long to begin as to multiply, and what follows waits for its end."""
+    return on_triton(x) and 0 < len(x) <= FEW and x.itemsize == weight.itemsize == 2 and weight.shape[1] <= LONGEST
 
 
 def rope_write(

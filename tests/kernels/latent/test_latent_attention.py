@@ -120,14 +120,16 @@ def test_prefill(device: torch.device, heads: int, rank: int, rope: int, block_s
         assert_near(out, torch.cat(parts), dtype)
 
 
+@pytest.mark.parametrize("dtype", [NARROW, torch.float32])
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize(("heads", "rank", "rope", "block_size"), SHAPES)
 def test_queries_and_rows(
-    device: torch.device, heads: int, rank: int, rope: int, block_size: int, interleaved: bool
+    device: torch.device, heads: int, rank: int, rope: int, block_size: int, interleaved: bool, dtype: torch.dtype
 ) -> None:
     """Queries through the keys' matrix, both rotations, the norm, and the rows in their slots."""
-    tokens, nope, dtype = 7, 12, NARROW
-    q = torch.randn(tokens, heads, nope + rope, device=device, dtype=dtype)
+    tokens, nope = 7, 12
+    made = torch.randn(tokens, heads * (nope + rope) + 3, device=device, dtype=dtype)  # beside what else a product made
+    q = made[:, 3:].view(tokens, heads, nope + rope)
     given = torch.randn(tokens, 5 + rank + rope, device=device, dtype=dtype)[:, 5:]  # beside what else a product made
     keys = torch.randn(heads, nope + 9, rank, device=device, dtype=dtype)[:, :nope]
     weight = torch.rand(rank, device=device, dtype=dtype) + 0.5
@@ -153,11 +155,22 @@ def test_queries_and_rows(
     assert (lines[unwritten] == 3).all()
 
 
-def test_heads_have_matrices_of_their_own(device: torch.device) -> None:
-    x, weight = torch.randn(5, 3, 8, device=device), torch.randn(3, 10, 8, device=device)
-    found = latent.by_head(x, weight.transpose(1, 2))
-    torch.testing.assert_close(found, torch.einsum("thk,hnk->thn", x, weight))
-    assert latent.by_head(x[:0], weight.transpose(1, 2)).shape == (0, 3, 10)
+@pytest.mark.parametrize("dtype", [NARROW, torch.float32])
+@pytest.mark.parametrize("tokens", [1, 5, 17, 64, 65])
+@pytest.mark.parametrize(("k", "n"), [(8, 10), (512, 128), (130, 72)])
+def test_heads_have_matrices_of_their_own(
+    device: torch.device, tokens: int, k: int, n: int, dtype: torch.dtype
+) -> None:
+    """Lines along either axis, and a place of one's own for the results."""
+    x = torch.randn(tokens, 3, k + 3, device=device, dtype=dtype)[..., 3:]
+    weight = torch.randn(3, n + 2, k, device=device, dtype=dtype)[:, 2:]
+    expected = torch.einsum("thk,hnk->thn", x.double(), weight.double()).cpu()
+    assert_near(latent.by_head(x, weight.transpose(1, 2)), expected, dtype)
+    out = torch.full((tokens, 3, n + 1), 7.0, device=device, dtype=dtype)
+    latent.by_head(x, weight.transpose(1, 2).contiguous(), out[..., 1:])
+    assert_near(out[..., 1:], expected, dtype)
+    assert (out[..., 0] == 7).all()
+    assert latent.by_head(x[:0], weight.transpose(1, 2)).shape == (0, 3, n)
 
 
 def test_rows_of_8_bits(device: torch.device) -> None:

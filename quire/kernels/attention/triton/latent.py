@@ -9,20 +9,23 @@ import triton.language as tl
 
 from quire.kernels.triton.launch import has_pdl, next_power_of_2
 
-HEADS = 16  # of a program
+HEADS = (
+    4  # of a program of one warp: columns that turn in pairs lie apart, and threads would go through more of them badly
+)
 
 
-@triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
-def _rope_write_kernel(
-    q_ptr, latent_ptr, out_ptr, weight_ptr, cos_sin_ptr, positions_ptr, slots_ptr, cache_ptr,
+@triton.jit
+def turn_and_write(
+    token, group, q_ptr, latent_ptr, out_ptr, weight_ptr, cos_sin_ptr, positions_ptr, slots_ptr, cache_ptr,
     q_stride, q_head_stride, latent_stride, out_stride, out_head_stride, cos_sin_stride, block_stride, eps,
-    HEADS: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_HEADS: tl.constexpr,
-    BLOCK_RANK: tl.constexpr, BLOCK_HALF: tl.constexpr, INTERLEAVED: tl.constexpr, PDL: tl.constexpr,
+    NUM_HEADS: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    """One token's row if `group` is 0, else the query heads of a group, counted from 1."""
     # Of columns that are turned with one another, where the first of all lie, and how far behind one the other is.
     EVERY: tl.constexpr = 2 if INTERLEAVED else 1
     OTHER: tl.constexpr = 1 if INTERLEAVED else ROPE // 2
-    token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     half = tl.arange(0, BLOCK_HALF)
     in_half = half < ROPE // 2
     angle = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * cos_sin_stride + half
@@ -46,13 +49,28 @@ def _rope_write_kernel(
         tl.store(place + RANK + OTHER + half * EVERY, (second * cos + first * sin).to(kept), in_half & in_cache)
     else:
         head = ((group - 1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
-        there = (head < HEADS) & in_half[None, :]
+        there = (head < NUM_HEADS) & in_half[None, :]
         at = q_ptr + token * q_stride + head * q_head_stride + (half * EVERY)[None, :]
         to = out_ptr + token * out_stride + head * out_head_stride + (half * EVERY)[None, :]
         firsts, seconds = tl.load(at, there, 0.0).to(tl.float32), tl.load(at + OTHER, there, 0.0).to(tl.float32)
         made = out_ptr.dtype.element_ty
         tl.store(to, (firsts * cos[None, :] - seconds * sin[None, :]).to(made), there)
         tl.store(to + OTHER, (seconds * cos[None, :] + firsts * sin[None, :]).to(made), there)
+
+
+@triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
+def _rope_write_kernel(
+    q_ptr, latent_ptr, out_ptr, weight_ptr, cos_sin_ptr, positions_ptr, slots_ptr, cache_ptr,
+    q_stride, q_head_stride, latent_stride, out_stride, out_head_stride, cos_sin_stride, block_stride, eps,
+    HEADS: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+    BLOCK_RANK: tl.constexpr, BLOCK_HALF: tl.constexpr, INTERLEAVED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    turn_and_write(
+        tl.program_id(0).to(tl.int64), tl.program_id(1), q_ptr, latent_ptr, out_ptr, weight_ptr, cos_sin_ptr,
+        positions_ptr, slots_ptr, cache_ptr, q_stride, q_head_stride, latent_stride, out_stride, out_head_stride,
+        cos_sin_stride, block_stride, eps, HEADS, RANK, ROPE, BLOCK_SIZE, BLOCK_HEADS, BLOCK_RANK, BLOCK_HALF,
+        INTERLEAVED, PDL,
+    )  # fmt: skip
 
 
 def rope_write(
@@ -76,5 +94,5 @@ def rope_write(
         q, latent, out, weight, cos_sin, positions, slots, cache, q.stride(0), q.stride(1), latent.stride(0),
         out.stride(0), out.stride(1), cos_sin.stride(0), cache.stride(0), eps, HEADS=heads, RANK=len(weight), ROPE=rope,
         BLOCK_SIZE=cache.shape[2], BLOCK_HEADS=HEADS, BLOCK_RANK=next_power_of_2(len(weight)),
-        BLOCK_HALF=next_power_of_2(rope // 2), INTERLEAVED=interleaved, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        BLOCK_HALF=next_power_of_2(rope // 2), INTERLEAVED=interleaved, PDL=pdl, num_warps=1, launch_pdl=pdl,
     )  # fmt: skip
