@@ -20,10 +20,10 @@ from quire.distributed.topology import ALONE, Topology
 from quire.kernels.across_ranks import reduce_add
 from quire.kernels.elementwise.norm import rms_norm
 from quire.kernels.gemm.fp8_linear import Fp8Rows, rms_norm_both
-from quire.kernels.moe.experts import add_each_with, norms_inside
+from quire.kernels.moe.experts import add_each_with, norms_inside, takes_shared
 from quire.kernels.moe.gate import sigmoid_gate
+from quire.kernels.moe.inside import USUAL, Inside, Shared
 from quire.kernels.moe.inside import Gate as Gate  # for families
-from quire.kernels.moe.inside import Inside
 from quire.kernels.moe.router import router_logits
 from quire.kernels.moe.routing import Here, Live, Routes, route
 from quire.kernels.moe.routing import Rule as Rule  # for families
@@ -504,7 +504,8 @@ class MixtureOfExperts(nn.Module):
         narrow: Fp8Rows | None = None
         are_few = norms_inside(x, self.gate.rule)
         as_it_is = not self.scales_input and self.fc1_latent_proj is None
-        if as_it_is and isinstance(norm, RMSNorm) and are_few and self._shared_name is None:
+        beside = self._beside() if as_it_is and takes_shared(x, self.gate.rule) else None
+        if as_it_is and isinstance(norm, RMSNorm) and are_few and (beside is not None or self._shared_name is None):
             inside = (norm.weight, norm.eps)
         elif as_it_is and isinstance(norm, RMSNorm) and not are_few and len(x) and self.experts.takes_narrow:
             x, narrow = rms_norm_both(x, norm.weight, norm.eps)
@@ -523,12 +524,30 @@ class MixtureOfExperts(nn.Module):
             )
             return y
         partial = residual if self.group is None else None
-        if self._shared_name is not None:
+        if self._shared_name is not None and beside is None:
             partial = self._add_shared(x, torch.zeros_like(x) if partial is None else partial)
-        own = self.experts.add(routed, routes, partial, inside, narrow)
+        if beside is None:
+            own = self.experts.add(routed, routes, partial, inside, narrow)
+        else:
+            own = self.experts.matrices.add_with(beside, routed, routes, partial, inside)
         if self.group is None:
             return own
         return reduce_add(own, torch.zeros_like(x) if residual is None else residual, self.group)
+
+    def _beside(self) -> Shared | None:
+        """The shared experts, to go along with the others; None: there are none, or they must go by themselves."""
+        if self._shared_name is None:
+            return None
+        shared, experts = self.get_submodule(self._shared_name), self.experts
+        if not isinstance(shared, GatedMLP) or shared.act is not None or experts.inside != USUAL:
+            return None
+        pair = (shared.gate_up_proj, shared.down_proj)
+        opens = None if self._gate_name is None else self.get_submodule(self._gate_name)
+        adapted = (getattr(one, "low_rank", None) for one in (experts, *pair, opens))
+        if any(low_rank is not None and low_rank.is_active for low_rank in adapted):
+            return None
+        gate = None if opens is None else opens.get_parameter("weight")
+        return experts.matrices.beside(pair[0].matrix, pair[1].matrix, gate)
 
     def _add_shared(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         if self._shared_name is None:

@@ -26,7 +26,7 @@ from quire.kernels.elementwise.norm import rms_norm
 from quire.kernels.gemm.fp8_linear import Fp8Rows
 from quire.kernels.gemm.linear import linear
 from quire.kernels.moe.experts import add_each
-from quire.kernels.moe.inside import USUAL, Inside
+from quire.kernels.moe.inside import USUAL, Inside, Shared
 from quire.kernels.moe.routes import Routes
 
 if TYPE_CHECKING:
@@ -92,6 +92,11 @@ class Matrix(ABC):
             Returns [n, k], or [rows, k].
         """
 
+    def numbers(self) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        """[n, k] in floating point, and float32 scales of its lines if there are any, of a matrix that is kept so and
+        has no bias; None: it is another."""
+        return None
+
     def linear(
         self,
         x: Rows,
@@ -148,6 +153,16 @@ class ExpertMatrices(ABC):
         Shapes:
             x, residual [tokens, k], of one dtype.
         """
+
+    def beside(self, gate_up: Matrix, down: Matrix, gate: torch.Tensor | None) -> Shared | None:  # noqa: ARG002
+        """Shared experts' matrices as `add_with` takes them; None: it does not. gate: see `Shared`."""
+        return None
+
+    def add_with(
+        self, shared: Shared, x: torch.Tensor, routes: Routes, residual: torch.Tensor | None, norm: Norm | None
+    ) -> torch.Tensor:
+        """`add`, of `beside` as well, for so few tokens that kernels take them along; with the usual gate alone."""
+        raise NotImplementedError
 
 
 class EachExpert(ExpertMatrices):

@@ -7,9 +7,9 @@ import torch
 from quire.kernels.dispatch import device_on_cuda
 from quire.kernels.gemm.fp8_linear import E4M3, Fp8Rows
 from quire.kernels.moe.experts import add_experts
-from quire.kernels.moe.inside import USUAL, Inside
+from quire.kernels.moe.inside import USUAL, Inside, Shared
 from quire.kernels.moe.routes import Routes
-from quire.quantization.base import ExpertMatrices, Norm
+from quire.quantization.base import ExpertMatrices, Matrix, Norm
 
 
 class StackedExperts(ExpertMatrices):
@@ -34,3 +34,18 @@ class StackedExperts(ExpertMatrices):
         narrow: Fp8Rows | None = None,
     ) -> torch.Tensor:
         return add_experts(x, routes, self.gate_up, self.down, residual, self.scales, norm, inside, narrow)
+
+    def beside(self, gate_up: Matrix, down: Matrix, gate: torch.Tensor | None) -> Shared | None:
+        first, second = gate_up.numbers(), down.numbers()
+        if first is None or second is None or second[0].shape[1] % self.down.shape[2]:
+            return None
+        kinds = {(weight.dtype, scale is None) for weight, scale in (first, second)}
+        if kinds != {(self.down.dtype, self.scales is None)}:
+            return None
+        scales = None if first[1] is None or second[1] is None else (first[1], second[1])
+        return Shared(first[0], second[0], scales, gate)
+
+    def add_with(
+        self, shared: Shared, x: torch.Tensor, routes: Routes, residual: torch.Tensor | None, norm: Norm | None
+    ) -> torch.Tensor:
+        return add_experts(x, routes, self.gate_up, self.down, residual, self.scales, norm, shared=shared)

@@ -49,6 +49,9 @@ class Fp8Matrix(Matrix):
     def dense(self, dtype: torch.dtype, rows: slice = ALL_ROWS) -> torch.Tensor:
         return fp8_linear.widened(self.weight[rows], self.scale[rows], dtype)
 
+    def numbers(self) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        return (self.weight, self.scale) if self.bias is None else None
+
     def linear(
         self,
         x: Rows,

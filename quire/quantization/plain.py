@@ -38,6 +38,9 @@ class PlainMatrix(Matrix):
     def dense(self, dtype: torch.dtype, rows: slice = ALL_ROWS) -> torch.Tensor:
         return self.weight[rows].to(dtype)
 
+    def numbers(self) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        return (self.weight, None) if self.bias is None else None
+
     def linear(
         self,
         x: Rows,

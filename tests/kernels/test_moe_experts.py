@@ -12,7 +12,7 @@ from quire.distributed.topology import Topology
 from quire.kernels.dispatch import INTERPRETED, on_triton
 from quire.kernels.moe.experts import add_experts
 from quire.kernels.moe.gate import sigmoid_gate
-from quire.kernels.moe.inside import USUAL, Gate, Inside
+from quire.kernels.moe.inside import USUAL, Gate, Inside, Shared
 from quire.kernels.moe.router import router_logits
 from quire.kernels.moe.routing import Here, Live, Routes, Rule, route
 from quire.layers.spread import Spread
@@ -247,6 +247,50 @@ def test_a_norm_before(tokens: int, device: torch.device) -> None:
     normed = residual.double() * torch.rsqrt(residual.double().square().mean(-1, keepdim=True) + 1e-5) * gain.double()
     wanted = exact(normed, routes, gate_up, down, residual)
     assert_near(add_experts(residual, routes, gate_up, down, residual, None, (gain, 1e-5)), wanted, NARROW)
+
+
+def in_8_bits(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each its numbers and scales."""
+    packed = [Fp8Channel().pack(matrix) for matrix in matrices]
+    return torch.stack([one["weight"] for one in packed]), torch.stack([one["weight_scale"] for one in packed])
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+@pytest.mark.parametrize("opened", [True, False])
+@pytest.mark.parametrize("narrow", [True, False])
+@pytest.mark.parametrize("count", [1, 4])
+def test_shared_experts_go_along(count: int, narrow: bool, opened: bool, tokens: int, device: torch.device) -> None:
+    """Behind a norm, to the residual itself; and to nothing, of a token that is nobody's too."""
+    hidden, inner = 192, 64
+    _, gate_up, down, residual = make(64, tokens, device, hidden, inner)
+    _, *parts, _ = make(count, 1, device, hidden, inner)
+    first = parts[0].view(count, 2, inner, hidden).transpose(0, 1).reshape(-1, hidden)
+    second = torch.cat([*parts[1]], 1)
+    scales: Any = None
+    shared_scales: Any = None
+    whole = [matrix.double() for matrix in (gate_up, down, first, second)]
+    if narrow:
+        kept = [in_8_bits(matrix) for matrix in (gate_up, down, first[None], second[None])]
+        whole = [(weight.double() * scale.double()[..., None]).view_as(weight) for weight, scale in kept]
+        (gate_up, down), (first, second) = (weight for weight, _ in kept[:2]), (weight[0] for weight, _ in kept[2:])
+        scales, shared_scales = [tuple(scale for _, scale in kept[i : i + 2]) for i in (0, 2)]
+        shared_scales = tuple(scale[0] for scale in shared_scales)
+    gain = (torch.rand(hidden, device=device) + 0.5).to(NARROW)
+    opening = torch.randn(1, hidden, device=device).to(NARROW) / 8 if opened else None
+    routes = routes_of(64, tokens, 4, device)
+
+    normed = residual.double() * torch.rsqrt(residual.double().square().mean(-1, keepdim=True) + 1e-5) * gain.double()
+    gate, up = (normed @ whole[2].view(-1, hidden).T).chunk(2, dim=1)
+    alone = torch.nn.functional.silu(gate) * up @ whole[3].view(hidden, -1).T
+    if opening is not None:
+        alone *= torch.sigmoid(normed @ opening.double().T)
+    wanted = exact(normed, routes, whole[0], whole[1], residual) + alone.cpu()
+    shared, usual = Shared(first, second, shared_scales, opening), (scales, (gain, 1e-5))
+    found = add_experts(residual, routes, gate_up, down, residual.clone(), *usual, shared=shared)
+    assert_near(found, wanted, NARROW)
+    nobodys = routes._replace(experts=routes.experts.fill_(-1), weights=routes.weights.zero_())
+    found = add_experts(residual, nobodys, gate_up, down, None, *usual, shared=shared)
+    assert_near(found.double() + residual.double(), alone + residual.double(), NARROW)  # judged as the others are
 
 
 def test_no_tokens(device: torch.device) -> None:

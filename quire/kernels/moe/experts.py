@@ -15,7 +15,8 @@ from quire.kernels.dispatch import on_cpu, on_cuda, on_triton
 from quire.kernels.elementwise.norm import rms_norm
 from quire.kernels.gemm import cpu_linear
 from quire.kernels.gemm.fp8_linear import Fp8Rows
-from quire.kernels.moe.inside import USUAL, Inside, gated
+from quire.kernels.moe.gate import sigmoid_gate
+from quire.kernels.moe.inside import USUAL, Gate, Inside, Shared, gated
 from quire.kernels.moe.routes import Routes, Rule
 
 Dense = Callable[[int], torch.Tensor]
@@ -34,13 +35,15 @@ def add_experts(
     norm: tuple[torch.Tensor, float] | None = None,
     inside: Inside = USUAL,
     narrow: Fp8Rows | None = None,
+    shared: Shared | None = None,
 ) -> torch.Tensor:
     """`residual += routed experts of x`, in place; returns it. Without a residual, what the experts make alone.
 
     x: what goes to the experts. gate_up: of each expert [gate | up]. scales: of each line of gate_up and down, float32,
     if these are of 8 bits. norm: weight [hidden] and eps of an RMS norm that x, which may be the residual, goes through
     first. inside: the experts' gate and biases. narrow: x, behind its norm, in 8 bits as well, if that is at hand; who
-    multiplies by weights of 8 bits tile by tile has both sides so.
+    multiplies by weights of 8 bits tile by tile has both sides so. shared: what all tokens go through besides; only for
+    so few that `norms_inside`.
 
     Shapes:
         x, residual [tokens, hidden]; gate_up [experts, 2 · inner, hidden]; down [experts, hidden, inner];
@@ -49,15 +52,28 @@ def add_experts(
     if on_triton(x):
         from quire.kernels.moe.triton import experts
 
-        return experts.add_experts(x, routes, gate_up, down, residual, scales, norm, inside, narrow)
+        return experts.add_experts(x, routes, gate_up, down, residual, scales, norm, inside, narrow, shared)
     if norm is not None:
         x = rms_norm(x, *norm)
+    if shared is not None:
+        residual = _add_shared(x, shared, torch.zeros_like(x) if residual is None else residual)
 
     def dense(weights: torch.Tensor, number: int) -> Dense:
         scale = None if scales is None else scales[number]
         return lambda e: weights[e] if scale is None else weights[e].float().mul_(scale[e, :, None]).to(x.dtype)
 
     return add_each(x, routes, dense(gate_up, 0), dense(down, 1), residual, inside)
+
+
+def _add_shared(x: torch.Tensor, shared: Shared, residual: torch.Tensor) -> torch.Tensor:
+    gate_up, down = shared.gate_up, shared.down
+    if shared.scales is not None:
+        first, second = shared.scales
+        gate_up, down = (gate_up.float() * first[:, None]).to(x.dtype), (down.float() * second[:, None]).to(x.dtype)
+    inner = gated(torch.nn.functional.linear(x, gate_up), Gate())
+    if shared.gate is not None:
+        inner = sigmoid_gate(inner, x, shared.gate)
+    return residual.add_(torch.nn.functional.linear(inner, down))
 
 
 def norms_inside(x: torch.Tensor, rule: Rule) -> bool:
@@ -67,6 +83,12 @@ def norms_inside(x: torch.Tensor, rule: Rule) -> bool:
     from quire.kernels.moe.triton.plan import plan
 
     return plan(len(x), rule.top_k, rule.experts).direct
+
+
+def takes_shared(x: torch.Tensor, rule: Rule) -> bool:
+    """Whether `add_experts` takes shared experts along, for less than they cost by themselves: those of one token. Of
+    more each would read their weights anew."""
+    return len(x) == 1 and norms_inside(x, rule)
 
 
 def add_each(

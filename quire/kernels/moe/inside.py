@@ -35,6 +35,20 @@ class Inside(NamedTuple):
 USUAL = Inside()
 
 
+class Shared(NamedTuple):
+    """Experts that every token goes through, as one with a gate of SiLU, whose inner size is a multiple of the others'.
+
+    Shapes:
+        gate_up [2 · inner, hidden], down [hidden, inner], of the experts' type; scales float32 [2 · inner] and
+        [hidden], if these are of 8 bits; gate [1, hidden]: what it makes of x is multiplied by sigmoid(gate · x).
+    """
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    scales: tuple[torch.Tensor, torch.Tensor] | None = None
+    gate: torch.Tensor | None = None
+
+
 def gated(gate_up: torch.Tensor, how: Gate) -> torch.Tensor:
     """gate_up [tokens, 2 · inner], gate first, or `squared` [tokens, inner] → [tokens, inner], float32 inside."""
     if how.squared:

@@ -11,7 +11,7 @@ from quire.kernels.dispatch import INTERPRETED
 from quire.kernels.elementwise.norm import rms_norm
 from quire.kernels.gemm.fp8_linear import E4M3, Fp8Rows
 from quire.kernels.gemm.triton import fp8_rows
-from quire.kernels.moe.inside import USUAL, Inside
+from quire.kernels.moe.inside import USUAL, Inside, Shared
 from quire.kernels.moe.routes import Routes
 from quire.kernels.moe.tiling import Tiling
 from quire.kernels.moe.triton import direct
@@ -35,13 +35,17 @@ def add_experts(
     norm: tuple[torch.Tensor, float] | None = None,
     inside: Inside = USUAL,
     narrow: Fp8Rows | None = None,
+    shared: Shared | None = None,
 ) -> torch.Tensor:
     """See `quire.kernels.moe.experts`."""
     if not len(x):
         return x if residual is None else residual
     if routes.tiling is None:
-        one = apart(x.shape[1], down.shape[2], routes.experts.shape[1])
-        return direct.add_experts(x, routes.experts, routes.weights, gate_up, down, residual, scales, norm, inside, one)
+        one = apart(x.shape[1], down.shape[2], routes.experts.shape[1], shared=shared is not None)
+        return direct.add_experts(
+            x, routes.experts, routes.weights, gate_up, down, residual, scales, norm, inside, shared, one
+        )
+    assert shared is None
     if scales is not None and gate_up.dtype == E4M3 and x.dtype in (torch.bfloat16, torch.float16):
         if narrow is None:
             narrow = Fp8Rows(*(fp8_rows.quantize(x) if norm is None else fp8_rows.rms_norm_quantize(x, *norm)))

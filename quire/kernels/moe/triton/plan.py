@@ -20,12 +20,13 @@ LEAST_APART = 0.88  # share of the choices that must be of unlike experts for ea
 @dataclass(frozen=True, slots=True)
 class Direct:
     """A program has `outputs` of gate and up of one choice, or `down_outputs` of all of a token's; columns of K at a
-    time, down of each choice; and so many warps."""
+    time, down of each choice, and of the shared experts together; and so many warps."""
 
     outputs: int
     columns: int
     down_outputs: int
     down_columns: int
+    shared_columns: int = 512
     warps: int = 4
     down_warps: int = 4
 
@@ -69,15 +70,20 @@ def plan(tokens: int, top_k: int, experts: int, width: int = 2) -> Plan:
 
 
 @cache
-def apart(hidden: int, inner: int, top_k: int) -> Direct:
+def apart(hidden: int, inner: int, top_k: int, *, shared: bool = False) -> Direct:
     """For choices that go by themselves. Loops over K are unrolled, with what they read held in registers: a line that
-    takes one turn leaves room for more outputs of gate and up, three turns at most for fewer warps of the product down.
+    takes one turn leaves room for more outputs of gate and up, three turns at most for fewer warps of the product down,
+    if there are no shared experts beside. Where half the columns leave fewer of them idle in the last turn, it makes
+    twice the outputs of those.
     """
     columns = min(2048, next_power_of_2(hidden))
-    down_columns = min(max(2048 // next_power_of_2(top_k), 64), next_power_of_2(inner))
+    down_outputs, down_columns = 4, min(max(2048 // next_power_of_2(top_k), 64), next_power_of_2(inner))
+    half = down_columns // 2
+    if half >= 64 and -(-inner // half) * half < -(-inner // down_columns) * down_columns:
+        down_outputs, down_columns = 8, half
     return Direct(
-        outputs=4 if hidden <= columns else 2, columns=columns, down_outputs=4, down_columns=down_columns,
-        down_warps=2 if inner <= 3 * down_columns else 4,
+        outputs=4 if hidden <= columns else 2, columns=columns, down_outputs=down_outputs, down_columns=down_columns,
+        down_warps=2 if inner <= 3 * down_columns and not shared else 4,
     )  # fmt: skip
 
 
