@@ -91,7 +91,8 @@ class AttentionInputs:
     block_table: torch.Tensor  # [max_seats + 1, max_blocks]
     num_queries: int = 1  # of each decode row; more than one only if there are no other rows
     first_lens: torch.Tensor | None = None  # [rows]; None: `seq_lens`, as there is one query a row
-    prompts: PromptWork | None = None  # of the rows that are not decodes; None: nobody counted, as for graphs
+    # Of the rows that are not decodes, or more; None: nobody counted, as for graphs but those of whole prompts.
+    prompts: PromptWork | None = None
     is_far: bool = False  # a row of several queries has FAR tokens and more before them; never with graphs
     prefix: SharedPrefix | None = None  # of decode rows; None: this step's kernels know of no prefixes
     # Host copies, for backends that read them; None while a graph is captured, and of rows of several queries.

@@ -165,7 +165,7 @@ class Assembly:
         heads_per_kv_head = model.num_heads // self._pages.groups[0].num_kv_heads
         prefixes = PrefixRows(rows, heads_per_kv_head) if groups.prefix_support else None
         adapted = self._adapters is not None
-        mixed = with_twins(mixed, prefixes=groups.prefix_support, adapters=adapted)
+        mixed = with_twins(mixed, prefixes=groups.prefix_support, adapters=adapted, whole=groups.expands)
         drafts = self._drafts(seats)
         padded = PaddedSteps(seats, mixed, heads_per_kv_head, max_model_len, device) if mixed else None
         parts = StepParts(

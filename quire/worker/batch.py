@@ -36,6 +36,12 @@ def prompt_work(num_tokens: np.ndarray, lengths: np.ndarray) -> PromptWork:
     return PromptWork(int(seen.sum()), int((queries * (2 * seen - queries + 1)).sum()) // 2)
 
 
+def whole_prompts(num_tokens: int, num_rows: int) -> PromptWork:
+    """About that of up to so many rows that see nothing but their own queries, so many tokens in all: as if it were
+    one. Empty rows may have a token each."""
+    return PromptWork(num_tokens + num_rows, num_tokens * (num_tokens + 1) // 2)
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One step's inputs on the device. Decode-only steps may be padded with seat 0, others with tokens of nobody."""
@@ -110,11 +116,20 @@ class BatchBuilder:
 
     def is_far(self, plan: StepPlan) -> bool:
         """Whether one of the plan's prompt chunks is."""
+        return bool((self._before(plan) >= FAR).any())
+
+    def is_whole(self, plan: StepPlan) -> bool:
+        """Whether all of the plan's prompt chunks are their prompts' first."""
+        return not self._before(plan).any()
+
+    def _before(self, plan: StepPlan) -> np.ndarray:
+        """Tokens that are there already of each of the plan's prompt chunks."""
         before = self._seats.num_computed_np
         if plan.admits:  # not taken over yet
             before = before.copy()
             before[[admit.seat for admit in plan.admits]] = [admit.num_computed for admit in plan.admits]
-        return bool((before[plan.seats[plan.num_decodes :]] >= FAR).any())
+        of_prompts: np.ndarray = before[plan.seats[plan.num_decodes :]]
+        return of_prompts
 
     def decode(
         self,

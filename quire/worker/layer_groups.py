@@ -7,7 +7,7 @@ from typing import cast
 
 import torch
 
-from quire.attention.base import FAR, AttentionBackend, AttentionInputs, StepPlanner
+from quire.attention.base import FAR, AttentionBackend, AttentionInputs, ExpandingBackend, StepPlanner
 from quire.attention.context import GroupContext
 from quire.kernels.step.step import find_slots
 from quire.worker.batch import Batch
@@ -56,6 +56,11 @@ class LayerGroups:
     @property
     def prompt_wave(self) -> int:
         return max(backend.prompt_wave for backend in self.backends)
+
+    @property
+    def expands(self) -> bool:
+        """Whether there is a kernel for prompts in the expanded form of latent attention."""
+        return any(isinstance(backend, ExpandingBackend) and backend.prompt_wave for backend in self.backends)
 
     def contexts(self, batch: Batch, own: OwnPart | None = None) -> list[GroupContext]:
         """own: of the step what this copy of the model computes, where several share prompts; None: all."""

@@ -16,6 +16,7 @@ MAX_PROMPTS = 16  # prompt chunks in one step
 # Weights times tokens of the largest step that is captured: beyond, the device takes much longer than the host's
 # launches (25 against 10 to 20 ms on an H200), and running ahead hides them.
 MAX_WORK = 8.5e12
+WHOLE_TOKENS = 512  # room for prompts from which on a size may be for whole ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class MixedSize:
     tokens: int  # those of decode rows included
     shares_prefix: bool = False  # some decode rows begin with the same blocks, which are read once
     adapted: bool = False  # some rows have LoRA adapters
+    whole: bool = False  # no token of its prompts was there before the step
 
     @property
     def rows(self) -> int:
@@ -50,10 +52,26 @@ def mixed_sizes(max_rows: int, max_tokens: int, num_weights: int) -> list[MixedS
     return sorted(sizes, key=lambda size: (size.tokens, size.decodes), reverse=True)
 
 
-def with_twins(sizes: list[MixedSize], *, prefixes: bool, adapters: bool) -> list[MixedSize]:
-    """`sizes`, falling, with those for rows that share prefixes and for rows with adapters among them."""
+def with_twins(sizes: list[MixedSize], *, prefixes: bool, adapters: bool, whole: bool = False) -> list[MixedSize]:
+    """`sizes`, falling, with those for rows that share prefixes, for whole prompts, and for rows with adapters among
+    them."""
     sizes = with_prefixes(sizes) if prefixes else sizes
+    sizes = with_whole(sizes) if whole else sizes
     return with_adapters(sizes) if adapters else sizes
+
+
+def with_whole(sizes: list[MixedSize]) -> list[MixedSize]:
+    """`sizes`, falling, where those with much room for prompts are for whole ones; of every other number of tokens, the
+    largest included, there is the size for any beside."""
+    tokens = sorted({size.tokens for size in sizes}, reverse=True)[::2]
+    made = []
+    for size in sizes:
+        roomy = size.tokens - size.decodes >= WHOLE_TOKENS
+        if not roomy or size.tokens in tokens:
+            made.append(size)
+        if roomy:
+            made.append(replace(size, whole=True))
+    return made
 
 
 def with_prefixes(sizes: list[MixedSize]) -> list[MixedSize]:
@@ -78,14 +96,16 @@ def with_adapters(sizes: list[MixedSize]) -> list[MixedSize]:
 class MixedGraphs(StepGraphs[MixedSize]):
     """Small steps with prompt chunks. A tail samples the rows that are due."""
 
-    def size_for(self, plan: StepPlan, shares_prefix: bool, *, adapted: bool = False) -> MixedSize | None:
-        """The smallest size that holds the step; None if none does."""
+    def size_for(
+        self, plan: StepPlan, shares_prefix: bool, *, adapted: bool = False, whole: bool = False
+    ) -> MixedSize | None:
+        """The smallest size that holds the step; None if none does. whole: the step's prompts are."""
         decodes, prompt_tokens = plan.num_decodes, len(plan.token_ids)
         if plan.num_rows - decodes > MAX_PROMPTS:
             return None
         for size in reversed(self.sizes):
             fits = size.decodes >= decodes and size.tokens - size.decodes >= prompt_tokens
-            if fits and size.shares_prefix == shares_prefix and size.adapted == adapted:
+            if fits and size.shares_prefix == shares_prefix and size.adapted == adapted and whole >= size.whole:
                 return size
         return None
 
@@ -94,6 +114,7 @@ class MixedGraphs(StepGraphs[MixedSize]):
         return self.sizes[:1]
 
     def _rehearsed(self) -> Iterable[MixedSize]:
-        """Kernels differ by the number of tokens, by whether there are decode rows, and by whether these share or have
-        adapters."""
-        return {(size.tokens, size.shares_prefix, size.adapted): size for size in reversed(self.sizes)}.values()
+        """Kernels differ by the number of tokens, by whether there are decode rows, by whether these share or have
+        adapters, and by whether prompts are whole."""
+        kinds = {(size.tokens, size.shares_prefix, size.adapted, size.whole): size for size in reversed(self.sizes)}
+        return kinds.values()

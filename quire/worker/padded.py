@@ -11,8 +11,8 @@ from quire.attention.base import SharedPrefix, prefix_tiles
 from quire.attention.context import AttentionInputs
 from quire.kernels.step.step import StepBuffers, gather
 from quire.types.plan import StepPlan
-from quire.worker.batch import Batch
-from quire.worker.mixed_graphs import MixedSize
+from quire.worker.batch import Batch, whole_prompts
+from quire.worker.mixed_graphs import MAX_PROMPTS, MixedSize
 from quire.worker.prefixes import PrefixLayout
 from quire.worker.seats import DeviceSeats
 from quire.worker.staging import ALIGNED, Staging
@@ -94,6 +94,7 @@ class PaddedSteps:
                 query_start=query_start,
                 seq_lens=buffers.seq_lens,
                 block_table=self._seats.state.block_table,
+                prompts=whole_prompts(size.tokens - size.decodes, MAX_PROMPTS) if size.whole else None,
                 prefix=self._shared_prefix(size) if size.shares_prefix else None,
             ),
             sample_rows=self._device[at.sample_rows][:rows],

@@ -153,7 +153,8 @@ class Runner:
     def mixed_sizes(self) -> list[tuple[int, int]]:
         """See WorkerReport."""
         sizes = self.mixed.graphs.sizes if self.mixed.graphs else []
-        return [(size.decodes, size.tokens) for size in sizes if not (size.shares_prefix or size.adapted)]
+        plain = (size for size in sizes if not (size.shares_prefix or size.adapted))
+        return list(dict.fromkeys((size.decodes, size.tokens) for size in plain))
 
     @property
     def max_drafted_rows(self) -> int:

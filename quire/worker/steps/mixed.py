@@ -43,7 +43,8 @@ class MixedSteps:
             return None
         if parts.groups.prompt_wave and parts.builder.is_far(plan):
             return None
-        return graphs.size_for(plan, layout is not None, adapted=parts.has_adapters)
+        whole = parts.builder.is_whole(plan)
+        return graphs.size_for(plan, layout is not None, adapted=parts.has_adapters, whole=whole)
 
     # -- from Python --------------------------------------------------------------------------------------------
 
