@@ -23,7 +23,7 @@ from quire.kernels.gemm import fp8_linear
 from quire.kernels.gemm.linear import linear
 from quire.kernels.gemm.triton import decode_gemm
 from quire.kernels.gemm.triton import plan as gemm_plan
-from quire.kernels.gemm.triton.plan import Plan, Registers, Shared, Tiles, Vector
+from quire.kernels.gemm.triton.plan import Plan, Registers, Ring, Shared, Tiles, Vector
 from quire.kernels.triton.rehearsal import Rehearsal
 from quire.quantization.fp8 import Fp8Channel
 
@@ -42,8 +42,10 @@ class Products:
 
     def plan(self, name: str, rows: int) -> Plan | None:
         n, k = self.sizes[name]
-        rule = gemm_plan.plan_8_bits if self.fp8 else gemm_plan.plan
-        return rule(rows, n, k, gated=name == "gate_up", residual=name in ("down", "o"), bulk=True)
+        gated, residual = name == "gate_up", name in ("down", "o")
+        if self.fp8:
+            return gemm_plan.plan_8_bits(rows, n, k, gated=gated, residual=residual, bulk=True, ring=True)
+        return gemm_plan.plan(rows, n, k, gated=gated, residual=residual, bulk=True)
 
     def run(
         self,
@@ -86,6 +88,8 @@ class Products:
 
     def ways_8_bits(self, name: str, rows: int) -> Iterator[Plan | None]:
         (n, k), gated = self.sizes[name], name == "gate_up"
+        if rows <= 16:
+            yield from self._rings(name, rows)
         if rows == 1:
             for apart in (False, True) if name in ("gate_up", "qkv") else (False,):
                 for outputs, width, warps in ((1, 2048, 4), (1, 4096, 4), (1, 4096, 8), (2, 1024, 4), (2, 2048, 4),
@@ -103,6 +107,15 @@ class Products:
         yield from self._tiles(n, k, max(8, rows), gated, 1)
         if rows > 1:
             yield None
+
+    def _rings(self, name: str, rows: int) -> Iterator[Ring]:
+        steps, height = -(-self.sizes[name][1] // gemm_plan.RING_COLUMNS), 1 if rows == 1 else 8 if rows <= 8 else 16
+        for programs, stages in ((1, 5), (1, 8), (1, 9), (1, 11), (2, 3), (2, 4), (2, 6)):
+            for split in (1, 2, 4) if rows > 1 and name in ("down", "o") else (1,):
+                kept = height * -(-steps // split) * gemm_plan.RING_COLUMNS * 2 + gemm_plan.RING_SUMS
+                if programs * (stages * gemm_plan.RING_STEP + kept) <= gemm_plan.SHARED_BYTES:
+                    for flight, early in ((2, False), (3, True), (stages, True)):
+                        yield Ring(stages, flight, programs, split, early)
 
     def _tiles(self, n: int, k: int, rows: int, gated: bool, width: int = 2) -> Iterator[Tiles]:
         """width: bytes of an element."""

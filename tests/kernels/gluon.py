@@ -34,9 +34,11 @@ def assert_assembles_well(
     aligned: Iterable[str],
     tmp_path: Path,
     most_spilled: int = 0,
+    num_warps: int = 4,
+    **options: int,
 ) -> str:
     """It fits in shared memory, and the assembler neither serialises matrix products nor spills registers: of a
-    thread's no more bytes than `most_spilled`.
+    thread's no more bytes than `most_spilled`. options: more of Triton's.
 
     Returns the PTX. types: of the arguments that are not constants. aligned: those that are multiples of 16.
     """
@@ -51,7 +53,8 @@ def assert_assembles_well(
         {(names.index(name),): value for name, value in constants.items()},
         {(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
-    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "launch_pdl": True})
+    options = {"num_warps": num_warps, "launch_pdl": True, **options}
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert built.metadata.shared <= 227 * 1024
     code = tmp_path / "kernel.ptx"
     code.write_text(built.asm["ptx"])

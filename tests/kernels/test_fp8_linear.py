@@ -12,14 +12,15 @@ from quire.kernels.dispatch import INTERPRETED, device_on_triton, on_triton
 from quire.kernels.gemm import fp8_linear
 from quire.kernels.gemm.fp8_linear import E4M3, Fp8Rows, linear, widened
 from quire.kernels.gemm.linear import linear_reference
-from quire.kernels.gemm.triton.plan import Plan, Registers, Shared, Tiles, Vector, plan_8_bits
+from quire.kernels.gemm.triton.plan import Plan, Registers, Ring, Shared, Tiles, Vector, plan_8_bits
 from tests.kernels.compare import LIMITS, NARROW, assert_near
-from tests.kernels.gluon import TESTED, assert_assembles_well
+from tests.kernels.gluon import ON_DEVICE, TESTED, assert_assembles_well
 from tests.kernels.test_gemm_plan import ODD, ROWS, check, products, shapes
 
 pytest.importorskip("triton")
 # Rounding both operands to 3 bits of mantissa, an error of 2^-4 at most and 2^-4 / sqrt(12) · 2 on the way, of each.
 BOTH = 0.05
+SPILLED = 128  # bytes a thread, of a long row before it is kept
 
 Weight = tuple[torch.Tensor, torch.Tensor]
 
@@ -193,21 +194,23 @@ def test_kernels(device: torch.device, m: int, n: int, k: int, biased: bool, how
 # -- plans ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bulk", [True, False])
+@pytest.mark.parametrize(("bulk", "ring"), [(True, True), (True, False), (False, False)])
 @pytest.mark.parametrize("m", ROWS)
-def test_every_plan_fits_the_hardware(m: int, bulk: bool) -> None:
+def test_every_plan_fits_the_hardware(m: int, bulk: bool, ring: bool) -> None:
     for n, k, gated, residual in shapes():
-        how = plan_8_bits(m, n, k, gated=gated, residual=residual, bulk=bulk)
+        how = plan_8_bits(m, n, k, gated=gated, residual=residual, bulk=bulk, ring=ring)
         if how is None:
             assert m > (64 if bulk else 16), "products of few rows never go through the library"
             continue
         check(how, m, n, k, gated, width=1)
         assert not isinstance(how, Tiles) or (bulk and m > 16), "few rows are multiplied as they are"
+        assert not isinstance(how, Ring) or (ring and m <= 16)
 
 
-def test_rows_of_one_graph_size_have_one_plan() -> None:
+@pytest.mark.parametrize("ring", [True, False])
+def test_rows_of_one_graph_size_have_one_plan(ring: bool) -> None:
     for (n, k, gated, residual), (low, high) in product(shapes(), ((2, 8), (9, 16), (17, 32), (33, 64), (65, 128))):
-        plans = {plan_8_bits(m, n, k, gated=gated, residual=residual, bulk=True) for m in (low, high)}
+        plans = {plan_8_bits(m, n, k, gated=gated, residual=residual, bulk=True, ring=ring) for m in (low, high)}
         assert len(plans) == 1
 
 
@@ -235,8 +238,73 @@ class TestCode:
             tmp_path,
         )  # fmt: skip
 
+    @pytest.mark.parametrize(("rows", "split", "gated", "normed", "k"), [
+        (1, 1, True, True, 4096), (1, 1, False, False, 14336), (8, 1, True, False, 4096), (16, 4, False, False, 14336),
+    ])  # fmt: skip
+    def test_of_the_ring(self, rows: int, split: int, gated: bool, normed: bool, k: int, tmp_path: Path) -> None:
+        """Registers leave room for others; what is read from shared memory comes by sixteen bytes."""
+        from triton.experimental.gluon import language as gl
+
+        from quire.kernels.gemm.triton.fp8_ring_sm90 import OPTIONS, _fp8_ring_kernel, registers
+
+        how = plan_8_bits(rows, 4096, k, gated=gated, residual=not gated, bulk=True, ring=True)
+        assert isinstance(how, Ring)
+        assert how.split == split
+        pointers = dict.fromkeys(("x_ptr", "bias_ptr", "gain_ptr", "out_ptr"), "*bf16")
+        sums = {"scale_ptr": "*fp32", "partial_ptr": "*fp32"}
+        numbers = dict.fromkeys(("M", "N", "x_stride", "out_stride", "units"), "i32")
+        code = assert_assembles_well(
+            _fp8_ring_kernel,
+            {
+                **pointers, **sums, **numbers, "counter_ptr": "*i32", "eps": "fp32",
+                "w_desc": f"tensordesc<i32[2, 8, 256],{gl.NVMMASharedLayout(128, 32, 3)!r}>",
+            },
+            {
+                "K": k, "ROWS": rows, "STAGES": how.stages, "SPLIT": how.split, "NORM": normed, "GATED": gated,
+                "BIAS": False, "RESIDUAL": not gated, "EARLY": how.early, "FLIGHT": how.flight, "PDL": True,
+                "PRODUCER_REGISTERS": OPTIONS["PRODUCER_REGISTERS"],
+            },
+            [*pointers, *sums, "N", "x_stride", "out_stride"],
+            tmp_path, SPILLED, num_warps=OPTIONS["num_warps"], maxnreg=registers(k, how),
+        )  # fmt: skip
+        assert "ld.shared.v4.b32" in code
+
 
 # -- on a GPU ---------------------------------------------------------------------------------------------------
+
+
+class TestRing:
+    pytestmark = ON_DEVICE
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    @pytest.mark.parametrize("biased", [False, True])
+    @pytest.mark.parametrize("m", [1, 2, 8, 9, 16])
+    @pytest.mark.parametrize("k", [64, 1040, 4096])
+    def test_every_epilogue(self, k: int, m: int, biased: bool, dtype: torch.dtype) -> None:
+        """Steps and units that are cut off, fewer and more of them than programs; shares of K; rows of any size."""
+        from quire.kernels.gemm.triton import decode_gemm as kernels
+
+        device, limit = torch.device("cuda"), 2 * LIMITS[dtype]
+        plans = [Ring(4, 2), Ring(2, 2, split=2, early=True)] if m > 1 else [Ring(8, 3, early=True), Ring(4, 2, 2)]
+        for how, n in product(plans, (8, 24, 5000)):
+            x = (random(device, m, k, dtype=dtype) * torch.logspace(-2, 1, m, device=device)[:, None]).to(dtype)
+            weight, scale = packed(device, 2 * n, k)
+            bias = random(device, 2 * n, dtype=dtype) if biased else None
+            norm = (random(device, k, dtype=dtype) * 0.1, 1e-5)  # in float16 too a gate times an up is finite
+            half, half_bias = (weight[:n], scale[:n]), None if bias is None else bias[:n]
+            start = random(device, m, n, dtype=dtype)
+            for gated, gain, old in ((False, None, start), (False, norm, None), (True, norm, None)):
+                if gated and how.split > 1:
+                    continue
+                mine, mine_bias = ((weight, scale), bias) if gated else (half, half_bias)
+                expected = exact(x, mine, mine_bias, gain, gated, old)
+                seen = []
+                for _ in range(2):
+                    out = torch.full((m, n), torch.nan, device=device, dtype=dtype) if old is None else old.clone()
+                    kernels.linear(x, mine[0], mine_bias, gain, gated, old is not None, out, how, mine[1])
+                    seen.append(out)
+                assert error(seen[0], expected) <= (1.5 if gated else 1) * limit
+                assert torch.equal(*seen), "not the same twice"
 
 
 @pytest.mark.gpu

@@ -9,7 +9,18 @@ import torch
 
 from quire.kernels.gemm import decode_gemm
 from quire.kernels.gemm.linear import linear, linear_reference
-from quire.kernels.gemm.triton.plan import MAX_ROWS, Plan, Registers, Shared, Tiles, Vector, plan
+from quire.kernels.gemm.triton.plan import (
+    MAX_ROWS,
+    RING_COLUMNS,
+    RING_STEP,
+    Plan,
+    Registers,
+    Ring,
+    Shared,
+    Tiles,
+    Vector,
+    plan,
+)
 from tests.kernels.compare import assert_near
 
 ROWS = [1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 100, 128]
@@ -56,6 +67,14 @@ def check(how: Plan, m: int, n: int, k: int, gated: bool, width: int = 2) -> Non
         assert min(how.depth, -(-k // (how.step * how.warps))) * lines * how.step * width // 128 <= 192, (
             "registers a thread"
         )
+    elif isinstance(how, Ring):
+        rows = 1 if m == 1 else 8 if m <= 8 else 16
+        kept = rows * -(-k // (RING_COLUMNS * how.split)) * RING_COLUMNS * 2
+        sums = 8 * 16 * max(rows, 8) * 4  # of 8 warps
+        assert m <= 16
+        assert how.stages >= 2
+        assert how.split == 1 or not gated, "parts of a gate are none"
+        assert how.programs * (how.stages * (RING_STEP + 16) + kept + sums + 1024) <= PROCESSOR_BYTES + 1024
     else:
         stage = (how.block_m + times * how.block_n) * how.block_k * width
         assert how.num_stages >= 2

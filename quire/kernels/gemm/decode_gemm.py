@@ -66,10 +66,12 @@ def plan_8_bits(x: torch.Tensor, weight: torch.Tensor, *, gated: bool, residual:
         return None
     from quire.kernels.gemm.triton.plan import Registers, Shared, Vector
     from quire.kernels.gemm.triton.plan import plan_8_bits as plan_of
+    from quire.kernels.triton.launch import has_gluon_sm90
 
     n = weight.shape[0] // (2 if gated else 1)
     aligned = k % 16 == x.stride(0) % 8 == weight.stride(0) % 16 == 0
-    how = plan_of(m, n, k, gated=gated, residual=residual, bulk=aligned and _bulk_copies(x.device))
+    ring = aligned and n % 8 == 0 and not INTERPRETED and has_gluon_sm90(x.device)
+    how = plan_of(m, n, k, gated=gated, residual=residual, bulk=aligned and _bulk_copies(x.device), ring=ring)
     if isinstance(how, Registers) and not (aligned and has_gluon(x.device)):
         return Vector(4, 512, 4) if m == 1 else Shared(16, 64, 4, 4)
     return how

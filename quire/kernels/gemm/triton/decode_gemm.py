@@ -6,7 +6,7 @@ import torch
 
 from quire.kernels.elementwise.triton import activation, norm
 from quire.kernels.gemm.triton import batch_gemm, fp8_rows, fp8_vector, skinny_registers, skinny_shared, skinny_vector
-from quire.kernels.gemm.triton.plan import Plan, Registers, Tiles, Vector
+from quire.kernels.gemm.triton.plan import Plan, Registers, Ring, Tiles, Vector
 
 
 def linear(
@@ -32,6 +32,13 @@ def linear(
             return batch_gemm.linear(x, weight, bias, norm_weight, eps, gated, old, out, plan, late=late)
         x, row_scale = fp8_rows.quantize(x) if gain is None else fp8_rows.rms_norm_quantize(x, *gain)
         return batch_gemm.linear(x, weight, bias, None, eps, gated, old, out, plan, scale, row_scale, late=late)
+    if isinstance(plan, Ring):
+        from quire.kernels.gemm.triton import fp8_ring_sm90
+
+        assert scale is not None
+        if gain is not None and len(x) > 1:
+            x, gain = norm.rms_norm(x, *gain, early=True), None
+        return fp8_ring_sm90.linear(x, weight, scale, bias, gain, gated, residual, out, plan)
     if scale is not None and gain is not None and x.dtype == torch.float16:
         x, gain = norm.rms_norm(x, *gain), None  # x times the gain, not yet divided, may leave its range
     if isinstance(plan, Registers):

@@ -14,7 +14,13 @@ of 0.6 to 14 billion weights, in chains of decoder layers (`python -m benchmarks
 
 A weight of 8 bits (`plan_8_bits`) is half the bytes, so that what is on its way must be twice as many elements for the
 same share of memory's rate. Up to 16 rows x is multiplied as it is and the weight widened; from there on widening would
-hold the products up, and x is rounded to 8 bits too.
+hold the products up, and x is rounded to 8 bits too. On an H100, in chains of layers of models of 1 to 8 billion
+weights:
+
+- Up to 16 rows a ring (`Ring`) is best on compute capability 9.0. Few steps of it on their way are enough; more delay
+  those who read little and are waited for, as attention. One very long row (down of 7B and 14B) is left to ordinary
+  loads.
+- From 17 rows on one program a processor is enough where sums are shared, and gate and up want steps of 256 columns.
 """
 
 from __future__ import annotations
@@ -27,6 +33,9 @@ PROCESSORS = 132
 SHARED_BYTES = 226 * 1024  # of a processor, for programs' tiles; a program has some more for its barriers
 MAX_STAGES = 8
 MANY_OUTPUTS = 32768  # of a vocabulary: many rounds of tiles
+RING_COLUMNS, RING_STEP = 1024, 16 * 1024  # of a step, and its bytes
+RING_SUMS = 9 * 1024  # bytes, for warps' sums
+KEPT_BYTES = 128 * 1024  # for x, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +89,22 @@ class Tiles:
     prefetch: int = 0
 
 
-Plan = Vector | Shared | Registers | Tiles
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """A weight of 8 bits through a ring of `stages` steps in shared memory, in each of `programs` on a processor.
+
+    flight: steps that are on their way at a time. split: shares of K, of several rows. early: the next kernel is let in
+    once x is there, else once the rest of the weight has its place in the ring.
+    """
+
+    stages: int
+    flight: int
+    programs: int = 1
+    split: int = 1
+    early: bool = False
+
+
+Plan = Vector | Shared | Registers | Tiles | Ring
 
 
 @cache
@@ -104,8 +128,10 @@ def plan(m: int, n: int, k: int, *, gated: bool, residual: bool, bulk: bool) -> 
 
 
 @cache
-def plan_8_bits(m: int, n: int, k: int, *, gated: bool, residual: bool, bulk: bool) -> Plan | None:
-    """The same for a weight of 8 bits; None: by the library, which wants x in 8 bits too."""
+def plan_8_bits(m: int, n: int, k: int, *, gated: bool, residual: bool, bulk: bool, ring: bool = False) -> Plan | None:
+    """The same for a weight of 8 bits; None: by the library, which wants x in 8 bits too. ring: `Ring` is there too."""
+    if m <= 16 and ring and (how := _ring(m, n, k, gated=gated, residual=residual)) is not None:
+        return how
     if m == 1:
         return _one_row_8_bits(n, k, gated=gated, residual=residual)
     if m <= 16:
@@ -115,10 +141,38 @@ def plan_8_bits(m: int, n: int, k: int, *, gated: bool, residual: bool, bulk: bo
         return Shared(16, 128 if gated else 256, 3, 4)
     if not bulk or m > 64:
         return None
-    rows = 32 if m <= 32 else 64
-    tiles = -(-n // 64)
-    split = _split(tiles, 2 * PROCESSORS) if residual else 1
-    return _tiles(rows, 64, 128, k, 2, gated=gated, split=split, tall=True, width=1)
+    rows, tiles = (32 if m <= 32 else 64), -(-n // 64)
+    if gated:  # two on a processor have little room
+        return _tiles(rows, 64, 256 if tiles > PROCESSORS else 128, k, 2, gated=True, tall=True, width=1)
+    split = _split(tiles) if residual else 1
+    if residual and (rows == 64 or 10 * tiles * split >= 9 * PROCESSORS):  # longer sums want fewer shares
+        return _tiles(rows, 64, 256 if rows == 32 else 128, k, split=split, tall=True, width=1)
+    return _tiles(rows, 64, 128, k, 2, split=_split(tiles, 2 * PROCESSORS) if residual else 1, tall=True, width=1)
+
+
+def _ring(m: int, n: int, k: int, *, gated: bool, residual: bool) -> Ring | None:
+    """One row: two programs on a processor, so that one computes while the other waits; but what is added to the
+    residual, where it fills rounds of programs, in one with a long ring, as what comes before it may leave memory idle.
+    More rows: what there is room for beside x.
+
+    None: small products, and where x is too long to be kept.
+    """
+    if n * k < 1 << 22 or k < 2 * RING_COLUMNS:
+        return None
+    steps = -(-k // RING_COLUMNS)
+    if m == 1:
+        units = -(-n // (8 if gated else 16))
+        if residual and k <= 16 * RING_COLUMNS and 10 * units >= 9 * PROCESSORS * -(-units // PROCESSORS):
+            return Ring(8, 3, early=True)
+        return Ring(4, 2, programs=2) if k <= 10 * RING_COLUMNS else None
+    rows, split = (8 if m <= 8 else 16), -(-steps // 4) if residual else 1
+    kept = rows * -(-steps // split) * RING_COLUMNS * 2
+    if kept > KEPT_BYTES:
+        return None
+    stages = (SHARED_BYTES - RING_SUMS - kept) // RING_STEP
+    if m <= 8:
+        return Ring(min(stages, 9), 3, split=split) if gated else Ring(min(stages, 5), 2, split=split)
+    return Ring(min(stages, 5), min(stages, 5), split=split, early=True)
 
 
 def _registers(k: int, *, gated: bool) -> Registers | None:
