@@ -49,7 +49,7 @@ def made(name: str, n: int = 40, k: int = 256) -> Codes:
     return Codes(kind, group, numbers.contiguous(), found.scale, zeros, found.outer)
 
 
-@pytest.mark.parametrize("columns", [2, 48, 128, 130, 256, 384])
+@pytest.mark.parametrize("columns", [2, 48, 96, 128, 130, 226, 256, 320, 384])
 def test_what_is_packed_comes_back(columns: int) -> None:
     numbers = torch.randint(0, 16, (5, columns), dtype=torch.uint8)
     pairs = codes.packed(numbers)
@@ -77,7 +77,7 @@ def test_rounding_is_to_the_nearest(name: str) -> None:
 
 
 @needs_kernels
-@pytest.mark.parametrize("columns", [256, 192, 136])
+@pytest.mark.parametrize("columns", [256, 192, 136, 232])
 @pytest.mark.parametrize("name", KINDS)
 def test_widening(name: str, columns: int) -> None:
     """With blocks that are not whole."""

@@ -6,8 +6,9 @@ times `outer`, one of each row, where a format has it. Codes of 4 bits are packe
 themselves, in the order in which the matrix units of a GPU want them. With column 32 a + 16 b + 8 c + 2 d + e (a, d
 below 4, the others below 2) at place c, the lower half first, of byte 16 d + 4 a + 2 e + b, four threads (d) have 16
 bytes in a row each; a word (a) of these holds the thread's numbers of two matrix instructions (b), and of each two
-pairs (c) of neighbours (e), one in the word's low half and one in its high half. Fewer columns at the end are packed by
-halves: the first in the bytes' low halves.
+pairs (c) of neighbours (e), one in the word's low half and one in its high half. Fewer columns at the end have as many
+words less a thread (a below 3, 2 or 1), and what is less than a word's 32 is packed by halves: the first in the bytes'
+low halves.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ exponent and mantissa. nf4, fp4: tables of 16 values."""
 
 BLOCK = 128  # columns whose codes of 4 bits are packed together
 HALF = BLOCK // 2
-_COLUMNS, _EIGHT = (4, 2, 2, 4, 2), 4  # a, b, c, d and e behind rows and blocks, and where c is
+WORD = 32  # of these, that each of four threads has 8 of
+_COLUMNS, _EIGHT = (2, 2, 4, 2), 4  # b, c, d and e behind rows, blocks and a, and where c is
 _BYTES = (0, 1, 4, 2, 5, 3)  # rows, blocks and a, b, d, e → d, a, e, b
-_COLUMNS_OF_BYTES, _PLACES = (4, 4, 2, 2), (0, 1, 3, 5, 2, 4)  # and back
+_PLACES = (0, 1, 3, 5, 2, 4)  # and back
 NIBBLES = ("int4", "e2m1", "nf4", "fp4")
 E4M3_LARGEST, E2M1_LARGEST = 448.0, 6.0
 LEAST = 1e-30  # a group of zeros has some scale
@@ -74,22 +76,31 @@ def bytes_of(kind: Kind, columns: int) -> int:
     return -(-columns // 2) if kind in NIBBLES else columns
 
 
+def _runs(columns: int) -> list[tuple[int, int, int]]:
+    """Where columns begin and end whose threads have as many words each: the whole blocks, and what follows them."""
+    whole, words = columns // BLOCK * BLOCK, columns // WORD * WORD
+    runs = ((0, whole, BLOCK // WORD), (whole, words, (words - whole) // WORD))
+    return [run for run in runs if run[0] < run[1]]
+
+
 def packed(codes: torch.Tensor) -> torch.Tensor:
     """codes uint8 [n, k] below 16, k even → two a byte, [n, k / 2]."""
-    whole = codes.shape[1] // BLOCK * BLOCK
-    low, high = codes[:, :whole].reshape(len(codes), -1, *_COLUMNS).unbind(_EIGHT)
-    blocks = (low | high << 4).permute(_BYTES).flatten(1)
-    low, high = codes[:, whole:].reshape(len(codes), 2, -1).unbind(1)
-    return torch.cat([blocks, low | high << 4], dim=1)
+    parts = []
+    for first, end, words in _runs(codes.shape[1]):
+        low, high = codes[:, first:end].reshape(len(codes), -1, words, *_COLUMNS).unbind(_EIGHT)
+        parts.append((low | high << 4).permute(_BYTES).flatten(1))
+    low, high = codes[:, codes.shape[1] // WORD * WORD :].reshape(len(codes), 2, -1).unbind(1)
+    return torch.cat([*parts, low | high << 4], dim=1)
 
 
 def unpacked(pairs: torch.Tensor) -> torch.Tensor:
     """The same back, uint8 [n, k]."""
-    whole = pairs.shape[1] // HALF * HALF
-    places = pairs[:, :whole].reshape(len(pairs), -1, *_COLUMNS_OF_BYTES).permute(_PLACES)
-    blocks = torch.stack([places & 15, places >> 4], dim=_EIGHT).flatten(1)
-    rest = pairs[:, whole:]
-    return torch.cat([blocks, rest & 15, rest >> 4], dim=1)
+    parts, columns = [], 2 * pairs.shape[1]
+    for first, end, words in _runs(columns):
+        places = pairs[:, first // 2 : end // 2].reshape(len(pairs), -1, 4, words, 2, 2).permute(_PLACES)
+        parts.append(torch.stack([places & 15, places >> 4], dim=_EIGHT).flatten(1))
+    rest = pairs[:, columns // WORD * WORD // 2 :]
+    return torch.cat([*parts, rest & 15, rest >> 4], dim=1)
 
 
 def widened(of: Codes, dtype: torch.dtype) -> torch.Tensor:

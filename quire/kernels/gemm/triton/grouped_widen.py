@@ -88,13 +88,17 @@ def _widen_rest(
     codes_ptr, scale_ptr, zero_ptr, outer_ptr, table_ptr, out_ptr, n, first, in_n, K, codes_stride, groups,
     KIND: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, OUTER: tl.constexpr,
 ):  # fmt: skip
-    """Of fewer columns, packed by halves."""
+    """Of fewer columns: threads have fewer words each, and what is less than a word's is packed by halves."""
     byte = tl.arange(0, 64)[None, :]
-    half = (K - first) // 2
-    inside = in_n & (byte < half)
+    words = (K - first) // 32
+    each = tl.maximum(words, 1) * 4
+    half = (K - first) % 32 // 2
+    in_words = byte < words * 16
+    inside = in_n & (byte < (K - first) // 2)
     pairs = tl.load(codes_ptr + n.to(tl.int64) * codes_stride + first // 2 + byte, inside, 0)
     for part in tl.static_range(2):
-        column = first + part * half + byte
+        of_words = byte % each // 4 * 32 + byte % 2 * 16 + part * 8 + byte // each * 2 + byte // 2 % 2
+        column = first + tl.where(in_words, of_words, words * 32 + part * half + byte - words * 16)
         y = _number(((pairs >> (4 * part)) & 15).to(tl.int32), table_ptr, KIND)
         y = _scaled(y, n, column, inside, in_n, groups, scale_ptr, zero_ptr, outer_ptr, KIND, GROUP, ZERO, OUTER)
         tl.store(out_ptr + n.to(tl.int64) * K + column, y.to(out_ptr.dtype.element_ty), inside)
