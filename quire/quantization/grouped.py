@@ -16,6 +16,7 @@ from quire.kernels.gemm import codes, grouped_linear
 from quire.kernels.gemm.codes import NIBBLES, Codes, Kind
 from quire.kernels.gemm.cpu_codes import CpuProduct
 from quire.kernels.gemm.fp8_linear import Fp8Rows
+from quire.kernels.moe import coded_experts
 from quire.kernels.moe.inside import USUAL, Inside
 from quire.kernels.moe.routes import Routes
 from quire.quantization.base import (
@@ -107,8 +108,9 @@ class SortedMatrix(Matrix):
 
 
 class CodedExperts(ExpertMatrices):
-    """Experts whose codes are widened before the product, on a GPU: those that are hit, all in one pass that waits for
-    nobody. codes: of gate and up [experts, 2n, …], and of down [experts, k, …]."""
+    """Experts in codes, on a GPU: multiplied as they are where there are kernels for it, else widened before the
+    product, those that are hit, all in one pass that waits for nobody. codes: of gate and up [experts, 2n, …], and of
+    down [experts, k, …]."""
 
     def __init__(self, gate_up: Codes, down: Codes, each: EachExpert) -> None:
         self._gate_up, self._down, self._each = gate_up, down, each
@@ -124,6 +126,8 @@ class CodedExperts(ExpertMatrices):
     ) -> torch.Tensor:
         if not on_triton(x):
             return self._each.add(x, routes, residual, norm, inside, narrow)
+        if coded_experts.takes(x, routes, self._gate_up, self._down):
+            return coded_experts.add_experts(x, routes, self._gate_up, self._down, residual, norm, inside)
         experts = len(self._gate_up.codes)
         hit = torch.zeros(experts + 1, dtype=torch.int32, device=x.device)
         hit.scatter_(0, torch.where(routes.experts < 0, experts, routes.experts).flatten().long(), 1)

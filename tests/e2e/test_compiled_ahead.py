@@ -37,6 +37,10 @@ EXPERTS = {
 WINDOWS = {
     **DENSE, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 1024,
 }  # fmt: skip
+BIASED_EXPERTS = {
+    **DENSE, "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 16,
+    "num_experts_per_tok": 4, "intermediate_size": 576, "attention_bias": True, "sliding_window": 128, "head_dim": 64,
+}  # fmt: skip
 LATENT = {
     **DENSE, "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "num_hidden_layers": 3,
     "num_key_value_heads": 16, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
@@ -52,6 +56,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "experts, fp8": (EXPERTS, {"quantization": "fp8"}),
     "experts, int4": (EXPERTS, {"quantization": "int4"}),
     "experts, fp8_block": (EXPERTS, {"quantization": "fp8_block"}),
+    "experts, mxfp4 with biases": (BIASED_EXPERTS, {"quantization": "mxfp4"}),
     "windows": (WINDOWS, {}),
     "latent, experts from the second layer on": (LATENT, {}),
     "drafts": (DENSE, {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4, "policy": "always"}}),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels.dispatch import INTERPRETED
+from quire.kernels.dispatch import INTERPRETED, on_triton
 from quire.kernels.moe.routing import Live, Routes, Rule, route, route_reference
 from quire.kernels.moe.tiling import Tiling, most_tiles, tile_reference
+from tests.kernels.compare import NARROW
 
 RULES = {
     "softmax": Rule(128, 8, renormalize=True),
@@ -125,3 +126,17 @@ def test_tokens_that_are_counted_as_they_choose(name: str, tokens: int, device: 
     near(routes, route_reference(logits, rule, bias, live))
     assert routes.tiling is not None
     check_tiling(routes.tiling, routes.experts, rule.experts)
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(1, 16), (70, 32), (200, 128)])
+def test_rows_in_the_order_of_their_choices(tokens: int, rows: int, device: torch.device) -> None:
+    """Of living tokens; what stands behind the last is anything."""
+    if not on_triton(torch.empty(0, device=device)):
+        pytest.skip("Triton runs on a GPU or in its interpreter")
+    from quire.kernels.moe.triton.in_order import in_order
+
+    x = torch.randn(tokens, 1100, device=device).to(NARROW)[:, :1096]
+    experts = torch.randint(-1, 9, (tokens, 3), dtype=torch.int32, device=device)
+    tiling, there = tile_reference(experts, 9, rows), int((experts >= 0).sum())
+    tokens_of = tiling.order[:there].long() // 3
+    assert torch.equal(in_order(x, tiling, 3)[:there], x[tokens_of])
