@@ -2,12 +2,14 @@
 
     python -m benchmarks.moe --model qwen3-30b-a3b --rows 1 2 8 32 64 256 1024 4096
     python -m benchmarks.moe --model qwen3-30b-a3b+fp8 --ranks 2
+    python -m benchmarks.moe --model gpt-oss-20b+mxfp4 --rows 1 8 64 256 4096
     python -m benchmarks.moe --model qwen3-30b-a3b --rows 8 64 --sweep
 
 First the whole is compared with plain torch. Then chains of calls are timed in graphs, over so many layers' weights
 that the L2 cache holds none, with choices as even as random ones are. Bytes are the least that must move; ceilings are
-the measured ones of benchmarks/chip.py. +fp8: weights of 8 bits. --ranks: as the first of so many sees it that have
-experts whole. --sweep: other ways to cut the products up, the fastest first.
+the measured ones of benchmarks/chip.py. +fp8: weights of 8 bits; of other formats
+(+int4, +mxfp4, +fp8_block …) it is the experts' products alone, beside those of experts widened. --ranks: as the first
+of so many sees it that have experts whole. --sweep: other ways to cut the products up, the fastest first.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import torch
 
 from benchmarks import chip, workloads
 from benchmarks.kernels import microseconds
+from benchmarks.moe import coded
 from quire.distributed.topology import Topology
 from quire.kernels.elementwise.norm import rms_norm
 from quire.kernels.gemm.fp8_linear import E4M3, Fp8Rows, rms_norm_both
@@ -296,7 +299,7 @@ def _try(s: Setting, name: str, call: Callable[[Layer], object], layers: list[La
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sparse = [model for model in workloads.MODELS if workloads.experts_of(model)]
-    known = sparse + [f"{model}+fp8" for model in sparse]
+    known = [model if one is None else f"{model}+{one}" for model in sparse for one in workloads.BYTES]
     parser.add_argument("--model", default="qwen3-30b-a3b", choices=known)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 8, 32, 64, 256, 1024, 4096])
@@ -307,6 +310,13 @@ def main() -> None:
         parser.error("--sweep is of one rank")
     torch.manual_seed(0)
     found: list[dict[str, object]] = []
+    if workloads.quantization_of(args.model) not in (None, "fp8"):
+        with torch.inference_mode():
+            setting_in_codes = coded.Coded(args.model)
+            for rows in args.rows:
+                for one_line in coded.lines(setting_in_codes, rows):
+                    print(one_line, flush=True)
+        return
     with torch.inference_mode():
         for rows in args.rows:
             setting = Setting(args.model, rows, args.ranks)
