@@ -15,10 +15,11 @@ ALIGNMENT = 256  # bytes, of each part of a state
 
 
 class StatePart(NamedTuple):
-    """One tensor of a layer's state."""
+    """One tensor of a layer's state. of_scan: in float32, or in what `mamba_ssm_cache_dtype` says."""
 
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    dtype: torch.dtype = torch.float32
+    of_scan: bool = True
 
     @property
     def num_bytes(self) -> int:

@@ -9,15 +9,11 @@ import torch
 from torch import nn
 
 from quire.foundation.errors import ConfigError
+from quire.kernels.elementwise.activation import relu2
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
 _tanh_gelu = partial(nn.functional.gelu, approximate="tanh")
-
-
-def _relu2(x: torch.Tensor) -> torch.Tensor:
-    """Squared ReLU (So et al., Primer, 2021)."""
-    return nn.functional.relu(x).square_()
 
 
 def _quick_gelu(x: torch.Tensor) -> torch.Tensor:
@@ -31,7 +27,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": _tanh_gelu,
     "quick_gelu": _quick_gelu,
     "relu": nn.functional.relu,
-    "relu2": _relu2,
+    "relu2": relu2,
     "silu": nn.functional.silu,
     "swish": nn.functional.silu,
     "tanh": torch.tanh,

@@ -6,6 +6,7 @@ import torch
 
 from quire.attention.context import StepContext
 from quire.kernels.attention.rope import qk_norm_rope_write
+from quire.kernels.elementwise.gated_norm import gate_only
 from quire.layers.attention import Attention, QKNorm
 from quire.layers.linear import Linear, Stored
 from quire.layers.norm import Norm
@@ -49,5 +50,5 @@ class GatedAttention(Attention):
         qkv, gate = self.qkv_proj(x, norm).split([(heads + 2 * kv_heads) * head_dim, heads * head_dim], dim=1)
         q = qk_norm_rope_write(self._prepare(qkv), *place)
         attended = backend.run(q, cache, plan, self.scale, self._per_head)
-        y: torch.Tensor = self.o_proj(attended * torch.sigmoid(gate), residual=residual)
+        y: torch.Tensor = self.o_proj(gate_only(attended, gate, sigmoid=True), residual=residual)
         return y

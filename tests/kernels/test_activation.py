@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels.elementwise.activation import gelu_tanh_and_mul, silu_and_mul, softcap_
+from quire.kernels.elementwise.activation import gelu_tanh_and_mul, relu2, silu_and_mul, softcap_
 from tests.kernels.compare import assert_near
 
 
@@ -41,3 +41,14 @@ def test_softcap(device: torch.device, rows: int, columns: int) -> None:
     assert torch.equal(memory[:, columns:], beside)
     if rows:
         assert_near(y, 30 * torch.tanh(before[:, :columns] * (0.5 / 30)), torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("tokens", "size"), [(1, 3000), (3, 24), (0, 8)])
+def test_squared_relu(device: torch.device, tokens: int, size: int, dtype: torch.dtype) -> None:
+    x = torch.randn(tokens, size + 8, device=device, dtype=dtype)[:, 8:]
+    expected = x.double().clamp(min=0) ** 2
+    y = relu2(x)
+    assert y.is_contiguous()
+    if tokens:
+        assert_near(y, expected, dtype)

@@ -9,15 +9,19 @@ import pytest
 import torch
 
 from quire.kernels.dispatch import INTERPRETED
+from quire.kernels.elementwise.gated_norm import gate_only, gated_norm
 from quire.kernels.recurrent.channel_delta import channel_delta
 from quire.kernels.recurrent.conv import causal_conv
-from quire.kernels.recurrent.delta import gated_delta
+from quire.kernels.recurrent.delta import DeltaWeights, gated_delta
 from quire.kernels.recurrent.rows import CHUNK, Rows, make_rows
 from quire.kernels.recurrent.selective import SelectiveWeights, selective_scan
 from quire.kernels.recurrent.ssd import SSDWeights, ssd
 from quire.platforms.transfers import upload
+from tests.kernels.compare import assert_near
 
 PAGES, ENTRY = 12, 1
+NARROW = torch.float16 if INTERPRETED else torch.bfloat16  # the interpreter multiplies no bfloat16
+PRECISIONS = [(torch.float32, 1e-4), (NARROW, 6e-2)]
 POISON = 1e4  # what lies in pages whose requests begin
 
 
@@ -83,6 +87,7 @@ def check(
     state: torch.Tensor,
     run: Callable[[torch.Tensor], torch.Tensor],
     alone: Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]],
+    tolerance: float = 1e-4,
 ) -> None:
     """run: the step over a state. alone: (one row's state, its token's number) → (state, output), one token."""
     state = state.clone()
@@ -101,8 +106,8 @@ def check(
     assert ours.shape[0] == step.num_tokens
     assert torch.isfinite(ours).all(), "what is nobody's stays finite"
     for token, output in outputs.items():
-        torch.testing.assert_close(ours[token].double(), output, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(state.double(), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(ours[token].double(), output, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(state.double(), expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(("taps", "bias", "silu"), [(4, True, True), (2, False, False)][: 1 if INTERPRETED else 2])
@@ -113,34 +118,35 @@ def test_convolution(step: Step, taps: int, bias: bool, silu: bool) -> None:
     told = random(step.device, channels) if bias else None
 
     def alone(state: torch.Tensor, token: int) -> tuple[torch.Tensor, torch.Tensor]:
-        seen = torch.cat([state, x[token].double()[:, None]], 1)
-        y = (seen * weight.double()).sum(1) + (0 if told is None else told.double())
-        return seen[:, 1:], torch.nn.functional.silu(y) if silu else y
+        seen = torch.cat([state, x[token].double()[None]])
+        y = (seen.T * weight.double()).sum(1) + (0 if told is None else told.double())
+        return seen[1:], torch.nn.functional.silu(y) if silu else y
 
-    state = random(step.device, PAGES, channels, taps - 1)
+    state = random(step.device, PAGES, taps - 1, channels)
     check(step, state, lambda s: causal_conv(x, weight, told, s, step.rows, ENTRY, silu=silu), alone)
 
 
 @pytest.mark.parametrize(("heads", "groups", "dim", "size"), [(4, 2, 16, 8), (3, 1, 20, 32)][INTERPRETED:])
-def test_ssd(step: Step, heads: int, groups: int, dim: int, size: int) -> None:
+@pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
+def test_ssd(step: Step, heads: int, groups: int, dim: int, size: int, dtype: torch.dtype, tolerance: float) -> None:
     tokens, each = step.num_tokens, heads // groups
-    inner = random(step.device, tokens, heads * dim + 2 * groups * size)
+    inner = random(step.device, tokens, heads * dim + 2 * groups * size).to(dtype)
     x, b, c = inner.split([heads * dim, groups * size, groups * size], 1)
     x, b, c = x.unflatten(1, (heads, dim)), b.unflatten(1, (groups, size)), c.unflatten(1, (groups, size))
-    dt = random(step.device, tokens, heads)
+    dt = random(step.device, tokens, heads).to(dtype)
     a, d, bias = (random(step.device, heads) for _ in range(3))
-    weights = SSDWeights(-torch.exp(a), d, bias, (0.05, 3.0))
+    weights = SSDWeights(a, d, bias, (0.05, 3.0))
 
     def alone(state: torch.Tensor, token: int) -> tuple[torch.Tensor, torch.Tensor]:
         step_ = torch.nn.functional.softplus(dt[token].double() + bias.double()).clamp(0.05, 3.0)
         wide_b, wide_c = (part[token].double().repeat_interleave(each, 0) for part in (b, c))
         now = x[token].double()
-        state = state * torch.exp(step_ * weights.a.double())[:, None, None]
+        state = state * torch.exp(step_ * -torch.exp(a.double()))[:, None, None]
         state = state + (step_[:, None] * now)[..., None] * wide_b[:, None]
         return state, (state * wide_c[:, None]).sum(-1) + d.double()[:, None] * now
 
     state = random(step.device, PAGES, heads, dim, size)
-    check(step, state, lambda s: ssd(x, b, c, dt, weights, s, step.rows, ENTRY), alone)
+    check(step, state, lambda s: ssd(x, b, c, dt, weights, s, step.rows, ENTRY), alone, tolerance)
 
 
 def test_selective_scan(step: Step) -> None:
@@ -148,11 +154,14 @@ def test_selective_scan(step: Step) -> None:
     x, dt = random(step.device, tokens, channels), random(step.device, tokens, channels)
     parts = random(step.device, tokens, 2 * size + 3)
     b, c = parts[:, 3 : 3 + size], parts[:, 3 + size :]
-    weights = SelectiveWeights(-torch.exp(random(step.device, channels, size)), random(step.device, channels))
+    weights = SelectiveWeights(random(step.device, channels, size), random(step.device, channels))
 
     def alone(state: torch.Tensor, token: int) -> tuple[torch.Tensor, torch.Tensor]:
         step_, now = torch.nn.functional.softplus(dt[token].double()), x[token].double()
-        state = state * torch.exp(step_[:, None] * weights.a.double()) + (step_ * now)[:, None] * b[token].double()
+        state = (
+            state * torch.exp(step_[:, None] * -torch.exp(weights.a_log.double()))
+            + (step_ * now)[:, None] * b[token].double()
+        )
         return state, state @ c[token].double() + weights.d.double() * now
 
     state = random(step.device, PAGES, channels, size)
@@ -160,13 +169,27 @@ def test_selective_scan(step: Step) -> None:
 
 
 @pytest.mark.parametrize(("heads", "key_heads", "key", "value"), [(4, 2, 12, 8), (2, 2, 32, 40)][INTERPRETED:])
-def test_gated_delta_rule(step: Step, heads: int, key_heads: int, key: int, value: int) -> None:
+@pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
+def test_gated_delta_rule(
+    step: Step, heads: int, key_heads: int, key: int, value: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    check_delta(step, (heads, key_heads, key, value), dtype, tolerance)
+
+
+def test_gated_delta_rule_with_heads_of_whole_tiles(step: Step) -> None:
+    check_delta(step, (2, 1, 128, 128), *PRECISIONS[1])
+
+
+def check_delta(step: Step, sizes: tuple[int, int, int, int], dtype: torch.dtype, tolerance: float) -> None:
+    heads, key_heads, key, value = sizes
     tokens, each = step.num_tokens, heads // key_heads
-    inner = random(step.device, tokens, 2 * key_heads * key + heads * value)
+    inner = random(step.device, tokens, 2 * key_heads * key + heads * value).to(dtype)
     q, k, v = inner.split([key_heads * key, key_heads * key, heads * value], 1)
     q, k, v = q.unflatten(1, (key_heads, key)), k.unflatten(1, (key_heads, key)), v.unflatten(1, (heads, value))
-    decay = -torch.exp(random(step.device, tokens, heads))
-    beta = torch.sigmoid(random(step.device, tokens, heads))
+    a, b = random(step.device, tokens, 2 * heads).to(dtype).chunk(2, 1)
+    weights = DeltaWeights(random(step.device, heads), random(step.device, heads), 2.0)
+    decay = -torch.exp(weights.a_log.double()) * torch.nn.functional.softplus(a.double() + weights.dt_bias.double())
+    beta = 2 * torch.sigmoid(b.double())
 
     def unit(x: torch.Tensor) -> torch.Tensor:
         wide = x.double().repeat_interleave(each, 0)
@@ -180,7 +203,7 @@ def test_gated_delta_rule(step: Step, heads: int, key_heads: int, key: int, valu
         return state, (state * query[..., None]).sum(1)
 
     state = random(step.device, PAGES, heads, key, value)
-    check(step, state, lambda s: gated_delta(q, k, v, decay, beta, s, step.rows, ENTRY), alone)
+    check(step, state, lambda s: gated_delta(q, k, v, a, b, weights, s, step.rows, ENTRY), alone, tolerance)
 
 
 @pytest.mark.parametrize(("heads", "key", "value"), [(3, 12, 8), (2, 32, 40)][INTERPRETED:])
@@ -205,3 +228,23 @@ def test_delta_rule_whose_columns_fade_by_themselves(step: Step, heads: int, key
 
     state = random(step.device, PAGES, heads, key, value)
     check(step, state, lambda s: channel_delta(q, k, v, decay, beta, s, step.rows, ENTRY), alone)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("parts", "width", "each"), [(3, 40, False), (1, 1200, True), (5, 16, True)])
+@pytest.mark.parametrize(("gate_first", "sigmoid"), [(True, False), (False, False), (False, True)])
+def test_gated_norm(
+    device: torch.device, parts: int, width: int, each: bool, gate_first: bool, sigmoid: bool, dtype: torch.dtype
+) -> None:
+    """each: all parts have the same weights."""
+    tokens, size = 7, parts * width
+    x, beside = torch.randn(tokens, size, device=device, dtype=dtype), torch.randn(tokens, size + 8, device=device)
+    gate = beside.to(dtype)[:, 8:]
+    weight = torch.randn(width if each else size, device=device, dtype=dtype)
+    factor = torch.sigmoid(gate.double()) if sigmoid else torch.nn.functional.silu(gate.double())
+    y = (x.double() * factor if gate_first else x.double()).view(tokens, parts, width)
+    y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double().view(-1, width)
+    expected = y.flatten(1) if gate_first else y.flatten(1) * factor
+    found = gated_norm(x, gate, weight, 1e-5, width=width, gate_first=gate_first, sigmoid=sigmoid)
+    assert_near(found, expected, dtype)
+    assert_near(gate_only(x, gate, sigmoid=sigmoid), x.double() * factor, dtype)

@@ -17,6 +17,7 @@ from quire.kernels.attention.scores import Scores
 from quire.kernels.dispatch import INTERPRETED, plain_torch
 from quire.kernels.draft_state import DraftBuffers, DraftState
 from quire.kernels.elementwise import activation, norm
+from quire.kernels.elementwise.gated_norm import gate_only, gated_norm
 from quire.kernels.gemm import fp8_linear, grouped_linear, int8_linear
 from quire.kernels.gemm.codes import Codes
 from quire.kernels.gemm.int8_linear import Int8Weight
@@ -28,7 +29,7 @@ from quire.kernels.moe import experts, gate, routing
 from quire.kernels.moe.routes import Rule
 from quire.kernels.recurrent.channel_delta import channel_delta
 from quire.kernels.recurrent.conv import causal_conv
-from quire.kernels.recurrent.delta import gated_delta
+from quire.kernels.recurrent.delta import DeltaWeights, gated_delta
 from quire.kernels.recurrent.rows import make_rows
 from quire.kernels.recurrent.selective import SelectiveWeights, selective_scan
 from quire.kernels.recurrent.ssd import SSDWeights, ssd
@@ -295,7 +296,8 @@ def normed(device: torch.device) -> Results:
 def activated(device: torch.device) -> Results:
     pairs = random(device, 9, 96)
     capped = activation.softcap_(random(device, 5, 300, dtype=torch.float32), 30.0, 0.5)
-    return [activation.silu_and_mul(pairs), activation.gelu_tanh_and_mul(pairs), capped]
+    squared = activation.relu2(random(device, 5, 300))
+    return [activation.silu_and_mul(pairs), activation.gelu_tanh_and_mul(pairs), capped, squared]
 
 
 def mixed(device: torch.device) -> Results:
@@ -363,18 +365,20 @@ def moved_on(device: torch.device) -> Results:
         return random(device, *shape, dtype=torch.float32)
 
     x = random(device, 8, 24)
-    results.append(causal_conv(x, random(device, 24, 4), random(device, 24), kept(24, 3, dtype=NARROW), rows, 0)[:7])
+    results.append(causal_conv(x, random(device, 24, 4), random(device, 24), kept(3, 24, dtype=NARROW), rows, 0)[:7])
     heads, pairs = random(device, 8, 2, 12), random(device, 8, 2, 8)
-    weights = SSDWeights(-numbers(2).abs(), numbers(2), numbers(2), (0.0, 9.0))
+    weights = SSDWeights(numbers(2), numbers(2), numbers(2), (0.0, 9.0))
     results.append(ssd(heads, pairs[:, :1], pairs[:, 1:], random(device, 8, 2), weights, kept(2, 12, 8), rows, 0)[:7])
-    by_channel = SelectiveWeights(-numbers(24, 8).abs(), numbers(24))
+    by_channel = SelectiveWeights(numbers(24, 8), numbers(24))
     steps, (b, c) = random(device, 8, 24), (random(device, 8, 8) for _ in "bc")
     results.append(selective_scan(x, steps, b, c, by_channel, kept(24, 8), rows, 0)[:7])
     q, k = pairs[:, :1], pairs[:, 1:]
-    decay, beta = -numbers(8, 2).abs(), torch.sigmoid(numbers(8, 2))
-    results.append(gated_delta(q, k, heads, decay, beta, kept(2, 8, 12), rows, 0)[:7])
+    own, (a, b) = DeltaWeights(numbers(2), numbers(2)), (random(device, 8, 2) for _ in "ab")
+    results.append(gated_delta(q, k, heads, a, b, own, kept(2, 8, 12), rows, 0)[:7])
     q, k, decay = random(device, 8, 2, 8), random(device, 8, 2, 8), -numbers(8, 2, 8).abs()
+    beta = torch.sigmoid(numbers(8, 2))
     results.append(channel_delta(q, k, heads, decay, beta, kept(2, 8, 12), rows, 0)[:7])
+    results += [gated_norm(x, x, random(device, 8), 1e-5, width=8), gate_only(x, x)]
     return results
 
 
@@ -387,8 +391,9 @@ CASES: dict[Callable[[torch.device], Results], tuple[str, ...]] = {
     scattered: ("scatter",), drafted: ("gather_drafted", "commit_drafted"), probed: ("probe",),
     normed: ("rms_norm", "add_rms_norm", "rms_norm_pair", "layer_norm"), products_of_integers: ("int8_linear",),
     proposed: ("propose_ngram",), sampled: ("sample",), penalized: ("penalize",),
-    moved_on: ("causal_conv", "ssd", "selective_scan", "gated_delta", "channel_delta"),
-    activated: ("silu_and_mul", "gelu_tanh_and_mul", "softcap_"), mixed: ("route", "add_experts", "sigmoid_gate"),
+    moved_on: ("causal_conv", "ssd", "selective_scan", "gated_delta", "channel_delta", "gated_norm", "gate_only"),
+    activated: ("silu_and_mul", "gelu_tanh_and_mul", "softcap_", "relu2"),
+    mixed: ("route", "add_experts", "sigmoid_gate"),
     adapted: ("adapter_rows", "shrink", "expand", "expand_gated_and_shrink"),
     latent_turned: ("rope_write",), latents_of_heads: ("latent_queries", "by_head"), latents_there: ("gather_rows",),
 }  # fmt: skip

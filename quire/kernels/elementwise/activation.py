@@ -1,4 +1,4 @@
-"""Gated activations of feed-forward layers."""
+"""Activations of feed-forward layers."""
 
 from __future__ import annotations
 
@@ -34,6 +34,15 @@ def gelu_tanh_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
 def gelu_tanh_and_mul_reference(gate_up: torch.Tensor) -> torch.Tensor:
     gate, up = gate_up.float().chunk(2, dim=-1)
     return (torch.nn.functional.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
+
+
+def relu2(x: torch.Tensor) -> torch.Tensor:
+    """Squared ReLU (So et al., Primer, 2021) of x [..., size], float32 inside; a contiguous tensor of x's type."""
+    if on_triton(x):
+        from quire.kernels.elementwise.triton import activation
+
+        return activation.relu2(x)
+    return torch.nn.functional.relu(x).square_()
 
 
 def softcap_(x: torch.Tensor, cap: float, scale: float = 1.0) -> torch.Tensor:

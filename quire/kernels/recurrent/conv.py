@@ -27,7 +27,7 @@ def causal_conv(
         entry: which of a row's pages has it.
 
     Shapes:
-        x: [tokens, channels]. weight: [channels, K]. bias: [channels]. state: [pages, channels, K - 1]. Returns a
+        x: [tokens, channels]. weight: [channels, K]. bias: [channels]. state: [pages, K - 1, channels]. Returns a
         contiguous [tokens, channels].
     """
     if on_triton(x):
@@ -45,7 +45,7 @@ def causal_conv(
     y = x.float() * weight[:, -1].float()
     for back in range(1, taps):
         inside = x[(token - back).clamp_(min=0)]
-        outside = old[row, :, (offset - back + taps - 1).clamp_(0, taps - 2)]
+        outside = old[row, (offset - back + taps - 1).clamp_(0, taps - 2)]
         y += torch.where((offset >= back)[:, None], inside, outside).float() * weight[:, -1 - back].float()
     if bias is not None:
         y += bias.float()
@@ -54,10 +54,10 @@ def causal_conv(
 
 
 def _last_inputs(x: torch.Tensor, old: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """Of each row behind the step: of x its last ones, or of `old`, what was before. [rows, channels, K - 1]."""
-    kept, lengths = old.shape[2], rows.lengths.long()[:, None]
+    """Of each row behind the step: of x its last ones, or of `old`, what was before. [rows, K - 1, channels]."""
+    kept, lengths = old.shape[1], rows.lengths.long()[:, None]
     place = torch.arange(kept, device=x.device)
     own = lengths - kept + place  # which of the row's tokens; below 0: one from before
-    inside = x[(rows.query_start[:-1, None] + own).clamp_(0, len(x) - 1)].transpose(1, 2)
-    outside = old.gather(2, (lengths + place).clamp_(max=kept - 1)[:, None].expand(old.shape))
-    return torch.where((own >= 0)[:, None], inside, outside)
+    inside = x[(rows.query_start[:-1, None] + own).clamp_(0, len(x) - 1)]
+    outside = old.gather(1, (lengths + place).clamp_(max=kept - 1)[:, :, None].expand(old.shape))
+    return torch.where((own >= 0)[:, :, None], inside, outside)

@@ -12,6 +12,7 @@ import torch
 from quire.kernels.dispatch import on_triton
 from quire.kernels.recurrent.rows import Rows
 from quire.kernels.recurrent.scan import Pieces, hand_on, read_states, write_states
+from quire.kernels.recurrent.weights import DeltaWeights as DeltaWeights  # for layers
 
 _EPS = 1e-6
 
@@ -20,8 +21,9 @@ def gated_delta(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    decay: torch.Tensor,
-    beta: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    weights: DeltaWeights,
     state: torch.Tensor,
     rows: Rows,
     entry: int,
@@ -30,19 +32,21 @@ def gated_delta(
     then divided by the root of it.
 
     Args:
-        decay: g, the logarithm of what the state keeps, <= 0.
-        beta: how much is corrected.
+        a, b: what says how much the state keeps, g = -exp(a_log) · softplus(a + dt_bias), and how much is corrected,
+            beta = most · sigmoid(b).
         state: by page.
         entry: which of a row's pages has it.
 
     Shapes:
-        q, k: [tokens, key heads, key]. v: [tokens, heads, value], heads a multiple of the key heads. decay, beta:
-        float32 [tokens, heads]. state: float32 [pages, heads, key, value]. Returns [tokens, heads, value] of v's type.
+        q, k: [tokens, key heads, key]. v: [tokens, heads, value], heads a multiple of the key heads. a, b:
+        [tokens, heads]. state: float32 [pages, heads, key, value]. Returns [tokens, heads, value] of v's type.
     """
     if on_triton(v):
         from quire.kernels.recurrent.triton import delta
 
-        return delta.gated_delta(q, k, v, decay, beta, state, rows, entry)
+        return delta.gated_delta(q, k, v, a, b, weights, state, rows, entry)
+    decay = -torch.exp(weights.a_log) * torch.nn.functional.softplus(a.float() + weights.dt_bias)
+    beta = torch.sigmoid(b.float()) * weights.most
     each = v.shape[1] // q.shape[1]
     q, k = (unit(x).repeat_interleave(each, 1) for x in (q, k))
     q = q * q.shape[-1] ** -0.5

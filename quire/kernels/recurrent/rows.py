@@ -15,8 +15,8 @@ CHUNK = 64  # tokens that a scan takes at once
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """Rows of several tokens, cut into pieces of up to CHUNK: [pieces], more than there can be; those too many have no
-    tokens."""
+    """Rows of several tokens, cut into pieces of up to CHUNK: [pieces], at least one more than there are; those too
+    many have no tokens."""
 
     row: torch.Tensor  # int64
     start: torch.Tensor  # int64, the first token
@@ -41,13 +41,18 @@ class Rows:
     pages: torch.Tensor  # int32 [rows, pages of a request's state]
     is_live: torch.Tensor  # bool [rows]
     goes_on: torch.Tensor  # bool [rows]: there is a state from before
-    row_of_token: torch.Tensor  # int64 [tokens]; padding behind the last row counts as its
     chunks: Chunks | None  # None: there are decode rows alone
 
     @property
     def lengths(self) -> torch.Tensor:
         """Tokens of each row, int32 [rows]."""
         return self.query_start[1:] - self.query_start[:-1]
+
+    @property
+    def row_of_token(self) -> torch.Tensor:
+        """int64 [tokens]; padding behind the last row counts as its. For plain torch: kernels know their rows."""
+        token = torch.arange(self.num_tokens, dtype=self.query_start.dtype, device=self.query_start.device)
+        return torch.searchsorted(self.query_start[1:].contiguous(), token, right=True).clamp_(max=self.num_rows - 1)
 
 
 def make_rows(
@@ -61,14 +66,12 @@ def make_rows(
 ) -> Rows:
     """Of a step. table: [seats, pages of a state]; the others as `AttentionInputs` has them."""
     rows = len(seats)
-    lengths = query_start[1:] - query_start[:-1]
     pages = table.index_select(0, seats)
-    is_live = (pages[:, 0] > 0) & (lengths > 0)
-    if num_decodes == rows:
-        row_of_token, chunks = torch.arange(num_tokens, device=seats.device), None
-    else:
-        token = torch.arange(num_tokens, dtype=query_start.dtype, device=seats.device)
-        row_of_token = torch.searchsorted(query_start[1:].contiguous(), token, right=True).clamp_(max=rows - 1)
+    lengths: torch.Tensor | int = 1
+    is_live, chunks = pages[:, 0] > 0, None
+    if num_decodes < rows:
+        lengths = query_start[1:] - query_start[:-1]
+        is_live &= lengths > 0
         chunks = _cut(num_tokens - num_decodes, num_decodes, max_query_len, query_start)
     return Rows(
         num_rows=rows,
@@ -79,7 +82,6 @@ def make_rows(
         pages=pages,
         is_live=is_live,
         goes_on=is_live & (seq_lens > lengths),
-        row_of_token=row_of_token,
         chunks=chunks,
     )
 
@@ -92,7 +94,7 @@ def _cut(num_tokens: int, num_decodes: int, max_query_len: int, query_start: tor
     counts[:num_decodes] = 0
     first = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
     rows = len(lengths)
-    piece = torch.arange(num_tokens // CHUNK + rows - num_decodes, device=starts.device)
+    piece = torch.arange(num_tokens // CHUNK + rows - num_decodes + 1, device=starts.device)
     row = torch.searchsorted(first[1:].contiguous(), piece, right=True).clamp_(max=rows - 1)
     done = (piece - first[row]) * CHUNK
     length = (lengths[row] - done).clamp_(0, CHUNK) * (piece < first[-1])

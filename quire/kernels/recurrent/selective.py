@@ -41,15 +41,15 @@ def selective_scan(
 
         return selective.selective_scan(x, dt, b, c, weights, state, rows, entry)
     steps, wide = torch.nn.functional.softplus(dt.float()), x.float()
-    b, c = b.float(), c.float()
+    b, c, a = b.float(), c.float(), -torch.exp(weights.a_log)
     states = read_states(state, rows, entry)
     out = torch.zeros(len(x) + 1, x.shape[1], dtype=torch.float32, device=x.device)
     if rows.num_decodes:
         one = slice(0, rows.num_decodes)
-        states[one] = _step(states[one], steps[one], wide[one], b[one], weights.a)
+        states[one] = _step(states[one], steps[one], wide[one], b[one], a)
         out[one] = (states[one] @ c[one, :, None])[..., 0]
     if rows.chunks is not None:
-        _chunks(wide, steps, b, c, weights.a, states, rows, out)
+        _chunks(wide, steps, b, c, a, states, rows, out)
     write_states(state, states, rows, entry)
     y: torch.Tensor = out[:-1] + weights.d * wide
     return y.to(x.dtype)

@@ -42,6 +42,7 @@ def ssd(
 
         return triton_ssd.ssd(x, b, c, dt, weights, state, rows, entry)
     steps = torch.nn.functional.softplus(dt.float() + weights.dt_bias).clamp(*weights.limit)
+    a = -torch.exp(weights.a_log)
     states = read_states(state, rows, entry)
     out = x.new_zeros(len(x) + 1, *x.shape[1:])
     each = x.shape[1] // b.shape[1]
@@ -49,13 +50,13 @@ def ssd(
     if decodes:
         one = slice(0, decodes)
         wide_b, wide_c = (part[one].float().repeat_interleave(each, 1) for part in (b, c))
-        decay = torch.exp(steps[one] * weights.a)[..., None, None]
+        decay = torch.exp(steps[one] * a)[..., None, None]
         added = (steps[one, :, None] * x[one].float())[..., None] * wide_b[:, :, None]
         states[one] = states[one] * decay + added
         y = (states[one] @ wide_c[..., None])[..., 0] + weights.d[:, None] * x[one].float()
         out[one] = y.to(x.dtype)
     if rows.chunks is not None:
-        _chunks(x, b, c, steps, weights, states, rows, out)
+        _chunks(x, b, c, steps, a, weights.d, states, rows, out)
     write_states(state, states, rows, entry)
     return out[:-1]
 
@@ -65,7 +66,8 @@ def _chunks(
     b: torch.Tensor,
     c: torch.Tensor,
     steps: torch.Tensor,
-    weights: SSDWeights,
+    a: torch.Tensor,
+    d: torch.Tensor,
     states: torch.Tensor,
     rows: Rows,
     out: torch.Tensor,
@@ -76,7 +78,7 @@ def _chunks(
     each = x.shape[1] // b.shape[1]
     wide_x, dt = pieces.lay(x).float(), pieces.lay(steps)
     wide_b, wide_c = (pieces.lay(part).float().transpose(1, 2) for part in (b, c))  # [pieces, groups, tokens, state]
-    total = (dt * weights.a).cumsum(1).transpose(1, 2)  # [pieces, heads, tokens]
+    total = (dt * a).cumsum(1).transpose(1, 2)  # [pieces, heads, tokens]
     decay = torch.exp((total[..., :, None] - total[..., None, :]).tril()).tril()
     scores = (wide_c @ wide_b.transpose(-1, -2)).repeat_interleave(each, 1) * decay
     scaled = (wide_x * dt[..., None]).transpose(1, 2)  # [pieces, heads, tokens, dim]
@@ -87,5 +89,5 @@ def _chunks(
     whole = torch.exp(total[..., -1])[..., None, None]
     before = hand_on(states, rows.chunks, lambda states, piece: states * whole[piece] + added[piece])
     y += torch.exp(total)[..., None] * (wide_c @ before.transpose(-1, -2))
-    y = y.transpose(1, 2) + weights.d[:, None] * wide_x
+    y = y.transpose(1, 2) + d[:, None] * wide_x
     pieces.back(y, out)

@@ -1,4 +1,5 @@
-"""What scans have of a layer's own."""
+"""What scans have of a layer's own, as checkpoints have it: float32. a_log: the logarithm of -a; a is what a step in
+time is multiplied by, the logarithm of what a state keeps."""
 
 from __future__ import annotations
 
@@ -8,16 +9,24 @@ import torch
 
 
 class SSDWeights(NamedTuple):
-    """float32 [heads] each. a: negative, what dt is multiplied by. limit: that dt is clamped to."""
+    """[heads] each. limit: that dt is clamped to."""
 
-    a: torch.Tensor
+    a_log: torch.Tensor
     d: torch.Tensor
     dt_bias: torch.Tensor
     limit: tuple[float, float]
 
 
 class SelectiveWeights(NamedTuple):
-    """float32. a [channels, state]: negative, what dt is multiplied by. d [channels]."""
+    """a_log [channels, state]. d [channels]."""
 
-    a: torch.Tensor
+    a_log: torch.Tensor
     d: torch.Tensor
+
+
+class DeltaWeights(NamedTuple):
+    """[heads] each. most: that a correction is multiplied by at most."""
+
+    a_log: torch.Tensor
+    dt_bias: torch.Tensor
+    most: float = 1.0

@@ -53,6 +53,15 @@ def num_processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
+@cache
+def shared_bytes(device: torch.device) -> int:
+    """Of shared memory that one program may have; an H200's number where there is no GPU (the interpreter)."""
+    if device.type != "cuda":
+        return 232448
+    found: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return found
+
+
 def next_power_of_2(value: int) -> int:
     return 1 << max(value - 1, 0).bit_length()
 

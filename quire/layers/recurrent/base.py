@@ -41,6 +41,10 @@ class Recurrent(nn.Module):
         if topology.size > 1:
             raise ConfigError("ranks cannot share states of this kind: it must be 1", "tensor_parallel_size")
 
+    def keep_in(self, dtype: torch.dtype) -> None:
+        """Have the states of scans in this type."""
+        self.states = tuple(part._replace(dtype=dtype) if part.of_scan else part for part in self.states)
+
     def join(self, group: Group) -> None:
         """See `quire.layers.cuts.Joining`."""
         self.ranks = group
@@ -85,7 +89,7 @@ class Conv(nn.Module):
     def state(self) -> StatePart:
         """The inputs that the next output needs, in the model's type."""
         channels, _, taps = self.weight.shape
-        return StatePart((channels, taps - 1), self.weight.dtype)
+        return StatePart((taps - 1, channels), self.weight.dtype, of_scan=False)
 
     def stored(self, name: str) -> Iterator[Target]:
         if self._parts is None:

@@ -12,7 +12,7 @@ from quire.attention.context import StepContext
 from quire.attention.recurrent import StatePart
 from quire.distributed.topology import Topology
 from quire.kernels.recurrent.conv import causal_conv
-from quire.kernels.recurrent.delta import gated_delta
+from quire.kernels.recurrent.delta import DeltaWeights, gated_delta
 from quire.layers.cuts import Cut, cut_parameter
 from quire.layers.linear import Linear
 from quire.layers.norm import Norm
@@ -53,7 +53,7 @@ class GatedDeltaNet(Recurrent):
     def __init__(self, index: int, sizes: DeltaSizes, projection: Linear) -> None:
         parts = sizes.parts
         conv = Conv(parts["q"] + parts["k"] + parts["v"], sizes.taps, bias=False, parts=sizes.conv_parts)
-        super().__init__(index, (StatePart((sizes.heads, sizes.key_dim, sizes.value_dim), torch.float32), conv.state()))
+        super().__init__(index, (StatePart((sizes.heads, sizes.key_dim, sizes.value_dim)), conv.state()))
         self.sizes, self.in_proj, self.conv1d = sizes, projection, conv
         self.dt_bias, self.A_log = (
             nn.Parameter(torch.empty(sizes.heads, dtype=torch.float32), requires_grad=False) for _ in range(2)
@@ -72,7 +72,7 @@ class GatedDeltaNet(Recurrent):
             key_heads=topology.heads(sizes.key_heads, "linear_num_key_heads"),
             heads=topology.share(sizes.heads, "linear_num_value_heads"),
         )
-        memory = StatePart((sizes.heads, sizes.key_dim, sizes.value_dim), torch.float32)
+        memory = StatePart((sizes.heads, sizes.key_dim, sizes.value_dim))
         self.states = (memory, self.conv1d.state())
 
     def add(self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None, ctx: StepContext) -> torch.Tensor:
@@ -82,17 +82,16 @@ class GatedDeltaNet(Recurrent):
         inner, z, b, a = self.in_proj(x, norm).split([2 * keys + values, values, sizes.heads, sizes.heads], dim=1)
         inner = causal_conv(inner, self.conv1d.weight[:, 0], None, conv, rows, cache.entry)
         q, k, v = inner.split([keys, keys, values], dim=1)
-        decay = -torch.exp(self.A_log) * nn.functional.softplus(a.float() + self.dt_bias)
         y = gated_delta(
             q.unflatten(1, (sizes.key_heads, sizes.key_dim)),
             k.unflatten(1, (sizes.key_heads, sizes.key_dim)),
             v.unflatten(1, (sizes.heads, sizes.value_dim)),
-            decay,
-            torch.sigmoid(b.float()) * sizes.most,
+            a,
+            b,
+            DeltaWeights(self.A_log, self.dt_bias, sizes.most),
             memory,
             rows,
             cache.entry,
         )
-        y = self.norm(y, z.unflatten(1, (sizes.heads, sizes.value_dim))).flatten(1)
-        out: torch.Tensor = self.out_proj(y, residual=residual)
+        out: torch.Tensor = self.out_proj(self.norm(y.flatten(1), z), residual=residual)
         return out

@@ -11,6 +11,7 @@ from torch import nn
 from quire.attention.context import StepContext
 from quire.attention.recurrent import StatePart
 from quire.distributed.topology import Topology
+from quire.kernels.elementwise.gated_norm import gated_norm
 from quire.kernels.recurrent.channel_delta import channel_delta
 from quire.kernels.recurrent.conv import causal_conv
 from quire.layers.cuts import Cut, cut_parameter
@@ -40,7 +41,7 @@ class KimiDelta(Recurrent):
         heads, dim = sizes.heads, sizes.head_dim
         width = heads * dim
         conv = Conv(3 * width, sizes.taps, bias=False, parts={f"{part}_conv1d": width for part in "qkv"})
-        super().__init__(index, (StatePart((heads, dim, dim), torch.float32), conv.state()))
+        super().__init__(index, (StatePart((heads, dim, dim)), conv.state()))
         self.sizes, self.conv1d = sizes, conv
         parts = {"q_proj": width, "k_proj": width, "v_proj": width, "f_a_proj": dim, "g_a_proj": dim, "b_proj": heads}
         self.in_proj = Linear(
@@ -63,7 +64,7 @@ class KimiDelta(Recurrent):
         cut_parameter(self, "dt_bias", Cut.of([by_head], topology))
         self._own = slice(share.begin, share.end)
         self.sizes = replace(self.sizes, heads=share.room)
-        self.states = (StatePart((self.sizes.heads, dim, dim), torch.float32), self.conv1d.state())
+        self.states = (StatePart((self.sizes.heads, dim, dim)), self.conv1d.state())
 
     def add(self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None, ctx: StepContext) -> torch.Tensor:
         cache, rows = self._place(ctx)
@@ -76,7 +77,7 @@ class KimiDelta(Recurrent):
         fading = self.f_b_proj(fading.contiguous()).float() + self.dt_bias
         decay = -torch.exp(self.A_log[0, :, self._own]) * nn.functional.softplus(fading).unflatten(1, (heads, dim))
         y = channel_delta(q, k, v, decay, torch.sigmoid(b.float()), memory, rows, cache.entry)
-        opened = torch.sigmoid(self.g_b_proj(gate.contiguous()).float()).unflatten(1, (heads, dim))
-        normed = (self.o_norm(y.float().contiguous()) * opened).to(y.dtype)
-        out: torch.Tensor = self.o_proj(normed.flatten(1), residual=residual)
+        opened, head_norm = self.g_b_proj(gate.contiguous()), self.o_norm
+        y = gated_norm(y.flatten(1), opened, head_norm.weight, head_norm.eps, width=dim, gate_first=False, sigmoid=True)
+        out: torch.Tensor = self.o_proj(y, residual=residual)
         return out

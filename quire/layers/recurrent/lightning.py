@@ -9,6 +9,7 @@ from torch import nn
 from quire.attention.context import StepContext
 from quire.attention.recurrent import StatePart
 from quire.distributed.topology import Topology
+from quire.kernels.elementwise.gated_norm import gate_only
 from quire.kernels.recurrent.ssd import SSDWeights, ssd
 from quire.layers.cuts import Cut, cut_parameter
 from quire.layers.linear import Linear, Stored
@@ -26,7 +27,7 @@ class LightningAttention(Recurrent):
     """
 
     def __init__(self, index: int, hidden: int, heads: int, head_dim: int, depth: float) -> None:
-        super().__init__(index, (StatePart((heads, head_dim, head_dim), torch.float32),))
+        super().__init__(index, (StatePart((heads, head_dim, head_dim)),))
         self.heads, self.head_dim, width = heads, head_dim, heads * head_dim
         stored = {}
         for place, part in enumerate("qkv"):
@@ -43,7 +44,7 @@ class LightningAttention(Recurrent):
 
     def _set_weights(self) -> None:
         nothing = torch.zeros_like(self._rates)
-        self._weights = SSDWeights(-self._rates, nothing, nothing, (1.0, 1.0))
+        self._weights = SSDWeights(self._rates.log(), nothing, nothing, (1.0, 1.0))
         self._steps = torch.zeros(1, self.heads)  # what it is does not matter: the limits say 1
 
     def share_with(self, topology: Topology) -> None:
@@ -52,7 +53,7 @@ class LightningAttention(Recurrent):
         self._rates = Cut.of([(heads, heads)], topology).part(self._rates)
         self.heads = topology.share(heads, "num_attention_heads")
         self._set_weights()
-        self.states = (StatePart((self.heads, head_dim, head_dim), torch.float32),)
+        self.states = (StatePart((self.heads, head_dim, head_dim)),)
 
     def add(self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None, ctx: StepContext) -> torch.Tensor:
         cache, rows = self._place(ctx)
@@ -65,5 +66,5 @@ class LightningAttention(Recurrent):
             y = self.norm(y)
         else:
             (y,) = norm_across([self.norm], [y], [1], self.ranks.topology, self.ranks)
-        out: torch.Tensor = self.out_proj(y * torch.sigmoid(gate), residual=residual)
+        out: torch.Tensor = self.out_proj(gate_only(y, gate, sigmoid=True), residual=residual)
         return out

@@ -10,6 +10,7 @@ from torch import nn
 from quire.attention.context import StepContext
 from quire.attention.recurrent import StatePart
 from quire.distributed.topology import Topology
+from quire.kernels.elementwise.gated_norm import gate_only
 from quire.kernels.recurrent.conv import causal_conv
 from quire.kernels.recurrent.selective import SelectiveWeights, selective_scan
 from quire.layers.cuts import Cut, cut_parameter
@@ -39,7 +40,7 @@ class Mamba(Recurrent):
 
     def __init__(self, index: int, sizes: MambaSizes, norms: tuple[tuple[str, nn.Module], ...] = ()) -> None:
         conv = Conv(sizes.inner, sizes.taps, bias=sizes.conv_bias)
-        super().__init__(index, (StatePart((sizes.inner, sizes.state), torch.float32), conv.state()))
+        super().__init__(index, (StatePart((sizes.inner, sizes.state)), conv.state()))
         self.sizes, self.conv1d = sizes, conv
         self.in_proj = Linear(sizes.hidden, 2 * sizes.inner, bias=sizes.bias, role="rows")
         self.x_proj = Linear(sizes.inner, sizes.rank + 2 * sizes.state, bias=False, role="columns")
@@ -59,7 +60,7 @@ class Mamba(Recurrent):
         for name in ("A_log", "D"):
             cut_parameter(self, name, cut)
         self.sizes = replace(self.sizes, inner=len(cut))
-        self.states = (StatePart((len(cut), self.sizes.state), torch.float32), self.conv1d.state())
+        self.states = (StatePart((len(cut), self.sizes.state)), self.conv1d.state())
 
     def add(self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None, ctx: StepContext) -> torch.Tensor:
         sizes, (cache, rows) = self.sizes, self._place(ctx)
@@ -70,9 +71,9 @@ class Mamba(Recurrent):
         if self._norms:
             parts = tuple(module(part) for module, part in zip(self._norms, parts, strict=True))
         steps, b, c = parts
-        weights = SelectiveWeights(-torch.exp(self.A_log), self.D)
+        weights = SelectiveWeights(self.A_log, self.D)
         y = selective_scan(inner, self.dt_proj(steps.contiguous()), b, c, weights, scan, rows, cache.entry)
-        out: torch.Tensor = self.out_proj(y * nn.functional.silu(gate), residual=residual)
+        out: torch.Tensor = self.out_proj(gate_only(y, gate), residual=residual)
         return out
 
 

@@ -11,8 +11,8 @@ from quire.attention.context import StepContext
 from quire.attention.recurrent import StatePart
 from quire.distributed.group import Group
 from quire.distributed.topology import Topology
+from quire.kernels.elementwise.gated_norm import gate_only, gated_norm
 from quire.kernels.recurrent.conv import causal_conv
-from quire.kernels.recurrent.gated_norm import gated_norm
 from quire.kernels.recurrent.ssd import SSDWeights, ssd
 from quire.layers.cuts import Cut, cut_parameter, square_sums
 from quire.layers.linear import Linear
@@ -47,7 +47,8 @@ class Mamba2Sizes:
 
 
 class GatedNorm(nn.Module):
-    """RMS norm of each of `groups` parts, of x · silu(gate), or of x and then the gate (`gate_first` False)."""
+    """RMS norm of each of `groups` parts, of x · silu(gate), or of x and then the gate (`gate_first` False). Of longer
+    lines than it has weights each run of as many."""
 
     def __init__(self, size: int, eps: float, *, groups: int = 1, gate_first: bool = True) -> None:
         super().__init__()
@@ -65,7 +66,7 @@ class GatedNorm(nn.Module):
     def across(self, x: torch.Tensor, gate: torch.Tensor, group: Group) -> torch.Tensor:
         """The same of this rank's columns."""
         if not self._spans:
-            return gated_norm(x, gate, self.weight, self.eps, groups=self.groups, gate_first=self.gate_first)
+            return self.forward(x, gate)
         wide, factor = x.float(), nn.functional.silu(gate.float())
         if self.gate_first:
             wide = wide * factor
@@ -77,7 +78,8 @@ class GatedNorm(nn.Module):
         return y.to(x.dtype)
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        return gated_norm(x, gate, self.weight, self.eps, groups=self.groups, gate_first=self.gate_first)
+        width = len(self.weight) // self.groups
+        return gated_norm(x, gate, self.weight, self.eps, width=width, gate_first=self.gate_first)
 
 
 class Mamba2(Recurrent):
@@ -92,7 +94,7 @@ class Mamba2(Recurrent):
     ) -> None:
         channels = sizes.inner + 2 * sizes.shared
         conv = Conv(channels, sizes.taps, bias=sizes.conv_bias)
-        scan = StatePart((sizes.heads, sizes.head_dim, sizes.state), torch.float32)
+        scan = StatePart((sizes.heads, sizes.head_dim, sizes.state))
         super().__init__(index, (scan, conv.state()))
         self.sizes, self._scales = sizes, scales
         self.in_proj = Linear(sizes.hidden, sizes.inner + channels + sizes.heads, bias=sizes.bias, role="rows")
@@ -119,7 +121,7 @@ class Mamba2(Recurrent):
         self.sizes = sizes = replace(
             sizes, heads=topology.share(sizes.heads, "heads"), groups=topology.heads(sizes.groups, "groups of heads")
         )
-        scan = StatePart((sizes.heads, sizes.head_dim, sizes.state), torch.float32)
+        scan = StatePart((sizes.heads, sizes.head_dim, sizes.state))
         self.states = (scan, self.conv1d.state())
 
     def add(self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None, ctx: StepContext) -> torch.Tensor:
@@ -131,7 +133,7 @@ class Mamba2(Recurrent):
         gate, inner, dt = projected.split([sizes.inner, sizes.inner + 2 * sizes.shared, sizes.heads], dim=1)
         inner = causal_conv(inner, self.conv1d.weight[:, 0], self.conv1d.bias, conv, rows, cache.entry)
         u, b, c = inner.split([sizes.inner, sizes.shared, sizes.shared], dim=1)
-        weights = SSDWeights(-torch.exp(self.A_log), self.D, self.dt_bias, sizes.limit)
+        weights = SSDWeights(self.A_log, self.D, self.dt_bias, sizes.limit)
         y = ssd(
             u.unflatten(1, (sizes.heads, sizes.head_dim)),
             b.unflatten(1, (sizes.groups, sizes.state)),
@@ -143,7 +145,7 @@ class Mamba2(Recurrent):
             cache.entry,
         ).flatten(1)
         if self.norm is None:
-            y = y * nn.functional.silu(gate)
+            y = gate_only(y, gate)
         else:
             y = self.norm(y, gate) if self.ranks is None else self.norm.across(y, gate, self.ranks)
         out: torch.Tensor = self.out_proj(y, residual=residual)

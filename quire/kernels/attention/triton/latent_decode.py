@@ -28,7 +28,14 @@ import triton.language as tl
 
 from quire.kernels.attention.triton import decode_schedule, latent_schedule
 from quire.kernels.attention.triton.operand import LOG2_E, query_operand
-from quire.kernels.triton.launch import dot_width, has_gluon_sm90, has_pdl, next_power_of_2, num_processors
+from quire.kernels.triton.launch import (
+    dot_width,
+    has_gluon_sm90,
+    has_pdl,
+    next_power_of_2,
+    num_processors,
+    shared_bytes,
+)
 
 if TYPE_CHECKING:
     from quire.kernels.attention.latent_rows import LatentRows
@@ -187,14 +194,6 @@ class Schedule:
     queries: int  # of each row
     cut: Shape  # of this file's kernel
     heads: torch.Tensor | None = None  # see `latent_schedule`; None: for this file's kernel
-
-
-def shared_bytes(device: torch.device) -> int:
-    """That one program may have; an H200's number where there is no GPU (the interpreter)."""
-    if device.type != "cuda":
-        return 232448
-    found: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    return found
 
 
 def budget(num_rows: int, lines: int, cut: Shape, processors: int) -> int:

@@ -11,10 +11,10 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.attention.triton.latent_decode import attend, queries, shape, shared_bytes
+from quire.kernels.attention.triton.latent_decode import attend, queries, shape
 from quire.kernels.attention.triton.operand import LOG2_E, query_operand
 from quire.kernels.attention.triton.prefill import _find_row
-from quire.kernels.triton.launch import dot_width, has_pdl
+from quire.kernels.triton.launch import dot_width, has_pdl, shared_bytes
 
 
 @triton.jit(

@@ -1,4 +1,4 @@
-"""Gated activation: one program for a stretch of one token's columns."""
+"""Activations: one program for a stretch of one token's columns."""
 
 from __future__ import annotations
 
@@ -57,6 +57,30 @@ def silu_and_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torc
 def gelu_tanh_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """See `quire.kernels.elementwise.activation`."""
     return _gated(gate_up, None, gelu=True)
+
+
+@triton.jit
+def _relu2_kernel(x_ptr, out_ptr, row_stride, size, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < size
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    x = tl.maximum(tl.load(x_ptr + token * row_stride + columns, mask, 0.0).to(tl.float32), 0.0)
+    tl.store(out_ptr + token * size + columns, (x * x).to(out_ptr.dtype.element_ty), mask)
+
+
+def relu2(x: torch.Tensor) -> torch.Tensor:
+    """See `quire.kernels.elementwise.activation`."""
+    out, size = torch.empty(x.shape, dtype=x.dtype, device=x.device), x.shape[-1]
+    rows = x if x.dim() == 2 else x.reshape(-1, size)
+    if len(rows):
+        pdl = has_pdl(x.device)
+        _relu2_kernel[(len(rows), -(-size // BLOCK))](
+            rows, out, rows.stride(0), size, BLOCK=BLOCK, PDL=pdl, num_warps=4, launch_pdl=pdl
+        )
+    return out
 
 
 @triton.jit

@@ -30,7 +30,7 @@ def _channel_delta_kernel(
     page, goes_on, is_live = place_of(row, pages_ptr, pages_stride, goes_on_ptr, is_live_ptr)
     there = (line < KEY)[:, None] & (column < VALUE)[None, :]
     at = state_ptr + page * page_stride + (head * KEY + line)[:, None] * VALUE + column[None, :]
-    state = tl.load(at, there & goes_on, 0.0)
+    state = tl.load(at, there & goes_on, 0.0).to(tl.float32)
     of_keys, of_values = head * KEY + line, head * VALUE + column
     for step in range(length):
         token = start + step
@@ -45,7 +45,7 @@ def _channel_delta_kernel(
         state += k[:, None] * correction[None, :]
         y = tl.sum(state * q[:, None], axis=0)
         tl.store(out_ptr + token * heads * VALUE + of_values, y.to(out_ptr.dtype.element_ty), column < VALUE)
-    tl.store(at, state, there & is_live)
+    tl.store(at, state.to(state_ptr.dtype.element_ty), there & is_live)
 
 
 def channel_delta(

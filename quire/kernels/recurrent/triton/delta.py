@@ -1,56 +1,63 @@
-"""Triton twins of `kernels/recurrent/delta.py`. A decode row's state is read and written once. Of prompt chunks the
+"""Triton twins of `kernels/recurrent/delta.py`. A decode row's state is read and written once. Of other rows the
 triangular systems are solved first, piece by piece; then a program goes through a row with some columns of a head's
-state in registers."""
+state in registers. Heads that fill whole tiles have faster kernels: see `delta_pieces.py`."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 
 from quire.kernels.recurrent.rows import CHUNK, Rows
+from quire.kernels.recurrent.triton import delta_pieces
+from quire.kernels.recurrent.triton.delta_pieces import EPS, decay_of, unit
 from quire.kernels.recurrent.triton.parts import place_of, precision
-from quire.kernels.triton.launch import dot_width, next_power_of_2
+from quire.kernels.triton.launch import dot_width, has_pdl, next_power_of_2
 
-_COLUMNS = 32  # of a head's state, a program
-EPS = 1e-6
+if TYPE_CHECKING:
+    from quire.kernels.recurrent.weights import DeltaWeights
 
-
-@triton.jit
-def _unit(x, axis: tl.constexpr, EPS: tl.constexpr):
-    return x * tl.expand_dims(tl.rsqrt(tl.sum(x * x, axis=axis) + EPS), axis)
+_DECODE_COLUMNS, _COLUMNS = 64, 32  # of a head's state, a program
 
 
 @triton.jit
 def _delta_decode_kernel(
-    q_ptr, k_ptr, v_ptr, decay_ptr, beta_ptr, state_ptr, out_ptr, pages_ptr, goes_on_ptr, is_live_ptr,
-    q_stride, k_stride, v_stride, decay_stride, beta_stride, page_stride, pages_stride, heads, each, scale,
+    q_ptr, k_ptr, v_ptr, a_ptr, b_ptr, a_log_ptr, dt_bias_ptr, state_ptr, out_ptr, pages_ptr, goes_on_ptr, is_live_ptr,
+    q_stride, k_stride, v_stride, a_stride, b_stride, page_stride, pages_stride, heads, each, scale, most,
     KEY: tl.constexpr, VALUE: tl.constexpr, KEY_WIDTH: tl.constexpr, COLUMNS: tl.constexpr, EPS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    line, column = tl.arange(0, KEY_WIDTH), tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    row, head = tl.program_id(2).to(tl.int64), tl.program_id(1)
+    line, column = tl.arange(0, KEY_WIDTH), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     page, goes_on, is_live = place_of(row, pages_ptr, pages_stride, goes_on_ptr, is_live_ptr)
     there = (line < KEY)[:, None] & (column < VALUE)[None, :]
     at = state_ptr + page * page_stride + (head * KEY + line)[:, None] * VALUE + column[None, :]
-    state = tl.load(at, there & goes_on, 0.0)
+    state = tl.load(at, there & goes_on, 0.0).to(tl.float32)  # of a step before, and so ahead of the wait
     of_keys = (head // each) * KEY + line
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     q = tl.load(q_ptr + row * q_stride + of_keys, line < KEY, 0.0).to(tl.float32)
     k = tl.load(k_ptr + row * k_stride + of_keys, line < KEY, 0.0).to(tl.float32)
     q = q * tl.rsqrt(tl.sum(q * q, axis=0) + EPS) * scale
     k = k * tl.rsqrt(tl.sum(k * k, axis=0) + EPS)
     v = tl.load(v_ptr + row * v_stride + head * VALUE + column, column < VALUE, 0.0).to(tl.float32)
-    state = state * tl.exp(tl.load(decay_ptr + row * decay_stride + head))
-    correction = (v - tl.sum(state * k[:, None], axis=0)) * tl.load(beta_ptr + row * beta_stride + head)
+    state = state * tl.exp(decay_of(tl.load(a_ptr + row * a_stride + head), head, a_log_ptr, dt_bias_ptr))
+    beta = most * tl.sigmoid(tl.load(b_ptr + row * b_stride + head).to(tl.float32))
+    correction = (v - tl.sum(state * k[:, None], axis=0)) * beta
     state += k[:, None] * correction[None, :]
-    tl.store(at, state, there & is_live)
+    tl.store(at, state.to(state_ptr.dtype.element_ty), there & is_live)
     y = tl.sum(state * q[:, None], axis=0)
     tl.store(out_ptr + (row * heads + head) * VALUE + column, y.to(out_ptr.dtype.element_ty), column < VALUE)
 
 
 @triton.jit
 def _delta_solve_kernel(
-    k_ptr, decay_ptr, beta_ptr, inverse_ptr, piece_start_ptr, piece_length_ptr,
-    k_stride, decay_stride, beta_stride, heads, each,
+    k_ptr, a_ptr, b_ptr, a_log_ptr, dt_bias_ptr, inverse_ptr, piece_start_ptr, piece_length_ptr,
+    k_stride, a_stride, b_stride, heads, each, most,
     KEY: tl.constexpr, KEY_WIDTH: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
     """(1 + lower part of beta · k kᵀ · decay)⁻¹ of a piece, line by line: each needs those above it."""
@@ -60,10 +67,11 @@ def _delta_solve_kernel(
         return
     place, line = tl.arange(0, CHUNK), tl.arange(0, KEY_WIDTH)
     real, token = place < length, start + place
-    decay = tl.load(decay_ptr + token * decay_stride + head, real, 0.0)
-    beta = tl.load(beta_ptr + token * beta_stride + head, real, 0.0)
+    decay = decay_of(tl.load(a_ptr + token * a_stride + head, real, 0.0), head, a_log_ptr, dt_bias_ptr)
+    decay = tl.where(real, decay, 0.0)
+    beta = most * tl.sigmoid(tl.load(b_ptr + token * b_stride + head, real, 0.0).to(tl.float32))
     k_at = k_ptr + (token * k_stride + (head // each) * KEY)[:, None] + line[None, :]
-    k = _unit(tl.load(k_at, real[:, None] & (line < KEY)[None, :], 0.0).to(tl.float32), 1, EPS)
+    k = unit(tl.load(k_at, real[:, None] & (line < KEY)[None, :], 0.0).to(tl.float32), 1, EPS)
     since = tl.cumsum(decay, axis=0)
     below = place[:, None] > place[None, :]
     pair = tl.exp(tl.where(below, since[:, None] - since[None, :], 0.0)) * beta[:, None]
@@ -80,9 +88,9 @@ def _delta_solve_kernel(
 
 @triton.jit(do_not_specialize=["first_row"])
 def _delta_prompt_kernel(
-    q_ptr, k_ptr, v_ptr, decay_ptr, beta_ptr, state_ptr, out_ptr, pages_ptr, goes_on_ptr, is_live_ptr,
+    q_ptr, k_ptr, v_ptr, a_ptr, b_ptr, a_log_ptr, dt_bias_ptr, state_ptr, out_ptr, pages_ptr, goes_on_ptr, is_live_ptr,
     inverse_ptr, first_piece_ptr, query_start_ptr, first_row,
-    q_stride, k_stride, v_stride, decay_stride, beta_stride, page_stride, pages_stride, heads, each, scale,
+    q_stride, k_stride, v_stride, a_stride, b_stride, page_stride, pages_stride, heads, each, scale, most,
     KEY: tl.constexpr, VALUE: tl.constexpr, KEY_WIDTH: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr,
     PRECISION: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
@@ -96,17 +104,18 @@ def _delta_prompt_kernel(
     page, goes_on, is_live = place_of(row, pages_ptr, pages_stride, goes_on_ptr, is_live_ptr)
     there = (line < KEY)[:, None] & (column < VALUE)[None, :]
     at = state_ptr + page * page_stride + (head * KEY + line)[:, None] * VALUE + column[None, :]
-    state = tl.load(at, there & goes_on, 0.0)
+    state = tl.load(at, there & goes_on, 0.0).to(tl.float32)
     piece, group = tl.load(first_piece_ptr + row), head // each
     causal = place[:, None] >= place[None, :]
     for begin in range(0, length, CHUNK):
         token, real = start + begin + place, begin + place < length
-        decay = tl.load(decay_ptr + token * decay_stride + head, real, 0.0)
-        beta = tl.load(beta_ptr + token * beta_stride + head, real, 0.0)
+        decay = decay_of(tl.load(a_ptr + token * a_stride + head, real, 0.0), head, a_log_ptr, dt_bias_ptr)
+        decay = tl.where(real, decay, 0.0)
+        beta = most * tl.sigmoid(tl.load(b_ptr + token * b_stride + head, real, 0.0).to(tl.float32))
         since, total = tl.cumsum(decay, axis=0), tl.sum(decay, axis=0)
         of_keys, keys = (group * KEY + line)[None, :], real[:, None] & (line < KEY)[None, :]
-        q = _unit(tl.load(q_ptr + (token * q_stride)[:, None] + of_keys, keys, 0.0).to(tl.float32), 1, EPS) * scale
-        k = _unit(tl.load(k_ptr + (token * k_stride)[:, None] + of_keys, keys, 0.0).to(tl.float32), 1, EPS)
+        q = unit(tl.load(q_ptr + (token * q_stride)[:, None] + of_keys, keys, 0.0).to(tl.float32), 1, EPS) * scale
+        k = unit(tl.load(k_ptr + (token * k_stride)[:, None] + of_keys, keys, 0.0).to(tl.float32), 1, EPS)
         values = real[:, None] & (column < VALUE)[None, :]
         v_at = v_ptr + (token * v_stride + head * VALUE)[:, None] + column[None, :]
         v = tl.load(v_at, values, 0.0).to(tl.float32)
@@ -124,15 +133,16 @@ def _delta_prompt_kernel(
         y_at = out_ptr + ((token * heads + head) * VALUE)[:, None] + column[None, :]
         tl.store(y_at, y.to(out_ptr.dtype.element_ty), values)
         piece += 1
-    tl.store(at, state, there & is_live)
+    tl.store(at, state.to(state_ptr.dtype.element_ty), there & is_live)
 
 
 def gated_delta(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    decay: torch.Tensor,
-    beta: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    weights: DeltaWeights,
     state: torch.Tensor,
     rows: Rows,
     entry: int,
@@ -140,23 +150,26 @@ def gated_delta(
     """See `quire.kernels.recurrent.delta`."""
     heads, key, value = state.shape[1:]
     each, decodes, chunks = heads // q.shape[1], rows.num_decodes, rows.chunks
-    # What is nobody's stays finite.
-    out = torch.empty(v.shape, dtype=v.dtype, device=v.device) if chunks is None else torch.zeros_like(v)
+    out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     pages = rows.pages[:, entry]
-    tensors = (q, k, v, decay, beta, state, out, pages, rows.goes_on, rows.is_live)
-    strides = (*(part.stride(0) for part in (q, k, v, decay, beta, state, pages)), heads, each, key**-0.5)
+    own = (weights.a_log, weights.dt_bias)
+    tensors = (q, k, v, a, b, *own, state, out, pages, rows.goes_on, rows.is_live)
+    strides = (*(part.stride(0) for part in (q, k, v, a, b, state, pages)), heads, each, key**-0.5, weights.most)
     if decodes:
-        columns = min(_COLUMNS, next_power_of_2(value))
-        _delta_decode_kernel[(decodes, heads, -(-value // columns))](
+        pdl, columns = has_pdl(v.device), min(_DECODE_COLUMNS, next_power_of_2(value))
+        _delta_decode_kernel[(-(-value // columns), heads, decodes)](
             *tensors, *strides, KEY=key, VALUE=value, KEY_WIDTH=next_power_of_2(key), COLUMNS=columns, EPS=EPS,
-            num_warps=4,
+            PDL=pdl, num_warps=4, launch_pdl=pdl,
         )  # fmt: skip
-    if chunks is not None:
+    if chunks is not None and delta_pieces.takes(v, state):
+        delta_pieces.pieces(q, k, v, a, b, weights, state, out, rows, entry)
+    elif chunks is not None:
+        out[decodes:].zero_()  # what is nobody's stays finite
         exact, width = precision(v.dtype), dot_width(key)
         inverse = torch.empty(len(chunks.row), heads, CHUNK, CHUNK, dtype=torch.float32, device=v.device)
         _delta_solve_kernel[(len(chunks.row), heads)](
-            k, decay, beta, inverse, chunks.start, chunks.length, k.stride(0), decay.stride(0), beta.stride(0), heads,
-            each, KEY=key, KEY_WIDTH=width, CHUNK=CHUNK, PRECISION=exact, EPS=EPS, num_warps=4, num_stages=1,
+            k, a, b, *own, inverse, chunks.start, chunks.length, k.stride(0), a.stride(0), b.stride(0), heads, each,
+            weights.most, KEY=key, KEY_WIDTH=width, CHUNK=CHUNK, PRECISION=exact, EPS=EPS, num_warps=4, num_stages=1,
         )  # fmt: skip
         columns = min(_COLUMNS, dot_width(value))
         _delta_prompt_kernel[(rows.num_rows - decodes, heads, -(-value // columns))](
