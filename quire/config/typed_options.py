@@ -81,6 +81,9 @@ class EngineOptions(TypedDict, total=False):
     """Tokens a KV block."""
     kv_cache_dtype: Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"]
     """Type of keys and values in the cache. auto: the model's; fp8 (e4m3): half the memory and half the reads."""
+    mamba_ssm_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"]
+    """Type of the states of scans (Mamba, delta rules), which every step reads and writes. auto: float32, as
+    transformers keeps them; bfloat16: half the memory, half the reads and writes, and less exact."""
     gpu_memory_utilization: float
     """Share of the memory that is free at start which this engine may take (weights, activations and KV cache)."""
     kv_cache_memory_bytes: int | None
@@ -245,6 +248,7 @@ class OptionFields:
     use_tqdm_on_load: bool = True
     block_size: int = 16
     kv_cache_dtype: Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"
+    mamba_ssm_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     gpu_memory_utilization: float = 0.92
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None

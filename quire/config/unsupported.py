@@ -63,8 +63,8 @@ _REASONS: dict[str, str] = {
     "keys of config.json are laid over by hf_overrides": "hf_config_path rope_scaling rope_theta",
     "a model's family decides it": """
         override_attention_dtype mamba_backend
-        enable_mamba_cache_stochastic_rounding mamba_cache_philox_rounds mamba_cache_dtype mamba_ssm_cache_dtype
-        mamba_block_size mamba_cache_mode gdn_prefill_backend""",
+        enable_mamba_cache_stochastic_rounding mamba_cache_philox_rounds mamba_cache_dtype mamba_block_size
+        mamba_cache_mode gdn_prefill_backend""",
     "weights are streamed from safetensors files": """
         safetensors_load_strategy safetensors_prefetch_num_threads safetensors_prefetch_block_size
         model_loader_extra_config ignore_patterns pt_load_map_location""",

@@ -596,6 +596,14 @@ def _grouped(layers: nn.ModuleList) -> tuple[list[Keeps], list[int]]:
     return keeps, [keeper.group for keeper in keepers]
 
 
+def keep_states_in(model: nn.Module, dtype: torch.dtype) -> None:
+    """Have the states of all scans in this type, those of other stages too."""
+    others = model.others_with_states if isinstance(model, DecoderStack) else ()
+    for layer in (*model.modules(), *others):
+        if isinstance(layer, Recurrent):
+            layer.keep_in(dtype)
+
+
 def _keepers(layers: Iterable[nn.Module]) -> list[SelfAttention | Recurrent]:
     """All that has a cache, in the order of their numbers; of one number in that of the layer."""
     every = (module for layer in layers for module in layer.modules())

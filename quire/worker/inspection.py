@@ -28,7 +28,7 @@ from quire.foundation.errors import ConfigError, DoesNotFitError, QuireError
 from quire.layers.experts import Experts
 from quire.layers.linear import Linear
 from quire.models import catalog
-from quire.models.base import Decoder
+from quire.models.base import Decoder, keep_states_in
 from quire.models.pooling import PoolingModel
 from quire.quantization.base import FORMATS, WeightFormat
 from quire.quantization.select import make_method
@@ -56,6 +56,7 @@ def inspect(question: Question) -> Findings:
     ranks = resolved.config.runtime.tensor_parallel_size
     whole = _build(resolved, 1)
     model = whole if ranks == 1 else _build(resolved, ranks)
+    keep_states_in(model, DTYPES[resolved.config.cache.state_dtype])
     pages = lay_out(model.kv_groups(block_size, DTYPES[resolved.kv_dtype]), block_size)
     check_layers(resolved.config.runtime, resolved.info, pages.groups)
     memory = _memory(question, model)

@@ -26,7 +26,7 @@ from quire.foundation.wake_gpu import wait_until_awake
 from quire.kernels.dispatch import plain_torch
 from quire.layers.experts import Experts
 from quire.models import catalog, kv_scales, weights
-from quire.models.base import Decoder
+from quire.models.base import Decoder, keep_states_in
 from quire.models.pooling import PoolingModel
 from quire.platforms import select_platform
 from quire.quantization.base import QuantizationMethod
@@ -169,6 +169,7 @@ class Worker:
 
     def _lay_out(self, block_size: int) -> Pages:
         """Raises ConfigError for drafts, or copies that share prompts, of a model that cannot have them."""
+        keep_states_in(self._model, DTYPES[self._resolved.config.cache.state_dtype])
         pages = lay_out(self._model.kv_groups(block_size, DTYPES[self._resolved.kv_dtype]), block_size)
         check_layers(self._resolved.config.runtime, self._resolved.info, pages.groups)
         if self._resolved.speculative is not None and pages.states_a_page:

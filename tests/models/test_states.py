@@ -42,6 +42,19 @@ def test_preempted_requests_begin_anew(case: str, tmp_path: Path) -> None:
     assert largest_error(reference, answers) <= 1e-4
 
 
+@pytest.mark.parametrize("case", ["bamba", "mamba", "qwen3_next"])
+def test_states_may_be_of_16_bits(case: str, tmp_path: Path) -> None:
+    """Half the memory, and what was computed but for the rounding."""
+    made, config = CASES[case]
+    reference = checkpoints.make(made, **config)
+    checkpoints.save(reference, tmp_path)
+    params = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True, detokenize=False, logprobs=VOCAB)
+    options = {**USUAL, "max_logprobs": VOCAB, "mamba_ssm_cache_dtype": "bfloat16"}
+    with LLM(str(tmp_path), **options) as llm:
+        answers = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts()], params, use_tqdm=False)
+    assert 1e-7 < largest_error(reference, answers) <= 0.1
+
+
 def test_drafts_are_refused_by_name(tmp_path: Path) -> None:
     made, config = CASES["mamba2"]
     checkpoints.save(checkpoints.make(made, **config), tmp_path)
@@ -84,7 +97,7 @@ def test_a_model_of_states_alone_keeps_the_ids_of_tokens() -> None:
     state, history = made.groups
     assert (made.keeper, history.kind, state.pages) == (1, "history", 64)
     assert made.page_bytes == 4_255_744
-    parts = (StatePart((128, 64, 130), torch.float32),)
+    parts = (StatePart((128, 64, 130)),)
     store = KVStore(lay_out([states(2, 4_259_840)], 16), [0, 0], 4, torch.bfloat16, CPU, [parts, parts])
     assert store.token_of_slot.shape == (4 * history.block_size,)
     assert [cache.entry for cache in store.layers if isinstance(cache, StateCache)] == [0, 1]
@@ -92,7 +105,7 @@ def test_a_model_of_states_alone_keeps_the_ids_of_tokens() -> None:
 
 def test_states_of_layers_do_not_overlap() -> None:
     """A page of three layers' states, and one of the fourth's."""
-    parts = (StatePart((2, 5), torch.float32), StatePart((3, 2), torch.bfloat16))
+    parts = (StatePart((2, 5)), StatePart((3, 2), torch.bfloat16))
     size = sum(part.num_bytes for part in parts)
     made = lay_out([full(1, 1, 24), states(4, size)], 16)
     assert made.states_a_page == 3
