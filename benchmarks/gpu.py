@@ -5,7 +5,7 @@ processes of its own.
                              [--options '{"tensor_parallel_size": 2}'] [--out FOLDER]
 
 A quantized model is a model of its own: "llama-3.1-8b+fp8", "+int4", "+int8", "+fp8_block", which --models takes too;
-"+fp8kv" keeps keys and values in 8 bits: "llama-3.1-8b+fp8+fp8kv".
+"+fp8kv" keeps keys and values in 8 bits, "llama-3.1-8b+fp8+fp8kv", and "+state16" states of scans in 16 bits.
 The first process of a model starts with empty kernel caches: its first token is T6 "cold"; a second process gives
 T6 "warm". How each test is clocked is said in `gpu_child.py`.
 """

@@ -45,7 +45,11 @@ class Bench:
         folder = workloads.write_model_dir(model, Path(tempfile.mkdtemp()) / model)
         if (quantization := workloads.quantization_of(model)) is not None:
             options = {**options, "quantization": quantization}
-        options = {"kv_cache_dtype": workloads.kv_cache_dtype_of(model), **options}
+        kept = {
+            "kv_cache_dtype": workloads.kv_cache_dtype_of(model),
+            "mamba_ssm_cache_dtype": workloads.state_dtype_of(model),
+        }
+        options = {**kept, **options}
         self.llm = LLM(str(folder), load_format="dummy", skip_tokenizer_init=True, **options)
         self.chip = chip.at_hand()  # asks torch, which a start has imported by now: T6 is that of a user's program
 

@@ -124,6 +124,49 @@ MODELS["nemotron-h-8b"] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+MODELS["mamba2-2.7b"] = {  # with another vocabulary, so that all ids of these workloads are in it
+    "torch_dtype": "bfloat16",
+    "architectures": ["Mamba2ForCausalLM"],
+    "model_type": "mamba2",
+    "hidden_size": 2560,
+    "num_hidden_layers": 64,
+    "num_heads": 80,
+    "head_dim": 64,
+    "state_size": 128,
+    "n_groups": 1,
+    "vocab_size": 131072,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+MODELS["qwen3-next-12-layers"] = {  # a quarter of the 80B model's
+    **_SHARED,
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "hidden_size": 2048,
+    "num_hidden_layers": 12,
+    "full_attention_interval": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "intermediate_size": 5632,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "vocab_size": 151936,
+    "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000000.0,
+    "partial_rotary_factor": 0.25,
+    "max_position_embeddings": 262144,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+}
 MODELS["llama-3.2-1b"] = _llama(2048, 8192, 16, 32, 64)
 MODELS["qwen3-1.7b"] = _qwen3(2048, 6144, 28, 16, tied=True)
 MODELS["llama-3.2-3b"] = _llama(3072, 8192, 28, 24, 128)
@@ -306,12 +349,17 @@ BYTES: dict[str | None, float] = {
 
 
 def quantization_of(model: str) -> str | None:
-    return next((name for name in model.split("+")[1:] if name != "fp8kv"), None)
+    return next((name for name in model.split("+")[1:] if name not in ("fp8kv", "state16")), None)
 
 
 def kv_cache_dtype_of(model: str) -> str:
     """ "llama-3.1-8b+fp8+fp8kv" keeps its keys and values in 8 bits."""
     return "fp8" if "fp8kv" in model.split("+") else "auto"
+
+
+def state_dtype_of(model: str) -> str:
+    """ "nemotron-h-8b+state16" keeps the states of scans in 16 bits."""
+    return "bfloat16" if "state16" in model.split("+") else "auto"
 
 
 def write_model_dir(model: str, path: Path, *, tokenizer: bool = False) -> Path:
@@ -445,7 +493,7 @@ def feed_forward(model: str, tokens: int) -> float:
     if not sparse:
         return 3.0 * c["hidden_size"] * c["intermediate_size"]
     experts, top_k, inner = sparse
-    shared = c.get("n_shared_experts", 0)
+    shared = c.get("n_shared_experts", "shared_expert_intermediate_size" in c)
     return c["hidden_size"] * (experts + 3 * inner * (shared + experts_hit(experts, top_k, tokens)))
 
 
@@ -463,29 +511,49 @@ def attention_of(model: str) -> tuple[int, int, int]:
     return weights, rank + rope, heads * (nope + rope + value)
 
 
-def _hybrid(model: str) -> tuple[float, int, int, float]:
-    """Of all layers of a model that has attention in some, state in some: weights, numbers kept of a token, the least
-    products that two tokens make, numbers of a row's state."""
+def _is_hybrid(model: str) -> bool:
+    return bool({"hybrid_override_pattern", "linear_num_value_heads", "state_size"} & config_of(model).keys())
+
+
+def _hybrid(model: str, tokens: int) -> tuple[float, int, int, int]:
+    """Of all layers of a model that has attention in some, state in some: weights that so many tokens meet, numbers
+    kept of a token, the least products that two tokens make, numbers of a row's state."""
     c = config_of(model)
-    kinds = c["hybrid_override_pattern"]
-    (attention, kept, products), full = attention_of(model), kinds.count("*")
-    heads, dim, groups, state = (c[k] for k in ("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size"))
-    inner = heads * dim
-    mamba = c["hidden_size"] * (2 * inner + 2 * groups * state + heads) + inner * c["hidden_size"]
-    feed_forward = 2 * c["hidden_size"] * c["intermediate_size"]
-    weights = full * attention + kinds.count("M") * mamba + kinds.count("-") * feed_forward
-    return weights, full * kept, full * products, kinds.count("M") * inner * state
+    hidden = c["hidden_size"]
+    if "linear_num_value_heads" in c:
+        layers, inner = c["num_hidden_layers"], c["linear_num_value_heads"] * c["linear_value_head_dim"]
+        keys, full = c["linear_num_key_heads"] * c["linear_key_head_dim"], layers // c["full_attention_interval"]
+        mixer = hidden * (2 * keys + 3 * inner + 2 * c["linear_num_value_heads"])
+        others, attention = layers * feed_forward(model, tokens), attention_of(model)
+        gates = hidden * c["num_attention_heads"] * c["head_dim"]  # of what attention makes
+        attention = attention[0] + gates, *attention[1:]
+        with_state, state = layers - full, inner * c["linear_key_head_dim"]
+    else:
+        kinds = c.get("hybrid_override_pattern", "M" * c.get("num_hidden_layers", 0))
+        heads, dim, groups, size = (
+            c[own if own in c else other]
+            for own, other in (
+                ("mamba_num_heads", "num_heads"), ("mamba_head_dim", "head_dim"), ("n_groups", ""),
+                ("ssm_state_size", "state_size"),
+            )
+        )  # fmt: skip
+        full, with_state, inner = kinds.count("*"), kinds.count("M"), heads * dim
+        attention = attention_of(model) if full else (0, 0, 0)
+        mixer = hidden * (2 * inner + 2 * groups * size + heads) + inner * hidden
+        others, state = kinds.count("-") * 2.0 * hidden * c.get("intermediate_size", 0), inner * size
+    weights = full * attention[0] + with_state * mixer + others
+    return weights, full * attention[1], full * attention[2], with_state * state
 
 
 def decode_bytes(model: str, batch: int, context: int) -> tuple[int, int]:
     """(weight bytes, KV bytes) one decode step must read: every weight once, the head but not the embedding; of experts
-    those that the rows' tokens may be thought to hit. A state is read and written, two bytes a number."""
+    those that the rows' tokens may be thought to hit. A state is read and written."""
     c = config_of(model)
     of_number = 1 if kv_cache_dtype_of(model) == "fp8" else 2
-    if "hybrid_override_pattern" in c:
-        every, kept, _, state = _hybrid(model)
-        head = 2 * c["vocab_size"] * c["hidden_size"]
-        return int(2 * every) + head + int(4 * batch * state), batch * context * of_number * kept
+    if _is_hybrid(model):
+        every, kept, _, state = _hybrid(model, batch)
+        head, both = 2 * c["vocab_size"] * c["hidden_size"], 4 if state_dtype_of(model) == "bfloat16" else 8
+        return int(2 * every) + head + both * batch * state, batch * context * of_number * kept
     layers, (weights, kept, _) = c["num_hidden_layers"], attention_of(model)
     layer = weights + int(feed_forward(model, batch))
     moved = int(BYTES[quantization_of(model)] * layers * layer) + 2 * c["vocab_size"] * c["hidden_size"]
@@ -497,8 +565,8 @@ def decode_bytes(model: str, batch: int, context: int) -> tuple[int, int]:
 def prefill_flops(model: str, count: int, length: int) -> float:
     """Matrix and causal-attention operations of `count` prompts; the head once a prompt."""
     c = config_of(model)
-    if "hybrid_override_pattern" in c:
-        every, _, all_products, _ = _hybrid(model)
+    if _is_hybrid(model):
+        every, _, all_products, _ = _hybrid(model, 1)
     else:
         layers, (weights, _, products) = c["num_hidden_layers"], attention_of(model)
         every, all_products = layers * (weights + feed_forward(model, 1)), layers * products
@@ -516,9 +584,9 @@ def seconds_floor(
     """
     weights, kv_token = decode_bytes(model, 1, 1)
     plain, _ = decode_bytes(model.partition("+")[0], 1, 1)  # of experts those that one token goes to
-    hybrid = "hybrid_override_pattern" in config_of(model)
+    hybrid = _is_hybrid(model)
     by_rows = hybrid or experts_of(model) is not None
-    products = _hybrid(model)[2] if hybrid else attention_of(model)[2] * config_of(model)["num_hidden_layers"]
+    products = _hybrid(model, 1)[2] if hybrid else attention_of(model)[2] * config_of(model)["num_hidden_layers"]
     own, outputs = np.array([prompt - shared for prompt, _ in requests]), np.array([output for _, output in requests])
     operations = sum(prefill_flops(model, 1, int(n)) + 2 * products * int(n) * shared for n in own)
     operations += prefill_flops(model, 1, shared) if shared else 0.0
